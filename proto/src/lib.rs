@@ -1,0 +1,23 @@
+//! The gRPC services of kvpool: what `proto/*.proto` say, as generated code. No logic.
+
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; the .proto files carry the documentation"
+)]
+mod generated {
+    tonic::include_proto!("kvpool.v1");
+}
+
+pub use generated::*;
+
+/// The oldest control protocol version spoken here.
+pub const MIN_VERSION: u32 = 1;
+/// The newest control protocol version spoken here.
+pub const VERSION: u32 = 1;
+/// The metadata entry of a failed call that holds its `kvpool_types::Code`, in decimal.
+pub const CODE_METADATA: &str = "kvpool-code";
+/// The largest gRPC message accepted, in bytes. Senders split batches well below it.
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;

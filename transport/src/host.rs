@@ -1,0 +1,123 @@
+//! The trait that a store node implements, and that the serving side of every transport asks before
+//! it touches a byte.
+//!
+//! ```text
+//!  frame in ──► server (tcp/, shm/) ──► Host::admit_* ──► guard ──► bytes move ──► guard dropped
+//! ```
+//!
+//! A guard is the host's record that an extent is being touched: while one lives, the extent cannot
+//! be reported fenced.
+
+use crate::memory::Slice;
+use kvpool_types::wire::data::{Hello, HelloReply, ReadItem};
+use kvpool_types::{
+    Checksum, ClientId, Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, SegmentId,
+};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Why a host refuses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{code}: {message}")]
+pub struct Refused {
+    /// The stable code.
+    pub code: Code,
+    /// The same for people, with the values that matter.
+    pub message: String,
+}
+
+/// Something that can stop the I/O of one connection at once: a TCP server gives one with each
+/// admitted write, so that fencing can end a receive in progress.
+pub trait Abort: Send + Sync {
+    /// Stops the connection's I/O. The guard is dropped soon after.
+    fn abort(&self);
+}
+
+/// A receive into one extent, in progress. Dropping it without [`WriteGuard::finish`] says that the
+/// bytes are not all there.
+pub trait WriteGuard: Send {
+    /// The memory to write, exactly as long as the extent.
+    fn target(&self) -> &Slice;
+    /// Records that all bytes are in place, and their chunk checksums.
+    fn finish(self: Box<Self>, sums: Vec<Checksum>) -> Code;
+}
+
+/// What became of the admission of one write.
+pub enum Admission {
+    /// Write the bytes through the guard.
+    Write(Box<dyn WriteGuard>),
+    /// Skip the bytes and answer with this.
+    Refuse(Refused),
+}
+
+/// The process behind a Unix-socket connection. The host keeps what the process holds until it
+/// gives it up or dies; a closed connection alone frees nothing, since mappings outlive it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Which client it said it is at hello.
+    pub client: ClientId,
+    /// A pidfd of the process: readable once it is gone.
+    pub process: Arc<OwnedFd>,
+    /// Its process id, for messages.
+    pub pid: i32,
+}
+
+/// A store node, as its transports see it. Calls do not block on I/O.
+pub trait Host: Send + Sync + 'static {
+    /// Judges a hello: cluster, versions, checksum algorithm, incarnation, token.
+    fn hello(&self, hello: &Hello) -> Result<HelloReply, Refused>;
+
+    /// The node's present epoch.
+    fn epoch(&self) -> Epoch;
+
+    /// Judges a read and gives the memory to read from, exactly `item.length` long.
+    fn admit_read(
+        &self,
+        epoch: Epoch,
+        incarnation: Incarnation,
+        item: &ReadItem,
+    ) -> Result<Slice, Refused>;
+
+    /// Judges a write that comes over TCP: incarnation, epoch, proof, range, not fenced, not
+    /// written before, no other receive into the extent in progress.
+    fn admit_write(
+        &self,
+        incarnation: Incarnation,
+        grant: &Grant,
+        abort: Arc<dyn Abort>,
+    ) -> Admission;
+
+    /// The chunk checksums of an extent.
+    fn sums(
+        &self,
+        epoch: Epoch,
+        incarnation: Incarnation,
+        extent: &Extent,
+    ) -> Result<Vec<Checksum>, Refused>;
+
+    /// A descriptor of a segment's memory and its size; read-only unless `writable`.
+    fn map(
+        &self,
+        incarnation: Incarnation,
+        segment: SegmentId,
+        writable: bool,
+    ) -> Result<(OwnedFd, Length), Refused>;
+
+    /// Records that `peer` is about to write through its mapping. Judged like [`Host::admit_write`].
+    fn begin_shm_write(&self, peer: &Peer, incarnation: Incarnation, grant: &Grant) -> Code;
+
+    /// Records that `peer` has stopped writing: with all bytes in place when `sums` is not empty.
+    fn end_shm_write(&self, peer: &Peer, grant: GrantId, sums: Vec<Checksum>) -> Code;
+
+    /// Pins an extent for a view.
+    fn pin(&self, peer: &Peer, epoch: Epoch, incarnation: Incarnation, extent: &Extent) -> Code;
+
+    /// Undoes one pin.
+    fn unpin(&self, peer: &Peer, extent: &Extent) -> Code;
+
+    /// Frees all that the process of `peer` holds: called once the process is gone.
+    fn peer_gone(&self, peer: &Peer);
+
+    /// Counts bytes served and taken, for metrics.
+    fn count(&self, read: Length, written: Length);
+}

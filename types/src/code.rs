@@ -1,0 +1,131 @@
+//! The stable codes of every outcome that crosses a wire. Programs match on these, never on text.
+
+use std::fmt;
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $label:literal, $retry:literal;)*) => {
+        /// One outcome, the same number on every wire and in every version.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u16)]
+        pub enum Code {
+            $($(#[$doc])* $name = $number,)*
+        }
+
+        impl Code {
+            /// Every code there is, in order of its number.
+            pub const ALL: &[Code] = &[$(Code::$name,)*];
+
+            /// The code that a wire number names; `None` for one that this version does not know.
+            pub const fn from_wire(raw: u16) -> Option<Self> {
+                match raw {
+                    $($number => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// The code's short name, for logs, labels and JSON.
+            pub const fn label(self) -> &'static str {
+                match self {
+                    $(Self::$name => $label,)*
+                }
+            }
+
+            /// Whether the same call may succeed later with nothing changed by the caller.
+            pub const fn is_retryable(self) -> bool {
+                match self {
+                    $(Self::$name => $retry,)*
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    /// Done.
+    Ok = 0, "ok", false;
+    /// The key is present already; the put moved nothing.
+    Exists = 1, "exists", false;
+    /// The key is absent.
+    Missing = 2, "missing", false;
+    /// An argument is outside its documented range.
+    InvalidArgument = 3, "invalid_argument", false;
+    /// The namespace has not been created.
+    UnknownNamespace = 4, "unknown_namespace", false;
+    /// The two sides share no protocol version.
+    VersionMismatch = 5, "version_mismatch", false;
+    /// The other side belongs to another cluster.
+    WrongCluster = 6, "wrong_cluster", false;
+    /// The frame or message cannot be read.
+    Malformed = 7, "malformed", false;
+    /// The frame or message is larger than the agreed limit.
+    Oversized = 8, "oversized", false;
+    /// The block is larger than the pool takes.
+    TooLarge = 9, "too_large", false;
+    /// No room, and none could be made within the timeout.
+    Full = 10, "full", true;
+    /// No store node is there to hold blocks.
+    NoNodes = 11, "no_nodes", true;
+    /// Another client is writing the key.
+    InProgress = 12, "in_progress", true;
+    /// A lease or a pin protects the block; `force` would override it.
+    Leased = 13, "leased", true;
+    /// The grant has expired, was revoked, or is fenced.
+    GrantEnded = 14, "grant_ended", true;
+    /// The grant's proof does not match.
+    GrantRefused = 15, "grant_refused", false;
+    /// The request carries an epoch that is over.
+    StaleEpoch = 16, "stale_epoch", true;
+    /// The request names another incarnation of the node.
+    WrongIncarnation = 17, "wrong_incarnation", true;
+    /// The range lies outside the extent or the segment.
+    OutOfRange = 18, "out_of_range", false;
+    /// The lease has run out.
+    LeaseEnded = 19, "lease_ended", true;
+    /// The bytes do not match their checksum.
+    ChecksumMismatch = 20, "checksum_mismatch", true;
+    /// The grant has been written through before.
+    AlreadyWritten = 21, "already_written", false;
+    /// The other side is shutting down.
+    Draining = 22, "draining", true;
+    /// The client holds as much as it may.
+    TooManyHeld = 23, "too_many_held", true;
+    /// The node's incarnation was dropped: it must come back as a new one.
+    IncarnationDropped = 24, "incarnation_dropped", false;
+    /// This master is not the leader.
+    NotLeader = 25, "not_leader", true;
+    /// The peer cannot be reached, or went away.
+    Unreachable = 26, "unreachable", true;
+    /// The deadline passed.
+    DeadlineExceeded = 27, "deadline_exceeded", true;
+    /// The metadata store failed.
+    StoreFailed = 28, "store_failed", true;
+    /// A fault in kvpool itself.
+    Internal = 29, "internal", false;
+}
+
+impl Code {
+    /// The number that stands for the code on every wire.
+    pub const fn to_wire(self) -> u16 {
+        self as u16
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_dense_and_round_trip() {
+        for (number, code) in (0u16..).zip(Code::ALL) {
+            assert_eq!(code.to_wire(), number);
+            assert_eq!(Code::from_wire(number), Some(*code));
+        }
+        assert_eq!(Code::from_wire(u16::MAX), None);
+    }
+}

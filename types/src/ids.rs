@@ -1,0 +1,119 @@
+//! Newtypes for every id, offset, length and epoch, so that none is taken for another.
+
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $inner:ty, $format:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, $format, self.0)
+            }
+        }
+
+        impl From<$inner> for $name {
+            fn from(raw: $inner) -> Self {
+                Self(raw)
+            }
+        }
+    };
+}
+
+macro_rules! wide_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        id!($(#[$doc])* $name, u128, "{:032x}");
+
+        impl $name {
+            /// The 16 bytes that stand for the id on a wire, little-endian.
+            pub const fn to_bytes(self) -> [u8; 16] {
+                self.0.to_le_bytes()
+            }
+
+            /// The id that `bytes` stand for; `None` unless there are exactly 16.
+            pub fn from_slice(bytes: &[u8]) -> Option<Self> {
+                Some(Self(u128::from_le_bytes(bytes.try_into().ok()?)))
+            }
+        }
+    };
+}
+
+wide_id!(
+    /// One pool: the master's store makes it once, and nobody talks across it.
+    ClusterId
+);
+wide_id!(
+    /// One life of one store node's process. A new life has lost its DRAM blocks.
+    Incarnation
+);
+wide_id!(
+    /// One life of one client.
+    ClientId
+);
+wide_id!(
+    /// One boot of one machine: two processes with the same one may share memory.
+    HostId
+);
+id!(
+    /// The number of a leader's term; it only grows.
+    Epoch, u64, "{}"
+);
+id!(
+    /// A segment, numbered by the master and never reused.
+    SegmentId, u32, "{}"
+);
+id!(
+    /// A right to write one extent. Unique within its epoch.
+    GrantId, u64, "{}"
+);
+id!(
+    /// One committed value of one key: it is the id of the grants it was written under, so it grows
+    /// with every commit.
+    Version, u64, "{}"
+);
+id!(
+    /// A distance in bytes from a segment's start.
+    Offset, u64, "{}"
+);
+id!(
+    /// A number of bytes.
+    Length, u64, "{}"
+);
+
+impl Length {
+    /// The number of 64 KiB chunks that hold this many bytes.
+    pub const fn chunks(self) -> u64 {
+        self.0.div_ceil(crate::CHUNK)
+    }
+
+    /// The length as an index type, on the 64-bit machines that kvpool runs on.
+    pub const fn as_usize(self) -> usize {
+        const { assert!(usize::BITS == 64, "kvpool needs a 64-bit machine") };
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "usize has 64 bits, asserted above"
+        )]
+        {
+            self.0 as usize
+        }
+    }
+}
+
+impl Offset {
+    /// The offset as an index type, on the 64-bit machines that kvpool runs on.
+    pub const fn as_usize(self) -> usize {
+        Length(self.0).as_usize()
+    }
+}
+
+/// The name of a store node, stable over its lives.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeName(pub String);
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

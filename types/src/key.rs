@@ -1,0 +1,209 @@
+//! What names a block.
+//!
+//! A key is a string of 1 byte to 1 KiB. One that contains 64 lower-case hex digits (a SHA-256) is
+//! held as those 32 bytes between a prefix and a suffix, which many keys share; any other is held as
+//! it is. A block of kvpool's own chains ([`crate::chain`]) is a digest with neither.
+
+use std::fmt;
+
+/// The longest key, in bytes of its string form.
+pub const MAX_KEY_BYTES: usize = 1024;
+
+const HEX_DIGITS: usize = 64;
+
+/// A SHA-256.
+pub type Digest = [u8; 32];
+
+/// Why a string is no key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The empty string names nothing.
+    #[error("a key has at least one byte")]
+    Empty,
+    /// The string is over [`MAX_KEY_BYTES`].
+    #[error("a key has at most {MAX_KEY_BYTES} bytes, this one has {0}")]
+    TooLong(usize),
+}
+
+/// A key that borrows its parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeyRef<'a> {
+    /// A digest between a prefix and a suffix.
+    Digest {
+        /// What stands before the digest's 64 hex digits.
+        prefix: &'a str,
+        /// What stands after them.
+        suffix: &'a str,
+        /// The digest.
+        digest: &'a Digest,
+    },
+    /// A string without a digest.
+    Text(&'a str),
+}
+
+/// A key that owns its parts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key(Repr);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Repr {
+    Digest {
+        digest: Digest,
+        affixes: Option<Box<(Box<str>, Box<str>)>>,
+    },
+    Text(Box<str>),
+}
+
+impl Key {
+    /// The key of a block of kvpool's own chains.
+    pub const fn from_digest(digest: Digest) -> Self {
+        Self(Repr::Digest {
+            digest,
+            affixes: None,
+        })
+    }
+
+    /// The key that a string names.
+    pub fn parse(text: &str) -> Result<Self, KeyError> {
+        if text.is_empty() {
+            return Err(KeyError::Empty);
+        }
+        if text.len() > MAX_KEY_BYTES {
+            return Err(KeyError::TooLong(text.len()));
+        }
+        Ok(match split_digest(text) {
+            Some((prefix, digest, suffix)) => KeyRef::Digest {
+                prefix,
+                suffix,
+                digest: &digest,
+            }
+            .to_key(),
+            None => Self(Repr::Text(text.into())),
+        })
+    }
+
+    /// The key's parts.
+    pub fn as_ref(&self) -> KeyRef<'_> {
+        match &self.0 {
+            Repr::Digest {
+                digest,
+                affixes: None,
+            } => KeyRef::Digest {
+                prefix: "",
+                suffix: "",
+                digest,
+            },
+            Repr::Digest {
+                digest,
+                affixes: Some(affixes),
+            } => KeyRef::Digest {
+                prefix: &affixes.0,
+                suffix: &affixes.1,
+                digest,
+            },
+            Repr::Text(text) => KeyRef::Text(text),
+        }
+    }
+}
+
+impl KeyRef<'_> {
+    /// A key that owns copies of the parts.
+    pub fn to_key(self) -> Key {
+        Key(match self {
+            Self::Digest {
+                prefix: "",
+                suffix: "",
+                digest,
+            } => Repr::Digest {
+                digest: *digest,
+                affixes: None,
+            },
+            Self::Digest {
+                prefix,
+                suffix,
+                digest,
+            } => Repr::Digest {
+                digest: *digest,
+                affixes: Some(Box::new((prefix.into(), suffix.into()))),
+            },
+            Self::Text(text) => Repr::Text(text.into()),
+        })
+    }
+
+    /// The bytes of the key's string form.
+    pub fn text_len(&self) -> usize {
+        match self {
+            Self::Digest { prefix, suffix, .. } => prefix.len() + HEX_DIGITS + suffix.len(),
+            Self::Text(text) => text.len(),
+        }
+    }
+}
+
+impl fmt::Display for KeyRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Digest {
+                prefix,
+                suffix,
+                digest,
+            } => {
+                f.write_str(prefix)?;
+                for byte in digest.iter() {
+                    write!(f, "{byte:02x}")?;
+                }
+                f.write_str(suffix)
+            }
+            Self::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_ref().fmt(f)
+    }
+}
+
+impl std::str::FromStr for Key {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        Self::parse(text)
+    }
+}
+
+/// Cuts `text` at its first run of 64 lower-case hex digits.
+fn split_digest(text: &str) -> Option<(&str, Digest, &str)> {
+    let mut run = 0;
+    for (at, byte) in text.bytes().enumerate() {
+        run = if nibble(byte).is_some() { run + 1 } else { 0 };
+        if run == HEX_DIGITS {
+            let (head, suffix) = text.split_at(at + 1);
+            let (prefix, hex) = head.split_at(at + 1 - HEX_DIGITS);
+            return Some((prefix, parse_hex(hex)?, suffix));
+        }
+    }
+    None
+}
+
+/// Whether `text` would be held as a digest: such a key has one form on a wire, not two.
+pub(crate) fn holds_digest(text: &str) -> bool {
+    split_digest(text).is_some()
+}
+
+fn parse_hex(hex: &str) -> Option<Digest> {
+    let mut digest = [0; 32];
+    for (byte, pair) in digest.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+        *byte = nibble(*pair.first()?)? << 4 | nibble(*pair.last()?)?;
+    }
+    Some(digest)
+}
+
+const fn nibble(byte: u8) -> Option<u8> {
+    match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    }
+}

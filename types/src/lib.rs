@@ -1,0 +1,25 @@
+//! The words of kvpool as types: keys and chains, ids, extents, grants, epochs, stable codes and
+//! the codecs of what crosses a wire.
+//!
+//! Everything here is pure: no I/O, no clock, no randomness, no unsafe code. Every other crate
+//! depends on this one, and this one on none of them.
+
+#![forbid(unsafe_code)]
+
+pub mod checksum;
+pub mod code;
+pub mod extent;
+pub mod grant;
+pub mod ids;
+pub mod key;
+pub mod wire;
+
+pub use checksum::{CHUNK, Checksum, ChecksumAlgorithm};
+pub use code::Code;
+pub use extent::Extent;
+pub use grant::{Grant, GrantKey};
+pub use ids::{
+    ClientId, ClusterId, Epoch, GrantId, HostId, Incarnation, Length, NodeName, Offset, SegmentId,
+    Version,
+};
+pub use key::{Key, KeyRef};

@@ -1,0 +1,469 @@
+//! The meta parts of data frames.
+
+use super::{DecodeError, Reader, reader::put_str16};
+use crate::grant::MAC_BYTES;
+use crate::{
+    Checksum, ClientId, ClusterId, Code, Epoch, Extent, Grant, GrantId, HostId, Incarnation,
+    Length, NodeName, Offset, SegmentId,
+};
+
+/// The most extents that one frame names.
+pub const MAX_ITEMS: u32 = 4096;
+
+/// A part that can be written to and read from a frame's meta.
+pub trait Meta: Sized {
+    /// Appends the part's bytes.
+    fn encode(&self, out: &mut Vec<u8>);
+    /// Reads the part from all of `bytes`.
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError>;
+
+    /// The part's bytes.
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.encode(&mut out);
+        out
+    }
+}
+
+/// Opens a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The oldest version that the client speaks.
+    pub min_version: u16,
+    /// The newest version that the client speaks.
+    pub max_version: u16,
+    /// The pool that it means.
+    pub cluster: ClusterId,
+    /// Which client it is.
+    pub client: ClientId,
+    /// The life of the node that it means; zero for whichever there is.
+    pub incarnation: Incarnation,
+    /// The wire number of its checksum algorithm.
+    pub checksum_algorithm: u8,
+    /// What proves that it may connect; empty while authentication is off.
+    pub token: String,
+}
+
+impl Meta for Hello {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.min_version.to_le_bytes());
+        out.extend_from_slice(&self.max_version.to_le_bytes());
+        out.extend_from_slice(&self.cluster.to_bytes());
+        out.extend_from_slice(&self.client.to_bytes());
+        out.extend_from_slice(&self.incarnation.to_bytes());
+        out.push(self.checksum_algorithm);
+        put_str16(out, &self.token);
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "hello");
+        let hello = Self {
+            min_version: r.u16()?,
+            max_version: r.u16()?,
+            cluster: ClusterId(r.u128()?),
+            client: ClientId(r.u128()?),
+            incarnation: Incarnation(r.u128()?),
+            checksum_algorithm: r.u8()?,
+            token: r.str16()?.to_owned(),
+        };
+        r.finish()?;
+        Ok(hello)
+    }
+}
+
+/// Answers a hello.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HelloReply {
+    /// The version that both sides will speak.
+    pub version: u16,
+    /// The pool that the node belongs to.
+    pub cluster: ClusterId,
+    /// The node's name.
+    pub node: NodeName,
+    /// The node's present life.
+    pub incarnation: Incarnation,
+    /// The machine it runs on.
+    pub host: HostId,
+    /// The wire number of its checksum algorithm.
+    pub checksum_algorithm: u8,
+}
+
+impl Meta for HelloReply {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.version.to_le_bytes());
+        out.extend_from_slice(&self.cluster.to_bytes());
+        put_str16(out, &self.node.0);
+        out.extend_from_slice(&self.incarnation.to_bytes());
+        out.extend_from_slice(&self.host.to_bytes());
+        out.push(self.checksum_algorithm);
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "hello reply");
+        let reply = Self {
+            version: r.u16()?,
+            cluster: ClusterId(r.u128()?),
+            node: NodeName(r.str16()?.to_owned()),
+            incarnation: Incarnation(r.u128()?),
+            host: HostId(r.u128()?),
+            checksum_algorithm: r.u8()?,
+        };
+        r.finish()?;
+        Ok(reply)
+    }
+}
+
+/// One range of one extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadItem {
+    /// The whole extent, as the master named it.
+    pub extent: Extent,
+    /// Where in the extent to begin.
+    pub from: Offset,
+    /// How many bytes to read.
+    pub length: Length,
+}
+
+/// Asks for ranges of extents of one incarnation. The payload of the answer holds the bytes of the
+/// items whose status is ok, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// The life of the node that holds them.
+    pub incarnation: Incarnation,
+    /// The ranges.
+    pub items: Vec<ReadItem>,
+}
+
+impl Meta for ReadRequest {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.incarnation.to_bytes());
+        put_count(out, self.items.len());
+        for item in &self.items {
+            put_extent(out, &item.extent);
+            out.extend_from_slice(&item.from.0.to_le_bytes());
+            out.extend_from_slice(&item.length.0.to_le_bytes());
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "read request");
+        let incarnation = Incarnation(r.u128()?);
+        let items = list(&mut r, |r| {
+            Ok(ReadItem {
+                extent: extent(r)?,
+                from: Offset(r.u64()?),
+                length: Length(r.u64()?),
+            })
+        })?;
+        r.finish()?;
+        Ok(Self { incarnation, items })
+    }
+}
+
+/// Writes, or announces writes of, whole extents. On TCP the payload holds, for each grant in
+/// order, the block's bytes and then the checksums (8 bytes each) of its 64 KiB chunks, so that a
+/// sender can compute them as it sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WriteRequest {
+    /// The life of the node that is to take them.
+    pub incarnation: Incarnation,
+    /// The rights to write, one an extent.
+    pub grants: Vec<Grant>,
+}
+
+impl WriteRequest {
+    /// The payload that must follow on TCP, in bytes; `None` when it overflows.
+    pub fn payload_bytes(&self) -> Option<u64> {
+        self.grants.iter().try_fold(0u64, |sum, grant| {
+            let length = grant.extent.length;
+            sum.checked_add(length.0)?.checked_add(length.chunks() * 8)
+        })
+    }
+}
+
+impl Meta for WriteRequest {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.incarnation.to_bytes());
+        put_count(out, self.grants.len());
+        for grant in &self.grants {
+            put_extent(out, &grant.extent);
+            out.extend_from_slice(&grant.epoch.0.to_le_bytes());
+            out.extend_from_slice(&grant.id.0.to_le_bytes());
+            out.extend_from_slice(&grant.mac);
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "write request");
+        let incarnation = Incarnation(r.u128()?);
+        let grants = list(&mut r, |r| {
+            Ok(Grant {
+                extent: extent(r)?,
+                epoch: Epoch(r.u64()?),
+                id: GrantId(r.u64()?),
+                mac: *r.array::<MAC_BYTES>()?,
+            })
+        })?;
+        r.finish()?;
+        Ok(Self {
+            incarnation,
+            grants,
+        })
+    }
+}
+
+/// Ends announced writes through shared memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WriteEnd {
+    /// Each ended grant with the checksums of the chunks written; none when the write was given up.
+    pub items: Vec<(GrantId, Vec<Checksum>)>,
+}
+
+impl Meta for WriteEnd {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_count(out, self.items.len());
+        for (grant, sums) in &self.items {
+            out.extend_from_slice(&grant.0.to_le_bytes());
+            put_sums(out, sums);
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "write end");
+        let items = list(&mut r, |r| Ok((GrantId(r.u64()?), sums(r)?)))?;
+        r.finish()?;
+        Ok(Self { items })
+    }
+}
+
+/// Pins or unpins extents of one incarnation for views. A pin is held by the connection's client
+/// until it is undone or the client's process is gone; pins of one extent count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinRequest {
+    /// The life of the node that holds them.
+    pub incarnation: Incarnation,
+    /// The extents.
+    pub extents: Vec<Extent>,
+}
+
+impl Meta for PinRequest {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.incarnation.to_bytes());
+        put_count(out, self.extents.len());
+        for extent in &self.extents {
+            put_extent(out, extent);
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "pin request");
+        let incarnation = Incarnation(r.u128()?);
+        let extents = list(&mut r, extent)?;
+        r.finish()?;
+        Ok(Self {
+            incarnation,
+            extents,
+        })
+    }
+}
+
+/// Asks for the memory of one segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapRequest {
+    /// The life of the node that holds it.
+    pub incarnation: Incarnation,
+    /// The segment.
+    pub segment: SegmentId,
+    /// Whether the mapping is to be written through; else the descriptor is read-only.
+    pub writable: bool,
+}
+
+impl Meta for MapRequest {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.incarnation.to_bytes());
+        out.extend_from_slice(&self.segment.0.to_le_bytes());
+        out.push(self.writable.into());
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "map request");
+        let request = Self {
+            incarnation: Incarnation(r.u128()?),
+            segment: SegmentId(r.u32()?),
+            writable: match r.u8()? {
+                0 => false,
+                1 => true,
+                other => {
+                    return Err(DecodeError::BadValue {
+                        what: "writable",
+                        value: other.into(),
+                    });
+                }
+            },
+        };
+        r.finish()?;
+        Ok(request)
+    }
+}
+
+/// Answers a map request; the file descriptor comes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapReply {
+    /// The bytes of the segment.
+    pub size: Length,
+}
+
+impl Meta for MapReply {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.size.0.to_le_bytes());
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "map reply");
+        let size = Length(r.u64()?);
+        r.finish()?;
+        Ok(Self { size })
+    }
+}
+
+/// One outcome for each item of a request, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statuses(pub Vec<Code>);
+
+impl Meta for Statuses {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_count(out, self.0.len());
+        for code in &self.0 {
+            out.extend_from_slice(&code.to_wire().to_le_bytes());
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "statuses");
+        let codes = list(&mut r, code)?;
+        r.finish()?;
+        Ok(Self(codes))
+    }
+}
+
+/// The chunk checksums of each asked extent, as its writer gave them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SumsReply(pub Vec<Result<Vec<Checksum>, Code>>);
+
+impl Meta for SumsReply {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_count(out, self.0.len());
+        for item in &self.0 {
+            let code = item.as_ref().err().copied().unwrap_or(Code::Ok);
+            out.extend_from_slice(&code.to_wire().to_le_bytes());
+            put_sums(out, item.as_deref().unwrap_or_default());
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "sums reply");
+        let items = list(&mut r, |r| {
+            let code = code(r)?;
+            let sums = sums(r)?;
+            Ok(if code == Code::Ok {
+                Ok(sums)
+            } else {
+                Err(code)
+            })
+        })?;
+        r.finish()?;
+        Ok(Self(items))
+    }
+}
+
+/// Answers a request that failed as a whole; the connection ends after it when the code says that
+/// the frame could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What happened.
+    pub code: Code,
+    /// The same for people, with the values that matter.
+    pub message: String,
+}
+
+impl Meta for Failure {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.code.to_wire().to_le_bytes());
+        put_str16(out, &self.message);
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "failure");
+        let failure = Self {
+            code: code(&mut r)?,
+            message: r.str16()?.to_owned(),
+        };
+        r.finish()?;
+        Ok(failure)
+    }
+}
+
+fn put_count(out: &mut Vec<u8>, count: usize) {
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    out.extend_from_slice(&count.to_le_bytes());
+}
+
+fn put_extent(out: &mut Vec<u8>, extent: &Extent) {
+    out.extend_from_slice(&extent.segment.0.to_le_bytes());
+    out.extend_from_slice(&extent.offset.0.to_le_bytes());
+    out.extend_from_slice(&extent.length.0.to_le_bytes());
+}
+
+fn put_sums(out: &mut Vec<u8>, sums: &[Checksum]) {
+    put_count(out, sums.len());
+    for sum in sums {
+        out.extend_from_slice(&sum.0.to_le_bytes());
+    }
+}
+
+fn list<'a, T>(
+    r: &mut Reader<'a>,
+    mut item: impl FnMut(&mut Reader<'a>) -> Result<T, DecodeError>,
+) -> Result<Vec<T>, DecodeError> {
+    let count = r.u32()?;
+    if count > MAX_ITEMS {
+        return Err(DecodeError::Oversized {
+            what: "item count",
+            size: count.into(),
+            limit: MAX_ITEMS.into(),
+        });
+    }
+    (0..count).map(|_| item(r)).collect()
+}
+
+fn extent(r: &mut Reader<'_>) -> Result<Extent, DecodeError> {
+    let extent = Extent {
+        segment: SegmentId(r.u32()?),
+        offset: Offset(r.u64()?),
+        length: Length(r.u64()?),
+    };
+    match extent.end() {
+        Some(_) => Ok(extent),
+        None => Err(DecodeError::BadValue {
+            what: "extent end",
+            value: extent.length.0,
+        }),
+    }
+}
+
+fn sums(r: &mut Reader<'_>) -> Result<Vec<Checksum>, DecodeError> {
+    // Bounded by the meta limit, not by MAX_ITEMS: a large block has many chunks.
+    let count = r.u32()?;
+    if u64::from(count) * 8 > r.remaining() as u64 {
+        return Err(DecodeError::Truncated { what: "checksums" });
+    }
+    (0..count).map(|_| r.u64().map(Checksum)).collect()
+}
+
+fn code(r: &mut Reader<'_>) -> Result<Code, DecodeError> {
+    let raw = r.u16()?;
+    Code::from_wire(raw).ok_or(DecodeError::BadValue {
+        what: "code",
+        value: raw.into(),
+    })
+}

@@ -1,0 +1,166 @@
+//! The frame of the data port and of the Unix socket.
+//!
+//! ```text
+//! header (40 bytes) | meta (fields of the operation) | payload (bytes of blocks)
+//! ```
+//!
+//! An answer carries its request's id, so that requests can be pipelined; answers to one connection
+//! may come in any order. Payload follows on TCP only.
+
+use super::{DecodeError, Reader};
+use crate::Epoch;
+
+/// The first four bytes of every frame: "KVP1".
+pub const MAGIC: u32 = u32::from_le_bytes(*b"KVP1");
+/// The oldest data-port protocol version spoken here.
+pub const MIN_VERSION: u16 = 1;
+/// The newest data-port protocol version spoken here.
+pub const VERSION: u16 = 1;
+/// The bytes of a header.
+pub const HEADER_BYTES: usize = 40;
+/// The largest meta part, in bytes.
+pub const MAX_META_BYTES: u64 = 4 << 20;
+/// The largest payload, in bytes: what is larger travels in several frames.
+pub const MAX_PAYLOAD_BYTES: u64 = 1 << 30;
+
+/// What a frame asks or answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Op {
+    /// Opens a connection: [`super::data::Hello`].
+    Hello = 1,
+    /// Reads ranges of extents: [`super::data::ReadRequest`].
+    Read = 2,
+    /// Writes whole extents under grants: [`super::data::WriteRequest`], payload behind it.
+    Write = 3,
+    /// Asks for a segment's memory (Unix socket): [`super::data::MapRequest`]. The answer carries a
+    /// file descriptor.
+    Map = 4,
+    /// Announces writes through shared memory: [`super::data::WriteRequest`].
+    WriteBegin = 5,
+    /// Ends announced writes: [`super::data::WriteEnd`].
+    WriteEnd = 6,
+    /// Pins extents for views: [`super::data::PinRequest`].
+    Pin = 7,
+    /// Ends pins: [`super::data::PinRequest`] with the same extents.
+    Unpin = 8,
+    /// Asks for the chunk checksums of extents: [`super::data::ReadRequest`], no payload comes back.
+    Sums = 9,
+    /// Nothing but an answer.
+    Ping = 10,
+    /// Answers [`Op::Hello`]: [`super::data::HelloReply`].
+    HelloReply = 65,
+    /// Answers a request for several extents: [`super::data::Statuses`], and for reads the bytes.
+    Statuses = 66,
+    /// Answers [`Op::Sums`]: [`super::data::SumsReply`].
+    SumsReply = 67,
+    /// Answers [`Op::Map`]: [`super::data::MapReply`].
+    MapReply = 68,
+    /// Answers [`Op::Ping`].
+    Pong = 69,
+    /// Answers any request that failed as a whole: [`super::data::Failure`].
+    Failure = 70,
+}
+
+impl Op {
+    /// The operation that a wire number names.
+    pub const fn from_wire(raw: u16) -> Option<Self> {
+        Some(match raw {
+            1 => Self::Hello,
+            2 => Self::Read,
+            3 => Self::Write,
+            4 => Self::Map,
+            5 => Self::WriteBegin,
+            6 => Self::WriteEnd,
+            7 => Self::Pin,
+            8 => Self::Unpin,
+            9 => Self::Sums,
+            10 => Self::Ping,
+            65 => Self::HelloReply,
+            66 => Self::Statuses,
+            67 => Self::SumsReply,
+            68 => Self::MapReply,
+            69 => Self::Pong,
+            70 => Self::Failure,
+            _ => return None,
+        })
+    }
+}
+
+/// The fixed head of every frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The protocol version of the sender.
+    pub version: u16,
+    /// What the frame is.
+    pub op: Op,
+    /// The asker's number for the request; an answer repeats it.
+    pub request: u64,
+    /// The sender's epoch: the one its locations or grants come from.
+    pub epoch: Epoch,
+    /// The bytes of the meta part.
+    pub meta: u32,
+    /// The bytes of the payload.
+    pub payload: u64,
+}
+
+impl Header {
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut out = [0; HEADER_BYTES];
+        out[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        out[4..6].copy_from_slice(&self.version.to_le_bytes());
+        out[6..8].copy_from_slice(&(self.op as u16).to_le_bytes());
+        out[8..16].copy_from_slice(&self.request.to_le_bytes());
+        out[16..24].copy_from_slice(&self.epoch.0.to_le_bytes());
+        out[24..28].copy_from_slice(&self.meta.to_le_bytes());
+        // Bytes 28 to 32 are reserved and zero.
+        out[32..40].copy_from_slice(&self.payload.to_le_bytes());
+        out
+    }
+
+    /// Reads a header and checks it against the limits.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(bytes, "frame header");
+        let magic = reader.u32()?;
+        if magic != MAGIC {
+            return Err(DecodeError::BadMagic(magic));
+        }
+        let version = reader.u16()?;
+        if !(MIN_VERSION..=VERSION).contains(&version) {
+            return Err(DecodeError::VersionMismatch {
+                theirs: version,
+                ours_min: MIN_VERSION,
+                ours_max: VERSION,
+            });
+        }
+        let op = reader.u16()?;
+        let op = Op::from_wire(op).ok_or(DecodeError::BadValue {
+            what: "operation",
+            value: op.into(),
+        })?;
+        let request = reader.u64()?;
+        let epoch = Epoch(reader.u64()?);
+        let meta = reader.u32()?;
+        let _reserved = reader.u32()?;
+        let payload = reader.u64()?;
+        limit("frame meta", meta.into(), MAX_META_BYTES)?;
+        limit("frame payload", payload, MAX_PAYLOAD_BYTES)?;
+        Ok(Self {
+            version,
+            op,
+            request,
+            epoch,
+            meta,
+            payload,
+        })
+    }
+}
+
+const fn limit(what: &'static str, size: u64, limit: u64) -> Result<(), DecodeError> {
+    if size > limit {
+        Err(DecodeError::Oversized { what, size, limit })
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,228 @@
+//! Keys packed for a message: runs of keys that share their prefix and suffix.
+//!
+//! ```text
+//! batch = run*
+//! run   = 1 u32:count str16:prefix str16:suffix (32-byte digest)*count
+//!       | 2 u32:count (str16:text)*count
+//! ```
+//!
+//! A batch of kvpool's own block keys is one run: 32 bytes a key and 9 more.
+
+use super::{DecodeError, Reader, reader::put_str16};
+use crate::key::{Key, KeyRef, MAX_KEY_BYTES};
+
+const DIGESTS: u8 = 1;
+const TEXTS: u8 = 2;
+const COUNT_BYTES: usize = 4;
+
+/// Packs keys in order.
+#[derive(Clone, Debug, Default)]
+pub struct Packer {
+    out: Vec<u8>,
+    open: Option<OpenRun>,
+}
+
+#[derive(Clone, Debug)]
+struct OpenRun {
+    count_at: usize,
+    count: u32,
+    /// Where the shared prefix and suffix of a digest run stand in `out`; `None` for texts.
+    affixes: Option<(std::ops::Range<usize>, std::ops::Range<usize>)>,
+}
+
+impl Packer {
+    /// Appends one key.
+    pub fn push(&mut self, key: KeyRef<'_>) {
+        if !self.fits_open_run(key) {
+            self.open_run(key);
+        }
+        let run = self
+            .open
+            .as_mut()
+            .expect("invariant: a run was just opened");
+        run.count += 1;
+        self.out[run.count_at..run.count_at + COUNT_BYTES]
+            .copy_from_slice(&run.count.to_le_bytes());
+        match key {
+            KeyRef::Digest { digest, .. } => self.out.extend_from_slice(digest),
+            KeyRef::Text(text) => put_str16(&mut self.out, text),
+        }
+    }
+
+    /// The packed bytes.
+    pub fn finish(self) -> Vec<u8> {
+        self.out
+    }
+
+    /// The bytes packed so far.
+    pub fn len(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Whether nothing was packed.
+    pub fn is_empty(&self) -> bool {
+        self.out.is_empty()
+    }
+
+    fn fits_open_run(&self, key: KeyRef<'_>) -> bool {
+        match (&self.open, key) {
+            (
+                Some(OpenRun {
+                    affixes: Some((pre, suf)),
+                    ..
+                }),
+                KeyRef::Digest { prefix, suffix, .. },
+            ) => {
+                &self.out[pre.clone()] == prefix.as_bytes()
+                    && &self.out[suf.clone()] == suffix.as_bytes()
+            }
+            (Some(OpenRun { affixes: None, .. }), KeyRef::Text(_)) => true,
+            _ => false,
+        }
+    }
+
+    fn open_run(&mut self, key: KeyRef<'_>) {
+        self.out.push(if matches!(key, KeyRef::Text(_)) {
+            TEXTS
+        } else {
+            DIGESTS
+        });
+        let count_at = self.out.len();
+        self.out.extend_from_slice(&[0; COUNT_BYTES]);
+        let affixes = match key {
+            KeyRef::Digest { prefix, suffix, .. } => {
+                Some((self.put_affix(prefix), self.put_affix(suffix)))
+            }
+            KeyRef::Text(_) => None,
+        };
+        self.open = Some(OpenRun {
+            count_at,
+            count: 0,
+            affixes,
+        });
+    }
+
+    fn put_affix(&mut self, affix: &str) -> std::ops::Range<usize> {
+        put_str16(&mut self.out, affix);
+        self.out.len() - affix.len()..self.out.len()
+    }
+}
+
+/// Packs keys in order.
+pub fn pack<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Vec<u8> {
+    let mut packer = Packer::default();
+    for key in keys {
+        packer.push(key.as_ref());
+    }
+    packer.finish()
+}
+
+/// Reads packed keys in order, without copying any. Ends after the first error.
+#[derive(Clone, Debug)]
+pub struct Keys<'a> {
+    reader: Reader<'a>,
+    run: Run<'a>,
+    failed: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Run<'a> {
+    Digests {
+        left: u32,
+        prefix: &'a str,
+        suffix: &'a str,
+    },
+    Texts {
+        left: u32,
+    },
+}
+
+/// Reads the keys that `packed` holds.
+pub const fn unpack(packed: &[u8]) -> Keys<'_> {
+    Keys {
+        reader: Reader::new(packed, "keys"),
+        run: Run::Texts { left: 0 },
+        failed: false,
+    }
+}
+
+impl<'a> Keys<'a> {
+    fn read(&mut self) -> Result<Option<KeyRef<'a>>, DecodeError> {
+        loop {
+            match &mut self.run {
+                Run::Digests {
+                    left,
+                    prefix,
+                    suffix,
+                } if *left > 0 => {
+                    *left -= 1;
+                    let digest = self.reader.array()?;
+                    return Ok(Some(KeyRef::Digest {
+                        prefix,
+                        suffix,
+                        digest,
+                    }));
+                }
+                Run::Texts { left } if *left > 0 => {
+                    *left -= 1;
+                    let text = self.reader.str16()?;
+                    check_len(text.len())?;
+                    if crate::key::holds_digest(text) {
+                        return Err(DecodeError::BadValue {
+                            what: "text key with a digest",
+                            value: 0,
+                        });
+                    }
+                    return Ok(Some(KeyRef::Text(text)));
+                }
+                _ if self.reader.is_empty() => return Ok(None),
+                _ => self.run = self.read_run()?,
+            }
+        }
+    }
+
+    fn read_run(&mut self) -> Result<Run<'a>, DecodeError> {
+        let tag = self.reader.u8()?;
+        let left = self.reader.u32()?;
+        match tag {
+            DIGESTS => {
+                let (prefix, suffix) = (self.reader.str16()?, self.reader.str16()?);
+                check_len(prefix.len() + 64 + suffix.len())?;
+                Ok(Run::Digests {
+                    left,
+                    prefix,
+                    suffix,
+                })
+            }
+            TEXTS => Ok(Run::Texts { left }),
+            _ => Err(DecodeError::BadValue {
+                what: "key run",
+                value: tag.into(),
+            }),
+        }
+    }
+}
+
+fn check_len(len: usize) -> Result<(), DecodeError> {
+    if (1..=MAX_KEY_BYTES).contains(&len) {
+        Ok(())
+    } else {
+        Err(DecodeError::BadValue {
+            what: "key length",
+            value: len as u64,
+        })
+    }
+}
+
+impl<'a> Iterator for Keys<'a> {
+    type Item = Result<KeyRef<'a>, DecodeError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let read = self.read();
+        self.failed = read.is_err();
+        read.transpose()
+    }
+}

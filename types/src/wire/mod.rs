@@ -1,0 +1,77 @@
+//! The codecs of what crosses a wire: packed keys inside gRPC messages, and the frames of the data
+//! port and the Unix socket. All numbers are little-endian.
+
+pub mod data;
+pub mod frame;
+pub mod keys;
+mod reader;
+
+pub use reader::Reader;
+
+/// Why bytes from a wire could not be read. Nothing was changed by them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// The bytes end before the value does.
+    #[error("{what}: the bytes end too early")]
+    Truncated {
+        /// The value that was being read.
+        what: &'static str,
+    },
+    /// A field holds a value that it cannot have.
+    #[error("{what}: bad value {value}")]
+    BadValue {
+        /// The field.
+        what: &'static str,
+        /// What it held.
+        value: u64,
+    },
+    /// Bytes are left over after the value.
+    #[error("{what}: {left} bytes too many")]
+    Trailing {
+        /// The value that was being read.
+        what: &'static str,
+        /// How many bytes are left.
+        left: usize,
+    },
+    /// A string is not UTF-8.
+    #[error("{what}: not UTF-8")]
+    NotUtf8 {
+        /// The field.
+        what: &'static str,
+    },
+    /// The frame does not begin as a frame does.
+    #[error("not a kvpool frame: it begins with {0:#010x}")]
+    BadMagic(u32),
+    /// The other side speaks another protocol version.
+    #[error("protocol version {theirs} is not spoken here ({ours_min} to {ours_max} are)")]
+    VersionMismatch {
+        /// The version in the frame.
+        theirs: u16,
+        /// The oldest spoken here.
+        ours_min: u16,
+        /// The newest spoken here.
+        ours_max: u16,
+    },
+    /// A part is larger than its limit.
+    #[error("{what} of {size} bytes is over the limit of {limit}")]
+    Oversized {
+        /// The part.
+        what: &'static str,
+        /// Its announced size in bytes.
+        size: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
+}
+
+impl DecodeError {
+    /// The stable code that a peer is told.
+    pub const fn code(&self) -> crate::Code {
+        match self {
+            Self::VersionMismatch { .. } => crate::Code::VersionMismatch,
+            Self::Oversized { .. } => crate::Code::Oversized,
+            _ => crate::Code::Malformed,
+        }
+    }
+}

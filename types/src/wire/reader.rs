@@ -1,0 +1,103 @@
+//! A cursor over received bytes that never reads past their end.
+
+use super::DecodeError;
+
+/// Reads little-endian values from the front of a byte slice.
+#[derive(Clone, Debug)]
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    what: &'static str,
+}
+
+impl<'a> Reader<'a> {
+    /// A reader of `bytes`, which hold a `what` (named in errors).
+    pub const fn new(bytes: &'a [u8], what: &'static str) -> Self {
+        Self { bytes, what }
+    }
+
+    /// Whether everything has been read.
+    pub const fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The bytes not yet read.
+    pub const fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The next `count` bytes.
+    pub fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
+        let (head, tail) = self
+            .bytes
+            .split_at_checked(count)
+            .ok_or(DecodeError::Truncated { what: self.what })?;
+        self.bytes = tail;
+        Ok(head)
+    }
+
+    /// The next `N` bytes.
+    pub fn array<const N: usize>(&mut self) -> Result<&'a [u8; N], DecodeError> {
+        let (head, tail) = self
+            .bytes
+            .split_first_chunk::<N>()
+            .ok_or(DecodeError::Truncated { what: self.what })?;
+        self.bytes = tail;
+        Ok(head)
+    }
+
+    /// The next byte.
+    pub fn u8(&mut self) -> Result<u8, DecodeError> {
+        self.array::<1>().map(|b| b[0])
+    }
+
+    /// The next 2 bytes as a number.
+    pub fn u16(&mut self) -> Result<u16, DecodeError> {
+        self.array().map(|b| u16::from_le_bytes(*b))
+    }
+
+    /// The next 4 bytes as a number.
+    pub fn u32(&mut self) -> Result<u32, DecodeError> {
+        self.array().map(|b| u32::from_le_bytes(*b))
+    }
+
+    /// The next 8 bytes as a number.
+    pub fn u64(&mut self) -> Result<u64, DecodeError> {
+        self.array().map(|b| u64::from_le_bytes(*b))
+    }
+
+    /// The next 16 bytes as a number.
+    pub fn u128(&mut self) -> Result<u128, DecodeError> {
+        self.array().map(|b| u128::from_le_bytes(*b))
+    }
+
+    /// A string that stands behind its 16-bit length.
+    pub fn str16(&mut self) -> Result<&'a str, DecodeError> {
+        let len = self.u16()?;
+        let bytes = self.take(usize::from(len))?;
+        std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8 { what: self.what })
+    }
+
+    /// Fails unless everything has been read.
+    pub const fn finish(self) -> Result<(), DecodeError> {
+        if self.bytes.is_empty() {
+            Ok(())
+        } else {
+            Err(DecodeError::Trailing {
+                what: self.what,
+                left: self.bytes.len(),
+            })
+        }
+    }
+}
+
+/// Appends a string behind its 16-bit length. Longer strings are cut at a character boundary: no
+/// field of the protocol that may be longer is written with this.
+pub(super) fn put_str16(out: &mut Vec<u8>, text: &str) {
+    let mut end = text.len().min(usize::from(u16::MAX));
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let len = u16::try_from(end).expect("invariant: cut to 16 bits above");
+    out.extend_from_slice(&len.to_le_bytes());
+    out.extend_from_slice(&text.as_bytes()[..end]);
+}
