@@ -1,1 +1,25 @@
-//! daemon
+//! What every kvpool daemon shares: layered configuration, logging, the HTTP probe port, the
+//! addresses it listens on and tells to others, and the signals that end it.
+//!
+//! ```text
+//! defaults < --config FILE < environment < flags      config::load
+//!                      │
+//!                      ▼
+//! telemetry::init ► bind ► advertise::decide ► probe::serve ► … ► signals::shutdown
+//! ```
+//!
+//! It knows nothing of blocks, masters or nodes, and it is not for clients: a library inside a
+//! worker leaves logging, signals and configuration to the worker.
+
+#![forbid(unsafe_code)]
+
+pub mod advertise;
+pub mod bind;
+pub mod config;
+pub mod probe;
+pub mod signals;
+pub mod telemetry;
+
+pub use bind::{BindError, bind, warn_if_exposed};
+pub use config::{ConfigError, load, print_config};
+pub use probe::Health;

@@ -1,0 +1,194 @@
+//! Listening, with errors that tell what to do.
+
+use std::io;
+use std::net::SocketAddr;
+use tokio::net::TcpListener;
+
+/// Why a daemon cannot listen where it was told to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// The text is no address.
+    #[error(
+        "`{addr}` is no address for {what}: {reason}; write HOST:PORT, for instance 127.0.0.1:9000, \
+         or 0.0.0.0:9000 for every interface"
+    )]
+    Unparsable {
+        /// What the address was for.
+        what: String,
+        /// The text.
+        addr: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Another process listens there.
+    #[error(
+        "{addr} is in use, {what} cannot listen on it: stop what listens there (`ss -ltnp` shows it) \
+         or choose another port"
+    )]
+    InUse {
+        /// What the address was for.
+        what: String,
+        /// The address.
+        addr: SocketAddr,
+    },
+    /// The process may not listen there.
+    #[error(
+        "not permitted to listen on {addr} for {what}: ports below 1024 need privileges, choose a \
+         higher one"
+    )]
+    NotPermitted {
+        /// What the address was for.
+        what: String,
+        /// The address.
+        addr: SocketAddr,
+    },
+    /// The address belongs to another machine.
+    #[error(
+        "{addr} is no address of this host, {what} cannot listen on it: listen on one that `ip addr` \
+         shows, and tell others a different one with --advertise"
+    )]
+    NotLocal {
+        /// What the address was for.
+        what: String,
+        /// The address.
+        addr: SocketAddr,
+    },
+    /// Anything else that the system refused.
+    #[error("cannot listen on {addr} for {what}: {source}")]
+    Other {
+        /// What the address was for.
+        what: String,
+        /// The address.
+        addr: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Listens on `addr`, which is `IP:PORT` or `NAME:PORT`; port 0 lets the system choose one. `what`
+/// says what for, as errors are to call it: "the gRPC port".
+pub async fn bind(addr: &str, what: &str) -> Result<TcpListener, BindError> {
+    let addr = resolve(addr, what).await?;
+    TcpListener::bind(addr).await.map_err(|source| {
+        let what = what.to_owned();
+        match source.kind() {
+            io::ErrorKind::AddrInUse => BindError::InUse { what, addr },
+            io::ErrorKind::PermissionDenied => BindError::NotPermitted { what, addr },
+            io::ErrorKind::AddrNotAvailable => BindError::NotLocal { what, addr },
+            _ => BindError::Other { what, addr, source },
+        }
+    })
+}
+
+async fn resolve(addr: &str, what: &str) -> Result<SocketAddr, BindError> {
+    if let Ok(addr) = addr.parse() {
+        return Ok(addr);
+    }
+    let unparsable = |reason: String| BindError::Unparsable {
+        what: what.to_owned(),
+        addr: addr.to_owned(),
+        reason,
+    };
+    let (host, port) = addr
+        .rsplit_once(':')
+        .ok_or_else(|| unparsable("it has no port".into()))?;
+    if port.parse::<u16>().is_err() {
+        return Err(unparsable(format!("`{port}` is no port")));
+    }
+    if host.is_empty() {
+        return Err(unparsable("it has no host".into()));
+    }
+    if host.contains([':', '[', ']']) {
+        return Err(unparsable(format!(
+            "`{host}` is no IPv6 address in brackets"
+        )));
+    }
+    tokio::net::lookup_host(addr)
+        .await
+        .map_err(|error| unparsable(format!("`{host}` cannot be resolved ({error})")))?
+        .next()
+        .ok_or_else(|| unparsable(format!("`{host}` has no address")))
+}
+
+/// Logs a warning when `addr` can be reached from other hosts and nothing checks who calls. Returns
+/// whether it did.
+pub fn warn_if_exposed(addr: SocketAddr, authenticated: bool) -> bool {
+    let exposed = !authenticated && !addr.ip().to_canonical().is_loopback();
+    if exposed {
+        tracing::warn!(
+            %addr,
+            "listening beyond loopback without authentication: whoever reaches this port can use it"
+        );
+    }
+    exposed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_in_use_is_named_with_its_purpose_and_the_remedy() {
+        let first = bind("127.0.0.1:0", "the gRPC port").await.unwrap();
+        let addr = first.local_addr().unwrap();
+        let error = bind(&addr.to_string(), "the probe port").await.unwrap_err();
+        assert!(matches!(&error, BindError::InUse { addr: a, .. } if *a == addr));
+        let message = error.to_string();
+        for part in [&addr.to_string(), "the probe port", "choose another port"] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_address_is_refused() {
+        for addr in [
+            "",
+            "9000",
+            ":9000",
+            "127.0.0.1",
+            "127.0.0.1:",
+            "127.0.0.1:65536",
+            "127.0.0.1:http",
+            "::1:9000:x",
+            "fe80::1%:80",
+        ] {
+            let error = bind(addr, "the data port").await.unwrap_err();
+            assert!(
+                matches!(error, BindError::Unparsable { .. }),
+                "{addr}: {error}"
+            );
+            assert!(error.to_string().contains("the data port"));
+        }
+    }
+
+    #[tokio::test]
+    async fn names_and_ipv6_are_addresses() {
+        let listener = bind("localhost:0", "the data port").await.unwrap();
+        assert!(listener.local_addr().unwrap().ip().is_loopback());
+        assert!(resolve("[::1]:80", "it").await.unwrap().is_ipv6());
+    }
+
+    #[tokio::test]
+    async fn an_address_of_another_host_is_refused() {
+        // 192.0.2.0/24 is reserved for documentation and on no host.
+        let error = bind("192.0.2.1:0", "the data port").await.unwrap_err();
+        assert!(matches!(error, BindError::NotLocal { .. }), "{error}");
+    }
+
+    #[test]
+    fn only_what_is_open_to_others_and_unauthenticated_is_warned_about() {
+        for (addr, authenticated, warned) in [
+            ("127.0.0.1:1", false, false),
+            ("[::1]:1", false, false),
+            ("[::ffff:127.0.0.1]:1", false, false),
+            ("0.0.0.0:1", false, true),
+            ("[::]:1", false, true),
+            ("10.0.0.1:1", false, true),
+            ("0.0.0.0:1", true, false),
+        ] {
+            let addr = addr.parse().unwrap();
+            assert_eq!(warn_if_exposed(addr, authenticated), warned, "{addr}");
+        }
+    }
+}

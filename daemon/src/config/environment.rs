@@ -1,0 +1,75 @@
+//! The environment as layers of configuration, one a variable, so that an error names its variable.
+
+use super::{ConfigError, Layer};
+use figment::util::nest;
+use figment::value::{Dict, Value};
+
+/// The layers of those of `vars` that begin with `prefix`, in order of their names.
+///
+/// `defaults` is what the configuration holds without them: it tells which fields hold text.
+pub(super) fn layers(
+    prefix: &str,
+    vars: impl IntoIterator<Item = (String, Result<String, ()>)>,
+    defaults: &Dict,
+) -> Result<Vec<Layer>, ConfigError> {
+    let mut ours: Vec<_> = vars
+        .into_iter()
+        .filter(|(name, _)| name.len() > prefix.len() && name.starts_with(prefix))
+        .collect();
+    ours.sort();
+    let mut layers = Vec::with_capacity(ours.len());
+    for (name, value) in ours {
+        let key = name[prefix.len()..].to_lowercase().replace("__", ".");
+        let origin = format!("the environment variable {name}");
+        let Ok(text) = value else {
+            return Err(ConfigError::BadValue {
+                key,
+                origin,
+                reason: "it is not UTF-8".into(),
+            });
+        };
+        if text.is_empty() || is_service_link(&name, &text) {
+            continue;
+        }
+        let value = read(&key, text, defaults);
+        if let Value::Dict(_, dict) = nest(&key, value) {
+            layers.push(Layer { origin, dict });
+        }
+    }
+    Ok(layers)
+}
+
+/// Whether Kubernetes made the variable: it describes every service of the namespace to every pod,
+/// under names that begin like ours when the service is called after the daemon.
+fn is_service_link(name: &str, value: &str) -> bool {
+    let of_port = name
+        .match_indices("_PORT_")
+        .any(|(at, found)| name[at + found.len()..].starts_with(|c: char| c.is_ascii_digit()));
+    name.ends_with("_SERVICE_HOST")
+        || name.ends_with("_SERVICE_PORT")
+        || name.contains("_SERVICE_PORT_")
+        || of_port
+        || (name.ends_with("_PORT") && (value.starts_with("tcp://") || value.starts_with("udp://")))
+}
+
+fn read(key: &str, text: String, defaults: &Dict) -> Value {
+    if holds_text(key, defaults) {
+        return Value::from(text);
+    }
+    match text.parse() {
+        Ok(value) => value,
+        Err(never) => match never {},
+    }
+}
+
+fn holds_text(key: &str, mut defaults: &Dict) -> bool {
+    let mut parts = key.split('.').peekable();
+    while let Some(part) = parts.next() {
+        match defaults.get(part) {
+            Some(Value::Dict(_, inner)) => defaults = inner,
+            Some(Value::String(..) | Value::Char(..)) => return parts.peek().is_none(),
+            _ => return false,
+        }
+    }
+    false
+}

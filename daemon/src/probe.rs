@@ -1,0 +1,228 @@
+//! The HTTP port: metrics for Prometheus, probes for an orchestrator, and what a daemon adds.
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use prometheus::{Registry, TextEncoder};
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// The content type of `/metrics`: version 0.0.4 of Prometheus' text format.
+pub const METRICS_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// How long requests in progress may go on after shutdown began.
+const DRAIN: Duration = Duration::from_secs(3);
+
+/// What a daemon knows of its own state. Called on every probe: it must answer at once, from memory.
+pub trait Health: Send + Sync + 'static {
+    /// Whether the process works; the error says what is broken. An orchestrator restarts a process
+    /// that keeps failing this.
+    fn healthy(&self) -> Result<(), String>;
+
+    /// Whether it can take work now; the error says what it waits for. An orchestrator sends no
+    /// work while this fails.
+    fn ready(&self) -> Result<(), String>;
+}
+
+/// The routes that every daemon has, to be merged with its own:
+///
+/// - `/metrics`: what `registry` gathers, in Prometheus' text format;
+/// - `/healthz` and `/readyz`: 200 with `ok`, or 503 with the reason.
+pub fn router(registry: Registry, health: Arc<dyn Health>) -> Router {
+    let ready = Arc::clone(&health);
+    Router::new()
+        .route("/metrics", get(async move || metrics(&registry)))
+        .route("/healthz", get(async move || probe(health.healthy())))
+        .route("/readyz", get(async move || probe(ready.ready())))
+}
+
+/// Serves `router` on `listener` until `shutdown` ends and the requests then in progress have been
+/// answered, or 3 seconds have passed. Fails only when the listener does.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let (began, draining) = oneshot::channel();
+    let shutdown = async move {
+        shutdown.await;
+        // Nobody listens any more only when the server has ended by itself.
+        let _ = began.send(());
+    };
+    let server = axum::serve(listener, router).with_graceful_shutdown(shutdown);
+    let limit = async {
+        match draining.await {
+            Ok(()) => tokio::time::sleep(DRAIN).await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        ended = server.into_future() => ended,
+        () = limit => Ok(()),
+    }
+}
+
+fn metrics(registry: &Registry) -> Response {
+    match TextEncoder::new().encode_to_string(&registry.gather()) {
+        Ok(text) => ([(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)], text).into_response(),
+        Err(error) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("cannot encode the metrics: {error}\n"),
+        )
+            .into_response(),
+    }
+}
+
+fn probe(outcome: Result<(), String>) -> Response {
+    match outcome {
+        Ok(()) => "ok\n".into_response(),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason + "\n").into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus::IntCounter;
+    use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::task::JoinHandle;
+    use tokio::time::timeout;
+
+    #[derive(Default)]
+    struct State {
+        broken: AtomicBool,
+        waiting: AtomicBool,
+    }
+
+    impl Health for State {
+        fn healthy(&self) -> Result<(), String> {
+            match self.broken.load(Ordering::Relaxed) {
+                true => Err("the store is gone".into()),
+                false => Ok(()),
+            }
+        }
+
+        fn ready(&self) -> Result<(), String> {
+            match self.waiting.load(Ordering::Relaxed) {
+                true => Err("waits for the master".into()),
+                false => Ok(()),
+            }
+        }
+    }
+
+    struct Server {
+        addr: SocketAddr,
+        state: Arc<State>,
+        stop: oneshot::Sender<()>,
+        task: JoinHandle<io::Result<()>>,
+    }
+
+    async fn start(extra: Router) -> Server {
+        let state = Arc::new(State::default());
+        let registry = Registry::new();
+        let counter = IntCounter::new("kvpool_test_total", "A test's counter.").unwrap();
+        counter.inc_by(7);
+        registry.register(Box::new(counter)).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let router = router(registry, Arc::clone(&state) as _).merge(extra);
+        let task = tokio::spawn(serve(listener, router, async {
+            stopped.await.unwrap();
+        }));
+        Server {
+            addr,
+            state,
+            stop,
+            task,
+        }
+    }
+
+    async fn fetch(addr: SocketAddr, path: &str) -> (u16, String, String) {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, head.to_owned(), body.to_owned())
+    }
+
+    #[tokio::test]
+    async fn metrics_come_in_the_text_format_under_its_content_type() {
+        let server = start(Router::new()).await;
+        let (status, head, body) = fetch(server.addr, "/metrics").await;
+        assert_eq!(status, 200);
+        assert!(
+            head.lines()
+                .any(|line| line == "content-type: text/plain; version=0.0.4; charset=utf-8"),
+            "{head}"
+        );
+        assert!(body.contains("# TYPE kvpool_test_total counter\nkvpool_test_total 7\n"));
+    }
+
+    #[tokio::test]
+    async fn probes_tell_health_and_readiness_apart() {
+        let server = start(Router::new()).await;
+        for path in ["/healthz", "/readyz"] {
+            let (status, _, body) = fetch(server.addr, path).await;
+            assert_eq!((status, body.as_str()), (200, "ok\n"));
+        }
+        server.state.waiting.store(true, Ordering::Relaxed);
+        assert_eq!(fetch(server.addr, "/healthz").await.0, 200);
+        let (status, _, body) = fetch(server.addr, "/readyz").await;
+        assert_eq!((status, body.as_str()), (503, "waits for the master\n"));
+        server.state.broken.store(true, Ordering::Relaxed);
+        let (status, _, body) = fetch(server.addr, "/healthz").await;
+        assert_eq!((status, body.as_str()), (503, "the store is gone\n"));
+    }
+
+    #[tokio::test]
+    async fn a_daemon_adds_its_own_routes() {
+        let server = start(Router::new().route("/nodes", get(async || "[]"))).await;
+        assert_eq!(fetch(server.addr, "/nodes").await.2, "[]");
+        assert_eq!(fetch(server.addr, "/healthz").await.0, 200);
+        assert_eq!(fetch(server.addr, "/none").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn it_ends_when_told_to_with_an_idle_connection_open() {
+        let server = start(Router::new()).await;
+        let _idle = TcpStream::connect(server.addr).await.unwrap();
+        server.stop.send(()).unwrap();
+        timeout(2 * DRAIN, server.task)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+        TcpStream::connect(server.addr).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn a_request_that_never_ends_does_not_hold_up_the_shutdown() {
+        let hang = Router::new().route("/hang", get(std::future::pending::<&'static str>));
+        let server = start(hang).await;
+        let mut stream = TcpStream::connect(server.addr).await.unwrap();
+        stream
+            .write_all(b"GET /hang HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .unwrap();
+        // A second request on its own connection is answered after the first has been taken up.
+        fetch(server.addr, "/healthz").await;
+        server.stop.send(()).unwrap();
+        timeout(2 * DRAIN, server.task)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+    }
+}

@@ -1,0 +1,107 @@
+//! Logging: lines for people or JSON for collectors, on standard error, filtered by `RUST_LOG`.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use tracing_subscriber::EnvFilter;
+
+/// The variable that sets which events are logged, in place of the daemon's own filter.
+pub const FILTER_VARIABLE: &str = "RUST_LOG";
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        })
+    }
+}
+
+/// Why logging could not be set up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TelemetryError {
+    /// A filter cannot be read.
+    #[error(
+        "bad log filter `{filter}` ({origin}): {source}; write for instance `info,kvpool=debug`"
+    )]
+    BadFilter {
+        /// The filter.
+        filter: String,
+        /// Where it came from.
+        origin: &'static str,
+        /// What is wrong with it.
+        source: tracing_subscriber::filter::ParseError,
+    },
+    /// Something in this process has set up logging before.
+    #[error("logging is set up already")]
+    AlreadySet,
+}
+
+/// Starts logging for the whole process. `default_filter` holds unless `RUST_LOG` is set and not
+/// empty. To be called once; a second call is refused and changes nothing.
+pub fn init(format: LogFormat, default_filter: &str) -> Result<(), TelemetryError> {
+    let from_env = std::env::var(FILTER_VARIABLE).ok();
+    let filter = filter(from_env.as_deref(), default_filter)?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    }
+    .map_err(|_| TelemetryError::AlreadySet)
+}
+
+fn filter(from_env: Option<&str>, default: &str) -> Result<EnvFilter, TelemetryError> {
+    let (filter, origin) = match from_env {
+        Some(filter) if !filter.trim().is_empty() => (filter, FILTER_VARIABLE),
+        _ => (default, "the daemon's default"),
+    };
+    EnvFilter::builder()
+        .parse(filter)
+        .map_err(|source| TelemetryError::BadFilter {
+            filter: filter.to_owned(),
+            origin,
+            source,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_covers_the_default_unless_it_is_empty() {
+        assert_eq!(filter(None, "info").unwrap().to_string(), "info");
+        assert_eq!(filter(Some(" "), "info").unwrap().to_string(), "info");
+        assert_eq!(filter(Some("warn"), "info").unwrap().to_string(), "warn");
+    }
+
+    #[test]
+    fn a_bad_filter_is_refused_by_name() {
+        let error = filter(Some("kvpool=loud"), "info").unwrap_err();
+        assert!(error.to_string().contains("kvpool=loud"), "{error}");
+        assert!(error.to_string().contains(FILTER_VARIABLE), "{error}");
+    }
+
+    #[test]
+    fn logging_is_set_up_once() {
+        init(LogFormat::Json, "info").unwrap();
+        assert!(matches!(
+            init(LogFormat::Text, "info"),
+            Err(TelemetryError::AlreadySet)
+        ));
+    }
+}
