@@ -1,0 +1,314 @@
+//! What is given to and comes back from the operations of a client.
+
+use crate::lease::Lease;
+use kvpool_transport::Slice;
+use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Key, Length, Version};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// One block to put.
+#[derive(Clone, Debug)]
+pub struct PutBlock {
+    /// What names it.
+    pub key: Key,
+    /// The block before it in its chain. It is linked when it is present at commit.
+    pub parent: Option<Key>,
+    /// Its bytes, in order. They must not change until the put returns, nor, when the put's future
+    /// is dropped, until its timeout has passed.
+    pub buffers: Vec<Slice>,
+}
+
+/// How to put.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PutOptions {
+    /// How many replicas, each on another node; 0 means 1. Fewer are made when nodes lack.
+    pub replicas: u32,
+    /// The node to try first, by name.
+    pub preferred_node: Option<String>,
+    /// Whether to prefer nodes on this host, after the preferred node.
+    pub prefer_same_host: bool,
+    /// Evict the block after others for so long; rounded up to a millisecond.
+    pub soft_pin: Option<Duration>,
+    /// Never evict the block.
+    pub hard_pin: bool,
+    /// Write a new version of a block that is present.
+    pub upsert: bool,
+    /// How long the call may take; [`crate::Timeouts::put`] when not said.
+    pub timeout: Option<Duration>,
+}
+
+/// What became of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// The bytes were moved, and the block is visible and durable.
+    Stored {
+        /// How many replicas were written.
+        replicas: usize,
+    },
+    /// The block was there already: nothing was moved.
+    Present,
+}
+
+/// One block to get.
+#[derive(Clone, Debug)]
+pub struct GetBlock {
+    /// What names it.
+    pub key: Key,
+    /// Where its bytes go, in order. Together they are at least as long as the block; what lies
+    /// beyond the block stays as it was. Unless the outcome is a hit, what they hold is undefined.
+    pub buffers: Vec<Slice>,
+}
+
+/// How to get.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GetOptions {
+    /// How long the call may take; [`crate::Timeouts::get`] when not said.
+    pub timeout: Option<Duration>,
+    /// Give the leases that the call took back before it returns, rather than keep the locations
+    /// for later gets until the leases run out.
+    pub release: bool,
+}
+
+/// What a get found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// The bytes are in the buffers and their checksum is right.
+    Hit {
+        /// The block's length. (A range get counts it too, not the range.)
+        length: Length,
+        /// Which committed value of the key it is.
+        version: Version,
+    },
+    /// The pool does not have the block.
+    Miss,
+}
+
+/// How to take a view.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ViewOptions {
+    /// How long the call may take; [`crate::Timeouts::get`] when not said.
+    pub timeout: Option<Duration>,
+    /// Hand the view out without comparing its bytes with the block's checksum.
+    pub unverified: bool,
+}
+
+/// What the master is to do with leases on what it reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leasing {
+    /// Lease what is reported and refresh its recency.
+    #[default]
+    Lease,
+    /// Neither lease nor refresh anything.
+    None,
+}
+
+/// Which of some keys are present.
+#[derive(Debug)]
+pub struct Existence {
+    /// One answer a key, in order.
+    pub present: Vec<bool>,
+    /// The lease on those that are present; empty when none was asked for.
+    pub lease: Lease,
+}
+
+/// How much of a chain is present.
+#[derive(Debug)]
+pub struct Prefix {
+    /// How many leading blocks are there.
+    pub blocks: usize,
+    /// The lease on them; empty when none was asked for.
+    pub lease: Lease,
+}
+
+/// What to remove.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remove {
+    /// Blocks by key.
+    Keys(Vec<Key>),
+    /// Every block of this namespace whose key matches a regular expression.
+    Pattern(String),
+    /// Every block of this namespace.
+    Namespace,
+    /// Every block of every namespace.
+    Everything,
+}
+
+/// What a removal did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// How many blocks are gone.
+    pub removed: u64,
+    /// How many were kept because a lease or a pin protects them.
+    pub kept: u64,
+    /// For [`Remove::Keys`], one outcome a key, in order: ok, missing or leased.
+    pub codes: Vec<Code>,
+}
+
+/// Where a listing continues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page(pub(crate) bytes::Bytes);
+
+/// One page of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The blocks of this page.
+    pub blocks: Vec<Listed>,
+    /// Where the next page begins; `None` when this was the last.
+    pub next: Option<Page>,
+}
+
+/// One block of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its key's string form.
+    pub key: String,
+    /// Its length.
+    pub length: Length,
+    /// How many replicas it has.
+    pub replicas: u32,
+    /// Whether a lease on it runs.
+    pub leased: bool,
+    /// Whether it is pinned, softly or hard.
+    pub pinned: bool,
+}
+
+/// What the master knows of one block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Its length.
+    pub length: Length,
+    /// Its checksum.
+    pub checksum: Checksum,
+    /// Which committed value of the key it is.
+    pub version: Version,
+    /// Where it lies.
+    pub replicas: Vec<DescribedReplica>,
+    /// How long its lease still runs; zero when none does.
+    pub lease_left: Duration,
+    /// How long it is still pinned softly; zero when it is not.
+    pub soft_pin_left: Duration,
+    /// Whether it is never evicted.
+    pub hard_pin: bool,
+}
+
+/// One replica of a described block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DescribedReplica {
+    /// The name of its node.
+    pub node: String,
+    /// Where it lies.
+    pub extent: Extent,
+    /// What state it is in: live, suspect, draining, hidden.
+    pub state: String,
+}
+
+/// What the pool agreed on at connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest block.
+    pub max_block: Length,
+    /// The most keys in one message.
+    pub max_batch_keys: usize,
+    /// How long the master leases what it reports.
+    pub lease_ttl: Duration,
+}
+
+/// What the master counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolStats {
+    /// The master's term.
+    pub epoch: Epoch,
+    /// How many blocks are visible.
+    pub blocks: u64,
+    /// How many puts are between reserve and commit.
+    pub reservations: u64,
+    /// What the nodes contribute.
+    pub capacity: Length,
+    /// What blocks, grants and quarantine take.
+    pub used: Length,
+    /// What waits to be fenced before it is granted again.
+    pub quarantine: Length,
+    /// The store nodes.
+    pub nodes: Vec<NodeStats>,
+    /// The master's counters by name.
+    pub counters: BTreeMap<String, u64>,
+    /// How long the master has been up.
+    pub uptime: Duration,
+    /// The namespaces that are known.
+    pub namespaces: Vec<String>,
+}
+
+/// One store node, as the master sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeStats {
+    /// Its name.
+    pub name: String,
+    /// What state it is in: live, suspect, draining.
+    pub state: String,
+    /// Its present life.
+    pub incarnation: Incarnation,
+    /// Its data port.
+    pub data_address: String,
+    /// How long ago it was last heard of.
+    pub heartbeat_age: Duration,
+    /// Its segments.
+    pub segments: Vec<SegmentStats>,
+}
+
+/// One segment of a store node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentStats {
+    /// Its number.
+    pub id: kvpool_types::SegmentId,
+    /// Its size.
+    pub capacity: Length,
+    /// What blocks, grants and quarantine take of it.
+    pub used: Length,
+    /// What waits to be fenced before it is granted again.
+    pub quarantine: Length,
+    /// Into how many ranges its free space is cut.
+    pub free_ranges: u64,
+    /// The longest of them.
+    pub largest_free: Length,
+}
+
+impl PutBlock {
+    /// A block without a parent, in one buffer.
+    pub fn new(key: Key, bytes: Slice) -> Self {
+        Self {
+            key,
+            parent: None,
+            buffers: vec![bytes],
+        }
+    }
+}
+
+impl GetBlock {
+    /// A get into one buffer.
+    pub fn new(key: Key, into: Slice) -> Self {
+        Self {
+            key,
+            buffers: vec![into],
+        }
+    }
+}
+
+impl Lookup {
+    /// Whether the block was found.
+    pub const fn is_hit(&self) -> bool {
+        matches!(self, Self::Hit { .. })
+    }
+}
+
+impl Page {
+    /// The page's opaque bytes, to be kept outside this process.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The page that [`Page::as_bytes`] gave.
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+

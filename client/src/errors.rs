@@ -1,0 +1,194 @@
+//! The errors of a client, one an operation. Every one has a stable code.
+
+use kvpool_types::{Code, Length, Offset};
+
+/// Why a client could not connect to the pool.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// No master is named.
+    #[error("no master is named: give at least one as http://host:port")]
+    NoMasters,
+    /// A master's address is no address.
+    #[error("{address:?} is no master address (http://host:port): {reason}")]
+    BadAddress {
+        /// What was given.
+        address: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The machine does not say which boot it is in.
+    #[error("the machine's boot id cannot be read: {0}")]
+    NoHostId(String),
+    /// No master let the client in.
+    #[error("connecting to {masters}: {source}")]
+    Refused {
+        /// The masters that were tried.
+        masters: String,
+        /// The last refusal.
+        source: ControlError,
+    },
+}
+
+/// Why a call to the master failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{code}: {message}")]
+pub struct ControlError {
+    /// The stable code.
+    pub code: Code,
+    /// The same for people.
+    pub message: String,
+}
+
+/// Why a block was not put.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PutError {
+    /// A block has at least one byte.
+    #[error("a block has at least one byte")]
+    Empty,
+    /// The block is larger than the pool takes.
+    #[error("a block of {length} bytes is over the pool's limit of {limit}")]
+    TooLarge {
+        /// The block's length.
+        length: Length,
+        /// The pool's limit.
+        limit: Length,
+    },
+    /// It was refused, or did not work within the timeout; the block is not visible because of it.
+    #[error("{code}: {message}")]
+    Failed {
+        /// The stable code of the last attempt.
+        code: Code,
+        /// The same for people.
+        message: String,
+    },
+    /// All bytes were written, and the answer to the commit was lost: the block may be visible or
+    /// not. Putting it again settles it.
+    #[error("the answer to the commit was lost ({code}: {message}); putting it again settles it")]
+    OutcomeUnknown {
+        /// The stable code of the last attempt.
+        code: Code,
+        /// The same for people.
+        message: String,
+    },
+}
+
+/// Why a block could not be got. (A miss is no error.)
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GetError {
+    /// The buffers are shorter than the block.
+    #[error("the buffers hold {buffers} bytes and the block has {block}")]
+    BufferTooSmall {
+        /// The buffers' total length.
+        buffers: Length,
+        /// The block's length.
+        block: Length,
+    },
+    /// The range does not lie in the block.
+    #[error("{length} bytes from {from} on do not lie in a block of {block} bytes")]
+    OutsideBlock {
+        /// Where the range begins.
+        from: Offset,
+        /// How long it is.
+        length: Length,
+        /// The block's length.
+        block: Length,
+    },
+    /// No replica lies on this host in reach of shared memory, so there can be no view.
+    #[error("no replica can be viewed from this host: {0}")]
+    NotLocal(String),
+    /// No replica could be read within the timeout, or the pool refused.
+    #[error("{code}: {message}")]
+    Failed {
+        /// The stable code of the last attempt.
+        code: Code,
+        /// The same for people.
+        message: String,
+    },
+}
+
+impl ControlError {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+        }
+    }
+
+    /// Whether the same call may succeed later with nothing changed by the caller.
+    pub const fn is_retryable(&self) -> bool {
+        self.code.is_retryable()
+    }
+}
+
+impl ConnectError {
+    /// The stable code.
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::NoMasters | Self::BadAddress { .. } => Code::InvalidArgument,
+            Self::NoHostId(_) => Code::Internal,
+            Self::Refused { source, .. } => source.code,
+        }
+    }
+
+    /// Whether the same call may succeed later with nothing changed by the caller.
+    pub const fn is_retryable(&self) -> bool {
+        self.code().is_retryable()
+    }
+}
+
+impl PutError {
+    /// The stable code.
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::Empty => Code::InvalidArgument,
+            Self::TooLarge { .. } => Code::TooLarge,
+            Self::Failed { code, .. } | Self::OutcomeUnknown { code, .. } => *code,
+        }
+    }
+
+    /// Whether the same call may succeed later with nothing changed by the caller.
+    pub const fn is_retryable(&self) -> bool {
+        self.code().is_retryable()
+    }
+}
+
+impl GetError {
+    /// The stable code.
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::BufferTooSmall { .. } => Code::InvalidArgument,
+            Self::OutsideBlock { .. } => Code::OutOfRange,
+            Self::NotLocal(_) => Code::Unreachable,
+            Self::Failed { code, .. } => *code,
+        }
+    }
+
+    /// Whether the same call may succeed later with nothing changed by the caller.
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::NotLocal(_) => false,
+            _ => self.code().is_retryable(),
+        }
+    }
+}
+
+impl From<ControlError> for PutError {
+    fn from(error: ControlError) -> Self {
+        Self::Failed {
+            code: error.code,
+            message: error.message,
+        }
+    }
+}
+
+impl From<ControlError> for GetError {
+    fn from(error: ControlError) -> Self {
+        Self::Failed {
+            code: error.code,
+            message: error.message,
+        }
+    }
+}

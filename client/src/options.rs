@@ -1,0 +1,84 @@
+//! What a client is told when it connects.
+
+use kvpool_types::Length;
+use kvpool_types::namespace::Namespace;
+use std::time::Duration;
+
+/// How a client reaches the pool and how long it is patient.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// The masters, as `http://host:port`. The first that answers as the leader is used.
+    pub masters: Vec<String>,
+    /// The namespace that all keys of this client belong to. It is made known at connect.
+    pub namespace: Namespace,
+    /// Which ways bytes may go.
+    pub transport: TransportChoice,
+    /// How long operations may take when they are not told otherwise.
+    pub timeouts: Timeouts,
+    /// The most keys in one message; the master's own limit also holds.
+    pub max_batch_keys: usize,
+    /// About how many bytes one message may have.
+    pub max_message_bytes: Length,
+    /// How many messages of one batch are in flight at a time.
+    pub batch_concurrency: usize,
+    /// How many locations of blocks are remembered while their leases run; 0: none.
+    pub location_cache: u64,
+    /// How many TCP links to one node share the work of concurrent calls.
+    pub tcp_links_per_node: usize,
+    /// What proves to nodes that the client may connect; empty while authentication is off.
+    pub token: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            masters: vec!["http://127.0.0.1:7700".to_owned()],
+            namespace: Namespace::default(),
+            transport: TransportChoice::Auto,
+            timeouts: Timeouts::default(),
+            max_batch_keys: 1024,
+            max_message_bytes: Length(4 << 20),
+            batch_concurrency: 4,
+            location_cache: 100_000,
+            tcp_links_per_node: 2,
+            token: String::new(),
+        }
+    }
+}
+
+/// Which ways bytes may go between this process and store nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// Shared memory with nodes on the same host, TCP with all others and when shared memory fails.
+    #[default]
+    Auto,
+    /// Shared memory only: blocks that lie on other hosts cannot be moved.
+    Shm,
+    /// TCP only, also with nodes on the same host.
+    Tcp,
+}
+
+/// How long operations may take, from the call to the return, when the call does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Connecting to the pool.
+    pub connect: Duration,
+    /// A put, the wait for room included.
+    pub put: Duration,
+    /// A get, with all its attempts.
+    pub get: Duration,
+    /// Any other call: exist, match_prefix, remove, list, describe, stats, renew, release.
+    pub control: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(5),
+            put: Duration::from_secs(10),
+            get: Duration::from_secs(5),
+            control: Duration::from_secs(3),
+        }
+    }
+}
