@@ -1,1 +1,2 @@
-//! node
+//! kvstore-node
+mod fence;

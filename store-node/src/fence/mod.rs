@@ -1,0 +1,452 @@
+//! Who may touch which bytes, and when an extent can no longer be touched.
+//!
+//! One [`Fence`] holds all that a node must know to keep the pool's third invariant: an extent is
+//! given to another block only once nothing can read or write it as the old one. It is plain state
+//! behind the caller's lock; it does no I/O and reads no clock.
+//!
+//! ```text
+//!              prove (mac, term)      admitted             finished
+//!   grant ─────────────────────► ─────────────► touch ───────────────► record
+//!                                                 │                      │
+//!   Fence(ticket, grant, extent) ── closes ───────┴──────────────────────┘ forgotten
+//!                                   waits for the touch to end, then: fenced(ticket)
+//! ```
+//!
+//! *Touches* are receives over TCP, announced shared-memory writes (*holds*) and *pins* of views.
+//! They never overlap: a write is refused while anything touches a byte of its extent, and only
+//! a written extent, whole, can be pinned.
+//!
+//! All state is kept by the place in the node's own memory, not by the master's segment numbers. A
+//! new incarnation gets new numbers, but who holds the memory holds it still.
+
+mod admit;
+mod floors;
+mod ranges;
+mod record;
+mod touch;
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use ranges::Range;
+pub(crate) use touch::PeerKey;
+
+use floors::Floors;
+use kvpool_transport::host::{Abort, Refused};
+use kvpool_types::{
+    Checksum, Code, Epoch, Extent, GrantId, GrantKey, Incarnation, Length, Offset, SegmentId,
+};
+use ranges::Ranges;
+use record::Record;
+use std::collections::HashMap;
+use std::sync::Arc;
+use touch::{Held, Touch, Toucher};
+
+/// Which of the node's own segments, in the order of its configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SegmentIndex(pub(crate) usize);
+
+/// A range of one of the node's own segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Span {
+    /// The segment.
+    pub(crate) segment: SegmentIndex,
+    /// The bytes of it.
+    pub(crate) range: Range,
+}
+
+/// What a master's welcome sets.
+#[derive(Clone, Debug)]
+pub(crate) struct Term {
+    /// The epoch that the node is now in.
+    pub(crate) epoch: Epoch,
+    /// What the grants of the epoch are signed with.
+    pub(crate) key: GrantKey,
+    /// The number of each of the node's segments, in order.
+    pub(crate) segments: Vec<SegmentId>,
+}
+
+/// Why a welcome is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TermError {
+    /// The master's term is over: another has been seen.
+    #[error("epoch {offered} is below epoch {seen}, which this node has seen")]
+    Deposed {
+        /// The epoch in the welcome.
+        offered: Epoch,
+        /// The highest that the node was welcomed to.
+        seen: Epoch,
+    },
+    /// The numbers do not belong to the node's segments.
+    #[error("the master numbers {theirs} segments, this node offered {ours}")]
+    SegmentCount {
+        /// How many the welcome numbers.
+        theirs: usize,
+        /// How many the node has.
+        ours: usize,
+    },
+    /// The master numbers this incarnation's segments anew: it does not know its blocks.
+    #[error("the master has given other numbers to this node's segments")]
+    Renumbered,
+}
+
+/// One extent to close.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FenceItem {
+    /// The master's number for the answer.
+    pub(crate) ticket: u64,
+    /// The grant to close, if any.
+    pub(crate) grant: Option<GrantId>,
+    /// Where.
+    pub(crate) extent: Extent,
+}
+
+/// Receives to abort: done by the caller once it has let go of the lock.
+pub(crate) type Aborts = Vec<Arc<dyn Abort>>;
+
+/// One segment's bytes.
+#[derive(Debug)]
+struct Space {
+    size: Length,
+    records: Ranges<Record>,
+    floors: Floors,
+    touches: Ranges<Touch>,
+}
+
+/// The limits of a fence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// The most bytes that one client may hold: its announced writes and its pinned extents.
+    pub(crate) held_per_client: Length,
+}
+
+/// How much is going on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Census {
+    /// Receives over TCP in progress.
+    pub(crate) receives: u64,
+    /// Announced shared-memory writes.
+    pub(crate) holds: u64,
+    /// Pins of views, each counted.
+    pub(crate) pins: u64,
+    /// The bytes of announced writes and pinned extents, one count a process.
+    pub(crate) held: Length,
+    /// Fence tickets that wait.
+    pub(crate) tickets: u64,
+    /// Written extents.
+    pub(crate) records: u64,
+    /// Ranges kept to refuse closed grants.
+    pub(crate) floors: u64,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Fence {
+    limits: Limits,
+    incarnation: Incarnation,
+    term: Option<Term>,
+    /// Every number that a segment has had in this process: who pinned an extent in an earlier
+    /// incarnation undoes the pin under the number of then.
+    numbers: HashMap<SegmentId, SegmentIndex>,
+    spaces: Vec<Space>,
+    peers: HashMap<PeerKey, Held>,
+    waiting: HashMap<u64, Span>,
+    fenced: Vec<u64>,
+    draining: bool,
+    census: Census,
+}
+
+impl Fence {
+    /// The fence of segments of these sizes. Nothing is admitted before a welcome.
+    pub(crate) fn new(incarnation: Incarnation, sizes: &[Length], limits: Limits) -> Self {
+        let spaces = sizes.iter().map(|&size| Space {
+            size,
+            records: Ranges::default(),
+            floors: Floors::default(),
+            touches: Ranges::default(),
+        });
+        Self {
+            limits,
+            incarnation,
+            term: None,
+            numbers: HashMap::new(),
+            spaces: spaces.collect(),
+            peers: HashMap::new(),
+            waiting: HashMap::new(),
+            fenced: Vec::new(),
+            draining: false,
+            census: Census::default(),
+        }
+    }
+
+    pub(crate) const fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// The present epoch; 0 before the first welcome.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.term.as_ref().map_or(Epoch(0), |term| term.epoch)
+    }
+
+    /// The numbers that the master gave to the segments; none before the first welcome.
+    pub(crate) fn segment_ids(&self) -> &[SegmentId] {
+        self.term.as_ref().map_or(&[], |term| &term.segments)
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    pub(crate) fn census(&self) -> Census {
+        Census {
+            tickets: self.waiting.len() as u64,
+            records: self.spaces.iter().map(|s| s.records.len() as u64).sum(),
+            floors: self.spaces.iter().map(|s| s.floors.len() as u64).sum(),
+            ..self.census
+        }
+    }
+
+    /// Enters a term. A higher epoch ends all grants of the one before: their receives are aborted,
+    /// and what their holders write does not count any more.
+    pub(crate) fn enter(&mut self, term: Term) -> Result<Aborts, TermError> {
+        if term.segments.len() != self.spaces.len() {
+            return Err(TermError::SegmentCount {
+                theirs: term.segments.len(),
+                ours: self.spaces.len(),
+            });
+        }
+        let seen = self.epoch();
+        if term.epoch < seen {
+            return Err(TermError::Deposed {
+                offered: term.epoch,
+                seen,
+            });
+        }
+        if let Some(present) = &self.term
+            && present.segments != term.segments
+        {
+            return Err(TermError::Renumbered);
+        }
+        let aborts = if term.epoch > seen {
+            self.close_everything()
+        } else {
+            Vec::new()
+        };
+        for (position, &id) in term.segments.iter().enumerate() {
+            self.numbers.insert(id, SegmentIndex(position));
+        }
+        self.term = Some(term);
+        Ok(aborts)
+    }
+
+    /// Begins a new incarnation: no block of the old one is known any more, no grant of it counts.
+    /// What processes still hold stays held.
+    pub(crate) fn renew(&mut self, incarnation: Incarnation) -> Aborts {
+        self.incarnation = incarnation;
+        self.term = None;
+        for space in &mut self.spaces {
+            space.records.clear();
+        }
+        self.close_everything()
+    }
+
+    /// Closes every grant of the present epoch and forgets its tickets: they were the numbers of
+    /// that term's master.
+    fn close_everything(&mut self) -> Aborts {
+        self.waiting.clear();
+        self.fenced.clear();
+        let mut aborts = Vec::new();
+        for space in &mut self.spaces {
+            space.floors.clear();
+            for (_, touch) in space.touches.iter_mut() {
+                touch.tickets.clear();
+                close(touch, &mut aborts);
+            }
+        }
+        aborts
+    }
+
+    /// Refuses new writes and pins from now on.
+    pub(crate) const fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Closes grants and forgets what was written under them. Each ticket is reported by
+    /// [`Fence::take_fenced`] once nothing touches its extent any more.
+    pub(crate) fn fence(&mut self, items: &[FenceItem]) -> Aborts {
+        let epoch = self.epoch();
+        let mut aborts = Vec::new();
+        for item in items {
+            let here = self.clamp(&item.extent);
+            let Some((span, space)) =
+                here.and_then(|span| Some((span, self.spaces.get_mut(span.segment.0)?)))
+            else {
+                // No such bytes are here, so nothing can touch them.
+                self.fenced.push(item.ticket);
+                continue;
+            };
+            if let Some(grant) = item.grant {
+                space.floors.raise(span.range, grant);
+            }
+            for (range, record) in space.records.remove_overlapping(span.range) {
+                if record.epoch == epoch {
+                    space.floors.raise(range, record.grant);
+                }
+            }
+            for (_, touch) in space.touches.overlapping_mut(span.range) {
+                close(touch, &mut aborts);
+            }
+            self.settle(item.ticket, span);
+        }
+        aborts
+    }
+
+    /// The tickets that were fenced since the last call.
+    pub(crate) fn take_fenced(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.fenced)
+    }
+
+    pub(crate) fn has_fenced(&self) -> bool {
+        !self.fenced.is_empty()
+    }
+
+    /// The extents that processes hold or have pinned, under the present segment numbers.
+    pub(crate) fn held(&self) -> Vec<Extent> {
+        let ids = self.segment_ids();
+        ids.iter()
+            .zip(&self.spaces)
+            .flat_map(|(&segment, space)| {
+                let held = space
+                    .touches
+                    .iter()
+                    .filter(|(_, touch)| !matches!(touch.toucher, Toucher::Receive { .. }));
+                held.map(move |(range, _)| Extent {
+                    segment,
+                    offset: range.start,
+                    length: range.length(),
+                })
+            })
+            .collect()
+    }
+
+    /// Reports the ticket, or lets it wait for something that touches its extent.
+    fn settle(&mut self, ticket: u64, span: Span) {
+        let blocker = self
+            .spaces
+            .get_mut(span.segment.0)
+            .and_then(|space| space.touches.overlapping_mut(span.range).next());
+        match blocker {
+            Some((_, touch)) => {
+                if self.waiting.insert(ticket, span).is_none() {
+                    touch.tickets.push(ticket);
+                }
+            }
+            None => {
+                self.waiting.remove(&ticket);
+                self.fenced.push(ticket);
+            }
+        }
+    }
+
+    /// Takes a touch out and settles the tickets that waited for it.
+    fn untouch(&mut self, span: Span) -> Option<Touch> {
+        let space = self.spaces.get_mut(span.segment.0)?;
+        let mut touch = space.touches.remove(span.range)?;
+        match touch.toucher {
+            Toucher::Receive { .. } => self.census.receives -= 1,
+            Toucher::Hold => self.census.holds -= 1,
+            Toucher::Pins { .. } => {}
+        }
+        for ticket in std::mem::take(&mut touch.tickets) {
+            if let Some(waited) = self.waiting.remove(&ticket) {
+                self.settle(ticket, waited);
+            }
+        }
+        Some(touch)
+    }
+
+    /// Keeps the record of a whole extent, unless its grant was closed while it was written.
+    fn record(&mut self, span: Span, touch: &Touch, sums: Vec<Checksum>) -> Code {
+        if touch.closed {
+            return Code::GrantEnded;
+        }
+        if sums.len() as u64 != span.range.length().chunks() {
+            return Code::InvalidArgument;
+        }
+        let epoch = self.epoch();
+        let Some(space) = self.spaces.get_mut(span.segment.0) else {
+            return Code::OutOfRange;
+        };
+        // The record refuses every other grant of this epoch from now on.
+        space.floors.forget(span.range);
+        space.records.insert(
+            span.range,
+            Record {
+                epoch,
+                grant: touch.grant,
+                sums: sums.into(),
+            },
+        );
+        Code::Ok
+    }
+
+    /// Where an extent lies in the node's own memory.
+    pub(crate) fn locate(&self, extent: &Extent) -> Result<Span, Refused> {
+        let segment = self.segment(extent.segment)?;
+        let size = self.spaces.get(segment.0).map_or(Length(0), |s| s.size);
+        let end = extent.end().filter(|end| end.0 <= size.0);
+        match end {
+            Some(end) if extent.length > Length(0) => Ok(Span {
+                segment,
+                range: Range {
+                    start: extent.offset,
+                    end,
+                },
+            }),
+            _ => Err(refused(
+                Code::OutOfRange,
+                format!("extent {extent} is empty or outside its segment of {size} bytes"),
+            )),
+        }
+    }
+
+    /// What of an extent lies in the node's own memory.
+    fn clamp(&self, extent: &Extent) -> Option<Span> {
+        let segment = self.segment(extent.segment).ok()?;
+        let size = self.spaces.get(segment.0)?.size;
+        let end = extent.end().map_or(size.0, |end| end.0.min(size.0));
+        let range = Range {
+            start: extent.offset,
+            end: Offset(end),
+        };
+        (range.length() > Length(0)).then_some(Span { segment, range })
+    }
+
+    /// Which of the node's own segments the master's number means.
+    pub(crate) fn segment(&self, id: SegmentId) -> Result<SegmentIndex, Refused> {
+        let position = self.segment_ids().iter().position(|&ours| ours == id);
+        position.map(SegmentIndex).ok_or_else(|| {
+            refused(
+                Code::OutOfRange,
+                format!("segment {id} is not one of this node's"),
+            )
+        })
+    }
+}
+
+/// Ends the grant that a touch writes under, and collects what stops it.
+fn close(touch: &mut Touch, aborts: &mut Aborts) {
+    touch.closed = true;
+    if let Toucher::Receive { abort } = &touch.toucher {
+        aborts.push(Arc::clone(abort));
+    }
+}
+
+fn refused(code: Code, message: impl Into<String>) -> Refused {
+    Refused {
+        code,
+        message: message.into(),
+    }
+}

@@ -1,0 +1,347 @@
+//! The third invariant under random histories: whatever a master, its clients and late packets do
+//! to a fence, checked against the plainest bookkeeping.
+
+use super::*;
+use kvpool_types::{ClientId, Grant};
+use proptest::prelude::*;
+use std::collections::{BTreeSet, HashSet};
+
+const UNITS: u64 = 12;
+const UNIT: u64 = 64;
+const KEY: GrantKey = GrantKey([1; 32]);
+const SEGMENT: SegmentId = SegmentId(3);
+
+struct NoSocket;
+
+impl Abort for NoSocket {
+    fn abort(&self) {}
+}
+
+/// One step of a history. Numbers choose among what there is, modulo how much there is.
+#[derive(Clone, Debug)]
+enum Step {
+    /// The master grants an extent; it does not care what else is there.
+    Grant { at: u64, units: u64 },
+    /// Some grant, of whatever age, comes in over TCP.
+    Receive(usize),
+    /// Some grant, of whatever age, is announced by a process.
+    Hold { grant: usize, peer: u8 },
+    /// A receive ends, whole or not.
+    EndReceive { which: usize, whole: bool },
+    /// A hold ends, whole or not.
+    EndHold { which: usize, whole: bool },
+    /// A process pins an extent that some grant once named.
+    Pin { grant: usize, peer: u8 },
+    /// A pin is undone.
+    Unpin(usize),
+    /// A process dies.
+    Die(u8),
+    /// The master fences a grant's extent, naming the grant or not.
+    Fence { grant: usize, named: bool },
+    /// A master begins its term.
+    Epoch,
+    /// The master drops the incarnation.
+    Renew,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let n = 0..64usize;
+    prop_oneof![
+        6 => (0..UNITS, 1..4u64).prop_map(|(at, units)| Step::Grant { at, units }),
+        6 => n.clone().prop_map(Step::Receive),
+        6 => (n.clone(), 0..3u8).prop_map(|(grant, peer)| Step::Hold { grant, peer }),
+        5 => (n.clone(), prop::bool::weighted(0.8))
+            .prop_map(|(which, whole)| Step::EndReceive { which, whole }),
+        5 => (n.clone(), prop::bool::weighted(0.8))
+            .prop_map(|(which, whole)| Step::EndHold { which, whole }),
+        6 => (n.clone(), 0..3u8).prop_map(|(grant, peer)| Step::Pin { grant, peer }),
+        4 => n.clone().prop_map(Step::Unpin),
+        1 => (0..3u8).prop_map(Step::Die),
+        6 => (n, any::<bool>()).prop_map(|(grant, named)| Step::Fence { grant, named }),
+        1 => Just(Step::Epoch),
+        1 => Just(Step::Renew),
+    ]
+}
+
+/// The plain bookkeeping: what is touched, and which grants are closed.
+struct Model {
+    fence: Fence,
+    epoch: u64,
+    grants: Vec<(Incarnation, Grant)>,
+    closed: BTreeSet<(u64, u64)>,
+    receives: Vec<(Grant, Span)>,
+    holds: Vec<(u8, Grant)>,
+    pins: Vec<(u8, Extent)>,
+    tickets: Vec<(u64, Extent)>,
+    next: u64,
+}
+
+fn peer(number: u8) -> PeerKey {
+    PeerKey::new(ClientId(number.into()), 1000 + i32::from(number))
+}
+
+fn pick<T>(items: &[T], which: usize) -> Option<usize> {
+    (!items.is_empty()).then(|| which % items.len())
+}
+
+impl Model {
+    fn new() -> Self {
+        let limits = Limits {
+            held_per_client: Length(u64::MAX),
+        };
+        let size = Length(UNITS * UNIT);
+        let mut model = Self {
+            fence: Fence::new(Incarnation(1), &[size], limits),
+            epoch: 0,
+            grants: Vec::new(),
+            closed: BTreeSet::new(),
+            receives: Vec::new(),
+            holds: Vec::new(),
+            pins: Vec::new(),
+            tickets: Vec::new(),
+            next: 0,
+        };
+        model.enter();
+        model
+    }
+
+    fn enter(&mut self) {
+        self.epoch += 1;
+        self.tickets.clear();
+        let term = Term {
+            epoch: Epoch(self.epoch),
+            key: KEY,
+            segments: vec![SEGMENT],
+        };
+        assert!(self.fence.enter(term).is_ok());
+    }
+
+    fn touched(&self, extent: &Extent) -> bool {
+        let receives = self.receives.iter().map(|(grant, _)| &grant.extent);
+        let holds = self.holds.iter().map(|(_, grant)| &grant.extent);
+        let pins = self.pins.iter().map(|(_, extent)| extent);
+        receives
+            .chain(holds)
+            .chain(pins)
+            .any(|touched| touched.overlaps(extent))
+    }
+
+    /// What must hold of every write that is let in.
+    fn check_admitted(&self, incarnation: Incarnation, grant: &Grant) {
+        assert_eq!(incarnation, self.fence.incarnation());
+        assert_eq!(grant.epoch.0, self.epoch);
+        assert!(
+            !self.closed.contains(&(grant.epoch.0, grant.id.0)),
+            "closed grant {} was admitted",
+            grant.id
+        );
+        assert!(!self.touched(&grant.extent), "{} is touched", grant.extent);
+    }
+
+    fn apply(&mut self, step: Step) {
+        match step {
+            Step::Grant { at, units } => {
+                self.next += 1;
+                let extent = Extent {
+                    segment: SEGMENT,
+                    offset: Offset(at * UNIT),
+                    length: Length(units.min(UNITS - at) * UNIT),
+                };
+                let incarnation = self.fence.incarnation();
+                let id = GrantId(self.next);
+                let grant = KEY.sign(incarnation, Epoch(self.epoch), id, extent);
+                self.grants.push((incarnation, grant));
+            }
+            Step::Receive(which) => {
+                let Some(at) = pick(&self.grants, which) else {
+                    return;
+                };
+                let (incarnation, grant) = self.grants[at];
+                let Ok(proven) = self.fence.prove(incarnation, &grant) else {
+                    return;
+                };
+                if let Ok(span) = self.fence.begin_receive(&proven, Arc::new(NoSocket)) {
+                    self.check_admitted(incarnation, &grant);
+                    self.receives.push((grant, span));
+                }
+            }
+            Step::Hold { grant, peer: who } => {
+                let Some(at) = pick(&self.grants, grant) else {
+                    return;
+                };
+                let (incarnation, grant) = self.grants[at];
+                let Ok(proven) = self.fence.prove(incarnation, &grant) else {
+                    return;
+                };
+                if self.fence.begin_hold(peer(who), &proven).is_ok() {
+                    self.check_admitted(incarnation, &grant);
+                    self.holds.push((who, grant));
+                }
+            }
+            Step::EndReceive { which, whole } => {
+                if let Some(at) = pick(&self.receives, which) {
+                    let (grant, span) = self.receives.swap_remove(at);
+                    let sums = whole.then(|| vec![Checksum(grant.id.0)]);
+                    let code = self.fence.end_receive(span, sums);
+                    self.check_recorded(&grant, code);
+                }
+            }
+            Step::EndHold { which, whole } => {
+                if let Some(at) = pick(&self.holds, which) {
+                    let (who, grant) = self.holds.swap_remove(at);
+                    let sums = whole.then(|| Checksum(grant.id.0)).into_iter().collect();
+                    let code = self.fence.end_hold(peer(who), grant.id, sums);
+                    if whole {
+                        self.check_recorded(&grant, code);
+                    }
+                }
+            }
+            Step::Pin { grant, peer: who } => {
+                let Some(at) = pick(&self.grants, grant) else {
+                    return;
+                };
+                let (incarnation, Grant { extent, .. }) = self.grants[at];
+                let epoch = Epoch(self.epoch);
+                if self
+                    .fence
+                    .pin(peer(who), epoch, incarnation, &extent)
+                    .is_ok()
+                {
+                    let mut writes = self
+                        .receives
+                        .iter()
+                        .map(|(grant, _)| grant)
+                        .chain(self.holds.iter().map(|(_, grant)| grant));
+                    assert!(!writes.any(|grant| grant.extent.overlaps(&extent)));
+                    self.pins.push((who, extent));
+                }
+            }
+            Step::Unpin(which) => {
+                if let Some(at) = pick(&self.pins, which) {
+                    let (who, extent) = self.pins.swap_remove(at);
+                    assert_eq!(self.fence.unpin(peer(who), &extent), Code::Ok);
+                }
+            }
+            Step::Die(who) => {
+                self.holds.retain(|(holder, _)| *holder != who);
+                self.pins.retain(|(holder, _)| *holder != who);
+                self.fence.peer_gone(peer(who));
+            }
+            Step::Fence { grant, named } => {
+                let Some(at) = pick(&self.grants, grant) else {
+                    return;
+                };
+                let (_, grant) = self.grants[at];
+                // The master of the day fences only what it granted itself.
+                let own = grant.epoch.0 == self.epoch && named;
+                if own {
+                    self.closed.insert((grant.epoch.0, grant.id.0));
+                }
+                self.next += 1;
+                let ticket = self.next;
+                self.tickets.push((ticket, grant.extent));
+                self.fence.fence(&[FenceItem {
+                    ticket,
+                    grant: own.then_some(grant.id),
+                    extent: grant.extent,
+                }]);
+            }
+            Step::Epoch => self.enter(),
+            Step::Renew => {
+                let next = Incarnation(self.fence.incarnation().0 + 1);
+                self.fence.renew(next);
+                self.enter();
+            }
+        }
+    }
+
+    /// What is kept as a block was not closed while it was written.
+    fn check_recorded(&self, grant: &Grant, code: Code) {
+        if code == Code::Ok {
+            assert_eq!(grant.epoch.0, self.epoch);
+            assert!(!self.closed.contains(&(grant.epoch.0, grant.id.0)));
+        }
+    }
+
+    fn check(&mut self) {
+        for ticket in self.fence.take_fenced() {
+            let at = self.tickets.iter().position(|(open, _)| *open == ticket);
+            let (_, extent) = self
+                .tickets
+                .swap_remove(at.expect("a ticket of this term, once"));
+            assert!(
+                !self.touched(&extent),
+                "{ticket} reported while {extent} is touched"
+            );
+        }
+        for (ticket, extent) in &self.tickets {
+            assert!(
+                self.touched(extent),
+                "{ticket} is not reported: {extent} is free"
+            );
+        }
+        let census = self.fence.census();
+        assert!(census.floors <= UNITS, "floors are bounded by the segment");
+        assert!(census.records <= UNITS);
+        assert_eq!(census.receives, self.receives.len() as u64);
+        assert_eq!(census.holds, self.holds.len() as u64);
+        assert_eq!(census.pins, self.pins.len() as u64);
+        assert_eq!(census.tickets, self.tickets.len() as u64);
+        let pinned: HashSet<_> = self.pins.iter().collect();
+        let held = pinned
+            .iter()
+            .map(|(_, extent)| extent.length.0)
+            .sum::<u64>()
+            + self
+                .holds
+                .iter()
+                .map(|(_, g)| g.extent.length.0)
+                .sum::<u64>();
+        assert_eq!(census.held, Length(held));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_ticket_is_reported_while_its_extent_is_touched_and_no_closed_grant_is_admitted(
+        steps in prop::collection::vec(step(), 1..160),
+    ) {
+        let mut model = Model::new();
+        for step in steps {
+            model.apply(step);
+            model.check();
+        }
+        // Once all is given up, every ticket is reported.
+        for who in 0..3 {
+            model.apply(Step::Die(who));
+        }
+        while !model.receives.is_empty() {
+            model.apply(Step::EndReceive { which: 0, whole: false });
+        }
+        model.check();
+        prop_assert!(model.tickets.is_empty());
+    }
+}
+
+/// What refuses closed grants is bounded by the segment, not by how many grants have come and gone.
+#[test]
+fn a_million_grants_leave_no_more_behind_than_the_segment_has_blocks() {
+    let mut model = Model::new();
+    for id in 1..=1_000_000u64 {
+        let item = FenceItem {
+            ticket: id,
+            // Other nodes take most numbers of an epoch: those seen here have gaps.
+            grant: Some(GrantId(id * 7)),
+            extent: Extent {
+                segment: SEGMENT,
+                offset: Offset(id % UNITS * UNIT),
+                length: Length(UNIT),
+            },
+        };
+        model.fence.fence(&[item]);
+    }
+    assert!(model.fence.census().floors <= UNITS);
+    assert_eq!(model.fence.take_fenced().len(), 1_000_000);
+}

@@ -1,0 +1,142 @@
+//! Ranges of one segment that do not overlap, with a value each.
+
+use kvpool_types::{Length, Offset};
+use std::collections::BTreeMap;
+
+/// The bytes from `start` up to, not including, `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Range {
+    /// The first byte.
+    pub(crate) start: Offset,
+    /// The first byte past the range.
+    pub(crate) end: Offset,
+}
+
+impl Range {
+    /// The bytes of the range.
+    pub(crate) const fn length(&self) -> Length {
+        Length(self.end.0.saturating_sub(self.start.0))
+    }
+}
+
+/// A map from disjoint, non-empty ranges to values.
+#[derive(Debug)]
+pub(super) struct Ranges<T> {
+    by_start: BTreeMap<Offset, (Offset, T)>,
+}
+
+impl<T> Default for Ranges<T> {
+    fn default() -> Self {
+        Self {
+            by_start: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T> Ranges<T> {
+    pub(super) fn len(&self) -> usize {
+        self.by_start.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.by_start.clear();
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Range, &T)> {
+        self.by_start
+            .iter()
+            .map(|(&start, (end, value))| (Range { start, end: *end }, value))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Range, &mut T)> {
+        self.by_start
+            .iter_mut()
+            .map(|(&start, (end, value))| (Range { start, end: *end }, value))
+    }
+
+    /// The value of exactly this range.
+    pub(super) fn get(&self, range: Range) -> Option<&T> {
+        match self.by_start.get(&range.start) {
+            Some((end, value)) if *end == range.end => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The value of exactly this range.
+    pub(super) fn get_mut(&mut self, range: Range) -> Option<&mut T> {
+        match self.by_start.get_mut(&range.start) {
+            Some((end, value)) if *end == range.end => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Those that share a byte with `range`, lowest first.
+    pub(super) fn overlapping(&self, range: Range) -> impl Iterator<Item = (Range, &T)> {
+        self.by_start
+            .range(self.reach(range)..range.end)
+            .map(|(&start, (end, value))| (Range { start, end: *end }, value))
+    }
+
+    /// Those that share a byte with `range`, lowest first.
+    pub(super) fn overlapping_mut(
+        &mut self,
+        range: Range,
+    ) -> impl Iterator<Item = (Range, &mut T)> {
+        let from = self.reach(range);
+        self.by_start
+            .range_mut(from..range.end)
+            .map(|(&start, (end, value))| (Range { start, end: *end }, value))
+    }
+
+    /// Adds a range that overlaps none.
+    pub(super) fn insert(&mut self, range: Range, value: T) {
+        debug_assert!(range.start < range.end, "invariant: ranges are not empty");
+        debug_assert!(
+            self.overlapping(range).next().is_none(),
+            "invariant: ranges are disjoint"
+        );
+        self.by_start.insert(range.start, (range.end, value));
+    }
+
+    /// Takes exactly this range out.
+    pub(super) fn remove(&mut self, range: Range) -> Option<T> {
+        self.get(range)?;
+        self.by_start.remove(&range.start).map(|(_, value)| value)
+    }
+
+    /// Takes out all that share a byte with `range`, lowest first.
+    pub(super) fn remove_overlapping(&mut self, range: Range) -> Vec<(Range, T)> {
+        let found: Vec<Range> = self.overlapping(range).map(|(range, _)| range).collect();
+        found
+            .into_iter()
+            .filter_map(|range| self.remove(range).map(|value| (range, value)))
+            .collect()
+    }
+
+    /// The range that ends where `at` begins.
+    pub(super) fn ending_at(&self, at: Offset) -> Option<(Range, &T)> {
+        let (&start, (end, value)) = self.by_start.range(..at).next_back()?;
+        (*end == at).then_some((Range { start, end: at }, value))
+    }
+
+    /// The range that begins at `at`.
+    pub(super) fn starting_at(&self, at: Offset) -> Option<(Range, &T)> {
+        let (end, value) = self.by_start.get(&at)?;
+        Some((
+            Range {
+                start: at,
+                end: *end,
+            },
+            value,
+        ))
+    }
+
+    /// Where to begin looking for what overlaps `range`: only the last range that begins before it
+    /// can reach into it, since ranges are disjoint.
+    fn reach(&self, range: Range) -> Offset {
+        match self.by_start.range(..range.start).next_back() {
+            Some((&start, (end, _))) if *end > range.start => start.min(range.end),
+            _ => range.start.min(range.end),
+        }
+    }
+}
