@@ -65,6 +65,10 @@ id!(
     SegmentId, u32, "{}"
 );
 id!(
+    /// A namespace, numbered by the master in order and never reused.
+    NamespaceId, u32, "{}"
+);
+id!(
     /// A right to write one extent. Unique within its epoch.
     GrantId, u64, "{}"
 );

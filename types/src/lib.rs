@@ -6,20 +6,26 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chain;
 pub mod checksum;
 pub mod code;
 pub mod extent;
 pub mod grant;
+pub mod hash64;
 pub mod ids;
 pub mod key;
+pub mod key_strings;
+pub mod namespace;
 pub mod wire;
 
+pub use chain::{Chain, chain_keys};
 pub use checksum::{CHUNK, Checksum, ChecksumAlgorithm};
 pub use code::Code;
 pub use extent::Extent;
 pub use grant::{Grant, GrantKey};
 pub use ids::{
-    ClientId, ClusterId, Epoch, GrantId, HostId, Incarnation, Length, NodeName, Offset, SegmentId,
-    Version,
+    ClientId, ClusterId, Epoch, GrantId, HostId, Incarnation, Length, NamespaceId, NodeName,
+    Offset, SegmentId, Version,
 };
 pub use key::{Key, KeyRef};
+pub use namespace::Namespace;
