@@ -192,6 +192,15 @@ pub(crate) fn holds_digest(text: &str) -> bool {
     split_digest(text).is_some()
 }
 
+/// Whether a key's string that has `prefix` and then a digest is cut just there.
+pub(crate) fn may_precede_digest(prefix: &str) -> bool {
+    let digit_before = prefix
+        .bytes()
+        .next_back()
+        .is_some_and(|byte| nibble(byte).is_some());
+    !digit_before && !holds_digest(prefix)
+}
+
 fn parse_hex(hex: &str) -> Option<Digest> {
     let mut digest = [0; 32];
     for (byte, pair) in digest.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
@@ -207,3 +216,6 @@ const fn nibble(byte: u8) -> Option<u8> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -467,3 +467,6 @@ fn code(r: &mut Reader<'_>) -> Result<Code, DecodeError> {
         value: raw.into(),
     })
 }
+
+#[cfg(test)]
+mod tests;

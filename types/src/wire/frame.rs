@@ -164,3 +164,6 @@ const fn limit(what: &'static str, size: u64, limit: u64) -> Result<(), DecodeEr
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -188,6 +188,7 @@ impl<'a> Keys<'a> {
             DIGESTS => {
                 let (prefix, suffix) = (self.reader.str16()?, self.reader.str16()?);
                 check_len(prefix.len() + 64 + suffix.len())?;
+                check_prefix(prefix)?;
                 Ok(Run::Digests {
                     left,
                     prefix,
@@ -200,6 +201,19 @@ impl<'a> Keys<'a> {
                 value: tag.into(),
             }),
         }
+    }
+}
+
+/// Refuses a prefix that holds part of the run of digits that its keys' strings would be cut at: such a
+/// key would have a second form.
+fn check_prefix(prefix: &str) -> Result<(), DecodeError> {
+    if crate::key::may_precede_digest(prefix) {
+        Ok(())
+    } else {
+        Err(DecodeError::BadValue {
+            what: "key prefix with a digit of the digest",
+            value: 0,
+        })
     }
 }
 
@@ -226,3 +240,6 @@ impl<'a> Iterator for Keys<'a> {
         read.transpose()
     }
 }
+
+#[cfg(test)]
+mod tests;
