@@ -1,0 +1,123 @@
+//! What a metadata store can answer instead of doing as asked.
+
+use super::LogSeq;
+use kvpool_types::{Code, Epoch};
+
+/// Why a metadata store did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// Another term has begun: whoever wrote under `asked` no longer leads. Nothing was changed.
+    #[error("epoch {asked} may not write: the store is in epoch {current}")]
+    Fenced {
+        /// The epoch that the write carried.
+        asked: Epoch,
+        /// The epoch that may write.
+        current: Epoch,
+    },
+    /// The group does not follow the last one. Nothing was changed.
+    #[error("group {asked} does not follow the log's last one, {last}")]
+    Gap {
+        /// The position that the write named.
+        asked: LogSeq,
+        /// The position of the last durable group.
+        last: LogSeq,
+    },
+    /// A snapshot or a cut names a position that the log does not reach or no longer holds.
+    /// Nothing was changed.
+    #[error("position {asked} is outside the log, which was cut at {cut} and ends at {last}")]
+    OutsideLog {
+        /// The position that was named.
+        asked: LogSeq,
+        /// The position through which the log has been cut.
+        cut: LogSeq,
+        /// The position of the last durable group.
+        last: LogSeq,
+    },
+    /// The store did not answer or failed. Whether a write took effect is unknown: read back
+    /// before anything that depends on it.
+    #[error("the metadata store is unavailable: {reason}")]
+    Unavailable {
+        /// What the store said.
+        reason: String,
+    },
+    /// What the store holds cannot be what was written to it.
+    #[error("the metadata store is corrupt: {reason}")]
+    Corrupt {
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// The value is larger than the store takes. Nothing was changed.
+    #[error("a value of {size} bytes is more than the metadata store takes")]
+    TooLarge {
+        /// The size of the value in bytes.
+        size: u64,
+    },
+    /// The store has been closed.
+    #[error("the metadata store is closed")]
+    Closed,
+}
+
+impl StoreError {
+    /// Whether the same call may succeed later with nothing changed by the caller. A write whose
+    /// outcome is unknown has to be read back first.
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
+    /// The stable code that a client is told.
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::Fenced { .. } => Code::NotLeader,
+            Self::Closed => Code::Draining,
+            _ => Code::StoreFailed,
+        }
+    }
+}
+
+/// Why the embedded store's directory could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process has the directory open.
+    #[error(
+        "{path} is in use by another kvmaster; stop it, or give this one a data directory of its own"
+    )]
+    InUse {
+        /// The store's file.
+        path: String,
+    },
+    /// The directory or the file cannot be created, read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The store's file or directory.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A newer kvmaster wrote the file.
+    #[error("{path} has format {found}; this kvmaster reads format {known}")]
+    Format {
+        /// The store's file.
+        path: String,
+        /// The format in the file.
+        found: u64,
+        /// The format of this version.
+        known: u64,
+    },
+    /// The file is not a metadata store, or is damaged.
+    #[error("{path} is not a readable metadata store: {reason}")]
+    Corrupt {
+        /// The store's file.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl OpenError {
+    /// Whether opening may succeed later with nothing changed by the caller.
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::InUse { .. })
+    }
+}

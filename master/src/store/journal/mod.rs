@@ -1,0 +1,352 @@
+//! The one writer of the log: groups what is submitted, makes it durable, then calls back.
+//!
+//! ```text
+//!  submit ──► queue (bounded in bytes) ──► [journal thread]  encode ─► append ─► callbacks
+//!                                               │ between groups: capture one shard
+//!                                               ▼
+//!                                          [snapshot thread] put_snapshot ─► truncate_log
+//! ```
+//!
+//! Everything that waits when an append ends goes into the next group, so the log keeps up with
+//! any number of callers at the price of one flush a group.
+//!
+//! Architecture invariants:
+//! * Callbacks run on the journal's thread, in the order of the log, each once and after its group
+//!   is durable (but for [`Ack::Memory`]).
+//! * Between two groups everything appended has been applied by its callback and nothing else, so
+//!   a shard captured there is the log's state at the last position.
+//! * After an append that failed nothing is appended or acknowledged any more.
+
+mod retention;
+mod snapshots;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use super::{LogSeq, LogState, MetadataStore, Record, ShardIndex, StoreError};
+use bytesize::ByteSize;
+use kvpool_types::{Code, Epoch, Length};
+use parking_lot::Mutex;
+use std::sync::{Arc, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// When a submission is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ack {
+    /// Once its records are durable.
+    Durable,
+    /// As soon as its turn has come: its records are appended behind that, and lost if the master
+    /// dies before. One behind a durable submission waits for it.
+    Memory,
+}
+
+/// Why records were not acknowledged.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// The append failed, and whether the records are durable is unknown: only the next start,
+    /// which reads the log, can say.
+    #[error("the metadata log could not be written: {0}")]
+    Unknown(Arc<StoreError>),
+    /// The records were not logged, because the store refused them or an earlier append failed.
+    #[error("the metadata log takes no more records: {0}")]
+    Refused(Arc<StoreError>),
+    /// The records were not logged: the journal is closed, or the submitter did not wait for room.
+    #[error("the records were given up before they were logged")]
+    Abandoned,
+    /// The journal's thread ended on a fault. Whether the records are durable is unknown.
+    #[error("the journal's thread ended on a fault")]
+    Died,
+}
+
+impl JournalError {
+    /// Whether the same call may succeed later, perhaps at the master's next start.
+    pub fn is_retryable(&self) -> bool {
+        self.code().is_retryable()
+    }
+
+    /// Whether the records may be durable all the same.
+    pub const fn is_outcome_unknown(&self) -> bool {
+        matches!(self, Self::Unknown(_) | Self::Died)
+    }
+
+    /// The stable code that a client is told.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Unknown(_) | Self::Died => Code::StoreFailed,
+            Self::Refused(error) => match **error {
+                StoreError::Fenced { .. } => Code::NotLeader,
+                _ => Code::StoreFailed,
+            },
+            Self::Abandoned => Code::Draining,
+        }
+    }
+}
+
+/// Why a journal could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("the journal's threads cannot be started: {0}")]
+pub struct StartError(#[from] std::io::Error);
+
+/// What a journal takes snapshots of: the directory.
+pub trait SnapshotSource: Send + Sync + 'static {
+    /// How many shards it is cut into.
+    fn shards(&self) -> u32;
+
+    /// The records that make up a shard now. Called on the journal's thread between two groups.
+    fn capture(&self, shard: ShardIndex) -> Vec<Record>;
+
+    /// The records that belong to no shard now. Called on the journal's thread between two groups.
+    fn capture_system(&self) -> Vec<Record>;
+}
+
+/// How a journal groups and when it takes snapshots.
+#[derive(Clone, Debug)]
+pub struct JournalOptions {
+    /// A group that has reached this size is appended (a submission is never split).
+    pub group_bytes: ByteSize,
+    /// A group that has reached this many records is appended.
+    pub group_records: usize,
+    /// The records that may wait, by their size in memory; beyond that [`Journal::submit`] waits.
+    pub queue_bytes: ByteSize,
+    /// The log may always grow to this size before a shard is captured.
+    pub log_bytes: ByteSize,
+    /// The log may grow to this many times the size of all snapshots before a shard is captured.
+    pub log_ratio: u64,
+}
+
+impl Default for JournalOptions {
+    fn default() -> Self {
+        Self {
+            group_bytes: ByteSize::kib(256),
+            group_records: 4096,
+            queue_bytes: ByteSize::mib(16),
+            log_bytes: ByteSize::mib(16),
+            log_ratio: 2,
+        }
+    }
+}
+
+/// A handle to a running journal. When the last one is dropped, the journal writes what is queued
+/// and ends.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    sender: mpsc::Sender<Message>,
+    room: Arc<Semaphore>,
+    queue_bytes: u32,
+    health: Arc<Health>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Fails when the thread has ended already, which is what is asked.
+        let _ended = self.sender.send(Message::Close(None));
+    }
+}
+
+/// Why the journal takes nothing any more; `None` while it does.
+#[derive(Debug, Default)]
+struct Health(Mutex<Option<JournalError>>);
+
+impl Health {
+    fn check(&self) -> Result<(), JournalError> {
+        self.0.lock().clone().map_or(Ok(()), Err)
+    }
+
+    /// Keeps the first reason.
+    fn fail(&self, error: JournalError) {
+        self.0.lock().get_or_insert(error);
+    }
+}
+
+type OnDurable = Box<dyn FnOnce(Result<LogSeq, JournalError>) + Send>;
+
+/// A callback that is called exactly once, with an error if it is dropped.
+struct Callback(Option<OnDurable>);
+
+impl Callback {
+    fn call(mut self, outcome: Result<LogSeq, JournalError>) {
+        if let Some(call) = self.0.take() {
+            call(outcome);
+        }
+    }
+}
+
+impl Drop for Callback {
+    fn drop(&mut self) {
+        if let Some(call) = self.0.take() {
+            let error = if std::thread::panicking() {
+                JournalError::Died
+            } else {
+                JournalError::Abandoned
+            };
+            call(Err(error));
+        }
+    }
+}
+
+struct Submission {
+    records: Vec<Record>,
+    ack: Ack,
+    callback: Callback,
+    /// Room in the queue, given back when the callback has run. `None` for one that came without.
+    room: Option<OwnedSemaphorePermit>,
+}
+
+enum Message {
+    Submit(Submission),
+    SnapshotDone(snapshots::Outcome),
+    Close(Option<oneshot::Sender<()>>),
+}
+
+impl Journal {
+    /// Starts a journal that appends under `epoch`, behind what `state` says is there.
+    pub fn start(
+        store: Arc<dyn MetadataStore>,
+        epoch: Epoch,
+        state: &LogState,
+        source: Arc<dyn SnapshotSource>,
+        options: JournalOptions,
+    ) -> Result<Self, StartError> {
+        let (sender, receiver) = mpsc::channel();
+        let queue_bytes = u32::try_from(options.queue_bytes.as_u64())
+            .unwrap_or(u32::MAX)
+            .max(1);
+        let room = Arc::new(Semaphore::new(Length(queue_bytes.into()).as_usize()));
+        let health = Arc::new(Health::default());
+        let snapshots =
+            snapshots::Thread::start(Arc::clone(&store), epoch, source.shards(), sender.clone())?;
+        worker::start(worker::Parts {
+            store,
+            epoch,
+            retention: retention::Retention::new(state, source.shards(), &options),
+            source,
+            options,
+            last: state.span.last,
+            receiver,
+            room: Arc::clone(&room),
+            health: Arc::clone(&health),
+            snapshots,
+        })?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                sender,
+                room,
+                queue_bytes,
+                health,
+            }),
+        })
+    }
+
+    /// Submits records that are to be durable together, and waits for room in the queue if need
+    /// be. `on_durable` is called once in any case: on the journal's thread with the position of
+    /// the records, or with why they are not acknowledged; it must not block. If this future is
+    /// dropped before there was room, that is [`JournalError::Abandoned`]. An error that is
+    /// answered here is told to `on_durable` too.
+    pub async fn submit(
+        &self,
+        records: Vec<Record>,
+        ack: Ack,
+        on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) -> Result<(), JournalError> {
+        let callback = Callback(Some(Box::new(on_durable)));
+        let size = self.queued_size(&records);
+        let room = Arc::clone(&self.shared.room).acquire_many_owned(size).await;
+        // The room is closed when the thread ends.
+        let room = room.map_err(|_| JournalError::Abandoned)?;
+        self.enqueue(Submission {
+            records,
+            ack,
+            callback,
+            room: Some(room),
+        })
+    }
+
+    /// Submits records from code that cannot wait. They are taken even if the queue is full (those
+    /// who can wait then wait the longer), so this is for what is bounded by something else, such
+    /// as removals by the blocks there are. `on_durable` as with [`Journal::submit`].
+    pub fn submit_now(
+        &self,
+        records: Vec<Record>,
+        ack: Ack,
+        on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) {
+        let size = self.queued_size(&records);
+        let room = Arc::clone(&self.shared.room)
+            .try_acquire_many_owned(size)
+            .ok();
+        // The callback is told of an error.
+        let _told = self.enqueue(Submission {
+            records,
+            ack,
+            callback: Callback(Some(Box::new(on_durable))),
+            room,
+        });
+    }
+
+    /// Waits until everything submitted before is durable; answers the log's last position then.
+    pub async fn flush(&self) -> Result<LogSeq, JournalError> {
+        let (done, durable) = oneshot::channel();
+        self.submit(Vec::new(), Ack::Durable, |outcome| {
+            let _caller_left = done.send(outcome);
+        })
+        .await?;
+        durable.await.unwrap_or(Err(JournalError::Died))
+    }
+
+    /// Whether records can be made durable: what `/readyz` asks.
+    pub fn healthy(&self) -> Result<(), JournalError> {
+        self.shared.health.check()
+    }
+
+    /// Makes durable what has been submitted, waits for a snapshot in progress, and ends. Whatever
+    /// is submitted afterwards is [`JournalError::Abandoned`].
+    pub async fn close(&self) {
+        let (done, ended) = oneshot::channel();
+        if self.shared.sender.send(Message::Close(Some(done))).is_ok() {
+            // An error says that the thread has ended without an answer: it has ended.
+            let _ended = ended.await;
+        }
+    }
+
+    fn enqueue(&self, submission: Submission) -> Result<(), JournalError> {
+        if let Err(error) = self.healthy() {
+            submission.callback.call(Err(error.clone().for_later()));
+            return Err(error.for_later());
+        }
+        // Dropping the message tells the callback.
+        self.shared
+            .sender
+            .send(Message::Submit(submission))
+            .map_err(|_| JournalError::Abandoned)
+    }
+
+    /// Roughly what records take in memory, and no more than there is room.
+    fn queued_size(&self, records: &[Record]) -> u32 {
+        let size: usize = records
+            .iter()
+            .map(|record| {
+                let text = record.place().map_or(0, |(_, key)| key.as_ref().text_len());
+                size_of::<Record>() + text
+            })
+            .sum();
+        u32::try_from(size)
+            .unwrap_or(u32::MAX)
+            .min(self.shared.queue_bytes)
+    }
+}
+
+impl JournalError {
+    /// What records are told that come after the failure: they were certainly not logged.
+    fn for_later(self) -> Self {
+        match self {
+            Self::Unknown(error) => Self::Refused(error),
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The thread that writes snapshots, so that appends go on meanwhile.
+
+use super::{Message, StartError};
+use crate::store::record::encode_snapshot;
+use crate::store::{LogSeq, MetadataStore, Record, ShardIndex, StoreError};
+use kvpool_types::Epoch;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+/// A captured shard to write.
+pub(super) struct Job {
+    pub(super) shard: ShardIndex,
+    /// The position that the records contain.
+    pub(super) seq: LogSeq,
+    pub(super) records: Vec<Record>,
+    /// Where the log is cut afterwards.
+    pub(super) cut: LogSeq,
+}
+
+/// How a job ended.
+pub(super) struct Outcome {
+    pub(super) shard: ShardIndex,
+    pub(super) seq: LogSeq,
+    pub(super) cut: LogSeq,
+    /// The bytes of the snapshot.
+    pub(super) written: Result<u64, StoreError>,
+}
+
+/// A handle to the thread.
+pub(super) struct Thread {
+    jobs: mpsc::Sender<Job>,
+    thread: JoinHandle<()>,
+}
+
+impl Thread {
+    /// Starts it. Outcomes go to `journal`.
+    pub(super) fn start(
+        store: Arc<dyn MetadataStore>,
+        epoch: Epoch,
+        shards: u32,
+        journal: mpsc::Sender<Message>,
+    ) -> Result<Self, StartError> {
+        let runtime = super::worker::runtime()?;
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let thread = std::thread::Builder::new()
+            .name("kvm-snapshot".into())
+            .spawn(move || {
+                for job in queue {
+                    let Job {
+                        shard,
+                        seq,
+                        records,
+                        cut,
+                    } = job;
+                    let written =
+                        runtime.block_on(write(&*store, epoch, shards, (shard, seq, cut), records));
+                    let outcome = Outcome {
+                        shard,
+                        seq,
+                        cut,
+                        written,
+                    };
+                    if journal.send(Message::SnapshotDone(outcome)).is_err() {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Self { jobs, thread })
+    }
+
+    /// Hands a job over; false when the thread has ended.
+    pub(super) fn write(&self, job: Job) -> bool {
+        self.jobs.send(job).is_ok()
+    }
+
+    /// Waits for the job in progress and ends the thread.
+    pub(super) fn end(self) {
+        drop(self.jobs);
+        if self.thread.join().is_err() {
+            tracing::error!("the snapshot thread ended on a fault");
+        }
+    }
+}
+
+async fn write(
+    store: &dyn MetadataStore,
+    epoch: Epoch,
+    shards: u32,
+    (shard, seq, cut): (ShardIndex, LogSeq, LogSeq),
+    records: Vec<Record>,
+) -> Result<u64, StoreError> {
+    let parts = encode_snapshot(shards, records);
+    let bytes = parts.iter().map(|part| part.len() as u64).sum();
+    store.put_snapshot(epoch, shard, seq, parts).await?;
+    store.truncate_log(epoch, cut).await?;
+    Ok(bytes)
+}

@@ -1,0 +1,441 @@
+//! The journal's promises, over the real store with faults put in on demand.
+
+use super::*;
+use crate::store::record::{self, SegmentGone};
+use crate::store::{EmbeddedOptions, EmbeddedStore, LogSpan, Snapshot, recover};
+use async_trait::async_trait;
+use bytes::Bytes;
+use kvpool_types::{ClusterId, SegmentId};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The embedded store, but for what the test asks to go wrong.
+struct Faulty {
+    store: EmbeddedStore,
+    /// Appends wait while the test holds it.
+    gate: tokio::sync::Mutex<()>,
+    /// Appends fail as when the answer is lost.
+    lose: AtomicBool,
+    appends: AtomicU64,
+}
+
+#[async_trait]
+impl MetadataStore for Faulty {
+    async fn cluster_id(&self, fresh: ClusterId) -> Result<ClusterId, StoreError> {
+        self.store.cluster_id(fresh).await
+    }
+    async fn epoch(&self) -> Result<Epoch, StoreError> {
+        self.store.epoch().await
+    }
+    async fn begin_epoch(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
+        self.store.begin_epoch(at_least).await
+    }
+    async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
+        self.appends.fetch_add(1, Ordering::SeqCst);
+        let _open = self.gate.lock().await;
+        if self.lose.load(Ordering::SeqCst) {
+            return Err(StoreError::Unavailable {
+                reason: "the answer was lost".into(),
+            });
+        }
+        self.store.append(epoch, seq, group).await
+    }
+    async fn log_span(&self) -> Result<LogSpan, StoreError> {
+        self.store.log_span().await
+    }
+    async fn read_log(
+        &self,
+        after: LogSeq,
+        limit_bytes: u64,
+    ) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
+        self.store.read_log(after, limit_bytes).await
+    }
+    async fn put_snapshot(
+        &self,
+        epoch: Epoch,
+        shard: ShardIndex,
+        seq: LogSeq,
+        parts: Vec<Bytes>,
+    ) -> Result<(), StoreError> {
+        self.store.put_snapshot(epoch, shard, seq, parts).await
+    }
+    async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError> {
+        self.store.read_snapshot(shard).await
+    }
+    async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError> {
+        self.store.snapshots().await
+    }
+    async fn truncate_log(&self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError> {
+        self.store.truncate_log(epoch, through).await
+    }
+    async fn size_on_disk(&self) -> Result<u64, StoreError> {
+        self.store.size_on_disk().await
+    }
+    async fn close(&self) -> Result<(), StoreError> {
+        self.store.close().await
+    }
+}
+
+struct Nothing;
+
+impl SnapshotSource for Nothing {
+    fn shards(&self) -> u32 {
+        1
+    }
+    fn capture(&self, _: ShardIndex) -> Vec<Record> {
+        Vec::new()
+    }
+    fn capture_system(&self) -> Vec<Record> {
+        Vec::new()
+    }
+}
+
+struct Setup {
+    _directory: tempfile::TempDir,
+    store: Arc<Faulty>,
+    journal: Journal,
+    epoch: Epoch,
+}
+
+async fn setup(options: JournalOptions) -> Setup {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(Faulty {
+        store: EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap(),
+        gate: tokio::sync::Mutex::new(()),
+        lose: AtomicBool::new(false),
+        appends: AtomicU64::new(0),
+    });
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let journal = Journal::start(
+        Arc::clone(&store) as Arc<dyn MetadataStore>,
+        epoch,
+        &LogState::default(),
+        Arc::new(Nothing),
+        options,
+    )
+    .unwrap();
+    Setup {
+        _directory: directory,
+        store,
+        journal,
+        epoch,
+    }
+}
+
+fn gone(id: u32) -> Record {
+    Record::SegmentGone(SegmentGone { id: SegmentId(id) })
+}
+
+async fn logged(store: &Faulty) -> Vec<Record> {
+    let groups = store.read_log(LogSeq(0), u64::MAX).await.unwrap();
+    groups
+        .iter()
+        .flat_map(|(_, group)| record::decode(group).unwrap().records)
+        .collect()
+}
+
+type Seen = Arc<Mutex<Vec<(u32, Result<LogSeq, JournalError>)>>>;
+
+fn note(seen: &Seen, id: u32) -> impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static {
+    let seen = Arc::clone(seen);
+    move |outcome| seen.lock().push((id, outcome))
+}
+
+/// Waits until the journal is inside an append.
+async fn in_append(store: &Faulty, count: u64) {
+    while store.appends.load(Ordering::SeqCst) < count {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_waits_goes_into_one_group_and_callbacks_keep_the_logs_order() {
+    let Setup {
+        store,
+        journal,
+        _directory,
+        ..
+    } = setup(JournalOptions::default()).await;
+    let seen = Seen::default();
+    let shut = store.gate.lock().await;
+    journal.submit_now(vec![gone(0)], Ack::Durable, note(&seen, 0));
+    in_append(&store, 1).await;
+    for id in 1..1000 {
+        journal
+            .submit(vec![gone(id)], Ack::Durable, note(&seen, id))
+            .await
+            .unwrap();
+    }
+    assert!(
+        seen.lock().is_empty(),
+        "nothing is acknowledged before it is durable"
+    );
+    drop(shut);
+    assert_eq!(journal.flush().await.unwrap(), LogSeq(2));
+    let seen = seen.lock();
+    let order: Vec<u32> = seen.iter().map(|(id, _)| *id).collect();
+    assert_eq!(order, (0..1000).collect::<Vec<_>>());
+    for (id, outcome) in seen.iter() {
+        assert_eq!(
+            *outcome.as_ref().unwrap(),
+            LogSeq(if *id == 0 { 1 } else { 2 })
+        );
+    }
+    assert_eq!(
+        logged(&store).await,
+        (0..1000).map(gone).collect::<Vec<_>>()
+    );
+}
+
+#[tokio::test]
+async fn a_group_is_bounded_and_a_submission_is_never_split() {
+    let Setup {
+        store,
+        journal,
+        _directory,
+        ..
+    } = setup(JournalOptions {
+        group_records: 10,
+        ..JournalOptions::default()
+    })
+    .await;
+    let shut = store.gate.lock().await;
+    journal.submit_now(vec![gone(0)], Ack::Durable, |_| ());
+    in_append(&store, 1).await;
+    for start in (1..=36).step_by(4) {
+        journal.submit_now((start..start + 4).map(gone).collect(), Ack::Durable, |_| ());
+    }
+    drop(shut);
+    journal.flush().await.unwrap();
+    let groups = store.read_log(LogSeq(0), u64::MAX).await.unwrap();
+    let sizes: Vec<usize> = groups
+        .iter()
+        .map(|(_, g)| record::decode(g).unwrap().records.len())
+        .collect();
+    assert_eq!(sizes, [1, 12, 12, 12]);
+}
+
+#[tokio::test]
+async fn memory_acks_come_at_once_but_never_before_a_durable_one_in_front() {
+    let Setup {
+        store,
+        journal,
+        _directory,
+        ..
+    } = setup(JournalOptions::default()).await;
+    let seen = Seen::default();
+    let shut = store.gate.lock().await;
+    journal.submit_now(vec![gone(0)], Ack::Memory, note(&seen, 0));
+    in_append(&store, 1).await;
+    assert_eq!(
+        seen.lock().len(),
+        1,
+        "answered while its append is still under way"
+    );
+    journal.submit_now(vec![gone(1)], Ack::Durable, note(&seen, 1));
+    journal.submit_now(vec![gone(2)], Ack::Memory, note(&seen, 2));
+    drop(shut);
+    journal.flush().await.unwrap();
+    let order: Vec<u32> = seen.lock().iter().map(|(id, _)| *id).collect();
+    assert_eq!(order, [0, 1, 2]);
+    assert_eq!(logged(&store).await, [gone(0), gone(1), gone(2)]);
+}
+
+#[tokio::test]
+async fn after_a_lost_answer_nothing_is_acknowledged_or_appended() {
+    let Setup {
+        store,
+        journal,
+        _directory,
+        ..
+    } = setup(JournalOptions::default()).await;
+    let seen = Seen::default();
+    journal.flush().await.unwrap();
+    journal.healthy().unwrap();
+    store.lose.store(true, Ordering::SeqCst);
+    let shut = store.gate.lock().await;
+    journal.submit_now(vec![gone(0)], Ack::Durable, note(&seen, 0));
+    in_append(&store, 1).await;
+    journal.submit_now(vec![gone(1)], Ack::Durable, note(&seen, 1));
+    journal.submit_now(vec![gone(2)], Ack::Memory, note(&seen, 2));
+    drop(shut);
+    let error = journal.flush().await.unwrap_err();
+    assert!(
+        error.is_retryable() && !error.is_outcome_unknown(),
+        "{error}"
+    );
+    // The store works again, and still nothing may follow what may be missing.
+    store.lose.store(false, Ordering::SeqCst);
+    assert!(
+        journal
+            .submit(vec![gone(3)], Ack::Durable, note(&seen, 3))
+            .await
+            .is_err()
+    );
+    journal.submit_now(vec![gone(4)], Ack::Memory, note(&seen, 4));
+    assert!(journal.healthy().unwrap_err().is_outcome_unknown());
+    journal.close().await;
+    let seen = seen.lock();
+    let failed: Vec<(u32, bool)> = seen
+        .iter()
+        .map(|(id, outcome)| (*id, outcome.as_ref().unwrap_err().is_outcome_unknown()))
+        .collect();
+    assert_eq!(
+        failed,
+        [(0, true), (1, false), (2, false), (3, false), (4, false)]
+    );
+    assert_eq!(store.appends.load(Ordering::SeqCst), 1);
+    assert_eq!(logged(&store).await, []);
+}
+
+#[tokio::test]
+async fn a_deposed_leader_is_told_so() {
+    let Setup {
+        store,
+        journal,
+        epoch,
+        _directory,
+    } = setup(JournalOptions::default()).await;
+    store.begin_epoch(Epoch(epoch.0 + 1)).await.unwrap();
+    let seen = Seen::default();
+    journal.submit_now(vec![gone(0)], Ack::Durable, note(&seen, 0));
+    assert_eq!(journal.flush().await.unwrap_err().code(), Code::NotLeader);
+    let outcome = seen.lock().pop().unwrap().1;
+    let error = outcome.unwrap_err();
+    assert_eq!(error.code(), Code::NotLeader);
+    assert!(!error.is_outcome_unknown());
+}
+
+#[tokio::test]
+async fn submit_waits_for_room_and_gives_up_cleanly() {
+    let Setup {
+        store,
+        journal,
+        _directory,
+        ..
+    } = setup(JournalOptions {
+        queue_bytes: ByteSize::b(size_of::<Record>() as u64),
+        ..JournalOptions::default()
+    })
+    .await;
+    let seen = Seen::default();
+    let shut = store.gate.lock().await;
+    journal
+        .submit(vec![gone(0)], Ack::Durable, note(&seen, 0))
+        .await
+        .unwrap();
+    in_append(&store, 1).await;
+    let waiting = journal.submit(vec![gone(1)], Ack::Durable, note(&seen, 1));
+    tokio::time::timeout(Duration::from_millis(50), waiting)
+        .await
+        .unwrap_err();
+    {
+        let mut seen = seen.lock();
+        let (id, outcome) = seen.pop().unwrap();
+        assert_eq!(id, 1);
+        assert!(
+            matches!(outcome, Err(JournalError::Abandoned)),
+            "{outcome:?}"
+        );
+    }
+    // One that cannot wait is taken in any case.
+    journal.submit_now(vec![gone(2)], Ack::Durable, note(&seen, 2));
+    drop(shut);
+    journal
+        .submit(vec![gone(3)], Ack::Durable, note(&seen, 3))
+        .await
+        .unwrap();
+    journal.flush().await.unwrap();
+    assert_eq!(logged(&store).await, [gone(0), gone(2), gone(3)]);
+}
+
+#[tokio::test]
+async fn close_writes_what_is_queued_and_refuses_what_comes_later() {
+    let Setup {
+        store,
+        journal,
+        _directory,
+        ..
+    } = setup(JournalOptions::default()).await;
+    let seen = Seen::default();
+    for id in 0..100 {
+        journal.submit_now(vec![gone(id)], Ack::Durable, note(&seen, id));
+    }
+    journal.close().await;
+    assert!(seen.lock().iter().all(|(_, outcome)| outcome.is_ok()));
+    assert_eq!(logged(&store).await.len(), 100);
+    journal.submit_now(vec![gone(100)], Ack::Durable, note(&seen, 100));
+    let last = seen.lock().pop().unwrap();
+    assert!(
+        matches!(last, (100, Err(JournalError::Abandoned))),
+        "{last:?}"
+    );
+    assert!(journal.flush().await.is_err());
+    journal.close().await;
+}
+
+#[tokio::test]
+async fn dropping_the_last_handle_writes_what_is_queued() {
+    let Setup {
+        store,
+        journal,
+        _directory,
+        ..
+    } = setup(JournalOptions::default()).await;
+    let (done, durable) = oneshot::channel();
+    journal.submit_now(vec![gone(7)], Ack::Durable, |outcome| {
+        let _waiting = done.send(outcome.is_ok());
+    });
+    drop(journal);
+    assert!(durable.await.unwrap());
+    assert_eq!(logged(&store).await, [gone(7)]);
+}
+
+#[tokio::test]
+async fn a_fault_in_a_callback_ends_the_journal_and_nobody_waits_for_it() {
+    let Setup {
+        store,
+        journal,
+        _directory,
+        ..
+    } = setup(JournalOptions::default()).await;
+    let seen = Seen::default();
+    let shut = store.gate.lock().await;
+    journal.submit_now(vec![gone(0)], Ack::Durable, |_| panic!("a fault"));
+    journal.submit_now(vec![gone(1)], Ack::Durable, note(&seen, 1));
+    drop(shut);
+    assert!(journal.flush().await.is_err());
+    journal.close().await;
+    assert!(matches!(journal.healthy(), Err(JournalError::Died)));
+    let (_, outcome) = seen.lock().pop().unwrap();
+    assert!(outcome.is_err());
+    assert!(
+        journal
+            .submit(vec![gone(2)], Ack::Durable, |_| ())
+            .await
+            .is_err()
+    );
+}
+
+#[tokio::test]
+async fn a_journal_goes_on_where_the_log_ended() {
+    let Setup {
+        store,
+        journal,
+        _directory,
+        ..
+    } = setup(JournalOptions::default()).await;
+    journal.submit_now(vec![gone(1)], Ack::Durable, |_| ());
+    journal.close().await;
+    let recovered = recover(&*store, 1, |_, _| ShardIndex(0), |_| ())
+        .await
+        .unwrap();
+    let epoch = store.begin_epoch(Epoch(0)).await.unwrap();
+    let store: Arc<dyn MetadataStore> = store;
+    let options = JournalOptions::default();
+    let journal =
+        Journal::start(store, epoch, &recovered.state, Arc::new(Nothing), options).unwrap();
+    assert_eq!(journal.flush().await.unwrap(), LogSeq(1));
+    journal.submit_now(vec![gone(2)], Ack::Durable, |_| ());
+    assert_eq!(journal.flush().await.unwrap(), LogSeq(2));
+}

@@ -1,0 +1,298 @@
+//! Reading records. Nothing is believed: every count and length is held against the bytes there.
+
+use super::{
+    AFFIXED_DIGEST, COMMIT, CRC_BYTES, Commit, FORMAT, HARD_PIN, HAS_PARENT, INCARNATION_DROPPED,
+    IncarnationDropped, NAMESPACE, Namespace, PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE,
+    REPLICA_GONE, Record, Remove, ReplicaGone, SEED, SEGMENT, SEGMENT_GONE, Seed, Segment,
+    SegmentGone, TAG_MASK, TEXT, VERSIONS_GRANTED, VersionsGranted, crc,
+};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::key::MAX_KEY_BYTES;
+use kvpool_types::wire::{DecodeError, Reader};
+use kvpool_types::{
+    Checksum, ChecksumAlgorithm, Incarnation, Key, KeyRef, Length, NodeName, Offset, SegmentId,
+    Version, namespace,
+};
+
+/// The fewest bytes that a record takes: what a count is held against before room is made for it.
+const LEAST_RECORD_BYTES: usize = 2;
+/// The fewest bytes that a replica takes.
+const LEAST_REPLICA_BYTES: usize = 2;
+
+/// Why stored records could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// The bytes are fewer or others than were written.
+    #[error("the CRC-64 does not match")]
+    Crc,
+    /// Another version of kvmaster wrote them.
+    #[error("records have format {0}; this kvmaster reads format {FORMAT}")]
+    Format(u8),
+    /// The block checksums are of an algorithm that this version does not know.
+    #[error("block checksums have the unknown algorithm {0}")]
+    Algorithm(u8),
+    /// They are as they were written, and yet no records.
+    #[error(transparent)]
+    Malformed(#[from] DecodeError),
+}
+
+/// What a group or part holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decoded {
+    /// How many shards the directory had when the snapshot was made; 0 in the log.
+    pub shards: u32,
+    /// The records in order.
+    pub records: Vec<Record>,
+}
+
+/// Reads a group or a part.
+pub fn decode(bytes: &[u8]) -> Result<Decoded, RecordError> {
+    let (body, tail) = bytes
+        .split_last_chunk::<CRC_BYTES>()
+        .ok_or(RecordError::Crc)?;
+    if crc(body) != u64::from_le_bytes(*tail) {
+        return Err(RecordError::Crc);
+    }
+    let mut decoder = Decoder {
+        reader: Reader::new(body, "records"),
+        entries: Vec::new(),
+        version: Version(0),
+        previous: None,
+    };
+    let format = decoder.reader.u8()?;
+    if format != FORMAT {
+        return Err(RecordError::Format(format));
+    }
+    let algorithm = decoder.reader.u8()?;
+    ChecksumAlgorithm::from_wire(algorithm).ok_or(RecordError::Algorithm(algorithm))?;
+    let shards = decoder.varint32("shards")?;
+    let count = decoder.count("record count", LEAST_RECORD_BYTES)?;
+    let mut records = Vec::with_capacity(count);
+    for _ in 0..count {
+        records.push(decoder.record()?);
+    }
+    decoder.reader.finish()?;
+    Ok(Decoded { shards, records })
+}
+
+struct Decoder<'a> {
+    reader: Reader<'a>,
+    entries: Vec<Entry<'a>>,
+    version: Version,
+    previous: Option<(NamespaceId, Key)>,
+}
+
+#[derive(Clone, Copy)]
+struct Entry<'a> {
+    namespace: NamespaceId,
+    affixes: Option<(&'a str, &'a str)>,
+}
+
+impl<'a> Decoder<'a> {
+    fn record(&mut self) -> Result<Record, DecodeError> {
+        let tag = self.reader.u8()?;
+        let flags = tag & !TAG_MASK;
+        let kind = tag & TAG_MASK;
+        if kind != COMMIT && flags != 0 {
+            return Err(bad("record tag", tag.into()));
+        }
+        Ok(match kind {
+            COMMIT => Record::Commit(self.commit(flags)?),
+            REMOVE => {
+                let (namespace, key) = self.key()?;
+                Record::Remove(Remove {
+                    namespace,
+                    key,
+                    version: self.version()?,
+                })
+            }
+            REPLICA_GONE => {
+                let (namespace, key) = self.key()?;
+                Record::ReplicaGone(ReplicaGone {
+                    namespace,
+                    key,
+                    version: self.version()?,
+                    segment: SegmentId(self.varint32("segment")?),
+                })
+            }
+            NAMESPACE => Record::Namespace(Namespace {
+                id: NamespaceId(self.varint32("namespace")?),
+                namespace: namespace::Namespace {
+                    name: self.text()?.to_owned(),
+                    model: self.text()?.to_owned(),
+                    dtype: self.text()?.to_owned(),
+                    parallel_rank: self.text()?.to_owned(),
+                    salt: self.text()?.to_owned(),
+                },
+            }),
+            SEGMENT => Record::Segment(Segment {
+                id: SegmentId(self.varint32("segment")?),
+                node: self.node()?,
+                incarnation: self.incarnation()?,
+                index: self.varint32("segment index")?,
+                size: Length(self.varint()?),
+            }),
+            SEGMENT_GONE => Record::SegmentGone(SegmentGone {
+                id: SegmentId(self.varint32("segment")?),
+            }),
+            INCARNATION_DROPPED => Record::IncarnationDropped(IncarnationDropped {
+                node: self.node()?,
+                incarnation: self.incarnation()?,
+            }),
+            SEED => Record::Seed(Seed {
+                seed: self.reader.u64()?,
+            }),
+            VERSIONS_GRANTED => Record::VersionsGranted(VersionsGranted {
+                until: Version(self.varint()?),
+            }),
+            _ => return Err(bad("record tag", tag.into())),
+        })
+    }
+
+    fn commit(&mut self, flags: u8) -> Result<Commit, DecodeError> {
+        if flags & !(HARD_PIN | HAS_PARENT | PARENT_IS_PREVIOUS) != 0 {
+            return Err(bad("commit flags", flags.into()));
+        }
+        let (namespace, key) = self.key()?;
+        let version = self.version()?;
+        let length = Length(self.varint()?);
+        let checksum = Checksum(self.reader.u64()?);
+        let count = self.count("replica count", LEAST_REPLICA_BYTES)?;
+        let mut replicas = Vec::with_capacity(count);
+        for _ in 0..count {
+            let segment = SegmentId(self.varint32("segment")?);
+            replicas.push((segment, Offset(self.varint()?)));
+        }
+        let parent = match (flags & PARENT_IS_PREVIOUS != 0, flags & HAS_PARENT != 0) {
+            (true, true) => return Err(bad("commit flags", flags.into())),
+            (true, false) => match &self.previous {
+                Some((of, previous)) if *of == namespace => Some(previous.clone()),
+                _ => return Err(bad("commit flags", flags.into())),
+            },
+            (false, true) => match self.key()? {
+                (of, parent) if of == namespace => Some(parent),
+                (of, _) => return Err(bad("namespace of a parent", of.0.into())),
+            },
+            (false, false) => None,
+        };
+        self.previous = Some((namespace, key.clone()));
+        Ok(Commit {
+            namespace,
+            key,
+            version,
+            length,
+            checksum,
+            replicas,
+            parent,
+            hard_pin: flags & HARD_PIN != 0,
+        })
+    }
+
+    fn key(&mut self) -> Result<(NamespaceId, Key), DecodeError> {
+        let Entry { namespace, affixes } = self.entry()?;
+        let Some((prefix, suffix)) = affixes else {
+            let text = self.text()?;
+            let key = Key::parse(text).map_err(|_| bad("key length", text.len() as u64))?;
+            return match key.as_ref() {
+                KeyRef::Text(_) => Ok((namespace, key)),
+                KeyRef::Digest { .. } => Err(bad("text key with a digest", 0)),
+            };
+        };
+        let digest = self.reader.array()?;
+        let key = KeyRef::Digest {
+            prefix,
+            suffix,
+            digest,
+        };
+        Ok((namespace, key.to_key()))
+    }
+
+    fn entry(&mut self) -> Result<Entry<'a>, DecodeError> {
+        let number = self.varint()?;
+        let known = usize::try_from(number)
+            .ok()
+            .and_then(|n| self.entries.get(n));
+        if let Some(entry) = known {
+            return Ok(*entry);
+        }
+        if number != self.entries.len() as u64 {
+            return Err(bad("dictionary entry", number));
+        }
+        let namespace = NamespaceId(self.varint32("namespace")?);
+        let affixes = match self.reader.u8()? {
+            PLAIN_DIGEST => Some(("", "")),
+            AFFIXED_DIGEST => {
+                let (prefix, suffix) = (self.text()?, self.text()?);
+                let length = prefix.len() + 64 + suffix.len();
+                if length > MAX_KEY_BYTES {
+                    return Err(bad("key length", length as u64));
+                }
+                Some((prefix, suffix))
+            }
+            TEXT => None,
+            other => return Err(bad("key form", other.into())),
+        };
+        let entry = Entry { namespace, affixes };
+        self.entries.push(entry);
+        Ok(entry)
+    }
+
+    fn version(&mut self) -> Result<Version, DecodeError> {
+        let folded = self.varint()?;
+        let distance = (folded >> 1) ^ (folded & 1).wrapping_neg();
+        self.version = Version(self.version.0.wrapping_add(distance));
+        Ok(self.version)
+    }
+
+    fn node(&mut self) -> Result<NodeName, DecodeError> {
+        Ok(NodeName(self.text()?.to_owned()))
+    }
+
+    fn incarnation(&mut self) -> Result<Incarnation, DecodeError> {
+        Ok(Incarnation(self.reader.u128()?))
+    }
+
+    fn text(&mut self) -> Result<&'a str, DecodeError> {
+        let length = self.count("text length", 1)?;
+        let bytes = self.reader.take(length)?;
+        std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8 { what: "records" })
+    }
+
+    /// A count of things of at least `least` bytes each, all of which have to be there.
+    fn count(&mut self, what: &'static str, least: usize) -> Result<usize, DecodeError> {
+        let count = self.varint()?;
+        usize::try_from(count)
+            .ok()
+            .filter(|n| {
+                n.checked_mul(least)
+                    .is_some_and(|all| all <= self.reader.remaining())
+            })
+            .ok_or(bad(what, count))
+    }
+
+    fn varint32(&mut self, what: &'static str) -> Result<u32, DecodeError> {
+        let value = self.varint()?;
+        u32::try_from(value).map_err(|_| bad(what, value))
+    }
+
+    fn varint(&mut self) -> Result<u64, DecodeError> {
+        let mut value = 0;
+        for shift in (0..u64::BITS).step_by(7) {
+            let byte = self.reader.u8()?;
+            let bits = u64::from(byte & 0x7f);
+            if (bits << shift) >> shift != bits {
+                break;
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(bad("number of over 64 bits", value))
+    }
+}
+
+const fn bad(what: &'static str, value: u64) -> DecodeError {
+    DecodeError::BadValue { what, value }
+}

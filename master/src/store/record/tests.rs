@@ -1,0 +1,206 @@
+//! The codec's promises: what was written is read back, and nothing else is ever read.
+
+use super::*;
+use kvpool_types::KeyRef;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+fn keys() -> impl Strategy<Value = Key> {
+    let affix = prop_oneof![Just(String::new()), "[g-z@/]{1,12}"];
+    prop_oneof![
+        3 => (any::<[u8; 4]>(), affix.clone(), affix).prop_map(|(seed, prefix, suffix)| {
+            let mut digest = [0; 32];
+            digest[..4].copy_from_slice(&seed);
+            KeyRef::Digest { prefix: &prefix, suffix: &suffix, digest: &digest }.to_key()
+        }),
+        1 => "[a-zäß0-9]{1,40}".prop_map(|text| Key::parse(&text).unwrap()),
+    ]
+}
+
+fn text() -> impl Strategy<Value = String> {
+    "[ -~ä]{0,20}"
+}
+
+fn records() -> impl Strategy<Value = Record> {
+    let namespaces = || (0u32..3).prop_map(NamespaceId);
+    let versions = || prop_oneof![(0u64..50), any::<u64>()].prop_map(Version);
+    let replicas = vec(
+        (any::<u32>(), any::<u64>()).prop_map(|(s, o)| (SegmentId(s), Offset(o))),
+        0..4,
+    );
+    let body = (
+        any::<u64>(),
+        any::<u64>(),
+        replicas,
+        proptest::option::of(keys()),
+        any::<bool>(),
+    );
+    prop_oneof![
+        4 => (namespaces(), keys(), versions(), body).prop_map(
+            |(namespace, key, version, (length, checksum, replicas, parent, hard_pin))| {
+                Record::Commit(Commit {
+                    namespace,
+                    key,
+                    version,
+                    length: Length(length),
+                    checksum: Checksum(checksum),
+                    replicas,
+                    parent,
+                    hard_pin,
+                })
+            }
+        ),
+        1 => (namespaces(), keys(), versions()).prop_map(|(namespace, key, version)| {
+            Record::Remove(Remove { namespace, key, version })
+        }),
+        1 => (namespaces(), keys(), versions(), any::<u32>()).prop_map(
+            |(namespace, key, version, segment)| {
+                let segment = SegmentId(segment);
+                Record::ReplicaGone(ReplicaGone { namespace, key, version, segment })
+            }
+        ),
+        1 => (any::<u32>(), text(), text(), text(), text(), text()).prop_map(
+            |(id, name, model, dtype, parallel_rank, salt)| {
+                let namespace =
+                    namespace::Namespace { name, model, dtype, parallel_rank, salt };
+                Record::Namespace(Namespace { id: NamespaceId(id), namespace })
+            }
+        ),
+        1 => (any::<u32>(), text(), any::<u128>(), any::<u32>(), any::<u64>()).prop_map(
+            |(id, node, incarnation, index, size)| {
+                Record::Segment(Segment {
+                    id: SegmentId(id),
+                    node: NodeName(node),
+                    incarnation: Incarnation(incarnation),
+                    index,
+                    size: Length(size),
+                })
+            }
+        ),
+        1 => any::<u32>().prop_map(|id| Record::SegmentGone(SegmentGone { id: SegmentId(id) })),
+        1 => (text(), any::<u128>()).prop_map(|(node, incarnation)| {
+            let (node, incarnation) = (NodeName(node), Incarnation(incarnation));
+            Record::IncarnationDropped(IncarnationDropped { node, incarnation })
+        }),
+    ]
+}
+
+/// Puts the CRC right again, as no accident would: what is behind it has to hold by itself.
+fn reseal(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.truncate(bytes.len() - CRC_BYTES);
+    let crc = crc(&bytes);
+    bytes.extend_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_back(records in vec(records(), 0..40)) {
+        let decoded = decode(&encode_group(&records)).unwrap();
+        prop_assert_eq!(decoded, Decoded { shards: 0, records });
+    }
+
+    #[test]
+    fn any_change_of_the_bytes_is_noticed(
+        records in vec(records(), 1..10),
+        at in any::<prop::sample::Index>(),
+        flip in 1u8..,
+    ) {
+        let mut bytes = encode_group(&records).to_vec();
+        let at = at.index(bytes.len());
+        bytes[at] ^= flip;
+        prop_assert_eq!(decode(&bytes), Err(RecordError::Crc));
+    }
+
+    #[test]
+    fn bytes_that_end_early_are_an_error(
+        records in vec(records(), 1..10),
+        at in any::<prop::sample::Index>(),
+    ) {
+        let bytes = encode_group(&records);
+        let cut = at.index(bytes.len());
+        prop_assert_eq!(decode(&bytes[..cut]), Err(RecordError::Crc));
+        if cut >= CRC_BYTES {
+            prop_assert!(decode(&reseal(bytes[..cut].to_vec())).is_err());
+        }
+    }
+
+    #[test]
+    fn damage_under_a_right_crc_gives_records_or_an_error(
+        records in vec(records(), 1..10),
+        at in any::<prop::sample::Index>(),
+        flip in 1u8..,
+    ) {
+        let mut bytes = encode_group(&records).to_vec();
+        let at = at.index(bytes.len() - CRC_BYTES);
+        bytes[at] ^= flip;
+        // Whatever is read can be written: no record is outside what the types allow.
+        if let Ok(decoded) = decode(&reseal(bytes)) {
+            prop_assert_eq!(decode(&encode_group(&decoded.records)).unwrap().records, decoded.records);
+        }
+    }
+
+    #[test]
+    fn a_snapshots_parts_hold_all_records_in_order(
+        records in vec(records(), 0..40),
+        shards in any::<u32>(),
+    ) {
+        let mut read = Vec::new();
+        for part in encode_snapshot(shards, records.clone()) {
+            let decoded = decode(&part).unwrap();
+            prop_assert_eq!(decoded.shards, shards);
+            read.extend(decoded.records);
+        }
+        prop_assert_eq!(read, records);
+    }
+}
+
+fn block(number: u64, parent: Option<u64>) -> Record {
+    let key = |number: u64| {
+        let mut digest = [7; 32];
+        digest[..8].copy_from_slice(&number.to_le_bytes());
+        Key::from_digest(digest)
+    };
+    Record::Commit(Commit {
+        namespace: NamespaceId(3),
+        key: key(number),
+        version: Version((5 << 40) + number),
+        length: Length(2 << 20),
+        checksum: Checksum(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        replicas: vec![(SegmentId(300), Offset(number * (2 << 20)))],
+        parent: parent.map(key),
+        hard_pin: false,
+    })
+}
+
+#[test]
+fn a_block_of_one_replica_costs_at_most_60_bytes() {
+    let roots: Vec<Record> = (0..10_000).map(|n| block(n, None)).collect();
+    let bytes = encode_group(&roots).len();
+    assert!(
+        bytes <= 60 * roots.len(),
+        "{bytes} bytes for {} blocks",
+        roots.len()
+    );
+    // A chain written in order names its parents for nothing.
+    let chain: Vec<Record> = (0..10_000u64).map(|n| block(n, n.checked_sub(1))).collect();
+    assert_eq!(encode_group(&chain).len(), bytes);
+}
+
+#[test]
+fn snapshots_are_cut_into_small_parts() {
+    let parts = encode_snapshot(4, (0..20_000).map(|n| block(n, None)));
+    assert!(parts.len() > 1);
+    assert!(parts.iter().all(|part| part.len() <= (256 << 10) + 256));
+    assert_eq!(encode_snapshot(4, []).len(), 1);
+}
+
+#[test]
+fn another_format_is_refused_by_name() {
+    let mut bytes = encode_group(&[block(1, None)]).to_vec();
+    bytes[0] = 9;
+    assert_eq!(decode(&reseal(bytes.clone())), Err(RecordError::Format(9)));
+    bytes[0] = FORMAT;
+    bytes[1] = 200;
+    assert_eq!(decode(&reseal(bytes)), Err(RecordError::Algorithm(200)));
+}
