@@ -1,1 +1,13 @@
-//! tests
+//! What the cluster tests share: real daemons as child processes, the signals that hurt them, and
+//! blocks whose every byte can be checked.
+//!
+//! Nothing here replaces a part of kvpool: the daemons are the binaries that users run.
+
+pub mod blocks;
+pub mod cluster;
+pub mod daemon;
+pub mod grants;
+pub mod raw;
+
+pub use cluster::{Cluster, Options};
+pub use daemon::Daemon;

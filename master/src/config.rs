@@ -1,0 +1,177 @@
+//! What can be set on a kvmaster, and what it is when it is not.
+
+use crate::directory::Policy;
+use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The settings of one kvmaster. Every field has a flag, an environment variable
+/// (`KVMASTER_` and its name) and a place in the configuration file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where gRPC is served, `host:port`.
+    pub listen: String,
+    /// Where `/metrics`, `/healthz`, `/readyz` and the JSON views are served, `host:port`.
+    pub http_listen: String,
+    /// Where the embedded metadata store keeps its files.
+    pub data_dir: PathBuf,
+    /// When a commit is answered.
+    pub commit_ack: CommitAck,
+    /// No more than this share of a segment is ever used; reaching it starts eviction.
+    pub eviction_high_watermark_ratio: f64,
+    /// How far below the high watermark, as a share of the pool, an eviction round goes.
+    pub eviction_ratio: f64,
+    /// Which blocks are evicted first.
+    pub eviction_policy: Policy,
+    /// How long a lease protects a block.
+    #[serde(with = "humantime_serde")]
+    pub lease_ttl: Duration,
+    /// The longest time that a grant may be written through.
+    #[serde(with = "humantime_serde")]
+    pub max_grant_ttl: Duration,
+    /// The longest time that a put may wait for room.
+    #[serde(with = "humantime_serde")]
+    pub max_wait: Duration,
+    /// How often a node speaks.
+    #[serde(with = "humantime_serde")]
+    pub heartbeat_interval: Duration,
+    /// A node that has not spoken for so long is suspect: it is avoided, its blocks are kept.
+    #[serde(with = "humantime_serde")]
+    pub suspect_after: Duration,
+    /// A node that has not spoken for so long is given up, and its blocks with it.
+    #[serde(with = "humantime_serde")]
+    pub drop_after: Duration,
+    /// The largest block.
+    pub max_block_size: ByteSize,
+    /// The most keys in one request.
+    pub max_batch_keys: u32,
+    /// The memory that the embedded store may use for its cache.
+    pub store_cache: ByteSize,
+    /// Once it serves, the addresses are written to this file as JSON.
+    pub ready_file: Option<PathBuf>,
+    /// How log lines are written.
+    pub log_format: kvpool_daemon::telemetry::LogFormat,
+}
+
+/// When a commit is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum CommitAck {
+    /// Once its record is on stable storage: it survives a crash.
+    Durable,
+    /// At once: a crash may lose the last moments.
+    Memory,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:7070".into(),
+            http_listen: "127.0.0.1:7071".into(),
+            data_dir: "data/kvmaster".into(),
+            commit_ack: CommitAck::Durable,
+            eviction_high_watermark_ratio: 0.95,
+            eviction_ratio: 0.05,
+            eviction_policy: Policy::Prefix,
+            lease_ttl: Duration::from_secs(5),
+            max_grant_ttl: Duration::from_secs(60),
+            max_wait: Duration::from_secs(60),
+            heartbeat_interval: Duration::from_millis(500),
+            suspect_after: Duration::from_secs(3),
+            drop_after: Duration::from_secs(600),
+            max_block_size: ByteSize::gib(1),
+            max_batch_keys: 16_384,
+            store_cache: ByteSize::mib(16),
+            ready_file: None,
+            log_format: Default::default(),
+        }
+    }
+}
+
+/// Why settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{setting}: {problem}")]
+pub struct InvalidSetting {
+    setting: &'static str,
+    problem: String,
+}
+
+impl Config {
+    /// Checks what no single field's type can.
+    pub fn validate(&self) -> Result<(), InvalidSetting> {
+        let invalid = |setting, problem: String| Err(InvalidSetting { setting, problem });
+        let high = self.eviction_high_watermark_ratio;
+        if !(high > 0.0 && high <= 1.0) {
+            return invalid(
+                "eviction_high_watermark_ratio",
+                format!("{high} is not above 0 and at most 1"),
+            );
+        }
+        let ratio = self.eviction_ratio;
+        if !(ratio >= 0.0 && ratio < high) {
+            return invalid(
+                "eviction_ratio",
+                format!("{ratio} is not between 0 and the high watermark {high}"),
+            );
+        }
+        let times = [
+            ("lease_ttl", self.lease_ttl),
+            ("max_grant_ttl", self.max_grant_ttl),
+            ("heartbeat_interval", self.heartbeat_interval),
+        ];
+        for (setting, time) in times {
+            if time < Duration::from_millis(10) {
+                return invalid(setting, "shorter than 10ms".into());
+            }
+        }
+        if self.suspect_after < self.heartbeat_interval * 2 {
+            return invalid(
+                "suspect_after",
+                "shorter than two heartbeat intervals".into(),
+            );
+        }
+        if self.drop_after < self.suspect_after {
+            return invalid("drop_after", "shorter than suspect_after".into());
+        }
+        let largest = self.max_block_size.as_u64();
+        if largest == 0 || largest > u64::from(u32::MAX) {
+            return invalid(
+                "max_block_size",
+                format!("{largest} bytes is not between 1 and 4 GiB"),
+            );
+        }
+        if self.max_batch_keys == 0 {
+            return invalid("max_batch_keys", "zero".into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_and_bad_settings_are_named() {
+        Config::default().validate().unwrap();
+        let cases: [(&str, fn(&mut Config)); 5] = [
+            ("eviction_high_watermark_ratio", |c| {
+                c.eviction_high_watermark_ratio = 1.5
+            }),
+            ("eviction_ratio", |c| c.eviction_ratio = 0.96),
+            ("lease_ttl", |c| c.lease_ttl = Duration::ZERO),
+            ("suspect_after", |c| {
+                c.suspect_after = Duration::from_millis(600)
+            }),
+            ("max_block_size", |c| c.max_block_size = ByteSize::gib(5)),
+        ];
+        for (setting, spoil) in cases {
+            let mut config = Config::default();
+            spoil(&mut config);
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.starts_with(setting), "{error}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The table of nodes, by name.
+
+use super::{Node, NodeState};
+use crate::clock::Millis;
+use kvpool_types::{Epoch, Extent, HostId, Incarnation, Length, NodeName, SegmentId};
+use parking_lot::{Mutex, RwLock};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a node says of itself when its session begins.
+#[derive(Clone, Debug)]
+pub struct Registration {
+    /// Its name.
+    pub name: NodeName,
+    /// Its present life.
+    pub incarnation: Incarnation,
+    /// `host:port` of its data port.
+    pub data_address: String,
+    /// Its Unix socket; empty for none.
+    pub shm_path: String,
+    /// The machine it runs on.
+    pub host: HostId,
+    /// The highest epoch that it was ever welcomed to.
+    pub epoch_seen: Epoch,
+    /// The size of each segment, with its id if a welcome gave it one.
+    pub segments: Vec<(Length, Option<SegmentId>)>,
+    /// What it cannot fence yet.
+    pub held: Vec<Extent>,
+}
+
+/// Every node that holds or may hold blocks.
+#[derive(Debug, Default)]
+pub struct Members {
+    nodes: RwLock<BTreeMap<NodeName, Arc<Node>>>,
+    dropped: Mutex<HashMap<Incarnation, NodeName>>,
+}
+
+impl Members {
+    /// The present incarnation of a node.
+    pub fn get(&self, name: &NodeName) -> Option<Arc<Node>> {
+        self.nodes.read().get(name).cloned()
+    }
+
+    /// Every node, by name.
+    pub fn all(&self) -> Vec<Arc<Node>> {
+        self.nodes.read().values().cloned().collect()
+    }
+
+    pub(crate) fn insert(&self, node: Arc<Node>) {
+        self.nodes.write().insert(node.name.clone(), node);
+    }
+
+    /// Takes a node out if it is still this incarnation, and never accepts that one again.
+    pub(crate) fn drop_incarnation(&self, name: &NodeName, incarnation: Incarnation) {
+        self.dropped.lock().insert(incarnation, name.clone());
+        let mut nodes = self.nodes.write();
+        if nodes
+            .get(name)
+            .is_some_and(|node| node.incarnation == incarnation)
+        {
+            nodes.remove(name);
+        }
+    }
+
+    /// Whether an incarnation was dropped.
+    pub fn is_dropped(&self, incarnation: Incarnation) -> bool {
+        self.dropped.lock().contains_key(&incarnation)
+    }
+
+    /// Every dropped incarnation, for snapshots.
+    pub fn dropped(&self) -> Vec<(NodeName, Incarnation)> {
+        self.dropped
+            .lock()
+            .iter()
+            .map(|(life, name)| (name.clone(), *life))
+            .collect()
+    }
+
+    /// Makes silent nodes suspect (sooner when their session has broken), and returns those that have
+    /// been silent for `drop_after`.
+    pub fn judge(
+        &self,
+        now: Millis,
+        suspect_after: Duration,
+        broken_after: Duration,
+        drop_after: Duration,
+    ) -> Vec<Arc<Node>> {
+        let mut lost = Vec::new();
+        for node in self.nodes.read().values() {
+            let silent = Duration::from_millis(now.0.saturating_sub(node.last_heard().0));
+            let patience = if node.is_connected() {
+                suspect_after
+            } else {
+                broken_after
+            };
+            if silent >= drop_after {
+                lost.push(Arc::clone(node));
+            } else if silent >= patience && node.is_readable() {
+                node.set_state(NodeState::Suspect);
+                tracing::warn!(node = %node.name, silent_ms = silent.as_millis(), "node is suspect");
+            }
+        }
+        lost
+    }
+}

@@ -1,0 +1,208 @@
+//! What a kvmaster counts. The table of metrics is in `docs/operations/metrics.md`.
+
+use crate::placement::Usage;
+use kvpool_types::{Code, Length};
+use parking_lot::Mutex;
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Registry};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// The counters, gauges and histograms of one master, over a registry of its own.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    keys_looked_up: IntCounter,
+    keys_found: IntCounter,
+    prefix_blocks_asked: IntCounter,
+    prefix_blocks_matched: IntCounter,
+    blocks_committed: IntCounter,
+    bytes_committed: IntCounter,
+    blocks_removed: IntCounter,
+    blocks_evicted: IntCounter,
+    bytes_evicted: IntCounter,
+    eviction_rounds: IntCounter,
+    eviction_rounds_beyond_target: IntCounter,
+    eviction_seconds: Histogram,
+    grants_expired: IntCounter,
+    blocks_lost: IntCounter,
+    checksum_reports: IntCounter,
+    unreachable_reports: IntCounter,
+    replicas_corrupt: IntCounter,
+    used_bytes: IntGauge,
+    capacity_bytes: IntGauge,
+    quarantine_bytes: IntGauge,
+    above_watermark_ms: IntGauge,
+    above_for: Mutex<Duration>,
+}
+
+impl Metrics {
+    /// Metrics at zero.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(format!("kvpool_master_{name}"), help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        let gauge = |name: &str, help: &str| {
+            let gauge = IntGauge::new(format!("kvpool_master_{name}"), help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok::<_, prometheus::Error>(gauge)
+        };
+        let eviction_seconds = Histogram::with_opts(HistogramOpts::new(
+            "kvpool_master_eviction_round_seconds",
+            "How long eviction rounds took.",
+        ))?;
+        registry.register(Box::new(eviction_seconds.clone()))?;
+        Ok(Self {
+            keys_looked_up: counter("keys_looked_up_total", "Keys that lookups asked for.")?,
+            keys_found: counter("keys_found_total", "Keys that lookups found.")?,
+            prefix_blocks_asked: counter(
+                "prefix_blocks_asked_total",
+                "Blocks of the chains that match_prefix was asked about.",
+            )?,
+            prefix_blocks_matched: counter(
+                "prefix_blocks_matched_total",
+                "Leading blocks that match_prefix found.",
+            )?,
+            blocks_committed: counter("blocks_committed_total", "Blocks made visible.")?,
+            bytes_committed: counter("bytes_committed_total", "Bytes of blocks made visible.")?,
+            blocks_removed: counter("blocks_removed_total", "Blocks removed at someone's word.")?,
+            blocks_evicted: counter("blocks_evicted_total", "Blocks evicted to make room.")?,
+            bytes_evicted: counter("bytes_evicted_total", "Bytes of the blocks evicted.")?,
+            eviction_rounds: counter("eviction_rounds_total", "Eviction rounds.")?,
+            eviction_rounds_beyond_target: counter(
+                "eviction_rounds_beyond_target_total",
+                "Eviction rounds that took a whole block more than their target.",
+            )?,
+            eviction_seconds,
+            grants_expired: counter("grants_expired_total", "Puts whose grants ran out.")?,
+            blocks_lost: counter(
+                "blocks_lost_total",
+                "Blocks whose last copy went with its node.",
+            )?,
+            checksum_reports: counter(
+                "checksum_reports_total",
+                "Copies that clients reported as not matching their checksum.",
+            )?,
+            unreachable_reports: counter(
+                "unreachable_reports_total",
+                "Copies that clients reported as unreachable.",
+            )?,
+            replicas_corrupt: counter(
+                "replicas_corrupt_total",
+                "Copies that their own node found not to match their checksum.",
+            )?,
+            used_bytes: gauge("used_bytes", "Bytes of blocks, grants and quarantine.")?,
+            capacity_bytes: gauge("capacity_bytes", "Bytes of the segments of live nodes.")?,
+            quarantine_bytes: gauge("quarantine_bytes", "Bytes on their way to being free.")?,
+            above_watermark_ms: gauge(
+                "above_watermark_milliseconds_max",
+                "The longest time for which more than the high watermark was used.",
+            )?,
+            above_for: Mutex::default(),
+            registry,
+        })
+    }
+
+    /// The registry that `/metrics` shows.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(crate) fn looked_up(&self, asked: usize, found: usize) {
+        self.keys_looked_up.inc_by(asked as u64);
+        self.keys_found.inc_by(found as u64);
+    }
+
+    pub(crate) fn matched(&self, asked: usize, matched: usize) {
+        self.prefix_blocks_asked.inc_by(asked as u64);
+        self.prefix_blocks_matched.inc_by(matched as u64);
+    }
+
+    pub(crate) fn committed(&self, lengths: impl Iterator<Item = Length>) {
+        let (mut blocks, mut bytes) = (0, 0);
+        for length in lengths {
+            blocks += 1;
+            bytes += length.0;
+        }
+        self.blocks_committed.inc_by(blocks);
+        self.bytes_committed.inc_by(bytes);
+    }
+
+    pub(crate) fn removed(&self, blocks: usize) {
+        self.blocks_removed.inc_by(blocks as u64);
+    }
+
+    pub(crate) fn evicted(&self, blocks: usize, bytes: u64) {
+        self.blocks_evicted.inc_by(blocks as u64);
+        self.bytes_evicted.inc_by(bytes);
+    }
+
+    /// Notes a round: what it was to free, what it freed, and the size of its last victim.
+    pub(crate) fn eviction_round(&self, goal: u64, freed: u64, last: u64, took: Duration) {
+        self.eviction_rounds.inc();
+        self.eviction_seconds.observe(took.as_secs_f64());
+        if freed.saturating_sub(last) >= goal {
+            self.eviction_rounds_beyond_target.inc();
+        }
+    }
+
+    pub(crate) fn grants_expired(&self, puts: usize) {
+        self.grants_expired.inc_by(puts as u64);
+    }
+
+    pub(crate) fn node_dropped(&self, blocks_lost: u64) {
+        self.blocks_lost.inc_by(blocks_lost);
+    }
+
+    pub(crate) fn reported(&self, code: Code) {
+        match code {
+            Code::ChecksumMismatch => self.checksum_reports.inc(),
+            _ => self.unreachable_reports.inc(),
+        }
+    }
+
+    pub(crate) fn corrupt_replica(&self) {
+        self.replicas_corrupt.inc();
+    }
+
+    /// Notes how full the pool is; called every `tick`.
+    pub(crate) fn watch_usage(&self, usage: &Usage, tick: Duration) {
+        let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.used_bytes.set(gauge(usage.used));
+        self.capacity_bytes.set(gauge(usage.capacity));
+        self.quarantine_bytes.set(gauge(usage.quarantined));
+        let mut above_for = self.above_for.lock();
+        if usage.used > usage.limit {
+            *above_for += tick;
+            let ms = i64::try_from(above_for.as_millis()).unwrap_or(i64::MAX);
+            self.above_watermark_ms
+                .set(self.above_watermark_ms.get().max(ms));
+        } else {
+            *above_for = Duration::ZERO;
+        }
+    }
+
+    /// Every counter and gauge by its short name, for the stats call.
+    pub fn snapshot(&self) -> HashMap<String, u64> {
+        let mut all = HashMap::new();
+        for family in self.registry.gather() {
+            let name = family
+                .name()
+                .trim_start_matches("kvpool_master_")
+                .to_owned();
+            for metric in family.get_metric() {
+                let counter = metric.get_counter().get_value();
+                let gauge = metric.get_gauge().get_value();
+                #[allow(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "counters and gauges here hold whole numbers that are not negative"
+                )]
+                all.insert(name.clone(), counter.max(gauge) as u64);
+            }
+        }
+        all
+    }
+}

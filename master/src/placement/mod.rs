@@ -1,0 +1,284 @@
+//! Where blocks are put: segments, their extents, and the choice among them.
+
+pub mod extents;
+pub mod quarantine;
+
+pub use extents::{ExtentIndex, Extents};
+
+use crate::directory::{BlockId, Replica};
+use crate::membership::Node;
+use kvpool_types::{HostId, Length, Offset, SegmentId};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One segment of one node.
+#[derive(Debug)]
+pub struct Segment {
+    /// Its number.
+    pub id: SegmentId,
+    /// The node that owns its memory.
+    pub node: Arc<Node>,
+    /// Its bytes.
+    pub size: Length,
+    /// The most bytes that may be used.
+    limit: u64,
+    extents: Mutex<Extents>,
+    used: AtomicU64,
+    quarantined: AtomicU64,
+}
+
+impl Segment {
+    /// A segment of which no more than `high_watermark` (a share, up to 1) may be used.
+    pub fn new(id: SegmentId, node: Arc<Node>, size: Length, high_watermark: f64) -> Self {
+        Self {
+            id,
+            node,
+            size,
+            limit: share(size.0, high_watermark),
+            extents: Mutex::new(Extents::new(size)),
+            used: AtomicU64::new(0),
+            quarantined: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes of blocks, grants and quarantine.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Acquire)
+    }
+
+    /// Bytes on their way to being free.
+    pub fn quarantined(&self) -> u64 {
+        self.quarantined.load(Ordering::Acquire)
+    }
+
+    /// The most bytes that may be used.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// The table of extents.
+    pub fn extents(&self) -> parking_lot::MutexGuard<'_, Extents> {
+        self.extents.lock()
+    }
+
+    fn allocate(&self, length: Length) -> Option<Replica> {
+        let mut extents = self.extents.lock();
+        let rounded = Extents::rounded(length).0;
+        if extents.used().0 + rounded > self.limit {
+            return None;
+        }
+        let (index, offset) = extents.allocate(length)?;
+        self.used.store(extents.used().0, Ordering::Release);
+        Some(Replica {
+            segment: self.id,
+            extent: index,
+            offset,
+        })
+    }
+
+    /// Marks a range as used that a recovered block or a held grant lies in.
+    pub fn allocate_at(&self, offset: Offset, length: Length) -> Option<ExtentIndex> {
+        let mut extents = self.extents.lock();
+        let index = extents.allocate_at(offset, length)?;
+        self.used.store(extents.used().0, Ordering::Release);
+        Some(index)
+    }
+
+    /// Notes that an extent is on its way to being free.
+    pub fn quarantine(&self, index: ExtentIndex) {
+        let mut extents = self.extents.lock();
+        extents.clear_owner(index);
+        let length = extents.length(index).0;
+        self.quarantined.fetch_add(length, Ordering::AcqRel);
+    }
+
+    /// Frees an extent; returns its bytes.
+    pub fn free(&self, index: ExtentIndex, quarantined: bool) -> u64 {
+        let mut extents = self.extents.lock();
+        let length = extents.length(index).0;
+        extents.free(index);
+        self.used.store(extents.used().0, Ordering::Release);
+        if quarantined {
+            self.quarantined.fetch_sub(length, Ordering::AcqRel);
+        }
+        length
+    }
+}
+
+/// What a put asks of its placement.
+#[derive(Clone, Debug, Default)]
+pub struct Wish {
+    /// How many nodes are to hold a copy.
+    pub replicas: usize,
+    /// The node to try first.
+    pub preferred: Option<kvpool_types::NodeName>,
+    /// Then nodes on this machine.
+    pub host: Option<HostId>,
+}
+
+/// How full the pool is, over the nodes that blocks can be placed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of all segments.
+    pub capacity: u64,
+    /// Bytes of blocks, grants and quarantine.
+    pub used: u64,
+    /// Bytes on their way to being free.
+    pub quarantined: u64,
+    /// The most bytes that may be used.
+    pub limit: u64,
+}
+
+/// Why no room was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRoom {
+    /// No node is there that takes blocks.
+    NoNodes,
+    /// The block would not fit into any segment, were it empty.
+    TooLarge,
+    /// Eviction may make room.
+    Full,
+}
+
+/// Every segment of every node.
+#[derive(Debug, Default)]
+pub struct Placement {
+    segments: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
+}
+
+/// The segments, locked for reading for one batch.
+pub struct Segments<'a>(RwLockReadGuard<'a, BTreeMap<SegmentId, Arc<Segment>>>);
+
+impl Segments<'_> {
+    /// One segment.
+    pub fn get(&self, id: SegmentId) -> Option<&Arc<Segment>> {
+        self.0.get(&id)
+    }
+
+    /// Every segment, by number.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Segment>> {
+        self.0.values()
+    }
+}
+
+impl Placement {
+    /// Locks the table of segments for reading.
+    pub fn segments(&self) -> Segments<'_> {
+        Segments(self.segments.read())
+    }
+
+    pub(crate) fn insert(&self, segment: Arc<Segment>) {
+        self.segments.write().insert(segment.id, segment);
+    }
+
+    pub(crate) fn remove(&self, id: SegmentId) -> Option<Arc<Segment>> {
+        self.segments.write().remove(&id)
+    }
+
+    /// How full the pool is.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for segment in self
+            .segments
+            .read()
+            .values()
+            .filter(|s| s.node.is_placeable())
+        {
+            usage.capacity += segment.size.0;
+            usage.used += segment.used();
+            usage.quarantined += segment.quarantined();
+            usage.limit += segment.limit;
+        }
+        usage
+    }
+
+    /// Finds room for `length` bytes on as many nodes as wished, or on all there are if these are
+    /// fewer; all or none.
+    pub fn allocate(&self, length: Length, wish: &Wish) -> Result<Vec<Replica>, NoRoom> {
+        let segments = self.segments.read();
+        let mut candidates: Vec<&Arc<Segment>> = segments
+            .values()
+            .filter(|s| s.node.is_placeable())
+            .collect();
+        if candidates.is_empty() {
+            return Err(NoRoom::NoNodes);
+        }
+        let rounded = Extents::rounded(length).0;
+        if candidates.iter().all(|s| rounded > s.limit) {
+            return Err(NoRoom::TooLarge);
+        }
+        let nodes: std::collections::HashSet<*const Node> =
+            candidates.iter().map(|s| Arc::as_ptr(&s.node)).collect();
+        let wanted = wish.replicas.clamp(1, nodes.len());
+        candidates.sort_by_cached_key(|segment| {
+            let node = &segment.node;
+            let preferred = wish
+                .preferred
+                .as_ref()
+                .is_some_and(|name| *name == node.name);
+            let near = wish.host.is_some_and(|host| host == node.address().host);
+            // The emptiest first, in 1/65536 of its size.
+            let fullness = u128::from(segment.used()) * 65_536 / u128::from(segment.size.0.max(1));
+            (!preferred, !near, fullness)
+        });
+        let mut chosen: Vec<(Replica, &Arc<Segment>)> = Vec::with_capacity(wanted);
+        for segment in candidates {
+            if chosen.len() == wanted {
+                break;
+            }
+            if chosen
+                .iter()
+                .any(|(_, other)| Arc::ptr_eq(&other.node, &segment.node))
+            {
+                continue;
+            }
+            if let Some(replica) = segment.allocate(length) {
+                chosen.push((replica, segment));
+            }
+        }
+        if chosen.len() < wanted {
+            for (replica, segment) in chosen {
+                segment.free(replica.extent, false);
+            }
+            return Err(NoRoom::Full);
+        }
+        Ok(chosen.into_iter().map(|(replica, _)| replica).collect())
+    }
+
+    /// Takes room back that was found and never granted.
+    pub fn release(&self, replicas: &[Replica]) {
+        let segments = self.segments.read();
+        for replica in replicas {
+            if let Some(segment) = segments.get(&replica.segment) {
+                segment.free(replica.extent, false);
+            }
+        }
+    }
+
+    /// Records which block lies in an extent, for eviction by neighbourhood.
+    pub fn set_owner(&self, replicas: &[Replica], id: BlockId) {
+        let segments = self.segments.read();
+        for replica in replicas {
+            if let Some(segment) = segments.get(&replica.segment) {
+                segment.extents.lock().set_owner(replica.extent, id);
+            }
+        }
+    }
+}
+
+/// `ratio` (from 0 to 1) of `bytes`, rounded down to what an f64 can tell apart.
+pub fn share(bytes: u64, ratio: f64) -> u64 {
+    if ratio >= 1.0 {
+        return bytes;
+    }
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a share of a byte count lies between zero and that count"
+    )]
+    let share = (bytes as f64 * ratio) as u64;
+    share.min(bytes)
+}

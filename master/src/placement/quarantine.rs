@@ -1,0 +1,192 @@
+//! Extents that have been freed and may still be touched.
+//!
+//! ```text
+//!  block leaves the directory ─► record durable ─► leases over ─► node has fenced it ─► free
+//!                                 (journal)        (delayed)      (tickets)
+//! ```
+//!
+//! **Architecture Invariant:** this is the only way by which an extent that was ever granted becomes
+//! free again.
+
+use super::Segment;
+use crate::clock::Millis;
+use crate::membership::Node;
+use crate::placement::ExtentIndex;
+use kvpool_proto as proto;
+use kvpool_types::{Extent, GrantId};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// An extent on its way to being free.
+#[derive(Clone, Debug)]
+pub struct Freed {
+    /// The segment that it lies in.
+    pub segment: Arc<Segment>,
+    /// Its place in the segment's table.
+    pub index: ExtentIndex,
+    /// Its range.
+    pub extent: Extent,
+    /// The grant that it was last written under; `None` when that is of an older epoch.
+    pub grant: Option<GrantId>,
+    /// When the last lease on it ends.
+    pub not_before: Millis,
+}
+
+/// What a node has been asked and has not answered.
+#[derive(Debug)]
+pub enum Ticket {
+    /// To fence an extent.
+    Fence(Freed),
+    /// To check a block's bytes again.
+    Verify(Suspected),
+}
+
+/// A replica that a client found wrong.
+#[derive(Clone, Debug)]
+pub struct Suspected {
+    /// The block's namespace.
+    pub namespace: kvpool_types::ids::NamespaceId,
+    /// The block's key.
+    pub key: kvpool_types::Key,
+    /// The block's version.
+    pub version: kvpool_types::Version,
+    /// Where the bytes lie.
+    pub extent: Extent,
+    /// What they should sum to.
+    pub checksum: kvpool_types::Checksum,
+}
+
+/// The extents between freed and free.
+#[derive(Debug, Default)]
+pub struct Quarantine {
+    delayed: Mutex<BTreeMap<(Millis, u64), Freed>>,
+    next: AtomicU64,
+}
+
+impl Quarantine {
+    /// A number for the next ticket.
+    pub fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Takes extents whose freeing is durable; asks the nodes to fence those without leases.
+    pub fn take(&self, freed: Vec<Freed>, now: Millis) {
+        let mut ready = Vec::with_capacity(freed.len());
+        let mut delayed = self.delayed.lock();
+        for item in freed {
+            if item.not_before > now {
+                delayed.insert((item.not_before, self.number()), item);
+            } else {
+                ready.push(item);
+            }
+        }
+        drop(delayed);
+        self.ask(ready);
+    }
+
+    /// Asks the nodes to fence what waited for leases that are over now.
+    pub fn tick(&self, now: Millis) {
+        let mut delayed = self.delayed.lock();
+        let waiting = delayed.split_off(&(Millis(now.0 + 1), 0));
+        let over = std::mem::replace(&mut *delayed, waiting);
+        drop(delayed);
+        self.ask(over.into_values().collect());
+    }
+
+    fn ask(&self, ready: Vec<Freed>) {
+        let mut by_node: HashMap<*const Node, (Arc<Node>, Vec<(u64, Freed)>)> = HashMap::new();
+        for item in ready {
+            let node = &item.segment.node;
+            by_node
+                .entry(Arc::as_ptr(node))
+                .or_insert_with(|| (Arc::clone(node), Vec::new()))
+                .1
+                .push((self.number(), item));
+        }
+        for (node, items) in by_node.into_values() {
+            let message = items
+                .iter()
+                .map(|(ticket, item)| fence_item(*ticket, item))
+                .collect();
+            node.tickets()
+                .extend(items.into_iter().map(|(t, item)| (t, Ticket::Fence(item))));
+            node.send(proto::master_message::Body::Fence(proto::Fence {
+                items: message,
+            }));
+        }
+    }
+
+    /// Repeats to a node whose session is new all that it has not answered.
+    pub fn repeat(&self, node: &Node) {
+        let (mut fences, mut verifies) = (Vec::new(), Vec::new());
+        for (number, ticket) in node.tickets().iter() {
+            match ticket {
+                Ticket::Fence(item) => fences.push(fence_item(*number, item)),
+                Ticket::Verify(suspected) => verifies.push(verify(*number, suspected)),
+            }
+        }
+        if !fences.is_empty() {
+            node.send(proto::master_message::Body::Fence(proto::Fence {
+                items: fences,
+            }));
+        }
+        for message in verifies {
+            node.send(proto::master_message::Body::Verify(message));
+        }
+    }
+
+    /// Frees what a node says that nothing can touch any more; returns the bytes.
+    pub fn fenced(&self, node: &Node, tickets: &[u64]) -> u64 {
+        let mut bytes = 0;
+        for number in tickets {
+            let ticket = node.tickets().remove(number);
+            if let Some(Ticket::Fence(item)) = ticket {
+                bytes += item.segment.free(item.index, true);
+            }
+        }
+        bytes
+    }
+
+    /// Asks a node to check bytes that a client found wrong.
+    pub fn verify(&self, node: &Node, suspected: Suspected) {
+        let number = self.number();
+        let message = verify(number, &suspected);
+        node.tickets().insert(number, Ticket::Verify(suspected));
+        node.send(proto::master_message::Body::Verify(message));
+    }
+
+    /// Takes back the question that a node has answered.
+    pub fn verified(&self, node: &Node, ticket: u64) -> Option<Suspected> {
+        match node.tickets().remove(&ticket) {
+            Some(Ticket::Verify(suspected)) => Some(suspected),
+            _ => None,
+        }
+    }
+}
+
+fn range(extent: &Extent) -> proto::ExtentRange {
+    proto::ExtentRange {
+        segment: extent.segment.0,
+        offset: extent.offset.0,
+        length: extent.length.0,
+    }
+}
+
+fn fence_item(ticket: u64, item: &Freed) -> proto::FenceItem {
+    proto::FenceItem {
+        ticket,
+        grant: item.grant.map_or(0, |grant| grant.0),
+        extent: Some(range(&item.extent)),
+    }
+}
+
+fn verify(ticket: u64, suspected: &Suspected) -> proto::Verify {
+    proto::Verify {
+        ticket,
+        extent: Some(range(&suspected.extent)),
+        checksum: suspected.checksum.0,
+    }
+}

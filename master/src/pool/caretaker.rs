@@ -1,0 +1,41 @@
+//! The thread that watches clocks: ended grants, ended leases on freed extents, silent nodes.
+
+use super::Pool;
+use std::sync::Arc;
+use std::time::Duration;
+
+const TICK: Duration = Duration::from_millis(20);
+
+/// Starts the thread.
+pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
+    let pool = Arc::clone(pool);
+    std::thread::Builder::new()
+        .name("caretaker".into())
+        .spawn(move || {
+            while !pool.is_stopping() {
+                pool.tend();
+                std::thread::sleep(TICK);
+            }
+        })?;
+    Ok(())
+}
+
+impl Pool {
+    fn tend(self: &Arc<Self>) {
+        let now = self.now();
+        let expired = self.reservations.take_expired(now);
+        self.metrics.grants_expired(expired.len());
+        self.end_reservations(expired);
+        self.quarantine.tick(now);
+        self.top_up_versions();
+        let Self {
+            members, config, ..
+        } = &**self;
+        let broken_after = config.suspect_after.min(config.heartbeat_interval * 2);
+        for node in members.judge(now, config.suspect_after, broken_after, config.drop_after) {
+            tracing::warn!(node = %node.name, "node has been silent for too long: it is dropped");
+            self.drop_node(&node);
+        }
+        self.metrics.watch_usage(&self.placement.usage(), TICK);
+    }
+}

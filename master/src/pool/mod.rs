@@ -1,0 +1,289 @@
+//! The master's work, apart from how it is asked for it: every operation on the pool as a method of
+//! [`Pool`], and the threads that evict and expire.
+//!
+//! ```text
+//!  service ─► Pool ─┬─ reserve ──► Reservations, Placement
+//!                   ├─ commit ───► Journal ──(durable)──► Directory
+//!                   ├─ read ─────► Directory (leases, recency)
+//!                   ├─ remove ───► Directory ──► Journal ──(durable)──► Quarantine
+//!                   ├─ nodes ────► Members, Placement, Quarantine
+//!                   └─ evictor, caretaker (threads)
+//! ```
+//!
+//! Lock order: reservations, then a directory shard, then its lineage; segments before the extents of
+//! one. No directory shard is held while reservations or extents are locked.
+
+mod caretaker;
+mod commit;
+mod evictor;
+mod nodes;
+mod read;
+mod recovery;
+mod remove;
+mod reserve;
+mod snapshot;
+
+pub use commit::CommitItem;
+pub use nodes::RegisterError;
+pub use read::{Described, DescribedReplica, Found, Leased, Listed, Page};
+pub use recovery::StartError;
+pub use remove::{Removal, RemoveReport};
+pub use reserve::{Granted, ReserveOptions};
+
+use crate::clock::{Clock, Millis};
+use crate::config::{CommitAck, Config};
+use crate::directory::{Directory, Removed, Replica};
+use crate::membership::Members;
+use crate::metrics::Metrics;
+use crate::namespaces::Namespaces;
+use crate::placement::Placement;
+use crate::placement::quarantine::{Freed, Quarantine};
+use crate::reservations::Reservations;
+use crate::store::journal::{Ack, Journal};
+use crate::store::{MetadataStore, StoreError};
+use kvpool_types::{ClusterId, Epoch, Extent, GrantId, Length, Offset, SegmentId, Version};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use tokio::sync::Notify;
+
+/// One term of one kvmaster: everything that its operations share.
+pub struct Pool {
+    /// The settings it runs with.
+    pub config: Config,
+    /// The pool's id.
+    pub cluster: ClusterId,
+    /// This term.
+    pub epoch: Epoch,
+    /// What it counts.
+    pub metrics: Metrics,
+    /// The store nodes.
+    pub members: Members,
+    /// Their segments.
+    pub placement: Placement,
+    clock: Arc<dyn Clock>,
+    started: Millis,
+    directory: Directory,
+    namespaces: Namespaces,
+    namespace_creation: tokio::sync::Mutex<()>,
+    registration: tokio::sync::Mutex<()>,
+    reservations: Reservations,
+    quarantine: Quarantine,
+    journal: std::sync::OnceLock<Journal>,
+    /// Until then every block counts as leased: leases of the term before may live.
+    lease_floor: Millis,
+    /// Versions from here on were granted in this term.
+    first_version: Version,
+    next_version: AtomicU64,
+    /// Versions from here on may not be given before more have been set aside durably.
+    versions_until: AtomicU64,
+    /// The secret of the directory's hashes.
+    seed: u64,
+    store: Arc<dyn MetadataStore>,
+    next_segment: AtomicU32,
+    /// Replicas that a client found wrong and whose node has not checked them again.
+    hidden: RwLock<HashSet<(SegmentId, Offset)>>,
+    /// Told whenever room was made or a put ended.
+    changed: Notify,
+    demand: Demand,
+    stopping: AtomicBool,
+    /// Set when a node knows a later term than this one.
+    superseded: Mutex<Option<Epoch>>,
+    superseded_told: Notify,
+}
+
+/// The room that waiting puts ask for, which wakes the evictor.
+#[derive(Debug, Default)]
+struct Demand {
+    bytes: AtomicU64,
+    largest: AtomicU64,
+    waiting: AtomicUsize,
+    lock: Mutex<bool>,
+    wake: parking_lot::Condvar,
+}
+
+impl Demand {
+    fn wake(&self) {
+        *self.lock.lock() = true;
+        self.wake.notify_one();
+    }
+
+    /// Waits until woken or for `limit`.
+    fn wait(&self, limit: std::time::Duration) {
+        let mut woken = self.lock.lock();
+        if !*woken {
+            self.wake.wait_for(&mut woken, limit);
+        }
+        *woken = false;
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool")
+            .field("cluster", &self.cluster)
+            .field("epoch", &self.epoch)
+            .finish()
+    }
+}
+
+impl Pool {
+    fn now(&self) -> Millis {
+        self.clock.now()
+    }
+
+    fn journal(&self) -> &Journal {
+        self.journal
+            .get()
+            .expect("invariant: the journal is set before the pool is shared")
+    }
+
+    fn ack(&self) -> Ack {
+        match self.config.commit_ack {
+            CommitAck::Durable => Ack::Durable,
+            CommitAck::Memory => Ack::Memory,
+        }
+    }
+
+    /// How long this term has lasted.
+    pub fn uptime_ms(&self) -> u64 {
+        self.now().0.saturating_sub(self.started.0)
+    }
+
+    /// How many milliseconds ago `then` was.
+    pub fn age_ms(&self, then: Millis) -> u64 {
+        self.now().0.saturating_sub(then.0)
+    }
+
+    /// The names of all namespaces.
+    pub fn namespace_names(&self) -> Vec<String> {
+        self.namespaces.names()
+    }
+
+    /// How many blocks are visible.
+    pub fn blocks(&self) -> u64 {
+        self.directory.blocks()
+    }
+
+    /// How many puts are under way.
+    pub fn reservations(&self) -> usize {
+        self.reservations.len()
+    }
+
+    /// Whether durable writes still succeed.
+    pub fn healthy(&self) -> Result<(), String> {
+        self.journal().healthy().map_err(|error| error.to_string())
+    }
+
+    /// Ends when a node has been found that knows a later term than this one. That term is stored by
+    /// then, so the next start is above it.
+    pub async fn superseded(&self) -> Result<Epoch, StoreError> {
+        let later = loop {
+            let told = self.superseded_told.notified();
+            let known = *self.superseded.lock();
+            match known {
+                Some(epoch) => break epoch,
+                None => told.await,
+            }
+        };
+        self.store.begin_epoch(later).await
+    }
+
+    /// Lets nothing wait any more: puts that wait for room are answered, the threads end.
+    pub fn quiesce(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.demand.wake();
+        self.changed.notify_waiters();
+    }
+
+    /// Makes durable what is queued and closes the store.
+    pub async fn stop(&self) {
+        self.quiesce();
+        self.journal().close().await;
+        if let Err(error) = self.store.close().await {
+            tracing::warn!(%error, "the metadata store was not closed cleanly");
+        }
+    }
+
+    /// Every counter and gauge by its short name.
+    pub fn counters(&self) -> std::collections::HashMap<String, u64> {
+        let mut counters = self.metrics.snapshot();
+        counters.insert("directory_bytes".into(), self.directory.memory_bytes());
+        counters.insert("live_bytes".into(), self.directory.bytes());
+        counters
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Whether a replica may be handed out now.
+    fn is_reachable(&self, segments: &crate::placement::Segments<'_>, replica: &Replica) -> bool {
+        segments
+            .get(replica.segment)
+            .is_some_and(|segment| segment.node.is_readable())
+    }
+
+    fn is_hidden(&self, hidden: &HashSet<(SegmentId, Offset)>, replica: &Replica) -> bool {
+        !hidden.is_empty() && hidden.contains(&(replica.segment, replica.offset))
+    }
+
+    /// What becomes of the extents of a block that has left the directory. They count as quarantined
+    /// from now on; give them to [`Pool::free`] once the leaving is durable.
+    fn freed(&self, removed: &Removed) -> Vec<Freed> {
+        let not_before = removed
+            .lease_until
+            .max(self.lease_floor_of(removed.version));
+        self.freed_replicas(
+            &removed.replicas,
+            removed.version,
+            removed.length,
+            not_before,
+        )
+    }
+
+    /// Blocks of earlier terms may have leases that this term does not know.
+    fn lease_floor_of(&self, version: Version) -> Millis {
+        if version < self.first_version {
+            self.lease_floor
+        } else {
+            Millis(0)
+        }
+    }
+
+    fn freed_replicas(
+        &self,
+        replicas: &[Replica],
+        version: Version,
+        length: Length,
+        not_before: Millis,
+    ) -> Vec<Freed> {
+        let segments = self.placement.segments();
+        replicas
+            .iter()
+            .filter_map(|replica| {
+                let segment = Arc::clone(segments.get(replica.segment)?);
+                segment.quarantine(replica.extent);
+                Some(Freed {
+                    extent: Extent {
+                        segment: replica.segment,
+                        offset: replica.offset,
+                        length,
+                    },
+                    index: replica.extent,
+                    grant: (version >= self.first_version).then_some(GrantId(version.0)),
+                    not_before,
+                    segment,
+                })
+            })
+            .collect()
+    }
+
+    /// Lets go of extents whose leaving is durable.
+    fn free(&self, freed: Vec<Freed>) {
+        if !freed.is_empty() {
+            self.quarantine.take(freed, self.now());
+        }
+    }
+}

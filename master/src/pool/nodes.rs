@@ -1,0 +1,334 @@
+//! Store nodes coming, speaking and going.
+
+use super::Pool;
+use crate::clock::Millis;
+use crate::membership::{Address, Node, NodeState, Outbox, Registration, Reported};
+use crate::placement::Segment;
+use crate::placement::quarantine::Freed;
+use crate::store::journal::Ack;
+use crate::store::record::{self, Record};
+use kvpool_types::{Code, Epoch, Extent, GrantKey, Length, SegmentId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::oneshot;
+
+/// Why a node was not welcomed.
+#[derive(Debug, thiserror::Error)]
+#[error("{code}: {message}")]
+pub struct RegisterError {
+    /// The stable code.
+    pub code: Code,
+    /// The same for people.
+    pub message: String,
+}
+
+fn refuse(code: Code, message: impl Into<String>) -> RegisterError {
+    RegisterError {
+        code,
+        message: message.into(),
+    }
+}
+
+/// How many places of a segment's table one step of a drop looks at.
+const STEP: u32 = 4096;
+
+impl Pool {
+    /// Takes a node in: a known incarnation with its blocks, a new one with empty segments (and in
+    /// place of the one before it). Answers once that is durable. The node must be told the result
+    /// before [`Pool::activate`] makes it usable.
+    pub async fn register(
+        self: &Arc<Self>,
+        registration: &Registration,
+    ) -> Result<Arc<Node>, RegisterError> {
+        let _one_at_a_time = self.registration.lock().await;
+        self.check_registration(registration)?;
+        let known = self.members.get(&registration.name);
+        match known {
+            Some(node) if node.incarnation == registration.incarnation => {
+                self.check_segments(&node, registration)?;
+                Ok(node)
+            }
+            Some(node) if node.is_connected() && node.state() != NodeState::Suspect => Err(refuse(
+                Code::InProgress,
+                format!(
+                    "node name {} is in use by incarnation {}, which is live",
+                    node.name, node.incarnation
+                ),
+            )),
+            before => {
+                if let Some(before) = before {
+                    self.drop_node(&before);
+                }
+                self.welcome_new(registration).await
+            }
+        }
+    }
+
+    fn check_registration(&self, registration: &Registration) -> Result<(), RegisterError> {
+        if registration.epoch_seen > self.epoch {
+            *self.superseded.lock() = Some(registration.epoch_seen);
+            self.superseded_told.notify_waiters();
+            return Err(refuse(
+                Code::NotLeader,
+                format!(
+                    "epoch {} is over: the node knows {}",
+                    self.epoch, registration.epoch_seen
+                ),
+            ));
+        }
+        if self.members.is_dropped(registration.incarnation) {
+            return Err(refuse(
+                Code::IncarnationDropped,
+                format!("incarnation {} was dropped", registration.incarnation),
+            ));
+        }
+        if registration.name.0.is_empty() || registration.name.0.len() > 255 {
+            return Err(refuse(
+                Code::InvalidArgument,
+                "a node name has 1 to 255 bytes",
+            ));
+        }
+        if registration.segments.is_empty() || registration.segments.iter().any(|s| s.0.0 == 0) {
+            return Err(refuse(
+                Code::InvalidArgument,
+                "a node offers at least one byte of memory",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_segments(
+        &self,
+        node: &Node,
+        registration: &Registration,
+    ) -> Result<(), RegisterError> {
+        let segments = self.placement.segments();
+        let known: Vec<Length> = node
+            .segments()
+            .iter()
+            .filter_map(|id| Some(segments.get(*id)?.size))
+            .collect();
+        let offered: Vec<Length> = registration
+            .segments
+            .iter()
+            .map(|(size, _)| *size)
+            .collect();
+        if known == offered {
+            Ok(())
+        } else {
+            Err(refuse(
+                Code::InvalidArgument,
+                "the incarnation's segments have changed",
+            ))
+        }
+    }
+
+    async fn welcome_new(
+        self: &Arc<Self>,
+        registration: &Registration,
+    ) -> Result<Arc<Node>, RegisterError> {
+        let Registration {
+            name,
+            incarnation,
+            segments,
+            ..
+        } = registration;
+        let node = Arc::new(Node::new(
+            name.clone(),
+            *incarnation,
+            GrantKey(rand::random()),
+        ));
+        let mut records = Vec::with_capacity(segments.len());
+        let mut added = Vec::with_capacity(segments.len());
+        for (index, (size, _)) in (0u32..).zip(segments) {
+            let id = SegmentId(self.next_segment.fetch_add(1, Ordering::Relaxed));
+            records.push(Record::Segment(record::Segment {
+                id,
+                node: name.clone(),
+                incarnation: *incarnation,
+                index,
+                size: *size,
+            }));
+            added.push((id, *size));
+        }
+        self.log(records)
+            .await
+            .map_err(|code| refuse(code, "the metadata store failed"))?;
+        for (id, size) in added {
+            node.add_segment(id);
+            self.placement.insert(Arc::new(Segment::new(
+                id,
+                Arc::clone(&node),
+                size,
+                self.config.eviction_high_watermark_ratio,
+            )));
+        }
+        self.members.insert(Arc::clone(&node));
+        tracing::info!(node = %name, %incarnation, segments = segments.len(), "new node");
+        Ok(node)
+    }
+
+    /// Makes records durable.
+    pub(super) async fn log(&self, records: Vec<Record>) -> Result<(), Code> {
+        let (done, durable) = oneshot::channel();
+        let submitted = self
+            .journal()
+            .submit(records, Ack::Durable, move |outcome| {
+                let _caller_left = done.send(outcome.is_ok());
+            })
+            .await;
+        match (submitted, durable.await) {
+            (Ok(()), Ok(true)) => Ok(()),
+            _ => Err(Code::StoreFailed),
+        }
+    }
+
+    /// Opens a node's session: from now on its blocks are handed out and room on it is granted. What
+    /// it says that it cannot fence is kept shut until it can.
+    pub fn activate(
+        self: &Arc<Self>,
+        node: &Arc<Node>,
+        registration: &Registration,
+        outbox: Outbox,
+    ) -> u64 {
+        self.shut_held(registration);
+        let address = Address {
+            data: registration.data_address.clone(),
+            shm_path: registration.shm_path.clone(),
+            host: registration.host,
+        };
+        let session = node.attach(address, outbox, self.now());
+        node.set_state(NodeState::Live);
+        self.quarantine.repeat(node);
+        self.changed.notify_waiters();
+        tracing::info!(node = %node.name, incarnation = %node.incarnation, "node registered");
+        session
+    }
+
+    /// A held range that no block and no grant of this term covers is what is left of a put of an
+    /// earlier term: its writer may still be writing.
+    fn shut_held(&self, registration: &Registration) {
+        let segments = self.placement.segments();
+        let mut freed = Vec::new();
+        for extent in &registration.held {
+            let Some(segment) = segments.get(extent.segment) else {
+                continue;
+            };
+            if let Some(index) = segment.allocate_at(extent.offset, extent.length) {
+                segment.quarantine(index);
+                freed.push(Freed {
+                    segment: Arc::clone(segment),
+                    index,
+                    extent: Extent { ..*extent },
+                    grant: None,
+                    not_before: Millis(0),
+                });
+            }
+        }
+        drop(segments);
+        self.free(freed);
+    }
+
+    /// Notes a heartbeat.
+    pub fn heard(&self, node: &Node, reported: Option<Reported>) {
+        let was_suspect = node.state() == NodeState::Suspect;
+        node.heard(self.now(), reported);
+        if was_suspect {
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Frees what a node has fenced.
+    pub fn fenced(&self, node: &Node, tickets: &[u64]) {
+        let bytes = self.quarantine.fenced(node, tickets);
+        if bytes > 0 {
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Hears what a node found when it checked bytes again.
+    pub fn heard_verified(self: &Arc<Self>, node: &Node, ticket: u64, matches: bool) {
+        if let Some(suspected) = self.quarantine.verified(node, ticket) {
+            self.verified(suspected, matches);
+        }
+    }
+
+    /// Stops placing blocks on a node that is shutting down.
+    pub fn draining(&self, node: &Node) {
+        node.set_state(NodeState::Draining);
+        tracing::info!(node = %node.name, "node is draining");
+    }
+
+    /// Ends a session. The node is judged by its silence from now on.
+    pub fn detach(&self, node: &Node, session: u64) {
+        node.detach(session);
+    }
+
+    /// Gives up an incarnation and its blocks, for ever.
+    pub fn drop_node(self: &Arc<Self>, node: &Arc<Node>) {
+        node.set_state(NodeState::Gone);
+        self.members.drop_incarnation(&node.name, node.incarnation);
+        let segments = node.segments();
+        let mut records: Vec<Record> = segments
+            .iter()
+            .map(|id| Record::SegmentGone(record::SegmentGone { id: *id }))
+            .collect();
+        records.push(Record::IncarnationDropped(record::IncarnationDropped {
+            node: node.name.clone(),
+            incarnation: node.incarnation,
+        }));
+        let gone: Vec<Arc<Segment>> = segments
+            .iter()
+            .filter_map(|id| self.placement.remove(*id))
+            .collect();
+        // Every put that was to write there ends; its other replicas are freed in the usual way.
+        let ended = self.reservations.lock().take_on(&segments);
+        self.end_reservations(ended);
+        let mut lost = 0;
+        for segment in &gone {
+            let mut place = Some(0);
+            while let Some(from) = place {
+                let (dropped, next) =
+                    self.directory
+                        .drop_segment(segment.id, || segment.extents(), from, STEP);
+                lost += dropped.iter().filter(|d| d.removed.is_some()).count() as u64;
+                place = next;
+            }
+        }
+        node.tickets().clear();
+        // The memory went with the node, so nothing waits for this to be durable.
+        self.journal().submit_now(records, Ack::Durable, |_| {});
+        self.metrics.node_dropped(lost);
+        self.changed.notify_waiters();
+        tracing::warn!(node = %node.name, incarnation = %node.incarnation, lost, "node dropped");
+    }
+
+    /// Makes a namespace known; true when it is new.
+    pub async fn create_namespace(
+        &self,
+        namespace: kvpool_types::namespace::Namespace,
+    ) -> Result<bool, Code> {
+        namespace.validate().map_err(|_| Code::InvalidArgument)?;
+        let _one_at_a_time = self.namespace_creation.lock().await;
+        let (id, is_new) = self.namespaces.find_or_number(&namespace)?;
+        if is_new {
+            let record = record::Namespace {
+                id,
+                namespace: namespace.clone(),
+            };
+            self.log(vec![Record::Namespace(record)]).await?;
+            self.namespaces.insert(id, namespace);
+        }
+        Ok(is_new)
+    }
+
+    /// The id of a namespace by its name.
+    pub fn namespace(&self, name: &str) -> Result<kvpool_types::ids::NamespaceId, Code> {
+        self.namespaces.resolve(name)
+    }
+
+    /// The later term that made this one's end known, if any.
+    pub fn superseding_epoch(&self) -> Option<Epoch> {
+        *self.superseded.lock()
+    }
+}

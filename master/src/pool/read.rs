@@ -1,0 +1,367 @@
+//! Questions about blocks: where they lie, whether they are there, and the leases on the answers.
+
+use super::Pool;
+use crate::clock::Millis;
+use crate::directory::{BadPage, BlockMut, Replica};
+use crate::placement::Segments;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Checksum, Code, KeyRef, Length, NodeName, Offset, SegmentId, Version};
+use regex::Regex;
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// Where a present block lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its bytes.
+    pub length: Length,
+    /// Their checksum.
+    pub checksum: Checksum,
+    /// Which commit of the key it is.
+    pub version: Version,
+    /// Its copies on nodes that can be read.
+    pub replicas: Vec<Replica>,
+}
+
+/// An answer and the lease on what it reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leased<T> {
+    /// The answer.
+    pub answer: T,
+    /// The lease's end on this master's clock: what renew and release must name.
+    pub token: Millis,
+    /// How long the lease lasts; zero when none was taken.
+    pub ttl: Duration,
+}
+
+/// One replica as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DescribedReplica {
+    /// The node that holds it.
+    pub node: NodeName,
+    /// The segment.
+    pub segment: SegmentId,
+    /// Where in the segment.
+    pub offset: Offset,
+    /// The node's state, or "hidden" for a copy that was found wrong and is being checked.
+    pub state: &'static str,
+}
+
+/// One block as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// Its bytes.
+    pub length: Length,
+    /// Their checksum.
+    pub checksum: Checksum,
+    /// Which commit of the key it is.
+    pub version: Version,
+    /// All its copies.
+    pub replicas: Vec<DescribedReplica>,
+    /// How long a lease still protects it.
+    pub lease_left: Duration,
+    /// For how long it is evicted last.
+    pub soft_pin_left: Duration,
+    /// Whether it is never evicted.
+    pub hard_pin: bool,
+}
+
+/// One line of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The key's string form.
+    pub key: String,
+    /// The block's bytes.
+    pub length: Length,
+    /// Its copies.
+    pub replicas: usize,
+    /// Whether a lease protects it.
+    pub leased: bool,
+    /// Whether a pin protects it.
+    pub pinned: bool,
+}
+
+/// A part of a listing.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// The blocks.
+    pub blocks: Vec<Listed>,
+    /// Where the next part begins; empty at the end.
+    pub next: Vec<u8>,
+}
+
+/// What a batch of reads needs of the pool, taken once.
+struct View<'a> {
+    pool: &'a Pool,
+    segments: Segments<'a>,
+    hidden: parking_lot::RwLockReadGuard<'a, HashSet<(SegmentId, Offset)>>,
+}
+
+impl View<'_> {
+    fn is_readable(&self, replica: &Replica) -> bool {
+        self.pool.is_reachable(&self.segments, replica)
+            && !self.pool.is_hidden(&self.hidden, replica)
+    }
+
+    fn is_present(&self, block: &BlockMut<'_>) -> bool {
+        block
+            .replicas()
+            .iter()
+            .any(|replica| self.is_readable(replica))
+    }
+}
+
+impl Pool {
+    fn view(&self) -> View<'_> {
+        View {
+            pool: self,
+            segments: self.placement.segments(),
+            hidden: self.hidden.read(),
+        }
+    }
+
+    /// The end of a lease that begins now, and its length.
+    fn lease_end(&self, lease: bool) -> (Millis, Duration) {
+        if lease {
+            let ttl = self.config.lease_ttl;
+            (self.now().after(ttl), ttl)
+        } else {
+            (Millis(0), Duration::ZERO)
+        }
+    }
+
+    /// Where blocks lie, leased (and their recency refreshed) unless `lease` is false.
+    pub fn lookup(
+        &self,
+        namespace: NamespaceId,
+        keys: &[KeyRef<'_>],
+        lease: bool,
+    ) -> Leased<Vec<Option<Found>>> {
+        let mut found = vec![None; keys.len()];
+        let (token, ttl) = self.lease_end(lease);
+        let ticks = self.directory.ticks(keys.len());
+        let view = self.view();
+        self.directory.visit(namespace, keys, |index, block| {
+            let (Some(mut block), Some(slot)) = (block, found.get_mut(index)) else {
+                return;
+            };
+            let replicas: Vec<Replica> = block
+                .replicas()
+                .iter()
+                .filter(|r| view.is_readable(r))
+                .copied()
+                .collect();
+            if replicas.is_empty() {
+                return;
+            }
+            if lease {
+                block.lease(token, self.now());
+                block.touch(ticks.of(index));
+            }
+            *slot = Some(Found {
+                length: block.length(),
+                checksum: block.checksum(),
+                version: block.version(),
+                replicas,
+            });
+        });
+        self.metrics
+            .looked_up(keys.len(), found.iter().flatten().count());
+        Leased {
+            answer: found,
+            token,
+            ttl,
+        }
+    }
+
+    /// Whether blocks are there.
+    pub fn exist(
+        &self,
+        namespace: NamespaceId,
+        keys: &[KeyRef<'_>],
+        lease: bool,
+    ) -> Leased<Vec<bool>> {
+        let mut present = vec![false; keys.len()];
+        let (token, ttl) = self.lease_end(lease);
+        let now = self.now();
+        let ticks = self.directory.ticks(keys.len());
+        let view = self.view();
+        self.directory.visit(namespace, keys, |index, block| {
+            let (Some(mut block), Some(slot)) = (block, present.get_mut(index)) else {
+                return;
+            };
+            if view.is_present(&block) {
+                *slot = true;
+                if lease {
+                    block.lease(token, now);
+                    block.touch(ticks.of(index));
+                }
+            }
+        });
+        Leased {
+            answer: present,
+            token,
+            ttl,
+        }
+    }
+
+    /// How many leading blocks of a chain are there; these and no others are leased.
+    pub fn match_prefix(
+        &self,
+        namespace: NamespaceId,
+        chain: &[KeyRef<'_>],
+        lease: bool,
+    ) -> Leased<usize> {
+        let leading = |present: &[bool]| present.iter().take_while(|there| **there).count();
+        let seen = leading(&self.exist(namespace, chain, false).answer);
+        let head = chain.get(..seen).unwrap_or_default();
+        // A block may go between the two looks: the second one counts, since it leases.
+        let Leased { answer, token, ttl } = self.exist(namespace, head, lease);
+        let blocks = leading(&answer);
+        if let Some(beyond) = head.get(blocks..)
+            && lease
+        {
+            self.release(namespace, beyond, token);
+        }
+        self.metrics.matched(chain.len(), blocks);
+        Leased {
+            answer: blocks,
+            token,
+            ttl,
+        }
+    }
+
+    /// Extends leases that have not run out; a lapsed one answers [`Code::LeaseEnded`].
+    pub fn renew(
+        &self,
+        namespace: NamespaceId,
+        keys: &[KeyRef<'_>],
+        token: Millis,
+    ) -> Leased<Vec<Code>> {
+        let mut codes = vec![Code::LeaseEnded; keys.len()];
+        let (until, ttl) = self.lease_end(true);
+        let now = self.now();
+        let ticks = self.directory.ticks(keys.len());
+        self.directory.visit(namespace, keys, |index, block| {
+            let (Some(mut block), Some(code)) = (block, codes.get_mut(index)) else {
+                return;
+            };
+            if block.renew(token, until, now) {
+                block.touch(ticks.of(index));
+                *code = Code::Ok;
+            }
+        });
+        Leased {
+            answer: codes,
+            token: until,
+            ttl,
+        }
+    }
+
+    /// Ends leases early.
+    pub fn release(&self, namespace: NamespaceId, keys: &[KeyRef<'_>], token: Millis) -> Vec<Code> {
+        let mut codes = vec![Code::Missing; keys.len()];
+        let now = self.now();
+        self.directory.visit(namespace, keys, |index, block| {
+            let (Some(mut block), Some(code)) = (block, codes.get_mut(index)) else {
+                return;
+            };
+            block.release(token, now);
+            *code = Code::Ok;
+        });
+        // What was leased may be what a waiting put needs.
+        if self
+            .demand
+            .waiting
+            .load(std::sync::atomic::Ordering::Acquire)
+            > 0
+        {
+            self.demand.wake();
+        }
+        codes
+    }
+
+    /// Sizes, replicas and protection of blocks. Takes no lease.
+    pub fn describe(&self, namespace: NamespaceId, keys: &[KeyRef<'_>]) -> Vec<Option<Described>> {
+        let mut described = vec![None; keys.len()];
+        let now = self.now();
+        let view = self.view();
+        self.directory.visit(namespace, keys, |index, block| {
+            let (Some(block), Some(slot)) = (block, described.get_mut(index)) else {
+                return;
+            };
+            let replicas = block
+                .replicas()
+                .iter()
+                .filter_map(|replica| {
+                    let node = &view.segments.get(replica.segment)?.node;
+                    let hidden = self.is_hidden(&view.hidden, replica);
+                    Some(DescribedReplica {
+                        node: node.name.clone(),
+                        segment: replica.segment,
+                        offset: replica.offset,
+                        state: if hidden {
+                            "hidden"
+                        } else {
+                            node.state().label()
+                        },
+                    })
+                })
+                .collect();
+            *slot = Some(Described {
+                length: block.length(),
+                checksum: block.checksum(),
+                version: block.version(),
+                replicas,
+                lease_left: block.lease_until().since(now),
+                soft_pin_left: view_of_pin(&block, now),
+                hard_pin: block.view().is_hard_pinned(),
+            });
+        });
+        described
+    }
+
+    /// One page of the keys of a namespace that match `pattern`. Takes no lease.
+    pub fn list(
+        &self,
+        namespace: NamespaceId,
+        pattern: Option<&Regex>,
+        page: &[u8],
+        limit: usize,
+    ) -> Result<Page, BadPage> {
+        let now = self.now();
+        let mut result = Page {
+            next: page.to_vec(),
+            ..Page::default()
+        };
+        loop {
+            let next = self.directory.scan(&result.next, limit.max(1), |block| {
+                if block.namespace() != namespace {
+                    return;
+                }
+                let key = block.key().to_string();
+                if pattern.is_none_or(|pattern| pattern.is_match(&key)) {
+                    result.blocks.push(Listed {
+                        key,
+                        length: block.length(),
+                        replicas: block.replicas().len(),
+                        leased: block.is_leased(now, self.lease_floor_of(block.version())),
+                        pinned: block.is_hard_pinned()
+                            || block.soft_pin_until().is_some_and(|until| until > now),
+                    });
+                }
+            })?;
+            result.next = next.unwrap_or_default();
+            if result.next.is_empty() || result.blocks.len() >= limit {
+                return Ok(result);
+            }
+        }
+    }
+}
+
+fn view_of_pin(block: &BlockMut<'_>, now: Millis) -> Duration {
+    block
+        .view()
+        .soft_pin_until()
+        .map_or(Duration::ZERO, |until| until.since(now))
+}

@@ -1,0 +1,279 @@
+//! Room for puts: grants, and the wait for them.
+
+use super::Pool;
+use crate::directory::Replica;
+use crate::placement::{Extents, NoRoom, Wish};
+use crate::reservations::Pending;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Code, KeyRef, Length, Version};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How a put is to be placed, and for how long it may wait.
+#[derive(Clone, Debug, Default)]
+pub struct ReserveOptions {
+    /// Where copies are wished.
+    pub wish: Wish,
+    /// Whether present keys get a new version.
+    pub upsert: bool,
+    /// How long to wait for room, or for another writer of a key.
+    pub timeout: Duration,
+    /// How long the writing may take.
+    pub grant_ttl: Duration,
+    /// For how long the blocks are evicted last.
+    pub soft_pin: Option<Duration>,
+    /// Whether the blocks are never evicted.
+    pub hard_pin: bool,
+}
+
+/// The right to write one block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// The id of the grants.
+    pub version: Version,
+    /// Where to write.
+    pub replicas: Vec<Replica>,
+}
+
+type Outcome = Option<Result<Granted, Code>>;
+
+/// What a pass over a batch left open.
+#[derive(Debug, Default)]
+struct Open {
+    granted: bool,
+    demand: u64,
+    largest: u64,
+    no_nodes: bool,
+    writers: bool,
+}
+
+impl Open {
+    fn is_done(&self) -> bool {
+        self.demand == 0 && !self.no_nodes && !self.writers
+    }
+}
+
+/// A put's part of the demand, given back when it ends in whatever way.
+struct Waiting<'a> {
+    pool: &'a Pool,
+    demand: u64,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.pool
+            .demand
+            .bytes
+            .fetch_sub(self.demand, Ordering::AcqRel);
+        self.pool.demand.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Pool {
+    /// The time for which a grant lives, of the time asked for.
+    pub fn grant_ttl(&self, asked: Duration) -> Duration {
+        let most = self.config.max_grant_ttl;
+        if asked.is_zero() {
+            most
+        } else {
+            asked.min(most)
+        }
+    }
+
+    /// Grants room for blocks. It waits (for room, or for another writer of a key) only while it has
+    /// granted nothing: whoever holds grants never waits for those of others, so no two puts can wait
+    /// for each other. What is still open then is answered with its retryable code.
+    pub async fn reserve(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        keys: &[KeyRef<'_>],
+        lengths: &[Length],
+        options: &ReserveOptions,
+    ) -> Vec<Result<Granted, Code>> {
+        let mut outcomes: Vec<Outcome> = lengths.iter().map(|l| self.judge_length(*l)).collect();
+        let deadline = tokio::time::Instant::now() + options.timeout.min(self.config.max_wait);
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let open = self.reserve_open(namespace, keys, lengths, options, &mut outcomes);
+            if open.is_done() {
+                break;
+            }
+            let _waiting = self.ask_for_room(&open);
+            if open.granted || self.is_stopping() {
+                break;
+            }
+            // The wait for nodes has no event of its own for every way in which one can come back.
+            let patience = deadline.min(tokio::time::Instant::now() + Duration::from_millis(100));
+            let _woken = tokio::time::timeout_at(patience, changed).await;
+            if tokio::time::Instant::now() >= deadline {
+                break;
+            }
+        }
+        outcomes
+            .into_iter()
+            .map(|outcome| outcome.unwrap_or(Err(Code::Full)))
+            .collect()
+    }
+
+    fn judge_length(&self, length: Length) -> Outcome {
+        if length.0 == 0 {
+            Some(Err(Code::InvalidArgument))
+        } else if length.0 > self.config.max_block_size.as_u64() {
+            Some(Err(Code::TooLarge))
+        } else {
+            None
+        }
+    }
+
+    fn ask_for_room(&self, open: &Open) -> Waiting<'_> {
+        self.demand.bytes.fetch_add(open.demand, Ordering::AcqRel);
+        self.demand.waiting.fetch_add(1, Ordering::AcqRel);
+        self.demand
+            .largest
+            .fetch_max(open.largest, Ordering::AcqRel);
+        if open.demand > 0 {
+            self.demand.wake();
+        }
+        Waiting {
+            pool: self,
+            demand: open.demand,
+        }
+    }
+
+    /// One pass: settles what can be settled of the open keys.
+    fn reserve_open(
+        &self,
+        namespace: NamespaceId,
+        keys: &[KeyRef<'_>],
+        lengths: &[Length],
+        options: &ReserveOptions,
+        outcomes: &mut [Outcome],
+    ) -> Open {
+        let mut open = Open::default();
+        let mut reservations = self.reservations.lock();
+        if !options.upsert {
+            self.settle_present(namespace, keys, outcomes);
+        }
+        let expires = self.now().after(self.grant_ttl(options.grant_ttl));
+        for ((key, length), outcome) in keys.iter().zip(lengths).zip(outcomes.iter_mut()) {
+            if outcome.as_ref().is_some_and(|settled| !is_open(settled)) {
+                continue;
+            }
+            if reservations.is_pending(namespace, *key) {
+                open.writers = true;
+                *outcome = Some(Err(Code::InProgress));
+                continue;
+            }
+            *outcome = Some(match self.placement.allocate(*length, &options.wish) {
+                Ok(replicas) if !self.has_versions() => {
+                    self.placement.release(&replicas);
+                    open.no_nodes = true;
+                    Err(Code::StoreFailed)
+                }
+                Ok(replicas) => {
+                    let version = Version(self.next_version.fetch_add(1, Ordering::Relaxed));
+                    let mut pending = Pending::granted(version, *length, replicas.clone());
+                    pending.expires = expires;
+                    pending.soft_pin = options.soft_pin;
+                    pending.hard_pin = options.hard_pin;
+                    reservations.insert(namespace, *key, pending);
+                    open.granted = true;
+                    Ok(Granted { version, replicas })
+                }
+                Err(NoRoom::TooLarge) => Err(Code::TooLarge),
+                Err(NoRoom::NoNodes) => {
+                    open.no_nodes = true;
+                    Err(Code::NoNodes)
+                }
+                Err(NoRoom::Full) => {
+                    let copies = options.wish.replicas.max(1) as u64;
+                    let rounded = Extents::rounded(*length).0;
+                    open.demand += rounded * copies;
+                    open.largest = open.largest.max(rounded);
+                    Err(Code::Full)
+                }
+            });
+        }
+        open
+    }
+
+    /// Whether the next version has been set aside durably.
+    fn has_versions(&self) -> bool {
+        self.next_version.load(Ordering::Acquire) < self.versions_until.load(Ordering::Acquire)
+    }
+
+    /// Settles the keys that are present on a node that can be reached.
+    fn settle_present(
+        &self,
+        namespace: NamespaceId,
+        keys: &[KeyRef<'_>],
+        outcomes: &mut [Outcome],
+    ) {
+        let segments = self.placement.segments();
+        let hidden = self.hidden.read();
+        let ticks = self.directory.ticks(keys.len());
+        self.directory.visit(namespace, keys, |index, block| {
+            let (Some(mut block), Some(outcome)) = (block, outcomes.get_mut(index)) else {
+                return;
+            };
+            let settled = outcome.as_ref().is_some_and(|outcome| !is_open(outcome));
+            let readable = block
+                .replicas()
+                .iter()
+                .any(|r| self.is_reachable(&segments, r) && !self.is_hidden(&hidden, r));
+            if !settled && readable {
+                block.touch(ticks.of(index));
+                *outcome = Some(Err(Code::Exists));
+            }
+        });
+    }
+
+    /// Gives grants back unused.
+    pub fn revoke(
+        &self,
+        namespace: NamespaceId,
+        keys: &[KeyRef<'_>],
+        versions: &[Version],
+    ) -> Vec<Code> {
+        let mut ended = Vec::new();
+        let codes = {
+            let mut reservations = self.reservations.lock();
+            keys.iter()
+                .zip(versions)
+                .map(
+                    |(key, version)| match reservations.take(namespace, *key, *version, false) {
+                        Some(pending) => {
+                            ended.push(pending);
+                            Code::Ok
+                        }
+                        None => Code::GrantEnded,
+                    },
+                )
+                .collect()
+        };
+        self.end_reservations(ended);
+        codes
+    }
+
+    /// Sends the extents of puts that will not commit into quarantine.
+    pub(super) fn end_reservations(&self, ended: Vec<Pending>) {
+        if ended.is_empty() {
+            return;
+        }
+        let freed = ended
+            .iter()
+            .flat_map(|p| {
+                self.freed_replicas(&p.replicas, p.version, p.length, crate::clock::Millis(0))
+            })
+            .collect();
+        self.free(freed);
+        self.changed.notify_waiters();
+    }
+}
+
+/// Whether an outcome may still change while the put waits.
+fn is_open(outcome: &Result<Granted, Code>) -> bool {
+    matches!(outcome, Err(Code::Full | Code::NoNodes | Code::InProgress))
+}

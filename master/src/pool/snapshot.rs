@@ -1,0 +1,84 @@
+//! What the journal takes snapshots of.
+
+use super::Pool;
+use crate::store::ShardIndex;
+use crate::store::journal::SnapshotSource;
+use crate::store::record::{self, Record};
+use kvpool_types::Version;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+/// The pool as the journal sees it. Weak, since the pool owns the journal.
+pub(super) struct Source(pub(super) Weak<Pool>);
+
+impl Source {
+    fn pool(&self) -> Option<Arc<Pool>> {
+        self.0.upgrade()
+    }
+}
+
+impl SnapshotSource for Source {
+    fn shards(&self) -> u32 {
+        self.pool().map_or(0, |pool| {
+            u32::try_from(pool.directory.shards()).unwrap_or(u32::MAX)
+        })
+    }
+
+    fn capture(&self, shard: ShardIndex) -> Vec<Record> {
+        let Some(pool) = self.pool() else {
+            return Vec::new();
+        };
+        let blocks = pool.directory.snapshot(shard.0 as usize);
+        let commit = |block: crate::directory::Record| {
+            Record::Commit(record::Commit {
+                namespace: block.namespace,
+                key: block.key,
+                version: block.version,
+                length: block.length,
+                checksum: block.checksum,
+                replicas: block
+                    .replicas
+                    .iter()
+                    .map(|r| (r.segment, r.offset))
+                    .collect(),
+                parent: block.parent,
+                hard_pin: block.hard_pin,
+            })
+        };
+        blocks.into_iter().map(commit).collect()
+    }
+
+    fn capture_system(&self) -> Vec<Record> {
+        let Some(pool) = self.pool() else {
+            return Vec::new();
+        };
+        let until = Version(pool.versions_until.load(Ordering::Acquire));
+        let mut records = vec![
+            Record::Seed(record::Seed { seed: pool.seed }),
+            Record::VersionsGranted(record::VersionsGranted { until }),
+        ];
+        for (id, namespace) in pool.namespaces.created() {
+            records.push(Record::Namespace(record::Namespace { id, namespace }));
+        }
+        for (node, incarnation) in pool.members.dropped() {
+            let dropped = record::IncarnationDropped { node, incarnation };
+            records.push(Record::IncarnationDropped(dropped));
+        }
+        let segments = pool.placement.segments();
+        for node in pool.members.all() {
+            for (index, id) in (0u32..).zip(node.segments()) {
+                let Some(segment) = segments.get(id) else {
+                    continue;
+                };
+                records.push(Record::Segment(record::Segment {
+                    id,
+                    node: node.name.clone(),
+                    incarnation: node.incarnation,
+                    index,
+                    size: segment.size,
+                }));
+            }
+        }
+        records
+    }
+}

@@ -1,0 +1,138 @@
+//! The HTTP port: probes, metrics, and a read-only JSON view of nodes, segments and counters.
+
+use crate::pool::Pool;
+use axum::extract::State;
+use axum::routing::get;
+use axum::{Json, Router};
+use kvpool_daemon::probe::{self, Health};
+use kvpool_proto as proto;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+struct PoolHealth(Arc<Pool>);
+
+impl Health for PoolHealth {
+    fn healthy(&self) -> Result<(), String> {
+        self.0.healthy()
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        self.0.healthy()
+    }
+}
+
+/// Everything that the HTTP port serves.
+pub fn router(pool: Arc<Pool>) -> Router {
+    let health = Arc::new(PoolHealth(Arc::clone(&pool)));
+    let registry = pool.metrics.registry().clone();
+    let views = Router::new()
+        .route("/api/v1/nodes", get(nodes))
+        .route("/api/v1/segments", get(segments))
+        .route("/api/v1/counters", get(counters))
+        .with_state(pool);
+    probe::router(registry, health).merge(views)
+}
+
+/// What the stats call answers; the JSON views show the same.
+pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
+    let usage = pool.placement.usage();
+    let segments = pool.placement.segments();
+    let nodes = pool
+        .members
+        .all()
+        .iter()
+        .map(|node| proto::NodeStats {
+            name: node.name.0.clone(),
+            state: node.state().label().into(),
+            incarnation: bytes::Bytes::copy_from_slice(&node.incarnation.to_bytes()),
+            data_address: node.address().data,
+            heartbeat_age_ms: pool.age_ms(node.last_heard()),
+            segments: node
+                .segments()
+                .iter()
+                .filter_map(|id| {
+                    let segment = segments.get(*id)?;
+                    let extents = segment.extents();
+                    Some(proto::SegmentStats {
+                        id: id.0,
+                        capacity_bytes: segment.size.0,
+                        used_bytes: segment.used(),
+                        quarantine_bytes: segment.quarantined(),
+                        free_ranges: extents.free_ranges() as u64,
+                        largest_free_bytes: extents.largest_free().0,
+                    })
+                })
+                .collect(),
+        })
+        .collect();
+    proto::StatsReply {
+        epoch: pool.epoch.0,
+        cluster_id: bytes::Bytes::copy_from_slice(&pool.cluster.to_bytes()),
+        blocks: pool.blocks(),
+        reservations: pool.reservations() as u64,
+        capacity_bytes: usage.capacity,
+        used_bytes: usage.used,
+        quarantine_bytes: usage.quarantined,
+        nodes,
+        counters: pool.counters(),
+        uptime_ms: pool.uptime_ms(),
+        namespaces: pool.namespace_names(),
+    }
+}
+
+fn segment_view(node: &proto::NodeStats, segment: &proto::SegmentStats) -> Value {
+    json!({
+        "id": segment.id,
+        "node": node.name,
+        "capacity_bytes": segment.capacity_bytes,
+        "used_bytes": segment.used_bytes,
+        "quarantine_bytes": segment.quarantine_bytes,
+        "free_ranges": segment.free_ranges,
+        "largest_free_bytes": segment.largest_free_bytes,
+    })
+}
+
+async fn nodes(State(pool): State<Arc<Pool>>) -> Json<Value> {
+    let views: Vec<Value> = stats(&pool)
+        .nodes
+        .iter()
+        .map(|node| {
+            let incarnation = kvpool_types::Incarnation::from_slice(&node.incarnation);
+            json!({
+                "name": node.name,
+                "state": node.state,
+                "incarnation": incarnation.unwrap_or_default().to_string(),
+                "data_address": node.data_address,
+                "heartbeat_age_ms": node.heartbeat_age_ms,
+                "segments": node.segments.iter().map(|s| s.id).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    Json(Value::Array(views))
+}
+
+async fn segments(State(pool): State<Arc<Pool>>) -> Json<Value> {
+    let stats = stats(&pool);
+    let views = stats.nodes.iter().flat_map(|node| {
+        node.segments
+            .iter()
+            .map(move |segment| segment_view(node, segment))
+    });
+    Json(views.collect())
+}
+
+async fn counters(State(pool): State<Arc<Pool>>) -> Json<Value> {
+    let stats = stats(&pool);
+    Json(json!({
+        "cluster": pool.cluster.to_string(),
+        "epoch": stats.epoch,
+        "uptime_ms": stats.uptime_ms,
+        "blocks": stats.blocks,
+        "reservations": stats.reservations,
+        "capacity_bytes": stats.capacity_bytes,
+        "used_bytes": stats.used_bytes,
+        "quarantine_bytes": stats.quarantine_bytes,
+        "namespaces": stats.namespaces,
+        "counters": stats.counters,
+    }))
+}

@@ -1,0 +1,210 @@
+//! The gRPC service that store nodes call: one session a node.
+
+use super::status::status;
+use crate::membership::{Node, Outbox, Registration, Reported};
+use crate::pool::{Pool, RegisterError};
+use kvpool_proto as proto;
+use kvpool_types::{
+    ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, HostId, Incarnation, Length, NodeName,
+    Offset, SegmentId,
+};
+use proto::master_message::Body as ToNode;
+use proto::node_message::Body as FromNode;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// The `Nodes` gRPC service over a pool.
+#[derive(Clone, Debug)]
+pub struct NodesService {
+    pool: Arc<Pool>,
+}
+
+impl NodesService {
+    /// The service of `pool`.
+    pub fn new(pool: Arc<Pool>) -> Self {
+        Self { pool }
+    }
+}
+
+#[tonic::async_trait]
+impl proto::nodes_server::Nodes for NodesService {
+    type SessionStream = UnboundedReceiverStream<Result<proto::MasterMessage, Status>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<proto::NodeMessage>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let mut inbox = request.into_inner();
+        // What the master says is bounded by what it has freed and not heard of: tickets, not this
+        // channel, hold that memory.
+        let (outbox, outgoing) = mpsc::unbounded_channel();
+        let pool = Arc::clone(&self.pool);
+        tokio::spawn(async move {
+            let first = match inbox.message().await {
+                Ok(Some(proto::NodeMessage {
+                    body: Some(FromNode::Register(register)),
+                })) => register,
+                _ => {
+                    let error = status(Code::Malformed, "a session begins with a registration");
+                    let _left = outbox.send(Err(error));
+                    return;
+                }
+            };
+            match begin(&pool, &first, &outbox).await {
+                Ok((node, session)) => {
+                    drop(outbox);
+                    converse(&pool, &node, &mut inbox).await;
+                    pool.detach(&node, session);
+                }
+                Err(RegisterError { code, message }) => {
+                    tracing::warn!(node = first.name, %code, message, "node refused");
+                    let refusal = proto::Refusal {
+                        code: code.to_wire().into(),
+                        message,
+                    };
+                    send(&outbox, ToNode::Refusal(refusal));
+                }
+            }
+        });
+        Ok(Response::new(UnboundedReceiverStream::new(outgoing)))
+    }
+}
+
+fn send(outbox: &Outbox, body: ToNode) {
+    // The node has left if this fails; its inbox says so next.
+    let _left = outbox.send(Ok(proto::MasterMessage { body: Some(body) }));
+}
+
+/// Registers a node, welcomes it, and opens its session. The welcome is queued first, so that the
+/// node knows the term's key before any grant of the term can reach it.
+async fn begin(
+    pool: &Arc<Pool>,
+    register: &proto::Register,
+    outbox: &Outbox,
+) -> Result<(Arc<Node>, u64), RegisterError> {
+    let registration = read_registration(pool, register)?;
+    let node = pool.register(&registration).await?;
+    send(
+        outbox,
+        ToNode::Welcome(proto::Welcome {
+            version: register.max_version.min(proto::VERSION),
+            cluster_id: bytes::Bytes::copy_from_slice(&pool.cluster.to_bytes()),
+            epoch: pool.epoch.0,
+            segment_ids: node.segments().iter().map(|id| id.0).collect(),
+            grant_key: bytes::Bytes::copy_from_slice(&node.key.0),
+            heartbeat_interval_ms: u64::try_from(pool.config.heartbeat_interval.as_millis())
+                .unwrap_or(u64::MAX),
+        }),
+    );
+    let session = pool.activate(&node, &registration, outbox.clone());
+    Ok((node, session))
+}
+
+fn read_registration(
+    pool: &Pool,
+    register: &proto::Register,
+) -> Result<Registration, RegisterError> {
+    let refuse = |code, message: String| RegisterError { code, message };
+    if register.max_version < proto::MIN_VERSION || register.min_version > proto::VERSION {
+        return Err(refuse(
+            Code::VersionMismatch,
+            format!(
+                "the node speaks versions {} to {}, this master {} to {}",
+                register.min_version,
+                register.max_version,
+                proto::MIN_VERSION,
+                proto::VERSION
+            ),
+        ));
+    }
+    let named = ClusterId::from_slice(&register.cluster_id);
+    if !register.cluster_id.is_empty() && named != Some(pool.cluster) {
+        return Err(refuse(
+            Code::WrongCluster,
+            format!(
+                "this is cluster {}, the node belongs to another",
+                pool.cluster
+            ),
+        ));
+    }
+    if register.checksum_algorithm != ChecksumAlgorithm::Crc64Nvme as u32 {
+        return Err(refuse(
+            Code::VersionMismatch,
+            format!(
+                "checksum algorithm {} is not known here",
+                register.checksum_algorithm
+            ),
+        ));
+    }
+    let incarnation = Incarnation::from_slice(&register.incarnation)
+        .ok_or_else(|| refuse(Code::Malformed, "an incarnation has 16 bytes".into()))?;
+    let held = register.held.iter().map(|range| Extent {
+        segment: SegmentId(range.segment),
+        offset: Offset(range.offset),
+        length: Length(range.length),
+    });
+    Ok(Registration {
+        name: NodeName(register.name.clone()),
+        incarnation,
+        data_address: register.data_address.clone(),
+        shm_path: register.shm_path.clone(),
+        host: HostId::from_slice(&register.host_id).unwrap_or_default(),
+        epoch_seen: Epoch(register.epoch_seen),
+        segments: register
+            .segments
+            .iter()
+            .map(|s| (Length(s.size_bytes), (s.id != 0).then_some(SegmentId(s.id))))
+            .collect(),
+        held: held.collect(),
+    })
+}
+
+/// Hears a node out until its stream ends.
+async fn converse(pool: &Arc<Pool>, node: &Arc<Node>, inbox: &mut Streaming<proto::NodeMessage>) {
+    loop {
+        let message = match inbox.message().await {
+            Ok(Some(message)) => message,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::info!(node = %node.name, %error, "session broke");
+                return;
+            }
+        };
+        let Some(body) = message.body else { continue };
+        match body {
+            FromNode::Heartbeat(beat) => {
+                pool.heard(
+                    node,
+                    Some(Reported {
+                        held_bytes: beat.held_bytes,
+                        connections: beat.connections,
+                        read_bytes: beat.read_bytes,
+                        written_bytes: beat.written_bytes,
+                    }),
+                );
+                node.send(ToNode::HeartbeatAck(proto::HeartbeatAck {
+                    sequence: beat.sequence,
+                    epoch: pool.epoch.0,
+                }));
+            }
+            FromNode::Fenced(fenced) => {
+                pool.heard(node, None);
+                pool.fenced(node, &fenced.tickets);
+            }
+            FromNode::Verified(verified) => {
+                pool.heard_verified(node, verified.ticket, verified.matches);
+            }
+            FromNode::Draining(_) => pool.draining(node),
+            FromNode::Goodbye(_) => {
+                pool.drop_node(node);
+                return;
+            }
+            FromNode::Register(_) => {
+                tracing::warn!(node = %node.name, "a session registers once: it is ended");
+                return;
+            }
+        }
+    }
+}

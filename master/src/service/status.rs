@@ -1,0 +1,38 @@
+//! The one place where codes become gRPC statuses.
+
+use kvpool_proto::CODE_METADATA;
+use kvpool_types::Code;
+use tonic::metadata::MetadataValue;
+use tonic::{Code as Grpc, Status};
+
+/// The status of a call that failed as a whole. The code travels as metadata; the message is for
+/// people.
+pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
+    let grpc = match code {
+        Code::Ok => Grpc::Ok,
+        Code::InvalidArgument | Code::Malformed | Code::WrongCluster => Grpc::InvalidArgument,
+        Code::Oversized | Code::TooLarge | Code::OutOfRange => Grpc::OutOfRange,
+        Code::UnknownNamespace | Code::Missing => Grpc::NotFound,
+        Code::Exists => Grpc::AlreadyExists,
+        Code::VersionMismatch
+        | Code::NotLeader
+        | Code::StaleEpoch
+        | Code::WrongIncarnation
+        | Code::IncarnationDropped
+        | Code::GrantEnded
+        | Code::LeaseEnded
+        | Code::Leased => Grpc::FailedPrecondition,
+        Code::Full | Code::NoNodes | Code::TooManyHeld => Grpc::ResourceExhausted,
+        Code::GrantRefused => Grpc::PermissionDenied,
+        Code::InProgress | Code::AlreadyWritten => Grpc::Aborted,
+        Code::Draining | Code::Unreachable | Code::StoreFailed => Grpc::Unavailable,
+        Code::DeadlineExceeded => Grpc::DeadlineExceeded,
+        Code::ChecksumMismatch => Grpc::DataLoss,
+        Code::Internal => Grpc::Internal,
+    };
+    let mut status = Status::new(grpc, message);
+    status
+        .metadata_mut()
+        .insert(CODE_METADATA, MetadataValue::from(code.to_wire()));
+    status
+}

@@ -1,0 +1,159 @@
+//! One daemon as a child process.
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a daemon may take to serve, or to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A daemon that serves. Dropping it kills it.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    /// Where its main port is served, `host:port`.
+    pub listen: String,
+    /// Where its HTTP port is served, `host:port`.
+    pub http: String,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts a binary of this workspace and waits until it serves. Its log goes to
+    /// `directory/name.log`.
+    pub fn start(
+        binary: &str,
+        directory: &Path,
+        name: &str,
+        arguments: &[String],
+    ) -> anyhow::Result<Self> {
+        let ready = directory.join(format!("{name}.ready"));
+        let _absent = std::fs::remove_file(&ready);
+        let log = directory.join(format!("{name}.log"));
+        let output = File::options().create(true).append(true).open(&log)?;
+        let child = Command::new(path_of(binary)?)
+            .args(arguments)
+            .arg("--ready-file")
+            .arg(&ready)
+            .env("RUST_LOG", std::env::var("KVPOOL_TEST_LOG").unwrap_or("info".into()))
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()?;
+        let mut daemon = Self { child, listen: String::new(), http: String::new(), log };
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            if let Ok(text) = std::fs::read_to_string(&ready) {
+                let addresses: serde_json::Value = serde_json::from_str(&text)?;
+                let field = |name: &str| addresses[name].as_str().map(str::to_owned);
+                daemon.listen = field("listen").context("the ready file names no listen")?;
+                daemon.http = field("http").context("the ready file names no http")?;
+                return Ok(daemon);
+            }
+            if let Some(status) = daemon.child.try_wait()? {
+                bail!("{name} ended with {status} before it served:\n{}", daemon.log_text());
+            }
+            if Instant::now() > limit {
+                bail!("{name} did not serve within {PATIENCE:?}:\n{}", daemon.log_text());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The daemon's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything that it has logged.
+    pub fn log_text(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.context("no such process")?, signal)?;
+        Ok(())
+    }
+
+    /// Stops the process where it stands; it does not notice.
+    pub fn pause(&self) -> anyhow::Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets a paused process go on.
+    pub fn resume(&self) -> anyhow::Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Kills the process at once (SIGKILL) and waits until it is gone.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Asks the process to end (SIGTERM) and waits for its exit status.
+    pub fn terminate(&mut self) -> anyhow::Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > limit {
+                bail!("no end within {PATIENCE:?} of SIGTERM:\n{}", self.log_text());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The body of a GET on its HTTP port.
+    pub fn http_get(&self, path: &str) -> anyhow::Result<String> {
+        crate::raw::http_get(&self.http, path)
+    }
+
+    /// The value of a metric without labels.
+    pub fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        let text = self.http_get("/metrics")?;
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+            .with_context(|| format!("no metric {name} in:\n{text}"))?;
+        Ok(line.trim().parse()?)
+    }
+
+    /// The resident memory of the process, in bytes.
+    pub fn resident_bytes(&self) -> anyhow::Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .context("no VmRSS line")?;
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+        Ok(kib * 1024)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+}
+
+/// Where a binary of this workspace is: beside the directory of the test that runs.
+pub fn path_of(binary: &str) -> anyhow::Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let directory = test
+        .ancestors()
+        .find(|directory| directory.join(binary).is_file())
+        .with_context(|| {
+            format!("{binary} is not built: `cargo xtask test` builds it before the tests")
+        })?;
+    Ok(directory.join(binary))
+}
