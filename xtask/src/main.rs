@@ -1,1 +1,54 @@
-fn main() {}
+//! The repository's own tasks: `cargo xtask demo | test | lint`.
+//!
+//! It builds and runs the other packages as their users do, through cargo, and depends on none of them.
+
+mod cargo;
+mod demo;
+mod lint;
+mod tally;
+mod test;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The tasks of the kvpool repository")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Build the release binaries and run `kvctl demo`: a master, two store nodes and four workers
+    /// that share KV over them, every byte checked
+    Demo {
+        /// What `kvctl demo` is to be given (`cargo xtask demo -- --help` lists it)
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Check the format and the lints, then run every test; the last line is the tally
+    Test {
+        /// Leave out the cluster tests, which start real daemons
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Check the format, the lints, and the dependencies where cargo-deny is installed
+    Lint,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().task {
+        Task::Demo { args } => demo::run(&args),
+        Task::Test { quick } => test::run(quick),
+        Task::Lint => lint::run(),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Running cargo and other programs in the repository's root.
+
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+
+/// The packages whose binaries make a pool: `kvmaster`, `kvstore-node` and `kvctl`.
+pub(crate) const DAEMONS: [&str; 6] = [
+    "-p",
+    "kvpool-master",
+    "-p",
+    "kvpool-store-node",
+    "-p",
+    "kvpool-cli",
+];
+
+/// The repository's root.
+pub(crate) fn root() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package)
+}
+
+/// A cargo that runs in the root: the one that runs us.
+pub(crate) fn cargo(args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).current_dir(root());
+    // A relative target directory is relative to where the caller is, not to the root.
+    for name in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR"] {
+        if let Some(dir) = std::env::var_os(name).filter(|dir| !dir.is_empty())
+            && let Ok(dir) = std::path::absolute(dir)
+        {
+            command.env(name, dir);
+        }
+    }
+    command
+}
+
+/// Where cargo builds: `CARGO_TARGET_DIR`, cargo's configuration, or `target`.
+pub(crate) fn target_dir() -> Result<PathBuf> {
+    let output = cargo(&["metadata", "--format-version", "1", "--no-deps"])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo metadata")?;
+    let metadata = String::from_utf8(output.stdout).context("cargo metadata is not UTF-8")?;
+    let dir = metadata
+        .split_once("\"target_directory\":\"")
+        .and_then(|(_, rest)| rest.split_once('"'))
+        .map(|(dir, _)| PathBuf::from(dir));
+    dir.context("cargo metadata names no target directory")
+}
+
+/// Says what is run, runs it, and tells whether it succeeded.
+pub(crate) fn succeeds(command: &mut Command) -> Result<bool> {
+    announce(command);
+    let status = command.status();
+    Ok(status.with_context(|| cannot_run(command))?.success())
+}
+
+/// Whether the program is there and answers.
+pub(crate) fn answers(command: &mut Command) -> bool {
+    let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
+    quiet.status().is_ok_and(|status| status.success())
+}
+
+/// Runs a command, passes its output on as it comes, and hands every whole line to `read` as well.
+/// Returns whether it succeeded.
+pub(crate) fn watch(command: &mut Command, mut read: impl FnMut(&str)) -> Result<bool> {
+    announce(command);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| cannot_run(command))?;
+    let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
+        bail!("the child has no pipes");
+    };
+    let (lines, received) = mpsc::channel();
+    let others = lines.clone();
+    let threads = [
+        std::thread::spawn(move || forward(stdout, &mut std::io::stdout(), &lines)),
+        std::thread::spawn(move || forward(stderr, &mut std::io::stderr(), &others)),
+    ];
+    for line in received {
+        read(&line);
+    }
+    for thread in threads {
+        match thread.join() {
+            Ok(outcome) => outcome.context("cannot pass output on")?,
+            Err(_) => bail!("the thread that passes output on panicked"),
+        }
+    }
+    Ok(child.wait()?.success())
+}
+
+fn forward(
+    from: impl Read,
+    to: &mut impl Write,
+    lines: &mpsc::Sender<String>,
+) -> std::io::Result<()> {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line)? > 0 {
+        to.write_all(&line)?;
+        to.flush()?;
+        // The receiver is there for as long as either pipe is.
+        let _ = lines.send(String::from_utf8_lossy(&line).trim_end().to_owned());
+        line.clear();
+    }
+    Ok(())
+}
+
+fn announce(command: &Command) {
+    let words = command.get_args().map(|word| word.to_string_lossy());
+    let words: Vec<_> = words.collect();
+    let program = Path::new(command.get_program());
+    let program = program.file_name().unwrap_or(command.get_program());
+    eprintln!("\n▶ {} {}", program.display(), words.join(" "));
+}
+
+fn cannot_run(command: &Command) -> String {
+    format!("cannot run {}", Path::new(command.get_program()).display())
+}

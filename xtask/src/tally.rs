@@ -1,0 +1,303 @@
+//! Counting outcomes, from what the test runners write.
+//!
+//! A test that cannot do its work on this machine writes the line `SKIPPED <test>: <reason>` to standard
+//! error and returns. It counts as skipped, not as passed, and the line is shown at the end: what was
+//! not tested is never silent. A test that is `#[ignore]`d counts as skipped too.
+
+use std::collections::BTreeSet;
+
+const SKIPPED: &str = "SKIPPED ";
+
+/// What was counted.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) skipped: u64,
+    /// The lines of tests that skipped.
+    skips: BTreeSet<String>,
+    /// The steps that failed as a whole.
+    broken: Vec<&'static str>,
+}
+
+impl Tally {
+    /// Counts a step without tests of its own: nothing if it went well, else a failure.
+    pub(crate) fn check(&mut self, step: &'static str, went_well: bool) {
+        if !went_well {
+            self.failed += 1;
+            self.broken.push(step);
+        }
+    }
+
+    /// Adds what a runner counted. `ended_well` is the runner's exit: one that failed without a failed
+    /// test has itself failed.
+    pub(crate) fn add(&mut self, step: &'static str, other: Self, ended_well: bool) {
+        let failed_itself = !ended_well && other.failed == 0;
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.skips.extend(other.skips);
+        self.check(step, !failed_itself);
+    }
+
+    /// Whether something ran and nothing failed.
+    pub(crate) const fn is_good(&self) -> bool {
+        self.failed == 0 && self.passed > 0
+    }
+
+    /// Prints what was skipped, what broke, and the counts as the last line.
+    pub(crate) fn print(&self) {
+        println!();
+        for line in &self.skips {
+            println!("{line}");
+        }
+        for step in &self.broken {
+            println!("FAILED {step}");
+        }
+        println!(
+            "{} passed, {} failed, {} skipped",
+            self.passed, self.failed, self.skipped
+        );
+    }
+}
+
+/// Counts what nextest ran: tests from its JUnit report, ignored ones from its summary, which the
+/// report leaves out.
+#[derive(Default)]
+pub(crate) struct Nextest {
+    ignored: u64,
+    tests: u64,
+    failed: u64,
+    skipped: u64,
+    skips: BTreeSet<String>,
+}
+
+impl Nextest {
+    /// Reads a line of nextest's output.
+    pub(crate) fn read_line(&mut self, line: &str) {
+        let line = without_colours(line);
+        if let Some(summary) = line.trim_start().strip_prefix("Summary [") {
+            self.ignored = count_before(summary, "skipped");
+        }
+    }
+
+    /// Reads the whole report.
+    pub(crate) fn read_report(&mut self, report: &str) {
+        for case in report.split("<testcase ").skip(1) {
+            self.tests += 1;
+            let body = case.split("</testcase>").next().unwrap_or(case);
+            if body.contains("<failure") || body.contains("<error") {
+                self.failed += 1;
+                continue;
+            }
+            // The line may follow the tag that begins the output.
+            let lines = body.split(['\n', '>']).filter_map(skip_line);
+            let lines: Vec<_> = lines.map(|line| unescape(&line)).collect();
+            self.skipped += u64::from(!lines.is_empty());
+            self.skips.extend(lines);
+        }
+    }
+
+    pub(crate) fn tally(self) -> Tally {
+        Tally {
+            passed: self.tests - self.failed - self.skipped,
+            failed: self.failed,
+            skipped: self.skipped + self.ignored,
+            skips: self.skips,
+            broken: Vec::new(),
+        }
+    }
+}
+
+/// Counts what cargo's own runner ran, from its output with that of passing tests shown.
+#[derive(Default)]
+pub(crate) struct Libtest {
+    results: Doctests,
+    skips: BTreeSet<String>,
+}
+
+impl Libtest {
+    /// Reads a line of its output.
+    pub(crate) fn read(&mut self, line: &str) {
+        self.results.read(line);
+        self.skips.extend(skip_line(line));
+    }
+
+    pub(crate) fn tally(self) -> Tally {
+        let mut tally = self.results.tally();
+        // Each such test passed in the runner's eyes, and each writes its one line.
+        let skipped = self.skips.len() as u64;
+        tally.passed = tally.passed.saturating_sub(skipped);
+        tally.skipped += skipped;
+        tally.skips = self.skips;
+        tally
+    }
+}
+
+/// Counts what the runner of documentation tests ran, from the lines that end each run of it.
+#[derive(Default)]
+pub(crate) struct Doctests {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+impl Doctests {
+    /// Reads a line of its output.
+    pub(crate) fn read(&mut self, line: &str) {
+        let line = without_colours(line);
+        if let Some(result) = line.strip_prefix("test result: ") {
+            self.passed += count_before(result, "passed");
+            self.failed += count_before(result, "failed");
+            self.ignored += count_before(result, "ignored");
+        }
+    }
+
+    pub(crate) fn tally(self) -> Tally {
+        Tally {
+            passed: self.passed,
+            failed: self.failed,
+            skipped: self.ignored,
+            ..Tally::default()
+        }
+    }
+}
+
+fn skip_line(line: &str) -> Option<String> {
+    let line = line.trim();
+    line.starts_with(SKIPPED).then(|| line.to_owned())
+}
+
+/// The number before a word: 3 in `2 passed, 3 skipped` before `skipped`; 0 where the word is not.
+fn count_before(text: &str, word: &str) -> u64 {
+    let words = text.split(|c: char| !c.is_alphanumeric());
+    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    let pairs = words.windows(2);
+    let mut counts = pairs.filter_map(|pair| match pair {
+        [count, name] if *name == word => count.parse().ok(),
+        _ => None,
+    });
+    counts.next().unwrap_or(0)
+}
+
+fn without_colours(line: &str) -> String {
+    let mut plain = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once("\u{1b}[") {
+        plain.push_str(before);
+        let end = after.find(|c: char| c.is_ascii_alphabetic());
+        rest = end.and_then(|at| after.get(at + 1..)).unwrap_or("");
+    }
+    plain + rest
+}
+
+fn unescape(xml: &str) -> String {
+    xml.replace("&lt;", "<")
+        .replace("&gt;", ">")
+        .replace("&quot;", "\"")
+        .replace("&apos;", "'")
+        .replace("&amp;", "&")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
+<testsuites name="nextest-run" tests="4" failures="1" errors="0" time="1.5">
+    <testsuite name="kvpool-types" tests="4" disabled="0" errors="0" failures="1">
+        <testcase name="passes" classname="kvpool-types" time="0.004">
+            <system-out>running 1 test
+test passes ... ok
+</system-out>
+            <system-err></system-err>
+        </testcase>
+        <testcase name="skips" classname="kvpool-types" time="0.004">
+            <system-err>SKIPPED skips: no &lt;netns&gt; &amp; no root
+more
+</system-err>
+        </testcase>
+        <testcase name="skips_late" classname="kvpool-types" time="0.004">
+            <system-err>starting
+SKIPPED skips_late: no huge pages
+</system-err>
+        </testcase>
+        <testcase name="fails" classname="kvpool-types" time="0.004">
+            <failure type="test failure">SKIPPED fails: and then failed
+</failure>
+        </testcase>
+    </testsuite>
+</testsuites>
+"#;
+
+    #[test]
+    fn nextest_is_counted_from_its_report_and_summary() {
+        let mut nextest = Nextest::default();
+        nextest.read_line("        PASS [   0.006s] (1/4) 9 skipped");
+        nextest.read_line(
+            "\u{1b}[31;1m     Summary\u{1b}[0m [   0.301s] 4 tests run: 3 passed (1 slow), 1 failed, 2 skipped",
+        );
+        nextest.read_report(REPORT);
+        let tally = nextest.tally();
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (1, 1, 4));
+        let skips: Vec<_> = tally.skips.iter().map(String::as_str).collect();
+        assert_eq!(
+            skips,
+            [
+                "SKIPPED skips: no <netns> & no root",
+                "SKIPPED skips_late: no huge pages"
+            ]
+        );
+    }
+
+    #[test]
+    fn libtest_is_counted_over_all_its_binaries() {
+        let mut libtest = Libtest::default();
+        for line in [
+            "test a ... ok",
+            "SKIPPED a: no root",
+            "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished",
+            "test result: \u{1b}[31mFAILED\u{1b}[m. 2 passed; 1 failed; 0 ignored; 0 measured",
+        ] {
+            libtest.read(line);
+        }
+        let tally = libtest.tally();
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (4, 1, 2));
+    }
+
+    #[test]
+    fn a_runner_that_fails_without_a_failed_test_is_a_failure() {
+        let mut tally = Tally::default();
+        tally.add(
+            "tests",
+            Tally {
+                passed: 3,
+                ..Tally::default()
+            },
+            true,
+        );
+        assert!(tally.is_good());
+        tally.add("doctests", Tally::default(), false);
+        assert_eq!((tally.failed, tally.is_good()), (1, false));
+
+        let mut tally = Tally::default();
+        let failed = Tally {
+            passed: 1,
+            failed: 2,
+            ..Tally::default()
+        };
+        tally.add("tests", failed, false);
+        assert_eq!(tally.failed, 2);
+    }
+
+    #[test]
+    fn nothing_run_is_not_good_and_a_failed_check_counts() {
+        let mut tally = Tally::default();
+        tally.check("format", true);
+        assert!(!tally.is_good());
+        tally.passed = 1;
+        assert!(tally.is_good());
+        tally.check("clippy", false);
+        assert_eq!((tally.failed, tally.is_good()), (1, false));
+    }
+}

@@ -1,0 +1,102 @@
+//! `cargo xtask test`.
+
+use crate::cargo::{DAEMONS, answers, cargo, root, succeeds, watch};
+use crate::lint;
+use crate::tally::{Doctests, Libtest, Nextest, Tally};
+use anyhow::Result;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+
+/// The package whose tests start real daemons.
+const CLUSTER: &str = "kvpool-tests";
+/// Cluster tests at once: each runs several processes, and has deadlines to keep.
+const CLUSTER_THREADS: &str = "--test-threads=2";
+
+/// Checks and tests everything, whatever fails first. Returns whether all was well and something ran;
+/// a check or a build that fails counts as one failure.
+pub(crate) fn run(quick: bool) -> Result<bool> {
+    let mut tally = Tally::default();
+    tally.check("format", lint::format()?);
+    tally.check("clippy", lint::clippy()?);
+    if !quick {
+        provide_ip()?;
+        // The cluster tests start these from where this puts them.
+        let built = succeeds(cargo(&["build"]).args(DAEMONS))?;
+        tally.check("the daemons' build", built);
+    }
+    if answers(&mut cargo(&["nextest", "--version"])) {
+        with_nextest(quick, &mut tally)?;
+    } else {
+        with_cargo_test(quick, &mut tally)?;
+    }
+    let mut doctests = Doctests::default();
+    let ended_well = watch(&mut cargo(&["test", "--doc", "--workspace"]), |line| {
+        doctests.read(line);
+    })?;
+    tally.add("the documentation's tests", doctests.tally(), ended_well);
+    tally.print();
+    Ok(tally.is_good())
+}
+
+fn with_nextest(quick: bool, tally: &mut Tally) -> Result<()> {
+    let report = root().join("target/nextest/xtask/junit.xml");
+    // A report of an earlier run would stand for this one if this one wrote none.
+    if let Err(error) = std::fs::remove_file(&report)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(error.into());
+    }
+    let mut command = cargo(&["nextest", "run", "--workspace", "--profile", "xtask"]);
+    if quick {
+        command.args(["--exclude", CLUSTER]);
+    }
+    let mut nextest = Nextest::default();
+    let ended_well = watch(&mut command, |line| nextest.read_line(line))?;
+    if let Ok(report) = std::fs::read_to_string(&report) {
+        nextest.read_report(&report);
+    }
+    tally.add("the tests", nextest.tally(), ended_well);
+    Ok(())
+}
+
+fn with_cargo_test(quick: bool, tally: &mut Tally) -> Result<()> {
+    // Passing tests' output is shown: it tells whether a test had to skip.
+    let targets = ["--no-fail-fast", "--lib", "--bins", "--tests"];
+    let shown = ["--", "--show-output"];
+    let mut libtest = Libtest::default();
+    let mut tests = cargo(&["test", "--workspace", "--exclude", CLUSTER]);
+    let mut ended_well = watch(tests.args(targets).args(shown), |line| libtest.read(line))?;
+    if !quick {
+        let mut tests = cargo(&["test", "-p", CLUSTER]);
+        tests.args(targets).args(shown).arg(CLUSTER_THREADS);
+        ended_well &= watch(&mut tests, |line| libtest.read(line))?;
+    }
+    tally.add("the tests", libtest.tally(), ended_well);
+    Ok(())
+}
+
+/// Installs `ip`, with which some tests cut a network, where that takes no question. Where it cannot
+/// be had, those tests say that they skip.
+fn provide_ip() -> Result<()> {
+    if answers(Command::new("ip").arg("-V")) {
+        return Ok(());
+    }
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|of_self| of_self.uid() == 0);
+    if !is_root || !answers(Command::new("apt-get").arg("--version")) {
+        eprintln!("\n`ip` is not installed (package iproute2): tests that cut a network will skip");
+        return Ok(());
+    }
+    let install = || {
+        let mut install = Command::new("apt-get");
+        install.args(["install", "--yes", "--no-install-recommends", "iproute2"]);
+        install.env("DEBIAN_FRONTEND", "noninteractive");
+        succeeds(&mut install)
+    };
+    // Package lists may be absent or old: they are fetched only if it does not go without.
+    let installed = install()?
+        || (succeeds(Command::new("apt-get").args(["update", "--quiet"]))? && install()?);
+    if !installed {
+        eprintln!("\niproute2 could not be installed: tests that cut a network will skip");
+    }
+    Ok(())
+}
