@@ -1,11 +1,19 @@
 //! Memory regions, and the ways to move bytes between them.
 //!
-//! Clients open a [`Link`] to a node; nodes serve a [`Host`]. What lies between is `tcp` or `shm`.
-//! Nothing here knows keys, leases or the master.
+//! Clients open a [`Link`] to a node; nodes serve a [`Host`](host::Host). What lies between is [`tcp`]
+//! or shared memory. Nothing here knows keys, leases or the master.
 
+mod batch;
+pub mod checksum;
+mod frame;
+mod handshake;
 pub mod host;
 pub mod link;
 pub mod memory;
+mod service;
+mod socket;
+pub mod tcp;
+mod timer;
 
 pub use link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 pub use memory::{Region, Slice};

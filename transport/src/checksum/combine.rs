@@ -1,0 +1,62 @@
+//! The checksum of two runs of bytes out of the checksums of each.
+//!
+//! Appending zero bytes to a run is a linear map of its CRC, a 64 by 64 matrix over GF(2). The
+//! matrices for 1, 2, 4, ... zero bytes are made once, so a combination costs one product of a
+//! matrix and a vector for each bit that is set in the length: one alone for a full chunk.
+
+use kvpool_types::{Checksum, Length};
+use std::sync::OnceLock;
+
+/// The polynomial of CRC-64/NVME, bits reflected as the register holds them.
+const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
+
+/// Column `i` is the image of the vector whose bit `i` alone is set.
+type Matrix = [u64; 64];
+
+/// The checksum of a run of bytes that is a first run with checksum `first`, and then `length` bytes
+/// with checksum `second`.
+pub fn combine(first: Checksum, second: Checksum, length: Length) -> Checksum {
+    static POWERS: OnceLock<Box<[Matrix; 64]>> = OnceLock::new();
+    let powers = POWERS.get_or_init(make_powers);
+    // The initial value and the final xor are both all ones, so they cancel out.
+    let shifted = powers
+        .iter()
+        .enumerate()
+        .filter(|(bit, _)| length.0 >> bit & 1 == 1)
+        .fold(first.0, |crc, (_, matrix)| times(matrix, crc));
+    Checksum(shifted ^ second.0)
+}
+
+/// The matrices that append `1 << i` zero bytes.
+fn make_powers() -> Box<[Matrix; 64]> {
+    let mut matrix = one_zero_bit();
+    for _ in 0..3 {
+        matrix = square(&matrix);
+    }
+    let mut powers = Box::new([[0; 64]; 64]);
+    for power in powers.iter_mut() {
+        *power = matrix;
+        matrix = square(&matrix);
+    }
+    powers
+}
+
+/// The matrix that appends one zero bit: the register moves down by one, and the bit that falls out
+/// brings the polynomial in.
+fn one_zero_bit() -> Matrix {
+    let mut matrix = [0; 64];
+    for (bit, column) in matrix.iter_mut().enumerate() {
+        *column = if bit == 0 { POLYNOMIAL } else { 1 << (bit - 1) };
+    }
+    matrix
+}
+
+fn square(matrix: &Matrix) -> Matrix {
+    matrix.map(|column| times(matrix, column))
+}
+
+fn times(matrix: &Matrix, vector: u64) -> u64 {
+    matrix.iter().enumerate().fold(0, |sum, (bit, column)| {
+        sum ^ (column & (vector >> bit & 1).wrapping_neg())
+    })
+}

@@ -1,0 +1,224 @@
+//! Frames on a blocking socket.
+
+use crate::host::Refused;
+use crate::link::TransferError;
+use crate::socket::{Gather, Scatter};
+use kvpool_types::wire::DecodeError;
+use kvpool_types::wire::data::{Failure, Meta};
+use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
+use kvpool_types::{Code, Epoch};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+/// How long a connection that was refused is kept for the other side to read why.
+const LINGER: Duration = Duration::from_millis(500);
+
+/// Why no frame came.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReceiveError {
+    /// The other side closed between two frames.
+    #[error("the connection was closed")]
+    Closed,
+    /// The connection failed, or nothing came for too long.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// What came is no frame.
+    #[error("{error}")]
+    Decode {
+        /// Why.
+        error: DecodeError,
+        /// The request it came for; 0 when that cannot be told.
+        request: u64,
+    },
+}
+
+/// Builds the header and meta of a frame. Fails when the meta is over the limit.
+pub(crate) fn encode_head(
+    op: Op,
+    request: u64,
+    epoch: Epoch,
+    payload: u64,
+    encode_meta: impl FnOnce(&mut Vec<u8>),
+) -> Result<Vec<u8>, DecodeError> {
+    let mut out = vec![0; HEADER_BYTES];
+    encode_meta(&mut out);
+    let meta = (out.len() - HEADER_BYTES) as u64;
+    let oversized = |what, size, limit| DecodeError::Oversized { what, size, limit };
+    let limit = kvpool_types::wire::frame::MAX_META_BYTES;
+    if meta > limit {
+        return Err(oversized("frame meta", meta, limit));
+    }
+    let limit = kvpool_types::wire::frame::MAX_PAYLOAD_BYTES;
+    if payload > limit {
+        return Err(oversized("frame payload", payload, limit));
+    }
+    let header = Header {
+        version: VERSION,
+        op,
+        request,
+        epoch,
+        meta: u32::try_from(meta).expect("invariant: checked against the limit above"),
+        payload,
+    };
+    out[..HEADER_BYTES].copy_from_slice(&header.encode());
+    Ok(out)
+}
+
+/// Sends a frame without payload.
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    op: Op,
+    request: u64,
+    epoch: Epoch,
+    meta: &impl Meta,
+) -> io::Result<()> {
+    let head = encode_head(op, request, epoch, 0, |out| meta.encode(out))
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    let mut gather = Gather::default();
+    gather.push_bytes(&head);
+    gather.send_all(socket)
+}
+
+/// Receives exactly `bytes`; `again` says whether a wait that has timed out goes on.
+pub(crate) fn receive_exact(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    mut again: impl FnMut(usize) -> bool,
+) -> Result<(), ReceiveError> {
+    let mut scatter = Scatter::default();
+    scatter.push_bytes(bytes);
+    let mut received = 0;
+    while !scatter.is_full() {
+        match scatter.receive(socket) {
+            Ok(0) if received == 0 => return Err(ReceiveError::Closed),
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(count) => received += count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && again(received) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Reads a header out of its bytes.
+pub(crate) fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<Header, ReceiveError> {
+    Header::decode(bytes).map_err(|error| {
+        // Where the size of a part is all that is wrong, the request is known.
+        let request = match error {
+            DecodeError::Oversized { .. } => bytes[8..16].try_into().map_or(0, u64::from_le_bytes),
+            _ => 0,
+        };
+        ReceiveError::Decode { error, request }
+    })
+}
+
+/// Receives the meta part that `header` announces.
+pub(crate) fn receive_meta(
+    socket: BorrowedFd<'_>,
+    header: &Header,
+    meta: &mut Vec<u8>,
+) -> Result<(), ReceiveError> {
+    meta.clear();
+    meta.resize(kvpool_types::Length(header.meta.into()).as_usize(), 0);
+    if meta.is_empty() {
+        return Ok(());
+    }
+    receive_exact(socket, meta, |_| false).map_err(|error| match error {
+        ReceiveError::Closed => io::Error::from(io::ErrorKind::UnexpectedEof).into(),
+        other => other,
+    })
+}
+
+/// Receives one whole frame without payload that must come by `deadline`.
+pub(crate) fn receive_by(
+    socket: BorrowedFd<'_>,
+    deadline: Instant,
+) -> Result<(Header, Vec<u8>), ReceiveError> {
+    let mut head = [0; HEADER_BYTES];
+    receive_slowly(socket, &mut head, deadline)?;
+    let header = decode_header(&head)?;
+    let mut meta = vec![0; kvpool_types::Length(header.meta.into()).as_usize()];
+    receive_slowly(socket, &mut meta, deadline)?;
+    if header.payload > 0 {
+        return Err(ReceiveError::Decode {
+            error: DecodeError::BadValue {
+                what: "payload of a hello",
+                value: header.payload,
+            },
+            request: header.request,
+        });
+    }
+    Ok((header, meta))
+}
+
+/// Receives `bytes` however they trickle in, but not past the deadline.
+fn receive_slowly(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    deadline: Instant,
+) -> Result<(), ReceiveError> {
+    let mut scatter = Scatter::default();
+    scatter.push_bytes(bytes);
+    while !scatter.is_full() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+        crate::socket::set_timeouts(socket, Some(left))?;
+        match scatter.receive(socket) {
+            Ok(0) => return Err(ReceiveError::Closed),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Says why the connection ends, and waits a moment for the other side to read it: closing at once
+/// with bytes unread would make the kernel throw the answer away.
+pub(crate) fn refuse(socket: BorrowedFd<'_>, request: u64, epoch: Epoch, refused: &Refused) {
+    let failure = Failure {
+        code: refused.code,
+        message: refused.message.clone(),
+    };
+    let deadline = Instant::now() + LINGER;
+    let told = crate::socket::set_timeouts(socket, Some(LINGER))
+        .and_then(|()| send(socket, Op::Failure, request, epoch, &failure))
+        .and_then(|()| Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Write)?));
+    if let Err(error) = told {
+        tracing::debug!(%error, "the other side was not told why it was refused");
+        return;
+    }
+    let mut scratch = [0; 16 << 10];
+    while Instant::now() < deadline {
+        let mut scatter = Scatter::default();
+        scatter.push_bytes(&mut scratch);
+        if !matches!(scatter.receive(socket), Ok(1..)) {
+            return;
+        }
+    }
+}
+
+/// The error that a failure frame stands for.
+pub(crate) fn failure(meta: &[u8]) -> TransferError {
+    match Failure::decode(meta) {
+        Ok(failure) => TransferError {
+            code: failure.code,
+            message: failure.message,
+        },
+        Err(error) => TransferError {
+            code: Code::Malformed,
+            message: format!("the node's failure cannot be read: {error}"),
+        },
+    }
+}
+
+/// The error of an item whose status is not ok.
+pub(crate) fn status(code: Code) -> TransferError {
+    TransferError {
+        code,
+        message: format!("the node answered {code}"),
+    }
+}

@@ -1,0 +1,142 @@
+//! How connections of all transports begin, and the requests that all transports answer alike.
+
+use crate::batch::unreachable;
+use crate::frame::{self, ReceiveError, receive_by, refuse, send};
+use crate::host::{Host, Refused};
+use crate::link::TransferError;
+use kvpool_types::wire::DecodeError;
+use kvpool_types::wire::data::{Hello, HelloReply, Meta, ReadRequest, SumsReply};
+use kvpool_types::wire::frame::{Header, Op};
+use kvpool_types::{ClientId, Code, Epoch};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+/// Why a server ends a connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum End {
+    /// It is over: the other side closed, a drain or an abort asked for it.
+    #[error("the connection is over")]
+    Over,
+    /// It failed, or nothing came for too long.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The other side is told why.
+    #[error("{refused}")]
+    Refuse {
+        /// The request that it answers; 0 for the whole connection.
+        request: u64,
+        /// Why.
+        refused: Refused,
+    },
+}
+
+impl From<ReceiveError> for End {
+    fn from(error: ReceiveError) -> Self {
+        match error {
+            ReceiveError::Closed => Self::Over,
+            ReceiveError::Io(error) => Self::Io(error),
+            ReceiveError::Decode { error, request } => Self::malformed(request, &error),
+        }
+    }
+}
+
+impl End {
+    /// The end of a connection whose frame cannot be read.
+    pub(crate) fn malformed(request: u64, error: &DecodeError) -> Self {
+        Self::Refuse {
+            request,
+            refused: Refused {
+                code: error.code(),
+                message: error.to_string(),
+            },
+        }
+    }
+
+    /// Ends the connection as it asks for.
+    pub(crate) fn carry_out(self, socket: BorrowedFd<'_>, epoch: Epoch) {
+        match self {
+            Self::Over => {}
+            Self::Io(error) => tracing::debug!(%error, "a connection failed"),
+            Self::Refuse { request, refused } => {
+                tracing::debug!(%refused, "a connection is refused");
+                refuse(socket, request, epoch, &refused);
+            }
+        }
+    }
+}
+
+/// Takes the hello that must come first, within `limit`, and answers it; who it comes from.
+pub(crate) fn take_hello(
+    socket: BorrowedFd<'_>,
+    host: &dyn Host,
+    limit: Duration,
+) -> Result<ClientId, End> {
+    let (header, meta) = receive_by(socket, Instant::now() + limit)?;
+    if header.op != Op::Hello {
+        return Err(End::malformed(
+            header.request,
+            &DecodeError::BadValue {
+                what: "first operation, which must be a hello",
+                value: header.op as u64,
+            },
+        ));
+    }
+    let hello = Hello::decode(&meta).map_err(|error| End::malformed(header.request, &error))?;
+    let reply = host.hello(&hello).map_err(|refused| End::Refuse {
+        request: header.request,
+        refused,
+    })?;
+    send(socket, Op::HelloReply, header.request, host.epoch(), &reply)?;
+    Ok(hello.client)
+}
+
+/// Says hello and takes the answer, both by `deadline`.
+pub(crate) fn say_hello(
+    socket: BorrowedFd<'_>,
+    hello: &Hello,
+    deadline: Instant,
+) -> Result<HelloReply, TransferError> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    crate::socket::set_timeouts(socket, Some(left)).map_err(unreachable)?;
+    let sent = send(socket, Op::Hello, 0, Epoch::default(), hello);
+    let received = match (receive_by(socket, deadline), sent) {
+        (Ok(received), _) => received,
+        (Err(ReceiveError::Io(error)), _) if error.kind() == io::ErrorKind::TimedOut => {
+            return Err(crate::batch::deadline_exceeded());
+        }
+        (Err(ReceiveError::Decode { error, .. }), _) => {
+            return Err(TransferError {
+                code: error.code(),
+                message: error.to_string(),
+            });
+        }
+        (Err(_), Err(error)) => return Err(unreachable(error)),
+        (Err(error), Ok(())) => return Err(unreachable(error)),
+    };
+    let (Header { op, .. }, meta) = received;
+    match op {
+        Op::HelloReply => HelloReply::decode(&meta).map_err(|error| TransferError {
+            code: error.code(),
+            message: error.to_string(),
+        }),
+        Op::Failure => Err(frame::failure(&meta)),
+        other => Err(TransferError {
+            code: Code::Malformed,
+            message: format!("the node answered hello with {other:?}"),
+        }),
+    }
+}
+
+/// The answer to a request for chunk checksums.
+pub(crate) fn answer_sums(host: &dyn Host, epoch: Epoch, request: &ReadRequest) -> SumsReply {
+    let sums = request
+        .items
+        .iter()
+        .map(|item| {
+            host.sums(epoch, request.incarnation, &item.extent)
+                .map_err(|refused| refused.code)
+        })
+        .collect();
+    SumsReply(sums)
+}

@@ -1,0 +1,194 @@
+//! Sending from and receiving into scattered memory.
+
+// UNSAFETY: hands the addresses of slices to the kernel, which copies from and to them without any
+// reference being formed.
+#![allow(unsafe_code, reason = "vectored I/O on shared memory")]
+
+use crate::memory::Slice;
+use kvpool_types::{Length, Offset};
+use rustix::net::sockopt;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// The most pieces of memory that one call takes.
+const MAX_VECTORS: usize = 1024;
+
+/// Memory to send from, in order.
+#[derive(Default)]
+pub(crate) struct Gather<'a>(Vectors<'a>);
+
+/// Memory to receive into, in order.
+#[derive(Default)]
+pub(crate) struct Scatter<'a>(Vectors<'a>);
+
+#[derive(Default)]
+struct Vectors<'a> {
+    all: Vec<libc::iovec>,
+    /// The first one that is not used up.
+    next: usize,
+    borrowed: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Gather<'a> {
+    /// Appends bytes of this process.
+    pub(crate) fn push_bytes(&mut self, bytes: &'a [u8]) {
+        self.0.push(bytes.as_ptr().cast_mut(), bytes.len());
+    }
+
+    /// Appends all of a slice.
+    pub(crate) fn push_slice(&mut self, slice: &'a Slice) {
+        self.0.push(slice.as_ptr(), slice.length().as_usize());
+    }
+
+    /// Sends everything. Fails with `WouldBlock` when the socket has a timeout and nothing could be
+    /// sent for so long.
+    pub(crate) fn send_all(mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        while let Some(mut message) = self.0.message() {
+            // SAFETY: the message names vectors that live as long as `self`, and they name memory
+            // that is borrowed or counted for `'a`. The kernel only reads it.
+            let sent =
+                unsafe { libc::sendmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_NOSIGNAL) };
+            match moved(sent) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => self.0.advance(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Scatter<'a> {
+    /// Appends bytes of this process.
+    pub(crate) fn push_bytes(&mut self, bytes: &'a mut [u8]) {
+        self.0.push(bytes.as_mut_ptr(), bytes.len());
+    }
+
+    /// Appends a part of a slice. Panics unless it lies inside and is writable.
+    pub(crate) fn push_part(&mut self, slice: &'a Slice, from: Offset, length: Length) {
+        let inside = from
+            .0
+            .checked_add(length.0)
+            .is_some_and(|end| end <= slice.length().0);
+        assert!(
+            inside && slice.is_writable(),
+            "invariant: bytes are received into writable memory"
+        );
+        self.0.push(
+            slice.as_ptr().wrapping_add(from.as_usize()),
+            length.as_usize(),
+        );
+    }
+
+    /// Whether there is no room left.
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.next == self.0.all.len()
+    }
+
+    /// Receives what is there, after waiting for at least one byte; 0 means that the other side has
+    /// closed. Fails with `WouldBlock` when the socket has a timeout and nothing came for so long.
+    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        loop {
+            let Some(mut message) = self.0.message() else {
+                return Ok(0);
+            };
+            // SAFETY: the message names vectors that live as long as `self`, and they name memory
+            // that is uniquely borrowed, or counted and writable, for `'a`. The kernel writes at
+            // most what they span.
+            let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
+            match moved(received) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(count) => {
+                    self.0.advance(count);
+                    return Ok(count);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Vectors<'_> {
+    fn push(&mut self, start: *mut u8, length: usize) {
+        if length > 0 {
+            self.all.push(libc::iovec {
+                iov_base: start.cast(),
+                iov_len: length,
+            });
+        }
+    }
+
+    /// The message of the next call; `None` when all vectors are used up.
+    fn message(&mut self) -> Option<libc::msghdr> {
+        let left = self.all.get_mut(self.next..)?;
+        if left.is_empty() {
+            return None;
+        }
+        // SAFETY: a message header is plain numbers and pointers, for which zero is a value.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = left.as_mut_ptr();
+        message.msg_iovlen = left.len().min(MAX_VECTORS);
+        Some(message)
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        while let Some(vector) = self.all.get_mut(self.next) {
+            if count < vector.iov_len {
+                vector.iov_base = vector.iov_base.cast::<u8>().wrapping_add(count).cast();
+                vector.iov_len -= count;
+                return;
+            }
+            count -= vector.iov_len;
+            self.next += 1;
+        }
+    }
+}
+
+fn moved(count: isize) -> io::Result<usize> {
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Asks for socket buffers of `bytes` each way.
+///
+/// Asking turns the kernel's own sizing off and is cut to the host's limit, so where the limit is
+/// lower the kernel's own sizing, which may go further, is left on.
+pub(crate) fn ask_buffers(socket: BorrowedFd<'_>, bytes: usize) {
+    if sockopt::set_socket_recv_buffer_size_force(socket, bytes).is_err()
+        && host_limit("rmem_max").is_some_and(|limit| limit >= bytes)
+        && let Err(error) = sockopt::set_socket_recv_buffer_size(socket, bytes)
+    {
+        tracing::debug!(%error, "the receive buffer keeps its size");
+    }
+    if sockopt::set_socket_send_buffer_size_force(socket, bytes).is_err()
+        && host_limit("wmem_max").is_some_and(|limit| limit >= bytes)
+        && let Err(error) = sockopt::set_socket_send_buffer_size(socket, bytes)
+    {
+        tracing::debug!(%error, "the send buffer keeps its size");
+    }
+}
+
+fn host_limit(name: &str) -> Option<usize> {
+    std::fs::read_to_string(format!("/proc/sys/net/core/{name}"))
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
+}
+
+/// Bounds each wait for the other side, both ways; `None` waits for ever.
+pub(crate) fn set_timeouts(socket: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<()> {
+    // A limit of zero would mean none.
+    let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
+    sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, limit)?;
+    sockopt::set_socket_timeout(socket, sockopt::Timeout::Send, limit)?;
+    Ok(())
+}
+
+/// Ends all I/O on a socket: calls that wait on it return at once.
+pub(crate) fn shut_down(socket: BorrowedFd<'_>) {
+    // It fails only where the connection has ended already.
+    let _ended = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+}

@@ -1,0 +1,136 @@
+//! One frame's worth of a batch, from the queue to its answer.
+//!
+//! Whoever touches the memory of an exchange holds it, and its items end when the last holder lets
+//! go: so no outcome is told while a thread may still be touching the caller's memory.
+
+use crate::batch::{Batch, unreachable};
+use crate::link::TransferError;
+use crate::memory::Slice;
+use kvpool_types::wire::data::ReadItem;
+use kvpool_types::{Checksum, Epoch, Extent, Grant};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+pub(super) struct Exchange {
+    pub(super) epoch: Epoch,
+    pub(super) deadline: Instant,
+    pub(super) work: Work,
+    load: Load,
+}
+
+pub(super) enum Work {
+    Read {
+        items: Vec<ReadItem>,
+        into: Vec<Vec<Slice>>,
+        outcomes: Outcomes<Checksum>,
+    },
+    Write {
+        grants: Vec<Grant>,
+        from: Vec<Vec<Slice>>,
+        /// The checksum of each block that has been sent.
+        sent: Mutex<Vec<Checksum>>,
+        outcomes: Outcomes<Checksum>,
+    },
+    Sums {
+        extents: Vec<Extent>,
+        outcomes: Outcomes<Vec<Checksum>>,
+    },
+}
+
+/// The bytes that a lane has yet to move, counted while an exchange lives.
+struct Load {
+    lane: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Load {
+    fn new(lane: Arc<AtomicU64>, bytes: u64) -> Self {
+        lane.fetch_add(bytes, Ordering::Relaxed);
+        Self { lane, bytes }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.lane.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Exchange {
+    /// An exchange that puts `bytes` of load on a lane.
+    pub(super) fn new(
+        epoch: Epoch,
+        deadline: Instant,
+        work: Work,
+        lane: Arc<AtomicU64>,
+        bytes: u64,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            epoch,
+            deadline,
+            work,
+            load: Load::new(lane, bytes),
+        })
+    }
+
+    /// Gives all items the same error, unless their outcomes are known.
+    pub(super) fn fail(&self, error: TransferError) {
+        match &self.work {
+            Work::Read { outcomes, .. } | Work::Write { outcomes, .. } => {
+                outcomes.set(Err(error));
+            }
+            Work::Sums { outcomes, .. } => outcomes.set(Err(error)),
+        }
+    }
+
+    /// The bytes that it moves.
+    pub(super) fn bytes(&self) -> u64 {
+        self.load.bytes
+    }
+}
+
+/// The outcomes of an exchange's items, told to the batch when this is dropped.
+pub(super) struct Outcomes<T> {
+    batch: Arc<Batch<T>>,
+    /// Which item of the batch each item of the exchange is.
+    items: Vec<usize>,
+    known: Mutex<Option<Known<T>>>,
+}
+
+/// One outcome an item, or one error for all.
+type Known<T> = Result<Vec<Result<T, TransferError>>, TransferError>;
+
+impl<T> Outcomes<T> {
+    pub(super) fn new(batch: Arc<Batch<T>>, items: Vec<usize>) -> Self {
+        Self {
+            batch,
+            items,
+            known: Mutex::new(None),
+        }
+    }
+
+    /// Records the outcomes, unless they are known already.
+    pub(super) fn set(&self, outcomes: Known<T>) {
+        self.known.lock().get_or_insert(outcomes);
+    }
+}
+
+impl<T> Drop for Outcomes<T> {
+    fn drop(&mut self) {
+        let known = self.known.get_mut().take();
+        match known.unwrap_or_else(|| Err(unreachable("it was closed"))) {
+            Ok(outcomes) => {
+                for (item, outcome) in self.items.iter().zip(outcomes) {
+                    self.batch.end(*item, outcome);
+                }
+            }
+            Err(error) => {
+                for item in &self.items {
+                    self.batch.end(*item, Err(error.clone()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! One connection of a link, and what waits to go over it. A lane connects anew when its connection
+//! has failed and there is something to send.
+
+use super::exchange::Exchange;
+use super::link::ConnectOptions;
+use super::receive::receive_answers;
+use super::send::send_request;
+use crate::batch::{deadline_exceeded, unreachable};
+use crate::handshake::say_hello;
+use crate::link::TransferError;
+use crate::socket::{ask_buffers, set_timeouts, shut_down};
+use kvpool_types::wire::data::{Hello, HelloReply};
+use kvpool_types::{Code, Incarnation};
+use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+pub(super) struct Lane {
+    address: SocketAddr,
+    /// What is said on each connection; it names the incarnation that the first one found.
+    hello: Hello,
+    options: ConnectOptions,
+    state: Mutex<State>,
+    changed: Condvar,
+    load: Arc<AtomicU64>,
+    next_request: AtomicU64,
+}
+
+struct State {
+    /// What no socket has been given yet.
+    queue: VecDeque<Arc<Exchange>>,
+    wire: Option<Arc<Wire>>,
+    /// Why nothing can be sent any more.
+    closed: Option<TransferError>,
+}
+
+/// One connection that has said hello.
+pub(super) struct Wire {
+    socket: OwnedFd,
+    dead: AtomicBool,
+    /// What has been given to the socket and not been answered; `None` once it is dead.
+    pending: Mutex<Option<HashMap<u64, Arc<Exchange>>>>,
+}
+
+impl Wire {
+    fn new(socket: OwnedFd) -> Arc<Self> {
+        Arc::new(Self {
+            socket,
+            dead: AtomicBool::new(false),
+            pending: Mutex::new(Some(HashMap::new())),
+        })
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    pub(super) fn pending(&self, request: u64) -> Option<Arc<Exchange>> {
+        self.pending.lock().as_ref()?.get(&request).cloned()
+    }
+
+    pub(super) fn forget(&self, request: u64) {
+        let forgotten = self
+            .pending
+            .lock()
+            .as_mut()
+            .and_then(|pending| pending.remove(&request));
+        // Outside the lock: it may be the last holder, which tells the outcomes.
+        drop(forgotten);
+    }
+
+    /// Ends the connection: whoever waits on it returns.
+    fn abort(&self) {
+        self.dead.store(true, Ordering::Release);
+        shut_down(self.socket());
+    }
+
+    /// Ends the connection and fails what was pending on it.
+    fn fail(&self, error: &TransferError) {
+        self.abort();
+        let pending = self.pending.lock().take();
+        for exchange in pending.into_iter().flat_map(HashMap::into_values) {
+            exchange.fail(error.clone());
+        }
+    }
+
+    /// Gives an exchange to this connection; false when it is dead.
+    fn take(&self, request: u64, exchange: &Arc<Exchange>) -> bool {
+        match self.pending.lock().as_mut() {
+            Some(pending) if !self.is_dead() => {
+                pending.insert(request, exchange.clone());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends the connection when something on it is past its deadline; else the next deadline.
+    fn expire(&self, now: Instant) -> Option<Instant> {
+        let pending = self.pending.lock();
+        let mut next = None;
+        let mut late = false;
+        for exchange in pending.as_ref()?.values() {
+            if exchange.deadline <= now {
+                late = true;
+                exchange.fail(deadline_exceeded());
+            } else {
+                next = earlier(next, Some(exchange.deadline));
+            }
+        }
+        if late {
+            // Its bytes may come at any time, and must not be written any more.
+            self.abort();
+            return None;
+        }
+        next
+    }
+}
+
+impl Lane {
+    /// Makes a lane out of a connection that has said hello, and starts its threads.
+    pub(super) fn start(
+        address: SocketAddr,
+        hello: Hello,
+        options: ConnectOptions,
+        socket: Option<OwnedFd>,
+    ) -> io::Result<Arc<Self>> {
+        let lane = Arc::new(Self {
+            address,
+            hello,
+            options,
+            state: Mutex::new(State {
+                queue: VecDeque::new(),
+                wire: None,
+                closed: None,
+            }),
+            changed: Condvar::new(),
+            load: Arc::default(),
+            next_request: AtomicU64::new(1),
+        });
+        if let Some(socket) = socket {
+            let wire = Wire::new(socket);
+            start_receiver(&wire)?;
+            lane.state.lock().wire = Some(wire);
+        }
+        std::thread::Builder::new()
+            .name("kvpool-tcp-send".to_owned())
+            .spawn({
+                let lane = lane.clone();
+                move || lane.send_all()
+            })?;
+        Ok(lane)
+    }
+
+    /// The bytes that wait or are on their way.
+    pub(super) fn load(&self) -> &Arc<AtomicU64> {
+        &self.load
+    }
+
+    /// Whether work may still be given.
+    pub(super) fn is_open(&self) -> bool {
+        self.state.lock().closed.is_none()
+    }
+
+    /// Queues an exchange, or fails it when the lane is closed.
+    pub(super) fn submit(&self, exchange: Arc<Exchange>) {
+        let mut state = self.state.lock();
+        if let Some(error) = &state.closed {
+            let error = error.clone();
+            drop(state);
+            exchange.fail(error);
+            return;
+        }
+        state.queue.push_back(exchange);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Ends the lane for good.
+    pub(super) fn close(&self, error: TransferError) {
+        let (queue, wire) = {
+            let mut state = self.state.lock();
+            state.closed.get_or_insert(error.clone());
+            (std::mem::take(&mut state.queue), state.wire.take())
+        };
+        self.changed.notify_one();
+        if let Some(wire) = wire {
+            wire.abort();
+        }
+        for exchange in queue {
+            exchange.fail(error.clone());
+        }
+    }
+
+    /// Ends what is past its deadline; when the next one is due.
+    pub(super) fn expire(&self, now: Instant) -> Option<Instant> {
+        let mut next = None;
+        let mut late = Vec::new();
+        let wire = {
+            let mut state = self.state.lock();
+            state.queue.retain(|exchange| {
+                if exchange.deadline <= now {
+                    late.push(exchange.clone());
+                    return false;
+                }
+                next = earlier(next, Some(exchange.deadline));
+                true
+            });
+            state.wire.clone()
+        };
+        for exchange in late {
+            exchange.fail(deadline_exceeded());
+        }
+        earlier(next, wire.and_then(|wire| wire.expire(now)))
+    }
+
+    fn send_all(&self) {
+        while self.wait_for_work() {
+            let wire = match self.live_wire() {
+                Ok(wire) => wire,
+                Err(error) => {
+                    tracing::debug!(address = %self.address, %error, "a lane cannot connect");
+                    self.close(error);
+                    return;
+                }
+            };
+            let Some(exchange) = self.state.lock().queue.pop_front() else {
+                continue;
+            };
+            let request = self.next_request.fetch_add(1, Ordering::Relaxed);
+            if !wire.take(request, &exchange) {
+                // It died since it was looked at: the exchange goes over the next one.
+                self.state.lock().queue.push_front(exchange);
+                continue;
+            }
+            let sent = send_request(&wire, self.hello.incarnation, request, &exchange);
+            if let Err(error) = sent {
+                wire.fail(&unreachable(error));
+            }
+        }
+    }
+
+    /// Waits until something is queued; false when the lane is closed.
+    fn wait_for_work(&self) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            if state.closed.is_some() {
+                return false;
+            }
+            if !state.queue.is_empty() {
+                return true;
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// The connection, a new one when the last has failed.
+    fn live_wire(&self) -> Result<Arc<Wire>, TransferError> {
+        if let Some(wire) = &self.state.lock().wire
+            && !wire.is_dead()
+        {
+            return Ok(wire.clone());
+        }
+        let deadline = Instant::now() + self.options.reconnect;
+        let (socket, reply) = open(self.address, &self.hello, &self.options, deadline)?;
+        check_incarnation(self.hello.incarnation, &reply)?;
+        let wire = Wire::new(socket);
+        let mut state = self.state.lock();
+        if let Some(error) = &state.closed {
+            return Err(error.clone());
+        }
+        start_receiver(&wire).map_err(unreachable)?;
+        state.wire = Some(wire.clone());
+        Ok(wire)
+    }
+}
+
+fn start_receiver(wire: &Arc<Wire>) -> io::Result<()> {
+    let wire = wire.clone();
+    std::thread::Builder::new()
+        .name("kvpool-tcp-recv".to_owned())
+        .spawn(move || {
+            let error = receive_answers(&wire);
+            wire.fail(&error);
+        })?;
+    Ok(())
+}
+
+fn check_incarnation(expected: Incarnation, reply: &HelloReply) -> Result<(), TransferError> {
+    if reply.incarnation == expected {
+        return Ok(());
+    }
+    Err(TransferError {
+        code: Code::WrongIncarnation,
+        message: format!(
+            "the link is to incarnation {expected} of {}, which is now {}",
+            reply.node, reply.incarnation
+        ),
+    })
+}
+
+/// Opens a connection and says hello, both by `deadline`.
+pub(super) fn open(
+    address: SocketAddr,
+    hello: &Hello,
+    options: &ConnectOptions,
+    deadline: Instant,
+) -> Result<(OwnedFd, HelloReply), TransferError> {
+    let socket = open_socket(address, options, deadline).map_err(|error| match error {
+        Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT => deadline_exceeded(),
+        error => unreachable(format!("{address}: {}", io::Error::from(error))),
+    })?;
+    let reply = say_hello(socket.as_fd(), hello, deadline)?;
+    // From here on, the deadlines of the requests are what ends waiting.
+    set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
+    Ok((socket, reply))
+}
+
+fn open_socket(
+    address: SocketAddr,
+    options: &ConnectOptions,
+    deadline: Instant,
+) -> Result<OwnedFd, Errno> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    ask_buffers(socket.as_fd(), options.socket_buffer);
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    sockopt::set_socket_keepalive(&socket, true)?;
+    // A blocking connect obeys the timeout of sends.
+    let left = deadline.saturating_duration_since(Instant::now());
+    set_timeouts(socket.as_fd(), Some(left))
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket)
+}
+
+fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}

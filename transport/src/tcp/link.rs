@@ -1,0 +1,288 @@
+//! The asking side.
+
+use super::exchange::{Exchange, Outcomes, Work};
+use super::lane::{Lane, open};
+use super::split::{FRAME_BYTES, Part, cut_read, join_parts, pack, write_payload};
+use crate::batch::{Batch, invalid, unreachable};
+use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
+use crate::memory::Slice;
+use crate::timer::Timer;
+use futures::future::{BoxFuture, FutureExt};
+use kvpool_types::wire::data::{Hello, HelloReply};
+use kvpool_types::{Checksum, Epoch, Extent};
+use parking_lot::Mutex;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// The most checksums that one frame asks for, in bytes: they come back as meta.
+const SUMS_BYTES: u64 = 1 << 20;
+
+/// How a link connects.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// How many connections the link has.
+    pub connections: usize,
+    /// The size of socket buffers that the kernel is asked for, in bytes.
+    pub socket_buffer: usize,
+    /// How long a connection that takes the place of a failed one may take.
+    pub reconnect: Duration,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            connections: 2,
+            socket_buffer: 4 << 20,
+            reconnect: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Opens a link to the node at `address`, by `deadline`. Blocks.
+pub fn connect(
+    address: SocketAddr,
+    hello: Hello,
+    deadline: Instant,
+) -> Result<(Arc<dyn Link>, HelloReply), TransferError> {
+    connect_with(address, hello, deadline, &ConnectOptions::default())
+}
+
+/// Like [`connect`], with other options than the default ones.
+pub fn connect_with(
+    address: SocketAddr,
+    hello: Hello,
+    deadline: Instant,
+    options: &ConnectOptions,
+) -> Result<(Arc<dyn Link>, HelloReply), TransferError> {
+    if options.connections == 0 {
+        return Err(invalid("a link has at least one connection".to_owned()));
+    }
+    let (socket, reply) = open(address, &hello, options, deadline)?;
+    // All other connections of the link are to the same life of the node.
+    let hello = Hello {
+        incarnation: reply.incarnation,
+        ..hello
+    };
+    let mut lanes = vec![
+        Lane::start(address, hello.clone(), options.clone(), Some(socket)).map_err(unreachable)?,
+    ];
+    // The others connect when they get something to send.
+    for _ in 1..options.connections {
+        lanes
+            .push(Lane::start(address, hello.clone(), options.clone(), None).map_err(unreachable)?);
+    }
+    let lanes: Arc<[Arc<Lane>]> = lanes.into();
+    let timer = Timer::start("kvpool-tcp-timer", {
+        let lanes = lanes.clone();
+        move |now| lanes.iter().filter_map(|lane| lane.expire(now)).min()
+    })
+    .map_err(unreachable)?;
+    let link = TcpLink(Arc::new(Open {
+        address,
+        lanes,
+        timer,
+        turn: Mutex::new(0),
+    }));
+    Ok((Arc::new(link), reply))
+}
+
+struct TcpLink(Arc<Open>);
+
+/// The lanes of a link, closed when the link and all futures that it gave are gone.
+struct Open {
+    address: SocketAddr,
+    lanes: Arc<[Arc<Lane>]>,
+    timer: Timer,
+    /// Which lane comes next among equally loaded ones.
+    turn: Mutex<usize>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        for lane in self.lanes.iter() {
+            lane.close(unreachable("the link was closed"));
+        }
+    }
+}
+
+impl Open {
+    fn submit(&self, epoch: Epoch, deadline: Instant, bytes: u64, work: Work) {
+        let lane = self.least_loaded();
+        // Queued first: a scan that came before would not know of it.
+        lane.submit(Exchange::new(
+            epoch,
+            deadline,
+            work,
+            lane.load().clone(),
+            bytes,
+        ));
+        self.timer.sooner(deadline);
+    }
+
+    fn least_loaded(&self) -> &Lane {
+        let mut turn = self.turn.lock();
+        let count = self.lanes.len();
+        *turn = (*turn + 1) % count;
+        let (first, second) = self.lanes.split_at(*turn);
+        second
+            .iter()
+            .chain(first)
+            .min_by_key(|lane| lane.load().load(Ordering::Relaxed))
+            .expect("invariant: a link has at least one lane")
+    }
+}
+
+impl std::fmt::Debug for TcpLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "tcp::Link({})", self.0.address)
+    }
+}
+
+impl Link for TcpLink {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn read(
+        &self,
+        epoch: Epoch,
+        ops: Vec<ReadOp>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Vec<TransferResult>> {
+        let mut parts: Vec<Part> = Vec::with_capacity(ops.len());
+        let early: Vec<Option<TransferError>> = ops
+            .iter()
+            .enumerate()
+            .map(|(op, read)| cut_read(op, read, &mut parts).err())
+            .collect();
+        drop(ops);
+        let of_ops: Vec<_> = parts
+            .iter()
+            .map(|part| (part.op, part.item.length))
+            .collect();
+        let (batch, outcomes) = Batch::new(parts.len());
+        let parts = parts
+            .into_iter()
+            .enumerate()
+            .map(|(index, part)| (part.item.length.0, (index, part)))
+            .collect();
+        pack(parts, FRAME_BYTES, |bytes, parts| {
+            let mut indices = Vec::with_capacity(parts.len());
+            let mut items = Vec::with_capacity(parts.len());
+            let mut into = Vec::with_capacity(parts.len());
+            for (index, part) in parts {
+                indices.push(index);
+                items.push(part.item);
+                into.push(part.into);
+            }
+            let work = Work::Read {
+                items,
+                into,
+                outcomes: Outcomes::new(batch.clone(), indices),
+            };
+            self.0.submit(epoch, deadline, bytes, work);
+        });
+        let open = self.0.clone();
+        async move {
+            let outcomes = outcomes
+                .await
+                .expect("invariant: every item of a batch is ended");
+            drop(open);
+            join_parts(early, of_ops, outcomes)
+        }
+        .boxed()
+    }
+
+    fn write(
+        &self,
+        ops: Vec<WriteOp>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Vec<TransferResult>> {
+        let (batch, outcomes) = Batch::<Checksum>::new(ops.len());
+        let mut writes = Vec::with_capacity(ops.len());
+        for (index, write) in ops.into_iter().enumerate() {
+            match write_payload(&write) {
+                Ok(payload) => writes.push((payload, (index, write))),
+                Err(error) => batch.end(index, Err(error)),
+            }
+        }
+        pack(writes, FRAME_BYTES, |bytes, writes| {
+            let epoch = writes
+                .iter()
+                .map(|(_, write)| write.grant.epoch)
+                .max()
+                .unwrap_or_default();
+            let mut indices = Vec::with_capacity(writes.len());
+            let mut grants = Vec::with_capacity(writes.len());
+            let mut from = Vec::with_capacity(writes.len());
+            for (index, write) in writes {
+                indices.push(index);
+                grants.push(write.grant);
+                from.push(write.from);
+            }
+            let work = Work::Write {
+                grants,
+                from,
+                sent: Mutex::default(),
+                outcomes: Outcomes::new(batch.clone(), indices),
+            };
+            self.0.submit(epoch, deadline, bytes, work);
+        });
+        let open = self.0.clone();
+        async move {
+            let outcomes = outcomes
+                .await
+                .expect("invariant: every item of a batch is ended");
+            drop(open);
+            outcomes
+        }
+        .boxed()
+    }
+
+    fn sums(
+        &self,
+        epoch: Epoch,
+        extents: Vec<Extent>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Vec<Result<Vec<Checksum>, TransferError>>> {
+        let (batch, outcomes) = Batch::new(extents.len());
+        let extents = extents
+            .into_iter()
+            .enumerate()
+            .map(|(index, extent)| (extent.length.chunks() * 8, (index, extent)))
+            .collect();
+        pack(extents, SUMS_BYTES, |_, extents| {
+            let (indices, extents) = extents.into_iter().unzip();
+            let work = Work::Sums {
+                extents,
+                outcomes: Outcomes::new(batch.clone(), indices),
+            };
+            self.0.submit(epoch, deadline, 0, work);
+        });
+        let open = self.0.clone();
+        async move {
+            let outcomes = outcomes
+                .await
+                .expect("invariant: every item of a batch is ended");
+            drop(open);
+            outcomes
+        }
+        .boxed()
+    }
+
+    fn pin(
+        &self,
+        _epoch: Epoch,
+        extent: Extent,
+        _deadline: Instant,
+    ) -> BoxFuture<'static, Result<Slice, TransferError>> {
+        let error = invalid(format!("{extent} cannot be pinned over TCP"));
+        std::future::ready(Err(error)).boxed()
+    }
+
+    fn is_open(&self) -> bool {
+        self.0.lanes.iter().all(|lane| lane.is_open())
+    }
+}

@@ -1,0 +1,150 @@
+//! Sending the request of an exchange.
+
+use super::exchange::{Exchange, Work};
+use super::lane::Wire;
+use crate::checksum::ChunkedSum;
+use crate::frame::encode_head;
+use crate::memory::Slice;
+use crate::socket::Gather;
+use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, WriteRequest};
+use kvpool_types::wire::frame::Op;
+use kvpool_types::{Checksum, Grant, Incarnation, Length, Offset};
+use parking_lot::Mutex;
+use std::io;
+
+/// The bytes that are summed and then sent by one call, while they are in the cache.
+const PIECE: u64 = 256 << 10;
+
+/// What is to be sent by one call.
+#[derive(Default)]
+struct Outgoing {
+    pieces: Vec<Piece>,
+    bytes: u64,
+}
+
+enum Piece {
+    Bytes(Vec<u8>),
+    Memory(Slice),
+}
+
+/// Sends the request of `exchange` under the number `request`.
+pub(super) fn send_request(
+    wire: &Wire,
+    incarnation: Incarnation,
+    request: u64,
+    exchange: &Exchange,
+) -> io::Result<()> {
+    let head = |op, payload, meta: &dyn Fn(&mut Vec<u8>)| {
+        encode_head(op, request, exchange.epoch, payload, meta)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    };
+    match &exchange.work {
+        Work::Read { items, .. } => {
+            let meta = ReadRequest {
+                incarnation,
+                items: items.clone(),
+            };
+            Outgoing::of(head(Op::Read, 0, &|out| meta.encode(out))?).send(wire)
+        }
+        Work::Sums { extents, .. } => {
+            let meta = ReadRequest {
+                incarnation,
+                items: extents
+                    .iter()
+                    .map(|extent| ReadItem {
+                        extent: *extent,
+                        from: Offset(0),
+                        length: Length(0),
+                    })
+                    .collect(),
+            };
+            Outgoing::of(head(Op::Sums, 0, &|out| meta.encode(out))?).send(wire)
+        }
+        Work::Write {
+            grants, from, sent, ..
+        } => {
+            let meta = WriteRequest {
+                incarnation,
+                grants: grants.clone(),
+            };
+            let head = head(Op::Write, exchange.bytes(), &|out| meta.encode(out))?;
+            send_blocks(wire, head, grants, from, sent)
+        }
+    }
+}
+
+/// Sends blocks, each with its chunk checksums behind it, many small ones or a piece of a large one
+/// by one call.
+fn send_blocks(
+    wire: &Wire,
+    head: Vec<u8>,
+    grants: &[Grant],
+    from: &[Vec<Slice>],
+    sent: &Mutex<Vec<Checksum>>,
+) -> io::Result<()> {
+    let mut outgoing = Outgoing::of(head);
+    for (grant, slices) in grants.iter().zip(from) {
+        let mut sum = ChunkedSum::for_length(grant.extent.length);
+        for slice in slices {
+            let mut at = 0;
+            while at < slice.length().0 {
+                let length = (slice.length().0 - at).min(PIECE - outgoing.bytes);
+                let piece = slice
+                    .slice(Offset(at), Length(length))
+                    .expect("invariant: the piece ends where the slice does at the latest");
+                sum.update_private(&piece, Offset(0), Length(length));
+                outgoing.push(Piece::Memory(piece), length);
+                at += length;
+                outgoing.send_if_full(wire)?;
+            }
+        }
+        let sums = sum.finish();
+        // Before the last of its bytes is sent: the answer may come at once.
+        sent.lock().push(sums.whole);
+        let bytes: Vec<u8> = sums
+            .chunks
+            .iter()
+            .flat_map(|sum| sum.0.to_le_bytes())
+            .collect();
+        let length = bytes.len() as u64;
+        outgoing.push(Piece::Bytes(bytes), length);
+        outgoing.send_if_full(wire)?;
+    }
+    outgoing.send(wire)
+}
+
+impl Outgoing {
+    fn of(head: Vec<u8>) -> Self {
+        Self {
+            pieces: vec![Piece::Bytes(head)],
+            bytes: 0,
+        }
+    }
+
+    fn push(&mut self, piece: Piece, bytes: u64) {
+        self.pieces.push(piece);
+        self.bytes += bytes;
+    }
+
+    fn send_if_full(&mut self, wire: &Wire) -> io::Result<()> {
+        if self.bytes >= PIECE {
+            std::mem::take(self).send(wire)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn send(self, wire: &Wire) -> io::Result<()> {
+        if wire.is_dead() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        let mut gather = Gather::default();
+        for piece in &self.pieces {
+            match piece {
+                Piece::Bytes(bytes) => gather.push_bytes(bytes),
+                Piece::Memory(slice) => gather.push_slice(slice),
+            }
+        }
+        gather.send_all(wire.socket())
+    }
+}

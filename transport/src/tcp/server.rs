@@ -1,0 +1,115 @@
+//! The serving side.
+
+use super::session::Session;
+use crate::frame::refuse;
+use crate::host::{Host, Refused};
+use crate::service::{Connection, Serve, Service};
+use crate::socket::ask_buffers;
+use kvpool_types::Code;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How a server treats its connections.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// The most connections at once; more are refused.
+    pub max_connections: usize,
+    /// How long a transfer may stand still before its connection is ended.
+    pub stall: Duration,
+    /// How long a new connection may take to say hello.
+    pub handshake: Duration,
+    /// The size of socket buffers that the kernel is asked for, in bytes.
+    pub socket_buffer: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            max_connections: 1024,
+            stall: Duration::from_secs(30),
+            handshake: Duration::from_secs(5),
+            socket_buffer: 4 << 20,
+        }
+    }
+}
+
+/// Serves a host over TCP.
+#[derive(Debug)]
+pub struct Server;
+
+/// A running server. Dropping it aborts all connections.
+pub struct ServerHandle {
+    address: SocketAddr,
+    service: Service,
+}
+
+impl Server {
+    /// Starts to serve what comes to `listener`, one thread a connection.
+    pub fn start(
+        listener: TcpListener,
+        host: Arc<dyn Host>,
+        options: ServerOptions,
+    ) -> io::Result<ServerHandle> {
+        let address = listener.local_addr()?;
+        // Accepted sockets inherit the buffers, which must be set before the window is agreed on.
+        ask_buffers(listener.as_fd(), options.socket_buffer);
+        let limit = options.max_connections;
+        let serve = Arc::new(TcpServe { host, options });
+        Ok(ServerHandle {
+            address,
+            service: Service::start(listener.into(), "kvpool-tcp", limit, serve)?,
+        })
+    }
+}
+
+impl ServerHandle {
+    /// Where the server listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How many connections are open.
+    pub fn connections(&self) -> usize {
+        self.service.connections()
+    }
+
+    /// Accepts no more, lets requests in progress finish until `deadline`, then ends what is left.
+    /// True when nothing had to be cut off. Blocks.
+    pub fn drain(&self, deadline: Instant) -> bool {
+        self.service.drain(deadline)
+    }
+}
+
+impl std::fmt::Debug for ServerHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "tcp::ServerHandle({})", self.address)
+    }
+}
+
+struct TcpServe {
+    host: Arc<dyn Host>,
+    options: ServerOptions,
+}
+
+impl Serve for TcpServe {
+    fn serve(&self, connection: &Arc<Connection>) {
+        if let Err(error) = rustix::net::sockopt::set_tcp_nodelay(connection.socket(), true) {
+            tracing::debug!(%error, "small answers on a connection may be late");
+        }
+        Session::new(connection, &*self.host, &self.options).run();
+    }
+
+    fn refuse(&self, socket: BorrowedFd<'_>) {
+        let refused = Refused {
+            code: Code::TooManyHeld,
+            message: format!(
+                "the node serves at most {} connections at once",
+                self.options.max_connections
+            ),
+        };
+        refuse(socket, 0, self.host.epoch(), &refused);
+    }
+}

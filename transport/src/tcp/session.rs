@@ -1,0 +1,292 @@
+//! One connection, served: requests one after the other, each answered before the next is read.
+
+use super::server::ServerOptions;
+use crate::frame::{decode_header, encode_head, receive_exact, receive_meta, send};
+use crate::handshake::{End, answer_sums, take_hello};
+use crate::host::{Abort, Admission, Host, WriteGuard};
+use crate::service::Connection;
+use crate::socket::{Gather, Scatter, set_timeouts};
+use kvpool_types::wire::DecodeError;
+use kvpool_types::wire::data::{Failure, Meta, ReadRequest, Statuses, WriteRequest};
+use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
+use kvpool_types::{Checksum, Code, Grant, Length, Offset};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// The most extents that are received into by one call.
+const MAX_RUN: usize = 64;
+
+/// The state of one connection.
+pub(super) struct Session<'a> {
+    connection: &'a Arc<Connection>,
+    host: &'a dyn Host,
+    options: &'a ServerOptions,
+}
+
+/// A write that the host has admitted and whose bytes are to come.
+struct Receive {
+    /// Which of the request's grants it is for.
+    item: usize,
+    guard: Box<dyn WriteGuard>,
+    /// The chunk checksums that stand behind the bytes, 8 bytes each.
+    sums: Vec<u8>,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(
+        connection: &'a Arc<Connection>,
+        host: &'a dyn Host,
+        options: &'a ServerOptions,
+    ) -> Self {
+        Self {
+            connection,
+            host,
+            options,
+        }
+    }
+
+    /// Serves until the connection ends.
+    pub(super) fn run(&self) {
+        let Err(end) = self.serve();
+        end.carry_out(self.socket(), self.host.epoch());
+    }
+
+    fn serve(&self) -> Result<std::convert::Infallible, End> {
+        take_hello(self.socket(), self.host, self.options.handshake)?;
+        set_timeouts(self.socket(), Some(self.options.stall))?;
+        let mut meta = Vec::new();
+        loop {
+            let mut head = [0; HEADER_BYTES];
+            // A connection may be idle for as long as it likes, but not in the middle of a frame.
+            receive_exact(self.socket(), &mut head, |received| {
+                received == 0 && !self.connection.is_aborted()
+            })?;
+            if !self.connection.begin() {
+                return Err(End::Over);
+            }
+            let header = decode_header(&head)?;
+            receive_meta(self.socket(), &header, &mut meta)?;
+            self.answer(&header, &meta)?;
+            if !self.connection.finish() {
+                return Err(End::Over);
+            }
+        }
+    }
+
+    fn answer(&self, header: &Header, meta: &[u8]) -> Result<(), End> {
+        let malformed = |error: DecodeError| End::malformed(header.request, &error);
+        if header.op == Op::Write {
+            let request = WriteRequest::decode(meta).map_err(malformed)?;
+            if request.payload_bytes() != Some(header.payload) {
+                return Err(malformed(DecodeError::BadValue {
+                    what: "payload of a write",
+                    value: header.payload,
+                }));
+            }
+            return self.write(header, &request);
+        }
+        if header.payload > 0 {
+            return Err(malformed(DecodeError::BadValue {
+                what: "payload of a request that has none",
+                value: header.payload,
+            }));
+        }
+        match header.op {
+            Op::Read => {
+                let request = ReadRequest::decode(meta).map_err(malformed)?;
+                self.read(header, &request)
+            }
+            Op::Sums => {
+                let request = ReadRequest::decode(meta).map_err(malformed)?;
+                let reply = answer_sums(self.host, header.epoch, &request);
+                self.reply(header, Op::SumsReply, &reply)
+            }
+            Op::Ping => Ok(self.send_head(header, Op::Pong, |_| {})?),
+            other => self.reply(
+                header,
+                Op::Failure,
+                &Failure {
+                    code: Code::InvalidArgument,
+                    message: format!("{other:?} is not served over TCP"),
+                },
+            ),
+        }
+    }
+
+    fn read(&self, header: &Header, request: &ReadRequest) -> Result<(), End> {
+        let mut codes = Vec::with_capacity(request.items.len());
+        let mut slices = Vec::with_capacity(request.items.len());
+        let mut payload = 0;
+        for item in &request.items {
+            let admitted = self
+                .host
+                .admit_read(header.epoch, request.incarnation, item);
+            codes.push(match admitted {
+                Ok(slice) if slice.length() == item.length => {
+                    payload += item.length.0;
+                    slices.push(slice);
+                    Code::Ok
+                }
+                Ok(_) => Code::Internal,
+                Err(refused) => {
+                    tracing::debug!(%refused, extent = %item.extent, "a read is refused");
+                    refused.code
+                }
+            });
+        }
+        let statuses = Statuses(codes);
+        let head = match encode_head(
+            Op::Statuses,
+            header.request,
+            self.host.epoch(),
+            payload,
+            |out| statuses.encode(out),
+        ) {
+            Ok(head) => head,
+            Err(error) => {
+                let failure = Failure {
+                    code: error.code(),
+                    message: error.to_string(),
+                };
+                return self.reply(header, Op::Failure, &failure);
+            }
+        };
+        let mut gather = Gather::default();
+        gather.push_bytes(&head);
+        for slice in &slices {
+            gather.push_slice(slice);
+        }
+        gather.send_all(self.socket())?;
+        self.host.count(Length(payload), Length(0));
+        Ok(())
+    }
+
+    fn write(&self, header: &Header, request: &WriteRequest) -> Result<(), End> {
+        let mut codes = vec![Code::Internal; request.grants.len()];
+        let mut run = Vec::with_capacity(request.grants.len().min(MAX_RUN));
+        for (item, grant) in request.grants.iter().enumerate() {
+            let abort: Arc<dyn Abort> = self.connection.clone();
+            match self.host.admit_write(request.incarnation, grant, abort) {
+                Admission::Write(guard) if guard.target().length() == grant.extent.length => {
+                    run.push(Receive {
+                        item,
+                        guard,
+                        sums: vec![0; sums_bytes(grant)],
+                    });
+                    if run.len() == MAX_RUN {
+                        self.receive(&mut run, &mut codes)?;
+                    }
+                }
+                Admission::Write(_) => self.skip(&mut run, &mut codes, grant)?,
+                Admission::Refuse(refused) => {
+                    tracing::debug!(%refused, extent = %grant.extent, "a write is refused");
+                    if let Some(code) = codes.get_mut(item) {
+                        *code = refused.code;
+                    }
+                    self.skip(&mut run, &mut codes, grant)?;
+                }
+            }
+        }
+        self.receive(&mut run, &mut codes)?;
+        self.reply(header, Op::Statuses, &Statuses(codes))
+    }
+
+    /// Receives the bytes of a run of admitted writes, straight into their extents.
+    fn receive(&self, run: &mut Vec<Receive>, codes: &mut [Code]) -> Result<(), End> {
+        let mut run = std::mem::take(run);
+        let mut written = 0;
+        let mut scatter = Scatter::default();
+        for receive in &mut run {
+            let target = receive.guard.target();
+            written += target.length().0;
+            scatter.push_part(target, Offset(0), target.length());
+            scatter.push_bytes(&mut receive.sums);
+        }
+        self.fill(scatter)?;
+        for receive in run {
+            let sums = receive
+                .sums
+                .as_chunks()
+                .0
+                .iter()
+                .map(|sum| Checksum(u64::from_le_bytes(*sum)))
+                .collect();
+            if let Some(code) = codes.get_mut(receive.item) {
+                *code = receive.guard.finish(sums);
+            }
+        }
+        self.host.count(Length(0), Length(written));
+        Ok(())
+    }
+
+    /// Receives what was admitted so far, then throws away the bytes of a write that was not.
+    fn skip(&self, run: &mut Vec<Receive>, codes: &mut [Code], grant: &Grant) -> Result<(), End> {
+        self.receive(run, codes)?;
+        let mut scratch = [0; 64 << 10];
+        let mut left = grant.extent.length.as_usize() + sums_bytes(grant);
+        while left > 0 {
+            let piece = left.min(scratch.len());
+            let (room, _) = scratch.split_at_mut(piece);
+            let mut scatter = Scatter::default();
+            scatter.push_bytes(room);
+            self.fill(scatter)?;
+            left -= piece;
+        }
+        Ok(())
+    }
+
+    fn fill(&self, mut scatter: Scatter<'_>) -> Result<(), End> {
+        while !scatter.is_full() {
+            if self.connection.is_aborted() {
+                return Err(End::Over);
+            }
+            if scatter.receive(self.socket())? == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn reply(&self, header: &Header, op: Op, meta: &impl Meta) -> Result<(), End> {
+        match self.send_head(header, op, |out| meta.encode(out)) {
+            // What was asked for does not fit one answer, which is the asker's to know.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                let failure = Failure {
+                    code: Code::Oversized,
+                    message: error.to_string(),
+                };
+                send(
+                    self.socket(),
+                    Op::Failure,
+                    header.request,
+                    self.host.epoch(),
+                    &failure,
+                )?;
+                Ok(())
+            }
+            other => Ok(other?),
+        }
+    }
+
+    fn send_head(
+        &self,
+        header: &Header,
+        op: Op,
+        encode_meta: impl FnOnce(&mut Vec<u8>),
+    ) -> io::Result<()> {
+        let head = encode_head(op, header.request, self.host.epoch(), 0, encode_meta)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let mut gather = Gather::default();
+        gather.push_bytes(&head);
+        gather.send_all(self.socket())
+    }
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.connection.socket()
+    }
+}
+
+fn sums_bytes(grant: &Grant) -> usize {
+    Length(grant.extent.length.chunks() * 8).as_usize()
+}

@@ -1,0 +1,229 @@
+//! Cuts batches into frames.
+
+use crate::batch::invalid;
+use crate::checksum::combine;
+use crate::link::{ReadOp, TransferError, TransferResult, WriteOp};
+use crate::memory::{Slice, total_length};
+use kvpool_types::wire::data::ReadItem;
+use kvpool_types::wire::frame::MAX_PAYLOAD_BYTES;
+use kvpool_types::{Checksum, Code, Length, Offset};
+
+/// The payload at which a frame is full: small enough for connections to share a large batch and for
+/// small requests to find gaps, large enough to cost nothing.
+pub(super) const FRAME_BYTES: u64 = 4 << 20;
+/// The most items of one frame.
+pub(super) const FRAME_ITEMS: usize = 1024;
+
+/// A range that one frame can carry, of one read.
+pub(super) struct Part {
+    /// Which operation of the batch it belongs to.
+    pub(super) op: usize,
+    pub(super) item: ReadItem,
+    pub(super) into: Vec<Slice>,
+}
+
+/// Checks a read and cuts it into parts, appended to `parts`.
+pub(super) fn cut_read(
+    op: usize,
+    read: &ReadOp,
+    parts: &mut Vec<Part>,
+) -> Result<(), TransferError> {
+    let length = check_read(read)?;
+    let mut slices = read.into.iter();
+    let mut open: Option<Slice> = None;
+    let mut done = 0;
+    while done < length.0 {
+        let size = FRAME_BYTES.min(length.0 - done);
+        let mut into = Vec::new();
+        let mut left = size;
+        while left > 0 {
+            let slice = match open.take() {
+                Some(slice) => slice,
+                None => slices
+                    .next()
+                    .expect("invariant: the slices span the length")
+                    .clone(),
+            };
+            let taken = left.min(slice.length().0);
+            let head = slice.slice(Offset(0), Length(taken));
+            let tail = slice.slice(Offset(taken), Length(slice.length().0 - taken));
+            into.extend(head.filter(|head| head.length() > Length(0)));
+            open = tail.filter(|tail| tail.length() > Length(0));
+            left -= taken;
+        }
+        parts.push(Part {
+            op,
+            item: ReadItem {
+                extent: read.extent,
+                from: Offset(read.from.0.saturating_add(done)),
+                length: Length(size),
+            },
+            into,
+        });
+        done += size;
+    }
+    Ok(())
+}
+
+/// The length of a read whose arguments are in range.
+pub(crate) fn check_read(read: &ReadOp) -> Result<Length, TransferError> {
+    let length = read.length();
+    if length == Length(0) {
+        return Err(invalid(format!("a read of no bytes of {}", read.extent)));
+    }
+    if read.into.iter().any(|slice| !slice.is_writable()) {
+        return Err(invalid(format!(
+            "a read of {} into read-only memory",
+            read.extent
+        )));
+    }
+    Ok(length)
+}
+
+/// The length of a write whose arguments are in range.
+pub(crate) fn check_write(write: &WriteOp) -> Result<Length, TransferError> {
+    let extent = write.grant.extent;
+    let length = total_length(&write.from);
+    if length != extent.length || length == Length(0) {
+        return Err(invalid(format!(
+            "a write of {length} bytes under a grant of {extent}"
+        )));
+    }
+    Ok(length)
+}
+
+/// The payload of one write; an error when no frame can carry it.
+pub(super) fn write_payload(write: &WriteOp) -> Result<u64, TransferError> {
+    let length = check_write(write)?;
+    let payload = length.0.saturating_add(length.chunks() * 8);
+    if payload > MAX_PAYLOAD_BYTES {
+        return Err(TransferError {
+            code: Code::TooLarge,
+            message: format!("a block of {length} bytes does not fit one frame"),
+        });
+    }
+    Ok(payload)
+}
+
+/// Packs things of the given weights into frames, in order: each frame holds at least one and ends
+/// when it is full.
+pub(super) fn pack<T>(things: Vec<(u64, T)>, limit: u64, mut frame: impl FnMut(u64, Vec<T>)) {
+    let mut open = Vec::new();
+    let mut weight = 0u64;
+    for (bytes, thing) in things {
+        if !open.is_empty() && (weight.saturating_add(bytes) > limit || open.len() == FRAME_ITEMS) {
+            frame(weight, std::mem::take(&mut open));
+            weight = 0;
+        }
+        weight = weight.saturating_add(bytes);
+        open.push(thing);
+    }
+    if !open.is_empty() {
+        frame(weight, open);
+    }
+}
+
+/// Joins the outcomes of parts, which come in order, into those of the operations: `early` holds
+/// the errors of operations that were never sent.
+pub(super) fn join_parts(
+    early: Vec<Option<TransferError>>,
+    parts: Vec<(usize, Length)>,
+    outcomes: Vec<TransferResult>,
+) -> Vec<TransferResult> {
+    let mut joined: Vec<TransferResult> = early
+        .into_iter()
+        .map(|error| error.map_or(Ok(Checksum(0)), Err))
+        .collect();
+    for ((op, length), outcome) in parts.into_iter().zip(outcomes) {
+        if let Some(whole) = joined.get_mut(op)
+            && let Ok(sum) = *whole
+        {
+            *whole = outcome.map(|part| combine(sum, part, length));
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+    use kvpool_types::{Extent, SegmentId};
+
+    #[test]
+    fn a_large_read_is_cut_without_a_gap() {
+        let region = Region::allocate(Length(10 << 20));
+        let into: Vec<Slice> = [0u64, 3 << 20, 3 << 20, 9 << 20]
+            .iter()
+            .zip([3u64 << 20, 0, 6 << 20, 1 << 20])
+            .map(|(from, length)| region.slice(Offset(*from), Length(length)).unwrap())
+            .collect();
+        let read = ReadOp {
+            extent: Extent {
+                segment: SegmentId(1),
+                offset: Offset(4096),
+                length: Length(20 << 20),
+            },
+            from: Offset(100),
+            into,
+        };
+        let mut parts = Vec::new();
+        cut_read(7, &read, &mut parts).unwrap();
+        let mut next = 100;
+        for part in &parts {
+            assert_eq!(part.op, 7);
+            assert_eq!(part.item.from, Offset(next));
+            assert_eq!(total_length(&part.into), part.item.length);
+            assert!(part.item.length.0 <= FRAME_BYTES);
+            next += part.item.length.0;
+        }
+        assert_eq!(next, 100 + (10 << 20));
+    }
+
+    #[test]
+    fn frames_are_full_but_not_over() {
+        let things = [1, 2, 3, 4, 10, 1, 1]
+            .map(|weight| (weight, weight))
+            .to_vec();
+        let mut frames = Vec::new();
+        pack(things, 5, |weight, things| frames.push((weight, things)));
+        assert_eq!(
+            frames,
+            [
+                (3, vec![1, 2]),
+                (3, vec![3]),
+                (4, vec![4]),
+                (10, vec![10]),
+                (2, vec![1, 1])
+            ]
+        );
+    }
+
+    #[test]
+    fn one_bad_part_fails_its_operation_alone() {
+        let bad = invalid("bad".to_owned());
+        let joined = join_parts(
+            vec![None, Some(bad.clone()), None],
+            vec![
+                (0, Length(5)),
+                (0, Length(4)),
+                (2, Length(1)),
+                (2, Length(1)),
+            ],
+            vec![
+                Ok(crate::checksum::checksum(b"12345")),
+                Ok(crate::checksum::checksum(b"6789")),
+                Err(bad.clone()),
+                Ok(Checksum(1)),
+            ],
+        );
+        assert_eq!(
+            joined,
+            [
+                Ok(Checksum(0xae8b_1486_0a79_9888)),
+                Err(bad.clone()),
+                Err(bad)
+            ]
+        );
+    }
+}

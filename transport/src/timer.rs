@@ -1,0 +1,89 @@
+//! A thread that ends what is past its deadline, whatever the other side does.
+
+use parking_lot::{Condvar, Mutex};
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// One thread that calls `scan` whenever a deadline may have passed. Stops when dropped.
+pub(crate) struct Timer(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// When to scan next; `None` waits until something is due.
+    next: Option<Instant>,
+    stopped: bool,
+}
+
+impl Timer {
+    /// Starts the thread. `scan` ends what is past its deadline and says when the next one is due.
+    pub(crate) fn start(
+        name: &str,
+        mut scan: impl FnMut(Instant) -> Option<Instant> + Send + 'static,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                next: None,
+                stopped: false,
+            }),
+            changed: Condvar::new(),
+        });
+        let timer = Self(shared.clone());
+        std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                while shared.wait() {
+                    if let Some(due) = scan(Instant::now()) {
+                        shared.sooner(due);
+                    }
+                }
+            })?;
+        Ok(timer)
+    }
+
+    /// Makes sure that a scan comes at `deadline` at the latest.
+    pub(crate) fn sooner(&self, deadline: Instant) {
+        self.0.sooner(deadline);
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.0.state.lock().stopped = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Shared {
+    /// Waits until a scan is due; false when the timer has stopped.
+    fn wait(&self) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            if state.stopped {
+                return false;
+            }
+            match state.next {
+                Some(next) if next <= Instant::now() => {
+                    state.next = None;
+                    return true;
+                }
+                Some(next) => {
+                    self.changed.wait_until(&mut state, next);
+                }
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    fn sooner(&self, deadline: Instant) {
+        let mut state = self.state.lock();
+        if state.next.is_none_or(|next| deadline < next) {
+            state.next = Some(deadline);
+            self.changed.notify_all();
+        }
+    }
+}
