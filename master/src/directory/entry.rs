@@ -1,0 +1,374 @@
+//! What the directory holds of one block, packed: there may be millions.
+
+use super::slab::{NONE, Slot};
+use kvpool_types::key::Digest;
+use kvpool_types::{Checksum, Version};
+
+/// The latest tick that an entry can hold.
+pub(super) const MAX_TICK: u64 = (1 << TICK_BITS) - 1;
+/// The latest lease that an entry can hold, in milliseconds after the directory's start: 34 years.
+pub(super) const MAX_LEASE: u64 = (1 << 40) - 1;
+/// Offsets from here on are stored beside the entry.
+pub(super) const MAX_OFFSET: u64 = 1 << 48;
+
+const TICK_BITS: u32 = 56;
+
+const PLACE: u8 = 0b111;
+const HARD_PIN: u8 = 1 << 3;
+const SOFT_PIN: u8 = 1 << 4;
+const ORPHANED: u8 = 1 << 5;
+const SPREAD: u8 = 1 << 6;
+const VACANT: u8 = 1 << 7;
+
+/// In which of its shard's queues a block waits for eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Place {
+    /// The list of ordinary blocks, which is ordered by tick.
+    Listed = 0,
+    /// The set of ordinary blocks whose tick does not fit at the list's end.
+    Stray = 1,
+    /// The set of blocks that lost their parent.
+    Orphan = 2,
+    /// The same, and it has children.
+    Frontier = 3,
+    /// The set of soft-pinned blocks.
+    Soft = 4,
+    /// None: eviction met it leased. A timer brings it back.
+    Parked = 5,
+    /// None: it has children. It comes back when the last one goes.
+    Inner = 6,
+    /// None: it is pinned for good.
+    Fixed = 7,
+}
+
+impl Place {
+    const ALL: [Self; 8] = [
+        Self::Listed,
+        Self::Stray,
+        Self::Orphan,
+        Self::Frontier,
+        Self::Soft,
+        Self::Parked,
+        Self::Inner,
+        Self::Fixed,
+    ];
+}
+
+/// One block. Of the fields that other structures share, `prev` and `next` link the list of ordinary
+/// blocks, and `next` the vacant slots.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) digest: Digest,
+    /// The space of the digest; [`super::spaces::NO_SPACE`] when the key is stored beside the entry,
+    /// under the number in the digest's first four bytes.
+    pub(super) space: u32,
+    pub(super) version: Version,
+    pub(super) checksum: Checksum,
+    /// The tick in the low 56 bits, the high 8 bits of the lease's deadline above.
+    recency: u64,
+    pub(super) length: u32,
+    lease_low: u32,
+    pub(super) prev: u32,
+    pub(super) next: u32,
+    /// The block's node in the lineage, or [`NONE`].
+    pub(super) lineage: u32,
+    /// The only replica; with [`SPREAD`] set, `extent` numbers a list of replicas instead.
+    pub(super) segment: u32,
+    pub(super) extent: u32,
+    offset_low: u32,
+    offset_high: u16,
+    flags: u8,
+    holders: u8,
+}
+
+/// A count of holders that no longer moves: the lease then lasts to its deadline.
+const STICKY: u8 = u8::MAX;
+
+impl Entry {
+    /// A block without key, replicas and place.
+    pub(super) fn new(version: Version, checksum: Checksum, length: u32) -> Self {
+        Self {
+            digest: [0; 32],
+            space: 0,
+            version,
+            checksum,
+            recency: 0,
+            length,
+            lease_low: 0,
+            prev: NONE,
+            next: NONE,
+            lineage: NONE,
+            segment: 0,
+            extent: 0,
+            offset_low: 0,
+            offset_high: 0,
+            flags: Place::Inner as u8,
+            holders: 0,
+        }
+    }
+
+    pub(super) fn place(&self) -> Place {
+        let [first, ..] = Place::ALL;
+        Place::ALL
+            .get(usize::from(self.flags & PLACE))
+            .copied()
+            .unwrap_or(first)
+    }
+
+    pub(super) fn set_place(&mut self, place: Place) {
+        self.flags = self.flags & !PLACE | place as u8;
+    }
+
+    pub(super) fn is_hard_pinned(&self) -> bool {
+        self.flags & HARD_PIN != 0
+    }
+
+    pub(super) fn set_hard_pinned(&mut self, on: bool) {
+        self.set(HARD_PIN, on);
+    }
+
+    pub(super) fn is_soft_pinned(&self) -> bool {
+        self.flags & SOFT_PIN != 0
+    }
+
+    pub(super) fn set_soft_pinned(&mut self, on: bool) {
+        self.set(SOFT_PIN, on);
+    }
+
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.flags & ORPHANED != 0
+    }
+
+    pub(super) fn set_orphaned(&mut self, on: bool) {
+        self.set(ORPHANED, on);
+    }
+
+    pub(super) fn is_spread(&self) -> bool {
+        self.flags & SPREAD != 0
+    }
+
+    pub(super) fn set_spread(&mut self, on: bool) {
+        self.set(SPREAD, on);
+    }
+
+    fn set(&mut self, flag: u8, on: bool) {
+        if on {
+            self.flags |= flag;
+        } else {
+            self.flags &= !flag;
+        }
+    }
+
+    pub(super) fn tick(&self) -> u64 {
+        self.recency & MAX_TICK
+    }
+
+    pub(super) fn set_tick(&mut self, tick: u64) {
+        self.recency = self.recency & !MAX_TICK | tick.min(MAX_TICK);
+    }
+
+    pub(super) fn offset(&self) -> u64 {
+        u64::from(self.offset_high) << 32 | u64::from(self.offset_low)
+    }
+
+    /// Stores an offset below [`MAX_OFFSET`].
+    pub(super) fn set_offset(&mut self, offset: u64) {
+        let [a, b, c, d, e, f, ..] = offset.to_le_bytes();
+        self.offset_low = u32::from_le_bytes([a, b, c, d]);
+        self.offset_high = u16::from_le_bytes([e, f]);
+    }
+
+    /// The number under which the key is stored beside the entry.
+    pub(super) fn long_key(&self) -> u32 {
+        let [a, b, c, d, ..] = self.digest;
+        u32::from_le_bytes([a, b, c, d])
+    }
+
+    pub(super) fn set_long_key(&mut self, number: u32) {
+        self.digest = [0; 32];
+        for (to, from) in self.digest.iter_mut().zip(number.to_le_bytes()) {
+            *to = from;
+        }
+    }
+
+    /// When the lease ends or ended, in milliseconds after the directory's start; 0 without one.
+    pub(super) fn lease_until(&self) -> u64 {
+        if self.holders == 0 {
+            return 0;
+        }
+        (self.recency >> TICK_BITS) << 32 | u64::from(self.lease_low)
+    }
+
+    fn set_lease_until(&mut self, until: u64) {
+        let [a, b, c, d, high, ..] = until.min(MAX_LEASE).to_le_bytes();
+        self.lease_low = u32::from_le_bytes([a, b, c, d]);
+        self.recency = self.recency & MAX_TICK | u64::from(high) << TICK_BITS;
+    }
+
+    pub(super) fn is_leased(&self, now: u64) -> bool {
+        self.lease_until() > now
+    }
+
+    /// Adds a holder until `until`.
+    pub(super) fn lease(&mut self, until: u64, now: u64) {
+        if until <= now {
+            return;
+        }
+        if self.is_leased(now) {
+            self.holders = self.holders.saturating_add(1);
+            self.set_lease_until(until.max(self.lease_until()));
+        } else {
+            self.holders = 1;
+            self.set_lease_until(until);
+        }
+    }
+
+    /// Takes away a holder whose token has not run out. Returns whether that ended the lease.
+    pub(super) fn release(&mut self, token: u64, now: u64) -> bool {
+        if token <= now || !self.is_leased(now) || self.holders == STICKY {
+            return false;
+        }
+        self.holders -= 1;
+        self.holders == 0
+    }
+
+    /// Moves the deadline for a holder whose token has not run out. Returns whether it has a lease.
+    pub(super) fn renew(&mut self, token: u64, until: u64, now: u64) -> bool {
+        if token <= now || !self.is_leased(now) {
+            return false;
+        }
+        self.set_lease_until(until.max(self.lease_until()));
+        true
+    }
+}
+
+impl Slot for Entry {
+    const CHUNK: usize = 256;
+
+    fn vacant(next: u32) -> Self {
+        let mut entry = Self::new(Version(0), Checksum(0), 0);
+        entry.flags = VACANT;
+        entry.next = next;
+        entry
+    }
+
+    fn next_vacant(&self) -> Option<u32> {
+        (self.flags & VACANT != 0).then_some(self.next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_entry_fits_the_budget() {
+        assert_eq!(size_of::<Entry>(), 96);
+    }
+
+    #[test]
+    fn packed_fields_do_not_touch_each_other() {
+        let mut entry = Entry::new(Version(1), Checksum(2), 3);
+        entry.set_tick(MAX_TICK);
+        entry.lease(MAX_LEASE, 0);
+        entry.set_offset(MAX_OFFSET - 1);
+        assert_eq!((entry.tick(), entry.lease_until()), (MAX_TICK, MAX_LEASE));
+        entry.set_tick(0);
+        assert_eq!((entry.tick(), entry.lease_until()), (0, MAX_LEASE));
+        assert_eq!(entry.offset(), MAX_OFFSET - 1);
+        for place in Place::ALL {
+            entry.set_place(place);
+            entry.set_soft_pinned(true);
+            assert_eq!(entry.place(), place);
+        }
+        assert!(!entry.is_hard_pinned() && !entry.is_orphaned() && !entry.is_spread());
+        entry.set_long_key(0x0102_0304);
+        assert_eq!(entry.long_key(), 0x0102_0304);
+    }
+
+    #[test]
+    fn so_many_holders_that_they_are_not_counted_last_to_the_deadline() {
+        let mut entry = Entry::new(Version(1), Checksum(2), 3);
+        for _ in 0..300 {
+            entry.lease(100, 0);
+        }
+        for _ in 0..400 {
+            assert!(!entry.release(100, 1));
+        }
+        assert!(entry.is_leased(99) && !entry.is_leased(100));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Wait(u64),
+        Lease(u64),
+        Release(usize),
+        Renew(usize, u64),
+    }
+
+    proptest! {
+        /// The model knows every holder by its token. The entry knows only one deadline and a count;
+        /// it may protect longer than the model, never shorter.
+        #[test]
+        fn a_lease_is_never_lost_by_another_holders_doing(
+            steps in proptest::collection::vec(prop_oneof![
+                (1..30u64).prop_map(Step::Wait),
+                (1..50u64).prop_map(Step::Lease),
+                any::<usize>().prop_map(Step::Release),
+                (any::<usize>(), 1..50u64).prop_map(|(who, ttl)| Step::Renew(who, ttl)),
+            ], 1..100)
+        ) {
+            let mut entry = Entry::new(Version(1), Checksum(2), 3);
+            let mut now = 0;
+            let mut tokens: Vec<u64> = Vec::new();
+            let mut latest = 0;
+            for step in steps {
+                match step {
+                    Step::Wait(time) => now += time,
+                    Step::Lease(ttl) => {
+                        entry.lease(now + ttl, now);
+                        tokens.push(now + ttl);
+                        latest = latest.max(now + ttl);
+                    }
+                    Step::Release(who) if !tokens.is_empty() => {
+                        let token = tokens.swap_remove(who % tokens.len());
+                        let ended = entry.release(token, now);
+                        prop_assert!(!ended || tokens.iter().all(|token| *token <= now));
+                    }
+                    Step::Renew(who, ttl) if !tokens.is_empty() => {
+                        let who = who % tokens.len();
+                        let alive = tokens[who] > now;
+                        prop_assert_eq!(entry.renew(tokens[who], now + ttl, now), alive);
+                        if alive {
+                            tokens[who] = now + ttl;
+                            latest = latest.max(now + ttl);
+                        }
+                    }
+                    Step::Release(_) | Step::Renew(..) => {}
+                }
+                let needed = tokens.iter().any(|token| *token > now);
+                prop_assert!(!needed || entry.is_leased(now), "a holder lost its lease");
+                prop_assert!(entry.lease_until() <= latest);
+                // Without holders that ran out uncounted, releasing everything ends the lease at once.
+                if tokens.is_empty() && latest == 0 {
+                    prop_assert!(!entry.is_leased(now));
+                }
+            }
+        }
+
+        #[test]
+        fn releasing_every_live_token_ends_the_lease_at_once(ttls in proptest::collection::vec(10..50u64, 1..100)) {
+            let mut entry = Entry::new(Version(1), Checksum(2), 3);
+            for ttl in &ttls {
+                entry.lease(*ttl, 0);
+            }
+            for (left, ttl) in ttls.iter().enumerate().rev() {
+                prop_assert!(entry.is_leased(5));
+                prop_assert_eq!(entry.release(*ttl, 5), left == 0);
+            }
+            prop_assert!(!entry.is_leased(5));
+        }
+    }
+}

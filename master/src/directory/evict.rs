@@ -1,0 +1,89 @@
+//! Making room.
+//!
+//! Victims go one by one, always the oldest of all shards: each shard shows its oldest ticks without
+//! being locked. Orphans go first, ordinary blocks next, soft-pinned ones last. A block that is met
+//! leased is set aside until its lease ends, so a round costs what it evicts and no block is met in
+//! vain twice.
+
+use super::Directory;
+use super::block::{BlockId, Removed};
+use super::entry::Place;
+use super::lineage::Aftermath;
+use super::queues::Rank;
+use super::shard::NEVER;
+use crate::clock::Millis;
+
+impl Directory {
+    /// Evicts blocks until the bytes of their extents reach `goal`, and not one more; fewer when no
+    /// block is left that may go. Never evicts a block that is leased or hard-pinned, nor one with
+    /// children; before `lease_floor` every block counts as leased.
+    pub fn evict(&self, goal: u64, now: Millis, lease_floor: Millis) -> Vec<Removed> {
+        let mut evicted = Vec::new();
+        if now < lease_floor {
+            return evicted;
+        }
+        self.wake(now);
+        let mut bytes = 0;
+        while bytes < goal {
+            let Some((shard, rank)) = self.oldest() else {
+                break;
+            };
+            if let Some(removed) = self.evict_oldest(shard, rank, now) {
+                bytes += removed.footprint();
+                evicted.push(removed);
+            }
+        }
+        evicted
+    }
+
+    /// Looks at blocks whose soft pin or lease has run out.
+    pub(super) fn wake(&self, now: Millis) {
+        for cell in &self.shards {
+            if cell.gauges.timer() <= now.0 {
+                cell.lock().wake(now, &self.common);
+            }
+        }
+    }
+
+    /// The shard with the oldest block of the first rank that has any.
+    fn oldest(&self) -> Option<(usize, Rank)> {
+        Rank::ALL.into_iter().find_map(|rank| {
+            let ticks = self.shards.iter().map(|cell| cell.gauges.oldest(rank));
+            let (shard, tick) = ticks.enumerate().min_by_key(|(_, tick)| *tick)?;
+            (tick != NEVER).then_some((shard, rank))
+        })
+    }
+
+    /// Evicts the first block of a rank of a shard, or takes it out of the way: each call that
+    /// evicts nothing leaves one block less to look at.
+    fn evict_oldest(&self, shard: usize, rank: Rank, now: Millis) -> Option<Removed> {
+        let mut aftermath = Aftermath::default();
+        let removed = {
+            let mut locked = self.lock(shard);
+            let shard: &mut super::shard::Shard = &mut locked;
+            let (_, slot) = shard.queues.first(&shard.entries, rank)?;
+            let entry = shard.entries.at(slot);
+            if entry.place() == Place::Frontier {
+                // The orphan's children are preferred victims in its stead; when the last one has
+                // gone, it is one again.
+                let lineage = self.common.lineage.lock();
+                let children: Vec<BlockId> = lineage
+                    .children(entry.lineage)
+                    .map(|(block, _)| block)
+                    .collect();
+                drop(lineage);
+                shard.queues.take(&mut shard.entries, slot);
+                drop(locked);
+                children.into_iter().for_each(|child| self.orphan(child));
+                return None;
+            }
+            if entry.is_leased(self.common.relative(now)) {
+                shard.park(slot, &self.common);
+                return None;
+            }
+            shard.remove(slot, &self.common, &mut aftermath)
+        };
+        self.settle(aftermath);
+        Some(removed)
+    }
+}

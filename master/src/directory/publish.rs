@@ -1,0 +1,177 @@
+//! Making blocks visible, and linking them to their parents.
+
+use super::block::{BlockId, NewBlock, Published};
+use super::common::{Prepared, Preparer};
+use super::entry::Place;
+use super::shard::Locked;
+use super::slab::NONE;
+use super::{Directory, Policy};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{KeyRef, Version};
+
+/// A block and its parent, to be linked.
+#[derive(Clone, Copy, Debug)]
+pub struct Link<'a> {
+    /// The namespace of both.
+    pub namespace: NamespaceId,
+    /// Where the block is.
+    pub block: BlockId,
+    /// The block's version.
+    pub version: Version,
+    /// The parent's key.
+    pub parent: KeyRef<'a>,
+}
+
+impl Directory {
+    /// Makes blocks visible, each unless its key is there with the same or a later version. New
+    /// keys are linked to the parents that are present then, among them those of the same batch.
+    /// Outcomes come in the order of the blocks.
+    pub fn publish(&self, blocks: Vec<NewBlock>) -> Vec<Published> {
+        let prepared: Vec<Prepared<'_>> = blocks
+            .iter()
+            .map(|block| Preparer::new(&self.common, block.namespace).prepare(block.key.as_ref()))
+            .collect();
+        let mut outcomes = vec![
+            Published {
+                id: None,
+                replaced: None
+            };
+            blocks.len()
+        ];
+        let mut links = Vec::new();
+        let shard_of = |index: usize| {
+            prepared
+                .get(index)
+                .map_or(0, |key| self.common.shard_of_hash(key.hash))
+        };
+        self.grouped(blocks.len(), shard_of, |shard, index| {
+            let (Some(block), Some(key)) = (blocks.get(index), prepared.get(index)) else {
+                return;
+            };
+            let Some(outcome) = outcomes.get_mut(index) else {
+                return;
+            };
+            *outcome = self.publish_one(shard, block, key);
+            if let (Some(id), None, Some(parent)) = (outcome.id, &outcome.replaced, &block.parent) {
+                links.push(Link {
+                    namespace: block.namespace,
+                    block: id,
+                    version: block.version,
+                    parent: parent.as_ref(),
+                });
+            }
+        });
+        self.link(&mut links);
+        outcomes
+    }
+
+    fn publish_one(
+        &self,
+        shard: &mut Locked<'_>,
+        block: &NewBlock,
+        key: &Prepared<'_>,
+    ) -> Published {
+        let refused = Published {
+            id: None,
+            replaced: None,
+        };
+        let Ok(length @ 1..) = u32::try_from(block.length.0) else {
+            return refused;
+        };
+        if block.replicas.is_empty() {
+            return refused;
+        }
+        match shard.find(key) {
+            Some(slot) if shard.entries.at(slot).version >= block.version => refused,
+            Some(slot) => {
+                let replaced = shard.replace(slot, block, length, &self.common);
+                Published {
+                    id: Some(shard.id(slot)),
+                    replaced: Some(replaced),
+                }
+            }
+            None => {
+                let slot = shard.insert(key, block, length, &self.common);
+                Published {
+                    id: Some(shard.id(slot)),
+                    replaced: None,
+                }
+            }
+        }
+    }
+
+    /// Links blocks to their parents, in the order of their versions: those that are still there,
+    /// have no parent yet, and whose parent is there. For blocks that were made visible without
+    /// their parents, as in a recovery shard by shard; [`Directory::publish`] does it by itself.
+    pub fn link(&self, links: &mut [Link<'_>]) {
+        if self.common.policy == Policy::Lru {
+            return;
+        }
+        // A parent is nearly always older than its children. Linked first, it has no children yet,
+        // and a link to a block without children needs no walk up the chain.
+        links.sort_unstable_by_key(|link| link.version);
+        for link in links {
+            self.link_one(link);
+        }
+    }
+
+    fn link_one(&self, link: &Link<'_>) {
+        let Some(node) = self.announce(link) else {
+            return;
+        };
+        let parent = Preparer::new(&self.common, link.namespace).prepare(link.parent);
+        let mut shard = self.lock(self.common.shard_of_hash(parent.hash));
+        let linked = shard.find(&parent).is_some_and(|slot| {
+            let id = shard.id(slot);
+            let entry = shard.entries.at_mut(slot);
+            let mut lineage = self.common.lineage.lock();
+            if entry.lineage == NONE {
+                if id == link.block {
+                    return false;
+                }
+                entry.lineage = lineage.add(id);
+            }
+            let linked = lineage.attach(entry.lineage, node, link.block, link.version);
+            drop(lineage);
+            if linked {
+                has_children_now(&mut shard, slot);
+            }
+            linked
+        });
+        drop(shard);
+        if !linked {
+            self.common
+                .lineage
+                .lock()
+                .withdraw(node, link.block, link.version);
+        }
+    }
+
+    /// Gives the block a node, marked so that it is recognised when its own shard is let go.
+    fn announce(&self, link: &Link<'_>) -> Option<u32> {
+        let (mut shard, slot) = self.lock_block(link.block)?;
+        let entry = shard.entries.at_mut(slot);
+        if entry.version != link.version {
+            return None;
+        }
+        let mut lineage = self.common.lineage.lock();
+        if entry.lineage == NONE {
+            entry.lineage = lineage.add(link.block);
+        }
+        lineage
+            .announce(entry.lineage, link.version)
+            .then_some(entry.lineage)
+    }
+}
+
+/// Takes a block that has got its first child out of the queues.
+fn has_children_now(shard: &mut Locked<'_>, slot: u32) {
+    match shard.entries.at(slot).place() {
+        Place::Inner | Place::Frontier => {}
+        Place::Orphan => shard.entries.at_mut(slot).set_place(Place::Frontier),
+        _ => {
+            let shard: &mut super::shard::Shard = shard;
+            shard.queues.take(&mut shard.entries, slot);
+        }
+    }
+}

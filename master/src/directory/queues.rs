@@ -1,0 +1,211 @@
+//! In which order the blocks of one shard are to be evicted.
+//!
+//! ```text
+//!  list     ordinary blocks, oldest first; a use moves one to the end
+//!  strays   ordinary blocks whose tick did not fit near the list's end
+//!  orphans  blocks that lost their parent: they go first
+//!  soft     soft-pinned blocks: they go last
+//!  timers   when soft pins run out, and when to look again at blocks that eviction met leased
+//! ```
+//!
+//! Blocks with children and hard-pinned blocks wait in none of them, and blocks that eviction met
+//! leased in none but the timers, so that eviction never looks at the same block twice in vain.
+
+use super::entry::{Entry, Place};
+use super::slab::{NONE, Slab};
+use hashbrown::HashMap;
+use std::collections::BTreeSet;
+
+/// How far from the list's end a place is looked for: batches that run at the same time arrive in
+/// each shard a little out of order.
+const LONGEST_WALK: usize = 8;
+
+/// The order in which kinds of blocks are evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rank {
+    Orphans,
+    Ordinary,
+    Soft,
+}
+
+impl Rank {
+    pub(super) const ALL: [Self; 3] = [Self::Orphans, Self::Ordinary, Self::Soft];
+}
+
+/// The queues of one shard.
+#[derive(Debug)]
+pub(super) struct Queues {
+    head: u32,
+    tail: u32,
+    strays: BTreeSet<(u64, u32)>,
+    orphans: BTreeSet<(u64, u32)>,
+    soft: BTreeSet<(u64, u32)>,
+    timers: BTreeSet<(u64, u32)>,
+    timer_of: HashMap<u32, u64>,
+}
+
+impl Default for Queues {
+    fn default() -> Self {
+        Self {
+            head: NONE,
+            tail: NONE,
+            strays: BTreeSet::new(),
+            orphans: BTreeSet::new(),
+            soft: BTreeSet::new(),
+            timers: BTreeSet::new(),
+            timer_of: HashMap::new(),
+        }
+    }
+}
+
+impl Queues {
+    /// Puts a block without children where it belongs; `soft_until` is when its soft pin runs out.
+    pub(super) fn put(&mut self, entries: &mut Slab<Entry>, slot: u32, soft_until: Option<u64>) {
+        let entry = entries.at_mut(slot);
+        let key = (entry.tick(), slot);
+        if entry.is_hard_pinned() {
+            entry.set_place(Place::Fixed);
+        } else if let Some(until) = soft_until {
+            entry.set_place(Place::Soft);
+            self.soft.insert(key);
+            self.set_timer(slot, until);
+        } else if entry.is_orphaned() {
+            entry.set_place(Place::Orphan);
+            self.orphans.insert(key);
+        } else {
+            self.put_ordinary(entries, slot);
+        }
+    }
+
+    /// Puts an orphan with children where eviction finds it early, to go on to the children.
+    pub(super) fn put_frontier(&mut self, entries: &mut Slab<Entry>, slot: u32) {
+        let entry = entries.at_mut(slot);
+        entry.set_place(Place::Frontier);
+        self.orphans.insert((entry.tick(), slot));
+    }
+
+    /// Sets a block aside until `until`.
+    pub(super) fn park(&mut self, entries: &mut Slab<Entry>, slot: u32, until: u64) {
+        entries.at_mut(slot).set_place(Place::Parked);
+        self.set_timer(slot, until);
+    }
+
+    /// Takes a block out of wherever it waits. Its place is [`Place::Inner`] then.
+    pub(super) fn take(&mut self, entries: &mut Slab<Entry>, slot: u32) {
+        let entry = entries.at_mut(slot);
+        let key = (entry.tick(), slot);
+        let place = entry.place();
+        entry.set_place(Place::Inner);
+        match place {
+            Place::Listed => self.unlink(entries, slot),
+            Place::Stray => {
+                self.strays.remove(&key);
+            }
+            Place::Orphan | Place::Frontier => {
+                self.orphans.remove(&key);
+            }
+            Place::Soft => {
+                self.soft.remove(&key);
+                self.clear_timer(slot);
+            }
+            Place::Parked => self.clear_timer(slot),
+            Place::Inner | Place::Fixed => {}
+        }
+    }
+
+    /// The first block to be evicted of a rank, with its tick.
+    pub(super) fn first(&self, entries: &Slab<Entry>, rank: Rank) -> Option<(u64, u32)> {
+        match rank {
+            Rank::Orphans => self.orphans.first().copied(),
+            Rank::Soft => self.soft.first().copied(),
+            Rank::Ordinary => {
+                let head = entries
+                    .get(self.head)
+                    .map(|entry| (entry.tick(), self.head));
+                match (head, self.strays.first().copied()) {
+                    (Some(head), Some(stray)) => Some(head.min(stray)),
+                    (head, stray) => head.or(stray),
+                }
+            }
+        }
+    }
+
+    /// When the next timer runs out.
+    pub(super) fn next_timer(&self) -> Option<u64> {
+        self.timers.first().map(|(until, _)| *until)
+    }
+
+    /// A block whose timer has run out by `now`. It waits where it did, without the timer.
+    pub(super) fn pop_timer(&mut self, now: u64) -> Option<u32> {
+        let (_, slot) = self
+            .timers
+            .first()
+            .copied()
+            .filter(|(until, _)| *until <= now)?;
+        self.clear_timer(slot);
+        Some(slot)
+    }
+
+    /// An estimate of the bytes of memory taken up beside the entries.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        // Nodes of a B-tree are between half full and full.
+        let in_trees = self.strays.len() + self.orphans.len() + self.soft.len() + self.timers.len();
+        (in_trees * 24 + self.timer_of.allocation_size()) as u64
+    }
+
+    fn put_ordinary(&mut self, entries: &mut Slab<Entry>, slot: u32) {
+        let tick = entries.at(slot).tick();
+        let mut after = self.tail;
+        for _ in 0..LONGEST_WALK {
+            match entries.get(after) {
+                Some(entry) if entry.tick() > tick => after = entry.prev,
+                _ => {
+                    entries.at_mut(slot).set_place(Place::Listed);
+                    return self.link(entries, slot, after);
+                }
+            }
+        }
+        entries.at_mut(slot).set_place(Place::Stray);
+        self.strays.insert((tick, slot));
+    }
+
+    /// Links a block behind `after`, or in front of all.
+    fn link(&mut self, entries: &mut Slab<Entry>, slot: u32, after: u32) {
+        let next = match entries.get_mut(after) {
+            Some(entry) => std::mem::replace(&mut entry.next, slot),
+            None => std::mem::replace(&mut self.head, slot),
+        };
+        match entries.get_mut(next) {
+            Some(entry) => entry.prev = slot,
+            None => self.tail = slot,
+        }
+        let entry = entries.at_mut(slot);
+        (entry.prev, entry.next) = (after, next);
+    }
+
+    fn unlink(&mut self, entries: &mut Slab<Entry>, slot: u32) {
+        let entry = entries.at_mut(slot);
+        let prev = std::mem::replace(&mut entry.prev, NONE);
+        let next = std::mem::replace(&mut entry.next, NONE);
+        match entries.get_mut(prev) {
+            Some(entry) => entry.next = next,
+            None => self.head = next,
+        }
+        match entries.get_mut(next) {
+            Some(entry) => entry.prev = prev,
+            None => self.tail = prev,
+        }
+    }
+
+    fn set_timer(&mut self, slot: u32, until: u64) {
+        self.clear_timer(slot);
+        self.timer_of.insert(slot, until);
+        self.timers.insert((until, slot));
+    }
+
+    fn clear_timer(&mut self, slot: u32) {
+        if let Some(until) = self.timer_of.remove(&slot) {
+            self.timers.remove(&(until, slot));
+        }
+    }
+}

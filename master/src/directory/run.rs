@@ -1,0 +1,303 @@
+//! Making room in one place: the cheapest run of neighbours in a segment, for a block that is longer
+//! than any free range while enough is free in pieces.
+
+use super::Directory;
+use super::block::{BlockId, Removed};
+use super::entry::Place;
+use super::lineage::Aftermath;
+use super::queues::Rank;
+use super::slab::NONE;
+use crate::clock::Millis;
+use crate::placement::extents::{Range, Use};
+use crate::placement::{ExtentIndex, Extents};
+use hashbrown::HashMap;
+use kvpool_types::{Length, SegmentId, Version};
+use std::ops::Deref;
+use std::sync::atomic::Ordering;
+
+/// How many places the search starts from, of each kind.
+const STARTS: usize = 8;
+/// How many ranges it looks at, over all places.
+const MOST_RANGES: usize = 131_072;
+/// A block with more descendants than this is left alone.
+const LARGEST_FAMILY: usize = 64;
+/// What the most recent block costs a byte, when the oldest costs [`OLDEST`].
+const NEWEST: u64 = 1024;
+const OLDEST: u64 = 256;
+
+/// A block that may go.
+#[derive(Clone, Copy, Debug)]
+struct Victim {
+    id: BlockId,
+    version: Version,
+    cost: u64,
+}
+
+/// What it takes to free one range: these blocks, parents before their children; none for a free
+/// range.
+type Price = Vec<Victim>;
+
+impl Directory {
+    /// Evicts a run of neighbouring extents of `segment` that is at least `length` long together
+    /// with the free ranges between them, by the rules of [`Directory::evict`]: the cheapest, in
+    /// bytes and recency, of a bounded number that begin around the oldest blocks and the longest
+    /// free ranges. A block goes with all its descendants or not at all. `None` when no run was
+    /// found, or it was used again meanwhile. `extents` locks the segment's table; it is not locked
+    /// while a shard is.
+    pub fn evict_run<T: Deref<Target = Extents>>(
+        &self,
+        segment: SegmentId,
+        extents: impl Fn() -> T,
+        length: Length,
+        now: Millis,
+        lease_floor: Millis,
+    ) -> Option<Vec<Removed>> {
+        if now < lease_floor || length.0 == 0 {
+            return None;
+        }
+        let oldest = self.oldest_on(segment);
+        let neighbourhoods = neighbourhoods(&extents(), &oldest, Extents::rounded(length));
+        let mut search = Search::new(self, segment, now);
+        let mut best: Option<(u64, Vec<Victim>)> = None;
+        for ranges in neighbourhoods {
+            search.cheapest_run(&ranges, Extents::rounded(length).0, &mut best);
+        }
+        let (_, victims) = best?;
+        let mut evicted = Vec::with_capacity(victims.len());
+        let mut aftermath = Aftermath::default();
+        for victim in victims {
+            if let Some((mut shard, slot)) = self.lock_block(victim.id)
+                && shard.entries.at(slot).version == victim.version
+                && !shard.entries.at(slot).is_leased(self.common.relative(now))
+                && !self.has_children(shard.entries.at(slot).lineage)
+            {
+                evicted.push(shard.remove(slot, &self.common, &mut aftermath));
+            }
+        }
+        self.settle(aftermath);
+        (!evicted.is_empty()).then_some(evicted)
+    }
+
+    fn has_children(&self, node: u32) -> bool {
+        node != NONE && self.common.lineage.lock().has_children(node)
+    }
+
+    /// Extents on `segment` of blocks that are among the first to go.
+    fn oldest_on(&self, segment: SegmentId) -> Vec<ExtentIndex> {
+        let mut found = Vec::new();
+        for cell in &self.shards {
+            let shard = cell.lock();
+            for rank in Rank::ALL {
+                let Some((tick, slot)) = shard.queues.first(&shard.entries, rank) else {
+                    continue;
+                };
+                let replicas = shard.replicas(slot);
+                if let Some(replica) = replicas.iter().find(|r| r.segment == segment) {
+                    found.push((rank as u8, tick, replica.extent));
+                }
+            }
+        }
+        found.sort_unstable();
+        found
+            .into_iter()
+            .take(STARTS)
+            .map(|(_, _, extent)| extent)
+            .collect()
+    }
+}
+
+/// Stretches of neighbouring ranges around the places to start from, without those that nothing can
+/// be done about.
+fn neighbourhoods(extents: &Extents, oldest: &[ExtentIndex], wanted: Length) -> Vec<Vec<Range>> {
+    let free = extents.longest_free().take(STARTS);
+    let starts = oldest.iter().filter_map(|index| extents.range(*index));
+    let starts: Vec<Range> = free.chain(starts).collect();
+    let each = MOST_RANGES / starts.len().max(1) / 2;
+    let reach = |start: ExtentIndex, step: &dyn Fn(ExtentIndex) -> Option<Range>| {
+        let mut bytes = 0;
+        let ranges: Vec<Range> = std::iter::successors(step(start), |range| step(range.index))
+            .take_while(|range| range.usage != Use::Held)
+            .take(each)
+            .take_while(|range| {
+                // The last range taken makes it long enough.
+                let more = bytes < wanted.0;
+                bytes += range.length.0;
+                more
+            })
+            .collect();
+        ranges
+    };
+    starts
+        .into_iter()
+        .filter(|start| start.usage != Use::Held)
+        .map(|start| {
+            let mut ranges = reach(start.index, &|index| extents.prev(index));
+            ranges.reverse();
+            ranges.push(start);
+            ranges.extend(reach(start.index, &|index| extents.next(index)));
+            ranges
+        })
+        .collect()
+}
+
+/// The state of one search: what each range and block has been found to cost.
+struct Search<'d> {
+    directory: &'d Directory,
+    segment: SegmentId,
+    now: Millis,
+    newest_tick: u64,
+    prices: HashMap<ExtentIndex, Option<Price>>,
+}
+
+impl<'d> Search<'d> {
+    fn new(directory: &'d Directory, segment: SegmentId, now: Millis) -> Self {
+        let newest_tick = directory.next_tick.load(Ordering::Relaxed).max(1);
+        Self {
+            directory,
+            segment,
+            now,
+            newest_tick,
+            prices: HashMap::new(),
+        }
+    }
+
+    /// Slides a window over the ranges that always begins as late as `wanted` bytes allow.
+    fn cheapest_run(
+        &mut self,
+        ranges: &[Range],
+        wanted: u64,
+        best: &mut Option<(u64, Vec<Victim>)>,
+    ) {
+        let mut window = Window::default();
+        let mut first = 0;
+        for (last, range) in ranges.iter().enumerate() {
+            let Some(price) = self.price(range) else {
+                window = Window::default();
+                first = last + 1;
+                continue;
+            };
+            window.add(range, &price);
+            while let Some(front) = ranges.get(first)
+                && window.bytes - front.length.0 >= wanted
+            {
+                let price = self.price(front).unwrap_or_default();
+                window.subtract(front, &price);
+                first += 1;
+            }
+            let cheaper = best.as_ref().is_none_or(|(cost, _)| window.cost < *cost);
+            if window.bytes >= wanted && cheaper {
+                let run = ranges.get(first..=last).unwrap_or_default();
+                let mut victims: Vec<Victim> = Vec::new();
+                for range in run {
+                    victims.extend(self.price(range).unwrap_or_default());
+                }
+                *best = Some((window.cost, children_first(victims)));
+            }
+        }
+    }
+
+    /// What it takes to free a range; `None` when it cannot be freed.
+    fn price(&mut self, range: &Range) -> Option<Price> {
+        let block = match range.usage {
+            Use::Free => return Some(Vec::new()),
+            Use::Held => return None,
+            Use::Block(block) => block,
+        };
+        if let Some(price) = self.prices.get(&range.index) {
+            return price.clone();
+        }
+        let price = self.price_of_block(block, range.index);
+        self.prices.insert(range.index, price.clone());
+        price
+    }
+
+    fn price_of_block(&self, block: BlockId, extent: ExtentIndex) -> Option<Price> {
+        let node = {
+            let (shard, slot) = self.directory.lock_block(block)?;
+            let here = |r: &super::Replica| r.segment == self.segment && r.extent == extent;
+            shard.replicas(slot).iter().find(|replica| here(replica))?;
+            shard.entries.at(slot).lineage
+        };
+        let family = if node == NONE {
+            vec![block]
+        } else {
+            self.directory
+                .common
+                .lineage
+                .lock()
+                .family(block, node, LARGEST_FAMILY)?
+        };
+        family
+            .into_iter()
+            .map(|member| self.victim(member))
+            .collect()
+    }
+
+    fn victim(&self, id: BlockId) -> Option<Victim> {
+        let (shard, slot) = self.directory.lock_block(id)?;
+        let entry = shard.entries.at(slot);
+        let leased = entry.is_leased(self.directory.common.relative(self.now));
+        if leased || entry.is_hard_pinned() || entry.place() == Place::Fixed {
+            return None;
+        }
+        // A soft-pinned block goes last, like one that was just used; an orphan first.
+        let age = match (entry.is_soft_pinned(), entry.is_orphaned()) {
+            (true, _) => self.newest_tick,
+            (false, true) => 0,
+            (false, false) => entry.tick().min(self.newest_tick),
+        };
+        let scaled = u128::from(NEWEST - OLDEST) * u128::from(age) / u128::from(self.newest_tick);
+        let weight = OLDEST + u64::try_from(scaled).unwrap_or(NEWEST);
+        let cost = shard.weight(slot).saturating_mul(weight);
+        Some(Victim {
+            id,
+            version: entry.version,
+            cost,
+        })
+    }
+}
+
+/// A run of ranges under consideration. A block that several of them take with them counts once.
+#[derive(Default)]
+struct Window {
+    bytes: u64,
+    cost: u64,
+    uses: HashMap<BlockId, u32>,
+}
+
+impl Window {
+    fn add(&mut self, range: &Range, price: &Price) {
+        self.bytes += range.length.0;
+        for victim in price {
+            let uses = self.uses.entry(victim.id).or_insert(0);
+            if *uses == 0 {
+                self.cost = self.cost.saturating_add(victim.cost);
+            }
+            *uses += 1;
+        }
+    }
+
+    fn subtract(&mut self, range: &Range, price: &Price) {
+        self.bytes -= range.length.0;
+        for victim in price {
+            if let Some(uses) = self.uses.get_mut(&victim.id) {
+                *uses -= 1;
+                if *uses == 0 {
+                    self.uses.remove(&victim.id);
+                    self.cost = self.cost.saturating_sub(victim.cost);
+                }
+            }
+        }
+    }
+}
+
+/// Each victim once, children before their parents. Every family lists parents before children, so
+/// the last mention of each block comes after the last mention of all its ancestors.
+fn children_first(victims: Vec<Victim>) -> Vec<Victim> {
+    let mut seen = hashbrown::HashSet::new();
+    victims
+        .into_iter()
+        .rev()
+        .filter(|victim| seen.insert(victim.id))
+        .collect()
+}

@@ -1,0 +1,136 @@
+//! Going through all blocks: page by page, or one shard at once.
+
+use super::Directory;
+use super::block::{BlockId, BlockRef, Replica};
+use super::slab::NONE;
+use crate::clock::Millis;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Checksum, Key, Length, Version};
+
+/// How many slots are looked at under one lock.
+const STRIDE: u32 = 512;
+
+/// A page that no scan has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the page does not come from an earlier reply")]
+pub struct BadPage;
+
+/// What a snapshot keeps of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its namespace.
+    pub namespace: NamespaceId,
+    /// Its key.
+    pub key: Key,
+    /// Its version.
+    pub version: Version,
+    /// Its bytes.
+    pub length: Length,
+    /// Their checksum.
+    pub checksum: Checksum,
+    /// Where it lies.
+    pub replicas: Vec<Replica>,
+    /// The block before it in its chain, if it is linked to one.
+    pub parent: Option<Key>,
+    /// Until when it is evicted last.
+    pub soft_pin_until: Option<Millis>,
+    /// Whether it is never evicted.
+    pub hard_pin: bool,
+}
+
+impl Directory {
+    /// Hands up to `limit` blocks to `f`, going on where `page` says (from the start when it is
+    /// empty); returns the next page, or `None` at the end. A block that is there all the while is
+    /// seen exactly once over all pages; one that comes or goes, at most once.
+    pub fn scan(
+        &self,
+        page: &[u8],
+        limit: usize,
+        mut f: impl FnMut(BlockRef<'_>),
+    ) -> Result<Option<Vec<u8>>, BadPage> {
+        let (mut number, mut slot) = parse(page)?;
+        let mut left = limit.max(1);
+        while let Some(cell) = self.shards.get(number as usize) {
+            let shard = cell.lock();
+            let end = shard.entries.high().min(slot.saturating_add(STRIDE));
+            while slot < end && left > 0 {
+                if shard.entries.get(slot).is_some() {
+                    f(BlockRef {
+                        common: &self.common,
+                        shard: &shard,
+                        slot,
+                    });
+                    left -= 1;
+                }
+                slot += 1;
+            }
+            if slot >= shard.entries.high() {
+                (number, slot) = (number + 1, 0);
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        let more = (number as usize) < self.shards.len();
+        Ok(more.then(|| [number.to_le_bytes(), slot.to_le_bytes()].concat()))
+    }
+
+    /// Every block of a shard at one moment. Parents are those that are linked at that moment and
+    /// still there a little later.
+    pub fn snapshot(&self, shard: usize) -> Vec<Record> {
+        let mut records = Vec::new();
+        let mut parents: Vec<(usize, BlockId, u32)> = Vec::new();
+        {
+            let shard = self.lock(shard);
+            let lineage = self.common.lineage.lock();
+            for slot in 0..shard.entries.high() {
+                let Some(entry) = shard.entries.get(slot) else {
+                    continue;
+                };
+                if entry.lineage != NONE
+                    && let Some((parent, node)) = lineage.parent(entry.lineage)
+                {
+                    parents.push((records.len(), parent, node));
+                }
+                let block = BlockRef {
+                    common: &self.common,
+                    shard: &shard,
+                    slot,
+                };
+                records.push(Record {
+                    namespace: block.namespace(),
+                    key: block.key(),
+                    version: block.version(),
+                    length: block.length(),
+                    checksum: block.checksum(),
+                    replicas: block.replicas().to_vec(),
+                    parent: None,
+                    soft_pin_until: block.soft_pin_until(),
+                    hard_pin: block.is_hard_pinned(),
+                });
+            }
+        }
+        for (record, parent, node) in parents {
+            if let Some(record) = records.get_mut(record)
+                && let Some((shard, slot)) = self.lock_block(parent)
+                && shard.entries.at(slot).lineage == node
+            {
+                record.parent = Some(shard.key(slot, &self.common));
+            }
+        }
+        records
+    }
+}
+
+fn parse(page: &[u8]) -> Result<(u32, u32), BadPage> {
+    if page.is_empty() {
+        return Ok((0, 0));
+    }
+    let (parts, rest) = page.as_chunks::<4>();
+    match parts {
+        [number, slot] if rest.is_empty() => {
+            Ok((u32::from_le_bytes(*number), u32::from_le_bytes(*slot)))
+        }
+        _ => Err(BadPage),
+    }
+}

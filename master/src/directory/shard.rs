@@ -1,0 +1,502 @@
+//! One shard: the blocks whose keys hash to it, behind one lock.
+
+use super::block::{BlockId, Dropped, NewBlock, Removed, Replica, Replicas};
+use super::common::{Common, Prepared};
+use super::entry::{Entry, MAX_OFFSET, Place};
+use super::lineage::Aftermath;
+use super::queues::{Queues, Rank};
+use super::slab::{NONE, Rare, Slab};
+use super::spaces::NO_SPACE;
+use crate::clock::Millis;
+use crate::placement::ExtentIndex;
+use hashbrown::{HashMap, HashTable};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Key, KeyRef, Length, Offset, SegmentId};
+use parking_lot::{Mutex, MutexGuard};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A key that is stored as it is.
+#[derive(Debug)]
+struct LongKey {
+    namespace: NamespaceId,
+    hash: u64,
+    key: Key,
+}
+
+/// The blocks of one shard.
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    number: u32,
+    bits: u32,
+    pub(super) entries: Slab<Entry>,
+    index: HashTable<u32>,
+    long_keys: Slab<Rare<LongKey>>,
+    long_key_bytes: u64,
+    /// The replicas of blocks that have several.
+    spread: Slab<Rare<Box<[Replica]>>>,
+    pub(super) queues: Queues,
+    /// When soft pins run out, by slot.
+    soft_until: HashMap<u32, Millis>,
+    bytes: u64,
+}
+
+impl Shard {
+    pub(super) fn id(&self, slot: u32) -> BlockId {
+        BlockId(slot << self.bits | self.number)
+    }
+
+    pub(super) fn find(&self, wanted: &Prepared<'_>) -> Option<u32> {
+        let matches = |slot: &u32| {
+            let entry = self.entries.at(*slot);
+            if entry.space == NO_SPACE {
+                let long = self.long_keys.at(entry.long_key()).held();
+                return long.hash == wanted.hash
+                    && long.namespace == wanted.namespace
+                    && long.key.as_ref() == wanted.key;
+            }
+            match wanted.key {
+                KeyRef::Digest { digest, .. } => {
+                    entry.space == wanted.space && entry.digest == *digest
+                }
+                KeyRef::Text(_) => false,
+            }
+        };
+        self.index.find(wanted.hash, matches).copied()
+    }
+
+    pub(super) fn namespace(&self, slot: u32, common: &Common) -> NamespaceId {
+        let entry = self.entries.at(slot);
+        if entry.space == NO_SPACE {
+            return self.long_keys.at(entry.long_key()).held().namespace;
+        }
+        common
+            .spaces
+            .with(entry.space, |namespace, _, _, _| namespace)
+    }
+
+    pub(super) fn key(&self, slot: u32, common: &Common) -> Key {
+        let entry = self.entries.at(slot);
+        if entry.space == NO_SPACE {
+            return self.long_keys.at(entry.long_key()).held().key.clone();
+        }
+        common.spaces.with(entry.space, |_, prefix, suffix, _| {
+            KeyRef::Digest {
+                prefix,
+                suffix,
+                digest: &entry.digest,
+            }
+            .to_key()
+        })
+    }
+
+    pub(super) fn replicas(&self, slot: u32) -> Replicas<'_> {
+        let entry = self.entries.at(slot);
+        if entry.is_spread() {
+            return Replicas::many(self.spread.at(entry.extent).held());
+        }
+        Replicas::one(Replica {
+            segment: SegmentId(entry.segment),
+            extent: ExtentIndex(entry.extent),
+            offset: Offset(entry.offset()),
+        })
+    }
+
+    pub(super) fn soft_until(&self, slot: u32) -> Option<Millis> {
+        self.soft_until
+            .get(&slot)
+            .copied()
+            .filter(|_| self.entries.at(slot).is_soft_pinned())
+    }
+
+    /// The bytes that evicting a block would free.
+    pub(super) fn weight(&self, slot: u32) -> u64 {
+        u64::from(self.entries.at(slot).length) * self.replicas(slot).len() as u64
+    }
+
+    /// Adds a block whose key is not there.
+    pub(super) fn insert(
+        &mut self,
+        key: &Prepared<'_>,
+        block: &NewBlock,
+        length: u32,
+        common: &Common,
+    ) -> u32 {
+        let mut entry = Entry::new(block.version, block.checksum, length);
+        let space = match key.key {
+            KeyRef::Digest {
+                prefix,
+                suffix,
+                digest,
+            } => {
+                entry.digest = *digest;
+                common
+                    .spaces
+                    .acquire(key.namespace, prefix, suffix, key.affixes)
+            }
+            KeyRef::Text(_) => None,
+        };
+        entry.space = space.unwrap_or(NO_SPACE);
+        if space.is_none() {
+            let key = LongKey {
+                namespace: key.namespace,
+                hash: key.hash,
+                key: block.key.clone(),
+            };
+            self.long_key_bytes += key.key.as_ref().text_len() as u64;
+            entry.set_long_key(self.long_keys.insert(Rare::Held(key)));
+        }
+        entry.set_tick(block.tick.0);
+        let slot = self.entries.insert(entry);
+        assert!(
+            slot < u32::MAX >> self.bits,
+            "invariant: memory ends before block ids do"
+        );
+        self.set_replicas(slot, &block.replicas);
+        let Self {
+            index,
+            entries,
+            long_keys,
+            ..
+        } = self;
+        index.insert_unique(key.hash, slot, |slot| {
+            hash_of(entries.at(*slot), long_keys, common)
+        });
+        self.bytes += self.weight(slot);
+        self.set_pins(slot, block);
+        self.queues.put(
+            &mut self.entries,
+            slot,
+            self.soft_until.get(&slot).map(|until| until.0),
+        );
+        slot
+    }
+
+    /// Puts a new version in the place of an old one. Lineage and leases stay: the key's holders are
+    /// the same.
+    pub(super) fn replace(
+        &mut self,
+        slot: u32,
+        block: &NewBlock,
+        length: u32,
+        common: &Common,
+    ) -> Removed {
+        let old = self.removed(slot, common);
+        self.bytes -= self.weight(slot);
+        let inner = matches!(
+            self.entries.at(slot).place(),
+            Place::Inner | Place::Frontier
+        );
+        self.queues.take(&mut self.entries, slot);
+        self.clear_spread(slot);
+        let entry = self.entries.at_mut(slot);
+        entry.version = block.version;
+        entry.checksum = block.checksum;
+        entry.length = length;
+        entry.set_orphaned(false);
+        entry.set_tick(block.tick.0.max(entry.tick()));
+        self.set_replicas(slot, &block.replicas);
+        self.bytes += self.weight(slot);
+        self.set_pins(slot, block);
+        if !inner {
+            self.put_back(slot);
+        }
+        old
+    }
+
+    /// Takes a block out.
+    pub(super) fn remove(
+        &mut self,
+        slot: u32,
+        common: &Common,
+        aftermath: &mut Aftermath,
+    ) -> Removed {
+        let removed = self.removed(slot, common);
+        self.bytes -= self.weight(slot);
+        self.queues.take(&mut self.entries, slot);
+        let hash = hash_of(self.entries.at(slot), &self.long_keys, common);
+        if let Ok(found) = self.index.find_entry(hash, |other| *other == slot) {
+            found.remove();
+        }
+        self.clear_spread(slot);
+        self.soft_until.remove(&slot);
+        let entry = self.entries.remove(slot);
+        if entry.lineage != NONE {
+            common.lineage.lock().remove(entry.lineage, aftermath);
+        }
+        if entry.space == NO_SPACE {
+            let key = self.long_keys.remove(entry.long_key()).into_held();
+            self.long_key_bytes -= key.key.as_ref().text_len() as u64;
+        } else {
+            common.spaces.release(entry.space);
+        }
+        removed
+    }
+
+    /// Takes a replica out, and the block with its last one.
+    pub(super) fn drop_replica(
+        &mut self,
+        slot: u32,
+        common: &Common,
+        aftermath: &mut Aftermath,
+        which: impl Fn(&Replica) -> bool,
+    ) -> Option<Dropped> {
+        let replicas = self.replicas(slot).to_vec();
+        let replica = *replicas.iter().find(|replica| which(replica))?;
+        let Removed {
+            namespace,
+            key,
+            version,
+            length,
+            lease_until,
+            ..
+        } = self.removed(slot, common);
+        let removed = if replicas.len() == 1 {
+            Some(self.remove(slot, common, aftermath))
+        } else {
+            let left: Vec<Replica> = replicas.into_iter().filter(|r| *r != replica).collect();
+            self.bytes -= self.weight(slot);
+            self.clear_spread(slot);
+            self.set_replicas(slot, &left);
+            self.bytes += self.weight(slot);
+            None
+        };
+        Some(Dropped {
+            namespace,
+            key,
+            version,
+            length,
+            replica,
+            lease_until,
+            removed,
+        })
+    }
+
+    /// Notes a use. One that is older than the last use known changes nothing but an orphan's rank.
+    pub(super) fn touch(&mut self, slot: u32, tick: u64) {
+        let entry = self.entries.at_mut(slot);
+        if tick <= entry.tick() && !entry.is_orphaned() {
+            return;
+        }
+        let place = entry.place();
+        self.queues.take(&mut self.entries, slot);
+        let entry = self.entries.at_mut(slot);
+        entry.set_orphaned(false);
+        entry.set_tick(tick.max(entry.tick()));
+        if !matches!(place, Place::Inner | Place::Frontier) {
+            self.put_back(slot);
+        }
+    }
+
+    /// Puts a block that is in no queue, and has no children, where it belongs.
+    pub(super) fn put_back(&mut self, slot: u32) {
+        let until = self.soft_until(slot).map(|until| until.0);
+        self.queues.put(&mut self.entries, slot, until);
+    }
+
+    /// Lets a block that eviction met leased wait for eviction again.
+    pub(super) fn unpark(&mut self, slot: u32) {
+        if self.entries.at(slot).place() == Place::Parked {
+            self.queues.take(&mut self.entries, slot);
+            self.put_back(slot);
+        }
+    }
+
+    /// Sets a leased block aside until its lease ends.
+    pub(super) fn park(&mut self, slot: u32, common: &Common) {
+        let until = common.absolute(self.entries.at(slot).lease_until()).0;
+        self.queues.take(&mut self.entries, slot);
+        self.queues.park(&mut self.entries, slot, until);
+    }
+
+    /// Looks at every block whose timer has run out.
+    pub(super) fn wake(&mut self, now: Millis, common: &Common) {
+        while let Some(slot) = self.queues.pop_timer(now.0) {
+            let pin_is_over = self.soft_until(slot).is_some_and(|until| until <= now);
+            if pin_is_over {
+                self.soft_until.remove(&slot);
+            }
+            let leased = self.entries.at(slot).is_leased(common.relative(now));
+            let parked = self.entries.at(slot).place() == Place::Parked;
+            self.queues.take(&mut self.entries, slot);
+            if pin_is_over {
+                self.entries.at_mut(slot).set_soft_pinned(false);
+            }
+            if parked && leased {
+                self.park(slot, common);
+            } else {
+                self.put_back(slot);
+            }
+        }
+    }
+
+    /// What is told of a block that leaves.
+    fn removed(&self, slot: u32, common: &Common) -> Removed {
+        let entry = self.entries.at(slot);
+        Removed {
+            namespace: self.namespace(slot, common),
+            key: self.key(slot, common),
+            version: entry.version,
+            length: Length(u64::from(entry.length)),
+            replicas: self.replicas(slot).to_vec(),
+            lease_until: common.absolute(entry.lease_until()),
+        }
+    }
+
+    fn set_pins(&mut self, slot: u32, block: &NewBlock) {
+        let entry = self.entries.at_mut(slot);
+        entry.set_hard_pinned(block.hard_pin);
+        entry.set_soft_pinned(block.soft_pin_until.is_some());
+        match block.soft_pin_until {
+            Some(until) => self.soft_until.insert(slot, until),
+            None => self.soft_until.remove(&slot),
+        };
+    }
+
+    fn set_replicas(&mut self, slot: u32, replicas: &[Replica]) {
+        let entry = self.entries.at_mut(slot);
+        match replicas {
+            [one] if one.offset.0 < MAX_OFFSET => {
+                entry.segment = one.segment.0;
+                entry.extent = one.extent.0;
+                entry.set_offset(one.offset.0);
+            }
+            _ => {
+                entry.set_spread(true);
+                entry.extent = self.spread.insert(Rare::Held(replicas.into()));
+            }
+        }
+    }
+
+    fn clear_spread(&mut self, slot: u32) {
+        let entry = self.entries.at_mut(slot);
+        if entry.is_spread() {
+            entry.set_spread(false);
+            let number = entry.extent;
+            self.spread.remove(number);
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let tables = self.index.allocation_size() + self.soft_until.allocation_size();
+        self.entries.memory_bytes()
+            + tables as u64
+            + self.long_keys.memory_bytes()
+            + self.long_key_bytes
+            + self.spread.memory_bytes()
+            + self.queues.memory_bytes()
+    }
+}
+
+fn hash_of(entry: &Entry, long_keys: &Slab<Rare<LongKey>>, common: &Common) -> u64 {
+    if entry.space == NO_SPACE {
+        return long_keys.at(entry.long_key()).held().hash;
+    }
+    common
+        .seed
+        .digest(common.spaces.hash(entry.space), &entry.digest)
+}
+
+/// What is known of a shard without locking it. It lags behind by no more than the lock is held.
+#[derive(Debug)]
+pub(super) struct Gauges {
+    oldest: [AtomicU64; 3],
+    timer: AtomicU64,
+    pub(super) blocks: AtomicU64,
+    pub(super) bytes: AtomicU64,
+}
+
+/// In a gauge: there is none.
+pub(super) const NEVER: u64 = u64::MAX;
+
+impl Gauges {
+    /// The tick of the first block to be evicted of a rank, or [`NEVER`].
+    pub(super) fn oldest(&self, rank: Rank) -> u64 {
+        let [orphans, ordinary, soft] = &self.oldest;
+        let gauge = match rank {
+            Rank::Orphans => orphans,
+            Rank::Ordinary => ordinary,
+            Rank::Soft => soft,
+        };
+        gauge.load(Ordering::Acquire)
+    }
+
+    /// When the next timer runs out, or [`NEVER`].
+    pub(super) fn timer(&self) -> u64 {
+        self.timer.load(Ordering::Acquire)
+    }
+
+    fn publish(&self, shard: &Shard) {
+        for (gauge, rank) in self.oldest.iter().zip(Rank::ALL) {
+            let oldest = shard.queues.first(&shard.entries, rank);
+            gauge.store(oldest.map_or(NEVER, |(tick, _)| tick), Ordering::Release);
+        }
+        self.timer.store(
+            shard.queues.next_timer().unwrap_or(NEVER),
+            Ordering::Release,
+        );
+        self.blocks
+            .store(u64::from(shard.entries.len()), Ordering::Release);
+        self.bytes.store(shard.bytes, Ordering::Release);
+    }
+}
+
+/// A shard behind its lock. Aligned, so that the gauges of two shards share no cache line.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct Cell {
+    shard: Mutex<Shard>,
+    pub(super) gauges: Gauges,
+}
+
+impl Cell {
+    pub(super) fn new(number: u32, bits: u32) -> Self {
+        let never = || AtomicU64::new(NEVER);
+        Self {
+            shard: Mutex::new(Shard {
+                number,
+                bits,
+                ..Shard::default()
+            }),
+            gauges: Gauges {
+                oldest: [never(), never(), never()],
+                timer: never(),
+                blocks: AtomicU64::new(0),
+                bytes: AtomicU64::new(0),
+            },
+        }
+    }
+
+    pub(super) fn lock(&self) -> Locked<'_> {
+        Locked {
+            shard: self.shard.lock(),
+            gauges: &self.gauges,
+        }
+    }
+}
+
+/// A locked shard, which brings its gauges up to date when it is let go.
+pub(super) struct Locked<'a> {
+    shard: MutexGuard<'a, Shard>,
+    gauges: &'a Gauges,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Shard;
+
+    fn deref(&self) -> &Shard {
+        &self.shard
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Shard {
+        &mut self.shard
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.gauges.publish(&self.shard);
+    }
+}

@@ -1,0 +1,174 @@
+use super::*;
+
+#[test]
+fn the_goal_is_reached_and_not_exceeded_by_a_block() {
+    let directory = directory(Policy::Prefix);
+    for n in 0..20 {
+        put(&directory, n);
+    }
+    let freed = |goal| -> u64 {
+        directory
+            .evict(goal, NOW, NO_FLOOR)
+            .iter()
+            .map(Removed::bytes)
+            .sum()
+    };
+    assert_eq!(freed(0), 0);
+    assert_eq!(freed(1), SIZE);
+    assert_eq!(freed(SIZE), SIZE);
+    assert_eq!(freed(SIZE + 1), 2 * SIZE);
+    assert_eq!(freed(1_000_000), 16 * SIZE, "all that is left");
+    assert_eq!(freed(1), 0);
+}
+
+#[test]
+fn before_the_floor_everything_counts_as_leased() {
+    let directory = directory(Policy::Prefix);
+    put(&directory, 1);
+    let floor = Millis(NOW.0 + 5);
+    assert!(directory.evict(1, Millis(NOW.0 + 4), floor).is_empty());
+    with(&directory, 1, |block| {
+        assert!(block.is_leased(Millis(NOW.0 + 4), floor));
+        assert!(!block.is_leased(floor, floor));
+    });
+    assert_eq!(directory.evict(1, floor, floor).len(), 1);
+}
+
+#[test]
+fn a_leased_block_keeps_its_place_in_the_order_for_when_its_lease_ends() {
+    let directory = directory(Policy::Prefix);
+    for n in 0..6 {
+        put(&directory, n);
+    }
+    let until = Millis(NOW.0 + 100);
+    for n in 0..4 {
+        lease(&directory, n, until, NOW);
+    }
+    assert_eq!(evict(&directory, 1, NOW), [4]);
+    // A release brings a block back at once, expiry brings the others back.
+    with(&directory, 2, |mut block| block.release(until, NOW));
+    assert_eq!(evict(&directory, 1, NOW), [2]);
+    // A renewal holds a block back for longer.
+    assert_eq!(
+        with(&directory, 0, |mut block| block.renew(
+            until,
+            Millis(NOW.0 + 200),
+            NOW
+        )),
+        Some(true)
+    );
+    assert_eq!(evict(&directory, 2, until), [1, 3]);
+    assert_eq!(evict(&directory, 9, until), [5]);
+    assert_eq!(evict(&directory, 9, Millis(NOW.0 + 199)), [0; 0]);
+    assert_eq!(evict(&directory, 9, Millis(NOW.0 + 200)), [0]);
+}
+
+#[test]
+fn leased_blocks_are_met_once_not_in_every_round() {
+    let directory = directory(Policy::Prefix);
+    let blocks = 20_000;
+    directory.publish((0..blocks).map(|n| block(&directory, n)).collect());
+    for n in 0..blocks {
+        lease(&directory, n, Millis(NOW.0 + 100), NOW);
+    }
+    assert!(evict(&directory, 1, NOW).is_empty(), "meets each of them");
+    let parked: usize = directory
+        .shards
+        .iter()
+        .map(|cell| {
+            let shard = cell.lock();
+            super::super::queues::Rank::ALL
+                .iter()
+                .filter(|rank| shard.queues.first(&shard.entries, **rank).is_some())
+                .count()
+        })
+        .sum();
+    assert_eq!(
+        parked, 0,
+        "nothing is left to be looked at until a lease ends"
+    );
+    assert!(evict(&directory, 1, NOW).is_empty());
+    assert_eq!(
+        evict(&directory, blocks, Millis(NOW.0 + 100)).len() as u64,
+        blocks
+    );
+}
+
+#[test]
+fn soft_pins_go_last_and_count_no_more_when_they_run_out() {
+    let directory = directory(Policy::Prefix);
+    for (n, ttl) in [(0, 50), (1, 100), (2, 0), (3, 70)] {
+        let soft_pin_until = (ttl > 0).then_some(Millis(NOW.0 + ttl));
+        put_block(
+            &directory,
+            NewBlock {
+                soft_pin_until,
+                ..block(&directory, n)
+            },
+        );
+    }
+    put(&directory, 4);
+    assert_eq!(evict(&directory, 1, NOW), [2], "an older one is pinned");
+    put(&directory, 5);
+    assert_eq!(
+        evict(&directory, 2, Millis(NOW.0 + 50)),
+        [0, 4],
+        "its pin is over"
+    );
+    assert_eq!(
+        evict(&directory, 2, Millis(NOW.0 + 50)),
+        [5, 1],
+        "only pinned ones are left"
+    );
+    assert_eq!(evict(&directory, 2, Millis(NOW.0 + 50)), [3]);
+}
+
+#[test]
+fn a_hard_pin_is_for_good() {
+    let directory = directory(Policy::Prefix);
+    put_block(
+        &directory,
+        NewBlock {
+            hard_pin: true,
+            ..block(&directory, 1)
+        },
+    );
+    touch(&directory, 1);
+    lease(&directory, 1, Millis(NOW.0 + 5), NOW);
+    assert!(evict(&directory, 1, Millis(NOW.0 + 1000)).is_empty());
+    assert!(is_present(&directory, 1));
+    // A new version without the pin can go.
+    put_block(
+        &directory,
+        NewBlock {
+            version: Version(9),
+            ..block(&directory, 1)
+        },
+    );
+    assert_eq!(evict(&directory, 1, Millis(NOW.0 + 1000)), [1]);
+}
+
+#[test]
+fn tokens_that_have_run_out_do_nothing() {
+    let directory = directory(Policy::Prefix);
+    put(&directory, 1);
+    let at = |ms| Millis(NOW.0 + ms);
+    lease(&directory, 1, at(10), NOW);
+    // The first holder's lease has run out; another takes one.
+    lease(&directory, 1, at(100), at(20));
+    with(&directory, 1, |mut block| {
+        block.release(at(10), at(21));
+        assert!(block.is_leased(at(21), NO_FLOOR));
+        assert!(!block.renew(at(10), at(500), at(21)));
+        assert_eq!(block.lease_until(), at(100));
+        block.lease(at(50), at(22));
+        block.release(at(50), at(23));
+        assert_eq!(block.lease_until(), at(100), "the other holder's");
+        block.release(at(100), at(24));
+        assert!(!block.is_leased(at(24), NO_FLOOR));
+        assert!(
+            !block.renew(at(100), at(500), at(25)),
+            "there is nothing to extend"
+        );
+    });
+}

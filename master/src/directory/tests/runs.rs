@@ -1,0 +1,180 @@
+use super::*;
+use crate::placement::Extents;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+
+const SEGMENT: SegmentId = SegmentId(1);
+const UNIT: u64 = 1024;
+
+/// A segment full of blocks of one unit each, in address order.
+struct Full {
+    directory: Directory,
+    extents: Mutex<Extents>,
+}
+
+impl Full {
+    fn new(blocks: u64, parent: impl Fn(u64) -> Option<u64>) -> Self {
+        let directory = directory(Policy::Prefix);
+        let mut extents = Extents::new(Length(UNIT * blocks));
+        for n in 0..blocks {
+            let (extent, offset) = extents.allocate(Length(UNIT)).unwrap();
+            let id = put_block(
+                &directory,
+                NewBlock {
+                    length: Length(UNIT),
+                    replicas: vec![Replica {
+                        segment: SEGMENT,
+                        extent,
+                        offset,
+                    }],
+                    parent: parent(n).map(key),
+                    ..block(&directory, n)
+                },
+            );
+            extents.set_owner(extent, id);
+        }
+        Self {
+            directory,
+            extents: Mutex::new(extents),
+        }
+    }
+
+    fn free(&self, removed: &[Removed]) {
+        let mut extents = self.extents.lock();
+        for replica in removed.iter().flat_map(|removed| &removed.replicas) {
+            extents.free(replica.extent);
+        }
+    }
+
+    fn run(&self, units: u64) -> Option<Vec<u64>> {
+        let length = Length(UNIT * units);
+        let removed =
+            self.directory
+                .evict_run(SEGMENT, || self.extents.lock(), length, NOW, NO_FLOOR)?;
+        self.free(&removed);
+        assert!(
+            self.extents.lock().largest_free() >= length,
+            "what was evicted makes room"
+        );
+        Some(removed.iter().map(|removed| number(&removed.key)).collect())
+    }
+}
+
+#[test]
+fn a_run_is_made_of_neighbours_and_of_no_more_than_are_needed() {
+    let full = Full::new(64, |_| None);
+    let run = full.run(5).unwrap();
+    let set: BTreeSet<u64> = run.iter().copied().collect();
+    assert_eq!(set, (0..5).collect(), "the oldest neighbours");
+    assert_eq!(full.directory.blocks(), 59);
+}
+
+#[test]
+fn free_ranges_between_neighbours_are_used() {
+    let full = Full::new(64, |_| None);
+    // Every other unit of the first half is free.
+    for n in (1..32).step_by(2) {
+        let Removal::Removed(removed) = remove(&full.directory, n) else {
+            panic!("present")
+        };
+        full.free(&[removed]);
+    }
+    assert_eq!(
+        full.run(7).unwrap().len(),
+        3,
+        "three blocks between four free units"
+    );
+}
+
+#[test]
+fn leased_pinned_and_held_neighbours_are_left_alone() {
+    let full = Full::new(32, |_| None);
+    for n in (3..32).step_by(4) {
+        lease(&full.directory, n, Millis(NOW.0 + 10), NOW);
+    }
+    assert_eq!(full.run(4), None);
+    assert_eq!(full.directory.blocks(), 32, "nothing is evicted in vain");
+    let run = full.run(3).unwrap();
+    assert!(run.iter().all(|n| n % 4 != 3));
+    assert_eq!(
+        full.directory.evict_run(
+            SEGMENT,
+            || full.extents.lock(),
+            Length(UNIT),
+            NOW,
+            Millis(NOW.0 + 1)
+        ),
+        None,
+        "before the floor"
+    );
+}
+
+#[test]
+fn held_ranges_end_a_run() {
+    let full = Full::new(32, |_| None);
+    for n in (3..32).step_by(4) {
+        let Removal::Removed(removed) = remove(&full.directory, n) else {
+            panic!("present")
+        };
+        // Its extent is in quarantine: in use, and no block's.
+        full.extents.lock().clear_owner(removed.replicas[0].extent);
+    }
+    assert_eq!(full.run(4), None);
+    assert!(full.run(3).is_some());
+}
+
+#[test]
+fn a_run_takes_the_ends_of_chains_and_never_leaves_a_child_without_parent() {
+    let full = Full::new(60, |n| (n % 10 != 0).then(|| n - 1));
+    let run = full.run(3).unwrap();
+    assert_eq!(
+        run,
+        [9, 8, 7],
+        "the end of the oldest chain, last block first"
+    );
+    // A whole chain goes from its end to its start.
+    let run = full.run(10).unwrap();
+    for pair in run.windows(2).filter(|pair| pair[0] / 10 == pair[1] / 10) {
+        assert!(pair[0] > pair[1]);
+    }
+    let left = |n: u64| is_present(&full.directory, n);
+    for n in (0..60).filter(|n| n % 10 != 0) {
+        assert!(!left(n) || left(n - 1), "{n} has lost its parent");
+    }
+}
+
+#[test]
+fn a_segment_is_dropped_in_steps() {
+    let full = Full::new(50, |n| n.checked_sub(1));
+    let second = SegmentId(2);
+    let elsewhere = Replica {
+        segment: second,
+        extent: ExtentIndex(0),
+        offset: Offset(0),
+    };
+    let here = with(&full.directory, 7, |block| block.replicas()[0]).unwrap();
+    put_block(
+        &full.directory,
+        NewBlock {
+            version: Version(1000),
+            replicas: vec![here, elsewhere],
+            ..block(&full.directory, 7)
+        },
+    );
+    let (mut place, mut dropped, mut steps) = (Some(0), 0, 0);
+    while let Some(at) = place {
+        let (some, next) = full
+            .directory
+            .drop_segment(SEGMENT, || full.extents.lock(), at, 8);
+        assert!(some.len() <= 8);
+        dropped += some.len();
+        steps += 1;
+        place = next;
+    }
+    assert_eq!((dropped, steps), (50, 7));
+    assert_eq!(full.directory.blocks(), 1, "one has a replica elsewhere");
+    assert_eq!(
+        with(&full.directory, 7, |block| block.replicas().to_vec()),
+        Some(vec![elsewhere])
+    );
+}

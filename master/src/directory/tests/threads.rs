@@ -1,0 +1,69 @@
+use super::*;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::sync::atomic::AtomicU64;
+
+/// Puts, uses, leases, links, removals and eviction all at once; then everything must add up.
+#[test]
+fn four_threads_at_once_leave_a_directory_that_adds_up() {
+    let directory = directory(Policy::Prefix);
+    let version = AtomicU64::new(1);
+    let (published, gone) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (directory, version, published, gone) = (&directory, &version, &published, &gone);
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64(thread);
+                for _ in 0..3000 {
+                    let chain = random.random_range(0..20) * 100;
+                    let at = chain + random.random_range(0..50);
+                    match random.random_range(0..10) {
+                        0..5 => {
+                            let blocks = (at..at + 4).map(|n| NewBlock {
+                                version: Version(version.fetch_add(1, Ordering::Relaxed)),
+                                parent: (n > chain).then(|| key(n - 1)),
+                                ..block(directory, n)
+                            });
+                            for outcome in directory.publish(blocks.collect()) {
+                                let new = outcome.id.is_some() && outcome.replaced.is_none();
+                                published.fetch_add(u64::from(new), Ordering::Relaxed);
+                            }
+                        }
+                        5..8 => {
+                            let keys: Vec<Key> = (chain..at).map(key).collect();
+                            let refs: Vec<_> = keys.iter().map(Key::as_ref).collect();
+                            let ticks = directory.ticks(keys.len());
+                            directory.visit(NS, &refs, |index, block| {
+                                if let Some(mut block) = block {
+                                    block.touch(ticks.of(index));
+                                    block.lease(Millis(NOW.0 + 10), NOW);
+                                    block.release(Millis(NOW.0 + 10), NOW);
+                                }
+                            });
+                        }
+                        8 => {
+                            let removed = matches!(remove(directory, at), Removal::Removed(_));
+                            gone.fetch_add(u64::from(removed), Ordering::Relaxed);
+                        }
+                        _ => {
+                            let evicted = evict(directory, 10, NOW).len() as u64;
+                            gone.fetch_add(evicted, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let left = published.into_inner() - gone.into_inner();
+    assert_eq!(directory.blocks(), left);
+    assert_eq!(directory.bytes(), left * SIZE);
+    let mut seen = 0;
+    assert_eq!(directory.scan(&[], usize::MAX, |_| seen += 1), Ok(None));
+    assert_eq!(seen, left);
+    // Nothing is stuck: all can go, each after its descendants.
+    assert_eq!(evict(&directory, left + 1, NOW).len() as u64, left);
+    assert_eq!(
+        (directory.blocks(), directory.bytes(), directory.linked()),
+        (0, 0, 0)
+    );
+}

@@ -1,0 +1,376 @@
+//! The table of one segment's extents: which ranges are free, which are in use, and whose they are.
+//!
+//! ```text
+//!  address order   [ owned ][ held ][   free   ][ owned ][ free ]     doubly linked nodes
+//!  free ranges     by (length, offset): best fit, lowest address first; by offset: any range
+//! ```
+//!
+//! Nodes cover the segment without gaps, so a node's length is the distance to the next one and is
+//! not stored. Two free nodes are never neighbours. Lengths are rounded up to [`GRANULE`].
+
+use crate::directory::BlockId;
+use crate::directory::slab::{NONE, Slab, Slot};
+use kvpool_types::{Length, Offset};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What every extent begins at a multiple of and has a multiple of, in bytes: a cache line.
+pub const GRANULE: u64 = 64;
+
+/// The largest segment that the table's packed offsets can name.
+const MAX_GRANULES: u64 = (1 << 48) - 1;
+
+const FREE: u32 = u32::MAX;
+const HELD: u32 = u32::MAX - 1;
+
+/// The place of an extent in its segment's table. It names the extent until that is freed; then it
+/// may come to name another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExtentIndex(pub u32);
+
+/// What an extent is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Nothing: it can be allocated.
+    Free,
+    /// Something other than a visible block: a grant, quarantine, or a node's held range.
+    Held,
+    /// A replica of a block.
+    Block(BlockId),
+}
+
+/// One range of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Its place in the table.
+    pub index: ExtentIndex,
+    /// Where it begins.
+    pub offset: Offset,
+    /// Its bytes.
+    pub length: Length,
+    /// What it is used for.
+    pub usage: Use,
+}
+
+/// Twenty bytes, since there is one for every replica in the pool.
+#[derive(Debug)]
+struct Node {
+    offset_low: u32,
+    offset_high: u16,
+    vacant: bool,
+    owner: u32,
+    prev: u32,
+    next: u32,
+}
+
+impl Node {
+    fn new(granule: u64, owner: u32, prev: u32, next: u32) -> Self {
+        let [a, b, c, d, e, f, ..] = granule.to_le_bytes();
+        Self {
+            offset_low: u32::from_le_bytes([a, b, c, d]),
+            offset_high: u16::from_le_bytes([e, f]),
+            vacant: false,
+            owner,
+            prev,
+            next,
+        }
+    }
+
+    fn granule(&self) -> u64 {
+        u64::from(self.offset_high) << 32 | u64::from(self.offset_low)
+    }
+}
+
+impl Slot for Node {
+    const CHUNK: usize = 1024;
+
+    fn vacant(next: u32) -> Self {
+        Self {
+            vacant: true,
+            ..Self::new(0, FREE, NONE, next)
+        }
+    }
+
+    fn next_vacant(&self) -> Option<u32> {
+        self.vacant.then_some(self.next)
+    }
+}
+
+/// The extents of one segment.
+#[derive(Debug)]
+pub struct Extents {
+    nodes: Slab<Node>,
+    first: u32,
+    /// All counts below are in granules.
+    capacity: u64,
+    used: u64,
+    free_by_length: BTreeSet<(u64, u64, u32)>,
+    free_by_offset: BTreeMap<u64, u32>,
+}
+
+impl Extents {
+    /// A segment of `size` bytes (rounded down to a granule, and to 16 PiB), all of it free.
+    pub fn new(size: Length) -> Self {
+        let mut extents = Self {
+            nodes: Slab::default(),
+            first: NONE,
+            capacity: (size.0 / GRANULE).min(MAX_GRANULES),
+            used: 0,
+            free_by_length: BTreeSet::new(),
+            free_by_offset: BTreeMap::new(),
+        };
+        if extents.capacity > 0 {
+            extents.first = extents.nodes.insert(Node::new(0, FREE, NONE, NONE));
+            extents.index_free(extents.first);
+        }
+        extents
+    }
+
+    /// The bytes that an extent for `length` bytes takes up.
+    pub const fn rounded(length: Length) -> Length {
+        Length(granules(length).saturating_mul(GRANULE))
+    }
+
+    /// Takes the shortest free range that `length` bytes fit into, and of several such the first.
+    /// `None` when none is long enough, or for no bytes.
+    pub fn allocate(&mut self, length: Length) -> Option<(ExtentIndex, Offset)> {
+        let wanted = granules(length);
+        if wanted == 0 {
+            return None;
+        }
+        let &(_, start, node) = self.free_by_length.range((wanted, 0, 0)..).next()?;
+        let node = self.carve(node, start, wanted);
+        Some((ExtentIndex(node), Offset(start * GRANULE)))
+    }
+
+    /// Takes one particular range. `None` unless all of it is free and its offset is a multiple of
+    /// [`GRANULE`].
+    pub fn allocate_at(&mut self, offset: Offset, length: Length) -> Option<ExtentIndex> {
+        let (start, wanted) = (offset.0 / GRANULE, granules(length));
+        if !offset.0.is_multiple_of(GRANULE) || wanted == 0 {
+            return None;
+        }
+        let (&free_start, &node) = self.free_by_offset.range(..=start).next_back()?;
+        let end = start.checked_add(wanted)?;
+        if end > free_start + self.span(node) {
+            return None;
+        }
+        Some(ExtentIndex(self.carve(node, start, wanted)))
+    }
+
+    /// Frees an extent and joins it with free neighbours; returns the bytes that it took up: none
+    /// when the index names no extent in use.
+    pub fn free(&mut self, index: ExtentIndex) -> Length {
+        let ExtentIndex(mut node) = index;
+        let Some(&Node {
+            prev, next, owner, ..
+        }) = self.nodes.get(node)
+        else {
+            return Length(0);
+        };
+        if owner == FREE {
+            return Length(0);
+        }
+        let span = self.span(node);
+        self.used -= span;
+        self.nodes.at_mut(node).owner = FREE;
+        if self.is_free(next) {
+            self.unindex_free(next);
+            self.absorb_next(node);
+        }
+        if self.is_free(prev) {
+            self.unindex_free(prev);
+            self.absorb_next(prev);
+            node = prev;
+        }
+        self.index_free(node);
+        Length(span * GRANULE)
+    }
+
+    /// Records which block an extent belongs to. Does nothing to what is free.
+    pub fn set_owner(&mut self, index: ExtentIndex, block: BlockId) {
+        self.set_use(index, block.0);
+    }
+
+    /// Records that an extent no longer belongs to a block, while it stays in use.
+    pub fn clear_owner(&mut self, index: ExtentIndex) {
+        self.set_use(index, HELD);
+    }
+
+    /// The block that an extent belongs to.
+    pub fn owner(&self, index: ExtentIndex) -> Option<BlockId> {
+        match self.range(index)?.usage {
+            Use::Block(block) => Some(block),
+            Use::Free | Use::Held => None,
+        }
+    }
+
+    /// The bytes that an extent takes up; none when the index names nothing in use.
+    pub fn length(&self, index: ExtentIndex) -> Length {
+        match self.range(index) {
+            Some(range) if range.usage != Use::Free => range.length,
+            _ => Length(0),
+        }
+    }
+
+    /// The range, free or not, that an index names.
+    pub fn range(&self, index: ExtentIndex) -> Option<Range> {
+        let node = self.nodes.get(index.0)?;
+        Some(Range {
+            index,
+            offset: Offset(node.granule() * GRANULE),
+            length: Length(self.span(index.0) * GRANULE),
+            usage: match node.owner {
+                FREE => Use::Free,
+                HELD => Use::Held,
+                block => Use::Block(BlockId(block)),
+            },
+        })
+    }
+
+    /// The range after this one in address order.
+    pub fn next(&self, index: ExtentIndex) -> Option<Range> {
+        self.range(ExtentIndex(self.nodes.get(index.0)?.next))
+    }
+
+    /// The range before this one in address order.
+    pub fn prev(&self, index: ExtentIndex) -> Option<Range> {
+        self.range(ExtentIndex(self.nodes.get(index.0)?.prev))
+    }
+
+    /// All ranges in address order.
+    pub fn iter(&self) -> impl Iterator<Item = Range> + '_ {
+        let first = self.range(ExtentIndex(self.first));
+        std::iter::successors(first, |range| self.next(range.index))
+    }
+
+    /// The free ranges, longest first.
+    pub fn longest_free(&self) -> impl Iterator<Item = Range> + '_ {
+        self.free_by_length
+            .iter()
+            .rev()
+            .filter_map(|&(_, _, node)| self.range(ExtentIndex(node)))
+    }
+
+    /// Up to `limit` places of the table, from `from` on, whose extents belong to blocks, with
+    /// their blocks; and the place to go on from, if there is more. The order is that of places,
+    /// which freeing and allocating do not change: whoever pages through it sees every extent that
+    /// was in use all the while exactly once.
+    pub fn owners(&self, from: u32, limit: u32) -> (Vec<(ExtentIndex, BlockId)>, Option<u32>) {
+        let end = self.nodes.high().min(from.saturating_add(limit));
+        let owned = (from..end)
+            .filter_map(|place| Some((ExtentIndex(place), self.owner(ExtentIndex(place))?)))
+            .collect();
+        (owned, (end < self.nodes.high()).then_some(end))
+    }
+
+    /// The bytes in use, rounding included.
+    pub fn used(&self) -> Length {
+        Length(self.used * GRANULE)
+    }
+
+    /// The bytes that can be used.
+    pub fn capacity(&self) -> Length {
+        Length(self.capacity * GRANULE)
+    }
+
+    /// How many free ranges there are.
+    pub fn free_ranges(&self) -> usize {
+        self.free_by_offset.len()
+    }
+
+    /// The length of the longest free range.
+    pub fn largest_free(&self) -> Length {
+        Length(
+            self.free_by_length
+                .last()
+                .map_or(0, |(span, ..)| span * GRANULE),
+        )
+    }
+
+    /// The bytes of memory of the nodes, one a range.
+    pub fn memory_bytes(&self) -> u64 {
+        self.nodes.memory_bytes()
+    }
+
+    /// Cuts `[start, start + wanted)` out of a free node and puts it into use.
+    fn carve(&mut self, free: u32, start: u64, wanted: u64) -> u32 {
+        self.unindex_free(free);
+        let free_start = self.nodes.at(free).granule();
+        let free_end = free_start + self.span(free);
+        let node = if start > free_start {
+            let node = self.split(free, start);
+            self.index_free(free);
+            node
+        } else {
+            free
+        };
+        if start + wanted < free_end {
+            let rest = self.split(node, start + wanted);
+            self.index_free(rest);
+        }
+        self.nodes.at_mut(node).owner = HELD;
+        self.used += wanted;
+        node
+    }
+
+    /// Cuts a free node in two at `granule`; returns the second part.
+    fn split(&mut self, node: u32, granule: u64) -> u32 {
+        let next = self.nodes.at(node).next;
+        let part = self.nodes.insert(Node::new(granule, FREE, node, next));
+        self.nodes.at_mut(node).next = part;
+        if let Some(next) = self.nodes.get_mut(next) {
+            next.prev = part;
+        }
+        part
+    }
+
+    /// Makes a node span the next one too.
+    fn absorb_next(&mut self, node: u32) {
+        let gone = self.nodes.at(node).next;
+        let next = self.nodes.remove(gone).next;
+        self.nodes.at_mut(node).next = next;
+        if let Some(next) = self.nodes.get_mut(next) {
+            next.prev = node;
+        }
+    }
+
+    fn span(&self, node: u32) -> u64 {
+        let node = self.nodes.at(node);
+        let end = self
+            .nodes
+            .get(node.next)
+            .map_or(self.capacity, Node::granule);
+        end - node.granule()
+    }
+
+    fn is_free(&self, node: u32) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.owner == FREE)
+    }
+
+    fn set_use(&mut self, index: ExtentIndex, owner: u32) {
+        if let Some(node) = self.nodes.get_mut(index.0)
+            && node.owner != FREE
+        {
+            node.owner = owner;
+        }
+    }
+
+    fn index_free(&mut self, node: u32) {
+        let (start, span) = (self.nodes.at(node).granule(), self.span(node));
+        self.free_by_length.insert((span, start, node));
+        self.free_by_offset.insert(start, node);
+    }
+
+    fn unindex_free(&mut self, node: u32) {
+        let (start, span) = (self.nodes.at(node).granule(), self.span(node));
+        self.free_by_length.remove(&(span, start, node));
+        self.free_by_offset.remove(&start);
+    }
+}
+
+const fn granules(length: Length) -> u64 {
+    length.0.div_ceil(GRANULE)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+//! What a block costs in memory, everything included, measured at the allocator: the directory's
+//! entries, index and lineage, and the table of extents of the segment that the block lies in.
+
+#![allow(unsafe_code, reason = "a global allocator cannot be written without it")]
+// UNSAFETY: the allocator hands every call on to the system's and only counts.
+
+use kvpool_master::clock::Millis;
+use kvpool_master::directory::{Directory, NewBlock, Options, Replica, Tick};
+use kvpool_master::placement::Extents;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Checksum, Key, Length, SegmentId, Version};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// What glibc takes up for an allocation: its header, and 16-byte steps.
+const fn taken(bytes: usize) -> usize {
+    (bytes + 8).next_multiple_of(16)
+}
+
+// SAFETY: every call is handed on as it came; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(taken(layout.size()), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(taken(layout.size()), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const BLOCKS: u64 = 1_000_000;
+const BATCH: u64 = 1000;
+const BUDGET: f64 = 160.0;
+const SEGMENT: SegmentId = SegmentId(1);
+
+/// Digests that are spread like those of SHA-256.
+fn key(n: u64) -> Key {
+    let mut digest = [0; 32];
+    for (at, part) in digest.chunks_exact_mut(8).enumerate() {
+        let word = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(13 * at as u32) ^ n;
+        part.copy_from_slice(&word.to_le_bytes());
+    }
+    Key::from_digest(digest)
+}
+
+/// Fills a directory and a segment; returns the bytes a block and what the directory itself counts.
+fn fill(parents: bool) -> (f64, f64) {
+    let before = LIVE.load(Ordering::Relaxed);
+    let directory = Directory::new(Options::new(1), Millis(0));
+    let mut extents = Extents::new(Length(BLOCKS << 16));
+    for batch in 0..BLOCKS / BATCH {
+        let numbers = batch * BATCH..(batch + 1) * BATCH;
+        let ticks = directory.ticks(usize::try_from(BATCH).expect("small"));
+        let blocks: Vec<NewBlock> = numbers
+            .enumerate()
+            .map(|(index, n)| {
+                let (extent, offset) = extents.allocate(Length(1 << 16)).expect("room");
+                let tick: Tick = ticks.of(index);
+                NewBlock {
+                    namespace: NamespaceId(0),
+                    key: key(n),
+                    version: Version(n + 1),
+                    length: Length(1 << 16),
+                    checksum: Checksum(n),
+                    replicas: vec![Replica { segment: SEGMENT, extent, offset }],
+                    parent: (parents && index > 0).then(|| key(n - 1)),
+                    soft_pin_until: None,
+                    hard_pin: false,
+                    tick,
+                }
+            })
+            .collect();
+        let placed: Vec<_> = blocks.iter().map(|block| block.replicas[0].extent).collect();
+        for (published, extent) in directory.publish(blocks).into_iter().zip(placed) {
+            extents.set_owner(extent, published.id.expect("published"));
+        }
+    }
+    assert_eq!(directory.blocks(), BLOCKS);
+    assert_eq!(directory.linked(), if parents { BLOCKS } else { 0 });
+    let bytes = LIVE.load(Ordering::Relaxed) - before;
+    let accounted = directory.memory_bytes() + extents.memory_bytes();
+    (bytes as f64 / BLOCKS as f64, accounted as f64 / BLOCKS as f64)
+}
+
+#[test]
+fn a_million_digest_keys_stay_within_the_budget() {
+    for parents in [false, true] {
+        let (bytes, accounted) = fill(parents);
+        println!("parents: {parents}: {bytes:.1} bytes a block, {accounted:.1} accounted for");
+        assert!(bytes <= BUDGET, "{bytes} bytes a block");
+        assert!((bytes - accounted).abs() < 3.0, "{accounted} accounted for, {bytes} taken");
+    }
+}
