@@ -61,7 +61,7 @@ fn with_nextest(quick: bool, tally: &mut Tally) -> Result<()> {
 
 fn with_cargo_test(quick: bool, tally: &mut Tally) -> Result<()> {
     // Passing tests' output is shown: it tells whether a test had to skip.
-    let targets = ["--no-fail-fast", "--lib", "--bins", "--tests"];
+    let targets = ["--no-fail-fast", "--tests"];
     let shown = ["--", "--show-output"];
     let mut libtest = Libtest::default();
     let mut tests = cargo(&["test", "--workspace", "--exclude", CLUSTER]);
