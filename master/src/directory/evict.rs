@@ -7,10 +7,10 @@
 
 use super::Directory;
 use super::block::{BlockId, Removed};
+use super::cell::NEVER;
 use super::entry::Place;
 use super::lineage::Aftermath;
 use super::queues::Rank;
-use super::shard::NEVER;
 use crate::clock::Millis;
 
 impl Directory {

@@ -119,7 +119,8 @@ mod tests {
             for n in 0..64_000u64 {
                 let mut digest = [0; 32];
                 digest[..8].copy_from_slice(&n.to_le_bytes());
-                counts[(seed.digest(base, &digest) >> shift) as usize % 64] += 1;
+                let bits = (seed.digest(base, &digest) >> shift) % 64;
+                counts[usize::try_from(bits).unwrap()] += 1;
             }
             assert!(
                 counts.iter().all(|n| (800..1200).contains(n)),

@@ -16,6 +16,7 @@
 //! evicted before its descendants. It comes back when its last child goes.
 
 mod block;
+mod cell;
 mod common;
 mod entry;
 mod evict;
@@ -40,6 +41,7 @@ pub use scan::{BadPage, Record};
 pub use spaces::SpacesLimit;
 
 use crate::clock::Millis;
+use cell::{Cell, Locked};
 use common::Common;
 use hash::Seed;
 use kvpool_types::KeyRef;
@@ -47,7 +49,6 @@ use kvpool_types::ids::NamespaceId;
 use lineage::Lineage;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use shard::{Cell, Locked};
 use spaces::Spaces;
 use std::sync::atomic::{AtomicU64, Ordering};
 

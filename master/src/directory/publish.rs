@@ -1,9 +1,9 @@
 //! Making blocks visible, and linking them to their parents.
 
 use super::block::{BlockId, NewBlock, Published};
+use super::cell::Locked;
 use super::common::{Prepared, Preparer};
 use super::entry::Place;
-use super::shard::Locked;
 use super::slab::NONE;
 use super::{Directory, Policy};
 use kvpool_types::ids::NamespaceId;

@@ -82,13 +82,12 @@ impl Directory {
         let mut parents: Vec<(usize, BlockId, u32)> = Vec::new();
         {
             let shard = self.lock(shard);
-            let lineage = self.common.lineage.lock();
             for slot in 0..shard.entries.high() {
                 let Some(entry) = shard.entries.get(slot) else {
                     continue;
                 };
                 if entry.lineage != NONE
-                    && let Some((parent, node)) = lineage.parent(entry.lineage)
+                    && let Some((parent, node)) = self.common.lineage.lock().parent(entry.lineage)
                 {
                     parents.push((records.len(), parent, node));
                 }

@@ -2,8 +2,8 @@
 
 use super::Directory;
 use super::block::BlockMut;
+use super::cell::Locked;
 use super::common::{Prepared, Preparer};
-use super::shard::Locked;
 use kvpool_types::KeyRef;
 use kvpool_types::ids::NamespaceId;
 

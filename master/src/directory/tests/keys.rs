@@ -355,7 +355,7 @@ fn snapshots_of_all_shards_hold_everything() {
         );
         assert_eq!(record.replicas, [replica(n)]);
         assert_eq!(record.hard_pin, n == 0);
-        assert_eq!(record.soft_pin_until, (n == 1).then(|| Millis(NOW.0 + 9)));
+        assert_eq!(record.soft_pin_until, (n == 1).then_some(Millis(NOW.0 + 9)));
     }
     // Rebuilt shard by shard: the links come when all blocks are there.
     let second = directory(Policy::Prefix);
