@@ -1,2 +1,31 @@
-//! kvstore-node
+//! kvstore-node: contributes memory segments to the pool and serves their bytes.
+//!
+//! ```text
+//!            kvmaster                          clients
+//!               │ gRPC session                    │ TCP, Unix socket
+//!        ┌──────▼──────┐  terms, fences   ┌───────▼────────┐
+//!        │ agent       ├────────────────► │ Store: Host    │
+//!        │ own thread  │ ◄────────────────┤  Fence (lock)  │
+//!        └─────────────┘  fenced tickets  │  segments      │
+//!                                         └────────────────┘
+//! ```
+//!
+//! The node decides nothing about what is kept: it owns memory, moves bytes, and keeps the promise
+//! that an extent is not reused while anything can still touch it. It knows no keys and no leases.
+//!
+//! A worker can embed it: [`Node::start`] with a [`Config`], [`Node::drain`] at the end.
+
+#![forbid(unsafe_code)]
+
+mod agent;
+mod config;
 mod fence;
+mod flags;
+mod metrics;
+mod node;
+mod segment;
+mod serve;
+
+pub use config::{Config, InvalidSetting};
+pub use flags::Flags;
+pub use node::{Node, StartError};

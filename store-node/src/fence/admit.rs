@@ -342,7 +342,7 @@ impl Fence {
         Ok(())
     }
 
-    fn check_incarnation(&self, incarnation: Incarnation) -> Result<(), Refused> {
+    pub(crate) fn check_incarnation(&self, incarnation: Incarnation) -> Result<(), Refused> {
         if incarnation != self.incarnation {
             return Err(refused(
                 Code::WrongIncarnation,

@@ -1,0 +1,107 @@
+//! Between the messages of a session and the node's own words.
+
+use super::Options;
+use crate::fence::{FenceItem, Term};
+use crate::serve::{Identity, Snapshot};
+use bytes::Bytes;
+use kvpool_proto as proto;
+use kvpool_types::{
+    ChecksumAlgorithm, ClusterId, Epoch, Extent, GrantId, GrantKey, Length, Offset, SegmentId,
+};
+use std::time::Duration;
+
+/// A welcome, read.
+pub(super) struct Welcome {
+    pub(super) cluster: ClusterId,
+    pub(super) term: Term,
+    pub(super) heartbeat_interval: Duration,
+}
+
+/// What a message of the master holds that it must not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Malformed {
+    #[error("protocol version {0} is not spoken here")]
+    Version(u32),
+    #[error("the cluster id has not 16 bytes")]
+    Cluster,
+    #[error("the grant key has not 32 bytes")]
+    Key,
+    #[error("heartbeats every 0 ms")]
+    Interval,
+    #[error("a message without an extent")]
+    Extent,
+}
+
+pub(super) fn register(
+    identity: &Identity,
+    options: &Options,
+    snapshot: &Snapshot,
+    epoch_seen: Epoch,
+) -> proto::Register {
+    let cluster = snapshot.cluster.map(ClusterId::to_bytes);
+    let segments = snapshot
+        .segments
+        .iter()
+        .map(|(size, id)| proto::OfferedSegment {
+            size_bytes: size.0,
+            id: id.map_or(0, |id| id.0),
+        });
+    proto::Register {
+        min_version: proto::MIN_VERSION,
+        max_version: proto::VERSION,
+        cluster_id: cluster.map_or_else(Bytes::new, |id| Bytes::copy_from_slice(&id)),
+        name: identity.name.0.clone(),
+        incarnation: Bytes::copy_from_slice(&snapshot.incarnation.to_bytes()),
+        data_address: options.data_address.clone(),
+        shm_path: options.shm_path.clone(),
+        host_id: Bytes::copy_from_slice(&identity.host.to_bytes()),
+        epoch_seen: epoch_seen.0,
+        segments: segments.collect(),
+        held: snapshot.held.iter().map(range).collect(),
+        checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u32,
+    }
+}
+
+pub(super) fn welcome(message: &proto::Welcome) -> Result<Welcome, Malformed> {
+    if !(proto::MIN_VERSION..=proto::VERSION).contains(&message.version) {
+        return Err(Malformed::Version(message.version));
+    }
+    if message.heartbeat_interval_ms == 0 {
+        return Err(Malformed::Interval);
+    }
+    let key = message.grant_key.as_ref().try_into();
+    Ok(Welcome {
+        cluster: ClusterId::from_slice(&message.cluster_id).ok_or(Malformed::Cluster)?,
+        term: Term {
+            epoch: Epoch(message.epoch),
+            key: GrantKey(key.map_err(|_| Malformed::Key)?),
+            segments: message.segment_ids.iter().copied().map(SegmentId).collect(),
+        },
+        heartbeat_interval: Duration::from_millis(message.heartbeat_interval_ms),
+    })
+}
+
+pub(super) fn fence_item(item: &proto::FenceItem) -> Result<FenceItem, Malformed> {
+    Ok(FenceItem {
+        ticket: item.ticket,
+        grant: (item.grant != 0).then_some(GrantId(item.grant)),
+        extent: extent(item.extent.as_ref())?,
+    })
+}
+
+pub(super) fn extent(range: Option<&proto::ExtentRange>) -> Result<Extent, Malformed> {
+    let range = range.ok_or(Malformed::Extent)?;
+    Ok(Extent {
+        segment: SegmentId(range.segment),
+        offset: Offset(range.offset),
+        length: Length(range.length),
+    })
+}
+
+fn range(extent: &Extent) -> proto::ExtentRange {
+    proto::ExtentRange {
+        segment: extent.segment.0,
+        offset: extent.offset.0,
+        length: extent.length.0,
+    }
+}

@@ -1,0 +1,189 @@
+//! The node's side of its session with a master.
+//!
+//! It runs on a thread of its own, with a runtime of its own: however busy the data port is,
+//! heartbeats leave on time and fences are heard. Whatever takes long (checking a block again) goes
+//! to another thread.
+//!
+//! ```text
+//!            ┌────────────── broken, silent, refused: back off, next master ──────────┐
+//!            ▼                                                                        │
+//!  connect ► Register ► Welcome: enter the term ► heartbeats, fences, verifications ──┤
+//!            ▲            │ IncarnationDropped: a new life                            │
+//!            └────────────┘                                      Draining ► Goodbye ► end
+//! ```
+
+mod backoff;
+mod message;
+mod session;
+
+use crate::serve::Store;
+use backoff::Backoff;
+use kvpool_types::Epoch;
+use session::{End, Session};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use tokio::sync::watch;
+
+/// How much sooner than others the agent's thread runs, where the system permits it.
+const NICE: i32 = -10;
+/// Threads that check blocks again: more would take too much from the data port.
+const VERIFIERS: usize = 2;
+
+/// What the agent needs to know.
+pub(crate) struct Options {
+    /// Where masters may be, `http://host:port` each; at least one.
+    pub(crate) masters: Vec<String>,
+    /// Where clients reach the data port.
+    pub(crate) data_address: String,
+    /// The Unix socket; empty for none.
+    pub(crate) shm_path: String,
+    /// How many data connections are open.
+    pub(crate) connections: Box<dyn Fn() -> usize + Send>,
+}
+
+/// What the node wants of its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Serving,
+    Draining,
+    Leaving,
+}
+
+/// The running agent. Dropping it ends the session without a word, as a crash would.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    phase: watch::Sender<Phase>,
+    connected: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Agent {
+    /// Starts the thread.
+    pub(crate) fn start(store: Store, options: Options) -> io::Result<Self> {
+        let (phase, phases) = watch::channel(Phase::Serving);
+        let connected = Arc::new(AtomicBool::new(false));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .thread_name("kvnode-verify")
+            .max_blocking_threads(VERIFIERS)
+            .enable_all()
+            .build()?;
+        let context = Context {
+            store,
+            options,
+            phases,
+            connected: Arc::clone(&connected),
+            epoch_seen: Epoch(0),
+        };
+        let thread = std::thread::Builder::new()
+            .name("kvnode-agent".into())
+            .spawn(move || {
+                run_sooner();
+                runtime.block_on(context.run());
+                // A verification that is still reading must not hold up the end.
+                runtime.shutdown_background();
+            })?;
+        Ok(Self {
+            phase,
+            connected,
+            thread: Some(thread),
+        })
+    }
+
+    /// Whether a master has welcomed the node and hears it.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Acquire)
+    }
+
+    /// Whether the thread still runs, as it should until [`Agent::leave`].
+    pub(crate) fn is_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|t| !t.is_finished())
+    }
+
+    /// Tells the master to place nothing here any more.
+    pub(crate) fn drain(&self) {
+        self.phase.send_replace(Phase::Draining);
+    }
+
+    /// Tells the master that this incarnation is over, and ends. Blocks, two seconds at most.
+    pub(crate) fn leave(mut self) {
+        self.phase.send_replace(Phase::Leaving);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the agent's thread panicked");
+        }
+    }
+}
+
+/// Asks for a better place in the scheduler's queue for the calling thread. Many hosts do not grant
+/// it; the thread's own runtime is what keeps it apart from the data port.
+fn run_sooner() {
+    match rustix::process::setpriority_process(None, NICE) {
+        Ok(()) => tracing::debug!(nice = NICE, "the agent's thread runs before others"),
+        Err(error) => tracing::debug!(%error, "the agent's thread has no raised priority"),
+    }
+}
+
+/// What the thread works with.
+struct Context {
+    store: Store,
+    options: Options,
+    phases: watch::Receiver<Phase>,
+    connected: Arc<AtomicBool>,
+    epoch_seen: Epoch,
+}
+
+impl Context {
+    async fn run(mut self) {
+        let mut backoff = Backoff::default();
+        let masters = self.options.masters.clone();
+        for master in masters.iter().cycle() {
+            let (end, welcomed) = Box::pin(self.attend(master)).await;
+            if welcomed {
+                backoff = Backoff::default();
+            }
+            match end {
+                End::Left => return,
+                End::NewLife { keep_cluster, why } => {
+                    tracing::warn!(
+                        master,
+                        why,
+                        "this incarnation is over: the node begins anew, empty"
+                    );
+                    if !keep_cluster {
+                        self.epoch_seen = Epoch(0);
+                    }
+                    self.store.renew(keep_cluster);
+                }
+                End::Again(why) => tracing::info!(master, why, "registering again"),
+                End::Failed(error) => tracing::warn!(master, %error, "no session with the master"),
+            }
+            let left = self.phases.wait_for(|phase| *phase == Phase::Leaving);
+            if tokio::time::timeout(backoff.next(), left).await.is_ok() {
+                // Either the node leaves, or whoever would have told is gone.
+                return;
+            }
+        }
+    }
+
+    /// One session from connecting to its end, and whether it came to a welcome.
+    async fn attend(&mut self, master: &str) -> (End, bool) {
+        let mut leaving = self.phases.clone();
+        let begun = tokio::select! {
+            begun = Session::begin(self, master) => begun,
+            _ = leaving.wait_for(|phase| *phase == Phase::Leaving) => return (End::Left, false),
+        };
+        let session = match begun {
+            Ok(session) => session,
+            Err(end) => return (end, false),
+        };
+        self.connected.store(true, Ordering::Release);
+        self.store.metrics().session_open.set(1);
+        let end = session.run(self).await;
+        self.connected.store(false, Ordering::Release);
+        self.store.metrics().session_open.set(0);
+        (end, true)
+    }
+}

@@ -1,0 +1,332 @@
+//! One session: from the registration to the end of the stream.
+
+use super::message::{self, Malformed};
+use super::{Context, Phase};
+use crate::fence::TermError;
+use kvpool_proto as proto;
+use kvpool_types::{Checksum, Code};
+use proto::master_message::Body as FromMaster;
+use proto::node_message::Body as ToMaster;
+use proto::nodes_client::NodesClient;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::Endpoint;
+
+/// How long a connection to a master may take.
+const CONNECT: Duration = Duration::from_secs(1);
+/// How long a master may take to answer a registration, which it first makes durable.
+const REGISTER: Duration = Duration::from_secs(5);
+/// How long a master has to read a goodbye.
+const GOODBYE: Duration = Duration::from_secs(1);
+/// Messages on their way to the master. More means that it does not read.
+const OUTBOX: usize = 256;
+/// Verifications that have been asked for and not answered. A master asks for few.
+const VERIFICATIONS: usize = 1024;
+/// The most tickets in one message.
+const TICKETS: usize = 4096;
+/// So many heartbeats without an answer end the session.
+const SILENT_INTERVALS: u32 = 4;
+/// A session is not ended for less silence than this.
+const LEAST_SILENCE: Duration = Duration::from_secs(1);
+
+/// Why there is no session any more.
+pub(super) enum End {
+    /// The node has left, or is to end.
+    Left,
+    /// The master knows this incarnation no more: come back as another.
+    NewLife { keep_cluster: bool, why: String },
+    /// All is well, but the master must be told anew.
+    Again(&'static str),
+    /// Anything else: try again.
+    Failed(Failure),
+}
+
+/// Why a session failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("cannot connect: {0}")]
+    Connect(#[from] tonic::transport::Error),
+    #[error("the stream broke: {0}")]
+    Broken(#[from] tonic::Status),
+    #[error("the master ended the stream")]
+    Ended,
+    #[error(
+        "no answer to the registration in {}",
+        humantime::format_duration(REGISTER)
+    )]
+    Unanswered,
+    #[error("refused: {message} ({code})")]
+    Refused { code: String, message: String },
+    #[error(transparent)]
+    Term(#[from] TermError),
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    #[error("the master answered {0} where a welcome belongs")]
+    Unexpected(&'static str),
+    #[error("heartbeats have not been answered for {}", humantime::format_duration(*.0))]
+    Silent(Duration),
+    #[error("the master is in epoch {theirs}, the session began in {ours}")]
+    TermOver { theirs: u64, ours: u64 },
+    #[error("the master does not read: {OUTBOX} messages wait")]
+    Stuck,
+}
+
+impl<E: Into<Failure>> From<E> for End {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// A welcomed session.
+pub(super) struct Session {
+    outbox: mpsc::Sender<proto::NodeMessage>,
+    inbox: Streaming<proto::MasterMessage>,
+    interval: Duration,
+    epoch: u64,
+    sequence: u64,
+    /// Extents were held that the registration could not name for want of segment numbers.
+    untold: bool,
+}
+
+impl Session {
+    /// Connects, registers, and enters the term of the master that answers.
+    pub(super) async fn begin(context: &mut Context, master: &str) -> Result<Self, End> {
+        let endpoint = Endpoint::from_shared(master.to_owned())?;
+        let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);
+        let mut client = NodesClient::new(endpoint.connect().await?)
+            .max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
+
+        let snapshot = context.store.snapshot();
+        let numbered = snapshot.segments.iter().all(|(_, id)| id.is_some());
+        let register = message::register(
+            context.store.identity(),
+            &context.options,
+            &snapshot,
+            context.epoch_seen,
+        );
+        let (outbox, outgoing) = mpsc::channel(OUTBOX);
+        // Cannot fail: the channel is empty and its other end is here.
+        let _ = outbox.try_send(envelope(ToMaster::Register(register)));
+        let answered = timeout(REGISTER, async {
+            let outgoing = ReceiverStream::new(outgoing);
+            let mut inbox = client.session(outgoing).await?.into_inner();
+            let first = inbox.message().await?;
+            Ok::<_, tonic::Status>((inbox, first.and_then(|message| message.body)))
+        });
+        let (inbox, first) = answered.await.map_err(|_| Failure::Unanswered)??;
+        let welcome = match first {
+            Some(FromMaster::Welcome(welcome)) => message::welcome(&welcome)?,
+            Some(FromMaster::Refusal(refusal)) => return Err(refused(refusal)),
+            Some(_) => return Err(Failure::Unexpected("something else").into()),
+            None => return Err(Failure::Ended.into()),
+        };
+
+        let epoch = welcome.term.epoch;
+        if epoch < context.epoch_seen {
+            let seen = context.epoch_seen;
+            return Err(TermError::Deposed {
+                offered: epoch,
+                seen,
+            }
+            .into());
+        }
+        match context.store.enter(welcome.cluster, welcome.term) {
+            Ok(()) => {}
+            Err(error @ TermError::Renumbered) => {
+                return Err(End::NewLife {
+                    keep_cluster: true,
+                    why: error.to_string(),
+                });
+            }
+            Err(error) => return Err(error.into()),
+        }
+        context.epoch_seen = epoch;
+        context.store.metrics().sessions.inc();
+        tracing::info!(
+            master,
+            cluster = %welcome.cluster,
+            %epoch,
+            incarnation = %snapshot.incarnation,
+            held = snapshot.held.len(),
+            "registered"
+        );
+        Ok(Self {
+            outbox,
+            inbox,
+            interval: welcome.heartbeat_interval,
+            epoch: epoch.0,
+            sequence: 0,
+            untold: !numbered && !context.store.snapshot().held.is_empty(),
+        })
+    }
+
+    /// Keeps the session until it ends.
+    pub(super) async fn run(mut self, context: &mut Context) -> End {
+        if self.untold {
+            return End::Again("extents are held from before, and now they can be named");
+        }
+        let failed = self.converse(context).await;
+        failed.err().unwrap_or(End::Left)
+    }
+
+    async fn converse(&mut self, context: &mut Context) -> Result<(), End> {
+        let (verified, mut verdicts) = mpsc::channel(VERIFICATIONS);
+        let mut beats = interval_at(Instant::now(), self.interval);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let patience = (self.interval * SILENT_INTERVALS).max(LEAST_SILENCE);
+        let mut heard = Instant::now();
+        let mut phase = Phase::Serving;
+        let mut phases = context.phases.clone();
+        loop {
+            // Heartbeats first: nothing that comes in, however much, makes one late.
+            tokio::select! {
+                biased;
+                due = beats.tick() => {
+                    if heard.elapsed() > patience {
+                        return Err(Failure::Silent(patience).into());
+                    }
+                    context.store.metrics().heartbeat(due.elapsed());
+                    self.heartbeat(context)?;
+                }
+                wanted = phases.wait_for(|wanted| *wanted > phase) => {
+                    // An error means that the node is gone without draining.
+                    let Ok(wanted) = wanted.map(|wanted| *wanted) else { return Ok(()) };
+                    phase = wanted;
+                    if phase == Phase::Leaving {
+                        self.goodbye().await;
+                        return Ok(());
+                    }
+                    self.send(ToMaster::Draining(proto::Draining {}))?;
+                }
+                () = context.store.fenced() => self.report_fenced(context)?,
+                Some(verdict) = verdicts.recv() => self.send(ToMaster::Verified(verdict))?,
+                message = self.inbox.message() => {
+                    let message = message.map_err(Failure::Broken)?.ok_or(Failure::Ended)?;
+                    if let Some(body) = message.body {
+                        if matches!(body, FromMaster::HeartbeatAck(_)) {
+                            heard = Instant::now();
+                        }
+                        self.hear(context, body, &verified)?;
+                    }
+                }
+            }
+        }
+    }
+
+    fn hear(
+        &self,
+        context: &Context,
+        body: FromMaster,
+        verified: &mpsc::Sender<proto::Verified>,
+    ) -> Result<(), End> {
+        match body {
+            FromMaster::HeartbeatAck(ack) if ack.epoch != self.epoch => {
+                return Err(Failure::TermOver {
+                    theirs: ack.epoch,
+                    ours: self.epoch,
+                }
+                .into());
+            }
+            FromMaster::HeartbeatAck(_) => {}
+            FromMaster::Fence(fence) => {
+                let items = fence.items.iter().map(message::fence_item);
+                let items = items.collect::<Result<Vec<_>, _>>()?;
+                context.store.fence(&items);
+            }
+            FromMaster::Verify(verify) => self.verify(context, &verify, verified)?,
+            FromMaster::Refusal(refusal) => return Err(refused(refusal)),
+            FromMaster::Welcome(_) => return Err(Failure::Unexpected("a second welcome").into()),
+        }
+        Ok(())
+    }
+
+    /// Reads the block's bytes on another thread; the verdict comes back through the channel.
+    fn verify(
+        &self,
+        context: &Context,
+        asked: &proto::Verify,
+        verified: &mpsc::Sender<proto::Verified>,
+    ) -> Result<(), End> {
+        let extent = message::extent(asked.extent.as_ref())?;
+        let (ticket, checksum) = (asked.ticket, Checksum(asked.checksum));
+        let Ok(permit) = verified.clone().try_reserve_owned() else {
+            return Err(Failure::Stuck.into());
+        };
+        let store = context.store.clone();
+        tokio::task::spawn_blocking(move || {
+            let matches = store.verify(&extent, checksum);
+            store.metrics().verified(matches);
+            if !matches {
+                tracing::warn!(%extent, %checksum, "a block's bytes are not what they were");
+            }
+            permit.send(proto::Verified { ticket, matches });
+        });
+        Ok(())
+    }
+
+    fn heartbeat(&mut self, context: &Context) -> Result<(), End> {
+        self.sequence += 1;
+        let metrics = context.store.metrics();
+        self.send(ToMaster::Heartbeat(proto::Heartbeat {
+            sequence: self.sequence,
+            held_bytes: context.store.census().held.0,
+            connections: (context.options.connections)() as u64,
+            read_bytes: metrics.read_bytes(),
+            written_bytes: metrics.written_bytes(),
+        }))
+    }
+
+    /// What is lost with a session here is asked for again by the master in the next.
+    fn report_fenced(&self, context: &Context) -> Result<(), End> {
+        let tickets = context.store.take_fenced();
+        context.store.metrics().fenced.inc_by(tickets.len() as u64);
+        for tickets in tickets.chunks(TICKETS) {
+            let tickets = tickets.to_vec();
+            self.send(ToMaster::Fenced(proto::Fenced { tickets }))?;
+        }
+        Ok(())
+    }
+
+    fn send(&self, body: ToMaster) -> Result<(), End> {
+        match self.outbox.try_send(envelope(body)) {
+            Ok(()) => Ok(()),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(Failure::Stuck.into()),
+            Err(mpsc::error::TrySendError::Closed(_)) => Err(Failure::Ended.into()),
+        }
+    }
+
+    /// Says goodbye, and stays until the master has ended the stream, so that the word is not lost
+    /// with the connection.
+    async fn goodbye(&mut self) {
+        if self.send(ToMaster::Goodbye(proto::Goodbye {})).is_err() {
+            return;
+        }
+        let ended = async { while let Ok(Some(_)) = self.inbox.message().await {} };
+        if timeout(GOODBYE, ended).await.is_err() {
+            tracing::debug!("the master has not ended the session after the goodbye");
+        }
+    }
+}
+
+fn envelope(body: ToMaster) -> proto::NodeMessage {
+    proto::NodeMessage { body: Some(body) }
+}
+
+fn refused(refusal: proto::Refusal) -> End {
+    let code = u16::try_from(refusal.code).ok().and_then(Code::from_wire);
+    match code {
+        Some(Code::IncarnationDropped | Code::WrongCluster) => End::NewLife {
+            // A pool under the same address that knows another cluster id was made anew; this
+            // node's blocks are of the one before it, which is gone.
+            keep_cluster: code == Some(Code::IncarnationDropped),
+            why: refusal.message,
+        },
+        _ => End::Failed(Failure::Refused {
+            code: code.map_or_else(|| refusal.code.to_string(), |code| code.to_string()),
+            message: refusal.message,
+        }),
+    }
+}

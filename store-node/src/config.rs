@@ -1,0 +1,315 @@
+//! What can be set on a kvstore-node, and what it is when it is not.
+
+use bytesize::ByteSize;
+use kvpool_daemon::telemetry::LogFormat;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The longest path that a Unix socket can have, in bytes, its terminating zero not counted.
+const MAX_SOCKET_PATH: usize = 107;
+/// What every segment is a multiple of, in bytes: a page.
+const PAGE: u64 = 4096;
+/// What a segment in hugepages is a multiple of, in bytes.
+const HUGEPAGE: u64 = 2 << 20;
+
+/// The settings of one kvstore-node. Every field has a flag, an environment variable
+/// (`KVSTORE_NODE_` and its name) and a place in the configuration file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where kvmasters serve gRPC, as `http://host:port`; the node keeps a session with one.
+    pub master: Vec<String>,
+    /// What the node is called, the same over its lives; empty for host name and data port.
+    pub name: String,
+    /// The sizes of the memory segments that it contributes.
+    #[serde(with = "exact_sizes")]
+    pub segment: Vec<ByteSize>,
+    /// Whether the segments are made of 2 MiB pages that the host has set aside.
+    pub hugepages: bool,
+    /// Where the data port listens, `host:port`.
+    pub listen: String,
+    /// What others are told to connect to, `host:port` or `host`; empty for the listening address.
+    pub advertise: String,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served, `host:port`.
+    pub http_listen: String,
+    /// The Unix socket by which processes of this host get the memory itself; empty for
+    /// `$XDG_RUNTIME_DIR/kvpool/NAME.sock`, or `/tmp/kvpool-UID/NAME.sock`.
+    pub shm_path: PathBuf,
+    /// Serve only TCP.
+    pub no_shm: bool,
+    /// How much of the node's memory one client may hold by writes through shared memory and by
+    /// views, as a share.
+    pub max_held_ratio: f64,
+    /// The most data connections at once.
+    pub max_connections: usize,
+    /// How long work in progress may go on after SIGTERM.
+    #[serde(with = "humantime_serde")]
+    pub drain_timeout: Duration,
+    /// Once the node serves, its addresses are written to this file as JSON.
+    pub ready_file: Option<PathBuf>,
+    /// How log lines are written.
+    pub log_format: LogFormat,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            master: vec!["http://127.0.0.1:7070".into()],
+            name: String::new(),
+            segment: Vec::new(),
+            hugepages: false,
+            listen: "127.0.0.1:7072".into(),
+            advertise: String::new(),
+            http_listen: "127.0.0.1:7073".into(),
+            shm_path: PathBuf::new(),
+            no_shm: false,
+            max_held_ratio: 0.25,
+            max_connections: 1024,
+            drain_timeout: Duration::from_secs(10),
+            ready_file: None,
+            log_format: LogFormat::default(),
+        }
+    }
+}
+
+/// Why settings cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{setting}: {problem}")]
+pub struct InvalidSetting {
+    setting: &'static str,
+    problem: String,
+}
+
+impl Config {
+    /// Checks what no single field's type can.
+    pub fn validate(&self) -> Result<(), InvalidSetting> {
+        self.check_segments()?;
+        self.check_masters()?;
+        if !self.name.is_empty() {
+            check_name(&self.name)?;
+        }
+        if !self.no_shm {
+            check_socket_path(&self.shm_path)?;
+        }
+        let ratio = self.max_held_ratio;
+        if !(ratio > 0.0 && ratio <= 1.0) {
+            return invalid(
+                "max_held_ratio",
+                format!("{ratio} is not above 0 and at most 1"),
+            );
+        }
+        if self.max_connections == 0 {
+            return invalid("max_connections", "0 would let nobody in");
+        }
+        Ok(())
+    }
+
+    fn check_segments(&self) -> Result<(), InvalidSetting> {
+        if self.segment.is_empty() {
+            return invalid(
+                "segment",
+                "a node contributes at least one segment of memory: pass for instance --segment 8GiB",
+            );
+        }
+        let (unit, what) = if self.hugepages {
+            (HUGEPAGE, "the size of a hugepage")
+        } else {
+            (PAGE, "the size of a page")
+        };
+        for size in &self.segment {
+            if size.0 == 0 || !size.0.is_multiple_of(unit) {
+                return invalid(
+                    "segment",
+                    format!(
+                        "{} bytes: a segment is a positive multiple of {unit} bytes, {what}",
+                        size.0
+                    ),
+                );
+            }
+        }
+        let total = self
+            .segment
+            .iter()
+            .try_fold(0u64, |sum, size| sum.checked_add(size.0));
+        if total.is_none() {
+            return invalid("segment", "all segments together have over 2^64 bytes");
+        }
+        Ok(())
+    }
+
+    fn check_masters(&self) -> Result<(), InvalidSetting> {
+        if self.master.is_empty() {
+            return invalid(
+                "master",
+                "a node needs at least one kvmaster to register with",
+            );
+        }
+        for master in &self.master {
+            let host = master.strip_prefix("http://");
+            let valid = host.is_some_and(|host| !host.is_empty() && !host.starts_with(':'))
+                && tonic::transport::Endpoint::from_shared(master.clone()).is_ok();
+            if !valid {
+                return invalid(
+                    "master",
+                    format!("`{master}` is no address: write http://HOST:PORT"),
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The name of a node that was given none.
+pub(crate) fn default_name(port: u16) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = match host.trim() {
+        "" => "node",
+        host => host,
+    };
+    format!("{host}-{port}")
+}
+
+/// Where the Unix socket of a node lies that was given no path.
+pub(crate) fn default_socket(name: &str) -> PathBuf {
+    let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(directory) if !directory.is_empty() => Path::new(&directory).join("kvpool"),
+        _ => PathBuf::from(format!(
+            "/tmp/kvpool-{}",
+            rustix::process::getuid().as_raw()
+        )),
+    };
+    directory.join(format!("{name}.sock"))
+}
+
+/// Names go into file names, labels and log lines.
+fn check_name(name: &str) -> Result<(), InvalidSetting> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.len() > 64 || name.starts_with('.') || !name.chars().all(fits) {
+        return invalid(
+            "name",
+            format!("`{name}`: a name has 1 to 64 letters, digits, `-`, `_` or `.`, none first"),
+        );
+    }
+    Ok(())
+}
+
+pub(crate) fn check_socket_path(path: &Path) -> Result<(), InvalidSetting> {
+    let bytes = path.as_os_str().len();
+    if bytes > MAX_SOCKET_PATH {
+        return invalid(
+            "shm_path",
+            format!(
+                "{}: the path of a socket has at most {MAX_SOCKET_PATH} bytes, this one has {bytes}",
+                path.display()
+            ),
+        );
+    }
+    Ok(())
+}
+
+fn invalid(setting: &'static str, problem: impl Into<String>) -> Result<(), InvalidSetting> {
+    let problem = problem.into();
+    Err(InvalidSetting { setting, problem })
+}
+
+/// Sizes as text that reads back as the very same number of bytes.
+mod exact_sizes {
+    use bytesize::ByteSize;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+
+    pub(super) fn serialize<S: Serializer>(
+        sizes: &[ByteSize],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(sizes.iter().map(|size| {
+            let fits = |(_, bits): &&(&str, u32)| size.0 > 0 && size.0.trailing_zeros() >= *bits;
+            match UNITS.iter().find(fits) {
+                Some((unit, bits)) => format!("{}{unit}", size.0 >> bits),
+                None => format!("{}B", size.0),
+            }
+        }))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<ByteSize>, D::Error> {
+        Vec::deserialize(deserializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Config {
+        Config {
+            segment: vec![ByteSize::mib(64), ByteSize(12_288)],
+            ..Config::default()
+        }
+    }
+
+    /// The setting that is complained of.
+    fn complaint(change: impl FnOnce(&mut Config)) -> (&'static str, String) {
+        let mut config = good();
+        change(&mut config);
+        let error = config.validate().unwrap_err();
+        (error.setting, error.to_string())
+    }
+
+    #[test]
+    fn each_bad_setting_is_named() {
+        good().validate().unwrap();
+        let (setting, text) = complaint(|c| c.segment.clear());
+        assert_eq!(setting, "segment");
+        assert!(text.contains("--segment 8GiB"), "{text}");
+        for size in [0, 1, 4097] {
+            assert_eq!(complaint(|c| c.segment.push(ByteSize(size))).0, "segment");
+        }
+        assert_eq!(complaint(|c| c.hugepages = true).0, "segment");
+        let huge = u64::MAX - 4095;
+        assert_eq!(
+            complaint(|c| c.segment = vec![ByteSize(huge); 2]).0,
+            "segment"
+        );
+        assert_eq!(complaint(|c| c.master.clear()).0, "master");
+        for master in [
+            "127.0.0.1:7070",
+            "https://h:1",
+            "http://",
+            "http://:7070",
+            "http://a b",
+        ] {
+            assert_eq!(
+                complaint(|c| c.master = vec![master.into()]).0,
+                "master",
+                "{master}"
+            );
+        }
+        for name in ["a b", "../x", ".x", "a/b"] {
+            assert_eq!(complaint(|c| c.name = name.into()).0, "name", "{name}");
+        }
+        let long = "x".repeat(108);
+        assert_eq!(complaint(|c| c.shm_path = long.into()).0, "shm_path");
+        for ratio in [0.0, -1.0, 1.1, f64::NAN] {
+            assert_eq!(complaint(|c| c.max_held_ratio = ratio).0, "max_held_ratio");
+        }
+        assert_eq!(complaint(|c| c.max_connections = 0).0, "max_connections");
+    }
+
+    #[test]
+    fn sizes_are_printed_without_loss() {
+        let text = serde_json::to_string(&good()).unwrap();
+        assert!(text.contains(r#"["64MiB","12KiB"]"#), "{text}");
+        let back: Config = serde_json::from_str(&text).unwrap();
+        assert_eq!(back.segment, good().segment);
+        let odd = Config {
+            segment: vec![ByteSize(1_234_567_891)],
+            ..good()
+        };
+        let back: Config = serde_json::from_str(&serde_json::to_string(&odd).unwrap()).unwrap();
+        assert_eq!(back.segment, odd.segment);
+    }
+}

@@ -1,0 +1,89 @@
+//! The command line of kvstore-node. What is not given comes from the environment, the file, or the
+//! defaults.
+
+use kvpool_daemon::telemetry::LogFormat;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// kvstore-node contributes memory to the pool and serves the bytes of its blocks.
+///
+/// It registers with a kvmaster, which decides what is kept where; clients read and write its memory
+/// directly, over TCP or, on the same host, through shared memory. It knows no keys.
+///
+/// Start a kvmaster first, then a node on every host that has memory to give:
+///
+///     kvstore-node --master http://HOST:7070 --segment 8GiB \
+///                  --listen 0.0.0.0:7072 --advertise THIS_HOST
+///
+/// The memory is taken and touched at start, so that a lack of it shows then. SIGTERM lets work in
+/// progress end and tells the master that the node's blocks are gone.
+///
+/// Every flag can also be set in a TOML file (--config) under the same name with underscores, or in
+/// the environment (KVSTORE_NODE_DRAIN_TIMEOUT=5s). Flags win over the environment, it over the file.
+#[derive(Debug, clap::Parser, Serialize)]
+#[command(name = "kvstore-node", version, verbatim_doc_comment)]
+pub struct Flags {
+    /// Read settings from this TOML file
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// Print the settings that would be used, as TOML, and exit
+    #[arg(long)]
+    #[serde(skip)]
+    pub print_config: bool,
+    /// Register with the kvmaster here; repeat for others to try when it is gone [default:
+    /// http://127.0.0.1:7070]
+    #[arg(long, value_name = "URL")]
+    master: Vec<String>,
+    /// Call the node this, in every life of it [default: host name and data port]
+    #[arg(long)]
+    name: Option<String>,
+    /// Contribute a segment of memory of this size, for instance 8GiB; repeat for more
+    #[arg(long, value_name = "SIZE")]
+    segment: Vec<String>,
+    /// Make segments of 2 MiB pages; the host must have set enough aside (vm.nr_hugepages)
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_false")]
+    hugepages: bool,
+    /// Serve blocks over TCP here [default: 127.0.0.1:7072]
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+    /// Tell others to connect here; needed when listening on 0.0.0.0 [default: the listening address]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    advertise: Option<String>,
+    /// Serve /metrics, /healthz and /readyz here [default: 127.0.0.1:7073]
+    #[arg(long, value_name = "HOST:PORT")]
+    http_listen: Option<String>,
+    /// Hand memory to processes of this host over this Unix socket [default:
+    /// $XDG_RUNTIME_DIR/kvpool/NAME.sock, else /tmp/kvpool-UID/NAME.sock]
+    #[arg(long, value_name = "PATH", conflicts_with = "no_shm")]
+    shm_path: Option<PathBuf>,
+    /// Serve only TCP, no shared memory
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_false")]
+    no_shm: bool,
+    /// Let one client hold at most this share of the memory by shared-memory writes and views
+    /// [default: 0.25]
+    #[arg(long, value_name = "SHARE")]
+    max_held_ratio: Option<f64>,
+    /// Serve at most so many data connections at once [default: 1024]
+    #[arg(long, value_name = "N")]
+    max_connections: Option<usize>,
+    /// Let work in progress go on for this long after SIGTERM [default: 10s]
+    #[arg(long, value_name = "TIME")]
+    drain_timeout: Option<String>,
+    /// Write the addresses to this file, as JSON, once the node serves
+    #[arg(long, value_name = "FILE")]
+    ready_file: Option<PathBuf>,
+    /// Write log lines like this [default: text]
+    #[arg(long, value_enum)]
+    log_format: Option<LogFormat>,
+}
+
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes fields by reference"
+)]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
+}

@@ -1,0 +1,190 @@
+//! What the node counts. One registry, owned; every name begins with `kvpool_node_`.
+//!
+//! | metric | labels | meaning |
+//! |---|---|---|
+//! | `kvpool_node_read_bytes_total` | | bytes of blocks served |
+//! | `kvpool_node_written_bytes_total` | | bytes of blocks taken |
+//! | `kvpool_node_refused_total` | `code` | requests refused, by stable code |
+//! | `kvpool_node_sessions_total` | | welcomes by a master |
+//! | `kvpool_node_session_open` | | 1 while a master hears this node, else 0 |
+//! | `kvpool_node_epoch` | | the present epoch |
+//! | `kvpool_node_heartbeats_total` | | heartbeats sent |
+//! | `kvpool_node_heartbeat_lateness_seconds` | | how late the last heartbeat left |
+//! | `kvpool_node_fenced_total` | | fence tickets reported |
+//! | `kvpool_node_verified_total` | `outcome` | blocks checked again: `match` or `mismatch` |
+//! | `kvpool_node_segment_bytes` | | memory contributed |
+//! | `kvpool_node_receives`, `_holds`, `_pins` | | touches in progress |
+//! | `kvpool_node_held_bytes` | | bytes of announced writes and views |
+//! | `kvpool_node_fence_waiting` | | tickets that wait for a touch to end |
+//! | `kvpool_node_extents` | | written extents |
+//! | `kvpool_node_floors` | | ranges kept to refuse closed grants |
+
+use crate::fence::Census;
+use crate::serve::Store;
+use kvpool_types::{Code, Length};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use std::time::Duration;
+
+/// The counters that code increments where things happen.
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    read_bytes: IntCounter,
+    written_bytes: IntCounter,
+    refused: IntCounterVec,
+    verified: IntCounterVec,
+    lateness: Gauge,
+    pub(crate) sessions: IntCounter,
+    pub(crate) session_open: IntGauge,
+    pub(crate) heartbeats: IntCounter,
+    pub(crate) fenced: IntCounter,
+    segment_bytes: IntGauge,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new_custom(Some("kvpool_node".into()), None)?;
+        let metrics = Self {
+            read_bytes: IntCounter::new("read_bytes_total", "Bytes of blocks served.")?,
+            written_bytes: IntCounter::new("written_bytes_total", "Bytes of blocks taken.")?,
+            refused: IntCounterVec::new(
+                Opts::new("refused_total", "Requests refused, by stable code."),
+                &["code"],
+            )?,
+            verified: IntCounterVec::new(
+                Opts::new("verified_total", "Blocks checked again for a master."),
+                &["outcome"],
+            )?,
+            lateness: Gauge::new(
+                "heartbeat_lateness_seconds",
+                "How late the last heartbeat left.",
+            )?,
+            sessions: IntCounter::new("sessions_total", "Welcomes by a master.")?,
+            session_open: IntGauge::new("session_open", "Whether a master hears this node.")?,
+            heartbeats: IntCounter::new("heartbeats_total", "Heartbeats sent.")?,
+            fenced: IntCounter::new("fenced_total", "Fence tickets reported.")?,
+            segment_bytes: IntGauge::new("segment_bytes", "Memory contributed.")?,
+            registry,
+        };
+        let collectors: [Box<dyn Collector>; 10] = [
+            Box::new(metrics.read_bytes.clone()),
+            Box::new(metrics.written_bytes.clone()),
+            Box::new(metrics.refused.clone()),
+            Box::new(metrics.verified.clone()),
+            Box::new(metrics.lateness.clone()),
+            Box::new(metrics.sessions.clone()),
+            Box::new(metrics.session_open.clone()),
+            Box::new(metrics.heartbeats.clone()),
+            Box::new(metrics.fenced.clone()),
+            Box::new(metrics.segment_bytes.clone()),
+        ];
+        for collector in collectors {
+            metrics.registry.register(collector)?;
+        }
+        Ok(metrics)
+    }
+
+    /// Adds what is read from the store at every scrape.
+    pub(crate) fn watch(
+        &self,
+        store: &Store,
+        contributed: Length,
+    ) -> Result<(), prometheus::Error> {
+        self.segment_bytes.set(gauge(contributed.0));
+        self.registry.register(Box::new(Watch::new(store.clone())?))
+    }
+
+    pub(crate) fn registry(&self) -> Registry {
+        self.registry.clone()
+    }
+
+    pub(crate) fn moved(&self, read: Length, written: Length) {
+        self.read_bytes.inc_by(read.0);
+        self.written_bytes.inc_by(written.0);
+    }
+
+    pub(crate) fn read_bytes(&self) -> u64 {
+        self.read_bytes.get()
+    }
+
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.written_bytes.get()
+    }
+
+    pub(crate) fn refused(&self, code: Code) {
+        self.refused.with_label_values(&[code.label()]).inc();
+    }
+
+    pub(crate) fn verified(&self, matches: bool) {
+        let outcome = if matches { "match" } else { "mismatch" };
+        self.verified.with_label_values(&[outcome]).inc();
+    }
+
+    pub(crate) fn heartbeat(&self, late: Duration) {
+        self.heartbeats.inc();
+        self.lateness.set(late.as_secs_f64());
+    }
+}
+
+type Reading = fn(&Census) -> u64;
+
+const READINGS: [(&str, &str, Reading); 7] = [
+    ("receives", "Receives over TCP in progress.", |c| c.receives),
+    ("holds", "Announced shared-memory writes.", |c| c.holds),
+    ("pins", "Pins of views.", |c| c.pins),
+    ("held_bytes", "Bytes of announced writes and views.", |c| {
+        c.held.0
+    }),
+    ("fence_waiting", "Fence tickets that wait.", |c| c.tickets),
+    ("extents", "Written extents.", |c| c.records),
+    ("floors", "Ranges kept to refuse closed grants.", |c| {
+        c.floors
+    }),
+];
+
+/// Gauges that are read from the store when they are asked for.
+struct Watch {
+    store: Store,
+    epoch: IntGauge,
+    gauges: Vec<(IntGauge, Reading)>,
+}
+
+impl Watch {
+    fn new(store: Store) -> Result<Self, prometheus::Error> {
+        let gauges = READINGS
+            .into_iter()
+            .map(|(name, help, reading)| Ok((IntGauge::new(name, help)?, reading)))
+            .collect::<Result<_, prometheus::Error>>()?;
+        Ok(Self {
+            store,
+            epoch: IntGauge::new("epoch", "The present epoch.")?,
+            gauges,
+        })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &IntGauge> {
+        std::iter::once(&self.epoch).chain(self.gauges.iter().map(|(gauge, _)| gauge))
+    }
+}
+
+impl Collector for Watch {
+    fn desc(&self) -> Vec<&Desc> {
+        self.all().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let census = self.store.census();
+        let epoch = kvpool_transport::host::Host::epoch(&self.store);
+        self.epoch.set(gauge(epoch.0));
+        for (to, reading) in &self.gauges {
+            to.set(gauge(reading(&census)));
+        }
+        self.all().flat_map(Collector::collect).collect()
+    }
+}
+
+fn gauge(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,394 @@
+//! A running store node: its parts put together, and taken apart again in order.
+
+use crate::agent::{Agent, Options};
+use crate::config::{self, Config, InvalidSetting};
+use crate::fence::Limits;
+use crate::metrics::Metrics;
+use crate::segment::{Dram, Segment};
+use crate::serve::{Identity, Store};
+use bytesize::ByteSize;
+use kvpool_daemon::advertise::{self, AdvertiseError};
+use kvpool_daemon::{BindError, Health, bind, probe, warn_if_exposed};
+use kvpool_transport::{shm, tcp};
+use kvpool_types::{HostId, Length, NodeName};
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// How often a drain looks whether work is still in progress.
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+/// How long connections may finish their last answers once the node has left the pool.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// Why a node cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A setting cannot be used.
+    #[error(transparent)]
+    Setting(#[from] InvalidSetting),
+    /// There is no memory for a segment.
+    #[error("segment {index} of {size}: {source}")]
+    Segment {
+        /// Which of the configured segments, from 0 on.
+        index: usize,
+        /// Its size.
+        size: ByteSize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A port cannot be listened on.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// There is no address to tell clients.
+    #[error(transparent)]
+    Advertise(#[from] AdvertiseError),
+    /// The Unix socket cannot be served.
+    #[error("the Unix socket {}: {source}; choose another with --shm-path, or pass --no-shm", path.display())]
+    Socket {
+        /// Where it was to be.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The machine's boot id, by which clients know that they share memory with the node, is missing.
+    #[error("/proc/sys/kernel/random/boot_id: {0}")]
+    HostId(io::Error),
+    /// A file or a thread that the node needs cannot be had.
+    #[error("{what}: {source}")]
+    System {
+        /// What for.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Two metrics have one name.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
+    move |source| StartError::System { what, source }
+}
+
+/// A running node. Dropping it ends it as a crash would; [`Node::drain`] ends it in order.
+#[derive(Debug)]
+pub struct Node {
+    store: Store,
+    agent: Arc<parking_lot::RwLock<Option<Agent>>>,
+    tcp: Arc<tcp::ServerHandle>,
+    shm: Option<shm::ServerHandle>,
+    http: SocketAddr,
+    stop_http: watch::Sender<bool>,
+    http_task: JoinHandle<io::Result<()>>,
+    drain_timeout: Duration,
+}
+
+impl Node {
+    /// Takes the memory, starts to serve, and keeps a session with a master from then on. Does not
+    /// wait for a welcome: see [`Node::is_ready`].
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        config.validate()?;
+        let data = bind(&config.listen, "the data port").await?;
+        let http = bind(&config.http_listen, "the HTTP port").await?;
+        let data_address = data.local_addr().map_err(system("the data port"))?;
+        let http_address = http.local_addr().map_err(system("the HTTP port"))?;
+        let given = (!config.advertise.is_empty()).then_some(config.advertise.as_str());
+        let advertised = advertise::decide(given, data_address)?;
+        warn_if_exposed(data_address, false);
+
+        let name = match config.name.as_str() {
+            "" => config::default_name(data_address.port()),
+            name => name.to_owned(),
+        };
+        let identity = Identity {
+            name: NodeName(name.clone()),
+            host: host_id().map_err(StartError::HostId)?,
+        };
+        let segments = allocate(&config).await?;
+        let total: u64 = segments.iter().map(|segment| segment.size().0).sum();
+        let metrics = Metrics::new()?;
+        let limits = Limits {
+            held_per_client: share(Length(total), config.max_held_ratio),
+        };
+        let store = Store::new(identity, segments, limits, metrics.clone());
+        metrics.watch(&store, Length(total))?;
+
+        let host = Arc::new(store.clone());
+        let tcp = serve_tcp(data, host.clone(), &config).map_err(system("the data port"))?;
+        let tcp = Arc::new(tcp);
+        let shm = match config.no_shm {
+            true => None,
+            false => Some(serve_shm(host, &name, &config)?),
+        };
+        let agent = Agent::start(
+            store.clone(),
+            Options {
+                masters: config.master.clone(),
+                data_address: advertised.address.clone(),
+                shm_path: shm
+                    .as_ref()
+                    .map_or_else(String::new, |shm| shm.path().to_string_lossy().into_owned()),
+                connections: {
+                    let tcp = Arc::clone(&tcp);
+                    Box::new(move || tcp.connections())
+                },
+            },
+        )
+        .map_err(system("the agent's thread"))?;
+        let agent = Arc::new(parking_lot::RwLock::new(Some(agent)));
+
+        let (stop_http, mut stopped) = watch::channel(false);
+        let probes = Arc::new(Probes {
+            store: store.clone(),
+            agent: Arc::clone(&agent),
+        });
+        let http_task = tokio::spawn(probe::serve(
+            http,
+            probe::router(metrics.registry(), probes),
+            async move {
+                // An error means that the node is gone, which is the same.
+                let _ = stopped.wait_for(|stopped| *stopped).await;
+            },
+        ));
+        let node = Self {
+            store,
+            agent,
+            tcp,
+            shm,
+            http: http_address,
+            stop_http,
+            http_task,
+            drain_timeout: config.drain_timeout,
+        };
+        if let Some(file) = &config.ready_file {
+            node.write_ready_file(file)
+                .map_err(system("the ready file"))?;
+        }
+        tracing::info!(
+            node = name,
+            data = %data_address,
+            advertised = %advertised,
+            shm = node.shm_path().map(|path| path.display().to_string()),
+            http = %http_address,
+            memory = %ByteSize(total),
+            "kvstore-node serves"
+        );
+        Ok(node)
+    }
+
+    /// The node's name.
+    pub fn name(&self) -> &NodeName {
+        &self.store.identity().name
+    }
+
+    /// Where the data port listens.
+    pub fn data_address(&self) -> SocketAddr {
+        self.tcp.local_addr()
+    }
+
+    /// Where HTTP is served.
+    pub fn http_address(&self) -> SocketAddr {
+        self.http
+    }
+
+    /// Where the Unix socket is, if there is one.
+    pub fn shm_path(&self) -> Option<&Path> {
+        self.shm.as_ref().map(shm::ServerHandle::path)
+    }
+
+    /// Whether a master has welcomed the node and hears it.
+    pub fn is_ready(&self) -> bool {
+        self.agent.read().as_ref().is_some_and(Agent::is_connected)
+    }
+
+    /// Ends in order: the master places nothing here any more, new writes and views are refused,
+    /// what is in progress may end until the configured timeout, and then the node takes its leave.
+    /// True when nothing had to be cut off.
+    pub async fn drain(mut self) -> bool {
+        let deadline = Instant::now() + self.drain_timeout;
+        if let Some(agent) = self.agent.read().as_ref() {
+            agent.drain();
+        }
+        self.store.drain();
+        let idle = self.wait_until_idle(deadline).await;
+
+        let agent = self.agent.write().take();
+        let (tcp, shm) = (Arc::clone(&self.tcp), self.shm.take());
+        let ended = tokio::task::spawn_blocking(move || {
+            if let Some(agent) = agent {
+                agent.leave();
+            }
+            let deadline = Instant::now() + LAST_ANSWERS;
+            let shm_ended = shm.is_none_or(|shm| shm.drain(deadline));
+            tcp.drain(deadline) && shm_ended
+        });
+        let ended = ended.await.unwrap_or(false);
+        self.stop_http.send_replace(true);
+        match (&mut self.http_task).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the HTTP port failed"),
+            Err(error) => tracing::error!(%error, "the HTTP port's task failed"),
+        }
+        tracing::info!(cut_off = !(idle && ended), "kvstore-node stopped");
+        idle && ended
+    }
+
+    async fn wait_until_idle(&self, deadline: Instant) -> bool {
+        loop {
+            let census = self.store.census();
+            if census.receives + census.holds + census.pins == 0 {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                tracing::warn!(
+                    receives = census.receives,
+                    holds = census.holds,
+                    pins = census.pins,
+                    "work in progress is cut off"
+                );
+                return false;
+            }
+            tokio::time::sleep(DRAIN_POLL).await;
+        }
+    }
+
+    /// Writes the addresses in one step, so that whoever waits for the file never reads half of it.
+    fn write_ready_file(&self, file: &Path) -> io::Result<()> {
+        let text = serde_json::json!({
+            "listen": self.data_address().to_string(),
+            "http": self.http.to_string(),
+            "shm": self.shm_path(),
+        });
+        let partial = file.with_extension("partial");
+        std::fs::write(&partial, text.to_string())?;
+        std::fs::rename(&partial, file)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.agent.write().take();
+        self.http_task.abort();
+    }
+}
+
+/// What the probes know of the node.
+struct Probes {
+    store: Store,
+    agent: Arc<parking_lot::RwLock<Option<Agent>>>,
+}
+
+impl Health for Probes {
+    fn healthy(&self) -> Result<(), String> {
+        match &*self.agent.read() {
+            Some(agent) if !agent.is_alive() => Err("the agent's thread has ended".into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        if self.store.is_draining() {
+            return Err("the node is draining".into());
+        }
+        match &*self.agent.read() {
+            Some(agent) if agent.is_connected() => Ok(()),
+            _ => Err("no master has welcomed the node".into()),
+        }
+    }
+}
+
+async fn allocate(config: &Config) -> Result<Vec<Box<dyn Segment>>, StartError> {
+    let mut segments: Vec<Box<dyn Segment>> = Vec::with_capacity(config.segment.len());
+    for (index, &size) in config.segment.iter().enumerate() {
+        let hugepages = config.hugepages;
+        let allocated = tokio::task::spawn_blocking(move || {
+            Dram::allocate(
+                Length(size.0),
+                hugepages,
+                &format!("kvpool-segment-{index}"),
+            )
+        });
+        let allocated = allocated
+            .await
+            .unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        let segment = allocated.map_err(|source| StartError::Segment {
+            index,
+            size,
+            source,
+        })?;
+        segments.push(Box::new(segment));
+    }
+    Ok(segments)
+}
+
+fn serve_tcp(
+    listener: tokio::net::TcpListener,
+    host: Arc<Store>,
+    config: &Config,
+) -> io::Result<tcp::ServerHandle> {
+    let listener = listener.into_std()?;
+    listener.set_nonblocking(false)?;
+    let options = tcp::ServerOptions {
+        max_connections: config.max_connections,
+        ..tcp::ServerOptions::default()
+    };
+    tcp::Server::start(listener, host, options)
+}
+
+fn serve_shm(
+    host: Arc<Store>,
+    name: &str,
+    config: &Config,
+) -> Result<shm::ServerHandle, StartError> {
+    let path = if config.shm_path.as_os_str().is_empty() {
+        config::default_socket(name)
+    } else {
+        config.shm_path.clone()
+    };
+    config::check_socket_path(&path)?;
+    let options = shm::ServerOptions {
+        max_connections: config.max_connections,
+        ..shm::ServerOptions::default()
+    };
+    let served = make_private_directory(&path)
+        // Clients find the socket by this path from wherever they run.
+        .and_then(|()| std::path::absolute(&path))
+        .and_then(|path| shm::Server::start(&path, host, options));
+    served.map_err(|source| StartError::Socket { path, source })
+}
+
+/// Makes the socket's directory, if there is none, for this user alone.
+fn make_private_directory(socket: &Path) -> io::Result<()> {
+    match socket.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() => std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory),
+        _ => Ok(()),
+    }
+}
+
+/// The machine's boot id, as a number.
+fn host_id() -> io::Result<HostId> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let hex: String = text.trim().split('-').collect();
+    u128::from_str_radix(&hex, 16)
+        .map(HostId)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+fn share(total: Length, ratio: f64) -> Length {
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a share between 0 and 1 of a size: to some bytes more or less"
+    )]
+    Length((total.0 as f64 * ratio) as u64)
+}

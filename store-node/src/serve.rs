@@ -1,0 +1,420 @@
+//! The node as its transports see it: every request is judged by the [`Fence`], and what is let in
+//! gets its part of a segment.
+
+use crate::fence::{
+    Aborts, Census, Fence, FenceItem, Limits, PeerKey, Range, Span, Term, TermError,
+};
+use crate::metrics::Metrics;
+use crate::segment::Segment;
+use kvpool_transport::Slice;
+use kvpool_transport::checksum::sum_shared;
+use kvpool_transport::host::{Abort, Admission, Host, Peer, Refused, WriteGuard};
+use kvpool_types::wire::data::{Hello, HelloReply, ReadItem};
+use kvpool_types::wire::frame;
+use kvpool_types::{
+    Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantId, HostId,
+    Incarnation, Length, NodeName, Offset, SegmentId,
+};
+use parking_lot::RwLock;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use tokio::sync::Notify;
+
+const ALGORITHM: ChecksumAlgorithm = ChecksumAlgorithm::Crc64Nvme;
+
+/// Who the node is, in all its lives.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    /// Its name.
+    pub(crate) name: NodeName,
+    /// The machine that it runs on.
+    pub(crate) host: HostId,
+}
+
+/// What a node says of itself when it registers.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) cluster: Option<ClusterId>,
+    pub(crate) incarnation: Incarnation,
+    /// Each segment's size, and its number once a master has given it one.
+    pub(crate) segments: Vec<(Length, Option<SegmentId>)>,
+    pub(crate) held: Vec<Extent>,
+}
+
+/// A cheap handle on the state that all connections and the agent share.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    identity: Identity,
+    segments: Vec<Box<dyn Segment>>,
+    fence: RwLock<Fence>,
+    cluster: RwLock<Option<ClusterId>>,
+    fenced: Notify,
+    metrics: Metrics,
+}
+
+impl Store {
+    pub(crate) fn new(
+        identity: Identity,
+        segments: Vec<Box<dyn Segment>>,
+        limits: Limits,
+        metrics: Metrics,
+    ) -> Self {
+        let sizes: Vec<Length> = segments.iter().map(|segment| segment.size()).collect();
+        Self {
+            shared: Arc::new(Shared {
+                identity,
+                segments,
+                fence: RwLock::new(Fence::new(Incarnation(rand::random()), &sizes, limits)),
+                cluster: RwLock::new(None),
+                fenced: Notify::new(),
+                metrics,
+            }),
+        }
+    }
+
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.shared.identity
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    pub(crate) fn census(&self) -> Census {
+        self.shared.fence.read().census()
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let cluster = *self.shared.cluster.read();
+        let fence = self.shared.fence.read();
+        let mut ids = fence.segment_ids().iter().copied();
+        let sizes = self.shared.segments.iter().map(|segment| segment.size());
+        Snapshot {
+            cluster,
+            incarnation: fence.incarnation(),
+            segments: sizes.map(|size| (size, ids.next())).collect(),
+            held: fence.held(),
+        }
+    }
+
+    /// Enters the term of the master that welcomed the node.
+    pub(crate) fn enter(&self, cluster: ClusterId, term: Term) -> Result<(), TermError> {
+        let aborts = self.change(|fence| fence.enter(term))?;
+        abort_all(aborts);
+        *self.shared.cluster.write() = Some(cluster);
+        Ok(())
+    }
+
+    /// Begins a new life: the old one's blocks are forgotten and its grants closed.
+    pub(crate) fn renew(&self, keep_cluster: bool) {
+        let incarnation = Incarnation(rand::random());
+        abort_all(self.change(|fence| fence.renew(incarnation)));
+        if !keep_cluster {
+            *self.shared.cluster.write() = None;
+        }
+    }
+
+    /// Closes grants; the tickets come out of [`Store::take_fenced`].
+    pub(crate) fn fence(&self, items: &[FenceItem]) {
+        abort_all(self.change(|fence| fence.fence(items)));
+    }
+
+    /// The tickets fenced since the last call.
+    pub(crate) fn take_fenced(&self) -> Vec<u64> {
+        self.shared.fence.write().take_fenced()
+    }
+
+    /// Ends when there may be fenced tickets to take.
+    pub(crate) async fn fenced(&self) {
+        self.shared.fenced.notified().await;
+    }
+
+    /// Refuses new writes and views from now on.
+    pub(crate) fn drain(&self) {
+        self.shared.fence.write().drain();
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.shared.fence.read().is_draining()
+    }
+
+    /// Whether a written extent's bytes have this checksum. Reads all of them: not for the agent's
+    /// own thread.
+    pub(crate) fn verify(&self, extent: &Extent, checksum: Checksum) -> bool {
+        let whole = ReadItem {
+            extent: *extent,
+            from: Offset(0),
+            length: extent.length,
+        };
+        let span = {
+            let fence = self.shared.fence.read();
+            fence.read(fence.epoch(), fence.incarnation(), &whole)
+        };
+        let memory = span.and_then(|span| self.memory(span));
+        memory.is_ok_and(|memory| sum_shared(&memory).whole == checksum)
+    }
+
+    /// Changes the fence, and wakes the agent when tickets were fenced by it.
+    fn change<T>(&self, change: impl FnOnce(&mut Fence) -> T) -> T {
+        let (outcome, fenced) = {
+            let mut fence = self.shared.fence.write();
+            let outcome = change(&mut fence);
+            (outcome, fence.has_fenced())
+        };
+        if fenced {
+            self.shared.fenced.notify_one();
+        }
+        outcome
+    }
+
+    fn memory(&self, span: Span) -> Result<Slice, Refused> {
+        let Range { start, .. } = span.range;
+        let segment = self.shared.segments.get(span.segment.0);
+        segment
+            .and_then(|segment| segment.memory(start, span.range.length()))
+            .ok_or_else(|| Refused {
+                code: Code::Internal,
+                message: format!("{span:?} is not in memory"),
+            })
+    }
+
+    fn refuse(&self, refused: Refused) -> Refused {
+        self.shared.metrics.refused(refused.code);
+        tracing::debug!(code = %refused.code, refused.message, "refused");
+        refused
+    }
+
+    /// Counts an outcome and gives its code.
+    fn answer(&self, outcome: Result<(), Refused>) -> Code {
+        match outcome {
+            Ok(()) => Code::Ok,
+            Err(refused) => self.refuse(refused).code,
+        }
+    }
+
+    /// A frame of a process may be read after its death was noticed: what it asked for would then be
+    /// kept for ever. Whoever dies after this look is noticed after it, too.
+    fn sweep_if_dead(&self, peer: &Peer) {
+        let mut poll = [PollFd::new(&peer.process, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        if matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(ready) if ready > 0) {
+            self.peer_gone(peer);
+        }
+    }
+}
+
+fn abort_all(aborts: Aborts) {
+    for abort in aborts {
+        abort.abort();
+    }
+}
+
+impl Host for Store {
+    fn hello(&self, hello: &Hello) -> Result<HelloReply, Refused> {
+        let refuse = |code, message: String| Err(self.refuse(Refused { code, message }));
+        if hello.min_version > frame::VERSION || hello.max_version < frame::MIN_VERSION {
+            return refuse(
+                Code::VersionMismatch,
+                format!(
+                    "the client speaks versions {} to {}, this node {} to {}",
+                    hello.min_version,
+                    hello.max_version,
+                    frame::MIN_VERSION,
+                    frame::VERSION
+                ),
+            );
+        }
+        if hello.checksum_algorithm != ALGORITHM as u8 {
+            return refuse(
+                Code::VersionMismatch,
+                format!(
+                    "the client uses checksum algorithm {}, this node {}",
+                    hello.checksum_algorithm, ALGORITHM as u8
+                ),
+            );
+        }
+        let Some(cluster) = *self.shared.cluster.read() else {
+            return refuse(
+                Code::StaleEpoch,
+                "no master has welcomed this node yet".into(),
+            );
+        };
+        if hello.cluster != cluster {
+            return refuse(
+                Code::WrongCluster,
+                format!("cluster {} is meant, this is {cluster}", hello.cluster),
+            );
+        }
+        let incarnation = self.shared.fence.read().incarnation();
+        if hello.incarnation != Incarnation(0) && hello.incarnation != incarnation {
+            return refuse(
+                Code::WrongIncarnation,
+                format!("{} is meant, this is {incarnation}", hello.incarnation),
+            );
+        }
+        Ok(HelloReply {
+            version: hello.max_version.min(frame::VERSION),
+            cluster,
+            node: self.shared.identity.name.clone(),
+            incarnation,
+            host: self.shared.identity.host,
+            checksum_algorithm: ALGORITHM as u8,
+        })
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.shared.fence.read().epoch()
+    }
+
+    fn admit_read(
+        &self,
+        epoch: Epoch,
+        incarnation: Incarnation,
+        item: &ReadItem,
+    ) -> Result<Slice, Refused> {
+        let span = self.shared.fence.read().read(epoch, incarnation, item);
+        span.and_then(|span| self.memory(span))
+            .map_err(|refused| self.refuse(refused))
+    }
+
+    fn admit_write(
+        &self,
+        incarnation: Incarnation,
+        grant: &Grant,
+        abort: Arc<dyn Abort>,
+    ) -> Admission {
+        let proven = self.shared.fence.read().prove(incarnation, grant);
+        let admitted = proven.and_then(|proven| {
+            let target = self.memory(self.shared.fence.read().locate(&grant.extent)?)?;
+            let span = self.change(|fence| fence.begin_receive(&proven, abort))?;
+            Ok((span, target))
+        });
+        match admitted {
+            Ok((span, target)) => Admission::Write(Box::new(Receive {
+                store: self.clone(),
+                span: Some(span),
+                target,
+            })),
+            Err(refused) => Admission::Refuse(self.refuse(refused)),
+        }
+    }
+
+    fn sums(
+        &self,
+        epoch: Epoch,
+        incarnation: Incarnation,
+        extent: &Extent,
+    ) -> Result<Vec<Checksum>, Refused> {
+        let sums = self.shared.fence.read().sums(epoch, incarnation, extent);
+        sums.map_err(|refused| self.refuse(refused))
+    }
+
+    fn map(
+        &self,
+        incarnation: Incarnation,
+        segment: SegmentId,
+        writable: bool,
+    ) -> Result<(OwnedFd, Length), Refused> {
+        let index = {
+            let fence = self.shared.fence.read();
+            fence
+                .check_incarnation(incarnation)
+                .and_then(|()| fence.segment(segment))
+        };
+        let index = index.map_err(|refused| self.refuse(refused))?;
+        let shared = self.shared.segments.get(index.0).map(|segment| {
+            let fd = segment.share(writable);
+            fd.map(|fd| (fd, segment.size()))
+        });
+        match shared {
+            Some(Ok(shared)) => Ok(shared),
+            Some(Err(error)) => Err(self.refuse(Refused {
+                code: Code::Internal,
+                message: format!("segment {segment} cannot be shared: {error}"),
+            })),
+            None => Err(self.refuse(Refused {
+                code: Code::OutOfRange,
+                message: format!("segment {segment} is not one of this node's"),
+            })),
+        }
+    }
+
+    fn begin_shm_write(&self, peer: &Peer, incarnation: Incarnation, grant: &Grant) -> Code {
+        let proven = self.shared.fence.read().prove(incarnation, grant);
+        let outcome =
+            proven.and_then(|proven| self.change(|fence| fence.begin_hold(peer.into(), &proven)));
+        if outcome.is_ok() {
+            self.sweep_if_dead(peer);
+        }
+        self.answer(outcome)
+    }
+
+    fn end_shm_write(&self, peer: &Peer, grant: GrantId, sums: Vec<Checksum>) -> Code {
+        self.change(|fence| fence.end_hold(peer.into(), grant, sums))
+    }
+
+    fn pin(&self, peer: &Peer, epoch: Epoch, incarnation: Incarnation, extent: &Extent) -> Code {
+        let outcome = self.change(|fence| fence.pin(peer.into(), epoch, incarnation, extent));
+        if outcome.is_ok() {
+            self.sweep_if_dead(peer);
+        }
+        self.answer(outcome)
+    }
+
+    fn unpin(&self, peer: &Peer, extent: &Extent) -> Code {
+        self.change(|fence| fence.unpin(peer.into(), extent))
+    }
+
+    fn peer_gone(&self, peer: &Peer) {
+        let key = PeerKey::from(peer);
+        tracing::debug!(peer = %key, "gone, and what it held is free");
+        self.change(|fence| fence.peer_gone(key));
+    }
+
+    fn count(&self, read: Length, written: Length) {
+        self.shared.metrics.moved(read, written);
+    }
+}
+
+/// A receive in progress. The fence waits for it, so that it ends, come what may, with the guard.
+struct Receive {
+    store: Store,
+    span: Option<Span>,
+    target: Slice,
+}
+
+impl Receive {
+    fn end(&mut self, sums: Option<Vec<Checksum>>) -> Code {
+        match self.span.take() {
+            Some(span) => self.store.change(|fence| fence.end_receive(span, sums)),
+            None => Code::GrantEnded,
+        }
+    }
+}
+
+impl WriteGuard for Receive {
+    fn target(&self) -> &Slice {
+        &self.target
+    }
+
+    fn finish(mut self: Box<Self>, sums: Vec<Checksum>) -> Code {
+        self.end(Some(sums))
+    }
+}
+
+impl Drop for Receive {
+    fn drop(&mut self) {
+        if self.span.is_some() {
+            self.end(None);
+        }
+    }
+}
