@@ -16,6 +16,10 @@ use std::sync::Arc;
 
 type Outcome<T> = Result<T, TransferError>;
 
+/// Resolves to one outcome an item, in order, once the last item has ended.
+pub(crate) type Outcomes<T> = oneshot::Receiver<Vec<Outcome<T>>>;
+
+/// The items of one batch. Shared by those who end them.
 pub(crate) struct Batch<T>(Mutex<State<T>>);
 
 struct State<T> {
@@ -34,7 +38,7 @@ enum Item<T> {
 
 impl<T> Batch<T> {
     /// A batch of `count` items, and what its outcomes come out of.
-    pub(crate) fn new(count: usize) -> (Arc<Self>, oneshot::Receiver<Vec<Outcome<T>>>) {
+    pub(crate) fn new(count: usize) -> (Arc<Self>, Outcomes<T>) {
         let (done, outcomes) = oneshot::channel();
         let batch = Self(Mutex::new(State {
             items: (0..count).map(|_| Item::Waiting).collect(),

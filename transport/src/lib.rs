@@ -1,7 +1,7 @@
 //! Memory regions, and the ways to move bytes between them.
 //!
 //! Clients open a [`Link`] to a node; nodes serve a [`Host`](host::Host). What lies between is [`tcp`]
-//! or shared memory. Nothing here knows keys, leases or the master.
+//! or [`shm`]. Nothing here knows keys, leases or the master.
 
 mod batch;
 pub mod checksum;
@@ -11,7 +11,9 @@ pub mod host;
 pub mod link;
 pub mod memory;
 mod service;
+pub mod shm;
 mod socket;
+mod split;
 pub mod tcp;
 mod timer;
 

@@ -2,10 +2,10 @@
 
 use super::exchange::{Exchange, Outcomes, Work};
 use super::lane::{Lane, open};
-use super::split::{FRAME_BYTES, Part, cut_read, join_parts, pack, write_payload};
 use crate::batch::{Batch, invalid, unreachable};
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::Slice;
+use crate::split::{FRAME_BYTES, Part, cut_read, join_parts, pack, write_payload};
 use crate::timer::Timer;
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{Hello, HelloReply};

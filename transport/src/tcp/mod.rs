@@ -17,7 +17,6 @@ mod receive;
 mod send;
 mod server;
 mod session;
-mod split;
 
 pub use link::{ConnectOptions, connect, connect_with};
 pub use server::{Server, ServerHandle, ServerOptions};

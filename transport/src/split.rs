@@ -10,20 +10,20 @@ use kvpool_types::{Checksum, Code, Length, Offset};
 
 /// The payload at which a frame is full: small enough for connections to share a large batch and for
 /// small requests to find gaps, large enough to cost nothing.
-pub(super) const FRAME_BYTES: u64 = 4 << 20;
+pub(crate) const FRAME_BYTES: u64 = 4 << 20;
 /// The most items of one frame.
-pub(super) const FRAME_ITEMS: usize = 1024;
+pub(crate) const FRAME_ITEMS: usize = 1024;
 
 /// A range that one frame can carry, of one read.
-pub(super) struct Part {
+pub(crate) struct Part {
     /// Which operation of the batch it belongs to.
-    pub(super) op: usize,
-    pub(super) item: ReadItem,
-    pub(super) into: Vec<Slice>,
+    pub(crate) op: usize,
+    pub(crate) item: ReadItem,
+    pub(crate) into: Vec<Slice>,
 }
 
 /// Checks a read and cuts it into parts, appended to `parts`.
-pub(super) fn cut_read(
+pub(crate) fn cut_read(
     op: usize,
     read: &ReadOp,
     parts: &mut Vec<Part>,
@@ -93,7 +93,7 @@ pub(crate) fn check_write(write: &WriteOp) -> Result<Length, TransferError> {
 }
 
 /// The payload of one write; an error when no frame can carry it.
-pub(super) fn write_payload(write: &WriteOp) -> Result<u64, TransferError> {
+pub(crate) fn write_payload(write: &WriteOp) -> Result<u64, TransferError> {
     let length = check_write(write)?;
     let payload = length.0.saturating_add(length.chunks() * 8);
     if payload > MAX_PAYLOAD_BYTES {
@@ -107,7 +107,7 @@ pub(super) fn write_payload(write: &WriteOp) -> Result<u64, TransferError> {
 
 /// Packs things of the given weights into frames, in order: each frame holds at least one and ends
 /// when it is full.
-pub(super) fn pack<T>(things: Vec<(u64, T)>, limit: u64, mut frame: impl FnMut(u64, Vec<T>)) {
+pub(crate) fn pack<T>(things: Vec<(u64, T)>, limit: u64, mut frame: impl FnMut(u64, Vec<T>)) {
     let mut open = Vec::new();
     let mut weight = 0u64;
     for (bytes, thing) in things {
@@ -125,7 +125,7 @@ pub(super) fn pack<T>(things: Vec<(u64, T)>, limit: u64, mut frame: impl FnMut(u
 
 /// Joins the outcomes of parts, which come in order, into those of the operations: `early` holds
 /// the errors of operations that were never sent.
-pub(super) fn join_parts(
+pub(crate) fn join_parts(
     early: Vec<Option<TransferError>>,
     parts: Vec<(usize, Length)>,
     outcomes: Vec<TransferResult>,

@@ -1,0 +1,229 @@
+//! The control socket seen from a client: requests go out in order, answers come back to callbacks.
+//!
+//! Nobody who asks ever waits on the socket: one thread sends, another receives and runs the
+//! callbacks, which therefore must be quick.
+
+use super::fds::receive_with_fd;
+use crate::batch::unreachable;
+use crate::frame::{decode_header, encode_head, failure, receive_meta};
+use crate::link::TransferError;
+use crate::socket::{Gather, shut_down};
+use kvpool_types::wire::data::Meta;
+use kvpool_types::wire::frame::{HEADER_BYTES, Op};
+use kvpool_types::{Code, Epoch};
+use parking_lot::{Condvar, Mutex};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// What came back: never a failure, which is an error.
+pub(super) struct Answer {
+    op: Op,
+    meta: Vec<u8>,
+    fd: Option<OwnedFd>,
+}
+
+type Callback = Box<dyn FnOnce(Result<Answer, TransferError>) + Send>;
+
+/// The socket, closed once everything that was queued has been sent.
+pub(super) struct Control(Arc<Shared>);
+
+struct Shared {
+    socket: OwnedFd,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    queue: VecDeque<Vec<u8>>,
+    pending: HashMap<u64, Callback>,
+    next: u64,
+    closing: bool,
+    failed: Option<TransferError>,
+}
+
+impl Answer {
+    /// The meta of an answer that must be an `op`.
+    pub(super) fn decode<M: Meta>(&self, op: Op) -> Result<M, TransferError> {
+        if self.op != op {
+            return Err(TransferError {
+                code: Code::Malformed,
+                message: format!("the node answered with {:?}, not {op:?}", self.op),
+            });
+        }
+        M::decode(&self.meta).map_err(|error| TransferError {
+            code: error.code(),
+            message: error.to_string(),
+        })
+    }
+
+    /// The descriptor that came with it.
+    pub(super) fn fd(&mut self) -> Option<OwnedFd> {
+        self.fd.take()
+    }
+}
+
+impl Control {
+    /// Takes over a socket that has said hello.
+    pub(super) fn start(socket: OwnedFd) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            socket,
+            state: Mutex::new(State {
+                queue: VecDeque::new(),
+                pending: HashMap::new(),
+                next: 1,
+                closing: false,
+                failed: None,
+            }),
+            changed: Condvar::new(),
+        });
+        let control = Self(shared.clone());
+        std::thread::Builder::new()
+            .name("kvpool-shm-recv".to_owned())
+            .spawn({
+                let shared = shared.clone();
+                move || shared.receive_all()
+            })?;
+        std::thread::Builder::new()
+            .name("kvpool-shm-send".to_owned())
+            .spawn(move || shared.send_all())?;
+        Ok(control)
+    }
+
+    /// Asks, and has `answered` called with what comes back: here, when the socket has failed.
+    pub(super) fn request(
+        &self,
+        op: Op,
+        epoch: Epoch,
+        meta: &impl Meta,
+        answered: impl FnOnce(Result<Answer, TransferError>) + Send + 'static,
+    ) {
+        let mut state = self.0.state.lock();
+        if let Some(error) = state.failed.clone() {
+            drop(state);
+            answered(Err(error));
+            return;
+        }
+        let request = state.next;
+        match encode_head(op, request, epoch, 0, |out| meta.encode(out)) {
+            Ok(frame) => {
+                state.next += 1;
+                state.pending.insert(request, Box::new(answered));
+                state.queue.push_back(frame);
+                drop(state);
+                self.0.changed.notify_one();
+            }
+            Err(error) => {
+                drop(state);
+                answered(Err(TransferError {
+                    code: error.code(),
+                    message: error.to_string(),
+                }));
+            }
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.0.state.lock().failed.is_none()
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.0.state.lock().closing = true;
+        self.0.changed.notify_one();
+    }
+}
+
+impl Shared {
+    fn send_all(&self) {
+        while let Some(frame) = self.next_frame() {
+            let mut gather = Gather::default();
+            gather.push_bytes(&frame);
+            if let Err(error) = gather.send_all(self.socket.as_fd()) {
+                self.fail(&unreachable(error));
+                return;
+            }
+        }
+        // The node closes once it has answered what was sent, which ends the receiving thread.
+        if let Err(error) = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write) {
+            tracing::debug!(%error, "the control socket was closed already");
+        }
+    }
+
+    /// The next frame to send; `None` when there will be no more.
+    fn next_frame(&self) -> Option<Vec<u8>> {
+        let mut state = self.state.lock();
+        loop {
+            if state.failed.is_some() {
+                return None;
+            }
+            if let Some(frame) = state.queue.pop_front() {
+                return Some(frame);
+            }
+            if state.closing {
+                return None;
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn receive_all(&self) {
+        let mut ended = Ok(());
+        while ended.is_ok() {
+            ended = self.receive_one();
+        }
+        if let Err(error) = ended {
+            self.fail(&error);
+        }
+    }
+
+    fn receive_one(&self) -> Result<(), TransferError> {
+        let mut head = [0; HEADER_BYTES];
+        let mut fd = None;
+        let mut filled = 0;
+        while let Some(room) = head.get_mut(filled..).filter(|room| !room.is_empty()) {
+            let (count, passed) =
+                receive_with_fd(self.socket.as_fd(), room).map_err(unreachable)?;
+            if count == 0 {
+                return Err(unreachable("the node closed it"));
+            }
+            filled += count;
+            fd = passed.or(fd);
+        }
+        let header = decode_header(&head).map_err(unreachable)?;
+        let mut meta = Vec::new();
+        receive_meta(self.socket.as_fd(), &header, &mut meta).map_err(unreachable)?;
+        if header.request == 0 && header.op == Op::Failure {
+            return Err(failure(&meta));
+        }
+        let callback = self.state.lock().pending.remove(&header.request);
+        let callback =
+            callback.ok_or_else(|| unreachable("the node answered what was not asked"))?;
+        callback(if header.op == Op::Failure {
+            Err(failure(&meta))
+        } else {
+            Ok(Answer {
+                op: header.op,
+                meta,
+                fd,
+            })
+        });
+        Ok(())
+    }
+
+    fn fail(&self, error: &TransferError) {
+        shut_down(self.socket.as_fd());
+        let pending = {
+            let mut state = self.state.lock();
+            state.failed.get_or_insert_with(|| error.clone());
+            state.queue.clear();
+            std::mem::take(&mut state.pending)
+        };
+        self.changed.notify_one();
+        for callback in pending.into_values() {
+            callback(Err(error.clone()));
+        }
+    }
+}

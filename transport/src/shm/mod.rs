@@ -1,0 +1,24 @@
+//! Blocks through shared memory, for clients on the node's own host.
+//!
+//! ```text
+//!  link ──► control socket (frames without payload, descriptors beside them) ──► thread ──► Host
+//!    ├────► copy threads: mapping of the segment ◄══► the caller's memory
+//!    └────► timer: ends what waits past its deadline
+//!                                         watcher: pidfd of each client's process ──► Host::peer_gone
+//! ```
+//!
+//! A write is announced before its first byte and ended after its last, because a mapping cannot be
+//! taken back: until the end, or the death of the process, the node keeps the extent as it is.
+
+mod control;
+mod copy;
+mod fds;
+mod link;
+mod peers;
+mod segments;
+mod server;
+mod session;
+mod write;
+
+pub use link::{ConnectOptions, connect, connect_with};
+pub use server::{Server, ServerHandle, ServerOptions};

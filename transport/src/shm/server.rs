@@ -1,0 +1,198 @@
+//! The serving side.
+
+use super::fds::{peer_credentials, peer_process};
+use super::peers::Peers;
+use super::session::Session;
+use crate::frame::refuse;
+use crate::handshake::{End, take_hello};
+use crate::host::{Host, Refused};
+use crate::service::{Connection, Serve, Service};
+use kvpool_types::Code;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How a server treats its connections.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// The most connections at once; more are refused.
+    pub max_connections: usize,
+    /// How long a new connection may take to say hello.
+    pub handshake: Duration,
+    /// How long a frame, or an answer, may stand still before its connection is ended.
+    pub stall: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            max_connections: 1024,
+            handshake: Duration::from_secs(5),
+            stall: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Serves a host over a Unix socket.
+#[derive(Debug)]
+pub struct Server;
+
+/// A running server. Dropping it aborts all connections and removes the socket.
+pub struct ServerHandle {
+    path: PathBuf,
+    service: Service,
+}
+
+impl Server {
+    /// Starts to serve what comes to a Unix socket at `path`, which only processes of the same user
+    /// and of root may connect to. A socket that a dead server has left there is replaced; fails
+    /// with `AddrInUse` when a living one listens, and with `AlreadyExists` when it is no socket.
+    pub fn start(
+        path: &Path,
+        host: Arc<dyn Host>,
+        options: ServerOptions,
+    ) -> io::Result<ServerHandle> {
+        remove_stale(path)?;
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        let limit = options.max_connections;
+        let serve = Arc::new(ShmServe {
+            peers: Peers::watch(host.clone())?,
+            host,
+            options,
+        });
+        Ok(ServerHandle {
+            path: path.to_owned(),
+            service: Service::start(listener.into(), "kvpool-shm", limit, serve)?,
+        })
+    }
+}
+
+impl ServerHandle {
+    /// Where the socket is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many connections are open.
+    pub fn connections(&self) -> usize {
+        self.service.connections()
+    }
+
+    /// Accepts no more, lets requests in progress finish until `deadline`, then ends what is left.
+    /// True when nothing had to be cut off. Blocks.
+    pub fn drain(&self, deadline: Instant) -> bool {
+        self.service.drain(deadline)
+    }
+}
+
+impl Drop for ServerHandle {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::debug!(%error, path = %self.path.display(), "the socket was gone already");
+        }
+    }
+}
+
+impl std::fmt::Debug for ServerHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "shm::ServerHandle({})", self.path.display())
+    }
+}
+
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let kind = match std::fs::symlink_metadata(path) {
+        Ok(metadata) => metadata.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if !kind.is_socket() {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            format!("{} exists and is no socket", path.display()),
+        ));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path)
+        }
+        Ok(_) => Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            format!("another process listens on {}", path.display()),
+        )),
+        Err(error) => Err(error),
+    }
+}
+
+struct ShmServe {
+    host: Arc<dyn Host>,
+    options: ServerOptions,
+    peers: Peers,
+}
+
+impl ShmServe {
+    fn serve_peer(&self, connection: &Arc<Connection>) -> Result<std::convert::Infallible, End> {
+        let socket = connection.socket();
+        let credentials = peer_credentials(socket)?;
+        let own = rustix::process::geteuid().as_raw();
+        if credentials.uid != own && credentials.uid != 0 {
+            return Err(End::Refuse {
+                request: 0,
+                refused: Refused {
+                    code: Code::InvalidArgument,
+                    message: format!(
+                        "shared memory is for processes of user {own}, not of user {}",
+                        credentials.uid
+                    ),
+                },
+            });
+        }
+        let process = peer_process(socket, credentials.pid)?;
+        let client = take_hello(socket, &*self.host, self.options.handshake)?;
+        crate::socket::set_timeouts(socket, Some(self.options.stall))?;
+        let peer = self.peers.add(process, credentials.pid, client, connection);
+        let removed = Removed {
+            peers: &self.peers,
+            peer: &peer,
+            connection,
+        };
+        let end = Session::new(connection, &*self.host, &peer).serve();
+        drop(removed);
+        end
+    }
+}
+
+impl Serve for ShmServe {
+    fn serve(&self, connection: &Arc<Connection>) {
+        let Err(end) = self.serve_peer(connection);
+        end.carry_out(connection.socket(), self.host.epoch());
+    }
+
+    fn refuse(&self, socket: BorrowedFd<'_>) {
+        let refused = Refused {
+            code: Code::TooManyHeld,
+            message: format!(
+                "the node serves at most {} connections at once",
+                self.options.max_connections
+            ),
+        };
+        refuse(socket, 0, self.host.epoch(), &refused);
+    }
+}
+
+/// Takes a connection out of the table also when serving it panics.
+struct Removed<'a> {
+    peers: &'a Peers,
+    peer: &'a crate::host::Peer,
+    connection: &'a Arc<Connection>,
+}
+
+impl Drop for Removed<'_> {
+    fn drop(&mut self) {
+        self.peers.remove(self.peer, self.connection);
+    }
+}

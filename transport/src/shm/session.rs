@@ -1,0 +1,162 @@
+//! One control connection, served: requests one after the other, each answered before the next.
+
+use super::fds::send_with_fd;
+use crate::frame::{decode_header, encode_head, receive_exact, receive_meta, send};
+use crate::handshake::{End, answer_sums};
+use crate::host::{Host, Peer, Refused};
+use crate::service::Connection;
+use kvpool_types::Code;
+use kvpool_types::wire::DecodeError;
+use kvpool_types::wire::data::{
+    Failure, MapReply, MapRequest, Meta, PinRequest, ReadRequest, Statuses, WriteEnd, WriteRequest,
+};
+use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
+use std::convert::Infallible;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// The state of one connection.
+pub(super) struct Session<'a> {
+    connection: &'a Arc<Connection>,
+    host: &'a dyn Host,
+    peer: &'a Peer,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(connection: &'a Arc<Connection>, host: &'a dyn Host, peer: &'a Peer) -> Self {
+        Self {
+            connection,
+            host,
+            peer,
+        }
+    }
+
+    /// Serves until the connection ends.
+    pub(super) fn serve(&self) -> Result<Infallible, End> {
+        let socket = self.connection.socket();
+        let mut meta = Vec::new();
+        loop {
+            let mut head = [0; HEADER_BYTES];
+            receive_exact(socket, &mut head, |received| {
+                received == 0 && !self.connection.is_aborted()
+            })?;
+            // What was still in the socket of a dead process is not carried out.
+            if !self.connection.begin() || self.connection.is_aborted() {
+                return Err(End::Over);
+            }
+            let header = decode_header(&head)?;
+            if header.payload > 0 {
+                let error = DecodeError::BadValue {
+                    what: "payload on a Unix socket",
+                    value: header.payload,
+                };
+                return Err(End::malformed(header.request, &error));
+            }
+            receive_meta(socket, &header, &mut meta)?;
+            self.answer(&header, &meta)?;
+            if !self.connection.finish() {
+                return Err(End::Over);
+            }
+        }
+    }
+
+    fn answer(&self, header: &Header, meta: &[u8]) -> Result<(), End> {
+        match header.op {
+            Op::Map => self.map(header, &decode(header, meta)?),
+            Op::WriteBegin => {
+                let request: WriteRequest = decode(header, meta)?;
+                let begin = |grant| {
+                    self.host
+                        .begin_shm_write(self.peer, request.incarnation, grant)
+                };
+                self.statuses(header, request.grants.iter().map(begin))
+            }
+            Op::WriteEnd => {
+                let request: WriteEnd = decode(header, meta)?;
+                let end = |(grant, sums)| self.host.end_shm_write(self.peer, grant, sums);
+                self.statuses(header, request.items.into_iter().map(end))
+            }
+            Op::Pin => {
+                let request: PinRequest = decode(header, meta)?;
+                let pin = |extent| {
+                    self.host
+                        .pin(self.peer, header.epoch, request.incarnation, extent)
+                };
+                self.statuses(header, request.extents.iter().map(pin))
+            }
+            Op::Unpin => {
+                let request: PinRequest = decode(header, meta)?;
+                let unpin = |extent| self.host.unpin(self.peer, extent);
+                self.statuses(header, request.extents.iter().map(unpin))
+            }
+            Op::Sums => {
+                let request: ReadRequest = decode(header, meta)?;
+                let reply = answer_sums(self.host, header.epoch, &request);
+                self.reply(header, Op::SumsReply, &reply)
+            }
+            Op::Ping => self.reply(header, Op::Pong, &Nothing),
+            other => self.fail(
+                header,
+                Refused {
+                    code: Code::InvalidArgument,
+                    message: format!("{other:?} is not served over a Unix socket"),
+                },
+            ),
+        }
+    }
+
+    fn map(&self, header: &Header, request: &MapRequest) -> Result<(), End> {
+        let mapped = self
+            .host
+            .map(request.incarnation, request.segment, request.writable);
+        match mapped {
+            Ok((fd, size)) => {
+                let reply = MapReply { size };
+                let epoch = self.host.epoch();
+                let frame = encode_head(Op::MapReply, header.request, epoch, 0, |out| {
+                    reply.encode(out);
+                })
+                .map_err(|error| End::malformed(header.request, &error))?;
+                Ok(send_with_fd(self.connection.socket(), &frame, fd.as_fd())?)
+            }
+            Err(refused) => self.fail(header, refused),
+        }
+    }
+
+    fn statuses(&self, header: &Header, codes: impl Iterator<Item = Code>) -> Result<(), End> {
+        self.reply(header, Op::Statuses, &Statuses(codes.collect()))
+    }
+
+    fn fail(&self, header: &Header, refused: Refused) -> Result<(), End> {
+        let failure = Failure {
+            code: refused.code,
+            message: refused.message,
+        };
+        self.reply(header, Op::Failure, &failure)
+    }
+
+    fn reply(&self, header: &Header, op: Op, meta: &impl Meta) -> Result<(), End> {
+        Ok(send(
+            self.connection.socket(),
+            op,
+            header.request,
+            self.host.epoch(),
+            meta,
+        )?)
+    }
+}
+
+fn decode<M: Meta>(header: &Header, meta: &[u8]) -> Result<M, End> {
+    M::decode(meta).map_err(|error| End::malformed(header.request, &error))
+}
+
+/// The meta of a frame that has none.
+struct Nothing;
+
+impl Meta for Nothing {
+    fn encode(&self, _: &mut Vec<u8>) {}
+
+    fn decode(_: &[u8]) -> Result<Self, DecodeError> {
+        Ok(Self)
+    }
+}

@@ -1,0 +1,212 @@
+//! A batch of writes: announced, copied, ended.
+//!
+//! ```text
+//! WriteBegin ──answer──► copy threads ──► WriteEnd with the sums ──answer──► ok
+//!                └ deadline, or no mapping ──► WriteEnd without: given up
+//! ```
+
+use super::control::{Answer, Control};
+use super::link::Open;
+use crate::batch::{Batch, deadline_exceeded};
+use crate::checksum::{BlockSums, Private, copy_with_sum};
+use crate::frame::status;
+use crate::link::{TransferError, WriteOp};
+use crate::memory::Region;
+use kvpool_types::wire::data::{Statuses, WriteEnd, WriteRequest};
+use kvpool_types::wire::frame::Op;
+use kvpool_types::{Checksum, Code, Epoch, GrantId};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The bytes of small blocks that are copied and ended together.
+const GROUP_BYTES: u64 = 1 << 20;
+
+/// One frame's worth of a batch of writes.
+pub(super) struct Writes {
+    pub(super) batch: Arc<Batch<Checksum>>,
+    /// Each write, and which item of the batch it is.
+    pub(super) items: Vec<(usize, WriteOp)>,
+    pub(super) deadline: Instant,
+}
+
+/// Announces the writes and has the rest done as answers come.
+pub(super) fn start(open: &Arc<Open>, writes: Writes) {
+    let epoch = writes
+        .items
+        .iter()
+        .map(|(_, write)| write.grant.epoch)
+        .max()
+        .unwrap_or_default();
+    // The mapping is asked for first, so that it is there when the copy is to begin.
+    if let Some((_, write)) = writes.items.first() {
+        open.segments
+            .with(write.grant.extent.segment, true, |_mapped| {});
+    }
+    let request = WriteRequest {
+        incarnation: open.incarnation,
+        grants: writes.items.iter().map(|(_, write)| write.grant).collect(),
+    };
+    let asked = open.clone();
+    open.control
+        .request(Op::WriteBegin, epoch, &request, move |answer| {
+            begun(&asked, writes, answer);
+        });
+}
+
+/// Has the admitted writes copied, in groups, and ends the others.
+fn begun(open: &Arc<Open>, writes: Writes, answer: Result<Answer, TransferError>) {
+    let Writes {
+        batch,
+        items,
+        deadline,
+    } = writes;
+    let codes = match codes(answer, items.len()) {
+        Ok(codes) => codes,
+        Err(error) => {
+            for (item, _) in items {
+                batch.end(item, Err(error.clone()));
+            }
+            return;
+        }
+    };
+    let mut group = Vec::new();
+    let mut bytes = 0;
+    for ((item, write), code) in items.into_iter().zip(codes) {
+        if code != Code::Ok {
+            batch.end(item, Err(status(code)));
+            continue;
+        }
+        let segment = write.grant.extent.segment;
+        let other_segment = |(_, first): &(usize, WriteOp)| first.grant.extent.segment != segment;
+        if bytes >= GROUP_BYTES || group.first().is_some_and(other_segment) {
+            submit(open, &batch, std::mem::take(&mut group), deadline);
+            bytes = 0;
+        }
+        bytes += write.grant.extent.length.0;
+        group.push((item, write));
+    }
+    submit(open, &batch, group, deadline);
+}
+
+/// Has a group of writes to one segment copied.
+fn submit(
+    open: &Arc<Open>,
+    batch: &Arc<Batch<Checksum>>,
+    group: Vec<(usize, WriteOp)>,
+    deadline: Instant,
+) {
+    let Some((_, first)) = group.first() else {
+        return;
+    };
+    let (batch, asked) = (batch.clone(), open.clone());
+    open.segments
+        .with(first.grant.extent.segment, true, move |mapped| {
+            let control = asked.control.clone();
+            // The link stays open until the last of its writes has ended.
+            let job = move |_open: Arc<Open>| {
+                let ends: Vec<End> = group
+                    .into_iter()
+                    .map(|(item, write)| End {
+                        item,
+                        grant: write.grant.id,
+                        sums: copy(&mapped, &batch, item, write, deadline),
+                    })
+                    .collect();
+                end(&control, &batch, ends);
+            };
+            let held = asked.clone();
+            asked.copiers.submit(move || job(held));
+        });
+}
+
+/// A write that is to be ended: with sums when its bytes are in place.
+struct End {
+    item: usize,
+    grant: GrantId,
+    sums: Option<BlockSums>,
+}
+
+/// Copies one block; `None` when the item has ended without.
+fn copy(
+    mapped: &Result<Region, TransferError>,
+    batch: &Batch<Checksum>,
+    item: usize,
+    write: WriteOp,
+    deadline: Instant,
+) -> Option<BlockSums> {
+    let extent = write.grant.extent;
+    let target = match mapped {
+        Ok(region) => region.slice(extent.offset, extent.length),
+        Err(error) => {
+            batch.end(item, Err(error.clone()));
+            return None;
+        }
+    };
+    let Some(target) = target else {
+        batch.end(item, Err(status(Code::OutOfRange)));
+        return None;
+    };
+    if !batch.begin(item) {
+        return None;
+    }
+    let in_time = || Instant::now() < deadline;
+    let copied = copy_with_sum(&write.from, &[target], Private::Source, in_time);
+    drop(write);
+    if copied.is_none() {
+        batch.end(item, Err(deadline_exceeded()));
+    } else if !batch.pause(item) {
+        return None;
+    }
+    copied
+}
+
+/// Tells the node that a group of writes has ended. Those that were given up are told too, so that
+/// the node need not take them for writes in progress.
+fn end(control: &Control, batch: &Arc<Batch<Checksum>>, ends: Vec<End>) {
+    let mut items = Vec::with_capacity(ends.len());
+    let mut done = Vec::with_capacity(ends.len());
+    for End { item, grant, sums } in ends {
+        let (chunks, whole) = match sums {
+            Some(sums) => (sums.chunks, Some(sums.whole)),
+            None => (Vec::new(), None),
+        };
+        items.push((grant, chunks));
+        done.push((item, whole));
+    }
+    let batch = batch.clone();
+    control.request(
+        Op::WriteEnd,
+        Epoch::default(),
+        &WriteEnd { items },
+        move |answer| match codes(answer, done.len()) {
+            Ok(codes) => {
+                for ((item, whole), code) in done.into_iter().zip(codes) {
+                    if let Some(whole) = whole {
+                        let outcome = match code {
+                            Code::Ok => Ok(whole),
+                            code => Err(status(code)),
+                        };
+                        batch.end(item, outcome);
+                    }
+                }
+            }
+            Err(error) => {
+                for (item, _) in done {
+                    batch.end(item, Err(error.clone()));
+                }
+            }
+        },
+    );
+}
+
+fn codes(answer: Result<Answer, TransferError>, count: usize) -> Result<Vec<Code>, TransferError> {
+    let Statuses(codes) = answer?.decode(Op::Statuses)?;
+    if codes.len() == count {
+        Ok(codes)
+    } else {
+        Err(TransferError {
+            code: Code::Malformed,
+            message: "the node sent statuses of another number of items".to_owned(),
+        })
+    }
+}
