@@ -200,7 +200,8 @@ struct Submission {
 
 enum Message {
     Submit(Submission),
-    SnapshotDone(snapshots::Outcome),
+    /// The outcome lies in a channel of its own, where it does not wait behind submissions.
+    SnapshotDone,
     Close(Option<oneshot::Sender<()>>),
 }
 

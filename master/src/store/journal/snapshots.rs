@@ -29,11 +29,12 @@ pub(super) struct Outcome {
 /// A handle to the thread.
 pub(super) struct Thread {
     jobs: mpsc::Sender<Job>,
+    outcomes: mpsc::Receiver<Outcome>,
     thread: JoinHandle<()>,
 }
 
 impl Thread {
-    /// Starts it. Outcomes go to `journal`.
+    /// Starts it. `journal` is woken at each outcome.
     pub(super) fn start(
         store: Arc<dyn MetadataStore>,
         epoch: Epoch,
@@ -42,6 +43,7 @@ impl Thread {
     ) -> Result<Self, StartError> {
         let runtime = super::worker::runtime()?;
         let (jobs, queue) = mpsc::channel::<Job>();
+        let (done, outcomes) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("kvm-snapshot".into())
             .spawn(move || {
@@ -60,17 +62,26 @@ impl Thread {
                         cut,
                         written,
                     };
-                    if journal.send(Message::SnapshotDone(outcome)).is_err() {
+                    if done.send(outcome).is_err() || journal.send(Message::SnapshotDone).is_err() {
                         return;
                     }
                 }
             })?;
-        Ok(Self { jobs, thread })
+        Ok(Self {
+            jobs,
+            outcomes,
+            thread,
+        })
     }
 
     /// Hands a job over; false when the thread has ended.
     pub(super) fn write(&self, job: Job) -> bool {
         self.jobs.send(job).is_ok()
+    }
+
+    /// How a job ended that has ended since this was asked last.
+    pub(super) fn outcome(&self) -> Option<Outcome> {
+        self.outcomes.try_recv().ok()
     }
 
     /// Waits for the job in progress and ends the thread.

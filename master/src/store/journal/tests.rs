@@ -172,10 +172,10 @@ async fn what_waits_goes_into_one_group_and_callbacks_keep_the_logs_order() {
     );
     drop(shut);
     assert_eq!(journal.flush().await.unwrap(), LogSeq(2));
-    let seen = seen.lock();
+    let seen = std::mem::take(&mut *seen.lock());
     let order: Vec<u32> = seen.iter().map(|(id, _)| *id).collect();
     assert_eq!(order, (0..1000).collect::<Vec<_>>());
-    for (id, outcome) in seen.iter() {
+    for (id, outcome) in &seen {
         assert_eq!(
             *outcome.as_ref().unwrap(),
             LogSeq(if *id == 0 { 1 } else { 2 })
@@ -275,7 +275,7 @@ async fn after_a_lost_answer_nothing_is_acknowledged_or_appended() {
     journal.submit_now(vec![gone(4)], Ack::Memory, note(&seen, 4));
     assert!(journal.healthy().unwrap_err().is_outcome_unknown());
     journal.close().await;
-    let seen = seen.lock();
+    let seen = std::mem::take(&mut *seen.lock());
     let failed: Vec<(u32, bool)> = seen
         .iter()
         .map(|(id, outcome)| (*id, outcome.as_ref().unwrap_err().is_outcome_unknown()))

@@ -39,11 +39,11 @@ pub(super) fn start(parts: Parts) -> Result<(), StartError> {
     std::thread::Builder::new()
         .name("kvm-journal".into())
         .spawn(move || {
-            let ended = Ended {
-                health: Arc::clone(&parts.health),
-                room: Arc::clone(&parts.room),
-            };
             let closers = Worker {
+                _ended: Ended {
+                    health: Arc::clone(&parts.health),
+                    room: Arc::clone(&parts.room),
+                },
                 parts,
                 runtime,
                 group: Group::default(),
@@ -51,7 +51,6 @@ pub(super) fn start(parts: Parts) -> Result<(), StartError> {
                 closers: Vec::new(),
             }
             .run();
-            drop(ended);
             for closer in closers {
                 let _caller_left = closer.send(());
             }
@@ -86,6 +85,8 @@ struct Group {
 }
 
 struct Worker {
+    /// Dropped before the queue is: whoever learns that the queue has ended finds out why.
+    _ended: Ended,
     parts: Parts,
     runtime: tokio::runtime::Runtime,
     group: Group,
@@ -134,7 +135,7 @@ impl Worker {
     fn take(&mut self, message: Message) -> bool {
         match message {
             Message::Submit(submission) => self.gather(submission),
-            Message::SnapshotDone(outcome) => self.snapshot_done(outcome),
+            Message::SnapshotDone => {}
             Message::Close(closer) => {
                 self.closers.extend(closer);
                 return true;
@@ -209,6 +210,9 @@ impl Worker {
 
     /// Captures a shard if the log has grown too large and no snapshot is being written.
     fn take_snapshot(&mut self) {
+        while let Some(outcome) = self.parts.snapshots.outcome() {
+            self.snapshot_done(outcome);
+        }
         if self.snapshot_running || self.parts.health.check().is_err() {
             return;
         }

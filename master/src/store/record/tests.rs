@@ -78,6 +78,8 @@ fn records() -> impl Strategy<Value = Record> {
             }
         ),
         1 => any::<u32>().prop_map(|id| Record::SegmentGone(SegmentGone { id: SegmentId(id) })),
+        1 => any::<u64>().prop_map(|seed| Record::Seed(Seed { seed })),
+        1 => versions().prop_map(|until| Record::VersionsGranted(VersionsGranted { until })),
         1 => (text(), any::<u128>()).prop_map(|(node, incarnation)| {
             let (node, incarnation) = (NodeName(node), Incarnation(incarnation));
             Record::IncarnationDropped(IncarnationDropped { node, incarnation })

@@ -1,0 +1,422 @@
+//! A journal over a model of the directory: whatever was done, however often it was cut and
+//! restarted, recovery gives the model back.
+
+use bytesize::ByteSize;
+use kvpool_master::store::record::{
+    Commit, IncarnationDropped, Namespace, Remove, Seed, Segment, SegmentGone, VersionsGranted,
+};
+use kvpool_master::store::{
+    Ack, EmbeddedOptions, EmbeddedStore, Journal, JournalOptions, LogSeq, MetadataStore, Record,
+    RecoveryError, ShardIndex, SnapshotSource, StoreError, record, recover,
+};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{
+    Checksum, Epoch, Incarnation, Key, Length, NodeName, Offset, SegmentId, Version, namespace,
+};
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+const SHARDS: u32 = 4;
+
+fn shard_of(namespace: NamespaceId, key: &Key) -> ShardIndex {
+    let sum: u32 = key.to_string().bytes().map(u32::from).sum();
+    ShardIndex((sum + namespace.0) % SHARDS)
+}
+
+/// What a directory would hold, as plain maps.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Model {
+    blocks: BTreeMap<(NamespaceId, String), Commit>,
+    namespaces: BTreeMap<NamespaceId, Namespace>,
+    segments: BTreeMap<SegmentId, Segment>,
+    dropped: BTreeMap<String, IncarnationDropped>,
+    seed: Option<Seed>,
+    granted: Option<VersionsGranted>,
+}
+
+impl Model {
+    fn apply(&mut self, record: Record) {
+        match record {
+            Record::Commit(mut commit) => {
+                commit
+                    .replicas
+                    .retain(|(segment, _)| self.segments.contains_key(segment));
+                let place = (commit.namespace, commit.key.to_string());
+                if commit.replicas.is_empty() {
+                    self.blocks.remove(&place);
+                } else {
+                    self.blocks.insert(place, commit);
+                }
+            }
+            Record::Remove(remove) => {
+                let place = (remove.namespace, remove.key.to_string());
+                if self
+                    .blocks
+                    .get(&place)
+                    .is_some_and(|held| held.version == remove.version)
+                {
+                    self.blocks.remove(&place);
+                }
+            }
+            Record::ReplicaGone(gone) => {
+                let place = (gone.namespace, gone.key.to_string());
+                if let Some(held) = self.blocks.get_mut(&place)
+                    && held.version == gone.version
+                {
+                    held.replicas
+                        .retain(|(segment, _)| *segment != gone.segment);
+                    if held.replicas.is_empty() {
+                        self.blocks.remove(&place);
+                    }
+                }
+            }
+            Record::Namespace(created) => {
+                self.namespaces.insert(created.id, created);
+            }
+            Record::Segment(segment) => {
+                self.segments.insert(segment.id, segment);
+            }
+            Record::SegmentGone(gone) => {
+                self.segments.remove(&gone.id);
+                for commit in self.blocks.values_mut() {
+                    commit.replicas.retain(|(segment, _)| *segment != gone.id);
+                }
+                self.blocks.retain(|_, commit| !commit.replicas.is_empty());
+            }
+            Record::IncarnationDropped(dropped) => {
+                self.dropped.insert(format!("{dropped:?}"), dropped);
+            }
+            Record::Seed(seed) => self.seed = Some(seed),
+            Record::VersionsGranted(granted) => self.granted = Some(granted),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Directory(Mutex<Model>);
+
+impl SnapshotSource for Directory {
+    fn shards(&self) -> u32 {
+        SHARDS
+    }
+
+    fn capture(&self, shard: ShardIndex) -> Vec<Record> {
+        let model = self.0.lock();
+        let here = model
+            .blocks
+            .values()
+            .filter(|c| shard_of(c.namespace, &c.key) == shard);
+        here.cloned().map(Record::Commit).collect()
+    }
+
+    fn capture_system(&self) -> Vec<Record> {
+        let model = self.0.lock();
+        let namespaces = model.namespaces.values().cloned().map(Record::Namespace);
+        let segments = model.segments.values().cloned().map(Record::Segment);
+        let dropped = model
+            .dropped
+            .values()
+            .cloned()
+            .map(Record::IncarnationDropped);
+        let seed = model.seed.map(Record::Seed);
+        let granted = model.granted.map(Record::VersionsGranted);
+        namespaces
+            .chain(segments)
+            .chain(dropped)
+            .chain(seed)
+            .chain(granted)
+            .collect()
+    }
+}
+
+/// One life of a master: recovers, does what it is told, ends.
+async fn live(
+    directory: &Path,
+    work: Vec<Vec<Record>>,
+    expected: &mut Model,
+) -> Result<u64, RecoveryError> {
+    let store = Arc::new(EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap());
+    let mut recovered_model = Model::default();
+    let recovered = recover(&*store, SHARDS, shard_of, |record| {
+        recovered_model.apply(record)
+    })
+    .await?;
+    assert_eq!(recovered_model, *expected);
+    let epoch = store.begin_epoch(Epoch(1)).await?;
+    let pool = Arc::new(Directory(Mutex::new(recovered_model)));
+    let journal = Journal::start(
+        Arc::clone(&store) as Arc<dyn MetadataStore>,
+        epoch,
+        &recovered.state,
+        Arc::clone(&pool) as Arc<dyn SnapshotSource>,
+        // Small enough that every few groups a shard is captured and the log cut.
+        JournalOptions {
+            log_bytes: ByteSize::b(600),
+            log_ratio: 0,
+            group_records: 3,
+            ..JournalOptions::default()
+        },
+    )
+    .unwrap();
+    for records in work {
+        for record in &records {
+            expected.apply(record.clone());
+        }
+        let pool = Arc::clone(&pool);
+        let applied = records.clone();
+        journal
+            .submit(records, Ack::Durable, move |outcome| {
+                outcome.unwrap();
+                let mut model = pool.0.lock();
+                applied.into_iter().for_each(|record| model.apply(record));
+            })
+            .await
+            .unwrap();
+    }
+    journal.close().await;
+    let cut = store.log_span().await?.cut;
+    store.close().await?;
+    Ok(cut.0)
+}
+
+fn key(number: u8) -> Key {
+    Key::from_digest([number; 32])
+}
+
+fn operations() -> impl Strategy<Value = Record> {
+    let segment = || (0u32..6).prop_map(SegmentId);
+    prop_oneof![
+        6 => (0u8..20, 0u64..4, proptest::collection::vec(segment(), 1..3)).prop_map(
+            |(number, version, segments)| {
+                Record::Commit(Commit {
+                    namespace: NamespaceId(u32::from(number % 2)),
+                    key: key(number),
+                    version: Version(version),
+                    length: Length(4096),
+                    checksum: Checksum(version),
+                    replicas: segments.into_iter().map(|s| (s, Offset(version * 4096))).collect(),
+                    parent: (number > 1).then(|| key(number - 2)),
+                    hard_pin: number == 3,
+                })
+            }
+        ),
+        3 => (0u8..20, 0u64..4).prop_map(|(number, version)| {
+            Record::Remove(Remove {
+                namespace: NamespaceId(u32::from(number % 2)),
+                key: key(number),
+                version: Version(version),
+            })
+        }),
+        1 => (0u8..20, 0u64..4, segment()).prop_map(|(number, version, segment)| {
+            Record::ReplicaGone(record::ReplicaGone {
+                namespace: NamespaceId(u32::from(number % 2)),
+                key: key(number),
+                version: Version(version),
+                segment,
+            })
+        }),
+        1 => (0u32..3).prop_map(|id| Record::Namespace(Namespace {
+            id: NamespaceId(id),
+            namespace: namespace::Namespace { name: format!("n{id}"), ..Default::default() },
+        })),
+        1 => (0u32..3).prop_map(|n| Record::IncarnationDropped(IncarnationDropped {
+            node: NodeName(format!("node-{n}")),
+            incarnation: Incarnation(n.into()),
+        })),
+        1 => any::<u64>().prop_map(|seed| Record::Seed(Seed { seed })),
+        1 => (0u64..99).prop_map(|until| Record::VersionsGranted(VersionsGranted {
+            until: Version(until),
+        })),
+    ]
+}
+
+/// Adds what the log has by nature: a segment is registered once, before it is used, and one that
+/// goes does not come back.
+fn with_segments(mut lives: Vec<Vec<Vec<Record>>>, gone: &[(u32, usize)]) -> Vec<Vec<Vec<Record>>> {
+    let all = (0..6).map(|id| {
+        Record::Segment(Segment {
+            id: SegmentId(id),
+            node: NodeName(format!("node-{id}")),
+            incarnation: Incarnation(u128::from(id) << 90),
+            index: id,
+            size: Length(1 << 30),
+        })
+    });
+    lives[0].insert(0, all.collect());
+    for (id, at) in gone {
+        let life = at % lives.len();
+        let place = 1 + at % lives[life].len();
+        let gone = Record::SegmentGone(SegmentGone { id: SegmentId(*id) });
+        let place = place.min(lives[life].len());
+        lives[life].insert(place, vec![gone]);
+    }
+    lives
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn recovery_gives_back_what_was_durable(
+        lives in proptest::collection::vec(
+            proptest::collection::vec(proptest::collection::vec(operations(), 1..4), 1..40),
+            1..4,
+        ),
+        gone in proptest::collection::vec((0u32..6, 0usize..100), 0..3),
+    ) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut expected = Model::default();
+        runtime.block_on(async {
+            for work in with_segments(lives, &gone) {
+                live(directory.path(), work, &mut expected).await.unwrap();
+            }
+            live(directory.path(), Vec::new(), &mut expected).await.unwrap();
+        });
+    }
+}
+
+fn commit(number: u8, version: u64) -> Record {
+    Record::Commit(Commit {
+        namespace: NamespaceId(0),
+        key: key(number),
+        version: Version(version),
+        length: Length(1),
+        checksum: Checksum(version),
+        replicas: vec![(SegmentId(0), Offset(0))],
+        parent: None,
+        hard_pin: false,
+    })
+}
+
+#[tokio::test]
+async fn a_long_log_is_cut_behind_the_snapshots() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut work = with_segments(vec![Vec::new()], &[]);
+    work[0].extend((0..500u64).map(|n| vec![commit(u8::try_from(n % 50).unwrap(), n)]));
+    let mut expected = Model::default();
+    live(directory.path(), work.remove(0), &mut expected)
+        .await
+        .unwrap();
+    let cut = live(
+        directory.path(),
+        vec![vec![commit(1, 1000)]; 50],
+        &mut expected,
+    )
+    .await
+    .unwrap();
+    assert!(cut > 0, "no snapshot let the log be cut");
+    live(directory.path(), Vec::new(), &mut expected)
+        .await
+        .unwrap();
+}
+
+/// A store whose log has `through` groups of one commit each, and a snapshot of nothing.
+async fn logged(directory: &Path, through: u64) -> (EmbeddedStore, Epoch) {
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    for seq in 1..=through {
+        let group = record::encode_group(&[commit(1, seq)]);
+        store.append(epoch, LogSeq(seq), group).await.unwrap();
+    }
+    (store, epoch)
+}
+
+async fn recovery_error(store: &EmbeddedStore) -> RecoveryError {
+    recover(store, SHARDS, shard_of, |_| ()).await.unwrap_err()
+}
+
+#[tokio::test]
+async fn a_damaged_group_is_named_and_nothing_is_dropped_silently() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, epoch) = logged(directory.path(), 3).await;
+    // The last one is torn: it was acknowledged, so it is not for recovery to forget it.
+    let torn = record::encode_group(&[commit(2, 4)]).slice(..20);
+    store.append(epoch, LogSeq(4), torn).await.unwrap();
+    let error = recovery_error(&store).await;
+    assert!(
+        matches!(error, RecoveryError::DamagedGroup { seq: LogSeq(4), .. }),
+        "{error}"
+    );
+    assert!(!error.is_retryable());
+}
+
+#[tokio::test]
+async fn a_damaged_snapshot_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, epoch) = logged(directory.path(), 3).await;
+    let shard = ShardIndex(2);
+    let mut parts = record::encode_snapshot(SHARDS, [commit(1, 1)]);
+    parts.push(parts[0].slice(1..));
+    store
+        .put_snapshot(epoch, shard, LogSeq(3), parts)
+        .await
+        .unwrap();
+    let error = recovery_error(&store).await;
+    assert!(
+        matches!(error, RecoveryError::DamagedSnapshot { shard: s, part: 1, .. } if s == shard),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_log_that_was_cut_too_far_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, epoch) = logged(directory.path(), 3).await;
+    let parts = record::encode_snapshot(SHARDS, []);
+    for shard in [
+        ShardIndex::SYSTEM,
+        ShardIndex(0),
+        ShardIndex(1),
+        ShardIndex(2),
+    ] {
+        store
+            .put_snapshot(epoch, shard, LogSeq(3), parts.clone())
+            .await
+            .unwrap();
+    }
+    store.truncate_log(epoch, LogSeq(1)).await.unwrap();
+    let error = recovery_error(&store).await;
+    assert!(
+        matches!(
+            error,
+            RecoveryError::LostGroups {
+                missing: LogSeq(1),
+                shard: ShardIndex(3)
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn another_number_of_shards_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, epoch) = logged(directory.path(), 1).await;
+    let parts = record::encode_snapshot(SHARDS + 1, []);
+    store
+        .put_snapshot(epoch, ShardIndex(0), LogSeq(1), parts)
+        .await
+        .unwrap();
+    let error = recovery_error(&store).await;
+    assert!(
+        matches!(error, RecoveryError::ShardCount { stored, configured, .. }
+            if (stored, configured) == (SHARDS + 1, SHARDS)),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_closed_store_is_a_store_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = logged(directory.path(), 1).await;
+    store.close().await.unwrap();
+    let error = recovery_error(&store).await;
+    assert!(
+        matches!(error, RecoveryError::Store(StoreError::Closed)),
+        "{error}"
+    );
+}
