@@ -1,5 +1,6 @@
 //! Blocks that can be checked: every byte follows from the key.
 
+use kvpool_client::{Client, GetBlock, GetOptions, Lookup, PutBlock, PutOptions};
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{Key, Length};
 use std::collections::hash_map::DefaultHasher;
@@ -50,4 +51,57 @@ pub fn is_right(key: &Key, slice: &Slice, length: usize) -> bool {
     let mut bytes = slice.to_vec();
     bytes.truncate(length);
     bytes == bytes_of(key, length)
+}
+
+/// Puts blocks `numbers`, each `length` bytes of its own, in one batch; fails unless all are stored
+/// or present.
+pub async fn put_all(
+    client: &Client,
+    numbers: std::ops::Range<u64>,
+    length: usize,
+) -> anyhow::Result<()> {
+    let puts = numbers.map(|number| {
+        let key = key(number);
+        PutBlock::new(key.clone(), source(&key, length))
+    });
+    for outcome in client.batch_put(puts.collect(), &PutOptions::default()).await {
+        outcome?;
+    }
+    Ok(())
+}
+
+/// What a check of many blocks found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Blocks that came back as they were put.
+    pub right: usize,
+    /// Blocks that came back otherwise.
+    pub wrong: usize,
+    /// Blocks that are not there.
+    pub missed: usize,
+    /// Blocks whose get failed.
+    pub failed: usize,
+}
+
+/// Gets blocks `numbers` of `length` bytes and checks every byte.
+pub async fn check_all(client: &Client, numbers: std::ops::Range<u64>, length: usize) -> Tally {
+    let mut tally = Tally::default();
+    let numbers: Vec<u64> = numbers.collect();
+    for batch in numbers.chunks(64) {
+        let targets: Vec<Slice> = batch.iter().map(|_| target(length)).collect();
+        let gets = batch.iter().zip(&targets).map(|(n, t)| GetBlock::new(key(*n), t.clone()));
+        let options = GetOptions { release: true, ..GetOptions::default() };
+        let outcomes = client.batch_get(gets.collect(), &options).await;
+        for ((number, target), outcome) in batch.iter().zip(&targets).zip(outcomes) {
+            match outcome {
+                Ok(Lookup::Hit { .. }) if is_right(&key(*number), target, length) => {
+                    tally.right += 1;
+                }
+                Ok(Lookup::Hit { .. }) => tally.wrong += 1,
+                Ok(Lookup::Miss) => tally.missed += 1,
+                Err(_) => tally.failed += 1,
+            }
+        }
+    }
+    tally
 }

@@ -7,7 +7,9 @@ pub mod blocks;
 pub mod cluster;
 pub mod daemon;
 pub mod grants;
+pub mod hand;
 pub mod raw;
 
 pub use cluster::{Cluster, Options};
 pub use daemon::Daemon;
+pub use hand::Hand;
