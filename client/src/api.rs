@@ -311,4 +311,3 @@ impl Page {
         Self(bytes.into())
     }
 }
-

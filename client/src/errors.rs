@@ -20,6 +20,9 @@ pub enum ConnectError {
     /// The machine does not say which boot it is in.
     #[error("the machine's boot id cannot be read: {0}")]
     NoHostId(String),
+    /// A blocking client's runtime could not be started.
+    #[error("the client's threads cannot be started: {0}")]
+    NoRuntime(String),
     /// No master let the client in.
     #[error("connecting to {masters}: {source}")]
     Refused {
@@ -128,7 +131,7 @@ impl ConnectError {
     pub const fn code(&self) -> Code {
         match self {
             Self::NoMasters | Self::BadAddress { .. } => Code::InvalidArgument,
-            Self::NoHostId(_) => Code::Internal,
+            Self::NoHostId(_) | Self::NoRuntime(_) => Code::Internal,
             Self::Refused { source, .. } => source.code,
         }
     }

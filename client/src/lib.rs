@@ -14,3 +14,42 @@
 //! ```
 //!
 //! It is not for operators (that is `kvctl`, built on it), and it keeps no bytes of its own.
+
+pub mod blocking;
+
+mod api;
+mod batch;
+mod cache;
+mod client;
+mod clock;
+mod control;
+mod counters;
+mod dialer;
+mod errors;
+mod get;
+mod host;
+mod hunt;
+mod lease;
+mod links;
+mod locate;
+mod options;
+mod put;
+mod queries;
+mod range;
+mod replicas;
+mod reports;
+mod view;
+
+pub use api::{
+    DescribedReplica, Description, Existence, GetBlock, GetOptions, Leasing, Limits, Listed,
+    Listing, Lookup, NodeStats, Page, PoolStats, Prefix, Put, PutBlock, PutOptions, Remove,
+    Removed, SegmentStats, ViewOptions,
+};
+pub use client::Client;
+pub use counters::Counters;
+pub use errors::{ConnectError, ControlError, GetError, PutError};
+pub use kvpool_transport::{Region, Slice};
+pub use kvpool_types::namespace::Namespace;
+pub use lease::Lease;
+pub use options::{Options, Timeouts, TransportChoice};
+pub use view::View;

@@ -24,8 +24,8 @@ pub struct Options {
     pub batch_concurrency: usize,
     /// How many locations of blocks are remembered while their leases run; 0: none.
     pub location_cache: u64,
-    /// How many TCP links to one node share the work of concurrent calls.
-    pub tcp_links_per_node: usize,
+    /// How many TCP connections to one node share the work.
+    pub tcp_connections_per_node: usize,
     /// What proves to nodes that the client may connect; empty while authentication is off.
     pub token: String,
 }
@@ -41,7 +41,7 @@ impl Default for Options {
             max_message_bytes: Length(4 << 20),
             batch_concurrency: 4,
             location_cache: 100_000,
-            tcp_links_per_node: 2,
+            tcp_connections_per_node: 4,
             token: String::new(),
         }
     }

@@ -1,0 +1,211 @@
+//! The client for callers without an async runtime: the same operations, each of which blocks.
+
+use crate::api::{
+    Description, Existence, GetBlock, GetOptions, Leasing, Limits, Listing, Lookup, Page,
+    PoolStats, Put, PutBlock, PutOptions, Remove, Removed, ViewOptions,
+};
+use crate::counters::Counters;
+use crate::errors::{ConnectError, ControlError, GetError, PutError};
+use crate::options::Options;
+use crate::view::View;
+use kvpool_transport::Slice;
+use kvpool_types::{Key, Length, Offset};
+use std::sync::Arc;
+
+/// A connection to the pool with a runtime of its own. Clones share it.
+///
+/// Its methods panic when they are called from within an async runtime, as all blocking there would
+/// stop that runtime's other work: use [`crate::Client`] there.
+#[derive(Clone, Debug)]
+pub struct Client {
+    // Fields drop in order: the client's tasks end before their runtime does.
+    client: crate::Client,
+    runtime: Arc<tokio::runtime::Runtime>,
+}
+
+/// A lease that a blocking client holds. See [`crate::Lease`].
+#[derive(Debug)]
+#[must_use = "a lease that nobody needs is better released than left to run out"]
+pub struct Lease {
+    lease: crate::Lease,
+    runtime: Arc<tokio::runtime::Runtime>,
+}
+
+/// How much of a chain is present. See [`crate::Prefix`].
+#[derive(Debug)]
+pub struct Prefix {
+    /// How many leading blocks are there.
+    pub blocks: usize,
+    /// The lease on them.
+    pub lease: Lease,
+}
+
+impl Client {
+    /// Connects to the pool, with `threads` threads for its work; 0 for one a core.
+    pub fn connect(options: Options, threads: usize) -> Result<Self, ConnectError> {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        if threads > 0 {
+            builder.worker_threads(threads);
+        }
+        let runtime = builder
+            .enable_all()
+            .thread_name("kvpool-client")
+            .build()
+            .map_err(|error| ConnectError::NoRuntime(error.to_string()))?;
+        let client = runtime.block_on(crate::Client::connect(options))?;
+        Ok(Self {
+            client,
+            runtime: Arc::new(runtime),
+        })
+    }
+
+    /// The async client behind this one. Its futures run on any runtime.
+    pub const fn inner(&self) -> &crate::Client {
+        &self.client
+    }
+
+    /// See [`crate::Client::batch_put`].
+    pub fn batch_put(
+        &self,
+        blocks: Vec<PutBlock>,
+        options: &PutOptions,
+    ) -> Vec<Result<Put, PutError>> {
+        self.wait(self.client.batch_put(blocks, options))
+    }
+
+    /// See [`crate::Client::upsert`].
+    pub fn upsert(
+        &self,
+        blocks: Vec<PutBlock>,
+        options: &PutOptions,
+    ) -> Vec<Result<Put, PutError>> {
+        self.wait(self.client.upsert(blocks, options))
+    }
+
+    /// See [`crate::Client::put`].
+    pub fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<Put, PutError> {
+        self.wait(self.client.put(key, bytes))
+    }
+
+    /// See [`crate::Client::batch_get`].
+    pub fn batch_get(
+        &self,
+        gets: Vec<GetBlock>,
+        options: &GetOptions,
+    ) -> Vec<Result<Lookup, GetError>> {
+        self.wait(self.client.batch_get(gets, options))
+    }
+
+    /// See [`crate::Client::get`].
+    pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, GetError> {
+        self.wait(self.client.get(key))
+    }
+
+    /// See [`crate::Client::get_range`].
+    pub fn get_range(
+        &self,
+        key: &Key,
+        from: Offset,
+        buffers: Vec<Slice>,
+        options: &GetOptions,
+    ) -> Result<Lookup, GetError> {
+        self.wait(self.client.get_range(key, from, buffers, options))
+    }
+
+    /// See [`crate::Client::get_view`].
+    pub fn get_view(&self, key: &Key, options: &ViewOptions) -> Result<Option<View>, GetError> {
+        self.wait(self.client.get_view(key, options))
+    }
+
+    /// See [`crate::Client::is_exist`].
+    pub fn is_exist(&self, keys: &[Key]) -> Result<Vec<bool>, ControlError> {
+        self.wait(self.client.is_exist(keys))
+    }
+
+    /// See [`crate::Client::exist`].
+    pub fn exist(
+        &self,
+        keys: &[Key],
+        leasing: Leasing,
+    ) -> Result<(Vec<bool>, Lease), ControlError> {
+        let Existence { present, lease } = self.wait(self.client.exist(keys, leasing))?;
+        Ok((present, self.own(lease)))
+    }
+
+    /// See [`crate::Client::match_prefix`].
+    pub fn match_prefix(&self, keys: &[Key]) -> Result<Prefix, ControlError> {
+        let prefix = self.wait(self.client.match_prefix(keys))?;
+        Ok(Prefix {
+            blocks: prefix.blocks,
+            lease: self.own(prefix.lease),
+        })
+    }
+
+    /// See [`crate::Client::get_size`].
+    pub fn get_size(&self, key: &Key) -> Result<Option<Length>, ControlError> {
+        self.wait(self.client.get_size(key))
+    }
+
+    /// See [`crate::Client::describe`].
+    pub fn describe(&self, keys: &[Key]) -> Result<Vec<Option<Description>>, ControlError> {
+        self.wait(self.client.describe(keys))
+    }
+
+    /// See [`crate::Client::list`].
+    pub fn list(
+        &self,
+        pattern: &str,
+        limit: u32,
+        page: Option<&Page>,
+    ) -> Result<Listing, ControlError> {
+        self.wait(self.client.list(pattern, limit, page))
+    }
+
+    /// See [`crate::Client::remove`].
+    pub fn remove(&self, what: Remove, force: bool) -> Result<Removed, ControlError> {
+        self.wait(self.client.remove(what, force))
+    }
+
+    /// See [`crate::Client::stats`].
+    pub fn stats(&self) -> Result<PoolStats, ControlError> {
+        self.wait(self.client.stats())
+    }
+
+    /// See [`crate::Client::counters`].
+    pub fn counters(&self) -> Counters {
+        self.client.counters()
+    }
+
+    /// See [`crate::Client::limits`].
+    pub fn limits(&self) -> Limits {
+        self.client.limits()
+    }
+
+    fn own(&self, lease: crate::Lease) -> Lease {
+        Lease {
+            lease,
+            runtime: Arc::clone(&self.runtime),
+        }
+    }
+
+    fn wait<F: Future>(&self, work: F) -> F::Output {
+        self.runtime.block_on(work)
+    }
+}
+
+impl Lease {
+    /// See [`crate::Lease::renew`].
+    pub fn renew(&mut self) -> Result<usize, ControlError> {
+        self.runtime.block_on(self.lease.renew())
+    }
+
+    /// See [`crate::Lease::release`].
+    pub fn release(self) -> Result<(), ControlError> {
+        self.runtime.block_on(self.lease.release())
+    }
+
+    /// The lease itself.
+    pub const fn get(&self) -> &crate::Lease {
+        &self.lease
+    }
+}

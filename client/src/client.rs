@@ -1,0 +1,259 @@
+//! The client: what callers hold, and what all operations share.
+
+use crate::api::{GetBlock, GetOptions, Limits, Lookup, Put, PutBlock, PutOptions, ViewOptions};
+use crate::batch::MessageLimits;
+use crate::cache::{Located, Locations};
+use crate::clock::Deadline;
+use crate::control::Control;
+use crate::counters::{Counters, Counting};
+use crate::dialer::Dialer;
+use crate::errors::{ConnectError, ControlError, GetError, PutError};
+use crate::links::Links;
+use crate::locate::{self, Answer, How};
+use crate::options::Options;
+use crate::put::{self, Revoker};
+use crate::view::View;
+use crate::{get, host, range, view};
+use kvpool_transport::{Region, Slice};
+use kvpool_types::{ClientId, ClusterId, Code, Epoch, Key, Length, Offset};
+use std::sync::Arc;
+
+/// A connection to the pool. Clones share it; it closes when the last one is dropped.
+///
+/// Every operation returns by its timeout. A batch answers per key: one bad key never fails its
+/// neighbours, and duplicates are each served.
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// What the operations share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) options: Options,
+    pub(crate) control: Arc<Control>,
+    pub(crate) locations: Arc<Locations>,
+    pub(crate) links: Links,
+    pub(crate) counting: Arc<Counting>,
+    pub(crate) revoker: Revoker,
+}
+
+impl Client {
+    /// Connects to the pool: agrees on a version with the master and makes the namespace known.
+    /// Must be called on a tokio runtime, whose tasks the client then uses.
+    pub async fn connect(options: Options) -> Result<Self, ConnectError> {
+        let host = host::host_id()?;
+        let counting = Arc::new(Counting::default());
+        let locations = Arc::new(Locations::new(options.location_cache));
+        let control = Control::connect(
+            &options,
+            host,
+            Arc::clone(&locations),
+            Arc::clone(&counting),
+        )
+        .await?;
+        let control = Arc::new(control);
+        let dialer = Dialer::new(
+            control.cluster(),
+            control.client(),
+            options.token.clone(),
+            options.tcp_connections_per_node,
+        );
+        let links = Links::new(
+            Box::new(dialer),
+            control.host(),
+            options.transport,
+            Arc::clone(&counting),
+        );
+        Ok(Self {
+            inner: Arc::new(Inner {
+                revoker: Revoker::start(Arc::clone(&control)),
+                options,
+                control,
+                locations,
+                links,
+                counting,
+            }),
+        })
+    }
+
+    /// Puts blocks: one outcome a block, in order. A block that is present is left as it is unless
+    /// [`PutOptions::upsert`] is set. Of several blocks with one key the first is put.
+    pub async fn batch_put(
+        &self,
+        blocks: Vec<PutBlock>,
+        options: &PutOptions,
+    ) -> Vec<Result<Put, PutError>> {
+        Box::pin(put::put(&self.inner, blocks, options)).await
+    }
+
+    /// [`Client::batch_put`] that writes a new version of blocks that are present.
+    pub async fn upsert(
+        &self,
+        blocks: Vec<PutBlock>,
+        options: &PutOptions,
+    ) -> Vec<Result<Put, PutError>> {
+        let options = PutOptions {
+            upsert: true,
+            ..options.clone()
+        };
+        self.batch_put(blocks, &options).await
+    }
+
+    /// Puts one block from owned bytes.
+    pub async fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<Put, PutError> {
+        let block = PutBlock::new(key.clone(), Region::from(bytes).whole());
+        self.batch_put(vec![block], &PutOptions::default())
+            .await
+            .pop()
+            .unwrap_or_else(|| {
+                Err(PutError::Failed {
+                    code: Code::Internal,
+                    message: "a batch of one came to no outcome".to_owned(),
+                })
+            })
+    }
+
+    /// Gets blocks into the caller's memory: one outcome a block, in order. The bytes of a hit have
+    /// been compared with the checksum that their writer committed.
+    pub async fn batch_get(
+        &self,
+        gets: Vec<GetBlock>,
+        options: &GetOptions,
+    ) -> Vec<Result<Lookup, GetError>> {
+        Box::pin(get::get(&self.inner, gets, options)).await
+    }
+
+    /// Gets one block as owned bytes; `None` when it is absent.
+    pub async fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, GetError> {
+        let deadline = Deadline::after(self.inner.options.timeouts.get);
+        let mut length = match self.known_length(key, deadline).await? {
+            Some(length) => length,
+            None => {
+                Counting::one(&self.inner.counting.misses);
+                return Ok(None);
+            }
+        };
+        loop {
+            let memory = Region::allocate(length);
+            let options = GetOptions {
+                timeout: Some(deadline.left()),
+                release: false,
+            };
+            let gets = vec![GetBlock::new(key.clone(), memory.whole())];
+            match self.batch_get(gets, &options).await.pop() {
+                Some(Ok(Lookup::Hit { length, .. })) => {
+                    let bytes = memory.slice(Offset(0), length).map(|slice| slice.to_vec());
+                    return Ok(bytes);
+                }
+                Some(Ok(Lookup::Miss)) | None => return Ok(None),
+                // A longer version was committed since its length was asked for.
+                Some(Err(GetError::BufferTooSmall { block, .. })) if !deadline.has_passed() => {
+                    length = block;
+                }
+                Some(Err(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Gets a part of a block: as many bytes from `from` on as `buffers` hold. Only the 64 KiB
+    /// chunks that the range touches are moved and verified.
+    pub async fn get_range(
+        &self,
+        key: &Key,
+        from: Offset,
+        buffers: Vec<Slice>,
+        options: &GetOptions,
+    ) -> Result<Lookup, GetError> {
+        Box::pin(range::get_range(&self.inner, key, from, buffers, options)).await
+    }
+
+    /// Takes a view of a block that has a replica on this host, to be read in place; `None` when the
+    /// block is absent.
+    pub async fn get_view(
+        &self,
+        key: &Key,
+        options: &ViewOptions,
+    ) -> Result<Option<View>, GetError> {
+        Box::pin(view::get_view(&self.inner, key, options)).await
+    }
+
+    /// What this client has done so far.
+    pub fn counters(&self) -> Counters {
+        self.inner.counting.snapshot()
+    }
+
+    /// What the pool agreed on.
+    pub fn limits(&self) -> Limits {
+        self.inner.control.limits()
+    }
+
+    /// The highest master's term seen.
+    pub fn epoch(&self) -> Epoch {
+        self.inner.control.epoch()
+    }
+
+    /// Which pool this is.
+    pub fn cluster_id(&self) -> ClusterId {
+        self.inner.control.cluster()
+    }
+
+    /// Which client this is: drawn anew at each connect.
+    pub fn client_id(&self) -> ClientId {
+        self.inner.control.client()
+    }
+
+    /// A block's length, from what is remembered of it or from the master.
+    async fn known_length(
+        &self,
+        key: &Key,
+        deadline: Deadline,
+    ) -> Result<Option<Length>, GetError> {
+        let inner = &self.inner;
+        let now = crate::clock::BootTime::now();
+        if let Some(located) = inner.locations.get(key, inner.control.epoch(), now) {
+            return Ok(Some(located.length));
+        }
+        let keys = std::slice::from_ref(key);
+        // The get that follows finds the location in the cache.
+        let answer = inner.lookup(keys, true, deadline).await?;
+        match answer.found.into_iter().next() {
+            Some(found) => Ok(found?.map(|located| located.length)),
+            None => Ok(None),
+        }
+    }
+}
+
+impl Inner {
+    /// What fits one message.
+    pub(crate) fn message_limits(&self) -> MessageLimits {
+        MessageLimits {
+            keys: self.control.limits().max_batch_keys,
+            bytes: self.options.max_message_bytes.as_usize(),
+        }
+    }
+
+    /// Asks the master where `keys` lie.
+    pub(crate) async fn lookup(
+        &self,
+        keys: &[Key],
+        keep: bool,
+        deadline: Deadline,
+    ) -> Result<Answer, ControlError> {
+        let how = How {
+            limits: self.message_limits(),
+            concurrency: self.options.batch_concurrency,
+            keep,
+            deadline,
+        };
+        locate::lookup(&self.control, &self.locations, keys, how).await
+    }
+
+    /// Whether no replica can be reached by the transports that may be used.
+    pub(crate) fn reaches_none(&self, located: &Located) -> bool {
+        located
+            .replicas
+            .iter()
+            .all(|replica| self.links.ways(&replica.node).is_empty())
+    }
+}

@@ -1,0 +1,183 @@
+//! The two clocks of a client.
+//!
+//! What an operation may take is measured on the runtime's clock ([`Deadline`]). How long a lease
+//! runs is measured on `CLOCK_BOOTTIME` ([`BootTime`]), which goes on while the machine sleeps, as
+//! the master's clock does, and which no one can set.
+
+use kvpool_types::Length;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A time on `CLOCK_BOOTTIME`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BootTime(Duration);
+
+impl BootTime {
+    /// The time now.
+    pub(crate) fn now() -> Self {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        // The clock begins at zero and only grows, so neither part is negative.
+        Self(Duration::new(
+            u64::try_from(now.tv_sec).unwrap_or(0),
+            u32::try_from(now.tv_nsec).unwrap_or(0),
+        ))
+    }
+
+    /// The time that lies `later` after this one.
+    pub(crate) fn after(self, later: Duration) -> Self {
+        Self(self.0.saturating_add(later))
+    }
+
+    /// How long it is from `now` until this time; zero when it has passed.
+    pub(crate) const fn left(self, now: Self) -> Duration {
+        self.0.saturating_sub(now.0)
+    }
+}
+
+/// When an operation must have returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Deadline(Instant);
+
+/// The deadline passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Passed;
+
+impl Deadline {
+    /// The deadline of what may take `timeout` from now.
+    pub(crate) fn after(timeout: Duration) -> Self {
+        let now = Instant::now();
+        // A timeout too long to be added is as good as a year.
+        Self(
+            now.checked_add(timeout)
+                .unwrap_or(now + Duration::from_secs(365 * 24 * 3600)),
+        )
+    }
+
+    /// How long is left.
+    pub(crate) fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether it has passed.
+    pub(crate) fn has_passed(self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// The earlier one of this and `timeout` from now.
+    pub(crate) fn at_most(self, timeout: Duration) -> Self {
+        self.min(Self::after(timeout))
+    }
+
+    /// The deadline of one attempt when up to `attempts` are to fit: an equal part of what is left,
+    /// but no less than moving `bytes` may take on a slow network.
+    pub(crate) fn share(self, attempts: u32, bytes: Length) -> Self {
+        const LEAST: Duration = Duration::from_millis(100);
+        const SLOW_BYTES_PER_SECOND: u64 = 200_000_000;
+        let moving = Duration::from_nanos(
+            bytes
+                .0
+                .saturating_mul(1_000_000_000 / SLOW_BYTES_PER_SECOND),
+        );
+        self.at_most((self.left() / attempts.max(1)).max(LEAST + moving))
+    }
+
+    /// A little later, for a wait on something that itself ends by this deadline.
+    pub(crate) fn with_grace(self) -> Self {
+        const GRACE: Duration = Duration::from_millis(250);
+        Self(self.0 + GRACE)
+    }
+
+    /// The same for those who do not know the runtime's clock.
+    pub(crate) fn to_std(self) -> std::time::Instant {
+        self.0.into_std()
+    }
+
+    /// Awaits `work`, but not beyond the deadline.
+    pub(crate) async fn run<F: Future>(self, work: F) -> Result<F::Output, Passed> {
+        tokio::time::timeout_at(self.0, work)
+            .await
+            .map_err(|_| Passed)
+    }
+
+    /// Sleeps for `pause`; false, at once, when the deadline would pass meanwhile.
+    pub(crate) async fn pause(self, pause: Duration) -> bool {
+        if pause >= self.left() {
+            return false;
+        }
+        tokio::time::sleep(pause).await;
+        true
+    }
+}
+
+/// The pauses between attempts: they double up to a bound, and each is cut by chance to between
+/// half and all of it, so that clients that failed together do not come back together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Backoff {
+    attempts: u32,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(4);
+    const LONGEST: Duration = Duration::from_millis(400);
+
+    /// The pause before the next attempt.
+    pub(crate) fn next(&mut self) -> Duration {
+        let full = Self::FIRST
+            .saturating_mul(1 << self.attempts.min(16))
+            .min(Self::LONGEST);
+        self.attempts = self.attempts.saturating_add(1);
+        full.mul_f64(rand::random_range(0.5..=1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_their_bound_and_keep_half_of_it() {
+        let mut backoff = Backoff::default();
+        let mut full = Backoff::FIRST;
+        for _ in 0..40 {
+            let pause = backoff.next();
+            assert!(pause >= full / 2 && pause <= full, "{pause:?} for {full:?}");
+            full = (full * 2).min(Backoff::LONGEST);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_never_outlasts_the_deadline() {
+        let deadline = Deadline::after(Duration::from_millis(100));
+        assert!(deadline.pause(Duration::from_millis(60)).await);
+        assert!(!deadline.pause(Duration::from_millis(60)).await);
+        assert_eq!(deadline.left(), Duration::from_millis(40));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_hangs_ends_at_the_deadline() {
+        let begun = Instant::now();
+        let deadline = Deadline::after(Duration::from_secs(2));
+        assert_eq!(
+            deadline.run(std::future::pending::<()>()).await,
+            Err(Passed)
+        );
+        assert_eq!(begun.elapsed(), Duration::from_secs(2));
+        assert!(deadline.has_passed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_gets_a_share_and_never_more_than_is_left() {
+        let deadline = Deadline::after(Duration::from_secs(4));
+        let share = |attempts, bytes| deadline.share(attempts, Length(bytes)).left();
+        assert_eq!(share(4, 0), Duration::from_secs(1));
+        assert_eq!(share(0, 0), Duration::from_secs(4));
+        // 400 MB take 2 s on a slow network, so a quarter would be too little.
+        assert_eq!(share(4, 400_000_000), Duration::from_millis(2100));
+        assert_eq!(share(4, u64::MAX), Duration::from_secs(4));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endless_timeout_is_a_long_one() {
+        assert!(Deadline::after(Duration::MAX).left() > Duration::from_secs(3600));
+    }
+}

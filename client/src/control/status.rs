@@ -1,0 +1,59 @@
+//! What a gRPC status means.
+
+use crate::errors::ControlError;
+use kvpool_proto::CODE_METADATA;
+use kvpool_types::Code;
+use tonic::Status;
+
+/// The error that `status`, from the master at `address`, stands for.
+pub(super) fn error(address: &str, method: &str, status: &Status) -> ControlError {
+    ControlError::new(
+        code(status),
+        format!("{method} at {address}: {}", status.message()),
+    )
+}
+
+/// The master's own code where it gave one; else what gRPC's code says of the connection.
+fn code(status: &Status) -> Code {
+    let stable = status
+        .metadata()
+        .get(CODE_METADATA)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.parse().ok())
+        .and_then(Code::from_wire);
+    if let Some(code) = stable {
+        return code;
+    }
+    match status.code() {
+        // A connection that breaks during a call shows as any of these, depending on where it was.
+        tonic::Code::Unavailable
+        | tonic::Code::Unknown
+        | tonic::Code::Internal
+        | tonic::Code::Aborted
+        | tonic::Code::Cancelled => Code::Unreachable,
+        tonic::Code::DeadlineExceeded => Code::DeadlineExceeded,
+        tonic::Code::OutOfRange | tonic::Code::ResourceExhausted => Code::Oversized,
+        tonic::Code::InvalidArgument => Code::InvalidArgument,
+        tonic::Code::Unimplemented => Code::VersionMismatch,
+        _ => Code::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_masters_own_code_goes_before_grpcs() {
+        let mut status = Status::unavailable("x");
+        assert_eq!(code(&status), Code::Unreachable);
+        status
+            .metadata_mut()
+            .insert(CODE_METADATA, "25".parse().unwrap());
+        assert_eq!(code(&status), Code::NotLeader);
+        status
+            .metadata_mut()
+            .insert(CODE_METADATA, "60000".parse().unwrap());
+        assert_eq!(code(&status), Code::Unreachable);
+    }
+}

@@ -1,0 +1,104 @@
+//! Opening links to store nodes.
+
+use crate::cache::Node;
+use crate::clock::Deadline;
+use crate::links::Dial;
+use futures::future::BoxFuture;
+use kvpool_transport::{Link, TransferError, TransportKind, shm, tcp};
+use kvpool_types::wire::data::{Hello, HelloReply};
+use kvpool_types::wire::frame;
+use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Incarnation};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Opens links by the transports of this host.
+#[derive(Debug)]
+pub(crate) struct Dialer {
+    hello: Hello,
+    tcp: tcp::ConnectOptions,
+}
+
+impl Dialer {
+    /// For `client` of `cluster`, which proves itself to nodes with `token`.
+    pub(crate) fn new(
+        cluster: ClusterId,
+        client: ClientId,
+        token: String,
+        tcp_connections: usize,
+    ) -> Self {
+        Self {
+            hello: Hello {
+                min_version: frame::MIN_VERSION,
+                max_version: frame::VERSION,
+                cluster,
+                client,
+                incarnation: Incarnation::default(),
+                checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
+                token,
+            },
+            tcp: tcp::ConnectOptions {
+                connections: tcp_connections.max(1),
+                ..tcp::ConnectOptions::default()
+            },
+        }
+    }
+}
+
+impl Dial for Dialer {
+    fn dial(
+        &self,
+        node: Arc<Node>,
+        kind: TransportKind,
+        deadline: Deadline,
+    ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>> {
+        let hello = Hello {
+            incarnation: node.incarnation,
+            ..self.hello.clone()
+        };
+        let tcp = self.tcp.clone();
+        Box::pin(async move {
+            // The incarnation in the hello makes a node of another life refuse it.
+            match kind {
+                TransportKind::Shm => {
+                    let path = PathBuf::from(&node.shm_path);
+                    open(move || shm::connect(&path, hello, deadline.to_std())).await
+                }
+                TransportKind::Tcp => {
+                    let address = resolve(&node.data_address, deadline).await?;
+                    open(move || tcp::connect_with(address, hello, deadline.to_std(), &tcp)).await
+                }
+            }
+        })
+    }
+}
+
+/// Runs a blocking connect aside.
+async fn open(
+    connect: impl FnOnce() -> Result<(Arc<dyn Link>, HelloReply), TransferError> + Send + 'static,
+) -> Result<Arc<dyn Link>, TransferError> {
+    match tokio::task::spawn_blocking(connect).await {
+        Ok(opened) => opened.map(|(link, _)| link),
+        Err(_) => Err(unreachable("the runtime is shutting down".to_owned())),
+    }
+}
+
+async fn resolve(address: &str, deadline: Deadline) -> Result<SocketAddr, TransferError> {
+    let looked_up = deadline.run(tokio::net::lookup_host(address)).await;
+    match looked_up {
+        Ok(Ok(mut found)) => found
+            .next()
+            .ok_or_else(|| unreachable(format!("{address} names no host"))),
+        Ok(Err(error)) => Err(unreachable(format!("{address}: {error}"))),
+        Err(_) => Err(unreachable(format!(
+            "the name in {address} was not resolved in time"
+        ))),
+    }
+}
+
+fn unreachable(message: String) -> TransferError {
+    TransferError {
+        code: Code::Unreachable,
+        message,
+    }
+}

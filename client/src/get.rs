@@ -1,0 +1,46 @@
+//! Gets: locate, read, verify.
+//!
+//! ```text
+//!            ┌────────── the next replica, or located again ──────────┐
+//!  keys ─► cache or Lookup ─► read from one node ─► lease still runs? ─► checksum right? ─► hit
+//!                 └─ absent: miss
+//! ```
+//!
+//! One batch is one machine of steps that run at the same time: reads of one node go together, and
+//! a node that hangs holds up only the blocks that lie there.
+
+mod batch;
+mod renewal;
+
+use crate::api::{GetBlock, GetOptions, Lookup};
+use crate::client::Inner;
+use crate::clock::Deadline;
+use crate::counters::Counting;
+use crate::errors::GetError;
+pub(crate) use renewal::Renewal;
+
+/// Gets every block of a batch; one outcome a block, in order.
+pub(crate) async fn get(
+    inner: &Inner,
+    gets: Vec<GetBlock>,
+    options: &GetOptions,
+) -> Vec<Result<Lookup, GetError>> {
+    let timeout = options.timeout.unwrap_or(inner.options.timeouts.get);
+    let deadline = Deadline::after(timeout);
+    let outcomes = batch::Batch::new(inner, gets, options.release, deadline)
+        .run()
+        .await;
+    for outcome in &outcomes {
+        count(&inner.counting, outcome);
+    }
+    outcomes
+}
+
+/// Counts one outcome.
+pub(crate) fn count(counting: &Counting, outcome: &Result<Lookup, GetError>) {
+    Counting::one(match outcome {
+        Ok(Lookup::Hit { .. }) => &counting.hits,
+        Ok(Lookup::Miss) => &counting.misses,
+        Err(_) => &counting.get_errors,
+    });
+}

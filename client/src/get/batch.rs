@@ -1,0 +1,573 @@
+//! The steps of one batch of gets, run at the same time.
+
+use super::renewal::Renewal;
+use crate::api::{GetBlock, Lookup};
+use crate::batch::Distinct;
+use crate::cache::{Leased, Located, Node};
+use crate::client::Inner;
+use crate::clock::{Backoff, BootTime, Deadline};
+use crate::counters::Counting;
+use crate::errors::{ControlError, GetError};
+use crate::lease::{self, Part};
+use crate::locate::{Answer, Found};
+use crate::replicas::{Next, Tried, part_of};
+use crate::reports::{self, Report};
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use kvpool_transport::memory::total_length;
+use kvpool_transport::{ReadOp, Slice, TransferError, TransferResult, TransportKind};
+use kvpool_types::{Code, Epoch, Incarnation, Key, Length, Offset, SegmentId};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One batch of gets; keys may be named more than once.
+pub(super) struct Batch<'a> {
+    inner: &'a Inner,
+    deadline: Deadline,
+    release: bool,
+    items: Vec<Item>,
+    reports: Vec<Report>,
+    leases: Vec<Part>,
+    work: FuturesUnordered<BoxFuture<'a, Step>>,
+}
+
+struct Item {
+    key: Key,
+    buffers: Vec<Slice>,
+    located: Option<Arc<Located>>,
+    tried: Tried,
+    backoff: Backoff,
+    /// Why the last attempt failed.
+    last: Option<GetError>,
+    outcome: Option<Result<Lookup, GetError>>,
+}
+
+/// What one piece of work came to.
+enum Step {
+    Located {
+        items: Vec<usize>,
+        answer: Result<Answer, ControlError>,
+        of_item: Vec<usize>,
+    },
+    Read(ReadDone),
+}
+
+/// The blocks that are read from one node in one go.
+struct NodeReads {
+    node: Arc<Node>,
+    ways: Vec<TransportKind>,
+    epoch: Epoch,
+    reads: Vec<(usize, Arc<Located>, SegmentId)>,
+    ops: Vec<ReadOp>,
+    /// In how many parts what is left of the deadline is cut.
+    parts: u32,
+}
+
+/// What one read from one node came to.
+struct ReadDone {
+    node: Arc<Node>,
+    reads: Vec<(usize, Arc<Located>, SegmentId)>,
+    /// The transports that it went over, or that could not be opened.
+    ways: Vec<TransportKind>,
+    results: Vec<TransferResult>,
+    leases: Vec<Option<Leased>>,
+    ended: BootTime,
+    /// The link did not keep its deadline: the buffers may still be written to.
+    detached: bool,
+}
+
+impl<'a> Batch<'a> {
+    pub(super) fn new(
+        inner: &'a Inner,
+        gets: Vec<GetBlock>,
+        release: bool,
+        deadline: Deadline,
+    ) -> Self {
+        let items = gets
+            .into_iter()
+            .map(|get| Item {
+                key: get.key,
+                buffers: get.buffers,
+                located: None,
+                tried: Tried::default(),
+                backoff: Backoff::default(),
+                last: None,
+                outcome: None,
+            })
+            .collect();
+        Self {
+            inner,
+            deadline,
+            release,
+            items,
+            reports: Vec::new(),
+            leases: Vec::new(),
+            work: FuturesUnordered::new(),
+        }
+    }
+
+    /// Runs until every block came to an outcome.
+    pub(super) async fn run(mut self) -> Vec<Result<Lookup, GetError>> {
+        self.begin();
+        while let Some(step) = self.work.next().await {
+            match step {
+                Step::Located {
+                    items,
+                    answer,
+                    of_item,
+                } => self.located(&items, answer, &of_item),
+                Step::Read(done) => self.read_done(done),
+            }
+        }
+        let control_timeout = self.inner.options.timeouts.control;
+        let later = Deadline::after(control_timeout);
+        reports::send_soon(&self.inner.control, self.reports, later);
+        if self.release {
+            let by = self.deadline.with_grace();
+            if let Err(error) = lease::release(&self.inner.control, self.leases, by).await {
+                tracing::debug!(%error, "leases are left to run out");
+            }
+        }
+        self.items
+            .into_iter()
+            .map(|item| {
+                item.outcome
+                    .unwrap_or_else(|| Err(failed(Code::Internal, "the get came to no outcome")))
+            })
+            .collect()
+    }
+
+    fn item(&mut self, at: usize) -> &mut Item {
+        self.items
+            .get_mut(at)
+            .expect("invariant: steps name only items of their batch")
+    }
+
+    /// Takes from the cache what it has, and asks for the rest.
+    fn begin(&mut self) {
+        let now = BootTime::now();
+        let epoch = self.inner.control.epoch();
+        let (mut known, mut unknown) = (Vec::new(), Vec::new());
+        for at in 0..self.items.len() {
+            let locations = &self.inner.locations;
+            let located = locations.get(&self.item(at).key, epoch, now);
+            match located {
+                Some(located) => {
+                    Counting::one(&self.inner.counting.cache_hits);
+                    self.take(at, located);
+                    known.push(at);
+                }
+                None => {
+                    Counting::one(&self.inner.counting.cache_misses);
+                    unknown.push(at);
+                }
+            }
+        }
+        self.locate(unknown, Vec::new(), None);
+        self.dispatch(known);
+    }
+
+    /// Asks the master, after a pause when there is one, and after telling it what failed.
+    fn locate(&mut self, items: Vec<usize>, reports: Vec<Report>, pause: Option<Duration>) {
+        if items.is_empty() {
+            return;
+        }
+        let keys: Vec<Key> = items
+            .iter()
+            .filter_map(|at| self.items.get(*at))
+            .map(|item| item.key.clone())
+            .collect();
+        let distinct = Distinct::of(&keys);
+        let asked: Vec<Key> = distinct
+            .firsts
+            .iter()
+            .filter_map(|first| keys.get(*first).cloned())
+            .collect();
+        let (inner, deadline, keep) = (self.inner, self.deadline, !self.release);
+        self.work.push(Box::pin(async move {
+            reports::send(&inner.control, reports, deadline.share(2, Length(0))).await;
+            let answer = if deadline.pause(pause.unwrap_or_default()).await {
+                inner.lookup(&asked, keep, deadline).await
+            } else {
+                Err(ControlError::new(
+                    Code::DeadlineExceeded,
+                    "the get's timeout passed",
+                ))
+            };
+            Step::Located {
+                items,
+                answer,
+                of_item: distinct.of_item,
+            }
+        }));
+    }
+
+    fn located(
+        &mut self,
+        items: &[usize],
+        answer: Result<Answer, ControlError>,
+        of_item: &[usize],
+    ) {
+        let found = match answer {
+            Ok(answer) => {
+                if self.release {
+                    self.leases.extend(answer.leases);
+                }
+                answer.found
+            }
+            Err(error) => {
+                let again = items
+                    .iter()
+                    .copied()
+                    .filter(|at| self.try_again(*at, error.clone().into()))
+                    .collect();
+                return self.again(again);
+            }
+        };
+        let (mut known, mut again) = (Vec::new(), Vec::new());
+        for (at, slot) in items.iter().copied().zip(of_item) {
+            let found: Found = found.get(*slot).cloned().unwrap_or(Ok(None));
+            match found {
+                Ok(Some(located)) if located.replicas.is_empty() => {
+                    self.settle(at, Ok(Lookup::Miss));
+                }
+                Ok(Some(located)) => {
+                    self.take(at, located);
+                    known.push(at);
+                }
+                Ok(None) => self.settle(at, Ok(Lookup::Miss)),
+                Err(error) => {
+                    if self.try_again(at, error.into()) {
+                        again.push(at);
+                    }
+                }
+            }
+        }
+        self.dispatch(known);
+        self.again(again);
+    }
+
+    /// Notes where a block lies. When all its replicas have failed they are tried once more: the
+    /// master, told of the failures, still names them.
+    fn take(&mut self, at: usize, located: Arc<Located>) {
+        let inner = self.inner;
+        let item = self.item(at);
+        item.tried.renew(located.version, false);
+        if item.tried.choose(&located, &inner.links).is_none() {
+            item.tried.renew(located.version, true);
+        }
+        item.located = Some(located);
+    }
+
+    /// Starts the reads of located blocks, those of one node together.
+    fn dispatch(&mut self, items: Vec<usize>) {
+        type Group = (Incarnation, Vec<TransportKind>, Epoch);
+        let mut groups: HashMap<Group, NodeReads> = HashMap::new();
+        let mut again = Vec::new();
+        for at in items {
+            let inner = self.inner;
+            let item = self.item(at);
+            let Some(located) = item.located.clone() else {
+                again.push(at);
+                continue;
+            };
+            let Some(into) = part_of(&item.buffers, Offset(0), located.length) else {
+                let error = GetError::BufferTooSmall {
+                    buffers: total_length(&item.buffers),
+                    block: located.length,
+                };
+                self.settle(at, Err(error));
+                continue;
+            };
+            let Some(choice) = item.tried.choose(&located, &inner.links) else {
+                if inner.reaches_none(&located) {
+                    let message = "only shared memory may be used, and no replica is on this host";
+                    self.settle(at, Err(failed(Code::Unreachable, message)));
+                } else {
+                    again.push(at);
+                }
+                continue;
+            };
+            let parts = item.tried.untried(&located).saturating_add(1);
+            let node = choice.replica.node;
+            let group = (node.incarnation, choice.ways.clone(), located.epoch);
+            let reads = groups.entry(group).or_insert_with(|| NodeReads {
+                node,
+                ways: choice.ways,
+                epoch: located.epoch,
+                reads: Vec::new(),
+                ops: Vec::new(),
+                parts: 1,
+            });
+            reads.parts = reads.parts.max(parts);
+            reads.ops.push(ReadOp {
+                extent: choice.replica.extent,
+                from: Offset(0),
+                into,
+            });
+            reads
+                .reads
+                .push((at, located, choice.replica.extent.segment));
+        }
+        for reads in groups.into_values() {
+            self.read(reads);
+        }
+        self.again(again);
+    }
+
+    fn read(&mut self, group: NodeReads) {
+        let (inner, deadline) = (self.inner, self.deadline);
+        let keys: Vec<Key> = group
+            .reads
+            .iter()
+            .filter_map(|(at, ..)| self.items.get(*at))
+            .map(|item| item.key.clone())
+            .collect();
+        self.work.push(Box::pin(async move {
+            let bytes = group.ops.iter().map(|op| op.length().0).sum();
+            let limit = deadline.share(group.parts, Length(bytes));
+            let blocks = keys
+                .iter()
+                .zip(group.reads.iter().map(|(_, located, _)| located));
+            let renewal = Renewal::new(&inner.control, blocks);
+            let asked = group.ops.len();
+            let mut ways = group.ways;
+            let (results, detached) = match inner.links.first(&group.node, &ways, limit).await {
+                Ok(link) => {
+                    ways = vec![link.kind()];
+                    let reading = link.read(group.epoch, group.ops, limit.to_std());
+                    let reading = limit.with_grace().run(reading);
+                    match renewal.during(reading, limit).await {
+                        Ok(results) => (results, false),
+                        Err(_) => (vec![Err(overdue(&group.node)); asked], true),
+                    }
+                }
+                Err(error) => (vec![Err(error); asked], false),
+            };
+            Step::Read(ReadDone {
+                ended: BootTime::now(),
+                leases: renewal.leases(),
+                node: group.node,
+                reads: group.reads,
+                ways,
+                results,
+                detached,
+            })
+        }));
+    }
+
+    fn read_done(&mut self, done: ReadDone) {
+        let (mut next, mut again) = (Vec::new(), Vec::new());
+        let kind = done.ways.first().copied().unwrap_or(TransportKind::Tcp);
+        let outcomes = done.reads.into_iter().zip(done.results).zip(done.leases);
+        for (((at, located, segment), result), lease) in outcomes {
+            let judged = judge(&located, result, lease, done.ended);
+            let error = match judged {
+                Judged::Right => {
+                    self.inner.counting.read(kind, located.length.0);
+                    let hit = Lookup::Hit {
+                        length: located.length,
+                        version: located.version,
+                    };
+                    self.settle(at, Ok(hit));
+                    continue;
+                }
+                Judged::Outrun => {
+                    Counting::one(&self.inner.counting.leases_outrun);
+                    TransferError {
+                        code: Code::LeaseEnded,
+                        message: "the lease ended before the read did".to_owned(),
+                    }
+                }
+                Judged::Wrong(error) => error,
+            };
+            if done.detached {
+                self.settle(at, Err(failed(error.code, error.message)));
+                continue;
+            }
+            let verdict = Next::after(error.code);
+            if verdict == Next::ReportMismatch {
+                Counting::one(&self.inner.counting.checksum_mismatches);
+                tracing::warn!(
+                    node = %done.node.name, extent = ?located.replica(segment).map(|r| r.extent),
+                    version = %located.version, "the bytes read do not match their checksum"
+                );
+            }
+            if verdict == Next::ReportUnreachable {
+                self.inner.links.shun(&done.node);
+            }
+            Counting::one(&self.inner.counting.transfer_retries);
+            let version = located.version;
+            let item = self.item(at);
+            for way in &done.ways {
+                item.tried.fail(segment, *way);
+            }
+            let key = item.key.clone();
+            self.inner.locations.forget(&key);
+            if let Some(code) = verdict.report() {
+                self.reports.push(Report {
+                    key,
+                    version,
+                    segment,
+                    code,
+                });
+            }
+            if !self.note(at, error) {
+                continue;
+            }
+            let inner = self.inner;
+            let item = self.item(at);
+            let more = item.tried.choose(&located, &inner.links).is_some();
+            if verdict == Next::Relocate || !more {
+                again.push(at);
+            } else {
+                next.push(at);
+            }
+        }
+        if again.is_empty() && !self.reports.is_empty() {
+            let reports = std::mem::take(&mut self.reports);
+            let later = Deadline::after(self.inner.options.timeouts.control);
+            reports::send_soon(&self.inner.control, reports, later);
+        }
+        self.dispatch(next);
+        self.again(again);
+    }
+
+    /// Records a failed read. False when there is no time for another: the block is then settled.
+    fn note(&mut self, at: usize, error: TransferError) -> bool {
+        let error = failed(error.code, error.message);
+        if self.deadline.has_passed() {
+            self.settle(at, Err(error));
+            return false;
+        }
+        self.item(at).last = Some(error);
+        true
+    }
+
+    /// Records a failed lookup. Whether it is to be repeated; else the block is settled.
+    fn try_again(&mut self, at: usize, error: GetError) -> bool {
+        if error.is_retryable() && !self.deadline.has_passed() {
+            let item = self.item(at);
+            if item.last.is_none() {
+                item.last = Some(error);
+            }
+            return true;
+        }
+        // That the time is over says less than what kept the block from being read until then.
+        let late = error.code() == Code::DeadlineExceeded;
+        let outcome = match self.item(at).last.take() {
+            Some(last) if late => last,
+            _ => error,
+        };
+        self.settle(at, Err(outcome));
+        false
+    }
+
+    fn again(&mut self, items: Vec<usize>) {
+        if items.is_empty() {
+            return;
+        }
+        let pause = items.iter().map(|at| self.item(*at).backoff.next()).max();
+        let reports = std::mem::take(&mut self.reports);
+        self.locate(items, reports, pause);
+    }
+
+    fn settle(&mut self, at: usize, outcome: Result<Lookup, GetError>) {
+        self.item(at).outcome = Some(outcome);
+    }
+}
+
+/// What a finished read was worth.
+enum Judged {
+    /// The bytes are the block's.
+    Right,
+    /// The lease ended first: the bytes may be anybody's.
+    Outrun,
+    /// They are not, or the read failed.
+    Wrong(TransferError),
+}
+
+/// Judges a read of `located` that `ended` under `lease`.
+fn judge(
+    located: &Located,
+    result: TransferResult,
+    lease: Option<Leased>,
+    ended: BootTime,
+) -> Judged {
+    let checksum = match result {
+        Ok(checksum) => checksum,
+        Err(error) => return Judged::Wrong(error),
+    };
+    let right = checksum == located.checksum;
+    match lease {
+        Some(lease) if !lease.runs(ended) => Judged::Outrun,
+        // Without a lease the extent may have been granted anew meanwhile, which is no fault.
+        None if !right => Judged::Outrun,
+        _ if right => Judged::Right,
+        _ => Judged::Wrong(TransferError {
+            code: Code::ChecksumMismatch,
+            message: format!(
+                "the bytes read have checksum {checksum}, the block has {}",
+                located.checksum
+            ),
+        }),
+    }
+}
+
+fn failed(code: Code, message: impl Into<String>) -> GetError {
+    GetError::Failed {
+        code,
+        message: message.into(),
+    }
+}
+
+fn overdue(node: &Node) -> TransferError {
+    TransferError {
+        code: Code::DeadlineExceeded,
+        message: format!("node {} did not end the transfer in time", node.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_types::{Checksum, Version};
+
+    fn located(lease: Option<Leased>) -> Located {
+        Located {
+            epoch: Epoch(1),
+            version: Version(1),
+            checksum: Checksum(7),
+            length: Length(1),
+            replicas: Vec::new(),
+            lease,
+        }
+    }
+
+    #[test]
+    fn bytes_count_only_when_the_lease_outlived_the_read() {
+        let begun = BootTime::now();
+        let lease = Leased {
+            token: 1,
+            until: begun.after(Duration::from_secs(1)),
+            ttl: Duration::from_secs(1),
+        };
+        let at = |millis| begun.after(Duration::from_millis(millis));
+        let located = located(Some(lease));
+        let judge = |sum, lease, ended| judge(&located, Ok(Checksum(sum)), lease, ended);
+        assert!(matches!(judge(7, Some(lease), at(999)), Judged::Right));
+        assert!(matches!(judge(7, Some(lease), at(1000)), Judged::Outrun));
+        assert!(matches!(judge(8, Some(lease), at(1000)), Judged::Outrun));
+        assert!(matches!(
+            judge(8, Some(lease), at(999)),
+            Judged::Wrong(TransferError {
+                code: Code::ChecksumMismatch,
+                ..
+            })
+        ));
+        assert!(matches!(judge(7, None, at(5000)), Judged::Right));
+        assert!(matches!(judge(8, None, at(0)), Judged::Outrun));
+    }
+}

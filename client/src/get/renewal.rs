@@ -1,0 +1,140 @@
+//! Leases kept alive while a long read runs under them.
+
+use crate::cache::{Leased, Located};
+use crate::clock::{BootTime, Deadline};
+use crate::control::Control;
+use crate::lease::{Part, renew};
+use kvpool_types::Key;
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The leases of the blocks of one read.
+#[derive(Debug)]
+pub(crate) struct Renewal<'a> {
+    control: &'a Control,
+    keys: Vec<Key>,
+    leases: Mutex<Vec<Option<Leased>>>,
+}
+
+impl<'a> Renewal<'a> {
+    pub(crate) fn new<'b>(
+        control: &'a Control,
+        blocks: impl IntoIterator<Item = (&'b Key, &'b Arc<Located>)>,
+    ) -> Self {
+        let (keys, leases) = blocks
+            .into_iter()
+            .map(|(key, located)| (key.clone(), located.lease))
+            .unzip();
+        Self {
+            control,
+            keys,
+            leases: Mutex::new(leases),
+        }
+    }
+
+    /// Awaits `work`, and renews the leases meanwhile, each when half of it has passed.
+    pub(crate) async fn during<F: Future>(&self, work: F, deadline: Deadline) -> F::Output {
+        tokio::select! {
+            biased;
+            output = work => output,
+            never = self.keep(deadline) => match never {},
+        }
+    }
+
+    /// The lease of each block as it stands now; `None` for those that had none.
+    pub(crate) fn leases(&self) -> Vec<Option<Leased>> {
+        self.leases.lock().clone()
+    }
+
+    async fn keep(&self, deadline: Deadline) -> std::convert::Infallible {
+        loop {
+            match self.next_due(BootTime::now()) {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => std::future::pending().await,
+            }
+            if !self.renew_due(deadline).await {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// How long until the first lease is half over; `None` when none is left that runs.
+    fn next_due(&self, now: BootTime) -> Option<Duration> {
+        self.leases
+            .lock()
+            .iter()
+            .flatten()
+            .filter(|lease| lease.runs(now))
+            .map(|lease| half_left(lease, now))
+            .min()
+    }
+
+    /// Renews those that are half over. False when that failed: they then run out, and the blocks
+    /// are read again under new ones.
+    async fn renew_due(&self, deadline: Deadline) -> bool {
+        let now = BootTime::now();
+        let mut due: HashMap<u64, Vec<usize>> = HashMap::new();
+        let mut leased: HashMap<u64, Leased> = HashMap::new();
+        for (at, lease) in self.leases.lock().iter().enumerate() {
+            if let Some(lease) = lease
+                && lease.runs(now)
+                && half_left(lease, now).is_zero()
+            {
+                due.entry(lease.token).or_default().push(at);
+                leased.insert(lease.token, *lease);
+            }
+        }
+        for (token, places) in due {
+            let Some(lease) = leased.get(&token) else {
+                continue;
+            };
+            let distinct: HashSet<&Key> =
+                places.iter().filter_map(|at| self.keys.get(*at)).collect();
+            let part = Part {
+                keys: distinct.into_iter().cloned().collect(),
+                leased: *lease,
+            };
+            let Ok(renewed) = renew(self.control, &part, deadline).await else {
+                return false;
+            };
+            let kept: HashSet<&Key> = renewed.keys.iter().collect();
+            let mut leases = self.leases.lock();
+            for at in places {
+                let held = self.keys.get(at).is_some_and(|key| kept.contains(key));
+                if let (true, Some(Some(lease))) = (held, leases.get_mut(at)) {
+                    *lease = renewed.leased;
+                }
+            }
+            if kept.is_empty() {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// How long until half of the lease has passed.
+fn half_left(lease: &Leased, now: BootTime) -> Duration {
+    lease.until.left(now).saturating_sub(lease.ttl / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_due_when_half_of_it_has_passed() {
+        let now = BootTime::now();
+        let lease = Leased {
+            token: 1,
+            until: now.after(Duration::from_secs(10)),
+            ttl: Duration::from_secs(10),
+        };
+        let at = |secs| now.after(Duration::from_secs(secs));
+        assert_eq!(half_left(&lease, now), Duration::from_secs(5));
+        assert_eq!(half_left(&lease, at(5)), Duration::ZERO);
+        assert_eq!(half_left(&lease, at(20)), Duration::ZERO);
+    }
+}

@@ -1,0 +1,206 @@
+//! The search for a replica of one block that can be worked with: what range gets and views share.
+
+use crate::cache::Located;
+use crate::client::Inner;
+use crate::clock::{Backoff, BootTime, Deadline};
+use crate::counters::Counting;
+use crate::errors::GetError;
+use crate::replicas::{Choice, Next, Tried};
+use crate::reports::{self, Report};
+use kvpool_transport::{TransferError, TransportKind};
+use kvpool_types::{Code, Key, Length};
+use std::sync::Arc;
+
+/// One block, and what has been tried to reach it.
+pub(crate) struct Hunt<'a> {
+    inner: &'a Inner,
+    key: &'a Key,
+    pub(crate) deadline: Deadline,
+    /// The one transport that will do; `None`: any.
+    only: Option<TransportKind>,
+    located: Option<Arc<Located>>,
+    tried: Tried,
+    backoff: Backoff,
+    reports: Vec<Report>,
+    last: Option<GetError>,
+}
+
+/// A replica to work with.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) located: Arc<Located>,
+    pub(crate) choice: Choice,
+    /// The deadline of this attempt.
+    pub(crate) limit: Deadline,
+}
+
+impl<'a> Hunt<'a> {
+    pub(crate) fn new(
+        inner: &'a Inner,
+        key: &'a Key,
+        deadline: Deadline,
+        only: Option<TransportKind>,
+    ) -> Self {
+        Self {
+            inner,
+            key,
+            deadline,
+            only,
+            located: None,
+            tried: Tried::default(),
+            backoff: Backoff::default(),
+            reports: Vec::new(),
+            last: None,
+        }
+    }
+
+    /// The next replica to work with, `bytes` of it; `None` when the block is absent.
+    pub(crate) async fn next(&mut self, bytes: Length) -> Result<Option<Target>, GetError> {
+        loop {
+            let Some(located) = self.locate().await? else {
+                return Ok(None);
+            };
+            if let Some(choice) = self.choose(&located) {
+                let parts = self.tried.untried(&located).saturating_add(1);
+                return Ok(Some(Target {
+                    limit: self.deadline.share(parts, bytes),
+                    located,
+                    choice,
+                }));
+            }
+            if !self.is_reachable(&located) {
+                return Err(GetError::NotLocal(
+                    "none lies on this host with a socket, or shared memory is switched off".into(),
+                ));
+            }
+            // All have failed. The master hears of it and is asked again; if it still names them
+            // they are tried once more.
+            self.located = None;
+            self.tried.renew(located.version, true);
+            self.pause().await?;
+        }
+    }
+
+    /// Records that a target failed over `ways`.
+    pub(crate) fn fail(&mut self, target: &Target, ways: &[TransportKind], error: TransferError) {
+        let segment = target.choice.replica.extent.segment;
+        for way in ways {
+            self.tried.fail(segment, *way);
+        }
+        self.inner.locations.forget(self.key);
+        Counting::one(&self.inner.counting.transfer_retries);
+        let verdict = Next::after(error.code);
+        if verdict == Next::ReportUnreachable {
+            self.inner.links.shun(&target.choice.replica.node);
+        }
+        if verdict == Next::ReportMismatch {
+            Counting::one(&self.inner.counting.checksum_mismatches);
+        }
+        if verdict == Next::Relocate {
+            self.located = None;
+        }
+        if let Some(code) = verdict.report() {
+            self.reports.push(Report {
+                key: self.key.clone(),
+                version: target.located.version,
+                segment,
+                code,
+            });
+        }
+        self.last = Some(GetError::Failed {
+            code: error.code,
+            message: error.message,
+        });
+    }
+
+    /// Records that the lease ended before the work under it did: it is begun again.
+    pub(crate) fn outrun(&mut self) {
+        Counting::one(&self.inner.counting.leases_outrun);
+        self.inner.locations.forget(self.key);
+        self.located = None;
+    }
+
+    async fn locate(&mut self) -> Result<Option<Arc<Located>>, GetError> {
+        loop {
+            if self.deadline.has_passed() {
+                return Err(self.late());
+            }
+            if let Some(located) = &self.located {
+                return Ok(Some(Arc::clone(located)));
+            }
+            let reports = std::mem::take(&mut self.reports);
+            let by = self.deadline.share(2, Length(0));
+            reports::send(&self.inner.control, reports, by).await;
+            let epoch = self.inner.control.epoch();
+            let cached = self.inner.locations.get(self.key, epoch, BootTime::now());
+            let found = match cached {
+                Some(located) => {
+                    Counting::one(&self.inner.counting.cache_hits);
+                    Ok(Some(located))
+                }
+                None => {
+                    Counting::one(&self.inner.counting.cache_misses);
+                    self.ask().await
+                }
+            };
+            match found {
+                Ok(Some(located)) if !located.replicas.is_empty() => {
+                    self.tried.renew(located.version, false);
+                    self.located = Some(Arc::clone(&located));
+                    return Ok(Some(located));
+                }
+                Ok(_) => return Ok(None),
+                Err(error) if error.is_retryable() => {
+                    self.last.get_or_insert(error);
+                    self.pause().await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn ask(&self) -> Result<Option<Arc<Located>>, GetError> {
+        let keys = std::slice::from_ref(self.key);
+        let answer = self.inner.lookup(keys, true, self.deadline).await?;
+        match answer.found.into_iter().next() {
+            Some(found) => Ok(found?),
+            None => Ok(None),
+        }
+    }
+
+    fn choose(&self, located: &Located) -> Option<Choice> {
+        let Some(only) = self.only else {
+            return self.tried.choose(located, &self.inner.links);
+        };
+        let mut narrowed = located.clone();
+        narrowed
+            .replicas
+            .retain(|replica| self.inner.links.ways(&replica.node).contains(&only));
+        let mut choice = self.tried.choose(&narrowed, &self.inner.links)?;
+        choice.ways.retain(|way| *way == only);
+        (!choice.ways.is_empty()).then_some(choice)
+    }
+
+    fn is_reachable(&self, located: &Located) -> bool {
+        located.replicas.iter().any(|replica| {
+            let ways = self.inner.links.ways(&replica.node);
+            self.only
+                .map_or(!ways.is_empty(), |only| ways.contains(&only))
+        })
+    }
+
+    async fn pause(&mut self) -> Result<(), GetError> {
+        if self.deadline.pause(self.backoff.next()).await {
+            Ok(())
+        } else {
+            Err(self.late())
+        }
+    }
+
+    fn late(&mut self) -> GetError {
+        self.last.take().unwrap_or_else(|| GetError::Failed {
+            code: Code::DeadlineExceeded,
+            message: "the get's timeout passed".to_owned(),
+        })
+    }
+}

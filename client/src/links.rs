@@ -1,0 +1,245 @@
+//! Links to store nodes: opened when first needed, shared by all calls, opened anew when they fail.
+//!
+//! There is one link a node incarnation and transport. Opening is single-flight: who comes while a
+//! link is being opened waits for it. After a failure the next attempt waits a while, and who comes
+//! meanwhile is told the last failure at once.
+
+use crate::cache::Node;
+use crate::clock::{Backoff, Deadline};
+use crate::counters::Counting;
+use crate::options::TransportChoice;
+use futures::future::BoxFuture;
+use kvpool_transport::{Link, TransferError, TransportKind};
+use kvpool_types::{Code, HostId, Incarnation};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long opening a link may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long other replicas are preferred after a node failed.
+const SHUN: Duration = Duration::from_secs(2);
+/// How long the links of an incarnation that nobody asks for are kept.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// What opens links.
+pub(crate) trait Dial: Send + Sync + std::fmt::Debug {
+    /// Opens a link to the incarnation that `node` names.
+    fn dial(
+        &self,
+        node: Arc<Node>,
+        kind: TransportKind,
+        deadline: Deadline,
+    ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>>;
+}
+
+/// The links of one client.
+#[derive(Debug)]
+pub(crate) struct Links {
+    dialer: Box<dyn Dial>,
+    host: HostId,
+    choice: TransportChoice,
+    nodes: Mutex<HashMap<Incarnation, Arc<NodeLinks>>>,
+    counting: Arc<Counting>,
+    /// The nodes whose shared memory was said to be out of reach.
+    said: Mutex<HashSet<Incarnation>>,
+}
+
+/// The links to one incarnation.
+#[derive(Debug)]
+struct NodeLinks {
+    shm: Lane,
+    tcp: Lane,
+    used: Mutex<Instant>,
+    shunned: Mutex<Option<Instant>>,
+}
+
+/// One link, or the place for it.
+#[derive(Debug, Default)]
+struct Lane {
+    link: Mutex<Option<Arc<dyn Link>>>,
+    opening: tokio::sync::Mutex<Opening>,
+}
+
+/// What the last attempts to open a link came to.
+#[derive(Debug, Default)]
+struct Opening {
+    backoff: Backoff,
+    failed: Option<(TransferError, Instant)>,
+}
+
+impl Links {
+    pub(crate) fn new(
+        dialer: Box<dyn Dial>,
+        host: HostId,
+        choice: TransportChoice,
+        counting: Arc<Counting>,
+    ) -> Self {
+        Self {
+            dialer,
+            host,
+            choice,
+            nodes: Mutex::new(HashMap::new()),
+            counting,
+            said: Mutex::new(HashSet::new()),
+        }
+    }
+
+    /// The ways to reach `node`, best first.
+    pub(crate) fn ways(&self, node: &Node) -> &'static [TransportKind] {
+        let near = node.host == self.host && !node.shm_path.is_empty();
+        match (self.choice, near) {
+            (TransportChoice::Auto, true) => &[TransportKind::Shm, TransportKind::Tcp],
+            (TransportChoice::Auto, false) | (TransportChoice::Tcp, _) => &[TransportKind::Tcp],
+            (TransportChoice::Shm, true) => &[TransportKind::Shm],
+            (TransportChoice::Shm, false) => &[],
+        }
+    }
+
+    /// A link to `node` over `kind`, opened if need be.
+    pub(crate) async fn get(
+        &self,
+        node: &Arc<Node>,
+        kind: TransportKind,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Link>, TransferError> {
+        let links = self.of(node);
+        let lane = links.lane(kind);
+        if let Some(link) = lane.open_link() {
+            return Ok(link);
+        }
+        let late = || TransferError {
+            code: Code::DeadlineExceeded,
+            message: format!("opening a {kind:?} link to {}", node.name),
+        };
+        let mut opening = deadline
+            .run(lane.opening.lock())
+            .await
+            .map_err(|_| late())?;
+        if let Some(link) = lane.open_link() {
+            return Ok(link);
+        }
+        if let Some((error, until)) = &opening.failed
+            && Instant::now() < *until
+        {
+            return Err(error.clone());
+        }
+        let limit = deadline.at_most(CONNECT_TIMEOUT);
+        let dialed = limit
+            .with_grace()
+            .run(self.dialer.dial(Arc::clone(node), kind, limit))
+            .await
+            .unwrap_or_else(|_| Err(late()));
+        match dialed {
+            Ok(link) => {
+                Counting::one(&self.counting.links_opened);
+                *opening = Opening::default();
+                *lane.link.lock() = Some(Arc::clone(&link));
+                Ok(link)
+            }
+            Err(error) => {
+                Counting::one(&self.counting.link_failures);
+                let until = Instant::now() + opening.backoff.next();
+                opening.failed = Some((error.clone(), until));
+                if kind == TransportKind::Shm && self.said.lock().insert(node.incarnation) {
+                    tracing::warn!(
+                        node = %node.name, path = node.shm_path, %error,
+                        "shared memory of a node on this host is out of reach"
+                    );
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The best link to `node` that can be had.
+    pub(crate) async fn best(
+        &self,
+        node: &Arc<Node>,
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Link>, TransferError> {
+        self.first(node, self.ways(node), deadline).await
+    }
+
+    /// The first link to `node` that can be had of `ways`, tried in order.
+    pub(crate) async fn first(
+        &self,
+        node: &Arc<Node>,
+        ways: &[TransportKind],
+        deadline: Deadline,
+    ) -> Result<Arc<dyn Link>, TransferError> {
+        let mut last = TransferError {
+            code: Code::Unreachable,
+            message: format!(
+                "node {} is not on this host, and only shared memory may be used",
+                node.name
+            ),
+        };
+        for kind in ways {
+            match self.get(node, *kind, deadline).await {
+                Ok(link) => return Ok(link),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Prefer other nodes for a while: this one failed.
+    pub(crate) fn shun(&self, node: &Node) {
+        *self.of(node).shunned.lock() = Some(Instant::now() + SHUN);
+    }
+
+    /// Whether other nodes are to be preferred.
+    pub(crate) fn is_shunned(&self, node: &Node) -> bool {
+        let links = self.nodes.lock().get(&node.incarnation).map(Arc::clone);
+        links.is_some_and(|links| {
+            links
+                .shunned
+                .lock()
+                .is_some_and(|until| Instant::now() < until)
+        })
+    }
+
+    fn of(&self, node: &Node) -> Arc<NodeLinks> {
+        let now = Instant::now();
+        let mut nodes = self.nodes.lock();
+        if let Some(links) = nodes.get(&node.incarnation) {
+            *links.used.lock() = now;
+            return Arc::clone(links);
+        }
+        // A new incarnation is the time to let go of those that are over.
+        nodes.retain(|_, links| now.duration_since(*links.used.lock()) < IDLE);
+        let links = Arc::new(NodeLinks {
+            shm: Lane::default(),
+            tcp: Lane::default(),
+            used: Mutex::new(now),
+            shunned: Mutex::new(None),
+        });
+        nodes.insert(node.incarnation, Arc::clone(&links));
+        links
+    }
+}
+
+impl NodeLinks {
+    const fn lane(&self, kind: TransportKind) -> &Lane {
+        match kind {
+            TransportKind::Shm => &self.shm,
+            TransportKind::Tcp => &self.tcp,
+        }
+    }
+}
+
+impl Lane {
+    fn open_link(&self) -> Option<Arc<dyn Link>> {
+        let mut link = self.link.lock();
+        if link.as_ref().is_some_and(|link| !link.is_open()) {
+            *link = None;
+        }
+        link.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,265 @@
+//! Asking the master where blocks lie.
+
+use crate::batch::MessageLimits;
+use crate::cache::{Leased, Located, Locations, Node, Replica};
+use crate::clock::{BootTime, Deadline};
+use crate::control::{Call, Control};
+use crate::errors::ControlError;
+use crate::lease::{Part, counted};
+use futures::{StreamExt, TryStreamExt};
+use kvpool_proto::{Location, LookupReply, LookupRequest, NodeAddress};
+use kvpool_types::wire::keys::pack;
+use kvpool_types::{
+    Checksum, Code, Epoch, Extent, HostId, Incarnation, Key, Length, NodeName, Offset, SegmentId,
+    Version,
+};
+use std::sync::Arc;
+
+/// Where one key lies; `None` when it is absent.
+pub(crate) type Found = Result<Option<Arc<Located>>, ControlError>;
+
+/// Where some keys lie.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// One a key, in order.
+    pub(crate) found: Vec<Found>,
+    /// The leases that came with it.
+    pub(crate) leases: Vec<Part>,
+}
+
+/// How to look up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    /// What fits one message.
+    pub(crate) limits: MessageLimits,
+    /// How many messages are in flight at a time.
+    pub(crate) concurrency: usize,
+    /// Whether the answers are remembered.
+    pub(crate) keep: bool,
+    /// When it must have returned.
+    pub(crate) deadline: Deadline,
+}
+
+/// Asks the master for every one of `keys`.
+pub(crate) async fn lookup(
+    control: &Control,
+    locations: &Locations,
+    keys: &[Key],
+    how: How,
+) -> Result<Answer, ControlError> {
+    let mut answer = Answer {
+        found: Vec::with_capacity(keys.len()),
+        leases: Vec::new(),
+    };
+    let runs = how.limits.split_keys(keys);
+    let calls = runs.into_iter().map(|run| {
+        let keys = keys.get(run).unwrap_or_default();
+        async move {
+            let begun = locations.begin();
+            let sent = BootTime::now();
+            let request = LookupRequest {
+                caller: None,
+                keys: pack(keys).into(),
+                no_lease: false,
+            };
+            let reply = control.call(request, Call::by(how.deadline)).await?;
+            let leased = counted(reply.lease.as_ref(), sent);
+            let found = read_reply(&reply, keys.len(), leased)?;
+            let mut present = Vec::new();
+            for (key, found) in keys.iter().zip(&found) {
+                if let Ok(Some(located)) = found {
+                    present.push(key.clone());
+                    if how.keep {
+                        locations.insert(begun, key, located);
+                    }
+                }
+            }
+            let part = leased.map(|leased| Part {
+                keys: present,
+                leased,
+            });
+            Ok::<_, ControlError>((found, part))
+        }
+    });
+    let replies: Vec<_> = futures::stream::iter(calls)
+        .buffered(how.concurrency.max(1))
+        .try_collect()
+        .await?;
+    for (found, part) in replies {
+        answer.found.extend(found);
+        answer.leases.extend(part);
+    }
+    Ok(answer)
+}
+
+/// The store nodes that a reply names.
+pub(crate) fn read_nodes(nodes: &[NodeAddress]) -> Result<Vec<Arc<Node>>, ControlError> {
+    nodes
+        .iter()
+        .map(|node| {
+            let incarnation = Incarnation::from_slice(&node.incarnation);
+            let host = HostId::from_slice(&node.host_id);
+            match (incarnation, host) {
+                (Some(incarnation), Some(host)) => Ok(Arc::new(Node {
+                    name: NodeName(node.name.clone()),
+                    incarnation,
+                    data_address: node.data_address.clone(),
+                    shm_path: node.shm_path.clone(),
+                    host,
+                })),
+                _ => Err(malformed(format!("node {:?} has a bad id", node.name))),
+            }
+        })
+        .collect()
+}
+
+/// The node that a reply means by its index.
+pub(crate) fn node_at(nodes: &[Arc<Node>], index: u32) -> Result<Arc<Node>, ControlError> {
+    usize::try_from(index)
+        .ok()
+        .and_then(|index| nodes.get(index))
+        .map(Arc::clone)
+        .ok_or_else(|| malformed(format!("node {index} of {}", nodes.len())))
+}
+
+/// The code that stands in a reply.
+pub(crate) fn code_of(raw: u32) -> Code {
+    u16::try_from(raw)
+        .ok()
+        .and_then(Code::from_wire)
+        .unwrap_or(Code::Internal)
+}
+
+/// A reply that cannot be read.
+pub(crate) fn malformed(what: impl std::fmt::Display) -> ControlError {
+    ControlError::new(
+        Code::Malformed,
+        format!("a reply of kvmaster cannot be read: {what}"),
+    )
+}
+
+/// Fails unless a reply has one answer a key.
+pub(crate) fn expect_answers(got: usize, asked: usize) -> Result<(), ControlError> {
+    if got == asked {
+        Ok(())
+    } else {
+        Err(malformed(format!("{got} answers for {asked} keys")))
+    }
+}
+
+fn read_reply(
+    reply: &LookupReply,
+    asked: usize,
+    leased: Option<Leased>,
+) -> Result<Vec<Found>, ControlError> {
+    expect_answers(reply.locations.len(), asked)?;
+    let nodes = read_nodes(&reply.nodes)?;
+    Ok(reply
+        .locations
+        .iter()
+        .map(|location| match code_of(location.code) {
+            Code::Ok => read_location(location, &nodes, Epoch(reply.epoch), leased).map(Some),
+            Code::Missing => Ok(None),
+            other => Err(ControlError::new(
+                other,
+                "the lookup of this key was refused",
+            )),
+        })
+        .collect())
+}
+
+fn read_location(
+    location: &Location,
+    nodes: &[Arc<Node>],
+    epoch: Epoch,
+    leased: Option<Leased>,
+) -> Result<Arc<Located>, ControlError> {
+    let length = Length(location.length);
+    let replicas = location
+        .replicas
+        .iter()
+        .map(|replica| {
+            Ok(Replica {
+                node: node_at(nodes, replica.node)?,
+                extent: Extent {
+                    segment: SegmentId(replica.segment),
+                    offset: Offset(replica.offset),
+                    length,
+                },
+            })
+        })
+        .collect::<Result<Vec<_>, ControlError>>()?;
+    Ok(Arc::new(Located {
+        epoch,
+        version: Version(location.version),
+        checksum: Checksum(location.checksum),
+        length,
+        replicas,
+        lease: leased,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_proto::ReplicaLocation;
+
+    fn node() -> NodeAddress {
+        NodeAddress {
+            name: "n".to_owned(),
+            incarnation: Incarnation(3).to_bytes().to_vec().into(),
+            data_address: "10.0.0.1:1".to_owned(),
+            shm_path: String::new(),
+            host_id: HostId(4).to_bytes().to_vec().into(),
+        }
+    }
+
+    fn reply(replica_node: u32) -> LookupReply {
+        LookupReply {
+            epoch: 2,
+            nodes: vec![node()],
+            locations: vec![Location {
+                code: 0,
+                length: 10,
+                checksum: 11,
+                version: 12,
+                replicas: vec![ReplicaLocation {
+                    node: replica_node,
+                    segment: 5,
+                    offset: 6,
+                }],
+            }],
+            lease: None,
+        }
+    }
+
+    #[test]
+    fn a_location_is_read_with_its_node() {
+        let located = read_reply(&reply(0), 1, None).unwrap();
+        let located = located[0].clone().unwrap().unwrap();
+        assert_eq!(located.replicas[0].node.incarnation, Incarnation(3));
+        assert_eq!(located.replicas[0].extent.to_string(), "5@6+10");
+        assert_eq!(located.version, Version(12));
+    }
+
+    #[test]
+    fn a_reply_that_contradicts_itself_is_refused() {
+        let found = read_reply(&reply(1), 1, None).unwrap();
+        assert_eq!(found[0].as_ref().unwrap_err().code, Code::Malformed);
+        assert_eq!(
+            read_reply(&reply(0), 2, None).unwrap_err().code,
+            Code::Malformed
+        );
+        let mut bad = reply(0);
+        bad.nodes[0].incarnation = vec![1; 15].into();
+        assert_eq!(read_reply(&bad, 1, None).unwrap_err().code, Code::Malformed);
+    }
+
+    #[test]
+    fn an_unknown_code_is_no_miss() {
+        let mut odd = reply(0);
+        odd.locations[0].code = 60_000;
+        let found = read_reply(&odd, 1, None).unwrap();
+        assert_eq!(found[0].as_ref().unwrap_err().code, Code::Internal);
+    }
+}

@@ -1,0 +1,179 @@
+//! Puts: reserve, write, commit.
+//!
+//! ```text
+//!            ┌───────────── again, until the deadline ─────────────┐
+//!  blocks ─► Reserve ─► Reserved ══ write each replica ══► Written ─► Commit ─► visible
+//!               │           └─ dropped: revoked               └─ dropped: revoked
+//!               └─ exists: nothing to do
+//! ```
+//!
+//! One batch is one machine of steps that run at the same time: a block whose node hangs or whose
+//! key another client is writing does not hold up its neighbours. A block is committed in the same
+//! call as its parent or after it, so that the master can link the two.
+
+mod batch;
+mod stages;
+
+use crate::api::{Put, PutBlock, PutOptions};
+use crate::batch::{Distinct, MessageLimits, cost};
+use crate::client::Inner;
+use crate::clock::Deadline;
+use crate::counters::Counting;
+use crate::errors::PutError;
+use futures::StreamExt;
+use kvpool_transport::memory::total_length;
+use kvpool_types::{Code, Key, Length};
+pub(crate) use stages::Revoker;
+use std::collections::HashMap;
+
+/// Puts every block of a batch; one outcome a block, in order.
+pub(crate) async fn put(
+    inner: &Inner,
+    blocks: Vec<PutBlock>,
+    options: &PutOptions,
+) -> Vec<Result<Put, PutError>> {
+    let timeout = options.timeout.unwrap_or(inner.options.timeouts.put);
+    let deadline = Deadline::after(timeout);
+    let distinct = Distinct::of(blocks.iter().map(|block| &block.key));
+    let mut outcomes: Vec<Option<Result<Put, PutError>>> = vec![None; distinct.firsts.len()];
+    let mut to_put = Vec::new();
+    let mut firsts = distinct.firsts.iter().copied().enumerate().peekable();
+    for (at, block) in blocks.into_iter().enumerate() {
+        let Some((slot, _)) = firsts.next_if(|(_, first)| *first == at) else {
+            continue;
+        };
+        match validate(&block, inner.control.limits().max_block) {
+            Ok(()) => to_put.push((slot, block)),
+            Err(error) => set(&mut outcomes, slot, Err(error)),
+        }
+    }
+    for (slot, outcome) in put_distinct(inner, to_put, options, deadline).await {
+        set(&mut outcomes, slot, outcome);
+    }
+    let mut seen = vec![false; outcomes.len()];
+    distinct
+        .of_item
+        .iter()
+        .map(|slot| {
+            let outcome = outcomes
+                .get(*slot)
+                .cloned()
+                .flatten()
+                .unwrap_or_else(|| Err(unanswered()));
+            let again = seen
+                .get_mut(*slot)
+                .is_some_and(|seen| std::mem::replace(seen, true));
+            count(&inner.counting, &outcome);
+            // The first of its key moved the bytes; for its duplicates the block was there.
+            if again {
+                outcome.map(|_| Put::Present)
+            } else {
+                outcome
+            }
+        })
+        .collect()
+}
+
+/// Puts blocks of distinct keys, in messages that are not too large.
+async fn put_distinct(
+    inner: &Inner,
+    blocks: Vec<(usize, PutBlock)>,
+    options: &PutOptions,
+    deadline: Deadline,
+) -> Vec<(usize, Result<Put, PutError>)> {
+    let limits = inner.message_limits();
+    let runs = split(limits, &blocks);
+    let concurrency = if crosses(&runs, &blocks) {
+        1
+    } else {
+        inner.options.batch_concurrency.max(1)
+    };
+    let mut blocks = blocks.into_iter();
+    let batches: Vec<Vec<(usize, PutBlock)>> = runs
+        .iter()
+        .map(|run| blocks.by_ref().take(run.len()).collect())
+        .collect();
+    futures::stream::iter(batches)
+        .map(|batch| async move {
+            let (slots, batch): (Vec<usize>, Vec<PutBlock>) = batch.into_iter().unzip();
+            let outcomes = batch::Batch::new(inner, batch, options, deadline)
+                .run()
+                .await;
+            slots.into_iter().zip(outcomes).collect::<Vec<_>>()
+        })
+        .buffer_unordered(concurrency)
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn split(limits: MessageLimits, blocks: &[(usize, PutBlock)]) -> Vec<std::ops::Range<usize>> {
+    limits.split(
+        blocks
+            .iter()
+            .map(|(_, block)| cost(&block.key) + block.parent.as_ref().map_or(0, cost)),
+    )
+}
+
+/// Whether a block's parent lies in another run than the block: then the runs must go one after
+/// the other, since a parent is linked only when it is committed first.
+fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> bool {
+    if runs.len() < 2 {
+        return false;
+    }
+    let mut run_of: HashMap<&Key, usize> = HashMap::new();
+    for (number, run) in runs.iter().enumerate() {
+        for (_, block) in blocks.get(run.clone()).unwrap_or_default() {
+            run_of.insert(&block.key, number);
+        }
+    }
+    runs.iter().enumerate().any(|(number, run)| {
+        blocks
+            .get(run.clone())
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|(_, block)| block.parent.as_ref())
+            .any(|parent| run_of.get(parent).is_some_and(|other| *other != number))
+    })
+}
+
+fn validate(block: &PutBlock, limit: Length) -> Result<(), PutError> {
+    let length = total_length(&block.buffers);
+    if length == Length(0) {
+        Err(PutError::Empty)
+    } else if length > limit {
+        Err(PutError::TooLarge { length, limit })
+    } else {
+        Ok(())
+    }
+}
+
+fn set(
+    outcomes: &mut [Option<Result<Put, PutError>>],
+    slot: usize,
+    outcome: Result<Put, PutError>,
+) {
+    if let Some(place) = outcomes.get_mut(slot) {
+        *place = Some(outcome);
+    }
+}
+
+fn unanswered() -> PutError {
+    PutError::Failed {
+        code: Code::Internal,
+        message: "the put came to no outcome".to_owned(),
+    }
+}
+
+fn count(counting: &Counting, outcome: &Result<Put, PutError>) {
+    Counting::one(match outcome {
+        Ok(Put::Stored { .. }) => &counting.puts_stored,
+        Ok(Put::Present) => &counting.puts_present,
+        Err(_) => &counting.put_errors,
+    });
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,581 @@
+//! The steps of one batch of puts, run at the same time.
+
+use super::stages::{GrantedReplica, Reserved, Written};
+use crate::api::{Put, PutBlock, PutOptions};
+use crate::client::Inner;
+use crate::clock::{Backoff, Deadline};
+use crate::control::Call;
+use crate::counters::Counting;
+use crate::errors::{ControlError, PutError};
+use crate::locate::{code_of, expect_answers, malformed, node_at, read_nodes};
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use kvpool_proto::{CommitRequest, Reservation, ReserveReply, ReserveRequest};
+use kvpool_transport::memory::total_length;
+use kvpool_transport::{Slice, TransferError, TransferResult, WriteOp};
+use kvpool_types::wire::keys::pack;
+use kvpool_types::{Code, Epoch, Extent, Grant, GrantId, Key, Length, Offset, SegmentId, Version};
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+/// How long the master may wait for room on behalf of several keys: while it waits, those that were
+/// granted already wait too.
+const SHARED_WAIT: Duration = Duration::from_millis(500);
+/// What the answer to a reserve may take beyond the wait for room.
+const RESERVE_MARGIN: Duration = Duration::from_secs(1);
+
+/// One batch of blocks with distinct keys, small enough for one message.
+pub(super) struct Batch<'a> {
+    inner: &'a Inner,
+    options: &'a PutOptions,
+    deadline: Deadline,
+    items: Vec<Item>,
+    work: FuturesUnordered<BoxFuture<'a, Step>>,
+}
+
+struct Item {
+    key: Key,
+    parent: Option<Key>,
+    /// The parent's place, when it is in this batch.
+    parent_at: Option<usize>,
+    buffers: Vec<Slice>,
+    length: Length,
+    stage: Stage,
+    backoff: Backoff,
+    /// Why the last attempt failed.
+    last: Option<PutError>,
+}
+
+enum Stage {
+    /// A reservation is asked for, or will be.
+    Waiting,
+    /// Bytes are on the way.
+    Writing(Reserved),
+    /// The bytes are in place; the commit is due.
+    Written(Written),
+    /// The commit is on the way.
+    Committing,
+    /// It is over.
+    Settled(Result<Put, PutError>),
+}
+
+/// What one piece of work came to.
+enum Step {
+    Reserved {
+        items: Vec<usize>,
+        reply: Result<ReserveReply, ControlError>,
+    },
+    Wrote(Vec<(usize, SegmentId, TransferResult)>),
+    Committed {
+        items: Vec<(usize, Written)>,
+        codes: Result<Vec<Code>, ControlError>,
+    },
+}
+
+/// The writes that go to one node.
+type NodeWrites = Vec<(usize, GrantedReplica)>;
+
+impl<'a> Batch<'a> {
+    pub(super) fn new(
+        inner: &'a Inner,
+        blocks: Vec<PutBlock>,
+        options: &'a PutOptions,
+        deadline: Deadline,
+    ) -> Self {
+        let places: HashMap<Key, usize> = blocks
+            .iter()
+            .enumerate()
+            .map(|(at, block)| (block.key.clone(), at))
+            .collect();
+        let items = blocks
+            .into_iter()
+            .map(|block| Item {
+                parent_at: block
+                    .parent
+                    .as_ref()
+                    .and_then(|parent| places.get(parent))
+                    .copied(),
+                length: total_length(&block.buffers),
+                key: block.key,
+                parent: block.parent,
+                buffers: block.buffers,
+                stage: Stage::Waiting,
+                backoff: Backoff::default(),
+                last: None,
+            })
+            .collect();
+        Self {
+            inner,
+            options,
+            deadline,
+            items,
+            work: FuturesUnordered::new(),
+        }
+    }
+
+    /// Runs until every block came to an outcome.
+    pub(super) async fn run(mut self) -> Vec<Result<Put, PutError>> {
+        self.reserve((0..self.items.len()).collect(), None);
+        while let Some(step) = self.work.next().await {
+            match step {
+                Step::Reserved { items, reply } => self.reserved(&items, reply),
+                Step::Wrote(results) => self.wrote(results),
+                Step::Committed { items, codes } => self.committed(items, codes),
+            }
+        }
+        self.items
+            .into_iter()
+            .map(|item| match item.stage {
+                Stage::Settled(outcome) => outcome,
+                _ => Err(super::unanswered()),
+            })
+            .collect()
+    }
+
+    fn item(&mut self, at: usize) -> &mut Item {
+        self.items
+            .get_mut(at)
+            .expect("invariant: steps name only items of their batch")
+    }
+
+    /// Asks for reservations, after a pause when there is one.
+    fn reserve(&mut self, items: Vec<usize>, pause: Option<Duration>) {
+        if items.is_empty() {
+            return;
+        }
+        let named = || items.iter().filter_map(|at| self.items.get(*at));
+        let keys = pack(named().map(|item| &item.key));
+        let lengths = named().map(|item| item.length.0).collect();
+        let (inner, options, deadline) = (self.inner, self.options, self.deadline);
+        let many = items.len() > 1;
+        self.work.push(Box::pin(async move {
+            if !deadline.pause(pause.unwrap_or_default()).await {
+                let late = ControlError::new(Code::DeadlineExceeded, "the put's timeout passed");
+                return Step::Reserved {
+                    items,
+                    reply: Err(late),
+                };
+            }
+            let left = deadline.left();
+            let wait = if many {
+                (left / 4).min(SHARED_WAIT)
+            } else {
+                left * 3 / 4
+            };
+            let request = ReserveRequest {
+                caller: None,
+                keys: keys.into(),
+                lengths,
+                replicas: options.replicas,
+                upsert: options.upsert,
+                preferred_node: options.preferred_node.clone().unwrap_or_default(),
+                prefer_same_host: options.prefer_same_host,
+                timeout_ms: millis(wait),
+                grant_ttl_ms: millis(left),
+                soft_pin_ttl_ms: options.soft_pin.map_or(0, millis),
+                hard_pin: options.hard_pin,
+            };
+            // Not repeated as it is: the wait that it names must fit what is left.
+            let call = Call::by(deadline.at_most(wait + RESERVE_MARGIN))
+                .once()
+                .waiting();
+            let reply = inner.control.call(request, call).await;
+            Step::Reserved { items, reply }
+        }));
+    }
+
+    fn reserved(&mut self, items: &[usize], reply: Result<ReserveReply, ControlError>) {
+        let reply = reply.and_then(|reply| {
+            expect_answers(reply.reservations.len(), items.len())?;
+            let nodes = read_nodes(&reply.nodes)?;
+            Ok((reply, nodes))
+        });
+        let (reply, nodes) = match reply {
+            Ok(read) => read,
+            Err(error) => {
+                let again = items
+                    .iter()
+                    .copied()
+                    .filter(|at| self.failed(*at, error.clone().into()))
+                    .collect();
+                return self.again(again);
+            }
+        };
+        let mut again = Vec::new();
+        let mut writes: BTreeMap<u32, NodeWrites> = BTreeMap::new();
+        for (at, reservation) in items.iter().copied().zip(&reply.reservations) {
+            match code_of(reservation.code) {
+                Code::Ok => {}
+                Code::Exists => {
+                    self.settle(at, Ok(Put::Present));
+                    continue;
+                }
+                code => {
+                    if self.failed(at, refused(code)) {
+                        again.push(at);
+                    }
+                    continue;
+                }
+            }
+            let length = self.item(at).length;
+            let granted =
+                read_reservation(reservation, Epoch(reply.epoch), length).and_then(|grants| {
+                    grants
+                        .into_iter()
+                        .map(|(node, grant)| {
+                            let node_of = node_at(&nodes, node)?;
+                            Ok((
+                                node,
+                                GrantedReplica {
+                                    node: node_of,
+                                    grant,
+                                },
+                            ))
+                        })
+                        .collect::<Result<Vec<_>, ControlError>>()
+                });
+            match granted {
+                Ok(granted) => {
+                    let revoker = self.inner.revoker.clone();
+                    let item = self.item(at);
+                    item.stage = Stage::Writing(Reserved::new(
+                        item.key.clone(),
+                        Version(reservation.version),
+                        Epoch(reply.epoch),
+                        granted.len(),
+                        revoker,
+                    ));
+                    for (node, replica) in granted {
+                        writes.entry(node).or_default().push((at, replica));
+                    }
+                }
+                Err(error) => self.settle(at, Err(error.into())),
+            }
+        }
+        for writes in writes.into_values() {
+            self.write(writes);
+        }
+        self.again(again);
+    }
+
+    /// Moves the bytes of all replicas that lie on one node.
+    fn write(&mut self, writes: NodeWrites) {
+        let Some(node) = writes.first().map(|(_, replica)| replica.node.clone()) else {
+            return;
+        };
+        let places: Vec<(usize, SegmentId)> = writes
+            .iter()
+            .map(|(at, replica)| (*at, replica.grant.extent.segment))
+            .collect();
+        let ops: Vec<WriteOp> = writes
+            .iter()
+            .map(|(at, replica)| WriteOp {
+                grant: replica.grant,
+                from: self.item(*at).buffers.clone(),
+            })
+            .collect();
+        let bytes = ops.iter().map(|op| op.grant.extent.length.0).sum();
+        let (inner, deadline) = (self.inner, self.deadline);
+        self.work.push(Box::pin(async move {
+            // Half of what is left: the other half is for another node, should this one hang.
+            let limit = deadline.share(2, Length(bytes));
+            let lengths: Vec<u64> = ops.iter().map(|op| op.grant.extent.length.0).collect();
+            let results = match inner.links.best(&node, limit).await {
+                Ok(link) => {
+                    let kind = link.kind();
+                    let writing = link.write(ops, limit.to_std());
+                    match limit.with_grace().run(writing).await {
+                        Ok(results) => {
+                            for (result, length) in results.iter().zip(lengths) {
+                                if result.is_ok() {
+                                    inner.counting.written(kind, length);
+                                }
+                            }
+                            results
+                        }
+                        Err(_) => vec![Err(overdue(&node.name)); places.len()],
+                    }
+                }
+                Err(error) => vec![Err(error); places.len()],
+            };
+            if results
+                .iter()
+                .any(|result| node_failed(result.as_ref().err()))
+            {
+                inner.links.shun(&node);
+            }
+            Step::Wrote(
+                places
+                    .into_iter()
+                    .zip(results)
+                    .map(|((at, segment), result)| (at, segment, result))
+                    .collect(),
+            )
+        }));
+    }
+
+    fn wrote(&mut self, results: Vec<(usize, SegmentId, TransferResult)>) {
+        let mut again = Vec::new();
+        for (at, segment, result) in results {
+            let item = self.item(at);
+            match std::mem::replace(&mut item.stage, Stage::Waiting) {
+                Stage::Writing(mut reserved) => {
+                    reserved.record(segment, result);
+                    if !reserved.is_done() {
+                        item.stage = Stage::Writing(reserved);
+                        continue;
+                    }
+                    match reserved.finish() {
+                        Ok(written) => item.stage = Stage::Written(written),
+                        Err(error) => {
+                            Counting::one(&self.inner.counting.transfer_retries);
+                            if self.failed(at, transfer_failed(error)) {
+                                again.push(at);
+                            }
+                        }
+                    }
+                }
+                other => item.stage = other,
+            }
+        }
+        self.again(again);
+        self.commit();
+    }
+
+    /// Commits what is written, but nothing before its parent while that is still on its way.
+    fn commit(&mut self) {
+        let mut ready: Vec<usize> = (0..self.items.len())
+            .filter(|at| matches!(self.item(*at).stage, Stage::Written(_)))
+            .collect();
+        // Holding one block back may hold back its children, so this goes on until nothing changes.
+        loop {
+            let goes = |at: &usize| {
+                let parent = self.items.get(*at).and_then(|item| item.parent_at);
+                parent.is_none_or(|parent| {
+                    let stage = self.items.get(parent).map(|item| &item.stage);
+                    match stage {
+                        Some(Stage::Writing(_) | Stage::Committing) => false,
+                        Some(Stage::Written(_)) => {
+                            parent == *at || ready.binary_search(&parent).is_ok()
+                        }
+                        _ => true,
+                    }
+                })
+            };
+            let left: Vec<usize> = ready.iter().copied().filter(|at| goes(at)).collect();
+            if left.len() == ready.len() {
+                break;
+            }
+            ready = left;
+        }
+        let mut by_epoch: BTreeMap<Epoch, Vec<(usize, Written)>> = BTreeMap::new();
+        for at in ready {
+            let item = self.item(at);
+            if let Stage::Written(written) = std::mem::replace(&mut item.stage, Stage::Committing) {
+                by_epoch
+                    .entry(written.epoch())
+                    .or_default()
+                    .push((at, written));
+            }
+        }
+        for (epoch, items) in by_epoch {
+            let request = self.commit_request(&items);
+            let (inner, deadline) = (self.inner, self.deadline);
+            self.work.push(Box::pin(async move {
+                let call = Call::by(deadline).under(epoch);
+                let codes = inner.control.call(request, call).await.and_then(|reply| {
+                    expect_answers(reply.codes.len(), items.len())?;
+                    Ok(reply.codes.into_iter().map(code_of).collect())
+                });
+                Step::Committed { items, codes }
+            }));
+        }
+    }
+
+    fn commit_request(&mut self, items: &[(usize, Written)]) -> CommitRequest {
+        let mut numbers: HashMap<Key, u32> = HashMap::new();
+        let mut keys = Vec::with_capacity(items.len());
+        let mut next = 0;
+        for (at, _) in items {
+            next += 1;
+            let key = self.item(*at).key.clone();
+            numbers.insert(key.clone(), next);
+            keys.push(key);
+        }
+        let mut parents = Vec::new();
+        let mut wire = Vec::with_capacity(items.len());
+        for (at, written) in items {
+            let item = self.item(*at);
+            let parent = item.parent.as_ref().map_or(0, |parent| {
+                *numbers.entry(parent.clone()).or_insert_with(|| {
+                    parents.push(parent.clone());
+                    next += 1;
+                    next
+                })
+            });
+            wire.push(written.item(item.length, parent));
+        }
+        CommitRequest {
+            caller: None,
+            keys: pack(&keys).into(),
+            items: wire,
+            parents: pack(&parents).into(),
+        }
+    }
+
+    fn committed(&mut self, items: Vec<(usize, Written)>, codes: Result<Vec<Code>, ControlError>) {
+        let changed: Vec<Key> = items
+            .iter()
+            .map(|(at, _)| self.item(*at).key.clone())
+            .collect();
+        // The caller's own upsert is seen by the caller's next get.
+        if self.options.upsert {
+            self.inner.locations.purge(&changed);
+        } else {
+            changed
+                .iter()
+                .for_each(|key| self.inner.locations.forget(key));
+        }
+        let mut again = Vec::new();
+        match codes {
+            Ok(codes) => {
+                for ((at, written), code) in items.into_iter().zip(codes) {
+                    let replicas = written.used_up();
+                    match code {
+                        Code::Ok => self.settle(at, Ok(Put::Stored { replicas })),
+                        Code::Exists => self.settle(at, Ok(Put::Present)),
+                        code => {
+                            if self.failed(at, refused(code)) {
+                                again.push(at);
+                            }
+                        }
+                    }
+                }
+            }
+            Err(error) => {
+                // Under a new term the grants are void: the block is put again. With any other
+                // failure that may have come after the commit, nobody knows.
+                let unknown = error.is_retryable() && error.code != Code::StaleEpoch;
+                for (at, written) in items {
+                    if unknown {
+                        drop(written);
+                        let outcome = PutError::OutcomeUnknown {
+                            code: error.code,
+                            message: error.message.clone(),
+                        };
+                        self.settle(at, Err(outcome));
+                    } else {
+                        written.used_up();
+                        if self.failed(at, error.clone().into()) {
+                            again.push(at);
+                        }
+                    }
+                }
+            }
+        }
+        self.again(again);
+        self.commit();
+    }
+
+    /// Records a failed attempt. Whether the block is to be put again; else it is settled.
+    fn failed(&mut self, at: usize, error: PutError) -> bool {
+        let over = self.deadline.has_passed();
+        let item = self.item(at);
+        item.stage = Stage::Waiting;
+        if error.is_retryable() && !over {
+            item.last = Some(error);
+            return true;
+        }
+        // That the time is over says less than what kept the block from being put until then.
+        let late = error.code() == Code::DeadlineExceeded;
+        let outcome = match item.last.take() {
+            Some(last) if late => last,
+            _ => error,
+        };
+        self.settle(at, Err(outcome));
+        false
+    }
+
+    fn settle(&mut self, at: usize, outcome: Result<Put, PutError>) {
+        self.item(at).stage = Stage::Settled(outcome);
+    }
+
+    fn again(&mut self, items: Vec<usize>) {
+        let pause = items.iter().map(|at| self.item(*at).backoff.next()).max();
+        self.reserve(items, pause);
+    }
+}
+
+fn read_reservation(
+    reservation: &Reservation,
+    epoch: Epoch,
+    length: Length,
+) -> Result<Vec<(u32, Grant)>, ControlError> {
+    if reservation.extents.is_empty() {
+        return Err(malformed("a reservation without an extent"));
+    }
+    reservation
+        .extents
+        .iter()
+        .map(|granted| {
+            let mac = granted
+                .mac
+                .as_ref()
+                .try_into()
+                .map_err(|_| malformed(format!("a proof of {} bytes", granted.mac.len())))?;
+            let grant = Grant {
+                extent: Extent {
+                    segment: SegmentId(granted.segment),
+                    offset: Offset(granted.offset),
+                    length,
+                },
+                epoch,
+                id: GrantId(reservation.version),
+                mac,
+            };
+            Ok((granted.node, grant))
+        })
+        .collect()
+}
+
+/// Whether a failure says that its node, rather than the block, is the trouble.
+fn node_failed(error: Option<&TransferError>) -> bool {
+    error.is_some_and(|error| {
+        matches!(
+            error.code,
+            Code::Unreachable | Code::DeadlineExceeded | Code::Draining
+        )
+    })
+}
+
+fn refused(code: Code) -> PutError {
+    PutError::Failed {
+        code,
+        message: "kvmaster refused the block".to_owned(),
+    }
+}
+
+/// A write that failed may work elsewhere or under another grant, unless it was wrong in itself.
+fn transfer_failed(error: TransferError) -> PutError {
+    let code = match error.code {
+        Code::GrantRefused | Code::AlreadyWritten | Code::IncarnationDropped => Code::GrantEnded,
+        code => code,
+    };
+    PutError::Failed {
+        code,
+        message: error.message,
+    }
+}
+
+fn overdue(node: &kvpool_types::NodeName) -> TransferError {
+    TransferError {
+        code: Code::DeadlineExceeded,
+        message: format!("node {node} did not end the transfer in time"),
+    }
+}
+
+/// A time in whole milliseconds, rounded up, so that a short one is not taken for none.
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,206 @@
+//! The stages of one put, each a type: what may be done next is what the type offers.
+//!
+//! A stage that is dropped before its block is committed gives the grants back, so that the space
+//! and the key are free again before the reservation expires.
+
+use crate::cache::Node;
+use crate::clock::Deadline;
+use crate::control::{Call, Control};
+use kvpool_proto::{CommitItem, RevokeRequest};
+use kvpool_transport::{TransferError, TransferResult};
+use kvpool_types::wire::keys::pack;
+use kvpool_types::{Checksum, Code, Epoch, Grant, Key, Length, SegmentId, Version};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// How many reservations may wait to be given back. Beyond it they are left to expire.
+const QUEUE: usize = 4096;
+/// The most that one call gives back.
+const REVOKED_AT_ONCE: usize = 512;
+/// How long one call may take.
+const REVOKE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What identifies a reservation to the master that gave it.
+#[derive(Debug)]
+struct Ticket {
+    key: Key,
+    version: Version,
+    epoch: Epoch,
+}
+
+/// Gives reservations back, many in one call, on a task of its own. The task ends when the last
+/// clone is dropped and the queue is empty.
+#[derive(Clone, Debug)]
+pub(crate) struct Revoker(mpsc::Sender<Ticket>);
+
+impl Revoker {
+    /// Starts the task.
+    pub(crate) fn start(control: Arc<Control>) -> Self {
+        let (sender, mut queue) = mpsc::channel(QUEUE);
+        tokio::spawn(async move {
+            let mut tickets = Vec::new();
+            while queue.recv_many(&mut tickets, REVOKED_AT_ONCE).await > 0 {
+                revoke(&control, std::mem::take(&mut tickets)).await;
+            }
+        });
+        Self(sender)
+    }
+}
+
+async fn revoke(control: &Control, tickets: Vec<Ticket>) {
+    let mut by_epoch: BTreeMap<Epoch, Vec<Ticket>> = BTreeMap::new();
+    for ticket in tickets {
+        by_epoch.entry(ticket.epoch).or_default().push(ticket);
+    }
+    for (epoch, tickets) in by_epoch {
+        let request = RevokeRequest {
+            caller: None,
+            keys: pack(tickets.iter().map(|ticket| &ticket.key)).into(),
+            versions: tickets.iter().map(|ticket| ticket.version.0).collect(),
+        };
+        let call = Call::by(Deadline::after(REVOKE_TIMEOUT)).under(epoch);
+        if let Err(error) = control.call(request, call).await {
+            tracing::debug!(%error, count = tickets.len(), "reservations are left to expire");
+        }
+    }
+}
+
+/// A reservation that is given back unless it is used up.
+#[derive(Debug)]
+struct Claim {
+    ticket: Option<Ticket>,
+    revoker: Revoker,
+}
+
+impl Claim {
+    fn version(&self) -> Version {
+        self.ticket
+            .as_ref()
+            .map_or(Version(0), |ticket| ticket.version)
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.ticket.as_ref().map_or(Epoch(0), |ticket| ticket.epoch)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            // A full queue leaves the reservation to expire, as a client's death would.
+            let _ = self.revoker.0.try_send(ticket);
+        }
+    }
+}
+
+/// Space is granted for the block's replicas; their bytes are on the way.
+#[derive(Debug)]
+pub(super) struct Reserved {
+    claim: Claim,
+    outstanding: usize,
+    written: Vec<(SegmentId, Checksum)>,
+    failed: Option<TransferError>,
+}
+
+/// At least one replica's bytes are all in place.
+#[derive(Debug)]
+pub(super) struct Written {
+    claim: Claim,
+    checksum: Checksum,
+    segments: Vec<SegmentId>,
+}
+
+/// One granted replica.
+#[derive(Clone, Debug)]
+pub(super) struct GrantedReplica {
+    pub(super) node: Arc<Node>,
+    pub(super) grant: Grant,
+}
+
+impl Reserved {
+    /// A reservation of `replicas` for `key`.
+    pub(super) fn new(
+        key: Key,
+        version: Version,
+        epoch: Epoch,
+        replicas: usize,
+        revoker: Revoker,
+    ) -> Self {
+        Self {
+            claim: Claim {
+                ticket: Some(Ticket {
+                    key,
+                    version,
+                    epoch,
+                }),
+                revoker,
+            },
+            outstanding: replicas,
+            written: Vec::new(),
+            failed: None,
+        }
+    }
+
+    /// Records what became of one replica.
+    pub(super) fn record(&mut self, segment: SegmentId, result: TransferResult) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        match result {
+            Ok(checksum) => self.written.push((segment, checksum)),
+            Err(error) => self.failed = Some(error),
+        }
+    }
+
+    /// Whether every replica came to its end.
+    pub(super) const fn is_done(&self) -> bool {
+        self.outstanding == 0
+    }
+
+    /// The next stage, when at least one replica was written; else the last failure.
+    ///
+    /// Replicas whose bytes differ can only come from a buffer that changed meanwhile. Those that
+    /// agree with the first one are kept.
+    pub(super) fn finish(self) -> Result<Written, TransferError> {
+        let Some((_, checksum)) = self.written.first().copied() else {
+            return Err(self.failed.unwrap_or(TransferError {
+                code: Code::Internal,
+                message: "no replica was written".to_owned(),
+            }));
+        };
+        Ok(Written {
+            claim: self.claim,
+            checksum,
+            segments: self
+                .written
+                .iter()
+                .filter(|(_, sum)| *sum == checksum)
+                .map(|(segment, _)| *segment)
+                .collect(),
+        })
+    }
+}
+
+impl Written {
+    /// The epoch that granted it: the only one that can commit it.
+    pub(super) fn epoch(&self) -> Epoch {
+        self.claim.epoch()
+    }
+
+    /// What the commit says of it; `parent` counts from 1 among the keys of the call, 0 for none.
+    pub(super) fn item(&self, length: Length, parent: u32) -> CommitItem {
+        CommitItem {
+            version: self.claim.version().0,
+            length: length.0,
+            checksum: self.checksum.0,
+            segments: self.segments.iter().map(|segment| segment.0).collect(),
+            parent,
+        }
+    }
+
+    /// The reservation is used up: nothing is given back. How many replicas it was.
+    pub(super) fn used_up(mut self) -> usize {
+        self.claim.ticket = None;
+        self.segments.len()
+    }
+}

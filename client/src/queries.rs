@@ -1,0 +1,351 @@
+//! What is asked of the master alone: presence, prefixes, descriptions, listings, removals, counts.
+
+use crate::api::{
+    DescribedReplica, Description, Existence, Leasing, Listed, Listing, NodeStats, Page, PoolStats,
+    Prefix, Remove, Removed, SegmentStats,
+};
+use crate::client::Client;
+use crate::clock::{BootTime, Deadline};
+use crate::control::Call;
+use crate::errors::ControlError;
+use crate::lease::{Lease, Part, counted};
+use crate::locate::{code_of, expect_answers, malformed};
+use futures::{StreamExt, TryStreamExt};
+use kvpool_proto::{
+    DescribeRequest, ExistRequest, ListRequest, MatchPrefixRequest, RemoveReply, RemoveRequest,
+    StatsRequest, remove_request::What,
+};
+use kvpool_types::wire::keys::pack;
+use kvpool_types::{
+    Checksum, Code, Epoch, Extent, Incarnation, Key, Length, Offset, SegmentId, Version,
+};
+use std::time::Duration;
+
+impl Client {
+    /// Which of `keys` are present; those are leased for a while.
+    pub async fn is_exist(&self, keys: &[Key]) -> Result<Vec<bool>, ControlError> {
+        Ok(self.exist(keys, Leasing::Lease).await?.present)
+    }
+
+    /// Which of `keys` are present, with the lease on those.
+    pub async fn exist(&self, keys: &[Key], leasing: Leasing) -> Result<Existence, ControlError> {
+        let deadline = self.control_deadline();
+        let calls = self.runs(keys).into_iter().map(|keys| async move {
+            let sent = BootTime::now();
+            let request = ExistRequest {
+                caller: None,
+                keys: pack(keys).into(),
+                no_lease: leasing == Leasing::None,
+            };
+            let reply = self.inner.control.call(request, Call::by(deadline)).await?;
+            let present = read_bits(&reply.present, keys.len())?;
+            let part = counted(reply.lease.as_ref(), sent).map(|leased| Part {
+                keys: keys
+                    .iter()
+                    .zip(&present)
+                    .filter(|(_, present)| **present)
+                    .map(|(key, _)| key.clone())
+                    .collect(),
+                leased,
+            });
+            Ok::<_, ControlError>((present, part))
+        });
+        let replies: Vec<_> = futures::stream::iter(calls)
+            .buffered(self.inner.options.batch_concurrency.max(1))
+            .try_collect()
+            .await?;
+        let (present, parts): (Vec<_>, Vec<_>) = replies.into_iter().unzip();
+        Ok(Existence {
+            present: present.into_iter().flatten().collect(),
+            lease: self.lease(parts.into_iter().flatten().collect()),
+        })
+    }
+
+    /// How many leading blocks of a chain are present; those are leased for a while.
+    pub async fn match_prefix(&self, keys: &[Key]) -> Result<Prefix, ControlError> {
+        self.match_prefix_with(keys, Leasing::Lease).await
+    }
+
+    /// The same, with a word on leases.
+    pub async fn match_prefix_with(
+        &self,
+        keys: &[Key],
+        leasing: Leasing,
+    ) -> Result<Prefix, ControlError> {
+        let deadline = self.control_deadline();
+        let mut blocks = 0;
+        let mut parts = Vec::new();
+        // One message after the other: what lies behind the first gap is neither asked nor leased.
+        for keys in self.runs(keys) {
+            let sent = BootTime::now();
+            let request = MatchPrefixRequest {
+                caller: None,
+                keys: pack(keys).into(),
+                no_lease: leasing == Leasing::None,
+            };
+            let reply = self.inner.control.call(request, Call::by(deadline)).await?;
+            let present = usize::try_from(reply.blocks)
+                .ok()
+                .and_then(|blocks| keys.get(..blocks))
+                .ok_or_else(|| malformed(format!("{} of {} blocks", reply.blocks, keys.len())))?;
+            blocks += present.len();
+            if let Some(leased) = counted(reply.lease.as_ref(), sent) {
+                parts.push(Part {
+                    keys: present.to_vec(),
+                    leased,
+                });
+            }
+            if present.len() < keys.len() {
+                break;
+            }
+        }
+        Ok(Prefix {
+            blocks,
+            lease: self.lease(parts),
+        })
+    }
+
+    /// The length of a block; `None` when it is absent. Leases nothing.
+    pub async fn get_size(&self, key: &Key) -> Result<Option<Length>, ControlError> {
+        let described = self.describe(std::slice::from_ref(key)).await?;
+        Ok(described
+            .into_iter()
+            .next()
+            .flatten()
+            .map(|description| description.length))
+    }
+
+    /// What the master knows of each of `keys`; `None` for those that are absent. Leases nothing.
+    pub async fn describe(&self, keys: &[Key]) -> Result<Vec<Option<Description>>, ControlError> {
+        let deadline = self.control_deadline();
+        let calls = self.runs(keys).into_iter().map(|keys| async move {
+            let request = DescribeRequest {
+                caller: None,
+                keys: pack(keys).into(),
+            };
+            let reply = self.inner.control.call(request, Call::by(deadline)).await?;
+            expect_answers(reply.descriptions.len(), keys.len())?;
+            reply
+                .descriptions
+                .into_iter()
+                .map(read_description)
+                .collect::<Result<Vec<_>, ControlError>>()
+        });
+        let replies: Vec<_> = futures::stream::iter(calls)
+            .buffered(self.inner.options.batch_concurrency.max(1))
+            .try_collect()
+            .await?;
+        Ok(replies.into_iter().flatten().collect())
+    }
+
+    /// One page of the namespace's blocks whose keys match `pattern`, a regular expression; empty
+    /// for all. `limit` is the most blocks of the page; 0 for the master's own limit.
+    pub async fn list(
+        &self,
+        pattern: &str,
+        limit: u32,
+        page: Option<&Page>,
+    ) -> Result<Listing, ControlError> {
+        let request = ListRequest {
+            caller: None,
+            pattern: pattern.to_owned(),
+            limit,
+            page: page.map(|page| page.0.clone()).unwrap_or_default(),
+        };
+        let call = Call::by(self.control_deadline());
+        let reply = self.inner.control.call(request, call).await?;
+        let blocks = reply
+            .blocks
+            .into_iter()
+            .map(|block| Listed {
+                key: block.key,
+                length: Length(block.length),
+                replicas: block.replicas,
+                leased: block.leased,
+                pinned: block.pinned,
+            })
+            .collect();
+        Ok(Listing {
+            blocks,
+            next: (!reply.next_page.is_empty()).then_some(Page(reply.next_page)),
+        })
+    }
+
+    /// Removes blocks. Leased and pinned ones are kept unless `force` is set. Whatever comes of it,
+    /// this client forgets where they lay.
+    pub async fn remove(&self, what: Remove, force: bool) -> Result<Removed, ControlError> {
+        let outcome = Box::pin(self.remove_at_master(&what, force)).await;
+        match &what {
+            Remove::Keys(keys) => self.inner.locations.purge(keys),
+            Remove::Pattern(_) | Remove::Namespace | Remove::Everything => {
+                self.inner.locations.purge_all();
+            }
+        }
+        outcome
+    }
+
+    /// What the master counts: blocks, bytes, nodes and segments.
+    pub async fn stats(&self) -> Result<PoolStats, ControlError> {
+        let call = Call::by(self.control_deadline());
+        let reply = self
+            .inner
+            .control
+            .call(StatsRequest::default(), call)
+            .await?;
+        Ok(PoolStats {
+            epoch: Epoch(reply.epoch),
+            blocks: reply.blocks,
+            reservations: reply.reservations,
+            capacity: Length(reply.capacity_bytes),
+            used: Length(reply.used_bytes),
+            quarantine: Length(reply.quarantine_bytes),
+            nodes: reply
+                .nodes
+                .into_iter()
+                .map(read_node)
+                .collect::<Result<_, _>>()?,
+            counters: reply.counters.into_iter().collect(),
+            uptime: Duration::from_millis(reply.uptime_ms),
+            namespaces: reply.namespaces,
+        })
+    }
+
+    async fn remove_at_master(&self, what: &Remove, force: bool) -> Result<Removed, ControlError> {
+        let deadline = self.control_deadline();
+        let call = async |what: What| -> Result<RemoveReply, ControlError> {
+            let request = RemoveRequest {
+                caller: None,
+                what: Some(what),
+                force,
+            };
+            self.inner.control.call(request, Call::by(deadline)).await
+        };
+        let mut removed = Removed::default();
+        let whole = match what {
+            Remove::Keys(keys) => {
+                for keys in self.runs(keys) {
+                    let reply = call(What::Keys(pack(keys).into())).await?;
+                    expect_answers(reply.codes.len(), keys.len())?;
+                    removed.removed += reply.removed;
+                    removed.kept += reply.kept;
+                    removed.codes.extend(reply.codes.into_iter().map(code_of));
+                }
+                return Ok(removed);
+            }
+            Remove::Pattern(pattern) => What::Pattern(pattern.clone()),
+            Remove::Namespace => What::Namespace(true),
+            Remove::Everything => What::Everything(true),
+        };
+        let reply = call(whole).await?;
+        removed.removed = reply.removed;
+        removed.kept = reply.kept;
+        Ok(removed)
+    }
+
+    /// Cuts keys into what fits a message each.
+    fn runs<'k>(&self, keys: &'k [Key]) -> Vec<&'k [Key]> {
+        self.inner
+            .message_limits()
+            .split_keys(keys)
+            .into_iter()
+            .filter_map(|run| keys.get(run))
+            .collect()
+    }
+
+    fn control_deadline(&self) -> Deadline {
+        Deadline::after(self.inner.options.timeouts.control)
+    }
+
+    fn lease(&self, parts: Vec<Part>) -> Lease {
+        Lease::new(
+            std::sync::Arc::clone(&self.inner.control),
+            self.inner.options.timeouts.control,
+            parts,
+        )
+    }
+}
+
+/// The first `count` bits of `bytes`, lowest bit first.
+fn read_bits(bytes: &[u8], count: usize) -> Result<Vec<bool>, ControlError> {
+    expect_answers(bytes.len(), count.div_ceil(8))?;
+    Ok(bytes
+        .iter()
+        .flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1 == 1))
+        .take(count)
+        .collect())
+}
+
+fn read_description(wire: kvpool_proto::Description) -> Result<Option<Description>, ControlError> {
+    match code_of(wire.code) {
+        Code::Ok => {}
+        Code::Missing => return Ok(None),
+        other => {
+            return Err(ControlError::new(
+                other,
+                "the description of a key was refused",
+            ));
+        }
+    }
+    let length = Length(wire.length);
+    let replicas = wire
+        .replicas
+        .into_iter()
+        .map(|replica| DescribedReplica {
+            node: replica.node,
+            extent: Extent {
+                segment: SegmentId(replica.segment),
+                offset: Offset(replica.offset),
+                length,
+            },
+            state: replica.state,
+        })
+        .collect();
+    Ok(Some(Description {
+        length,
+        checksum: Checksum(wire.checksum),
+        version: Version(wire.version),
+        replicas,
+        lease_left: Duration::from_millis(wire.lease_left_ms),
+        soft_pin_left: Duration::from_millis(wire.soft_pin_left_ms),
+        hard_pin: wire.hard_pin,
+    }))
+}
+
+fn read_node(wire: kvpool_proto::NodeStats) -> Result<NodeStats, ControlError> {
+    let incarnation = Incarnation::from_slice(&wire.incarnation)
+        .ok_or_else(|| malformed(format!("node {:?} has a bad id", wire.name)))?;
+    Ok(NodeStats {
+        name: wire.name,
+        state: wire.state,
+        incarnation,
+        data_address: wire.data_address,
+        heartbeat_age: Duration::from_millis(wire.heartbeat_age_ms),
+        segments: wire
+            .segments
+            .into_iter()
+            .map(|segment| SegmentStats {
+                id: SegmentId(segment.id),
+                capacity: Length(segment.capacity_bytes),
+                used: Length(segment.used_bytes),
+                quarantine: Length(segment.quarantine_bytes),
+                free_ranges: segment.free_ranges,
+                largest_free: Length(segment.largest_free_bytes),
+            })
+            .collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_read_lowest_first_and_no_further_than_asked() {
+        let bits = read_bits(&[0b0000_0101, 0b1111_1110], 10).unwrap();
+        let set: Vec<usize> = (0..10).filter(|at| bits[*at]).collect();
+        assert_eq!(set, [0, 2, 9]);
+        assert_eq!(bits.len(), 10);
+        assert_eq!(read_bits(&[0], 9).unwrap_err().code, Code::Malformed);
+        assert_eq!(read_bits(&[0, 0], 8).unwrap_err().code, Code::Malformed);
+    }
+}

@@ -1,0 +1,47 @@
+//! What the master is told of replicas that could not be read.
+
+use crate::clock::Deadline;
+use crate::control::{Call, Control};
+use kvpool_proto::{ReportReplicasRequest, ReportedReplica};
+use kvpool_types::wire::keys::pack;
+use kvpool_types::{Code, Key, SegmentId, Version};
+use std::sync::Arc;
+
+/// One replica that failed a read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) key: Key,
+    pub(crate) version: Version,
+    pub(crate) segment: SegmentId,
+    pub(crate) code: Code,
+}
+
+/// Tells the master. A report that does not arrive is no harm: the next reader makes it again.
+pub(crate) async fn send(control: &Control, reports: Vec<Report>, deadline: Deadline) {
+    if reports.is_empty() {
+        return;
+    }
+    let request = ReportReplicasRequest {
+        caller: None,
+        keys: pack(reports.iter().map(|report| &report.key)).into(),
+        reports: reports
+            .iter()
+            .map(|report| ReportedReplica {
+                version: report.version.0,
+                segment: report.segment.0,
+                code: report.code.to_wire().into(),
+            })
+            .collect(),
+    };
+    if let Err(error) = control.call(request, Call::by(deadline)).await {
+        tracing::debug!(%error, count = reports.len(), "replicas that failed are not reported");
+    }
+}
+
+/// The same, without waiting for it.
+pub(crate) fn send_soon(control: &Arc<Control>, reports: Vec<Report>, deadline: Deadline) {
+    if !reports.is_empty() {
+        let control = Arc::clone(control);
+        tokio::spawn(async move { send(&control, reports, deadline).await });
+    }
+}

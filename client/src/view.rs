@@ -1,0 +1,139 @@
+//! Views: a block read in place, in the memory of a node on the same host.
+
+use crate::api::ViewOptions;
+use crate::client::Inner;
+use crate::clock::{BootTime, Deadline};
+use crate::counters::Counting;
+use crate::errors::GetError;
+use crate::hunt::Hunt;
+use kvpool_transport::checksum::sum_shared;
+use kvpool_transport::{Slice, TransferError, TransportKind};
+use kvpool_types::{Code, Key, Length, Offset, Version};
+
+/// A block in place, without a copy. The node keeps the extent for as long as the view or a clone of
+/// it lives, whatever becomes of the block's lease; so hold it no longer than it is read.
+#[derive(Clone, Debug)]
+pub struct View {
+    memory: Slice,
+    version: Version,
+}
+
+impl View {
+    /// The block's length in bytes.
+    pub fn length(&self) -> Length {
+        self.memory.length()
+    }
+
+    /// Which committed value of the key it is.
+    pub const fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Copies bytes out, from `from` on. Panics unless they lie inside the block.
+    pub fn read_at(&self, from: Offset, out: &mut [u8]) {
+        self.memory.read_at(from, out);
+    }
+
+    /// Copies all bytes out.
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.memory.to_vec()
+    }
+
+    /// The memory, read-only; a clone of it keeps the view alive.
+    pub const fn memory(&self) -> &Slice {
+        &self.memory
+    }
+}
+
+/// Takes a view of `key`; `None` when the block is absent.
+pub(crate) async fn get_view(
+    inner: &Inner,
+    key: &Key,
+    options: &ViewOptions,
+) -> Result<Option<View>, GetError> {
+    let timeout = options.timeout.unwrap_or(inner.options.timeouts.get);
+    let deadline = Deadline::after(timeout);
+    let mut hunt = Hunt::new(inner, key, deadline, Some(TransportKind::Shm));
+    loop {
+        let Some(target) = hunt.next(Length(0)).await? else {
+            Counting::one(&inner.counting.misses);
+            return Ok(None);
+        };
+        let Some(lease) = target.located.lease else {
+            // A leader that may no longer lead leases nothing; without a lease the pin could come
+            // after the extent was freed.
+            return Err(GetError::Failed {
+                code: Code::NotLeader,
+                message: "kvmaster gives no leases at present, so no view can be taken".to_owned(),
+            });
+        };
+        let replica = target.choice.replica.clone();
+        let pinned = match inner
+            .links
+            .first(&replica.node, &target.choice.ways, target.limit)
+            .await
+        {
+            Ok(link) => {
+                let pinning = link.pin(target.located.epoch, replica.extent, target.limit.to_std());
+                match target.limit.with_grace().run(pinning).await {
+                    Ok(pinned) => pinned,
+                    Err(_) => Err(late(&replica.node.name)),
+                }
+            }
+            Err(error) => Err(error),
+        };
+        // The pin was in place before the master could free the extent only if its answer came
+        // while the lease ran.
+        let in_time = lease.runs(BootTime::now());
+        let memory = match pinned {
+            Ok(memory) if in_time => memory,
+            Ok(_) => {
+                hunt.outrun();
+                continue;
+            }
+            Err(error) => {
+                hunt.fail(&target, &[TransportKind::Shm], error);
+                continue;
+            }
+        };
+        if !options.unverified {
+            let shared = memory.clone();
+            // Megabytes are summed: not on a thread that others wait for.
+            let summed = tokio::task::spawn_blocking(move || sum_shared(&shared).whole);
+            let summed = match deadline.run(summed).await {
+                Ok(Ok(sum)) => sum,
+                _ => {
+                    hunt.fail(&target, &[TransportKind::Shm], late(&replica.node.name));
+                    continue;
+                }
+            };
+            if summed != target.located.checksum {
+                let error = TransferError {
+                    code: Code::ChecksumMismatch,
+                    message: format!(
+                        "the pinned bytes have checksum {summed}, the block has {}",
+                        target.located.checksum
+                    ),
+                };
+                hunt.fail(&target, &[TransportKind::Shm], error);
+                continue;
+            }
+            inner
+                .counting
+                .read(TransportKind::Shm, target.located.length.0);
+        }
+        Counting::one(&inner.counting.hits);
+        Counting::one(&inner.counting.views);
+        return Ok(Some(View {
+            memory,
+            version: target.located.version,
+        }));
+    }
+}
+
+fn late(node: &kvpool_types::NodeName) -> TransferError {
+    TransferError {
+        code: Code::DeadlineExceeded,
+        message: format!("node {node} did not give the view in time"),
+    }
+}
