@@ -1,0 +1,237 @@
+//! What shared memory alone owes.
+
+// UNSAFETY: maps memory and shuts sockets down by hand, as a client that goes wrong would.
+#![allow(unsafe_code, reason = "does what no safe client can")]
+
+use super::*;
+use crate::host::CLIENT;
+use kvpool_transport::shm::{Server, ServerHandle, ServerOptions, connect};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+const SOCKET: &str = "KVPOOL_TEST_SOCKET";
+const HOLD: &str = "KVPOOL_TEST_HOLD";
+
+fn serve(path: &Path, host: &Arc<TestHost>) -> ServerHandle {
+    Server::start(path, host.clone(), ServerOptions::default()).unwrap()
+}
+
+#[test]
+fn a_pinned_view_is_the_memory_itself() {
+    let Opened { link, host, .. } = &open(TransportKind::Shm, 1 << 20);
+    let extent = host.stored(b"in place");
+    let view = wait(link.pin(EPOCH, extent, soon())).unwrap();
+    assert!(host.wait_for(|held| held.pins == 1));
+    assert_eq!(view.to_vec(), b"in place");
+    // Not a copy: what changes underneath shows.
+    host.slice(&extent).write_at(Offset(0), b"IN");
+    assert_eq!(view.to_vec(), b"IN place");
+    assert!(!view.is_writable());
+    let part = view.slice(Offset(3), Length(5)).unwrap();
+    drop(view);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(host.wait_for(|held| held.pins == 1), "a part keeps the pin");
+    assert_eq!(part.to_vec(), b"place");
+    drop(part);
+    assert!(host.wait_for(|held| held.pins == 0));
+}
+
+#[test]
+fn a_view_outlives_its_link() {
+    let host = TestHost::new(Length(1 << 20));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("node.sock");
+    let _server = serve(&path, &host);
+    let extent = host.stored(b"in place");
+    let link = connect(&path, host.hello(), soon()).unwrap().0;
+    let view = wait(link.pin(EPOCH, extent, soon())).unwrap();
+    drop(link);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(host.wait_for(|held| held.pins == 1));
+    assert_eq!(view.to_vec(), b"in place");
+    drop(view);
+    assert!(host.wait_for(|held| held.pins == 0));
+}
+
+#[test]
+fn a_pin_that_comes_too_late_is_undone() {
+    let Opened { link, host, .. } = &open(TransportKind::Shm, 1 << 20);
+    let extent = host.stored(b"in place");
+    drop(link.pin(EPOCH, extent, soon()));
+    // The link answers in order: once this is answered, so was the pin.
+    let _sums = wait(link.sums(EPOCH, vec![extent], soon()));
+    assert!(host.wait_for(|held| held.pins == 0));
+    let outside = Extent {
+        offset: Offset(1 << 30),
+        ..extent
+    };
+    let refused = wait(link.pin(EPOCH, outside, soon()));
+    assert_eq!(refused.unwrap_err().code, Code::OutOfRange);
+}
+
+#[test]
+fn what_a_reader_maps_cannot_be_made_writable() {
+    use kvpool_transport::host::Host;
+    let host = TestHost::new(Length(1 << 20));
+    let (fd, length) = host.map(Incarnation(77), SEGMENT, false).unwrap();
+    let refused = Region::map(std::os::fd::AsFd::as_fd(&fd), length, true);
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EACCES));
+    // SAFETY: no address is asked for, so no memory in use is mapped over.
+    let start = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            length.as_usize(),
+            rustix::mm::ProtFlags::READ,
+            rustix::mm::MapFlags::SHARED,
+            &fd,
+            0,
+        )
+    }
+    .unwrap();
+    let writable = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
+    // SAFETY: the range is the mapping that was just made and that nothing refers to.
+    let changed = unsafe { rustix::mm::mprotect(start, length.as_usize(), writable) };
+    assert_eq!(changed, Err(rustix::io::Errno::ACCESS));
+    // SAFETY: as above.
+    unsafe { rustix::mm::munmap(start, length.as_usize()) }.unwrap();
+}
+
+#[test]
+fn sockets_of_the_dead_are_replaced_and_of_the_living_are_not() {
+    use std::os::unix::fs::PermissionsExt;
+    let host = TestHost::new(Length(4096));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("node.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let server = serve(&path, &host);
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let second = Server::start(&path, host.clone(), ServerOptions::default());
+    assert_eq!(second.unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+    drop(server);
+    assert!(!path.exists());
+    std::fs::write(&path, "a file of somebody's").unwrap();
+    let third = Server::start(&path, host.clone(), ServerOptions::default());
+    assert_eq!(third.unwrap_err().kind(), std::io::ErrorKind::AlreadyExists);
+    assert!(path.exists());
+}
+
+#[test]
+fn a_link_whose_node_is_gone_is_not_open() {
+    let host = TestHost::new(Length(1 << 20));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("node.sock");
+    let server = serve(&path, &host);
+    let link = connect(&path, host.hello(), soon()).unwrap().0;
+    assert!(link.is_open());
+    drop(server);
+    let deadline = soon();
+    while link.is_open() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let grant = host.grant(100);
+    let written = wait(link.write(vec![write_op(grant, &[1; 100])], soon()));
+    assert_eq!(codes(&written), [Code::Unreachable]);
+}
+
+/// Runs in a process of its own: holds a view and an announced write, then waits to be killed.
+#[test]
+#[ignore = "the process that another test starts and kills"]
+fn holder() {
+    let Ok(path) = std::env::var(SOCKET) else {
+        return;
+    };
+    let host = TestHost::new(Length(4096));
+    let link = connect(Path::new(&path), host.hello(), soon()).unwrap().0;
+    let extent = Extent {
+        segment: SEGMENT,
+        offset: Offset(0),
+        length: Length(4096),
+    };
+    let view = wait(link.pin(EPOCH, extent, soon())).unwrap();
+    if std::env::var(HOLD).unwrap() == "closed" {
+        // The socket goes, the mapping stays: the process may still look at it.
+        let view = std::mem::ManuallyDrop::new(view);
+        shut_sockets_down();
+        assert_eq!(view.length(), Length(4096));
+        loop {
+            std::thread::park();
+        }
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Shuts down every socket of this process, as a fault in it might.
+fn shut_sockets_down() {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap();
+    for entry in links.flatten() {
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        if target.to_string_lossy().starts_with("socket:") {
+            let fd: i32 = entry.file_name().to_string_lossy().parse().unwrap();
+            // SAFETY: the descriptor was open just now, and only this test opens and closes any.
+            let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+            rustix::net::shutdown(socket, rustix::net::Shutdown::Both).unwrap();
+        }
+    }
+}
+
+fn start_holder(path: &Path, hold: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "shm::holder", "--ignored"])
+        .env(SOCKET, path)
+        .env(HOLD, hold)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_closed_connection_frees_nothing_but_a_dead_process_does() {
+    let host = TestHost::new(Length(1 << 20));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("node.sock");
+    let server = serve(&path, &host);
+    let _extent = host.stored(&[1; 4096]);
+    for hold in ["open", "closed"] {
+        let mut holder = start_holder(&path, hold);
+        assert!(host.wait_for(|held| held.pins == 1));
+        if hold == "closed" {
+            let deadline = soon();
+            while server.connections() > 0 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(server.connections(), 0);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let gone_before = usize::from(hold == "closed");
+        assert!(
+            host.wait_for(|held| held.pins == 1 && held.gone == gone_before),
+            "{hold}: the view is held while the process lives"
+        );
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        assert!(host.wait_for(|held| held.pins == 0 && held.gone == gone_before + 1));
+    }
+    assert_eq!(host.hello().client, CLIENT);
+}
+
+#[test]
+fn a_stopped_process_holds_what_it_holds() {
+    let host = TestHost::new(Length(1 << 20));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("node.sock");
+    let _server = serve(&path, &host);
+    let _extent = host.stored(&[1; 4096]);
+    let mut holder = start_holder(&path, "open");
+    assert!(host.wait_for(|held| held.pins == 1));
+    let pid = rustix::process::Pid::from_child(&holder);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(host.wait_for(|held| held.pins == 1 && held.gone == 0));
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    assert!(host.wait_for(|held| held.pins == 0 && held.gone == 1));
+}

@@ -1,0 +1,409 @@
+//! What TCP alone owes.
+
+use super::*;
+use kvpool_transport::tcp::{Server, ServerHandle, ServerOptions, connect};
+use kvpool_types::wire::data::{Failure, Meta, ReadItem, ReadRequest, Statuses, WriteRequest};
+use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+pub(crate) fn serve(host: &Arc<TestHost>, options: ServerOptions) -> ServerHandle {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    Server::start(listener, host.clone(), options).unwrap()
+}
+
+/// A peer that speaks frames by hand.
+struct Raw(TcpStream);
+
+impl Raw {
+    fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        Self(stream)
+    }
+
+    fn greet(host: &TestHost, server: &ServerHandle) -> Self {
+        let mut raw = Self::connect(server.local_addr());
+        raw.send(Op::Hello, 1, &host.hello().to_bytes(), 0);
+        assert_eq!(raw.receive().0.op, Op::HelloReply);
+        raw
+    }
+
+    fn send(&mut self, op: Op, request: u64, meta: &[u8], payload: u64) {
+        let header = Header {
+            version: VERSION,
+            op,
+            request,
+            epoch: EPOCH,
+            meta: u32::try_from(meta.len()).unwrap(),
+            payload,
+        };
+        self.0.write_all(&header.encode()).unwrap();
+        self.0.write_all(meta).unwrap();
+    }
+
+    fn receive(&mut self) -> (Header, Vec<u8>) {
+        let mut head = [0; HEADER_BYTES];
+        self.0.read_exact(&mut head).unwrap();
+        let header = Header::decode(&head).unwrap();
+        let mut meta = vec![0; header.meta as usize];
+        self.0.read_exact(&mut meta).unwrap();
+        (header, meta)
+    }
+
+    /// The code of the failure that comes, after which the connection must end.
+    fn failure(mut self) -> Code {
+        let (header, meta) = self.receive();
+        assert_eq!(header.op, Op::Failure);
+        assert_eq!(self.0.read(&mut [0; 16]).unwrap(), 0, "the connection ends");
+        Failure::decode(&meta).unwrap().code
+    }
+}
+
+#[test]
+fn frames_that_cannot_be_read_are_answered_and_change_nothing() {
+    let host = TestHost::new(Length(1 << 20));
+    let server = serve(&host, ServerOptions::default());
+    let bystander = connect(server.local_addr(), host.hello(), soon())
+        .unwrap()
+        .0;
+    let extent = host.stored(b"still here");
+
+    let mut raw = Raw::connect(server.local_addr());
+    raw.0
+        .write_all(b"GET / HTTP/1.1\r\nHost: kvpool.example\r\n\r\n")
+        .unwrap();
+    assert_eq!(raw.failure(), Code::Malformed);
+
+    let mut raw = Raw::connect(server.local_addr());
+    raw.send(Op::Ping, 1, &[], 0);
+    assert_eq!(raw.failure(), Code::Malformed, "hello must come first");
+
+    let mut raw = Raw::connect(server.local_addr());
+    raw.send(Op::Hello, 1, b"short", 0);
+    assert_eq!(raw.failure(), Code::Malformed);
+
+    for version in [0, VERSION + 1] {
+        let mut raw = Raw::connect(server.local_addr());
+        let header = Header {
+            version,
+            op: Op::Hello,
+            request: 1,
+            epoch: EPOCH,
+            meta: 0,
+            payload: 0,
+        };
+        raw.0.write_all(&header.encode()).unwrap();
+        assert_eq!(raw.failure(), Code::VersionMismatch);
+    }
+
+    let mut raw = Raw::greet(&host, &server);
+    raw.send(Op::Read, 2, &[], 1 << 40);
+    assert_eq!(raw.failure(), Code::Oversized);
+
+    let mut raw = Raw::greet(&host, &server);
+    let mut header = Header {
+        version: VERSION,
+        op: Op::Read,
+        request: 2,
+        epoch: EPOCH,
+        meta: u32::MAX,
+        payload: 0,
+    };
+    raw.0.write_all(&header.encode()).unwrap();
+    assert_eq!(raw.failure(), Code::Oversized);
+    header.meta = 0;
+
+    let mut raw = Raw::greet(&host, &server);
+    raw.0.write_all(&header.encode()).unwrap();
+    assert_eq!(raw.failure(), Code::Malformed, "a read without its meta");
+
+    let grant = host.grant(5000);
+    let write = WriteRequest {
+        incarnation: Incarnation(77),
+        grants: vec![grant],
+    };
+    let mut raw = Raw::greet(&host, &server);
+    raw.send(Op::Write, 2, &write.to_bytes(), 5000);
+    assert_eq!(raw.failure(), Code::Malformed, "a payload without the sums");
+    assert!(!host.is_written(grant.id));
+
+    let mut raw = Raw::greet(&host, &server);
+    raw.send(Op::Map, 2, &[], 0);
+    let (header, meta) = raw.receive();
+    assert_eq!((header.op, header.request), (Op::Failure, 2));
+    assert_eq!(Failure::decode(&meta).unwrap().code, Code::InvalidArgument);
+    raw.send(Op::Ping, 3, &[], 0);
+    assert_eq!(raw.receive().0.op, Op::Pong, "the connection goes on");
+
+    let into = room(10);
+    let read = wait(bystander.read(EPOCH, vec![read_op(extent, &into)], soon()));
+    assert_eq!(
+        read,
+        [Ok(checksum(b"still here"))],
+        "others are still served"
+    );
+}
+
+#[test]
+fn fencing_ends_a_receive_in_progress() {
+    let host = TestHost::new(Length(16 << 20));
+    let server = serve(&host, ServerOptions::default());
+    let grant = host.grant(8 << 20);
+    let write = WriteRequest {
+        incarnation: Incarnation(77),
+        grants: vec![grant],
+    };
+    let mut raw = Raw::greet(&host, &server);
+    raw.send(
+        Op::Write,
+        2,
+        &write.to_bytes(),
+        write.payload_bytes().unwrap(),
+    );
+    raw.0.write_all(&vec![0xaa; 1 << 20]).unwrap();
+    assert!(host.wait_for(|held| held.receiving == 1));
+    assert!(
+        host.fence(grant.id, Duration::from_secs(2)),
+        "the guard of a fenced receive is dropped at once, not when the peer goes on"
+    );
+    // What the peer sends later goes nowhere.
+    let before = host.slice(&grant.extent).to_vec();
+    let _refused = raw.0.write_all(&vec![0xbb; 4 << 20]);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(host.slice(&grant.extent).to_vec() == before);
+    assert!(!host.is_written(grant.id));
+}
+
+#[test]
+fn a_receive_that_stands_still_is_ended() {
+    let host = TestHost::new(Length(16 << 20));
+    let options = ServerOptions {
+        stall: Duration::from_millis(200),
+        ..ServerOptions::default()
+    };
+    let server = serve(&host, options);
+    let grant = host.grant(1 << 20);
+    let write = WriteRequest {
+        incarnation: Incarnation(77),
+        grants: vec![grant],
+    };
+    let mut idle = Raw::greet(&host, &server);
+    let mut raw = Raw::greet(&host, &server);
+    raw.send(
+        Op::Write,
+        2,
+        &write.to_bytes(),
+        write.payload_bytes().unwrap(),
+    );
+    assert!(host.wait_for(|held| held.receiving == 1));
+    assert!(host.wait_for(|held| held.receiving == 0));
+    std::thread::sleep(Duration::from_millis(500));
+    idle.send(Op::Ping, 2, &[], 0);
+    assert_eq!(idle.receive().0.op, Op::Pong, "an idle connection stays");
+}
+
+#[test]
+fn a_silent_connection_is_ended_and_too_many_are_refused() {
+    let host = TestHost::new(Length(4096));
+    let options = ServerOptions {
+        handshake: Duration::from_millis(200),
+        max_connections: 2,
+        ..ServerOptions::default()
+    };
+    let server = serve(&host, options);
+    let mut silent = Raw::connect(server.local_addr());
+    let _second = Raw::greet(&host, &server);
+    assert_eq!(server.connections(), 2);
+    assert_eq!(
+        Raw::connect(server.local_addr()).failure(),
+        Code::TooManyHeld
+    );
+    assert_eq!(silent.0.read(&mut [0; 16]).unwrap(), 0);
+    let _third = Raw::greet(&host, &server);
+}
+
+/// A peer that answers hello and then nothing, or as much as it is told to.
+fn deaf_peer(
+    host: Arc<TestHost>,
+    answer: impl FnOnce(&mut TcpStream, Header) + Send + 'static,
+) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        use kvpool_transport::host::Host;
+        let mut raw = Raw(listener.accept().unwrap().0);
+        let (header, _) = raw.receive();
+        let reply = Host::hello(&*host, &host.hello()).unwrap();
+        raw.send(Op::HelloReply, header.request, &reply.to_bytes(), 0);
+        let (header, _) = raw.receive();
+        answer(&mut raw.0, header);
+    });
+    address
+}
+
+#[test]
+fn nothing_is_written_after_the_deadline_of_a_read() {
+    let host = TestHost::new(Length(4 << 20));
+    let (go, gone) = std::sync::mpsc::channel();
+    let address = deaf_peer(host.clone(), move |stream, header| {
+        let meta = Statuses(vec![Code::Ok]).to_bytes();
+        let answer = Header {
+            op: Op::Statuses,
+            meta: u32::try_from(meta.len()).unwrap(),
+            payload: 2 << 20,
+            ..header
+        };
+        stream.write_all(&answer.encode()).unwrap();
+        stream.write_all(&meta).unwrap();
+        stream.write_all(&vec![1; 1 << 20]).unwrap();
+        gone.recv().unwrap();
+        // The rest comes after the deadline, when the caller may have other uses for the memory.
+        let _refused = stream.write_all(&vec![2; 1 << 20]);
+        gone.recv().unwrap();
+    });
+    let link = connect(address, host.hello(), soon()).unwrap().0;
+    let into = room(2 << 20);
+    let extent = host.grant(2 << 20).extent;
+    let begin = Instant::now();
+    let deadline = begin + Duration::from_millis(300);
+    let read = wait(link.read(EPOCH, vec![read_op(extent, &into)], deadline));
+    let took = begin.elapsed();
+    assert_eq!(codes(&read), [Code::DeadlineExceeded]);
+    assert!(
+        took >= Duration::from_millis(300) && took < Duration::from_millis(700),
+        "{took:?}"
+    );
+    into[0].write_at(Offset(0), &vec![9; 2 << 20]);
+    go.send(()).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(gathered(&into).iter().all(|byte| *byte == 9));
+    go.send(()).unwrap();
+}
+
+#[test]
+fn a_peer_that_never_answers_holds_nobody_up() {
+    let host = TestHost::new(Length(4 << 20));
+    let (done, wait_done) = std::sync::mpsc::channel::<()>();
+    let address = deaf_peer(host.clone(), move |_, _| {
+        let _done = wait_done.recv();
+    });
+    let link = connect(address, host.hello(), soon()).unwrap().0;
+    let extent = host.grant(1000).extent;
+    let begin = Instant::now();
+    let reads: Vec<_> = (0..20u64)
+        .map(|i| {
+            let deadline = begin + Duration::from_millis(100 + 10 * i);
+            link.read(EPOCH, vec![read_op(extent, &room(1000))], deadline)
+        })
+        .collect();
+    for read in reads {
+        let read = wait(read);
+        assert!(matches!(
+            codes(&read)[..],
+            [Code::DeadlineExceeded | Code::Unreachable]
+        ));
+    }
+    assert!(
+        begin.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        begin.elapsed()
+    );
+    drop(done);
+
+    // One that does not even say hello.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let begin = Instant::now();
+    let refused = connect(
+        listener.local_addr().unwrap(),
+        host.hello(),
+        begin + Duration::from_millis(200),
+    );
+    assert_eq!(refused.unwrap_err().code, Code::DeadlineExceeded);
+    assert!(begin.elapsed() < Duration::from_millis(700));
+}
+
+#[test]
+fn a_link_outlives_its_connections_but_not_the_node() {
+    let host = TestHost::new(Length(4 << 20));
+    let bytes = pattern(100_000, 1);
+    let extent = host.stored(&bytes);
+    let server = serve(&host, ServerOptions::default());
+    let address = server.local_addr();
+    let link = connect(address, host.hello(), soon()).unwrap().0;
+    let read = || wait(link.read(EPOCH, vec![read_op(extent, &room(100_000))], soon()));
+    assert_eq!(codes(&read()), [Code::Ok]);
+    drop(server);
+    let listener = TcpListener::bind(address).unwrap();
+    let server = Server::start(listener, host.clone(), ServerOptions::default()).unwrap();
+    // The first may still go to a connection that was cut, the link makes new ones for the others.
+    let _cut = [read(), read()];
+    assert_eq!(codes(&read()), [Code::Ok]);
+    assert!(link.is_open());
+    drop(server);
+    for _ in 0..4 {
+        assert_eq!(codes(&read()), [Code::Unreachable]);
+    }
+    assert!(!link.is_open());
+}
+
+#[test]
+fn a_drain_finishes_what_is_in_progress() {
+    let host = TestHost::new(Length(4 << 20));
+    let server = serve(&host, ServerOptions::default());
+    let bytes = pattern(1 << 20, 1);
+    let grant = host.grant(1 << 20);
+    let link = connect(server.local_addr(), host.hello(), soon())
+        .unwrap()
+        .0;
+    host.block(true);
+    let write = link.write(vec![write_op(grant, &bytes)], soon());
+    // The request is read before the drain begins.
+    std::thread::sleep(Duration::from_millis(100));
+    let drained = std::thread::scope(|scope| {
+        let drain = scope.spawn(|| server.drain(soon()));
+        std::thread::sleep(Duration::from_millis(100));
+        host.block(false);
+        drain.join().unwrap()
+    });
+    assert!(drained);
+    assert_eq!(wait(write), [Ok(checksum(&bytes))]);
+    assert_eq!(server.connections(), 0);
+}
+
+#[test]
+fn bytes_are_counted_and_few_connections_are_used() {
+    let opened = open(TransportKind::Tcp, 64 << 20);
+    let bytes = pattern(1 << 20, 1);
+    let extent = opened.host.stored(&bytes);
+    for _ in 0..50 {
+        let read = read_op(extent, &room(1 << 20));
+        wait(opened.link.read(EPOCH, vec![read], soon()));
+    }
+    let server = opened._server.downcast_ref::<ServerHandle>().unwrap();
+    assert!(server.connections() <= 2);
+    assert!(opened.host.counted().0 >= 49 << 20);
+}
+
+#[test]
+fn an_item_of_a_read_must_be_an_extent() {
+    let host = TestHost::new(Length(1 << 20));
+    let server = serve(&host, ServerOptions::default());
+    let mut raw = Raw::greet(&host, &server);
+    let request = ReadRequest {
+        incarnation: Incarnation(77),
+        items: vec![ReadItem {
+            extent: Extent {
+                segment: SEGMENT,
+                offset: Offset(u64::MAX),
+                length: Length(2),
+            },
+            from: Offset(0),
+            length: Length(1),
+        }],
+    };
+    raw.send(Op::Read, 2, &request.to_bytes(), 0);
+    assert_eq!(raw.failure(), Code::Malformed);
+}
