@@ -69,11 +69,12 @@ pub(super) struct Prepared<'k> {
     pub(super) space: u32,
 }
 
-/// Makes keys of one namespace ready; remembers the affixes last seen, which most keys of a batch
-/// share.
+/// Makes keys of one namespace ready. Remembers what it found of keys without affixes, and of the
+/// affixes last seen, which most keys of a batch share.
 pub(super) struct Preparer<'d, 'k> {
     common: &'d Common,
     namespace: NamespaceId,
+    bare: Option<(u64, u32)>,
     last: Option<(&'k str, &'k str, u64, u32)>,
 }
 
@@ -82,45 +83,53 @@ impl<'d, 'k> Preparer<'d, 'k> {
         Self {
             common,
             namespace,
+            bare: None,
             last: None,
         }
     }
 
     pub(super) fn prepare(&mut self, key: KeyRef<'k>) -> Prepared<'k> {
         let (namespace, seed) = (self.namespace, &self.common.seed);
-        match key {
-            KeyRef::Text(text) => {
-                let hash = seed.text(namespace, text);
-                Prepared {
-                    namespace,
-                    key,
-                    hash,
-                    affixes: 0,
-                    space: NO_SPACE,
-                }
-            }
+        let (hash, affixes, space) = match key {
+            KeyRef::Text(text) => (seed.text(namespace, text), 0, NO_SPACE),
             KeyRef::Digest {
                 prefix,
                 suffix,
                 digest,
             } => {
-                let (affixes, space) = match self.last {
-                    Some((p, s, affixes, space)) if p == prefix && s == suffix => (affixes, space),
-                    _ => {
-                        let affixes = seed.affixes(namespace, prefix, suffix);
-                        let found = self.common.spaces.find(namespace, prefix, suffix, affixes);
-                        let space = found.unwrap_or(NO_SPACE);
-                        self.last = Some((prefix, suffix, affixes, space));
-                        (affixes, space)
-                    }
-                };
-                Prepared {
-                    namespace,
-                    key,
-                    hash: seed.digest(affixes, digest),
-                    affixes,
-                    space,
-                }
+                let (affixes, space) = self.space(prefix, suffix);
+                (seed.digest(affixes, digest), affixes, space)
+            }
+        };
+        Prepared {
+            namespace,
+            key,
+            hash,
+            affixes,
+            space,
+        }
+    }
+
+    /// The hash of a digest's affixes, and their space.
+    fn space(&mut self, prefix: &'k str, suffix: &'k str) -> (u64, u32) {
+        let find = || {
+            let affixes = self.common.seed.affixes(self.namespace, prefix, suffix);
+            let found = self
+                .common
+                .spaces
+                .find(self.namespace, prefix, suffix, affixes);
+            (affixes, found.unwrap_or(NO_SPACE))
+        };
+        // Without affixes there is nothing to compare, and nearly all keys are such.
+        if prefix.is_empty() && suffix.is_empty() {
+            return *self.bare.get_or_insert_with(find);
+        }
+        match self.last {
+            Some((p, s, affixes, space)) if p == prefix && s == suffix => (affixes, space),
+            _ => {
+                let (affixes, space) = find();
+                self.last = Some((prefix, suffix, affixes, space));
+                (affixes, space)
             }
         }
     }

@@ -179,6 +179,20 @@ fn a_batch_links_its_blocks_in_whatever_order_they_come() {
     );
 }
 
+#[test]
+fn late_word_that_the_last_child_has_gone_does_not_expose_a_parent_of_another() {
+    let directory = directory(Policy::Prefix);
+    let id = put_block(&directory, block(&directory, 0));
+    put_block(&directory, child(&directory, 1, 0));
+    // What a thread does that has removed another child of block 0, before block 1 was linked.
+    let leaves = vec![id];
+    directory.settle(super::super::lineage::Aftermath {
+        leaves,
+        ..Default::default()
+    });
+    assert_eq!(evict(&directory, 1, NOW), [1]);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Put(u64, Option<u64>),

@@ -1,3 +1,4 @@
+use super::super::entry::Place;
 use super::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -60,6 +61,14 @@ fn four_threads_at_once_leave_a_directory_that_adds_up() {
     let mut seen = 0;
     assert_eq!(directory.scan(&[], usize::MAX, |_| seen += 1), Ok(None));
     assert_eq!(seen, left);
+    for cell in &directory.shards {
+        let shard = cell.lock();
+        for entry in (0..shard.entries.high()).filter_map(|slot| shard.entries.get(slot)) {
+            let has_children = directory.common.lineage.lock().has_children(entry.lineage);
+            let waits = matches!(entry.place(), Place::Inner | Place::Frontier);
+            assert_eq!(has_children, waits, "who has children waits for them to go");
+        }
+    }
     // Nothing is stuck: all can go, each after its descendants.
     assert_eq!(evict(&directory, left + 1, NOW).len() as u64, left);
     assert_eq!(
