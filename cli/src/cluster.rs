@@ -1,0 +1,250 @@
+//! A whole pool of its own: one kvmaster and some kvstore-nodes as processes on this machine, in a
+//! directory that goes with it.
+
+use crate::process::{Child, Streams};
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long a daemon may take to serve. Store nodes touch all their memory first.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(10);
+
+/// What blocks an extent's length is rounded up to, in bytes.
+pub(crate) const GRANULE: u64 = 64;
+
+/// What kind of pool to start.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// How many store nodes.
+    pub(crate) nodes: u32,
+    /// The memory of each, in bytes.
+    pub(crate) node_bytes: u64,
+    /// What is evicted first.
+    pub(crate) policy: Policy,
+    /// When a commit is acknowledged.
+    pub(crate) commit_ack: CommitAck,
+    /// When eviction begins and how far it goes; `None`: as kvmaster does by default.
+    pub(crate) eviction: Option<Eviction>,
+    /// Leave the directory (metadata and logs) where it is.
+    pub(crate) keep: bool,
+}
+
+/// When eviction begins and how far it goes, as shares of the pool's bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Eviction {
+    /// The used share at which it begins.
+    pub(crate) high_watermark: f64,
+    /// The share that a round frees below that.
+    pub(crate) ratio: f64,
+}
+
+impl Eviction {
+    /// Nothing is evicted before the pool is full, and then only what a put needs.
+    pub(crate) const JUST_ENOUGH: Self = Self {
+        high_watermark: 1.0,
+        ratio: 0.0,
+    };
+}
+
+/// What is evicted first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Policy {
+    /// Leaves of chains before their parents, least recently used first.
+    Prefix,
+    /// Least recently used first, chains or not.
+    Lru,
+}
+
+impl Policy {
+    const fn flag(self) -> &'static str {
+        match self {
+            Self::Prefix => "prefix",
+            Self::Lru => "lru",
+        }
+    }
+}
+
+/// When a commit is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CommitAck {
+    /// Once its record is on disk.
+    Durable,
+    /// At once: a crash of the master may lose it.
+    Memory,
+}
+
+impl CommitAck {
+    const fn flag(self) -> &'static str {
+        match self {
+            Self::Durable => "durable",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+/// A running pool. Dropping it kills its processes and removes its directory.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    // Before the directory: what lives in it ends first.
+    daemons: Vec<Child>,
+    master: String,
+    directory: Directory,
+}
+
+#[derive(Debug)]
+enum Directory {
+    Temporary(TempDir),
+    Kept(PathBuf),
+}
+
+/// What a daemon writes once it serves.
+#[derive(Deserialize)]
+struct Ready {
+    listen: String,
+}
+
+impl Cluster {
+    /// Starts the daemons that lie beside the running kvctl, and waits until all serve.
+    pub(crate) async fn start(plan: &Plan) -> anyhow::Result<Self> {
+        let directory = TempDir::with_prefix("kvpool-").context("cannot make a directory")?;
+        let mut cluster = Self {
+            daemons: Vec::new(),
+            master: String::new(),
+            directory: if plan.keep {
+                Directory::Kept(directory.keep())
+            } else {
+                Directory::Temporary(directory)
+            },
+        };
+        let listen = cluster
+            .launch(
+                "kvmaster",
+                "kvmaster",
+                master_arguments(plan, cluster.path()),
+            )
+            .await?;
+        cluster.master = format!("http://{listen}");
+        for number in 0..plan.nodes {
+            let name = format!("node-{number}");
+            let arguments = node_arguments(plan, &cluster.master, &name, cluster.path());
+            cluster.launch(&name, "kvstore-node", arguments).await?;
+        }
+        Ok(cluster)
+    }
+
+    /// The master's address, as clients take it.
+    pub(crate) fn master(&self) -> &str {
+        &self.master
+    }
+
+    /// Where metadata and logs lie.
+    pub(crate) fn path(&self) -> &Path {
+        match &self.directory {
+            Directory::Temporary(directory) => directory.path(),
+            Directory::Kept(path) => path,
+        }
+    }
+
+    /// Ends all daemons in order, nodes first. Returns the directory if it was to be kept.
+    pub(crate) async fn stop(mut self) -> Option<PathBuf> {
+        while let Some(daemon) = self.daemons.pop() {
+            daemon.stop().await;
+        }
+        match self.directory {
+            Directory::Temporary(_) => None,
+            Directory::Kept(path) => Some(path),
+        }
+    }
+
+    /// Starts one daemon and waits until it serves. Returns the address that it listens on.
+    async fn launch(
+        &mut self,
+        name: &str,
+        program: &str,
+        mut arguments: Vec<OsString>,
+    ) -> anyhow::Result<String> {
+        let ready = self.path().join(format!("{name}.ready"));
+        arguments.extend(["--ready-file".into(), ready.clone().into()]);
+        let log = self.path().join(format!("{name}.log"));
+        let mut child = Child::start(name, &beside(program)?, &arguments, Streams::Log, log)?;
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            // The file is complete only when it parses: it may be seen while it is being written.
+            if let Ok(text) = tokio::fs::read(&ready).await
+                && let Ok(Ready { listen }) = serde_json::from_slice(&text)
+            {
+                self.daemons.push(child);
+                return Ok(listen);
+            }
+            child.check()?;
+            if Instant::now() > deadline {
+                bail!(
+                    "{name} does not serve after {}{}",
+                    humantime::format_duration(START_TIMEOUT),
+                    child.log_tail()
+                );
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+}
+
+/// The program of that name next to the running one.
+fn beside(program: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot tell where kvctl is")?;
+    let path = own.with_file_name(program);
+    if !path.is_file() {
+        bail!(
+            "{} is not there: kvctl starts the daemons that lie beside it (cargo build --bins)",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+fn master_arguments(plan: &Plan, directory: &Path) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec![
+        "--listen".into(),
+        "127.0.0.1:0".into(),
+        "--http-listen".into(),
+        "127.0.0.1:0".into(),
+        "--data-dir".into(),
+        directory.join("master").into(),
+        "--commit-ack".into(),
+        plan.commit_ack.flag().into(),
+        "--eviction-policy".into(),
+        plan.policy.flag().into(),
+    ];
+    if let Some(eviction) = plan.eviction {
+        arguments.extend([
+            "--eviction-high-watermark-ratio".into(),
+            eviction.high_watermark.to_string().into(),
+            "--eviction-ratio".into(),
+            eviction.ratio.to_string().into(),
+        ]);
+    }
+    arguments
+}
+
+fn node_arguments(plan: &Plan, master: &str, name: &str, directory: &Path) -> Vec<OsString> {
+    vec![
+        "--master".into(),
+        master.into(),
+        "--listen".into(),
+        "127.0.0.1:0".into(),
+        "--http-listen".into(),
+        "127.0.0.1:0".into(),
+        "--name".into(),
+        name.into(),
+        "--segment".into(),
+        plan.node_bytes.to_string().into(),
+        "--shm-path".into(),
+        directory.join(format!("{name}.sock")).into(),
+    ]
+}

@@ -1,0 +1,119 @@
+//! `kvctl demo`.
+
+use super::replay::read_trace;
+use crate::cli::Context;
+use crate::cluster::{CommitAck, Plan, Policy};
+use crate::fleet::{Pace, Size};
+use crate::job::{self, Job};
+use crate::worker::Blocks;
+use crate::workload::chat::Chat;
+use crate::workload::trace;
+use bytesize::ByteSize;
+use clap::value_parser;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+const NODES: u32 = 2;
+const CHAT_BLOCK_TOKENS: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+
+/// Start a pool and workers on this machine and share KV between them
+///
+/// Starts one kvmaster (embedded metadata, in a directory that goes with it) and two kvstore-nodes,
+/// then prefill and decode workers, each a process of its own. For every request a prefill worker
+/// hashes the prompt's blocks, asks how many leading ones the pool has, gets them, computes the rest
+/// and puts it; then a decode worker gets the whole chain and checks every byte. ("Computing" fills
+/// a block with bytes that its key determines, so any process can tell the right ones.)
+///
+/// Without --trace the requests are multi-turn chats with shared system prompts, made from --seed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  kvctl demo
+  kvctl demo --requests 1000 --pool-size 1GiB --transport tcp
+  kvctl demo --trace conversation_trace.jsonl --block-size 64KiB --requests 500 --output json")]
+pub(crate) struct Args {
+    /// How many requests [default: 400, or all of the trace]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    requests: Option<u32>,
+    /// Bytes of a block
+    #[arg(long, value_name = "SIZE", default_value = "256KiB")]
+    block_size: ByteSize,
+    /// Tokens of a block [default: 16; a trace's blocks have 512]
+    #[arg(long, value_name = "N", conflicts_with = "trace")]
+    block_tokens: Option<NonZeroUsize>,
+    /// Memory of the pool, over both nodes
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    pool_size: ByteSize,
+    /// What the workload is made from: the same seed, the same requests
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Prefill worker processes
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..=64))]
+    prefill: u32,
+    /// Decode worker processes
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..=64))]
+    decode: u32,
+    /// What is evicted first when the pool is full
+    #[arg(long, value_enum, default_value_t = Policy::Prefix)]
+    policy: Policy,
+    /// When a put is acknowledged
+    #[arg(long, value_enum, default_value_t = CommitAck::Durable)]
+    commit_ack: CommitAck,
+    /// Leave the directory with metadata and logs, and say where it is
+    #[arg(long)]
+    keep: bool,
+    /// Replay this trace instead (JSONL)
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+const DEFAULT_REQUESTS: u32 = 400;
+
+/// Runs it.
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
+    let (workload, block_tokens, requests) = match &args.trace {
+        Some(path) => {
+            let requests = read_trace(path, args.requests)?;
+            (path.display().to_string(), trace::BLOCK_TOKENS, requests)
+        }
+        None => {
+            let count = args.requests.unwrap_or(DEFAULT_REQUESTS);
+            let chat = Chat {
+                seed: args.seed,
+                requests: count,
+            };
+            let name = format!("multi-turn chat, seed {}", args.seed);
+            (
+                name,
+                args.block_tokens.unwrap_or(CHAT_BLOCK_TOKENS),
+                chat.generate(),
+            )
+        }
+    };
+    let size = Size {
+        prefill: args.prefill,
+        decode: args.decode,
+    };
+    let job = Job {
+        workload,
+        requests,
+        blocks: Blocks {
+            bytes: args.block_size.as_u64(),
+            tokens: block_tokens,
+        },
+        plan: Plan {
+            nodes: NODES,
+            node_bytes: args.pool_size.as_u64() / u64::from(NODES),
+            policy: args.policy,
+            commit_ack: args.commit_ack,
+            eviction: None,
+            keep: args.keep,
+        },
+        size,
+        pace: Pace {
+            in_flight: (args.prefill + args.decode) as usize,
+            speedup: None,
+        },
+    };
+    job::run(job, context).await
+}

@@ -1,0 +1,12 @@
+//! The commands, one a file.
+
+pub(crate) mod bench;
+pub(crate) mod demo;
+pub(crate) mod describe;
+pub(crate) mod exist;
+pub(crate) mod get;
+pub(crate) mod ls;
+pub(crate) mod put;
+pub(crate) mod replay;
+pub(crate) mod rm;
+pub(crate) mod status;

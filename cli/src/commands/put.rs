@@ -1,0 +1,102 @@
+//! `kvctl put`.
+
+use crate::cli::Context;
+use crate::connection::{parse_key, put_error};
+use crate::output;
+use anyhow::Context as _;
+use kvpool_client::{Put, PutBlock, PutOptions};
+use kvpool_transport::Region;
+use kvpool_types::Key;
+use serde::Serialize;
+use std::io::Read;
+use std::path::PathBuf;
+
+/// Put a file as a block
+///
+/// A key that is present is left as it is, unless --upsert writes a new version of it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  kvctl put greeting hello.bin
+  echo hello | kvctl put greeting - --upsert
+  kvctl put chain/1 block.bin --parent chain/0")]
+pub(crate) struct Args {
+    /// The block's key: up to 1 KiB
+    #[arg(value_parser = parse_key)]
+    key: Key,
+    /// Where the bytes come from; - is standard input
+    file: PathBuf,
+    /// The key of the block before it in its chain
+    #[arg(long, value_name = "KEY", value_parser = parse_key)]
+    parent: Option<Key>,
+    /// How many nodes are to hold it
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    replicas: u32,
+    /// Write a new version of a key that is present
+    #[arg(long)]
+    upsert: bool,
+    /// Never evict it
+    #[arg(long)]
+    pin: bool,
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    key: String,
+    length: u64,
+    stored: bool,
+    replicas: usize,
+}
+
+/// Runs it.
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
+    let bytes = if args.file.as_os_str() == "-" {
+        let mut bytes = Vec::new();
+        std::io::stdin()
+            .lock()
+            .read_to_end(&mut bytes)
+            .context("cannot read standard input")?;
+        bytes
+    } else {
+        std::fs::read(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?
+    };
+    let length = bytes.len() as u64;
+    let client = context.connection.connect().await?;
+    let block = PutBlock {
+        key: args.key.clone(),
+        parent: args.parent,
+        buffers: vec![Region::from(bytes).whole()],
+    };
+    let options = PutOptions {
+        replicas: args.replicas,
+        upsert: args.upsert,
+        hard_pin: args.pin,
+        ..PutOptions::default()
+    };
+    let put = client
+        .batch_put(vec![block], &options)
+        .await
+        .pop()
+        .context("the put came to no outcome")?
+        .map_err(put_error)?;
+    let outcome = Outcome {
+        key: args.key.to_string(),
+        length,
+        stored: put != Put::Present,
+        replicas: match put {
+            Put::Stored { replicas } => replicas,
+            Put::Present => 0,
+        },
+    };
+    context.output.show(&outcome, |outcome| {
+        if outcome.stored {
+            format!(
+                "stored {} on {} node(s)",
+                output::bytes(outcome.length),
+                outcome.replicas
+            )
+        } else {
+            "present already: nothing was written (--upsert writes a new version)".to_owned()
+        }
+    })
+}

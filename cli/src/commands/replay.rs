@@ -1,0 +1,135 @@
+//! `kvctl replay`.
+
+use crate::cli::Context;
+use crate::cluster::{CommitAck, Eviction, Plan, Policy};
+use crate::fleet::{Pace, Size};
+use crate::job::{self, Job};
+use crate::worker::Blocks;
+use crate::workload::{Prompt, Request, trace};
+use anyhow::{Context as _, bail};
+use bytesize::ByteSize;
+use clap::value_parser;
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+/// Replay a trace through a pool of its own and check every byte
+///
+/// A trace has one request a line, {"timestamp":ms,"input_length":n,"output_length":n,"hash_ids":[..]};
+/// each id names a block of 512 tokens and all that comes before it. The daemons and workers are
+/// processes that this command starts, as for `kvctl demo`. Every request is matched, got, put, and
+/// then got whole by a decode worker that checks every byte.
+///
+/// With one worker the requests go in the trace's order, each done before the next begins: the hit
+/// rate is then the policy's and nothing else's.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  kvctl replay --trace conversation_trace.jsonl
+  kvctl replay --trace conversation_trace.jsonl --policy lru --capacity-blocks 10000 --output json
+  kvctl replay --trace conversation_trace.jsonl --pool-size 1GiB --block-size 64KiB --workers 4 --speedup 100
+
+`hit_rate` in the JSON is the percentage of blocks that the pool had when their request came, counted
+up to the first that it had not.")]
+pub(crate) struct Args {
+    /// The trace (JSONL)
+    #[arg(long, value_name = "FILE")]
+    trace: PathBuf,
+    /// What is evicted first when the pool is full
+    #[arg(long, value_enum, default_value_t = Policy::Prefix)]
+    policy: Policy,
+    /// A pool that holds exactly so many blocks, on one node, and evicts only what a put needs
+    #[arg(long, value_name = "N", conflicts_with = "pool_size", value_parser = value_parser!(u64).range(1..))]
+    capacity_blocks: Option<u64>,
+    /// Memory of the pool, on one node [default: enough for every block of the trace]
+    #[arg(long, value_name = "SIZE")]
+    pool_size: Option<ByteSize>,
+    /// Bytes of a block
+    #[arg(long, value_name = "SIZE", default_value = "4KiB")]
+    block_size: ByteSize,
+    /// Pairs of a prefill and a decode worker
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=64))]
+    workers: u32,
+    /// Keep to the trace's timestamps, this many times faster [default: as fast as possible]
+    #[arg(long, value_name = "X", value_parser = speedup)]
+    speedup: Option<f64>,
+    /// Only the first N requests
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    limit: Option<u32>,
+    /// When a put is acknowledged
+    #[arg(long, value_enum, default_value_t = CommitAck::Durable)]
+    commit_ack: CommitAck,
+    /// Leave the directory with metadata and logs, and say where it is
+    #[arg(long)]
+    keep: bool,
+}
+
+/// Runs it.
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
+    let requests = read_trace(&args.trace, args.limit)?;
+    let block_bytes = args.block_size.as_u64();
+    let extent = job::extent_bytes(block_bytes);
+    let (node_bytes, eviction) = match (args.capacity_blocks, args.pool_size) {
+        (Some(blocks), _) => (blocks * extent, Some(Eviction::JUST_ENOUGH)),
+        (None, Some(size)) => (size.as_u64(), None),
+        (None, None) => (
+            distinct_blocks(&requests) * extent,
+            Some(Eviction::JUST_ENOUGH),
+        ),
+    };
+    let job = Job {
+        workload: args.trace.display().to_string(),
+        requests,
+        blocks: Blocks {
+            bytes: block_bytes,
+            tokens: trace::BLOCK_TOKENS,
+        },
+        plan: Plan {
+            nodes: 1,
+            node_bytes,
+            policy: args.policy,
+            commit_ack: args.commit_ack,
+            eviction,
+            keep: args.keep,
+        },
+        size: Size {
+            prefill: args.workers,
+            decode: args.workers,
+        },
+        pace: Pace {
+            in_flight: args.workers as usize,
+            speedup: args.speedup,
+        },
+    };
+    job::run(job, context).await
+}
+
+/// At most `limit` requests of the trace at `path`, of which there is at least one.
+pub(super) fn read_trace(path: &Path, limit: Option<u32>) -> anyhow::Result<Vec<Request>> {
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let limit = limit.map_or(usize::MAX, |limit| limit as usize);
+    let requests = trace::parse(BufReader::new(file), limit)
+        .with_context(|| format!("{} cannot be replayed", path.display()))?;
+    if requests.is_empty() {
+        bail!("{} has no requests", path.display());
+    }
+    Ok(requests)
+}
+
+fn distinct_blocks(requests: &[Request]) -> u64 {
+    let mut distinct: HashSet<u64> = HashSet::new();
+    for request in requests {
+        if let Prompt::Ids(ids) = &request.prompt {
+            distinct.extend(ids);
+        }
+    }
+    distinct.len() as u64
+}
+
+fn speedup(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err("a number above 0, such as 10".to_owned()),
+    }
+}

@@ -1,0 +1,83 @@
+//! `kvctl rm`.
+
+use crate::cli::Context;
+use crate::connection::{control_error, parse_key};
+use crate::exit;
+use anyhow::bail;
+use kvpool_client::Remove;
+use kvpool_types::{Code, Key};
+use serde::Serialize;
+
+/// Remove blocks
+///
+/// Leased and pinned blocks stay, and the exit code is then 1, unless --force removes them too.
+/// A reader that already has its lease still gets whole bytes or a miss. Exits with 3 when a named
+/// key is not in the pool.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  kvctl rm greeting farewell
+  kvctl rm --pattern '^tmp/'
+  kvctl rm --all --namespace chat --force")]
+#[group(skip)]
+pub(crate) struct Args {
+    /// The keys
+    #[arg(value_parser = parse_key, required_unless_present_any = ["pattern", "all"])]
+    keys: Vec<Key>,
+    /// Every block of the namespace whose key matches this regular expression somewhere
+    #[arg(long, value_name = "REGEX", conflicts_with_all = ["keys", "all"])]
+    pattern: Option<String>,
+    /// Every block of the namespace
+    #[arg(long, conflicts_with = "keys")]
+    all: bool,
+    /// Also blocks that are leased or pinned
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    removed: u64,
+    kept: u64,
+    missing: Vec<String>,
+}
+
+/// Runs it.
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
+    let what = if let Some(pattern) = args.pattern {
+        Remove::Pattern(pattern)
+    } else if args.all {
+        Remove::Namespace
+    } else {
+        Remove::Keys(args.keys.clone())
+    };
+    let client = context.connection.connect().await?;
+    let removed = client
+        .remove(what, args.force)
+        .await
+        .map_err(control_error)?;
+    let outcome = Outcome {
+        removed: removed.removed,
+        kept: removed.kept,
+        missing: args
+            .keys
+            .iter()
+            .zip(&removed.codes)
+            .filter(|(_, code)| **code == Code::Missing)
+            .map(|(key, _)| key.to_string())
+            .collect(),
+    };
+    context.output.show(&outcome, |outcome| {
+        format!("removed {}, kept {}", outcome.removed, outcome.kept)
+    })?;
+    if outcome.kept > 0 {
+        bail!(
+            "{} blocks are leased or pinned: wait, or use --force",
+            outcome.kept
+        );
+    }
+    if !outcome.missing.is_empty() {
+        return Err(exit::Missing(outcome.missing.join(", ")).into());
+    }
+    Ok(())
+}

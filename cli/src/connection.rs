@@ -1,0 +1,166 @@
+//! How a command reaches the pool.
+
+use crate::exit;
+use clap::Args;
+use kvpool_client::{
+    Client, ConnectError, ControlError, GetError, Options, PutError, Timeouts, TransportChoice,
+};
+use kvpool_types::Code;
+use kvpool_types::namespace::Namespace;
+use serde::Serialize;
+use std::ffi::OsString;
+use std::time::Duration;
+
+/// Which pool, and how to talk to it.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct Connection {
+    /// The pool's master, http://HOST:PORT
+    #[arg(
+        long,
+        global = true,
+        env = "KVPOOL_MASTER",
+        value_name = "URL",
+        default_value = "http://127.0.0.1:7070"
+    )]
+    pub(crate) master: String,
+    /// The namespace of the keys
+    #[arg(
+        long,
+        global = true,
+        env = "KVPOOL_NAMESPACE",
+        value_name = "NAME",
+        default_value = "default"
+    )]
+    pub(crate) namespace: String,
+    /// How blocks travel between this process and the store nodes
+    #[arg(long, global = true, value_enum, default_value_t = Transport::Auto)]
+    pub(crate) transport: Transport,
+    /// How long one operation may take, such as 500ms or 10s
+    #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
+    pub(crate) timeout: Duration,
+}
+
+/// How blocks travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Transport {
+    /// Shared memory where the node is on this host, TCP elsewhere.
+    Auto,
+    /// Shared memory only.
+    Shm,
+    /// TCP only.
+    Tcp,
+}
+
+impl Transport {
+    const fn flag(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+impl Connection {
+    /// The same way to another pool.
+    pub(crate) fn with_master(&self, master: &str) -> Self {
+        Self {
+            master: master.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    /// The flags that say all this to another kvctl.
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
+        vec![
+            "--master".into(),
+            self.master.clone().into(),
+            "--namespace".into(),
+            self.namespace.clone().into(),
+            "--transport".into(),
+            self.transport.flag().into(),
+            "--timeout".into(),
+            humantime::format_duration(self.timeout).to_string().into(),
+        ]
+    }
+
+    /// What the client library is told.
+    pub(crate) fn options(&self) -> Options {
+        let mut options = Options::default();
+        options.masters = vec![self.master.clone()];
+        options.namespace = Namespace {
+            name: self.namespace.clone(),
+            ..Namespace::default()
+        };
+        options.transport = match self.transport {
+            Transport::Auto => TransportChoice::Auto,
+            Transport::Shm => TransportChoice::Shm,
+            Transport::Tcp => TransportChoice::Tcp,
+        };
+        options.timeouts = Timeouts {
+            connect: self.timeout,
+            put: self.timeout,
+            get: self.timeout,
+            control: self.timeout,
+        };
+        options
+    }
+
+    /// A client of the pool.
+    pub(crate) async fn connect(&self) -> anyhow::Result<Client> {
+        Client::connect(self.options()).await.map_err(connect_error)
+    }
+}
+
+/// The error with the exit code that it deserves.
+pub(crate) fn connect_error(error: ConnectError) -> anyhow::Error {
+    match error {
+        ConnectError::Refused { ref source, .. } if is_unreachable(source.code) => {
+            exit::Unreachable(error.to_string()).into()
+        }
+        error => error.into(),
+    }
+}
+
+/// The error with the exit code that it deserves.
+pub(crate) fn control_error(error: ControlError) -> anyhow::Error {
+    if is_unreachable(error.code) {
+        exit::Unreachable(error.to_string()).into()
+    } else {
+        error.into()
+    }
+}
+
+/// Whether the code says that nobody answered.
+pub(crate) const fn is_unreachable(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unreachable | Code::DeadlineExceeded | Code::NoNodes
+    )
+}
+
+/// A key as it was typed.
+pub(crate) fn parse_key(text: &str) -> Result<kvpool_types::Key, String> {
+    kvpool_types::Key::parse(text).map_err(|error| error.to_string())
+}
+
+/// The error with the exit code that it deserves.
+pub(crate) fn get_error(error: GetError) -> anyhow::Error {
+    if error.code() == Code::ChecksumMismatch {
+        return exit::WrongBytes { blocks: 1 }.into();
+    }
+    if is_unreachable(error.code()) {
+        return exit::Unreachable(error.to_string()).into();
+    }
+    error.into()
+}
+
+/// The error with the exit code that it deserves.
+pub(crate) fn put_error(error: PutError) -> anyhow::Error {
+    if is_unreachable(error.code()) {
+        return exit::Unreachable(error.to_string()).into();
+    }
+    error.into()
+}

@@ -1,0 +1,132 @@
+//! Worker processes side by side, and the requests that go through them.
+
+use crate::progress;
+use crate::report::Tally;
+use crate::worker::protocol::{Answer, Command};
+use crate::worker::{Blocks, Handle, Options, Role};
+use crate::workload::Request;
+use anyhow::bail;
+use futures::future::{join_all, try_join_all};
+use std::cell::RefCell;
+use std::path::Path;
+use tokio::time::Instant;
+
+/// How many workers of each kind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) prefill: u32,
+    pub(crate) decode: u32,
+}
+
+/// How requests are let through.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// Requests between their arrival and the release of their leases, at most. With one, each
+    /// request is done before the next begins.
+    pub(crate) in_flight: usize,
+    /// How much faster than in its own time the workload is played; `None`: as fast as can be.
+    pub(crate) speedup: Option<f64>,
+}
+
+/// Running workers.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    prefill: Vec<Handle>,
+    decode: Vec<Handle>,
+    blocks: Blocks,
+}
+
+impl Fleet {
+    /// Starts the workers, logs in `directory`, and waits until all have reached the pool. Call it
+    /// on the main thread.
+    pub(crate) async fn start(
+        size: Size,
+        options: &Options,
+        directory: &Path,
+    ) -> anyhow::Result<Self> {
+        let start = |role: Role, count: u32| -> anyhow::Result<Vec<Handle>> {
+            (0..count)
+                .map(|number| {
+                    let name = format!("{role}-{number}");
+                    Handle::start(&name, options, directory)
+                })
+                .collect()
+        };
+        let fleet = Self {
+            prefill: start(Role::Prefill, size.prefill)?,
+            decode: start(Role::Decode, size.decode)?,
+            blocks: options.blocks,
+        };
+        try_join_all(fleet.prefill.iter().chain(&fleet.decode).map(Handle::ready)).await?;
+        Ok(fleet)
+    }
+
+    /// Lets all requests through.
+    pub(crate) async fn run(&self, requests: &[Request], pace: Pace) -> anyhow::Result<Tally> {
+        let bar = progress::bar(requests.len() as u64, "requests");
+        let begin = Instant::now();
+        let waiting = RefCell::new((0u64..).zip(requests));
+        let tally = RefCell::new(Tally::default());
+        let lane = async |lane: usize| -> anyhow::Result<()> {
+            let prefill = &self.prefill[lane % self.prefill.len()];
+            let decode = &self.decode[lane % self.decode.len()];
+            loop {
+                let Some((number, request)) = waiting.borrow_mut().next() else {
+                    return Ok(());
+                };
+                if let Some(speedup) = pace.speedup {
+                    tokio::time::sleep_until(begin + request.at.div_f64(speedup)).await;
+                }
+                self.serve(prefill, decode, number, request, &tally).await?;
+                bar.inc(1);
+            }
+        };
+        try_join_all((0..pace.in_flight).map(lane)).await?;
+        bar.finish_and_clear();
+        Ok(tally.into_inner())
+    }
+
+    /// One request: the prefill keeps its leases until the decode is done.
+    async fn serve(
+        &self,
+        prefill: &Handle,
+        decode: &Handle,
+        number: u64,
+        request: &Request,
+        tally: &RefCell<Tally>,
+    ) -> anyhow::Result<()> {
+        let prompt = || request.prompt.clone();
+        let command = Command::Prefill {
+            request: number,
+            prompt: prompt(),
+        };
+        let prefilled = match prefill.call(&command).await? {
+            Answer::Prefilled(prefilled) => prefilled,
+            other => bail!("a prefill worker answered {other:?}"),
+        };
+        let command = Command::Decode { prompt: prompt() };
+        let decoded = match decode.call(&command).await? {
+            Answer::Decoded(decoded) => decoded,
+            other => bail!("a decode worker answered {other:?}"),
+        };
+        match prefill.call(&Command::Release { request: number }).await? {
+            Answer::Released => {}
+            other => bail!("a prefill worker answered {other:?}"),
+        }
+        tally
+            .borrow_mut()
+            .add(request.tokens, self.blocks, prefilled, decoded);
+        Ok(())
+    }
+
+    /// Ends all workers in order.
+    pub(crate) async fn stop(self) {
+        join_all(
+            self.prefill
+                .into_iter()
+                .chain(self.decode)
+                .map(Handle::stop),
+        )
+        .await;
+    }
+}

@@ -1,0 +1,116 @@
+//! One run of a workload through a pool and workers of its own: what `demo` and `replay` share.
+
+use crate::cli::Context;
+use crate::cluster::{Cluster, GRANULE, Plan};
+use crate::connection::control_error;
+use crate::exit;
+use crate::fleet::{Fleet, Pace, Size};
+use crate::report::{Report, Setting};
+use crate::worker::{Blocks, Options};
+use crate::workload::Request;
+use anyhow::{Context as _, bail};
+use kvpool_client::PoolStats;
+use std::time::Instant;
+
+/// The master's name for the count of evicted blocks.
+const EVICTED: &str = "blocks_evicted_total";
+
+/// What to run.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// Where the requests come from, for the report.
+    pub(crate) workload: String,
+    /// The requests in order of arrival.
+    pub(crate) requests: Vec<Request>,
+    /// The size of every block.
+    pub(crate) blocks: Blocks,
+    /// The pool to start.
+    pub(crate) plan: Plan,
+    /// The workers to start.
+    pub(crate) size: Size,
+    /// How the requests are let through.
+    pub(crate) pace: Pace,
+}
+
+/// The bytes that a block of `block_bytes` takes in a segment.
+pub(crate) const fn extent_bytes(block_bytes: u64) -> u64 {
+    block_bytes.next_multiple_of(GRANULE)
+}
+
+/// Runs the job and shows its report. Wrong bytes are an error, after the report.
+pub(crate) async fn run(job: Job, context: &Context) -> anyhow::Result<()> {
+    let report = measure(&job, context).await?;
+    context.output.show(&report, Report::tables)?;
+    match report.wrong_blocks() {
+        0 => Ok(()),
+        blocks => Err(exit::WrongBytes { blocks }.into()),
+    }
+}
+
+/// Starts everything, lets the requests through, and ends everything in order. Dropping the future
+/// kills what it started.
+async fn measure(job: &Job, context: &Context) -> anyhow::Result<Report> {
+    let setting = job.setting()?;
+    tracing::info!(nodes = job.plan.nodes, "starting the pool");
+    let cluster = Cluster::start(&job.plan).await?;
+    let connection = context.connection.with_master(cluster.master());
+    let client = connection.connect().await?;
+    let options = Options {
+        blocks: job.blocks,
+        connection,
+    };
+    let fleet = Fleet::start(job.size, &options, cluster.path()).await?;
+    let begin = Instant::now();
+    let tally = fleet.run(&job.requests, job.pace).await?;
+    let elapsed = begin.elapsed();
+    let stats = client.stats().await.map_err(control_error)?;
+    fleet.stop().await;
+    if let Some(path) = cluster.stop().await {
+        tracing::info!("metadata and logs are kept in {}", path.display());
+    }
+    Ok(tally.finish(setting, elapsed, evictions(&stats)?))
+}
+
+impl Job {
+    fn setting(&self) -> anyhow::Result<Setting> {
+        if self.blocks.bytes == 0 {
+            bail!("a block has at least one byte");
+        }
+        let pool_bytes = self.plan.node_bytes * u64::from(self.plan.nodes);
+        let capacity_blocks =
+            self.plan.node_bytes / extent_bytes(self.blocks.bytes) * u64::from(self.plan.nodes);
+        let longest = self
+            .requests
+            .iter()
+            .map(|request| request.prompt.blocks(self.blocks.tokens))
+            .max()
+            .unwrap_or_default();
+        if capacity_blocks < longest {
+            bail!(
+                "the pool has room for {capacity_blocks} blocks, but the longest prompt has \
+                 {longest}: give it more memory, or smaller blocks"
+            );
+        }
+        Ok(Setting {
+            workload: self.workload.clone(),
+            block_bytes: self.blocks.bytes,
+            block_tokens: self.blocks.tokens.get(),
+            pool_bytes,
+            capacity_blocks,
+            policy: self.plan.policy,
+            commit_ack: self.plan.commit_ack,
+            nodes: self.plan.nodes,
+            prefill_workers: self.size.prefill,
+            decode_workers: self.size.decode,
+        })
+    }
+}
+
+/// How many blocks the master has evicted.
+fn evictions(stats: &PoolStats) -> anyhow::Result<u64> {
+    stats
+        .counters
+        .get(EVICTED)
+        .copied()
+        .with_context(|| format!("the master does not count {EVICTED}"))
+}

@@ -1,0 +1,143 @@
+//! Child processes that cannot outlive this one.
+//!
+//! Every child is started through the hidden `kvctl tether`, which asks the kernel to kill it when
+//! its parent dies and then becomes the program: so the children go even if this process is killed
+//! with SIGKILL. Short of that, dropping a [`Child`] kills it, and [`Child::stop`] ends it in order.
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+/// How long a program may take to end in order before it is killed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The lines of a log that an error shows.
+const LOG_LINES: usize = 12;
+
+/// A running program.
+#[derive(Debug)]
+pub(crate) struct Child {
+    name: String,
+    log: PathBuf,
+    process: tokio::process::Child,
+}
+
+/// How a child's standard streams are joined to this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Streams {
+    /// Nothing to read; what is written goes into the log.
+    Log,
+    /// Input and output are pipes; errors go into the log.
+    Pipes,
+}
+
+impl Child {
+    /// Starts `program`, called `name` in messages, with its log at `log`.
+    ///
+    /// Call it on the main thread: the kernel ties the child to the thread that starts it.
+    pub(crate) fn start(
+        name: &str,
+        program: &Path,
+        arguments: &[OsString],
+        streams: Streams,
+        log: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let file =
+            File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        let own = std::env::current_exe().context("cannot tell where kvctl is")?;
+        let mut command = tokio::process::Command::new(own);
+        command
+            .arg("tether")
+            .arg(std::process::id().to_string())
+            .arg(program)
+            .args(arguments)
+            .stderr(file.try_clone().context("cannot share a log")?)
+            // A group of its own: an interrupt at the terminal reaches kvctl alone, which then
+            // ends the others in order.
+            .process_group(0)
+            .kill_on_drop(true);
+        match streams {
+            Streams::Log => command.stdin(Stdio::null()).stdout(file),
+            Streams::Pipes => command.stdin(Stdio::piped()).stdout(Stdio::piped()),
+        };
+        let process = command
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        Ok(Self {
+            name: name.to_owned(),
+            log,
+            process,
+        })
+    }
+
+    /// The child's input and output, once; they were asked for by [`Streams::Pipes`].
+    pub(crate) fn take_pipes(
+        &mut self,
+    ) -> Option<(tokio::process::ChildStdin, tokio::process::ChildStdout)> {
+        Some((self.process.stdin.take()?, self.process.stdout.take()?))
+    }
+
+    /// Fails, with the end of the log, if the child has ended.
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
+        let status = self
+            .process
+            .try_wait()
+            .with_context(|| format!("cannot ask after {}", self.name))?;
+        match status {
+            Some(status) => bail!("{} ended ({status}){}", self.name, self.log_tail()),
+            None => Ok(()),
+        }
+    }
+
+    /// The last lines of the child's log, ready to stand behind a message.
+    pub(crate) fn log_tail(&self) -> String {
+        let Ok(text) = std::fs::read(&self.log) else {
+            return String::new();
+        };
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
+        if tail.is_empty() {
+            return String::new();
+        }
+        format!("; its last words:\n  {}", tail.join("\n  "))
+    }
+
+    /// Asks the child to end, waits, and kills it when it takes too long.
+    pub(crate) async fn stop(mut self) {
+        if let Some(pid) = self.process.id().and_then(pid) {
+            // A failure means that it has ended already, which is what is wanted.
+            let _ = rustix::process::kill_process(pid, Signal::TERM);
+        }
+        if tokio::time::timeout(PATIENCE, self.process.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!(name = self.name, "does not end when asked: killed");
+            let _ = self.process.kill().await;
+        }
+    }
+}
+
+/// Becomes `program` after asking the kernel for a SIGKILL when the parent dies. Returns only when
+/// that fails. `parent` is the process id that the parent says it has.
+pub(crate) fn tether(parent: u32, program: &OsStr, arguments: &[OsString]) -> anyhow::Error {
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
+        return anyhow::Error::new(error).context("cannot ask for a signal at the parent's death");
+    }
+    // The parent may have died before the kernel was asked: then another one has adopted us.
+    if rustix::process::getppid() != pid(parent) {
+        return anyhow::anyhow!("the parent is gone");
+    }
+    let error = std::process::Command::new(program).args(arguments).exec();
+    anyhow::Error::new(error).context(format!("cannot run {}", Path::new(program).display()))
+}
+
+fn pid(raw: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(raw).ok()?)
+}

@@ -1,0 +1,280 @@
+//! What a demo or a replay says at its end.
+
+use crate::output;
+use crate::stats::{self, Samples, Summary};
+use crate::worker::Blocks;
+use crate::worker::protocol::{Call, Decoded, Prefilled};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What is counted while requests go through.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    requests: u64,
+    asked: u64,
+    hits: u64,
+    lost: u64,
+    put: u64,
+    existed: u64,
+    refused: BTreeMap<String, u64>,
+    unreadable: BTreeMap<String, u64>,
+    decoded: u64,
+    decode_missing: u64,
+    wrong: u64,
+    tokens_asked: u64,
+    tokens_saved: u64,
+    bytes_put: u64,
+    bytes_got: u64,
+    match_prefix: Samples,
+    get: Samples,
+    put_calls: Samples,
+    decode_get: Samples,
+}
+
+/// What the run was.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Setting {
+    /// Where the requests come from.
+    pub(crate) workload: String,
+    /// The bytes of a block.
+    pub(crate) block_bytes: u64,
+    /// The tokens of a block.
+    pub(crate) block_tokens: usize,
+    /// The memory of all store nodes.
+    pub(crate) pool_bytes: u64,
+    /// How many blocks fit.
+    pub(crate) capacity_blocks: u64,
+    /// What is evicted first.
+    pub(crate) policy: crate::cluster::Policy,
+    /// When commits are acknowledged.
+    pub(crate) commit_ack: crate::cluster::CommitAck,
+    /// Store node processes.
+    pub(crate) nodes: u32,
+    /// Prefill worker processes.
+    pub(crate) prefill_workers: u32,
+    /// Decode worker processes.
+    pub(crate) decode_workers: u32,
+}
+
+/// The numbers of a finished run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    #[serde(flatten)]
+    setting: Setting,
+    requests: u64,
+    /// Blocks of all prompts.
+    blocks_asked: u64,
+    /// Leading blocks that the pool had.
+    blocks_hit: u64,
+    /// Percent of the asked.
+    hit_rate: f64,
+    blocks_put: u64,
+    /// Blocks behind a gap: present when they were put.
+    blocks_existed: u64,
+    /// Blocks that the pool would not take, by code.
+    puts_refused: BTreeMap<String, u64>,
+    /// Blocks that could not be got, by code.
+    gets_failed: BTreeMap<String, u64>,
+    /// Blocks that were leased and yet were not there: a promise broken.
+    leased_blocks_lost: u64,
+    /// Blocks that decode workers got and checked.
+    blocks_decoded: u64,
+    /// Blocks evicted between the prefill and the decode.
+    decode_misses: u64,
+    bytes_put: u64,
+    bytes_got: u64,
+    /// Bytes compared with what their key says they are.
+    bytes_verified: u64,
+    /// Blocks in which a byte differed. Anything but 0 is a fault of the pool.
+    wrong_blocks: u64,
+    /// Blocks evicted by the master.
+    evictions: u64,
+    prompt_tokens: u64,
+    prefill_tokens_saved: u64,
+    seconds: f64,
+    /// Bytes put and got a second of the whole run, fill and check included, in 10^9.
+    gb_per_s: f64,
+    operations: Operations,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Operations {
+    match_prefix: Summary,
+    get: Summary,
+    put: Summary,
+    decode_get: Summary,
+}
+
+impl Tally {
+    /// Counts one request. `tokens` are those of its prompt.
+    pub(crate) fn add(
+        &mut self,
+        tokens: u64,
+        blocks: Blocks,
+        prefilled: Prefilled,
+        decoded: Decoded,
+    ) {
+        self.requests += 1;
+        self.asked += prefilled.blocks;
+        self.hits += prefilled.hits;
+        self.lost += prefilled.lost;
+        self.put += prefilled.put;
+        self.existed += prefilled.existed;
+        for (code, count) in prefilled.refused {
+            *self.refused.entry(code).or_default() += count;
+        }
+        for (code, count) in prefilled.unreadable.into_iter().chain(decoded.failed) {
+            *self.unreadable.entry(code).or_default() += count;
+        }
+        self.decoded += decoded.checked;
+        self.decode_missing += decoded.missing;
+        self.wrong += prefilled.wrong + decoded.wrong;
+        self.tokens_asked += tokens;
+        // The last block of a trace's prompt may be partly filled.
+        self.tokens_saved += tokens.min(prefilled.hits * blocks.tokens.get() as u64);
+        self.bytes_put += record(&mut self.put_calls, prefilled.put_call);
+        self.bytes_got += record(&mut self.get, prefilled.get);
+        self.bytes_got += record(&mut self.decode_get, decoded.call);
+        record(&mut self.match_prefix, prefilled.match_prefix);
+    }
+
+    /// Ends the count. `evictions` is the master's.
+    pub(crate) fn finish(self, setting: Setting, elapsed: Duration, evictions: u64) -> Report {
+        Report {
+            setting,
+            requests: self.requests,
+            blocks_asked: self.asked,
+            blocks_hit: self.hits,
+            hit_rate: stats::percent(self.hits, self.asked),
+            blocks_put: self.put,
+            blocks_existed: self.existed,
+            puts_refused: self.refused,
+            gets_failed: self.unreadable,
+            leased_blocks_lost: self.lost,
+            blocks_decoded: self.decoded,
+            decode_misses: self.decode_missing,
+            bytes_put: self.bytes_put,
+            bytes_got: self.bytes_got,
+            // Workers check all that they get, and nothing else.
+            bytes_verified: self.bytes_got,
+            wrong_blocks: self.wrong,
+            evictions,
+            prompt_tokens: self.tokens_asked,
+            prefill_tokens_saved: self.tokens_saved,
+            seconds: elapsed.as_secs_f64(),
+            gb_per_s: stats::gigabytes_a_second(self.bytes_put + self.bytes_got, elapsed),
+            operations: Operations {
+                match_prefix: self.match_prefix.summary(),
+                get: self.get.summary(),
+                put: self.put_calls.summary(),
+                decode_get: self.decode_get.summary(),
+            },
+        }
+    }
+}
+
+fn record(samples: &mut Samples, call: Option<Call>) -> u64 {
+    let Some(call) = call else { return 0 };
+    samples.add(call.took(), call.bytes);
+    call.bytes
+}
+
+impl Report {
+    /// How many blocks came back with wrong bytes.
+    pub(crate) const fn wrong_blocks(&self) -> u64 {
+        self.wrong_blocks
+    }
+
+    /// The tables for people.
+    pub(crate) fn tables(&self) -> String {
+        let setting = &self.setting;
+        let mut facts = output::facts();
+        let mut fact = |name: &str, value: String| {
+            facts.add_row([name.to_owned(), value]);
+        };
+        fact("workload", setting.workload.clone());
+        fact(
+            "pool",
+            format!(
+                "{} nodes, {} ({} blocks of {}), eviction {}",
+                setting.nodes,
+                output::bytes(setting.pool_bytes),
+                output::count(setting.capacity_blocks),
+                output::bytes(setting.block_bytes),
+                output::label(&setting.policy),
+            ),
+        );
+        fact(
+            "workers",
+            format!(
+                "{} prefill, {} decode, each a process",
+                setting.prefill_workers, setting.decode_workers
+            ),
+        );
+        fact("requests", output::count(self.requests));
+        fact("blocks asked", output::count(self.blocks_asked));
+        fact(
+            "prefix hits",
+            format!(
+                "{} ({:.2} %)",
+                output::count(self.blocks_hit),
+                self.hit_rate
+            ),
+        );
+        fact(
+            "prefill tokens saved",
+            format!(
+                "{} of {}",
+                output::count(self.prefill_tokens_saved),
+                output::count(self.prompt_tokens)
+            ),
+        );
+        fact("blocks put", output::count(self.blocks_put));
+        fact("blocks evicted", output::count(self.evictions));
+        fact("bytes put", output::bytes(self.bytes_put));
+        fact("bytes got", output::bytes(self.bytes_got));
+        fact("bytes verified", output::bytes(self.bytes_verified));
+        fact("wrong blocks", output::count(self.wrong_blocks));
+        fact("missing at decode", output::count(self.decode_misses));
+        if self.leased_blocks_lost > 0 {
+            fact("leased yet lost", output::count(self.leased_blocks_lost));
+        }
+        for (code, blocks) in &self.puts_refused {
+            fact(&format!("puts refused: {code}"), output::count(*blocks));
+        }
+        for (code, blocks) in &self.gets_failed {
+            fact(&format!("gets failed: {code}"), output::count(*blocks));
+        }
+        fact(
+            "time",
+            format!(
+                "{:.1} s: {:.0} requests/s, {:.2} GB/s put and got",
+                self.seconds,
+                self.requests as f64 / self.seconds,
+                self.gb_per_s
+            ),
+        );
+
+        let mut operations = output::table(["operation", "calls", "p50", "p99", "GB/s"]);
+        let rows = [
+            ("match_prefix", &self.operations.match_prefix),
+            ("get (prefill)", &self.operations.get),
+            ("put", &self.operations.put),
+            ("get (decode)", &self.operations.decode_get),
+        ];
+        for (name, summary) in rows {
+            operations.add_row([
+                name.to_owned(),
+                output::count(summary.calls),
+                output::micros(summary.p50_us),
+                output::micros(summary.p99_us),
+                summary
+                    .gb_per_s
+                    .map_or_else(String::new, |rate| format!("{rate:.2}")),
+            ]);
+        }
+        output::align_right(&mut operations, 1..5);
+        format!("{facts}\n{operations}")
+    }
+}

@@ -1,0 +1,295 @@
+//! The worker process itself: reads commands, works on the pool, answers.
+
+use super::protocol::{Answer, Call, Command, Decoded, Failed, Prefilled};
+use crate::cli::Context;
+use crate::connection::{Connection, control_error};
+use crate::exit;
+use crate::fill;
+use crate::workload::Prompt;
+use anyhow::Context as _;
+use kvpool_client::{
+    Client, GetBlock, GetError, GetOptions, Lease, Lookup, Put, PutBlock, PutOptions,
+};
+use kvpool_transport::{Region, Slice};
+use kvpool_types::key::Digest;
+use kvpool_types::{Code, Key, Length, Offset};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::fmt;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::time::Instant;
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+/// What a worker does, for messages: it does whatever it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Prefill,
+    Decode,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        })
+    }
+}
+
+/// How to start a worker.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// The blocks that it works with.
+    pub(crate) blocks: Blocks,
+    /// The pool that it works on.
+    pub(crate) connection: Connection,
+}
+
+/// The size of every block.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Blocks {
+    /// In bytes.
+    #[arg(long = "block-bytes")]
+    pub(crate) bytes: u64,
+    /// In tokens.
+    #[arg(long = "block-tokens")]
+    pub(crate) tokens: NonZeroUsize,
+}
+
+impl Options {
+    /// The command line of such a worker.
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec![
+            "worker".into(),
+            "--block-bytes".into(),
+            self.blocks.bytes.to_string().into(),
+            "--block-tokens".into(),
+            self.blocks.tokens.to_string().into(),
+        ];
+        arguments.extend(self.connection.arguments());
+        arguments
+    }
+}
+
+/// Answers commands until the input ends.
+pub(crate) async fn run(blocks: Blocks, context: &Context) -> anyhow::Result<()> {
+    let mut worker = match Worker::connect(blocks, &context.connection).await {
+        Ok(worker) => worker,
+        Err(error) => return answer(&failed(&error)),
+    };
+    answer(&Answer::Ready)?;
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(line) = lines.next_line().await.context("cannot read commands")? {
+        let command = serde_json::from_str(&line).context("a command cannot be understood")?;
+        match worker.execute(command).await {
+            Ok(done) => answer(&done)?,
+            Err(error) => return answer(&failed(&error)),
+        }
+    }
+    Ok(())
+}
+
+fn answer(answer: &Answer) -> anyhow::Result<()> {
+    let mut line = serde_json::to_vec(answer).context("cannot write an answer")?;
+    line.push(b'\n');
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(&line)?;
+    stdout.flush()?;
+    Ok(())
+}
+
+fn failed(error: &anyhow::Error) -> Answer {
+    Answer::Failed(Failed {
+        message: format!("{error:#}"),
+        unreachable: error.is::<exit::Unreachable>(),
+    })
+}
+
+#[derive(Debug)]
+struct Worker {
+    client: Client,
+    seed: Digest,
+    blocks: Blocks,
+    /// Where blocks are computed, got and checked; as large as the longest prompt so far.
+    memory: Region,
+    /// What prefills hold, by request.
+    leases: HashMap<u64, Lease>,
+}
+
+/// One block of a prompt.
+#[derive(Clone, Debug)]
+struct Block {
+    digest: Digest,
+    key: Key,
+    memory: Slice,
+}
+
+impl Worker {
+    async fn connect(blocks: Blocks, connection: &Connection) -> anyhow::Result<Self> {
+        let options = connection.options();
+        Ok(Self {
+            seed: options.namespace.seed(),
+            client: connection.connect().await?,
+            blocks,
+            memory: Region::allocate(Length(blocks.bytes)),
+            leases: HashMap::new(),
+        })
+    }
+
+    async fn execute(&mut self, command: Command) -> anyhow::Result<Answer> {
+        match command {
+            Command::Prefill { request, prompt } => {
+                self.prefill(request, &prompt).await.map(Answer::Prefilled)
+            }
+            Command::Decode { prompt } => Ok(Answer::Decoded(self.decode(&prompt).await)),
+            Command::Release { request } => {
+                if let Some(lease) = self.leases.remove(&request) {
+                    // When it fails, the lease runs out by itself.
+                    if let Err(error) = lease.release().await {
+                        tracing::warn!(%error, "cannot release a lease");
+                    }
+                }
+                Ok(Answer::Released)
+            }
+        }
+    }
+
+    async fn prefill(&mut self, request: u64, prompt: &Prompt) -> anyhow::Result<Prefilled> {
+        let blocks = self.lay_out(prompt);
+        let mut done = Prefilled {
+            blocks: blocks.len() as u64,
+            ..Prefilled::default()
+        };
+        if blocks.is_empty() {
+            return Ok(done);
+        }
+        let keys: Vec<Key> = blocks.iter().map(|block| block.key.clone()).collect();
+        let begin = Instant::now();
+        let prefix = self
+            .client
+            .match_prefix(&keys)
+            .await
+            .map_err(control_error)?;
+        done.match_prefix = Some(Call::new(begin.elapsed(), 0));
+        done.hits = prefix.blocks as u64;
+        self.leases.insert(request, prefix.lease);
+
+        let (hits, rest) = blocks.split_at(prefix.blocks.min(blocks.len()));
+        let got = self.get(hits).await;
+        done.get = got.call;
+        done.wrong = got.wrong;
+        done.lost = got.missing;
+        done.unreadable = got.failed;
+        self.compute_and_put(hits.last(), rest, &mut done).await;
+        Ok(done)
+    }
+
+    /// Fills the blocks with what their keys say and puts them. `before` is the block before.
+    async fn compute_and_put(
+        &self,
+        before: Option<&Block>,
+        blocks: &[Block],
+        done: &mut Prefilled,
+    ) {
+        if blocks.is_empty() {
+            return;
+        }
+        let mut parent = before.map(|block| block.key.clone());
+        let mut puts = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            fill::fill(&block.digest, self.blocks.bytes, |offset, bytes| {
+                block.memory.write_at(Offset(offset), bytes);
+            });
+            puts.push(PutBlock {
+                key: block.key.clone(),
+                parent: parent.replace(block.key.clone()),
+                buffers: vec![block.memory.clone()],
+            });
+        }
+        let begin = Instant::now();
+        let outcomes = self.client.batch_put(puts, &PutOptions::default()).await;
+        let took = begin.elapsed();
+        for outcome in outcomes {
+            match outcome {
+                Ok(Put::Stored { .. }) => done.put += 1,
+                Ok(Put::Present) => done.existed += 1,
+                Err(error) => count(&mut done.refused, error.code()),
+            }
+        }
+        done.put_call = Some(Call::new(took, done.put * self.blocks.bytes));
+    }
+
+    async fn decode(&mut self, prompt: &Prompt) -> Decoded {
+        let blocks = self.lay_out(prompt);
+        self.get(&blocks).await
+    }
+
+    /// Gets blocks and checks every byte of them.
+    async fn get(&self, blocks: &[Block]) -> Decoded {
+        let mut done = Decoded::default();
+        if blocks.is_empty() {
+            return done;
+        }
+        let gets = blocks
+            .iter()
+            .map(|block| GetBlock::new(block.key.clone(), block.memory.clone()))
+            .collect();
+        let options = GetOptions {
+            // A prompt's blocks are got once a request: nothing is gained by remembering where
+            // they are, and a lease that stays would keep them from being evicted.
+            release: true,
+            ..GetOptions::default()
+        };
+        let begin = Instant::now();
+        let outcomes = self.client.batch_get(gets, &options).await;
+        let took = begin.elapsed();
+        for (block, outcome) in blocks.iter().zip(outcomes) {
+            match outcome {
+                Ok(Lookup::Hit { length, .. }) => {
+                    done.checked += 1;
+                    if length != Length(self.blocks.bytes) || !self.is_right(block) {
+                        tracing::error!(key = %block.key, %length, "wrong bytes");
+                        done.wrong += 1;
+                    }
+                }
+                Ok(Lookup::Miss) => done.missing += 1,
+                Err(error) => count(&mut done.failed, GetError::code(&error)),
+            }
+        }
+        done.call = Some(Call::new(took, done.checked * self.blocks.bytes));
+        done
+    }
+
+    fn is_right(&self, block: &Block) -> bool {
+        fill::first_wrong(&block.digest, self.blocks.bytes, |offset, bytes| {
+            block.memory.read_at(Offset(offset), bytes);
+        })
+        .is_none()
+    }
+
+    /// The prompt's blocks, each with its place in this worker's memory.
+    fn lay_out(&mut self, prompt: &Prompt) -> Vec<Block> {
+        let digests = prompt.digests(self.seed, self.blocks.tokens);
+        let needed = Length(self.blocks.bytes * digests.len() as u64);
+        if self.memory.length() < needed {
+            self.memory = Region::allocate(needed);
+        }
+        (0..)
+            .step_by(Length(self.blocks.bytes).as_usize())
+            .zip(digests)
+            .map(|(offset, digest)| Block {
+                digest,
+                key: Key::from_digest(digest),
+                memory: self
+                    .memory
+                    .slice(Offset(offset), Length(self.blocks.bytes))
+                    .expect("invariant: the memory is as long as all blocks"),
+            })
+            .collect()
+    }
+}
+
+fn count(counts: &mut BTreeMap<String, u64>, code: Code) {
+    *counts.entry(code.label().to_owned()).or_default() += 1;
+}
