@@ -27,7 +27,7 @@ const OLDEST: u64 = 256;
 
 /// A block that may go.
 #[derive(Clone, Copy, Debug)]
-struct Victim {
+pub(super) struct Victim {
     id: BlockId,
     version: Version,
     cost: u64,
@@ -55,14 +55,31 @@ impl Directory {
         if now < lease_floor || length.0 == 0 {
             return None;
         }
+        let victims = self.plan_run(segment, extents, Extents::rounded(length), now)?;
+        let evicted = self.evict_planned(victims, now);
+        (!evicted.is_empty()).then_some(evicted)
+    }
+
+    /// The victims of the cheapest run, children before their parents.
+    pub(super) fn plan_run<T: Deref<Target = Extents>>(
+        &self,
+        segment: SegmentId,
+        extents: impl Fn() -> T,
+        length: Length,
+        now: Millis,
+    ) -> Option<Vec<Victim>> {
         let oldest = self.oldest_on(segment);
-        let neighbourhoods = neighbourhoods(&extents(), &oldest, Extents::rounded(length));
+        let neighbourhoods = neighbourhoods(&extents(), &oldest, length);
         let mut search = Search::new(self, segment, now);
         let mut best: Option<(u64, Vec<Victim>)> = None;
         for ranges in neighbourhoods {
-            search.cheapest_run(&ranges, Extents::rounded(length).0, &mut best);
+            search.cheapest_run(&ranges, length.0, &mut best);
         }
-        let (_, victims) = best?;
+        best.map(|(_, victims)| victims)
+    }
+
+    /// Evicts those victims that may still go: nothing was locked since they were chosen.
+    pub(super) fn evict_planned(&self, victims: Vec<Victim>, now: Millis) -> Vec<Removed> {
         let mut evicted = Vec::with_capacity(victims.len());
         let mut aftermath = Aftermath::default();
         for victim in victims {
@@ -75,7 +92,7 @@ impl Directory {
             }
         }
         self.settle(aftermath);
-        (!evicted.is_empty()).then_some(evicted)
+        evicted
     }
 
     fn has_children(&self, node: u32) -> bool {

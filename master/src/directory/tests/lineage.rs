@@ -180,6 +180,32 @@ fn a_batch_links_its_blocks_in_whatever_order_they_come() {
 }
 
 #[test]
+fn however_long_a_chain_is_its_links_come_in_any_order() {
+    let directory = directory(Policy::Prefix);
+    let length = 6000;
+    let ids: Vec<BlockId> = (0..length)
+        .map(|n| put_block(&directory, block(&directory, n)))
+        .collect();
+    let parents: Vec<Key> = (0..length).map(key).collect();
+    let mut links: Vec<Link<'_>> = (1..ids.len())
+        .map(|n| Link {
+            namespace: NS,
+            block: ids[n],
+            version: Version(n as u64 + 1),
+            parent: parents[n - 1].as_ref(),
+        })
+        .collect();
+    // The last but one comes last: it has a child already, and a long chain above.
+    let late = links.len() - 2;
+    links[late..].reverse();
+    directory.link(&mut links);
+    assert_eq!(
+        evict(&directory, length, NOW),
+        (0..length).rev().collect::<Vec<_>>()
+    );
+}
+
+#[test]
 fn late_word_that_the_last_child_has_gone_does_not_expose_a_parent_of_another() {
     let directory = directory(Policy::Prefix);
     let id = put_block(&directory, block(&directory, 0));

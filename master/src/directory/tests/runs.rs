@@ -144,6 +144,30 @@ fn a_run_takes_the_ends_of_chains_and_never_leaves_a_child_without_parent() {
 }
 
 #[test]
+fn victims_that_are_protected_after_they_were_chosen_stay() {
+    let full = Full::new(8, |_| None);
+    let all = Length(UNIT * 8);
+    let plan = full
+        .directory
+        .plan_run(SEGMENT, || full.extents.lock(), all, NOW)
+        .unwrap();
+    assert_eq!(plan.len(), 8);
+    lease(&full.directory, 1, Millis(NOW.0 + 10), NOW);
+    put_block(&full.directory, child(&full.directory, 100, 2));
+    put_block(
+        &full.directory,
+        NewBlock {
+            version: Version(50),
+            ..block(&full.directory, 3)
+        },
+    );
+    remove(&full.directory, 4);
+    let evicted = full.directory.evict_planned(plan, NOW);
+    let evicted: BTreeSet<u64> = evicted.iter().map(|removed| number(&removed.key)).collect();
+    assert_eq!(evicted, BTreeSet::from([0, 5, 6, 7]));
+}
+
+#[test]
 fn a_segment_is_dropped_in_steps() {
     let full = Full::new(50, |n| n.checked_sub(1));
     let second = SegmentId(2);
