@@ -3,7 +3,6 @@
 
 use super::Directory;
 use super::block::{BlockId, Removed};
-use super::entry::Place;
 use super::lineage::Aftermath;
 use super::queues::Rank;
 use super::slab::NONE;
@@ -254,7 +253,7 @@ impl<'d> Search<'d> {
         let (shard, slot) = self.directory.lock_block(id)?;
         let entry = shard.entries.at(slot);
         let leased = entry.is_leased(self.directory.common.relative(self.now));
-        if leased || entry.is_hard_pinned() || entry.place() == Place::Fixed {
+        if leased || entry.is_hard_pinned() {
             return None;
         }
         // A soft-pinned block goes last, like one that was just used; an orphan first.

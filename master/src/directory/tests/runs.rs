@@ -87,7 +87,7 @@ fn free_ranges_between_neighbours_are_used() {
 }
 
 #[test]
-fn leased_pinned_and_held_neighbours_are_left_alone() {
+fn leased_neighbours_end_a_run() {
     let full = Full::new(32, |_| None);
     for n in (3..32).step_by(4) {
         lease(&full.directory, n, Millis(NOW.0 + 10), NOW);
@@ -107,6 +107,26 @@ fn leased_pinned_and_held_neighbours_are_left_alone() {
         None,
         "before the floor"
     );
+}
+
+#[test]
+fn hard_pinned_neighbours_end_a_run() {
+    let full = Full::new(32, |_| None);
+    for n in (3..32).step_by(4) {
+        let replicas = with(&full.directory, n, |block| block.replicas().to_vec()).unwrap();
+        put_block(
+            &full.directory,
+            NewBlock {
+                version: Version(100 + n),
+                length: Length(UNIT),
+                replicas,
+                hard_pin: true,
+                ..block(&full.directory, n)
+            },
+        );
+    }
+    assert_eq!(full.run(4), None);
+    assert!(full.run(3).unwrap().iter().all(|n| n % 4 != 3));
 }
 
 #[test]
