@@ -333,10 +333,10 @@ async fn heartbeats_leave_on_time_while_eight_threads_saturate_the_data_port() {
     let mut last = None;
     while Instant::now() < until {
         let (at, body) = session.next().await.unwrap();
-        if matches!(body, Body::Heartbeat(_)) {
-            if let Some(before) = last.replace(at) {
-                gaps.push(at.duration_since(before));
-            }
+        if matches!(body, Body::Heartbeat(_))
+            && let Some(before) = last.replace(at)
+        {
+            gaps.push(at.duration_since(before));
         }
     }
     let blocks: u64 = readers.into_iter().map(|r| r.join().unwrap()).sum();

@@ -189,7 +189,7 @@ impl Model {
             Step::EndHold { which, whole } => {
                 if let Some(at) = pick(&self.holds, which) {
                     let (who, grant) = self.holds.swap_remove(at);
-                    let sums = whole.then(|| Checksum(grant.id.0)).into_iter().collect();
+                    let sums = whole.then_some(Checksum(grant.id.0)).into_iter().collect();
                     let code = self.fence.end_hold(peer(who), grant.id, sums);
                     if whole {
                         self.check_recorded(&grant, code);
