@@ -6,7 +6,6 @@ use std::time::Duration;
 
 /// How a client reaches the pool and how long it is patient.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Options {
     /// The masters, as `http://host:port`. The first that answers as the leader is used.
     pub masters: Vec<String>,
@@ -33,7 +32,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            masters: vec!["http://127.0.0.1:7700".to_owned()],
+            masters: vec!["http://127.0.0.1:7070".to_owned()],
             namespace: Namespace::default(),
             transport: TransportChoice::Auto,
             timeouts: Timeouts::default(),

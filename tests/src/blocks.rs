@@ -64,7 +64,10 @@ pub async fn put_all(
         let key = key(number);
         PutBlock::new(key.clone(), source(&key, length))
     });
-    for outcome in client.batch_put(puts.collect(), &PutOptions::default()).await {
+    for outcome in client
+        .batch_put(puts.collect(), &PutOptions::default())
+        .await
+    {
         outcome?;
     }
     Ok(())
@@ -89,8 +92,14 @@ pub async fn check_all(client: &Client, numbers: std::ops::Range<u64>, length: u
     let numbers: Vec<u64> = numbers.collect();
     for batch in numbers.chunks(64) {
         let targets: Vec<Slice> = batch.iter().map(|_| target(length)).collect();
-        let gets = batch.iter().zip(&targets).map(|(n, t)| GetBlock::new(key(*n), t.clone()));
-        let options = GetOptions { release: true, ..GetOptions::default() };
+        let gets = batch
+            .iter()
+            .zip(&targets)
+            .map(|(n, t)| GetBlock::new(key(*n), t.clone()));
+        let options = GetOptions {
+            release: true,
+            ..GetOptions::default()
+        };
         let outcomes = client.batch_get(gets.collect(), &options).await;
         for ((number, target), outcome) in batch.iter().zip(&targets).zip(outcomes) {
             match outcome {

@@ -22,7 +22,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { nodes: 1, segment: "64MiB".into(), master: Vec::new(), node: Vec::new() }
+        Self {
+            nodes: 1,
+            segment: "64MiB".into(),
+            master: Vec::new(),
+            node: Vec::new(),
+        }
     }
 }
 
@@ -30,7 +35,8 @@ impl Options {
     /// Adds flags for kvmaster.
     #[must_use]
     pub fn master(mut self, flags: &[&str]) -> Self {
-        self.master.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self.master
+            .extend(flags.iter().map(|flag| (*flag).to_owned()));
         self
     }
 }
@@ -51,7 +57,12 @@ impl Cluster {
     pub fn start(options: Options) -> anyhow::Result<Self> {
         let directory = TempDir::with_prefix("kvpool-test-")?;
         let master = start_master(directory.path(), &options, "127.0.0.1:0")?;
-        let mut cluster = Self { directory, options, master, nodes: Vec::new() };
+        let mut cluster = Self {
+            directory,
+            options,
+            master,
+            nodes: Vec::new(),
+        };
         for _ in 0..cluster.options.nodes {
             cluster.add_node()?;
         }
@@ -121,13 +132,21 @@ impl Cluster {
             serde_json::from_str(&self.master.http_get("/api/v1/nodes")?)?;
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let nodes = nodes.as_array().cloned().unwrap_or_default();
-        Ok(nodes.iter().map(|node| (text(&node["name"]), text(&node["state"]))).collect())
+        Ok(nodes
+            .iter()
+            .map(|node| (text(&node["name"]), text(&node["state"])))
+            .collect())
     }
 
     /// Waits until `count` nodes are live.
     pub fn wait_live(&self, count: usize) -> anyhow::Result<()> {
         self.wait_for(&format!("{count} live nodes"), || {
-            Ok(self.node_states()?.iter().filter(|(_, state)| state == "live").count() == count)
+            Ok(self
+                .node_states()?
+                .iter()
+                .filter(|(_, state)| state == "live")
+                .count()
+                == count)
         })
     }
 
@@ -153,18 +172,25 @@ impl Cluster {
 
     /// The master's counters: the JSON of /api/v1/counters.
     pub fn counters(&self) -> anyhow::Result<serde_json::Value> {
-        Ok(serde_json::from_str(&self.master.http_get("/api/v1/counters")?)?)
+        Ok(serde_json::from_str(
+            &self.master.http_get("/api/v1/counters")?,
+        )?)
     }
 
     /// One number of the counters' top level.
     pub fn gauge(&self, name: &str) -> anyhow::Result<u64> {
         let counters = self.counters()?;
-        counters[name].as_u64().ok_or_else(|| anyhow::anyhow!("no {name} in {counters}"))
+        counters[name]
+            .as_u64()
+            .ok_or_else(|| anyhow::anyhow!("no {name} in {counters}"))
     }
 
     /// Options of a client of this pool.
     pub fn client_options(&self) -> ClientOptions {
-        ClientOptions { masters: vec![self.master_url()], ..ClientOptions::default() }
+        ClientOptions {
+            masters: vec![self.master_url()],
+            ..ClientOptions::default()
+        }
     }
 
     /// A client of this pool.
@@ -175,7 +201,14 @@ impl Cluster {
 
 fn start_master(directory: &Path, options: &Options, listen: &str) -> anyhow::Result<Daemon> {
     let data = directory.join("master-data").display().to_string();
-    let mut flags = flags(&["--listen", listen, "--http-listen", "127.0.0.1:0", "--data-dir", &data]);
+    let mut flags = flags(&[
+        "--listen",
+        listen,
+        "--http-listen",
+        "127.0.0.1:0",
+        "--data-dir",
+        &data,
+    ]);
     flags.extend(options.master.iter().cloned());
     Daemon::start("kvmaster", directory, "master", &flags)
 }

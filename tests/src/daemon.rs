@@ -38,12 +38,20 @@ impl Daemon {
             .args(arguments)
             .arg("--ready-file")
             .arg(&ready)
-            .env("RUST_LOG", std::env::var("KVPOOL_TEST_LOG").unwrap_or("info".into()))
+            .env(
+                "RUST_LOG",
+                std::env::var("KVPOOL_TEST_LOG").unwrap_or("info".into()),
+            )
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
             .spawn()?;
-        let mut daemon = Self { child, listen: String::new(), http: String::new(), log };
+        let mut daemon = Self {
+            child,
+            listen: String::new(),
+            http: String::new(),
+            log,
+        };
         let limit = Instant::now() + PATIENCE;
         loop {
             if let Ok(text) = std::fs::read_to_string(&ready) {
@@ -54,10 +62,16 @@ impl Daemon {
                 return Ok(daemon);
             }
             if let Some(status) = daemon.child.try_wait()? {
-                bail!("{name} ended with {status} before it served:\n{}", daemon.log_text());
+                bail!(
+                    "{name} ended with {status} before it served:\n{}",
+                    daemon.log_text()
+                );
             }
             if Instant::now() > limit {
-                bail!("{name} did not serve within {PATIENCE:?}:\n{}", daemon.log_text());
+                bail!(
+                    "{name} did not serve within {PATIENCE:?}:\n{}",
+                    daemon.log_text()
+                );
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -106,7 +120,10 @@ impl Daemon {
                 return Ok(status);
             }
             if Instant::now() > limit {
-                bail!("no end within {PATIENCE:?} of SIGTERM:\n{}", self.log_text());
+                bail!(
+                    "no end within {PATIENCE:?} of SIGTERM:\n{}",
+                    self.log_text()
+                );
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -132,7 +149,9 @@ impl Daemon {
         use std::os::unix::fs::FileExt;
         for entry in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))? {
             let path = entry?.path();
-            let Ok(target) = std::fs::read_link(&path) else { continue };
+            let Ok(target) = std::fs::read_link(&path) else {
+                continue;
+            };
             if target.to_string_lossy().starts_with("/memfd:") {
                 let memory = File::options().read(true).write(true).open(&path)?;
                 let mut byte = [0];

@@ -38,11 +38,19 @@ impl Control {
     pub async fn connect(master: &str) -> anyhow::Result<Self> {
         let mut client = PoolClient::connect(master.to_owned()).await?;
         let hello = client
-            .hello(proto::HelloRequest { min_version: 1, max_version: 1, caller: None })
+            .hello(proto::HelloRequest {
+                min_version: 1,
+                max_version: 1,
+                caller: None,
+            })
             .await?
             .into_inner();
         let cluster = ClusterId::from_slice(&hello.cluster_id).context("a cluster id")?;
-        Ok(Self { client, cluster, epoch: Epoch(hello.epoch) })
+        Ok(Self {
+            client,
+            cluster,
+            epoch: Epoch(hello.epoch),
+        })
     }
 
     /// The generated client.
@@ -121,6 +129,9 @@ impl Control {
         };
         let reply = self.client.commit(request).await?.into_inner();
         let code = reply.codes.first().copied().context("a code")?;
-        u16::try_from(code).ok().and_then(Code::from_wire).context("a known code")
+        u16::try_from(code)
+            .ok()
+            .and_then(Code::from_wire)
+            .context("a known code")
     }
 }

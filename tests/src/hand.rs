@@ -35,12 +35,18 @@ impl Hand {
                 }
             }
         });
-        Ok(Self { child, stdin, lines })
+        Ok(Self {
+            child,
+            stdin,
+            lines,
+        })
     }
 
     /// The next line that it prints, within 20 s.
     pub fn line(&self) -> anyhow::Result<String> {
-        self.lines.recv_timeout(Duration::from_secs(20)).context("the hand said nothing")
+        self.lines
+            .recv_timeout(Duration::from_secs(20))
+            .context("the hand said nothing")
     }
 
     /// Every line that it has printed and that nobody has read.

@@ -26,7 +26,10 @@ pub fn http_get(address: &str, path: &str) -> anyhow::Result<String> {
 /// The status and body of a GET.
 pub fn http_get_any(address: &str, path: &str) -> anyhow::Result<(u16, String)> {
     let mut stream = connect(address)?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    )?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let (head, body) = text.split_once("\r\n\r\n").context("no end of the head")?;
@@ -55,7 +58,10 @@ pub type Received = (Header, Vec<u8>, Vec<u8>);
 impl Port<TcpStream> {
     /// Connects to a data port, without a hello.
     pub fn open(address: &str) -> anyhow::Result<Self> {
-        Ok(Self { stream: connect(address)?, next: 1 })
+        Ok(Self {
+            stream: connect(address)?,
+            next: 1,
+        })
     }
 }
 
@@ -101,7 +107,11 @@ impl<S: Read + Write> Port<S> {
         };
         let (header, meta, _) = self.ask(Op::Hello, Epoch(0), &hello.to_bytes(), &[])?;
         if header.op != Op::HelloReply {
-            bail!("hello answered by {:?}: {:?}", header.op, Failure::decode(&meta));
+            bail!(
+                "hello answered by {:?}: {:?}",
+                header.op,
+                Failure::decode(&meta)
+            );
         }
         Ok(HelloReply::decode(&meta)?)
     }
@@ -129,8 +139,14 @@ impl<S: Read + Write> Port<S> {
         let request = self.next;
         self.next += 1;
         let length = u32::try_from(meta.len())?;
-        let header =
-            Header { version: frame::VERSION, op, request, epoch, meta: length, payload };
+        let header = Header {
+            version: frame::VERSION,
+            op,
+            request,
+            epoch,
+            meta: length,
+            payload,
+        };
         self.bytes(&header.encode())?;
         self.bytes(meta)
     }

@@ -16,9 +16,14 @@ use std::time::Duration;
 
 async fn unchanged(cluster: &Cluster) {
     let client = cluster.client().await.unwrap();
-    assert_eq!(client.list(None, None).await.unwrap().blocks.len(), 1);
+    assert_eq!(client.list("", 0, None).await.unwrap().blocks.len(), 1);
     assert_eq!(cluster.gauge("blocks").unwrap(), 1);
-    cluster.wait_for("no reservations", || Ok(cluster.gauge("reservations")? == 0)).unwrap();
+    cluster
+        .wait_for(
+            "no reservations",
+            || Ok(cluster.gauge("reservations")? == 0),
+        )
+        .unwrap();
 }
 
 fn code_of(status: &tonic::Status) -> Option<Code> {
@@ -29,7 +34,10 @@ fn code_of(status: &tonic::Status) -> Option<Code> {
 #[test]
 fn keys_have_1_to_1024_bytes() {
     assert_eq!(Key::parse("").unwrap_err(), KeyError::Empty);
-    assert_eq!(Key::parse(&"k".repeat(1025)).unwrap_err(), KeyError::TooLong(1025));
+    assert_eq!(
+        Key::parse(&"k".repeat(1025)).unwrap_err(),
+        KeyError::TooLong(1025)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -37,17 +45,29 @@ async fn blocks_have_a_length_within_the_limit() {
     let cluster = Cluster::start(Options::default().master(&["--max-block-size", "1MiB"])).unwrap();
     let client = cluster.client().await.unwrap();
     put_all(&client, 0..1, 1000).await.unwrap();
-    let empty = PutBlock { key: key(1), parent: None, buffers: Vec::new() };
+    let empty = PutBlock {
+        key: key(1),
+        parent: None,
+        buffers: Vec::new(),
+    };
     let huge = PutBlock::new(key(2), source(&key(2), (1 << 20) + 1));
     let good = PutBlock::new(key(0), source(&key(0), 1000));
-    let outcomes = client.batch_put(vec![empty, huge, good], &PutOptions::default()).await;
-    assert_eq!(outcomes[0].as_ref().unwrap_err().code(), Code::InvalidArgument);
+    let outcomes = client
+        .batch_put(vec![empty, huge, good], &PutOptions::default())
+        .await;
+    assert_eq!(
+        outcomes[0].as_ref().unwrap_err().code(),
+        Code::InvalidArgument
+    );
     assert_eq!(outcomes[1].as_ref().unwrap_err().code(), Code::TooLarge);
     assert!(outcomes[2].is_ok(), "a bad key failed its neighbour");
     // A destination that is too small is left as it was.
     let small = target(999);
     let get = GetBlock::new(key(0), small.clone());
-    let outcome = client.batch_get(vec![get], &GetOptions::default()).await.remove(0);
+    let outcome = client
+        .batch_get(vec![get], &GetOptions::default())
+        .await
+        .remove(0);
     assert_eq!(outcome.unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(small.to_vec(), vec![0; 999]);
     unchanged(&cluster).await;
@@ -56,7 +76,9 @@ async fn blocks_have_a_length_within_the_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_master_checks_what_no_client_of_ours_would_send() {
     let cluster = Cluster::start(Options::default().master(&["--max-batch-keys", "8"])).unwrap();
-    put_all(&cluster.client().await.unwrap(), 0..1, 1000).await.unwrap();
+    put_all(&cluster.client().await.unwrap(), 0..1, 1000)
+        .await
+        .unwrap();
     let mut control = Control::connect(&cluster.master_url()).await.unwrap();
     let caller = control.caller();
     let packed = |count: u64| keys::pack(&(0..count).map(key).collect::<Vec<_>>());
@@ -69,8 +91,17 @@ async fn the_master_checks_what_no_client_of_ours_would_send() {
     let cases = [
         (reserve(vec![5], packed(2)), Code::InvalidArgument),
         (reserve(vec![5; 9], packed(9)), Code::Oversized),
-        (reserve(vec![5], vec![1, 1, 0, 0, 0, 9]), Code::InvalidArgument),
-        (proto::ReserveRequest { caller: None, ..reserve(vec![], vec![]) }, Code::Malformed),
+        (
+            reserve(vec![5], vec![1, 1, 0, 0, 0, 9]),
+            Code::InvalidArgument,
+        ),
+        (
+            proto::ReserveRequest {
+                caller: None,
+                ..reserve(vec![], vec![])
+            },
+            Code::Malformed,
+        ),
     ];
     for (request, expected) in cases {
         let status = control.raw().reserve(request).await.unwrap_err();
@@ -81,26 +112,45 @@ async fn the_master_checks_what_no_client_of_ours_would_send() {
     let zero = reply.reservations[0].code;
     assert_eq!(zero, u32::from(Code::InvalidArgument.to_wire()));
 
-    let unknown = proto::Caller { namespace: "nobody".into(), ..caller.clone().unwrap() };
-    let request =
-        proto::LookupRequest { caller: Some(unknown), keys: packed(1).into(), no_lease: true };
+    let unknown = proto::Caller {
+        namespace: "nobody".into(),
+        ..caller.clone().unwrap()
+    };
+    let request = proto::LookupRequest {
+        caller: Some(unknown),
+        keys: packed(1).into(),
+        no_lease: true,
+    };
     let status = control.raw().lookup(request).await.unwrap_err();
     assert_eq!(code_of(&status), Some(Code::UnknownNamespace), "{status}");
 
-    let old = proto::HelloRequest { min_version: 0, max_version: 0, caller: None };
+    let old = proto::HelloRequest {
+        min_version: 0,
+        max_version: 0,
+        caller: None,
+    };
     let status = control.raw().hello(old).await.unwrap_err();
     assert_eq!(code_of(&status), Some(Code::VersionMismatch));
-    assert!(status.message().contains("0 to 0") && status.message().contains("1 to 1"), "{status}");
+    assert!(
+        status.message().contains("0 to 0") && status.message().contains("1 to 1"),
+        "{status}"
+    );
 
     // A commit of what was granted otherwise changes nothing.
     let granted = control.reserve(&key(5), 4096, 2000).await.unwrap();
     let mut shorter = granted.clone();
     shorter.grant.extent.length = Length(100);
-    let refused = control.commit(&key(5), &shorter, kvpool_types::Checksum(0)).await.unwrap();
+    let refused = control
+        .commit(&key(5), &shorter, kvpool_types::Checksum(0))
+        .await
+        .unwrap();
     assert_eq!(refused, Code::InvalidArgument);
     let mut elsewhere = granted.clone();
     elsewhere.grant.extent.segment = kvpool_types::SegmentId(77);
-    let refused = control.commit(&key(5), &elsewhere, kvpool_types::Checksum(0)).await.unwrap();
+    let refused = control
+        .commit(&key(5), &elsewhere, kvpool_types::Checksum(0))
+        .await
+        .unwrap();
     assert_eq!(refused, Code::InvalidArgument);
     unchanged(&cluster).await;
 }
@@ -108,7 +158,9 @@ async fn the_master_checks_what_no_client_of_ours_would_send() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_data_port_answers_bad_frames_and_serves_others() {
     let cluster = Cluster::start(Options::default()).unwrap();
-    put_all(&cluster.client().await.unwrap(), 0..1, 1000).await.unwrap();
+    put_all(&cluster.client().await.unwrap(), 0..1, 1000)
+        .await
+        .unwrap();
     let control = Control::connect(&cluster.master_url()).await.unwrap();
     let node = &cluster.nodes[0].listen;
     let failure = |port: &mut Port<std::net::TcpStream>| {
@@ -159,12 +211,21 @@ async fn the_data_port_answers_bad_frames_and_serves_others() {
         checksum_algorithm: 1,
         token: String::new(),
     };
-    port.send(Op::Hello, Epoch(0), &hello.to_bytes(), &[]).unwrap();
+    port.send(Op::Hello, Epoch(0), &hello.to_bytes(), &[])
+        .unwrap();
     assert_eq!(failure(&mut port).code, Code::VersionMismatch);
-    let stranger = Hello { cluster: kvpool_types::ClusterId(5), ..hello };
-    let stranger = Hello { min_version: 1, max_version: 1, ..stranger };
+    let stranger = Hello {
+        cluster: kvpool_types::ClusterId(5),
+        ..hello
+    };
+    let stranger = Hello {
+        min_version: 1,
+        max_version: 1,
+        ..stranger
+    };
     let mut port = Port::open(node).unwrap();
-    port.send(Op::Hello, Epoch(0), &stranger.to_bytes(), &[]).unwrap();
+    port.send(Op::Hello, Epoch(0), &stranger.to_bytes(), &[])
+        .unwrap();
     assert_eq!(failure(&mut port).code, Code::WrongCluster);
 
     let client = cluster.client().await.unwrap();
@@ -174,18 +235,31 @@ async fn the_data_port_answers_bad_frames_and_serves_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_with_no_nodes_says_so() {
-    let cluster = Cluster::start(Options { nodes: 0, ..Options::default() }).unwrap();
+    let cluster = Cluster::start(Options {
+        nodes: 0,
+        ..Options::default()
+    })
+    .unwrap();
     let client = cluster.client().await.unwrap();
-    let options =
-        PutOptions { timeout: Some(Duration::from_millis(300)), ..PutOptions::default() };
+    let options = PutOptions {
+        timeout: Some(Duration::from_millis(300)),
+        ..PutOptions::default()
+    };
     let put = PutBlock::new(key(0), source(&key(0), 10));
-    let error = client.batch_put(vec![put], &options).await.remove(0).unwrap_err();
+    let error = client
+        .batch_put(vec![put], &options)
+        .await
+        .remove(0)
+        .unwrap_err();
     assert_eq!(error.code(), Code::NoNodes);
     assert_eq!(client.get(&key(0)).await.unwrap(), None);
 }
 
 fn run(binary: &str, arguments: &[&str]) -> Output {
-    Command::new(path_of(binary).unwrap()).args(arguments).output().unwrap()
+    Command::new(path_of(binary).unwrap())
+        .args(arguments)
+        .output()
+        .unwrap()
 }
 
 fn refused(binary: &str, arguments: &[&str], word: &str) {
@@ -207,7 +281,11 @@ fn daemons_name_the_bad_setting() {
     refused("kvmaster", &["--config", &path], "lease_ttl");
     std::fs::write(&file, "lease_ttl = \n").unwrap();
     refused("kvmaster", &["--config", &path], "bad.toml");
-    refused("kvmaster", &["--config", "/nonexistent.toml"], "/nonexistent.toml");
+    refused(
+        "kvmaster",
+        &["--config", "/nonexistent.toml"],
+        "/nonexistent.toml",
+    );
     refused("kvmaster", &["--eviction-ratio", "2"], "eviction_ratio");
     refused("kvmaster", &["--listen", "nonsense"], "nonsense");
     refused("kvstore-node", &["--segment", "0"], "segment");
@@ -222,8 +300,19 @@ fn a_port_in_use_is_named() {
     let address = taken.local_addr().unwrap().to_string();
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().display().to_string();
-    refused("kvmaster", &["--listen", &address, "--data-dir", &data], &address);
-    let flags = ["--listen", &address, "--segment", "1MiB", "--http-listen", "127.0.0.1:0"];
+    refused(
+        "kvmaster",
+        &["--listen", &address, "--data-dir", &data],
+        &address,
+    );
+    let flags = [
+        "--listen",
+        &address,
+        "--segment",
+        "1MiB",
+        "--http-listen",
+        "127.0.0.1:0",
+    ];
     refused("kvstore-node", &flags, &address);
 }
 

@@ -13,13 +13,20 @@ const LENGTH: usize = 2048;
 const BATCH: u64 = 16;
 
 fn kills() -> u64 {
-    std::env::var("KVPOOL_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(15)
+    std::env::var("KVPOOL_KILLS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(15)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_acknowledged_block_is_there_after_each_kill_of_the_master() {
     // Room for all that the writer can put, so that eviction takes nothing.
-    let options = Options { segment: "2GiB".into(), nodes: 1, ..Options::default() };
+    let options = Options {
+        segment: "2GiB".into(),
+        nodes: 1,
+        ..Options::default()
+    };
     let mut cluster = Cluster::start(options).unwrap();
     let acknowledged = Arc::new(AtomicU64::new(0));
     let stop = Arc::new(AtomicBool::new(false));
@@ -50,18 +57,34 @@ async fn every_acknowledged_block_is_there_after_each_kill_of_the_master() {
         let keys: Vec<_> = (0..at_kill).map(key).collect();
         let present = client.is_exist(&keys).await.unwrap();
         let lost = present.iter().filter(|present| !**present).count();
-        assert_eq!(lost, 0, "after kill {kill}: {lost} of {at_kill} acknowledged blocks are gone");
+        assert_eq!(
+            lost, 0,
+            "after kill {kill}: {lost} of {at_kill} acknowledged blocks are gone"
+        );
         let fresh = checked.max(before.saturating_sub(512))..at_kill;
         let tally = check_all(&client, fresh.clone(), LENGTH).await;
-        assert_eq!(tally.right as u64, fresh.end - fresh.start, "after kill {kill}: {tally:?}");
+        assert_eq!(
+            tally.right as u64,
+            fresh.end - fresh.start,
+            "after kill {kill}: {tally:?}"
+        );
         checked = at_kill;
     }
     stop.store(true, Ordering::Release);
     writer.await.unwrap();
     let total = acknowledged.load(Ordering::Acquire);
-    assert!(total > kills() * BATCH / 4, "the writer got nothing done: {total} blocks");
-    assert_eq!(check_all(&client, 0..total, LENGTH).await.right as u64, total);
-    println!("{} kills of the master, {total} acknowledged blocks, none lost", kills());
+    assert!(
+        total > kills() * BATCH / 4,
+        "the writer got nothing done: {total} blocks"
+    );
+    assert_eq!(
+        check_all(&client, 0..total, LENGTH).await.right as u64,
+        total
+    );
+    println!(
+        "{} kills of the master, {total} acknowledged blocks, none lost",
+        kills()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,12 +95,17 @@ async fn removals_and_namespaces_survive_too() {
         model: "m".into(),
         ..Default::default()
     };
-    let options =
-        kvpool_client::Options { namespace: named, ..cluster.client_options() };
+    let options = kvpool_client::Options {
+        namespace: named,
+        ..cluster.client_options()
+    };
     let client = kvpool_client::Client::connect(options).await.unwrap();
     put_all(&client, 0..50, LENGTH).await.unwrap();
     let gone: Vec<_> = (0..25).map(key).collect();
-    let removed = client.remove(kvpool_client::Remove::Keys(gone), true).await.unwrap();
+    let removed = client
+        .remove(kvpool_client::Remove::Keys(gone), true)
+        .await
+        .unwrap();
     assert_eq!(removed.removed, 25);
     cluster.master.kill().unwrap();
     cluster.restart_master().unwrap();

@@ -14,9 +14,14 @@ use kvpool_types::{Checksum, Code, Epoch, Extent, Grant, Incarnation, Length, Of
 const LENGTH: u64 = 4096;
 
 fn write(port: &mut Port<std::net::TcpStream>, life: Incarnation, grant: Grant) -> Code {
-    let request = WriteRequest { incarnation: life, grants: vec![grant] };
+    let request = WriteRequest {
+        incarnation: life,
+        grants: vec![grant],
+    };
     let payload = vec![0xee; usize::try_from(request.payload_bytes().unwrap()).unwrap()];
-    let codes = port.codes(Op::Write, grant.epoch, &request.to_bytes(), &payload).unwrap();
+    let codes = port
+        .codes(Op::Write, grant.epoch, &request.to_bytes(), &payload)
+        .unwrap();
     codes[0]
 }
 
@@ -27,9 +32,17 @@ fn read(
     extent: Extent,
     length: u64,
 ) -> Code {
-    let item = ReadItem { extent, from: Offset(0), length: Length(length) };
-    let request = ReadRequest { incarnation: life, items: vec![item] };
-    port.codes(Op::Read, epoch, &request.to_bytes(), &[]).unwrap()[0]
+    let item = ReadItem {
+        extent,
+        from: Offset(0),
+        length: Length(length),
+    };
+    let request = ReadRequest {
+        incarnation: life,
+        items: vec![item],
+    };
+    port.codes(Op::Read, epoch, &request.to_bytes(), &[])
+        .unwrap()[0]
 }
 
 async fn reserved(cluster: &Cluster) -> (Control, Granted, Port<std::net::TcpStream>) {
@@ -44,18 +57,74 @@ async fn reserved(cluster: &Cluster) -> (Control, Granted, Port<std::net::TcpStr
 async fn a_write_is_refused_unless_every_part_of_its_grant_is_right() {
     let cluster = Cluster::start(Options::default()).unwrap();
     let (control, granted, mut port) = reserved(&cluster).await;
-    let Granted { grant, incarnation: life, .. } = granted;
-    let mac = { let mut mac = grant.mac; mac[3] ^= 1; mac };
-    let moved = Extent { offset: Offset(grant.extent.offset.0 + 64), ..grant.extent };
-    let longer = Extent { length: Length(LENGTH + 1), ..grant.extent };
-    let far = Extent { offset: Offset(1 << 40), ..grant.extent };
-    assert_eq!(write(&mut port, life, Grant { mac, ..grant }), Code::GrantRefused);
-    assert_eq!(write(&mut port, life, Grant { extent: moved, ..grant }), Code::GrantRefused);
-    assert_eq!(write(&mut port, life, Grant { extent: longer, ..grant }), Code::GrantRefused);
-    let refused = write(&mut port, life, Grant { extent: far, ..grant });
-    assert!(matches!(refused, Code::GrantRefused | Code::OutOfRange), "{refused}");
-    assert_eq!(write(&mut port, Incarnation(7), grant), Code::WrongIncarnation);
-    let stale = Grant { epoch: Epoch(control.epoch.0 - 1), ..grant };
+    let Granted {
+        grant,
+        incarnation: life,
+        ..
+    } = granted;
+    let mac = {
+        let mut mac = grant.mac;
+        mac[3] ^= 1;
+        mac
+    };
+    let moved = Extent {
+        offset: Offset(grant.extent.offset.0 + 64),
+        ..grant.extent
+    };
+    let longer = Extent {
+        length: Length(LENGTH + 1),
+        ..grant.extent
+    };
+    let far = Extent {
+        offset: Offset(1 << 40),
+        ..grant.extent
+    };
+    assert_eq!(
+        write(&mut port, life, Grant { mac, ..grant }),
+        Code::GrantRefused
+    );
+    assert_eq!(
+        write(
+            &mut port,
+            life,
+            Grant {
+                extent: moved,
+                ..grant
+            }
+        ),
+        Code::GrantRefused
+    );
+    assert_eq!(
+        write(
+            &mut port,
+            life,
+            Grant {
+                extent: longer,
+                ..grant
+            }
+        ),
+        Code::GrantRefused
+    );
+    let refused = write(
+        &mut port,
+        life,
+        Grant {
+            extent: far,
+            ..grant
+        },
+    );
+    assert!(
+        matches!(refused, Code::GrantRefused | Code::OutOfRange),
+        "{refused}"
+    );
+    assert_eq!(
+        write(&mut port, Incarnation(7), grant),
+        Code::WrongIncarnation
+    );
+    let stale = Grant {
+        epoch: Epoch(control.epoch.0 - 1),
+        ..grant
+    };
     assert_eq!(write(&mut port, life, stale), Code::StaleEpoch);
     assert_eq!(write(&mut port, life, grant), Code::Ok);
     assert_eq!(write(&mut port, life, grant), Code::AlreadyWritten);
@@ -72,15 +141,33 @@ async fn a_read_is_refused_outside_its_extent_its_life_and_its_epoch() {
     let life = granted.incarnation;
     let epoch = control.epoch;
     assert_eq!(read(&mut port, epoch, life, extent, LENGTH), Code::Ok);
-    assert_eq!(read(&mut port, epoch, life, extent, LENGTH + 1), Code::OutOfRange);
-    let beyond = Extent { offset: Offset(1 << 40), ..extent };
+    assert_eq!(
+        read(&mut port, epoch, life, extent, LENGTH + 1),
+        Code::OutOfRange
+    );
+    let beyond = Extent {
+        offset: Offset(1 << 40),
+        ..extent
+    };
     assert_ne!(read(&mut port, epoch, life, beyond, LENGTH), Code::Ok);
-    let wider = Extent { length: Length(LENGTH * 2), ..extent };
+    let wider = Extent {
+        length: Length(LENGTH * 2),
+        ..extent
+    };
     assert_ne!(read(&mut port, epoch, life, wider, LENGTH * 2), Code::Ok);
-    assert_eq!(read(&mut port, epoch, Incarnation(7), extent, LENGTH), Code::WrongIncarnation);
-    assert_eq!(read(&mut port, Epoch(epoch.0 - 1), life, extent, LENGTH), Code::StaleEpoch);
+    assert_eq!(
+        read(&mut port, epoch, Incarnation(7), extent, LENGTH),
+        Code::WrongIncarnation
+    );
+    assert_eq!(
+        read(&mut port, Epoch(epoch.0 - 1), life, extent, LENGTH),
+        Code::StaleEpoch
+    );
     // What was granted and never written is no block.
-    assert_ne!(read(&mut port, epoch, life, granted.grant.extent, LENGTH), Code::Ok);
+    assert_ne!(
+        read(&mut port, epoch, life, granted.grant.extent, LENGTH),
+        Code::Ok
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,7 +180,10 @@ async fn the_grants_of_a_term_end_with_it() {
     let mut next = Control::connect(&cluster.master_url()).await.unwrap();
     assert_eq!(next.cluster, control.cluster);
     assert!(next.epoch > control.epoch);
-    assert_eq!(write(&mut port, granted.incarnation, granted.grant), Code::StaleEpoch);
+    assert_eq!(
+        write(&mut port, granted.incarnation, granted.grant),
+        Code::StaleEpoch
+    );
     let code = next.commit(&key(1), &granted, Checksum(0)).await.unwrap();
     assert_eq!(code, Code::GrantEnded);
     // Versions are never given twice, so the old grant cannot pass for a new one.
@@ -111,11 +201,22 @@ async fn a_master_refuses_whoever_knows_a_later_term_or_another_pool() {
         no_lease: true,
     };
     let caller = control.caller().unwrap();
-    let later = proto::Caller { epoch: caller.epoch + 1, ..caller.clone() };
-    let stranger = proto::Caller { cluster_id: vec![9; 16].into(), ..caller };
+    let later = proto::Caller {
+        epoch: caller.epoch + 1,
+        ..caller.clone()
+    };
+    let stranger = proto::Caller {
+        cluster_id: vec![9; 16].into(),
+        ..caller
+    };
     for (caller, expected) in [(later, Code::NotLeader), (stranger, Code::WrongCluster)] {
         let status = control.raw().exist(ask(caller)).await.unwrap_err();
-        let code = status.metadata().get(proto::CODE_METADATA).unwrap().to_str().unwrap();
+        let code = status
+            .metadata()
+            .get(proto::CODE_METADATA)
+            .unwrap()
+            .to_str()
+            .unwrap();
         assert_eq!(code, expected.to_wire().to_string());
     }
 }
@@ -123,11 +224,25 @@ async fn a_master_refuses_whoever_knows_a_later_term_or_another_pool() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_masters_cannot_share_their_data() {
     let cluster = Cluster::start(Options::default()).unwrap();
-    let data = cluster.directory().join("master-data").display().to_string();
-    let flags = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--data-dir", &data];
+    let data = cluster
+        .directory()
+        .join("master-data")
+        .display()
+        .to_string();
+    let flags = [
+        "--listen",
+        "127.0.0.1:0",
+        "--http-listen",
+        "127.0.0.1:0",
+        "--data-dir",
+        &data,
+    ];
     let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
     let error = Daemon::start("kvmaster", cluster.directory(), "second", &flags).unwrap_err();
-    assert!(error.to_string().contains("in use by another kvmaster"), "{error}");
+    assert!(
+        error.to_string().contains("in use by another kvmaster"),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,10 +253,15 @@ async fn a_new_incarnation_never_serves_the_blocks_of_the_old() {
     cluster.nodes[0].kill().unwrap();
     cluster.restart_node(0).unwrap();
     cluster.wait_live(1).unwrap();
-    cluster.wait_for("the old blocks' end", || Ok(cluster.gauge("blocks")? == 0)).unwrap();
+    cluster
+        .wait_for("the old blocks' end", || Ok(cluster.gauge("blocks")? == 0))
+        .unwrap();
     for number in 0..20 {
         assert_eq!(client.get(&key(number)).await.unwrap(), None);
     }
     put_all(&client, 0..20, 10_000).await.unwrap();
-    assert_eq!(client.get(&key(7)).await.unwrap(), Some(bytes_of(&key(7), 10_000)));
+    assert_eq!(
+        client.get(&key(7)).await.unwrap(),
+        Some(bytes_of(&key(7), 10_000))
+    );
 }

@@ -19,8 +19,17 @@ fn length_of(number: u64) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_filled_to_three_times_its_size_fails_no_put_and_tears_no_read() {
-    let flags = ["--eviction-high-watermark-ratio", "0.9", "--lease-ttl", "500ms"];
-    let options = Options { nodes: 2, segment: "128MiB".into(), ..Options::default() };
+    let flags = [
+        "--eviction-high-watermark-ratio",
+        "0.9",
+        "--lease-ttl",
+        "500ms",
+    ];
+    let options = Options {
+        nodes: 2,
+        segment: "128MiB".into(),
+        ..Options::default()
+    };
     let cluster = Cluster::start(options.master(&flags)).unwrap();
     let put_bytes = Arc::new(AtomicU64::new(0));
     let newest = Arc::new(AtomicU64::new(1));
@@ -34,8 +43,10 @@ async fn a_pool_filled_to_three_times_its_size_fails_no_put_and_tears_no_read() 
                 let number = newest.fetch_add(1, Ordering::AcqRel);
                 let length = length_of(number);
                 let put = PutBlock::new(key(number), source(&key(number), length));
-                let options =
-                    PutOptions { timeout: Some(Duration::from_secs(20)), ..Default::default() };
+                let options = PutOptions {
+                    timeout: Some(Duration::from_secs(20)),
+                    ..Default::default()
+                };
                 let outcome = client.batch_put(vec![put], &options).await.remove(0);
                 outcome.unwrap_or_else(|error| panic!("put {number} of {length}: {error}"));
                 put_bytes.fetch_add(length as u64, Ordering::AcqRel);
@@ -54,10 +65,17 @@ async fn a_pool_filled_to_three_times_its_size_fails_no_put_and_tears_no_read() 
                 let number = random.random_range(newest.saturating_sub(60).max(1)..=newest);
                 let target = target(length_of(number));
                 let get = GetBlock::new(key(number), target.clone());
-                let options = GetOptions { release: true, ..GetOptions::default() };
-                if let Ok(Lookup::Hit { .. }) = client.batch_get(vec![get], &options).await.remove(0)
+                let options = GetOptions {
+                    release: true,
+                    ..GetOptions::default()
+                };
+                if let Ok(Lookup::Hit { .. }) =
+                    client.batch_get(vec![get], &options).await.remove(0)
                 {
-                    assert!(is_right(&key(number), &target, length_of(number)), "{number}");
+                    assert!(
+                        is_right(&key(number), &target, length_of(number)),
+                        "{number}"
+                    );
                     hits += 1;
                 }
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -94,7 +112,12 @@ async fn a_pool_filled_to_three_times_its_size_fails_no_put_and_tears_no_read() 
         hits += reader.await.unwrap();
     }
     let above = watch.join().unwrap();
-    let metric = |name: &str| cluster.master.metric(&format!("kvpool_master_{name}")).unwrap();
+    let metric = |name: &str| {
+        cluster
+            .master
+            .metric(&format!("kvpool_master_{name}"))
+            .unwrap()
+    };
     println!(
         "{} MiB put into {} MiB, {hits} hits verified, {} rounds, above the watermark for {above:?}",
         put_bytes.load(Ordering::Acquire) >> 20,
@@ -111,7 +134,10 @@ async fn a_pool_filled_to_three_times_its_size_fails_no_put_and_tears_no_read() 
 #[tokio::test(flavor = "multi_thread")]
 async fn leased_and_pinned_blocks_stay_and_a_full_pool_says_so() {
     let flags = ["--lease-ttl", "60s", "--eviction-ratio", "0"];
-    let options = Options { segment: "8MiB".into(), ..Options::default() };
+    let options = Options {
+        segment: "8MiB".into(),
+        ..Options::default()
+    };
     let cluster = Cluster::start(options.master(&flags)).unwrap();
     let client = cluster.client().await.unwrap();
     let put = |number: u64, options: PutOptions| {
@@ -121,7 +147,10 @@ async fn leased_and_pinned_blocks_stay_and_a_full_pool_says_so() {
             client.batch_put(vec![block], &options).await.remove(0)
         }
     };
-    let pinned = PutOptions { hard_pin: true, ..PutOptions::default() };
+    let pinned = PutOptions {
+        hard_pin: true,
+        ..PutOptions::default()
+    };
     for number in 0..3 {
         put(number, pinned.clone()).await.unwrap();
     }
@@ -129,19 +158,28 @@ async fn leased_and_pinned_blocks_stay_and_a_full_pool_says_so() {
     // Blocks 3 to 6 are leased by being asked for: nothing may go now.
     let leased: Vec<_> = (3..7).map(key).collect();
     assert_eq!(client.match_prefix(&leased).await.unwrap().blocks, 4);
-    let hasty = PutOptions { timeout: Some(Duration::from_millis(300)), ..PutOptions::default() };
+    let hasty = PutOptions {
+        timeout: Some(Duration::from_millis(300)),
+        ..PutOptions::default()
+    };
     let started = Instant::now();
     let error = put(7, hasty).await.unwrap_err();
     assert_eq!(error.code(), kvpool_types::Code::Full);
     assert!(started.elapsed() < Duration::from_secs(2));
-    let present = client.is_exist(&(0..7).map(key).collect::<Vec<_>>()).await.unwrap();
+    let present = client
+        .is_exist(&(0..7).map(key).collect::<Vec<_>>())
+        .await
+        .unwrap();
     assert_eq!(present, [true; 7]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_is_never_evicted_before_its_descendants() {
     let flags = ["--lease-ttl", "50ms", "--eviction-ratio", "0"];
-    let options = Options { segment: "8MiB".into(), ..Options::default() };
+    let options = Options {
+        segment: "8MiB".into(),
+        ..Options::default()
+    };
     let cluster = Cluster::start(options.master(&flags)).unwrap();
     let client = cluster.client().await.unwrap();
     let chain: Vec<_> = (0..60).map(key).collect();
@@ -152,7 +190,11 @@ async fn a_block_is_never_evicted_before_its_descendants() {
             parent: (at > 0).then(|| chain[at - 1].clone()),
             buffers: vec![source(block, 100_000)],
         };
-        client.batch_put(vec![put], &PutOptions::default()).await.remove(0).unwrap();
+        client
+            .batch_put(vec![put], &PutOptions::default())
+            .await
+            .remove(0)
+            .unwrap();
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
     for other in 1000..1030 {
@@ -170,14 +212,23 @@ async fn a_block_is_never_evicted_before_its_descendants() {
 #[tokio::test(flavor = "multi_thread")]
 async fn soft_pinned_blocks_go_last() {
     let flags = ["--lease-ttl", "50ms", "--eviction-ratio", "0"];
-    let options = Options { segment: "8MiB".into(), ..Options::default() };
+    let options = Options {
+        segment: "8MiB".into(),
+        ..Options::default()
+    };
     let cluster = Cluster::start(options.master(&flags)).unwrap();
     let client = cluster.client().await.unwrap();
-    let pinned =
-        PutOptions { soft_pin: Some(Duration::from_secs(600)), ..PutOptions::default() };
+    let pinned = PutOptions {
+        soft_pin: Some(Duration::from_secs(600)),
+        ..PutOptions::default()
+    };
     for number in 0..3 {
         let put = PutBlock::new(key(number), source(&key(number), 1 << 20));
-        client.batch_put(vec![put], &pinned).await.remove(0).unwrap();
+        client
+            .batch_put(vec![put], &pinned)
+            .await
+            .remove(0)
+            .unwrap();
     }
     for number in 10..40 {
         put_all(&client, number..number + 1, 1 << 20).await.unwrap();

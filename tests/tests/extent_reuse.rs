@@ -17,7 +17,10 @@ const HELD: u64 = 1 << 20;
 
 fn small_pool() -> Cluster {
     let flags = ["--lease-ttl", "300ms"];
-    let options = Options { segment: "16MiB".into(), ..Options::default() };
+    let options = Options {
+        segment: "16MiB".into(),
+        ..Options::default()
+    };
     Cluster::start(options.master(&flags)).unwrap()
 }
 
@@ -42,7 +45,11 @@ async fn a_stopped_shared_memory_writer_keeps_its_extent_shut() {
     hand.pause().unwrap();
     sleep(1500).await;
     refill(&client, 0).await;
-    assert_eq!(cluster.gauge("reservations").unwrap(), 0, "the grant has ended");
+    assert_eq!(
+        cluster.gauge("reservations").unwrap(),
+        0,
+        "the grant has ended"
+    );
     assert!(cluster.gauge("quarantine_bytes").unwrap() >= HELD);
     let before = check_all(&client, 0..128, MIB / 4).await;
     assert_eq!((before.wrong, before.failed), (0, 0));
@@ -51,11 +58,18 @@ async fn a_stopped_shared_memory_writer_keeps_its_extent_shut() {
     hand.resume().unwrap();
     sleep(300).await;
     let after = check_all(&client, 0..128, MIB / 4).await;
-    assert_eq!(after, before, "the writer went on and changed a block of another");
+    assert_eq!(
+        after, before,
+        "the writer went on and changed a block of another"
+    );
     // Its process's death, and nothing less, opens the extent again.
     assert!(cluster.gauge("quarantine_bytes").unwrap() >= HELD);
     hand.kill().unwrap();
-    cluster.wait_for("the extent", || Ok(cluster.gauge("quarantine_bytes")? < HELD)).unwrap();
+    cluster
+        .wait_for("the extent", || {
+            Ok(cluster.gauge("quarantine_bytes")? < HELD)
+        })
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,7 +77,11 @@ async fn a_stopped_view_holder_still_sees_its_block() {
     let cluster = small_pool();
     let client = cluster.client().await.unwrap();
     let put = PutBlock::new(key(900), source(&key(900), MIB));
-    client.batch_put(vec![put], &PutOptions::default()).await.remove(0).unwrap();
+    client
+        .batch_put(vec![put], &PutOptions::default())
+        .await
+        .remove(0)
+        .unwrap();
     let length = MIB.to_string();
     let mut hand = Hand::start(&["view", &cluster.master_url(), "900", &length]).unwrap();
     assert_eq!(hand.line().unwrap(), "viewing");
@@ -77,7 +95,11 @@ async fn a_stopped_view_holder_still_sees_its_block() {
     assert_eq!(hand.line().unwrap(), "right");
     assert!(cluster.gauge("quarantine_bytes").unwrap() >= HELD);
     hand.kill().unwrap();
-    cluster.wait_for("the extent", || Ok(cluster.gauge("quarantine_bytes")? < HELD)).unwrap();
+    cluster
+        .wait_for("the extent", || {
+            Ok(cluster.gauge("quarantine_bytes")? < HELD)
+        })
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -88,13 +110,23 @@ async fn a_stalled_tcp_writer_is_cut_off_when_its_grant_ends() {
     let granted = control.reserve(&key(900), HELD, 500).await.unwrap();
     let mut port = Port::open(&granted.data_address).unwrap();
     port.hello(control.cluster).unwrap();
-    let request = WriteRequest { incarnation: granted.incarnation, grants: vec![granted.grant] };
+    let request = WriteRequest {
+        incarnation: granted.incarnation,
+        grants: vec![granted.grant],
+    };
     let payload = request.payload_bytes().unwrap();
-    port.announce(Op::Write, control.epoch, &request.to_bytes(), payload).unwrap();
+    port.announce(Op::Write, control.epoch, &request.to_bytes(), payload)
+        .unwrap();
     let garbage = vec![0xee; MIB / 2];
     port.bytes(&garbage).unwrap();
-    cluster.wait_for("the end of the grant", || Ok(cluster.gauge("reservations")? == 0)).unwrap();
-    cluster.wait_for("the fence", || Ok(cluster.gauge("quarantine_bytes")? == 0)).unwrap();
+    cluster
+        .wait_for("the end of the grant", || {
+            Ok(cluster.gauge("reservations")? == 0)
+        })
+        .unwrap();
+    cluster
+        .wait_for("the fence", || Ok(cluster.gauge("quarantine_bytes")? == 0))
+        .unwrap();
     refill(&client, 0).await;
     // The rest of the payload goes nowhere.
     let _broken = port.bytes(&garbage);
@@ -107,6 +139,8 @@ async fn a_stalled_tcp_writer_is_cut_off_when_its_grant_ends() {
     let mut port = Port::open(&granted.data_address).unwrap();
     port.hello(control.cluster).unwrap();
     let whole = vec![0xee; usize::try_from(payload).unwrap()];
-    let codes = port.codes(Op::Write, control.epoch, &request.to_bytes(), &whole).unwrap();
+    let codes = port
+        .codes(Op::Write, control.epoch, &request.to_bytes(), &whole)
+        .unwrap();
     assert_eq!(codes, [kvpool_types::Code::GrantEnded]);
 }

@@ -50,7 +50,11 @@ impl Load {
             }
             (next - 10_000, slowest)
         });
-        Self { stop, tasks, writer }
+        Self {
+            stop,
+            tasks,
+            writer,
+        }
     }
 
     async fn end(self) -> (Tally, Duration, Duration) {
@@ -72,7 +76,11 @@ impl Load {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_killed_amid_gets_and_puts_costs_only_its_own_blocks() {
-    let options = Options { nodes: 2, segment: "128MiB".into(), ..Options::default() };
+    let options = Options {
+        nodes: 2,
+        segment: "128MiB".into(),
+        ..Options::default()
+    };
     let mut cluster = Cluster::start(options).unwrap();
     let client = cluster.client().await.unwrap();
     put_all(&client, 0..40, LENGTH).await.unwrap();
@@ -82,7 +90,14 @@ async fn a_node_killed_amid_gets_and_puts_costs_only_its_own_blocks() {
     tokio::time::sleep(Duration::from_secs(4)).await;
     let fresh = cluster.client().await.unwrap();
     let after = check_all(&fresh, 0..40, LENGTH).await;
-    assert_eq!(after, Tally { right: after.right, missed: after.missed, ..Tally::default() });
+    assert_eq!(
+        after,
+        Tally {
+            right: after.right,
+            missed: after.missed,
+            ..Tally::default()
+        }
+    );
     assert!(after.right > 0 && after.missed > 0, "{after:?}");
     // A new life of the node brings its memory back, empty.
     cluster.restart_node(0).unwrap();
@@ -93,16 +108,37 @@ async fn a_node_killed_amid_gets_and_puts_costs_only_its_own_blocks() {
     assert_eq!(all.wrong, 0);
     // A sweep is one batch of 40 gets under one deadline of 5 s; a put has 10 s.
     assert!(slowest_get < Duration::from_millis(5500), "{slowest_get:?}");
-    assert!(slowest_put < Duration::from_millis(10_500), "{slowest_put:?}");
-    cluster.wait_for("the end of puts under way", || Ok(cluster.gauge("reservations")? == 0)).unwrap();
-    cluster.wait_for("the room back", || Ok(cluster.gauge("quarantine_bytes")? == 0)).unwrap();
-    let live = cluster.counters().unwrap()["counters"]["live_bytes"].as_u64().unwrap();
-    assert_eq!(cluster.gauge("used_bytes").unwrap(), live, "used is more than the blocks there");
+    assert!(
+        slowest_put < Duration::from_millis(10_500),
+        "{slowest_put:?}"
+    );
+    cluster
+        .wait_for("the end of puts under way", || {
+            Ok(cluster.gauge("reservations")? == 0)
+        })
+        .unwrap();
+    cluster
+        .wait_for("the room back", || {
+            Ok(cluster.gauge("quarantine_bytes")? == 0)
+        })
+        .unwrap();
+    let live = cluster.counters().unwrap()["counters"]["live_bytes"]
+        .as_u64()
+        .unwrap();
+    assert_eq!(
+        cluster.gauge("used_bytes").unwrap(),
+        live,
+        "used is more than the blocks there"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_master_killed_under_load_comes_back_with_every_acknowledged_block() {
-    let options = Options { nodes: 2, segment: "512MiB".into(), ..Options::default() };
+    let options = Options {
+        nodes: 2,
+        segment: "512MiB".into(),
+        ..Options::default()
+    };
     let mut cluster = Cluster::start(options).unwrap();
     let client = cluster.client().await.unwrap();
     put_all(&client, 0..40, LENGTH).await.unwrap();
@@ -132,14 +168,26 @@ async fn another_client_takes_over_the_put_of_one_that_died() {
     let client = cluster.client().await.unwrap();
     let started = Instant::now();
     put_all(&client, 5..6, 1 << 20).await.unwrap();
-    assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(6),
+        "{:?}",
+        started.elapsed()
+    );
     assert_eq!(check_all(&client, 5..6, 1 << 20).await.right, 1);
-    cluster.wait_for("the room back", || Ok(cluster.gauge("quarantine_bytes")? == 0)).unwrap();
+    cluster
+        .wait_for("the room back", || {
+            Ok(cluster.gauge("quarantine_bytes")? == 0)
+        })
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_ends_every_daemon_cleanly_and_loses_nothing_durable() {
-    let mut cluster = Cluster::start(Options { nodes: 2, ..Options::default() }).unwrap();
+    let mut cluster = Cluster::start(Options {
+        nodes: 2,
+        ..Options::default()
+    })
+    .unwrap();
     let client = cluster.client().await.unwrap();
     put_all(&client, 0..20, 100_000).await.unwrap();
     let load = {
@@ -159,11 +207,23 @@ async fn sigterm_ends_every_daemon_cleanly_and_loses_nothing_durable() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     let started = Instant::now();
     assert!(cluster.nodes[0].terminate().unwrap().success());
-    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
-    cluster.wait_for("the node's goodbye", || Ok(cluster.node_states()?.len() == 1)).unwrap();
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
+    cluster
+        .wait_for("the node's goodbye", || {
+            Ok(cluster.node_states()?.len() == 1)
+        })
+        .unwrap();
     let started = Instant::now();
     assert!(cluster.master.terminate().unwrap().success());
-    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
     cluster.restart_master().unwrap();
     cluster.wait_live(1).unwrap();
     let left = check_all(&cluster.client().await.unwrap(), 0..20, 100_000).await;

@@ -27,8 +27,17 @@ async fn a_block_is_visible_after_its_commit_and_not_before() {
     }
     let mut port = Port::open(&granted.data_address).unwrap();
     port.hello(control.cluster).unwrap();
-    let request = WriteRequest { incarnation: granted.incarnation, grants: vec![granted.grant] };
-    port.announce(Op::Write, control.epoch, &request.to_bytes(), payload.len() as u64).unwrap();
+    let request = WriteRequest {
+        incarnation: granted.incarnation,
+        grants: vec![granted.grant],
+    };
+    port.announce(
+        Op::Write,
+        control.epoch,
+        &request.to_bytes(),
+        payload.len() as u64,
+    )
+    .unwrap();
     port.bytes(&payload[..LENGTH / 2]).unwrap();
     assert!(absent().await, "half written");
     port.bytes(&payload[LENGTH / 2..]).unwrap();
@@ -44,7 +53,11 @@ async fn a_block_is_visible_after_its_commit_and_not_before() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_killed_amid_puts_leaves_whole_blocks_or_none() {
-    let cluster = Cluster::start(Options { segment: "256MiB".into(), ..Options::default() }).unwrap();
+    let cluster = Cluster::start(Options {
+        segment: "256MiB".into(),
+        ..Options::default()
+    })
+    .unwrap();
     let client = cluster.client().await.unwrap();
     for round in 0..5 {
         let first = round * 1000;
@@ -56,10 +69,28 @@ async fn a_client_killed_amid_puts_leaves_whole_blocks_or_none() {
         hand.kill().unwrap();
         let acknowledged = hand.printed().len() as u64 + 1;
         let tally = check_all(&client, first..first + acknowledged + 2, 4 << 20).await;
-        assert_eq!(tally, Tally { right: tally.right, missed: tally.missed, ..Tally::default() });
-        assert!(tally.right as u64 >= acknowledged, "{tally:?} of {acknowledged} acknowledged");
-        client.remove(kvpool_client::Remove::Everything, true).await.unwrap();
+        assert_eq!(
+            tally,
+            Tally {
+                right: tally.right,
+                missed: tally.missed,
+                ..Tally::default()
+            }
+        );
+        assert!(
+            tally.right as u64 >= acknowledged,
+            "{tally:?} of {acknowledged} acknowledged"
+        );
+        client
+            .remove(kvpool_client::Remove::Everything, true)
+            .await
+            .unwrap();
     }
     // What the killed clients had reserved comes back.
-    cluster.wait_for("no reservations", || Ok(cluster.gauge("reservations")? == 0)).unwrap();
+    cluster
+        .wait_for(
+            "no reservations",
+            || Ok(cluster.gauge("reservations")? == 0),
+        )
+        .unwrap();
 }

@@ -1,6 +1,6 @@
 //! Invariant 1: a get returns the bytes that were committed under that key, or a miss.
 
-use kvpool_client::{Lookup, PutBlock, PutOptions, TransportChoice};
+use kvpool_client::{GetOptions, Lookup, PutBlock, PutOptions, TransportChoice};
 use kvpool_proto as proto;
 use kvpool_tests::blocks::{Tally, check_all, key, put_all, source};
 use kvpool_tests::grants::Control;
@@ -13,25 +13,50 @@ const LENGTH: usize = 300_000;
 /// Flips a byte in the middle of the copy of block `number` on node `node`.
 async fn corrupt(cluster: &Cluster, number: u64, node: &str) {
     let client = cluster.client().await.unwrap();
-    let described = client.describe(&[key(number)]).await.unwrap().remove(0).unwrap();
-    let replica = described.replicas.iter().find(|replica| replica.node == node).unwrap();
+    let described = client
+        .describe(&[key(number)])
+        .await
+        .unwrap()
+        .remove(0)
+        .unwrap();
+    let replica = described
+        .replicas
+        .iter()
+        .find(|replica| replica.node == node)
+        .unwrap();
     let index: usize = node.trim_start_matches("node-").parse().unwrap();
-    cluster.nodes[index].flip_byte(replica.extent.offset.0 + 150_000).unwrap();
+    cluster.nodes[index]
+        .flip_byte(replica.extent.offset.0 + 150_000)
+        .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flipped_byte_is_never_served_and_its_copy_is_dropped() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let cluster = Cluster::start(Options::default()).unwrap();
-        let options = kvpool_client::Options { transport, ..cluster.client_options() };
+        let options = kvpool_client::Options {
+            transport,
+            ..cluster.client_options()
+        };
         let client = kvpool_client::Client::connect(options).await.unwrap();
         put_all(&client, 0..8, LENGTH).await.unwrap();
         corrupt(&cluster, 3, "node-0").await;
         let tally = check_all(&client, 0..8, LENGTH).await;
-        assert_eq!(tally, Tally { right: 7, missed: 1, ..Tally::default() }, "{transport:?}");
+        assert_eq!(
+            tally,
+            Tally {
+                right: 7,
+                missed: 1,
+                ..Tally::default()
+            },
+            "{transport:?}"
+        );
         cluster
             .wait_for("the node's own check", || {
-                Ok(cluster.master.metric("kvpool_master_replicas_corrupt_total")? >= 1.0)
+                Ok(cluster
+                    .master
+                    .metric("kvpool_master_replicas_corrupt_total")?
+                    >= 1.0)
             })
             .unwrap();
         // The key is free again.
@@ -42,12 +67,23 @@ async fn a_flipped_byte_is_never_served_and_its_copy_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_get_goes_on_to_the_next_copy() {
-    let cluster = Cluster::start(Options { nodes: 2, ..Options::default() }).unwrap();
+    let cluster = Cluster::start(Options {
+        nodes: 2,
+        ..Options::default()
+    })
+    .unwrap();
     let client = cluster.client().await.unwrap();
-    let options = PutOptions { replicas: 2, ..PutOptions::default() };
+    let options = PutOptions {
+        replicas: 2,
+        ..PutOptions::default()
+    };
     for number in 0..2 {
         let put = PutBlock::new(key(number), source(&key(number), LENGTH));
-        client.batch_put(vec![put], &options).await.remove(0).unwrap();
+        client
+            .batch_put(vec![put], &options)
+            .await
+            .remove(0)
+            .unwrap();
     }
     // Whichever node a client reads from first, one of the two blocks is wrong there.
     corrupt(&cluster, 0, "node-0").await;
@@ -66,11 +102,28 @@ async fn a_range_over_a_flipped_byte_is_not_served() {
     corrupt(&cluster, 0, "node-0").await;
     // The flipped byte lies in the third chunk; the first is sound.
     let first = kvpool_tests::blocks::target(1000);
-    let sound = client.get_range(&key(0), kvpool_types::Offset(10), vec![first.clone()]).await;
+    let sound = client
+        .get_range(
+            &key(0),
+            kvpool_types::Offset(10),
+            vec![first.clone()],
+            &GetOptions::default(),
+        )
+        .await;
     assert!(sound.unwrap().is_hit());
-    assert_eq!(first.to_vec(), kvpool_tests::blocks::bytes_of(&key(0), LENGTH)[10..1010]);
+    assert_eq!(
+        first.to_vec(),
+        kvpool_tests::blocks::bytes_of(&key(0), LENGTH)[10..1010]
+    );
     let third = kvpool_tests::blocks::target(1000);
-    let spoiled = client.get_range(&key(0), kvpool_types::Offset(149_500), vec![third]).await;
+    let spoiled = client
+        .get_range(
+            &key(0),
+            kvpool_types::Offset(149_500),
+            vec![third],
+            &GetOptions::default(),
+        )
+        .await;
     assert!(!matches!(spoiled, Ok(Lookup::Hit { .. })), "{spoiled:?}");
 }
 
@@ -93,10 +146,19 @@ async fn a_clients_own_fault_deletes_nothing() {
     control.raw().report_replicas(request).await.unwrap();
     cluster
         .wait_for("the node's word that the copy is right", || {
-            Ok(cluster.master.log_text().contains("the fault was the client's"))
+            Ok(cluster
+                .master
+                .log_text()
+                .contains("the fault was the client's"))
         })
         .unwrap();
     let fresh = cluster.client().await.unwrap();
     assert_eq!(check_all(&fresh, 0..1, LENGTH).await.right, 1);
-    assert_eq!(cluster.master.metric("kvpool_master_replicas_corrupt_total").unwrap(), 0.0);
+    assert_eq!(
+        cluster
+            .master
+            .metric("kvpool_master_replicas_corrupt_total")
+            .unwrap(),
+        0.0
+    );
 }

@@ -11,7 +11,10 @@ use kvpool_types::{Code, Key, Length, Offset};
 const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice::Tcp];
 
 async fn client(cluster: &Cluster, transport: TransportChoice) -> kvpool_client::Client {
-    let options = kvpool_client::Options { transport, ..cluster.client_options() };
+    let options = kvpool_client::Options {
+        transport,
+        ..cluster.client_options()
+    };
     kvpool_client::Client::connect(options).await.unwrap()
 }
 
@@ -21,21 +24,36 @@ fn put_of(key: &Key, length: usize) -> PutBlock {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_of_every_size_come_back_as_they_were_put() {
-    let cluster = Cluster::start(Options { segment: "128MiB".into(), ..Options::default() }).unwrap();
+    let cluster = Cluster::start(Options {
+        segment: "128MiB".into(),
+        ..Options::default()
+    })
+    .unwrap();
     let sizes = [1, 63, 64, 4095, 65_536, 65_537, 1 << 20, (16 << 20) + 1];
     for (round, transport) in (0u64..).zip(TRANSPORTS) {
         let client = client(&cluster, transport).await;
-        let keys: Vec<Key> = (0..sizes.len() as u64).map(|n| key(round * 100 + n)).collect();
-        let puts = keys.iter().zip(sizes).map(|(key, size)| put_of(key, size)).collect();
+        let keys: Vec<Key> = (0..sizes.len() as u64)
+            .map(|n| key(round * 100 + n))
+            .collect();
+        let puts = keys
+            .iter()
+            .zip(sizes)
+            .map(|(key, size)| put_of(key, size))
+            .collect();
         for outcome in client.batch_put(puts, &PutOptions::default()).await {
             assert_eq!(outcome.unwrap(), Put::Stored { replicas: 1 });
         }
         let targets: Vec<_> = sizes.iter().map(|size| target(*size)).collect();
-        let gets =
-            keys.iter().zip(&targets).map(|(k, t)| GetBlock::new(k.clone(), t.clone())).collect();
+        let gets = keys
+            .iter()
+            .zip(&targets)
+            .map(|(k, t)| GetBlock::new(k.clone(), t.clone()))
+            .collect();
         let outcomes = client.batch_get(gets, &GetOptions::default()).await;
         for (((key, size), target), outcome) in keys.iter().zip(sizes).zip(&targets).zip(outcomes) {
-            assert!(matches!(outcome.unwrap(), Lookup::Hit { length, .. } if length.0 == size as u64));
+            assert!(
+                matches!(outcome.unwrap(), Lookup::Hit { length, .. } if length.0 == size as u64)
+            );
             assert!(is_right(key, target, size), "{transport:?} {size}");
         }
     }
@@ -48,20 +66,32 @@ async fn scattered_buffers_are_put_and_got_in_order() {
         let client = client(&cluster, transport).await;
         let key = key(round);
         let bytes = bytes_of(&key, 64 * 16_384);
-        let buffers =
-            bytes.chunks(16_384).map(|part| Region::from(part.to_vec()).whole()).collect();
-        let put = PutBlock { key: key.clone(), parent: None, buffers };
+        let buffers = bytes
+            .chunks(16_384)
+            .map(|part| Region::from(part.to_vec()).whole())
+            .collect();
+        let put = PutBlock {
+            key: key.clone(),
+            parent: None,
+            buffers,
+        };
         let outcomes = client.batch_put(vec![put], &PutOptions::default()).await;
         assert!(outcomes.into_iter().all(|outcome| outcome.is_ok()));
         // Other cuts than the put's, one of them odd.
         let region = Region::allocate(Length(bytes.len() as u64));
         let cut = |from: usize, to: usize| {
-            region.slice(Offset(from as u64), Length((to - from) as u64)).unwrap()
+            region
+                .slice(Offset(from as u64), Length((to - from) as u64))
+                .unwrap()
         };
         let cuts = vec![cut(0, 7), cut(7, 300_001), cut(300_001, bytes.len())];
         let get = GetBlock { key, buffers: cuts };
         let outcomes = client.batch_get(vec![get], &GetOptions::default()).await;
-        assert!(outcomes.into_iter().all(|outcome| outcome.unwrap().is_hit()));
+        assert!(
+            outcomes
+                .into_iter()
+                .all(|outcome| outcome.unwrap().is_hit())
+        );
         assert_eq!(region.whole().to_vec(), bytes);
     }
 }
@@ -76,9 +106,15 @@ async fn duplicate_keys_in_one_batch_are_each_served() {
         outcome.unwrap();
     }
     let targets: Vec<_> = (0..3).map(|_| target(5000)).collect();
-    let gets = targets.iter().map(|t| GetBlock::new(key.clone(), t.clone())).collect();
-    for (outcome, target) in
-        client.batch_get(gets, &GetOptions::default()).await.into_iter().zip(&targets)
+    let gets = targets
+        .iter()
+        .map(|t| GetBlock::new(key.clone(), t.clone()))
+        .collect();
+    for (outcome, target) in client
+        .batch_get(gets, &GetOptions::default())
+        .await
+        .into_iter()
+        .zip(&targets)
     {
         assert!(outcome.unwrap().is_hit());
         assert!(is_right(&key, target, 5000));
@@ -98,11 +134,22 @@ async fn a_batch_beyond_the_message_limit_is_split() {
     assert_eq!(client.is_exist(&keys).await.unwrap(), vec![true; 1000]);
     assert_eq!(client.match_prefix(&keys).await.unwrap().blocks, 1000);
     let targets: Vec<_> = keys.iter().map(|_| target(100)).collect();
-    let gets =
-        keys.iter().zip(&targets).map(|(k, t)| GetBlock::new(k.clone(), t.clone())).collect();
+    let gets = keys
+        .iter()
+        .zip(&targets)
+        .map(|(k, t)| GetBlock::new(k.clone(), t.clone()))
+        .collect();
     let outcomes = client.batch_get(gets, &GetOptions::default()).await;
-    assert!(outcomes.into_iter().all(|outcome| outcome.unwrap().is_hit()));
-    assert!(keys.iter().zip(&targets).all(|(key, target)| is_right(key, target, 100)));
+    assert!(
+        outcomes
+            .into_iter()
+            .all(|outcome| outcome.unwrap().is_hit())
+    );
+    assert!(
+        keys.iter()
+            .zip(&targets)
+            .all(|(key, target)| is_right(key, target, 100))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,7 +160,10 @@ async fn match_prefix_counts_leading_blocks_only() {
     let mut puts = Vec::new();
     for at in [0, 1, 2, 4, 5] {
         let parent = (at > 0).then(|| chain[at - 1].clone());
-        puts.push(PutBlock { parent, ..put_of(&chain[at], 64) });
+        puts.push(PutBlock {
+            parent,
+            ..put_of(&chain[at], 64)
+        });
     }
     for outcome in client.batch_put(puts, &PutOptions::default()).await {
         outcome.unwrap();
@@ -130,17 +180,43 @@ async fn a_range_is_read_and_verified_alone() {
         let client = client(&cluster, transport).await;
         let key = key(round);
         let length = (1 << 20) + 77;
-        let outcomes = client.batch_put(vec![put_of(&key, length)], &PutOptions::default()).await;
+        let outcomes = client
+            .batch_put(vec![put_of(&key, length)], &PutOptions::default())
+            .await;
         assert!(outcomes.into_iter().all(|outcome| outcome.is_ok()));
         let bytes = bytes_of(&key, length);
-        for (from, to) in [(0, 1), (65_530, 65_545), (131_072, 196_608), (length - 1, length)] {
+        for (from, to) in [
+            (0, 1),
+            (65_530, 65_545),
+            (131_072, 196_608),
+            (length - 1, length),
+        ] {
             let target = target(to - from);
             let from_offset = Offset(from as u64);
-            let got = client.get_range(&key, from_offset, vec![target.clone()]).await.unwrap();
+            let got = client
+                .get_range(
+                    &key,
+                    from_offset,
+                    vec![target.clone()],
+                    &GetOptions::default(),
+                )
+                .await
+                .unwrap();
             assert!(got.is_hit());
-            assert_eq!(target.to_vec(), &bytes[from..to], "{transport:?} {from}..{to}");
+            assert_eq!(
+                target.to_vec(),
+                &bytes[from..to],
+                "{transport:?} {from}..{to}"
+            );
         }
-        let beyond = client.get_range(&key, Offset(length as u64), vec![target(1)]).await;
+        let beyond = client
+            .get_range(
+                &key,
+                Offset(length as u64),
+                vec![target(1)],
+                &GetOptions::default(),
+            )
+            .await;
         assert_eq!(beyond.unwrap_err().code(), Code::OutOfRange);
     }
 }
@@ -151,13 +227,25 @@ async fn a_view_reads_in_place_and_holds_its_block() {
     let cluster = Cluster::start(Options::default().master(&flags)).unwrap();
     let client = cluster.client().await.unwrap();
     let key = key(1);
-    let outcomes = client.batch_put(vec![put_of(&key, 100_000)], &PutOptions::default()).await;
+    let outcomes = client
+        .batch_put(vec![put_of(&key, 100_000)], &PutOptions::default())
+        .await;
     assert!(outcomes.into_iter().all(|outcome| outcome.is_ok()));
-    let view = client.get_view(&key, &ViewOptions::default()).await.unwrap().expect("a hit");
+    let view = client
+        .get_view(&key, &ViewOptions::default())
+        .await
+        .unwrap()
+        .expect("a hit");
     let mut bytes = vec![0; 100_000];
     view.read_at(Offset(0), &mut bytes);
     assert_eq!(bytes, bytes_of(&key, 100_000));
-    assert!(client.get_view(&self::key(2), &ViewOptions::default()).await.unwrap().is_none());
+    assert!(
+        client
+            .get_view(&self::key(2), &ViewOptions::default())
+            .await
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,34 +273,63 @@ async fn removal_by_key_pattern_namespace_and_all_respects_leases() {
     }
     // A get leases what it reports.
     client.get(&named("a/1")).await.unwrap();
-    let removed = client.remove(Remove::Keys(vec![named("a/1"), named("zz")]), false).await.unwrap();
+    let removed = client
+        .remove(Remove::Keys(vec![named("a/1"), named("zz")]), false)
+        .await
+        .unwrap();
     assert_eq!(removed.codes, [Code::Leased, Code::Missing]);
-    let removed = client.remove(Remove::Pattern("^a/".into()), false).await.unwrap();
+    let removed = client
+        .remove(Remove::Pattern("^a/".into()), false)
+        .await
+        .unwrap();
     assert_eq!((removed.removed, removed.kept), (1, 1));
-    let removed = client.remove(Remove::Keys(vec![named("a/1")]), true).await.unwrap();
+    let removed = client
+        .remove(Remove::Keys(vec![named("a/1")]), true)
+        .await
+        .unwrap();
     assert_eq!(removed.codes, [Code::Ok]);
     assert_eq!(client.get(&named("a/1")).await.unwrap(), None);
     let bad = client.remove(Remove::Pattern("(".into()), false).await;
-    assert_eq!(bad.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(bad.unwrap_err().code, Code::InvalidArgument);
 
     let other = kvpool_client::Options {
-        namespace: kvpool_types::namespace::Namespace { name: "other".into(), ..Default::default() },
+        namespace: kvpool_types::namespace::Namespace {
+            name: "other".into(),
+            ..Default::default()
+        },
         ..cluster.client_options()
     };
     let other = kvpool_client::Client::connect(other).await.unwrap();
     other.put(&named("c"), vec![8; 10]).await.unwrap();
-    assert_eq!(other.remove(Remove::Namespace, true).await.unwrap().removed, 1);
+    assert_eq!(
+        other.remove(Remove::Namespace, true).await.unwrap().removed,
+        1
+    );
     assert_eq!(client.get(&named("c")).await.unwrap(), Some(vec![7; 10]));
-    assert_eq!(client.remove(Remove::Everything, true).await.unwrap().removed, 2);
-    assert_eq!(client.list(None, None).await.unwrap().blocks, []);
+    assert_eq!(
+        client
+            .remove(Remove::Everything, true)
+            .await
+            .unwrap()
+            .removed,
+        2
+    );
+    assert_eq!(client.list("", 0, None).await.unwrap().blocks, []);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_go_to_different_nodes_and_are_described() {
-    let cluster = Cluster::start(Options { nodes: 3, ..Options::default() }).unwrap();
+    let cluster = Cluster::start(Options {
+        nodes: 3,
+        ..Options::default()
+    })
+    .unwrap();
     let client = cluster.client().await.unwrap();
     let key = key(1);
-    let options = PutOptions { replicas: 2, ..PutOptions::default() };
+    let options = PutOptions {
+        replicas: 2,
+        ..PutOptions::default()
+    };
     let outcomes = client.batch_put(vec![put_of(&key, 9000)], &options).await;
     assert_eq!(outcomes[0].as_ref().unwrap(), &Put::Stored { replicas: 2 });
     let described = client.describe(std::slice::from_ref(&key)).await.unwrap();
@@ -222,9 +339,16 @@ async fn replicas_go_to_different_nodes_and_are_described() {
     nodes.dedup();
     assert_eq!(nodes.len(), 2);
 
-    let preferred = PutOptions { preferred_node: Some("node-2".into()), ..PutOptions::default() };
+    let preferred = PutOptions {
+        preferred_node: Some("node-2".into()),
+        ..PutOptions::default()
+    };
     let second = self::key(2);
-    client.batch_put(vec![put_of(&second, 9000)], &preferred).await.remove(0).unwrap();
+    client
+        .batch_put(vec![put_of(&second, 9000)], &preferred)
+        .await
+        .remove(0)
+        .unwrap();
     let described = client.describe(&[second]).await.unwrap();
     assert_eq!(described[0].as_ref().unwrap().replicas[0].node, "node-2");
 }
@@ -248,8 +372,14 @@ async fn keys_of_other_systems_are_kept_as_they_are() {
         let key = Key::parse(name).unwrap();
         assert_eq!(client.get(&key).await.unwrap().unwrap(), name.as_bytes());
     }
-    let mut listed: Vec<String> =
-        client.list(None, None).await.unwrap().blocks.into_iter().map(|b| b.key).collect();
+    let mut listed: Vec<String> = client
+        .list("", 0, None)
+        .await
+        .unwrap()
+        .blocks
+        .into_iter()
+        .map(|b| b.key)
+        .collect();
     listed.sort();
     let mut expected = names.to_vec();
     expected.sort();

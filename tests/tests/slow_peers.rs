@@ -10,33 +10,71 @@ use std::time::{Duration, Instant};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_hangs_is_avoided_and_comes_back_without_loss() {
     let flags = ["--heartbeat-interval", "100ms", "--suspect-after", "500ms"];
-    let cluster = Cluster::start(Options { nodes: 2, ..Options::default() }.master(&flags)).unwrap();
+    let cluster = Cluster::start(
+        Options {
+            nodes: 2,
+            ..Options::default()
+        }
+        .master(&flags),
+    )
+    .unwrap();
     let client = cluster.client().await.unwrap();
     put_all(&client, 0..40, 50_000).await.unwrap();
     let on_first = |cluster: &Cluster, state: &str| {
         let states = cluster.node_states()?;
-        Ok(states.iter().any(|(name, now)| name == "node-0" && now == state))
+        Ok(states
+            .iter()
+            .any(|(name, now)| name == "node-0" && now == state))
     };
     cluster.nodes[0].pause().unwrap();
-    cluster.wait_for("suspicion", || on_first(&cluster, "suspect")).unwrap();
+    cluster
+        .wait_for("suspicion", || on_first(&cluster, "suspect"))
+        .unwrap();
     let started = Instant::now();
     let fresh = cluster.client().await.unwrap();
     let tally = check_all(&fresh, 0..40, 50_000).await;
-    assert_eq!(tally, Tally { right: tally.right, missed: 40 - tally.right, ..Tally::default() });
-    assert!(tally.missed > 0 && tally.right > 0, "both nodes were to hold blocks: {tally:?}");
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!(
+        tally,
+        Tally {
+            right: tally.right,
+            missed: 40 - tally.right,
+            ..Tally::default()
+        }
+    );
+    assert!(
+        tally.missed > 0 && tally.right > 0,
+        "both nodes were to hold blocks: {tally:?}"
+    );
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        started.elapsed()
+    );
     cluster.nodes[0].resume().unwrap();
-    cluster.wait_for("trust", || on_first(&cluster, "live")).unwrap();
+    cluster
+        .wait_for("trust", || on_first(&cluster, "live"))
+        .unwrap();
     let tally = check_all(&fresh, 0..40, 50_000).await;
-    assert_eq!(tally, Tally { right: 40, ..Tally::default() });
+    assert_eq!(
+        tally,
+        Tally {
+            right: 40,
+            ..Tally::default()
+        }
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn heartbeats_never_wait_behind_data() {
     let flags = ["--heartbeat-interval", "100ms", "--suspect-after", "1s"];
-    let cluster =
-        Cluster::start(Options { segment: "256MiB".into(), ..Options::default() }.master(&flags))
-            .unwrap();
+    let cluster = Cluster::start(
+        Options {
+            segment: "256MiB".into(),
+            ..Options::default()
+        }
+        .master(&flags),
+    )
+    .unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let mut tasks = Vec::new();
     for worker in 0..8 {
@@ -71,23 +109,35 @@ async fn heartbeats_never_wait_behind_data() {
 async fn a_get_from_a_hung_node_ends_at_its_deadline() {
     let cluster = Cluster::start(Options::default()).unwrap();
     for transport in [TransportChoice::Tcp, TransportChoice::Shm] {
-        let options = kvpool_client::Options { transport, ..cluster.client_options() };
+        let options = kvpool_client::Options {
+            transport,
+            ..cluster.client_options()
+        };
         let client = kvpool_client::Client::connect(options).await.unwrap();
         put_all(&client, 0..1, 1 << 20).await.unwrap();
         assert_eq!(check_all(&client, 0..1, 1 << 20).await.right, 1);
         cluster.nodes[0].pause().unwrap();
         let timeout = Duration::from_millis(800);
         let started = Instant::now();
-        let options = kvpool_client::GetOptions { timeout: Some(timeout), ..Default::default() };
+        let options = kvpool_client::GetOptions {
+            timeout: Some(timeout),
+            ..Default::default()
+        };
         let target = kvpool_tests::blocks::target(1 << 20);
         let get = kvpool_client::GetBlock::new(key(0), target);
         let outcome = client.batch_get(vec![get], &options).await.remove(0);
         let took = started.elapsed();
         cluster.nodes[0].resume().unwrap();
-        assert!(took < timeout + Duration::from_millis(500), "{transport:?}: {took:?}");
+        assert!(
+            took < timeout + Duration::from_millis(500),
+            "{transport:?}: {took:?}"
+        );
         // Over TCP nothing can come; a mapping can be read without the node's help.
         if transport == TransportChoice::Tcp {
-            assert!(!matches!(outcome, Ok(kvpool_client::Lookup::Hit { .. })), "{outcome:?}");
+            assert!(
+                !matches!(outcome, Ok(kvpool_client::Lookup::Hit { .. })),
+                "{outcome:?}"
+            );
         }
         cluster.wait_live(1).unwrap();
     }

@@ -45,8 +45,10 @@ async fn write(master: &str, key: u64, length: u64, grant_ms: u64) -> anyhow::Re
         writable: true,
     };
     let memory = File::from(port.map(control.epoch, &map)?);
-    let request =
-        WriteRequest { incarnation: granted.incarnation, grants: vec![granted.grant] };
+    let request = WriteRequest {
+        incarnation: granted.incarnation,
+        grants: vec![granted.grant],
+    };
     let codes = port.codes(Op::WriteBegin, control.epoch, &request.to_bytes(), &[])?;
     if codes != [Code::Ok] {
         bail!("the write was not begun: {codes:?}");
@@ -61,7 +63,10 @@ async fn write(master: &str, key: u64, length: u64, grant_ms: u64) -> anyhow::Re
 async fn view(master: &str, key: u64, length: usize) -> anyhow::Result<()> {
     let client = connect(master).await?;
     let key = blocks::key(key);
-    let view = client.get_view(&key, &ViewOptions::default()).await?.context("a hit")?;
+    let view = client
+        .get_view(&key, &ViewOptions::default())
+        .await?
+        .context("a hit")?;
     let expected = blocks::bytes_of(&key, length);
     println!("viewing");
     for line in std::io::stdin().lock().lines() {
@@ -78,13 +83,19 @@ async fn put(master: &str, first: u64, length: usize) -> anyhow::Result<()> {
     for number in first.. {
         let key = blocks::key(number);
         let block = PutBlock::new(key.clone(), blocks::source(&key, length));
-        client.batch_put(vec![block], &PutOptions::default()).await.remove(0)?;
+        client
+            .batch_put(vec![block], &PutOptions::default())
+            .await
+            .remove(0)?;
         println!("{number}");
     }
     Ok(())
 }
 
 async fn connect(master: &str) -> anyhow::Result<Client> {
-    let options = Options { masters: vec![master.to_owned()], ..Options::default() };
+    let options = Options {
+        masters: vec![master.to_owned()],
+        ..Options::default()
+    };
     Ok(Client::connect(options).await?)
 }

@@ -1,0 +1,211 @@
+//! Invariant 7 and the rules of leases and grants, on a clock that the test owns.
+
+use kvpool_master::clock::{Clock, ManualClock, Millis};
+use kvpool_master::membership::{Node, Outbox, Registration};
+use kvpool_master::pool::{CommitItem, Pool, ReserveOptions};
+use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
+use kvpool_master::{CommitAck, Config};
+use kvpool_proto as proto;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{
+    Checksum, Code, Epoch, HostId, Incarnation, Key, Length, NodeName,
+};
+use proto::master_message::Body;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+const NS: NamespaceId = NamespaceId(0);
+const BLOCK: u64 = 1 << 20;
+const TTL: Duration = Duration::from_secs(5);
+
+/// A pool with one node of 4 MiB that fences when the test says so.
+struct Bench {
+    pool: Arc<Pool>,
+    clock: Arc<ManualClock>,
+    node: Arc<Node>,
+    inbox: UnboundedReceiver<Result<proto::MasterMessage, tonic::Status>>,
+    _directory: TempDir,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+        let clock = Arc::new(ManualClock::new(Millis(1_000_000)));
+        let config = Config {
+            eviction_high_watermark_ratio: 1.0,
+            eviction_ratio: 0.0,
+            lease_ttl: TTL,
+            commit_ack: CommitAck::Durable,
+            // The test moves the clock by more than a node's patience.
+            suspect_after: Duration::from_secs(1 << 20),
+            drop_after: Duration::from_secs(1 << 21),
+            ..Config::default()
+        };
+        let clock_for_pool = Arc::clone(&clock) as Arc<dyn Clock>;
+        let pool = Pool::start(config, Arc::new(store), clock_for_pool).await.unwrap();
+        let registration = Registration {
+            name: NodeName("n".into()),
+            incarnation: Incarnation(7),
+            data_address: "127.0.0.1:1".into(),
+            shm_path: String::new(),
+            host: HostId(1),
+            epoch_seen: Epoch(0),
+            segments: vec![(Length(4 * BLOCK), None)],
+            held: Vec::new(),
+        };
+        let node = pool.register(&registration).await.unwrap();
+        let (outbox, inbox): (Outbox, _) = unbounded_channel();
+        pool.activate(&node, &registration, outbox);
+        Self { pool, clock, node, inbox, _directory: directory }
+    }
+
+    async fn reserve(&self, name: &str, timeout: Duration) -> Result<u64, Code> {
+        let key = Key::parse(name).unwrap();
+        let options = ReserveOptions { timeout, ..ReserveOptions::default() };
+        let outcome = self.pool.reserve(NS, &[key.as_ref()], &[Length(BLOCK)], &options).await;
+        outcome.into_iter().next().unwrap().map(|granted| granted.version.0)
+    }
+
+    async fn commit(&self, name: &str, version: u64) -> Code {
+        let item = CommitItem {
+            key: Key::parse(name).unwrap(),
+            version: kvpool_types::Version(version),
+            length: Length(BLOCK),
+            checksum: Checksum(1),
+            segments: self.node.segments(),
+            parent: None,
+        };
+        self.pool.commit(NS, vec![item]).await[0]
+    }
+
+    async fn put(&self, name: &str) {
+        let version = self.reserve(name, Duration::ZERO).await.unwrap();
+        assert_eq!(self.commit(name, version).await, Code::Ok);
+    }
+
+    fn lease(&self, name: &str) -> Millis {
+        let key = Key::parse(name).unwrap();
+        let leased = self.pool.exist(NS, &[key.as_ref()], true);
+        assert_eq!(leased.answer, [true]);
+        leased.token
+    }
+
+    fn is_there(&self, name: &str) -> bool {
+        let key = Key::parse(name).unwrap();
+        self.pool.exist(NS, &[key.as_ref()], false).answer[0]
+    }
+
+    /// Fences everything that the master asks for, for a while.
+    async fn fence(&mut self) {
+        let limit = tokio::time::Instant::now() + Duration::from_millis(300);
+        while let Ok(Some(Ok(message))) = tokio::time::timeout_at(limit, self.inbox.recv()).await {
+            if let Some(Body::Fence(fence)) = message.body {
+                let tickets: Vec<u64> = fence.items.iter().map(|item| item.ticket).collect();
+                self.pool.fenced(&self.node, &tickets);
+            }
+        }
+    }
+}
+
+const A_WHILE: Duration = Duration::from_millis(400);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_holds_to_its_last_moment_and_no_longer() {
+    let mut bench = Bench::new().await;
+    for name in ["a", "b", "c", "d"] {
+        bench.put(name).await;
+        bench.lease(name);
+    }
+    bench.clock.advance(TTL - Duration::from_millis(1));
+    assert_eq!(bench.reserve("e", A_WHILE).await, Err(Code::Full));
+    assert!(["a", "b", "c", "d"].iter().all(|name| bench.is_there(name)));
+    // Leases are kept in steps of a few milliseconds, rounded up.
+    bench.clock.advance(Duration::from_millis(50));
+    let pool = Arc::clone(&bench.pool);
+    let waiting = tokio::spawn(async move {
+        let key = Key::parse("e").unwrap();
+        let options =
+            ReserveOptions { timeout: Duration::from_secs(5), ..ReserveOptions::default() };
+        pool.reserve(NS, &[key.as_ref()], &[Length(BLOCK)], &options).await
+    });
+    bench.fence().await;
+    assert!(waiting.await.unwrap()[0].is_ok());
+    assert!(!bench.is_there("a"), "the least recently used goes");
+    assert!(bench.is_there("d"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_ends_a_lease_only_for_its_own_holder() {
+    let bench = Bench::new().await;
+    bench.put("a").await;
+    let key = Key::parse("a").unwrap();
+    let keys = [key.as_ref()];
+    let first = bench.lease("a");
+    bench.clock.advance(Duration::from_secs(1));
+    let second = bench.lease("a");
+    bench.pool.release(NS, &keys, first);
+    let left = bench.pool.describe(NS, &keys)[0].clone().unwrap().lease_left;
+    assert!(left >= TTL, "the second holder's lease has been cut: {left:?}");
+    bench.pool.release(NS, &keys, second);
+    assert_eq!(bench.pool.describe(NS, &keys)[0].clone().unwrap().lease_left, Duration::ZERO);
+    // A lapsed token neither renews nor releases what another holds by now.
+    let lapsed = bench.lease("a");
+    bench.clock.advance(TTL + Duration::from_secs(1));
+    bench.lease("a");
+    bench.pool.release(NS, &keys, lapsed);
+    assert!(bench.pool.describe(NS, &keys)[0].clone().unwrap().lease_left > Duration::ZERO);
+    assert_eq!(bench.pool.renew(NS, &keys, lapsed).answer, [Code::LeaseEnded]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ended_grant_commits_nothing_and_its_room_waits_for_the_node() {
+    let mut bench = Bench::new().await;
+    let ttl = bench.pool.grant_ttl(Duration::ZERO);
+    let version = bench.reserve("a", Duration::ZERO).await.unwrap();
+    bench.clock.advance(ttl + Duration::from_millis(1));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(bench.commit("a", version).await, Code::GrantEnded);
+    assert!(!bench.is_there("a"));
+    let usage = bench.pool.placement.usage();
+    assert_eq!((usage.used, usage.quarantined), (BLOCK, BLOCK));
+    bench.fence().await;
+    assert_eq!(bench.pool.placement.usage().used, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_removal_frees_waits_for_the_leases_on_it() {
+    let mut bench = Bench::new().await;
+    bench.put("a").await;
+    bench.lease("a");
+    let key = Key::parse("a").unwrap();
+    let report = bench.pool.remove(NS, &[key.as_ref()], true).await.unwrap();
+    assert_eq!(report.removed, 1);
+    bench.fence().await;
+    assert_eq!(bench.pool.placement.usage().quarantined, BLOCK, "a reader may still be reading");
+    bench.clock.advance(TTL + Duration::from_millis(50));
+    bench.fence().await;
+    assert_eq!(bench.pool.placement.usage().used, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_put_of_a_key_at_a_time_and_the_second_sees_the_first() {
+    let bench = Bench::new().await;
+    let version = bench.reserve("a", Duration::ZERO).await.unwrap();
+    assert_eq!(bench.reserve("a", Duration::ZERO).await, Err(Code::InProgress));
+    let pool = Arc::clone(&bench.pool);
+    let second = tokio::spawn(async move {
+        let key = Key::parse("a").unwrap();
+        let options =
+            ReserveOptions { timeout: Duration::from_secs(5), ..ReserveOptions::default() };
+        pool.reserve(NS, &[key.as_ref()], &[Length(BLOCK)], &options).await
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(bench.commit("a", version).await, Code::Ok);
+    assert_eq!(second.await.unwrap()[0], Err(Code::Exists));
+    // The answer was lost: the same commit succeeds again, another's does not.
+    assert_eq!(bench.commit("a", version).await, Code::Ok);
+    assert_eq!(bench.commit("a", version + 1).await, Code::GrantEnded);
+}

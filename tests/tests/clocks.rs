@@ -1,0 +1,45 @@
+//! Invariant 7: clocks may jump. Leases and grants are measured on a clock that nobody can set, and
+//! the wall clock is asked for by nobody: what follows from that is tested on clocks that the test
+//! owns, in `master/tests/leases.rs` and in the client's own tests.
+
+use std::path::{Path, PathBuf};
+
+/// What would bring the wall clock in.
+const WALL_CLOCK: [&str; 5] = [
+    "SystemTime",
+    "CLOCK_REALTIME",
+    "ClockId::Realtime",
+    "UNIX_EPOCH",
+    "chrono::",
+];
+
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn no_part_of_the_pool_asks_the_wall_clock() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut files = Vec::new();
+    for part in ["types", "transport", "master", "store-node", "client"] {
+        sources(&root.join(part).join("src"), &mut files);
+    }
+    assert!(
+        files.len() > 50,
+        "the sources were not found under {}",
+        root.display()
+    );
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for word in WALL_CLOCK {
+            assert!(!text.contains(word), "{} mentions {word}", file.display());
+        }
+    }
+}
