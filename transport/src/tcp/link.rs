@@ -123,9 +123,8 @@ impl Open {
 
     fn least_loaded(&self) -> &Lane {
         let mut turn = self.turn.lock();
-        let count = self.lanes.len();
-        *turn = (*turn + 1) % count;
         let (first, second) = self.lanes.split_at(*turn);
+        *turn = (*turn + 1) % self.lanes.len();
         second
             .iter()
             .chain(first)

@@ -1,7 +1,9 @@
 //! What TCP alone owes.
 
 use super::*;
-use kvpool_transport::tcp::{Server, ServerHandle, ServerOptions, connect};
+use kvpool_transport::tcp::{
+    ConnectOptions, Server, ServerHandle, ServerOptions, connect, connect_with,
+};
 use kvpool_types::wire::data::{Failure, Meta, ReadItem, ReadRequest, Statuses, WriteRequest};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
 use std::io::{Read, Write};
@@ -264,7 +266,13 @@ fn nothing_is_written_after_the_deadline_of_a_read() {
         let _refused = stream.write_all(&vec![2; 1 << 20]);
         gone.recv().unwrap();
     });
-    let link = connect(address, host.hello(), soon()).unwrap().0;
+    let options = ConnectOptions {
+        connections: 1,
+        ..ConnectOptions::default()
+    };
+    let link = connect_with(address, host.hello(), soon(), &options)
+        .unwrap()
+        .0;
     let into = room(2 << 20);
     let extent = host.grant(2 << 20).extent;
     let begin = Instant::now();
@@ -276,6 +284,7 @@ fn nothing_is_written_after_the_deadline_of_a_read() {
         took >= Duration::from_millis(300) && took < Duration::from_millis(700),
         "{took:?}"
     );
+    assert!(gathered(&into).contains(&1), "the payload was on its way");
     into[0].write_at(Offset(0), &vec![9; 2 << 20]);
     go.send(()).unwrap();
     std::thread::sleep(Duration::from_millis(200));
