@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use bytesize::ByteSize;
 use kvpool_types::{ClusterId, Epoch};
-use parking_lot::{FairMutex, Mutex, RwLock};
+use parking_lot::{Mutex, RwLock};
 use redb::{
     Database, DatabaseError, ReadTransaction, ReadableDatabase, ReadableTable, StorageError,
     TableDefinition, WriteTransaction,
@@ -69,9 +69,6 @@ pub struct EmbeddedStore {
     path: PathBuf,
     /// `None` once closed.
     database: RwLock<Option<Database>>,
-    /// Held by the transaction that writes. It is handed on in the order of asking: an append after
-    /// the other would keep a snapshot waiting for ever, and the log would grow.
-    turn: FairMutex<()>,
     /// Held while a snapshot is put: generations come one after another.
     snapshot: Mutex<()>,
 }
@@ -111,7 +108,6 @@ impl EmbeddedStore {
         Ok(Self {
             path,
             database: RwLock::new(Some(database)),
-            turn: FairMutex::new(()),
             snapshot: Mutex::new(()),
         })
     }
@@ -133,7 +129,6 @@ impl EmbeddedStore {
     ) -> Result<T, StoreError> {
         let guard = self.database.read();
         let database = guard.as_ref().ok_or(StoreError::Closed)?;
-        let _turn = self.turn.lock();
         let transaction = database.begin_write().map_err(failed)?;
         let changed = change(&transaction)?;
         transaction.commit().map_err(failed)?;
