@@ -10,7 +10,7 @@ async fn main() -> ExitCode {
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("kvstore-node: {error:#}");
+            eprintln!("kvstore-node: {error}");
             ExitCode::FAILURE
         }
     }

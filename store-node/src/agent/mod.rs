@@ -138,11 +138,13 @@ struct Context {
 impl Context {
     async fn run(mut self) {
         let mut backoff = Backoff::default();
+        let mut told = None;
         let masters = self.options.masters.clone();
         for master in masters.iter().cycle() {
             let (end, welcomed) = Box::pin(self.attend(master)).await;
             if welcomed {
                 backoff = Backoff::default();
+                told = None;
             }
             match end {
                 End::Left => return,
@@ -158,7 +160,14 @@ impl Context {
                     self.store.renew(keep_cluster);
                 }
                 End::Again(why) => tracing::info!(master, why, "registering again"),
-                End::Failed(error) => tracing::warn!(master, %error, "no session with the master"),
+                End::Failed(error) => {
+                    // A master that stays away is worth a line, not one a second.
+                    let error = error.to_string();
+                    if told.as_ref() != Some(&error) {
+                        tracing::warn!(master, error, "no session with the master");
+                        told = Some(error);
+                    }
+                }
             }
             let left = self.phases.wait_for(|phase| *phase == Phase::Leaving);
             if tokio::time::timeout(backoff.next(), left).await.is_ok() {

@@ -47,7 +47,7 @@ pub(super) enum End {
 /// Why a session failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
-    #[error("cannot connect: {0}")]
+    #[error("cannot connect: {}", innermost(.0))]
     Connect(#[from] tonic::transport::Error),
     #[error("the stream broke: {0}")]
     Broken(#[from] tonic::Status),
@@ -72,6 +72,15 @@ pub(super) enum Failure {
     TermOver { theirs: u64, ours: u64 },
     #[error("the master does not read: {OUTBOX} messages wait")]
     Stuck,
+}
+
+/// What lies at the bottom of an error: tonic's own words for it only say that there is one.
+fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
 }
 
 impl<E: Into<Failure>> From<E> for End {
