@@ -8,7 +8,7 @@ use crate::control::Control;
 use crate::counters::{Counters, Counting};
 use crate::dialer::Dialer;
 use crate::errors::{ConnectError, ControlError, GetError, PutError};
-use crate::links::Links;
+use crate::links::{Dial, Links};
 use crate::locate::{self, Answer, How};
 use crate::options::Options;
 use crate::put::{self, Revoker};
@@ -42,6 +42,22 @@ impl Client {
     /// Connects to the pool: agrees on a version with the master and makes the namespace known.
     /// Must be called on a tokio runtime, whose tasks the client then uses.
     pub async fn connect(options: Options) -> Result<Self, ConnectError> {
+        Self::connect_with(options, |control, options| {
+            Box::new(Dialer::new(
+                control.cluster(),
+                control.client(),
+                options.token.clone(),
+                options.tcp_connections_per_node,
+            ))
+        })
+        .await
+    }
+
+    /// The same, with another way to open links.
+    pub(crate) async fn connect_with(
+        options: Options,
+        dialer: impl FnOnce(&Control, &Options) -> Box<dyn Dial>,
+    ) -> Result<Self, ConnectError> {
         let host = host::host_id()?;
         let counting = Arc::new(Counting::default());
         let locations = Arc::new(Locations::new(options.location_cache));
@@ -53,14 +69,8 @@ impl Client {
         )
         .await?;
         let control = Arc::new(control);
-        let dialer = Dialer::new(
-            control.cluster(),
-            control.client(),
-            options.token.clone(),
-            options.tcp_connections_per_node,
-        );
         let links = Links::new(
-            Box::new(dialer),
+            dialer(&control, &options),
             control.host(),
             options.transport,
             Arc::clone(&counting),

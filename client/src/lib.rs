@@ -40,6 +40,11 @@ mod replicas;
 mod reports;
 mod view;
 
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod tests;
+
 pub use api::{
     DescribedReplica, Description, Existence, GetBlock, GetOptions, Leasing, Limits, Listed,
     Listing, Lookup, NodeStats, Page, PoolStats, Prefix, Put, PutBlock, PutOptions, Remove,

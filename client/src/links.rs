@@ -240,6 +240,3 @@ impl Lane {
         link.clone()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -63,13 +63,14 @@ pub(crate) async fn put(
             let again = seen
                 .get_mut(*slot)
                 .is_some_and(|seen| std::mem::replace(seen, true));
-            count(&inner.counting, &outcome);
             // The first of its key moved the bytes; for its duplicates the block was there.
-            if again {
+            let outcome = if again {
                 outcome.map(|_| Put::Present)
             } else {
                 outcome
-            }
+            };
+            count(&inner.counting, &outcome);
+            outcome
         })
         .collect()
 }
@@ -174,6 +175,3 @@ fn count(counting: &Counting, outcome: &Result<Put, PutError>) {
         Err(_) => &counting.put_errors,
     });
 }
-
-#[cfg(test)]
-mod tests;

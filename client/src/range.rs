@@ -256,7 +256,10 @@ mod tests {
     }
 
     fn sums(bytes: &[u8]) -> Vec<Checksum> {
-        bytes.chunks(CHUNK as usize).map(checksum).collect()
+        bytes
+            .chunks(Length(CHUNK).as_usize())
+            .map(checksum)
+            .collect()
     }
 
     #[test]
@@ -302,7 +305,7 @@ mod tests {
                 prop_assert_eq!(checksum(&bytes[begins..at]), chunk.sum);
             }
             let got: Vec<u8> = buffers.iter().flat_map(Slice::to_vec).collect();
-            let (from, length) = (from as usize, length as usize);
+            let (from, length) = (Length(from).as_usize(), Length(length).as_usize());
             prop_assert_eq!(&got[..], &bytes[from..from + length]);
         }
     }

@@ -46,6 +46,8 @@ struct Item {
 
 /// What one piece of work came to.
 enum Step {
+    /// There was no time left to try these again.
+    Late(Vec<usize>),
     Located {
         items: Vec<usize>,
         answer: Result<Answer, ControlError>,
@@ -113,6 +115,7 @@ impl<'a> Batch<'a> {
         self.begin();
         while let Some(step) = self.work.next().await {
             match step {
+                Step::Late(items) => items.into_iter().for_each(|at| self.late(at)),
                 Step::Located {
                     items,
                     answer,
@@ -188,14 +191,10 @@ impl<'a> Batch<'a> {
         let (inner, deadline, keep) = (self.inner, self.deadline, !self.release);
         self.work.push(Box::pin(async move {
             reports::send(&inner.control, reports, deadline.share(2, Length(0))).await;
-            let answer = if deadline.pause(pause.unwrap_or_default()).await {
-                inner.lookup(&asked, keep, deadline).await
-            } else {
-                Err(ControlError::new(
-                    Code::DeadlineExceeded,
-                    "the get's timeout passed",
-                ))
-            };
+            if !deadline.pause(pause.unwrap_or_default()).await {
+                return Step::Late(items);
+            }
+            let answer = inner.lookup(&asked, keep, deadline).await;
             Step::Located {
                 items,
                 answer,
@@ -448,21 +447,24 @@ impl<'a> Batch<'a> {
 
     /// Records a failed lookup. Whether it is to be repeated; else the block is settled.
     fn try_again(&mut self, at: usize, error: GetError) -> bool {
-        if error.is_retryable() && !self.deadline.has_passed() {
-            let item = self.item(at);
-            if item.last.is_none() {
-                item.last = Some(error);
-            }
-            return true;
+        if !error.is_retryable() {
+            self.settle(at, Err(error));
+            return false;
         }
-        // That the time is over says less than what kept the block from being read until then.
-        let late = error.code() == Code::DeadlineExceeded;
-        let outcome = match self.item(at).last.take() {
-            Some(last) if late => last,
-            _ => error,
-        };
-        self.settle(at, Err(outcome));
-        false
+        // What a replica said goes before what kept the master from being asked again.
+        self.item(at).last.get_or_insert(error);
+        let over = self.deadline.has_passed();
+        if over {
+            self.late(at);
+        }
+        !over
+    }
+
+    /// Settles a block for which no time is left with what kept it from being read until now.
+    fn late(&mut self, at: usize) {
+        let last = self.item(at).last.take();
+        let late = || failed(Code::DeadlineExceeded, "the get's timeout passed");
+        self.settle(at, Err(last.unwrap_or_else(late)));
     }
 
     fn again(&mut self, items: Vec<usize>) {

@@ -62,6 +62,8 @@ enum Stage {
 
 /// What one piece of work came to.
 enum Step {
+    /// There was no time left to try these again.
+    Late(Vec<usize>),
     Reserved {
         items: Vec<usize>,
         reply: Result<ReserveReply, ControlError>,
@@ -119,6 +121,7 @@ impl<'a> Batch<'a> {
         self.reserve((0..self.items.len()).collect(), None);
         while let Some(step) = self.work.next().await {
             match step {
+                Step::Late(items) => items.into_iter().for_each(|at| self.late(at)),
                 Step::Reserved { items, reply } => self.reserved(&items, reply),
                 Step::Wrote(results) => self.wrote(results),
                 Step::Committed { items, codes } => self.committed(items, codes),
@@ -151,11 +154,7 @@ impl<'a> Batch<'a> {
         let many = items.len() > 1;
         self.work.push(Box::pin(async move {
             if !deadline.pause(pause.unwrap_or_default()).await {
-                let late = ControlError::new(Code::DeadlineExceeded, "the put's timeout passed");
-                return Step::Reserved {
-                    items,
-                    reply: Err(late),
-                };
+                return Step::Late(items);
             }
             let left = deadline.left();
             let wait = if many {
@@ -480,21 +479,31 @@ impl<'a> Batch<'a> {
 
     /// Records a failed attempt. Whether the block is to be put again; else it is settled.
     fn failed(&mut self, at: usize, error: PutError) -> bool {
+        if !error.is_retryable() {
+            self.settle(at, Err(error));
+            return false;
+        }
         let over = self.deadline.has_passed();
         let item = self.item(at);
         item.stage = Stage::Waiting;
-        if error.is_retryable() && !over {
+        // That a call was not answered in time says less than what was answered before.
+        if error.code() != Code::DeadlineExceeded || item.last.is_none() {
             item.last = Some(error);
-            return true;
         }
-        // That the time is over says less than what kept the block from being put until then.
-        let late = error.code() == Code::DeadlineExceeded;
-        let outcome = match item.last.take() {
-            Some(last) if late => last,
-            _ => error,
-        };
+        if over {
+            self.late(at);
+        }
+        !over
+    }
+
+    /// Settles a block for which no time is left with what kept it from being put until now.
+    fn late(&mut self, at: usize) {
+        let last = self.item(at).last.take();
+        let outcome = last.unwrap_or_else(|| PutError::Failed {
+            code: Code::DeadlineExceeded,
+            message: "the put's timeout passed".to_owned(),
+        });
         self.settle(at, Err(outcome));
-        false
     }
 
     fn settle(&mut self, at: usize, outcome: Result<Put, PutError>) {

@@ -1,0 +1,430 @@
+//! A master that behaves as it is told. It keeps what is asked of it, for tests to look at.
+
+use kvpool_proto::pool_server::Pool;
+use kvpool_proto::*;
+use kvpool_types::wire::keys::unpack;
+use kvpool_types::{ClusterId, Code, HostId, Incarnation};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{HashMap, HashSet, VecDeque};
+use tonic::{Request, Response, Status};
+
+/// The two nodes of a fake pool, by their incarnations.
+pub(crate) const NODES: [u128; 2] = [1, 2];
+
+/// What goes wrong with one commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommitFault {
+    /// It is made, and its answer is lost.
+    AnswerLost,
+    /// Every block of it is refused with this.
+    Refused(Code),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Master(Mutex<State>);
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) epoch: u64,
+    pub(crate) lease_ttl_ms: u64,
+    pub(crate) max_batch_keys: u32,
+    /// Whether renewals work.
+    pub(crate) renews: bool,
+    /// Whether a replica that was reported unreachable is hidden.
+    pub(crate) hides: bool,
+    /// The codes that the next reserves of a key are answered with.
+    pub(crate) reserve_codes: HashMap<String, VecDeque<Code>>,
+    /// Keys that another client is forever writing.
+    pub(crate) in_progress: HashSet<String>,
+    pub(crate) commit_faults: VecDeque<CommitFault>,
+    pub(crate) release_fails: bool,
+    pub(crate) blocks: HashMap<String, Block>,
+    pub(crate) reservations: HashMap<u64, (String, Vec<u32>, u64)>,
+    pub(crate) next: u64,
+    /// Commits in the order they came: the keys of each.
+    pub(crate) commits: Vec<Vec<String>>,
+    /// The parent that each committed block was linked to.
+    pub(crate) parents: HashMap<String, String>,
+    pub(crate) revoked: Vec<u64>,
+    pub(crate) reports: Vec<ReportedReplica>,
+    /// How often each method was called.
+    pub(crate) calls: HashMap<&'static str, usize>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub(crate) version: u64,
+    pub(crate) length: u64,
+    pub(crate) checksum: u64,
+    /// The replicas' segments: segment n lies on node n.
+    pub(crate) segments: Vec<u32>,
+    pub(crate) offset: u64,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            epoch: 1,
+            lease_ttl_ms: 60_000,
+            max_batch_keys: 1000,
+            renews: true,
+            hides: true,
+            reserve_codes: HashMap::new(),
+            in_progress: HashSet::new(),
+            commit_faults: VecDeque::new(),
+            release_fails: false,
+            blocks: HashMap::new(),
+            reservations: HashMap::new(),
+            next: 1,
+            commits: Vec::new(),
+            parents: HashMap::new(),
+            revoked: Vec::new(),
+            reports: Vec::new(),
+            calls: HashMap::new(),
+        }
+    }
+}
+
+impl Master {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock()
+    }
+
+    pub(crate) fn calls(&self, method: &'static str) -> usize {
+        self.state().calls.get(method).copied().unwrap_or(0)
+    }
+
+    fn called(&self, method: &'static str) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        *state.calls.entry(method).or_default() += 1;
+        state
+    }
+}
+
+impl State {
+    fn lease(&self) -> Option<Lease> {
+        Some(Lease {
+            token: 1,
+            ttl_ms: self.lease_ttl_ms,
+        })
+    }
+
+    /// Ends the term: what it granted is void.
+    pub(crate) fn fail_over(&mut self) {
+        self.epoch += 1;
+        self.reservations.clear();
+    }
+}
+
+fn keys(packed: &[u8]) -> Vec<String> {
+    unpack(packed).map(|key| key.unwrap().to_string()).collect()
+}
+
+fn nodes() -> Vec<NodeAddress> {
+    NODES
+        .iter()
+        .map(|id| NodeAddress {
+            name: format!("n{id}"),
+            incarnation: Incarnation(*id).to_bytes().to_vec().into(),
+            data_address: "127.0.0.1:1".to_owned(),
+            shm_path: String::new(),
+            host_id: HostId(77).to_bytes().to_vec().into(),
+        })
+        .collect()
+}
+
+fn coded(code: Code) -> Status {
+    let mut status = Status::failed_precondition("as told");
+    let value = code.to_wire().to_string().parse().unwrap();
+    status.metadata_mut().insert(CODE_METADATA, value);
+    status
+}
+
+fn wire(code: Code) -> u32 {
+    code.to_wire().into()
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl Pool for Master {
+    async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
+        let state = self.called("hello");
+        Ok(Response::new(HelloReply {
+            version: 1,
+            cluster_id: ClusterId(5).to_bytes().to_vec().into(),
+            epoch: state.epoch,
+            lease_ttl_ms: state.lease_ttl_ms,
+            max_block_bytes: 1 << 30,
+            max_batch_keys: state.max_batch_keys,
+            checksum_algorithm: 1,
+        }))
+    }
+
+    async fn create_namespace(
+        &self,
+        _: Request<CreateNamespaceRequest>,
+    ) -> Answer<CreateNamespaceReply> {
+        Ok(Response::new(CreateNamespaceReply {
+            epoch: self.state().epoch,
+            created: true,
+        }))
+    }
+
+    async fn reserve(&self, request: Request<ReserveRequest>) -> Answer<ReserveReply> {
+        let request = request.into_inner();
+        let mut state = self.called("reserve");
+        let mut reservations = Vec::new();
+        for key in keys(&request.keys) {
+            let told = state
+                .reserve_codes
+                .get_mut(&key)
+                .and_then(VecDeque::pop_front);
+            let code = match told {
+                Some(code) => code,
+                None if state.in_progress.contains(&key) => Code::InProgress,
+                None if state.blocks.contains_key(&key) && !request.upsert => Code::Exists,
+                None => Code::Ok,
+            };
+            if code != Code::Ok {
+                reservations.push(Reservation {
+                    code: wire(code),
+                    ..Reservation::default()
+                });
+                continue;
+            }
+            let version = state.next;
+            state.next += 1;
+            let segments: Vec<u32> = (0..request.replicas.clamp(1, 2)).collect();
+            reservations.push(Reservation {
+                code: 0,
+                version,
+                extents: segments
+                    .iter()
+                    .map(|segment| GrantedExtent {
+                        node: *segment,
+                        segment: *segment,
+                        offset: version * 4096,
+                        mac: vec![0; 16].into(),
+                    })
+                    .collect(),
+            });
+            state
+                .reservations
+                .insert(version, (key, segments, version * 4096));
+        }
+        Ok(Response::new(ReserveReply {
+            epoch: state.epoch,
+            nodes: nodes(),
+            reservations,
+            grant_ttl_ms: request.grant_ttl_ms,
+        }))
+    }
+
+    async fn commit(&self, request: Request<CommitRequest>) -> Answer<Outcomes> {
+        let request = request.into_inner();
+        let mut state = self.called("commit");
+        if request.caller.as_ref().unwrap().epoch != state.epoch {
+            return Err(coded(Code::StaleEpoch));
+        }
+        let fault = state.commit_faults.pop_front();
+        let mut named = keys(&request.keys);
+        let items = named.len();
+        named.extend(keys(&request.parents));
+        state.commits.push(named[..items].to_vec());
+        let mut codes = Vec::new();
+        for (key, item) in named.iter().zip(&request.items) {
+            if let Some(CommitFault::Refused(code)) = fault {
+                codes.push(wire(code));
+                continue;
+            }
+            let present = state.blocks.get(key).map(|block| block.version);
+            let Some((reserved, _, offset)) = state.reservations.remove(&item.version) else {
+                let repeated = present == Some(item.version);
+                codes.push(wire(if repeated { Code::Ok } else { Code::GrantEnded }));
+                continue;
+            };
+            assert_eq!(&reserved, key);
+            assert!(!item.segments.is_empty());
+            state.blocks.insert(
+                key.clone(),
+                Block {
+                    version: item.version,
+                    length: item.length,
+                    checksum: item.checksum,
+                    segments: item.segments.clone(),
+                    offset,
+                },
+            );
+            if let Some(parent) = (item.parent as usize).checked_sub(1)
+                && state.blocks.contains_key(&named[parent])
+            {
+                state.parents.insert(key.clone(), named[parent].clone());
+            }
+            codes.push(0);
+        }
+        if fault == Some(CommitFault::AnswerLost) {
+            return Err(Status::unavailable("the answer is lost"));
+        }
+        Ok(Response::new(Outcomes {
+            epoch: state.epoch,
+            codes,
+        }))
+    }
+
+    async fn revoke(&self, request: Request<RevokeRequest>) -> Answer<Outcomes> {
+        let request = request.into_inner();
+        let mut state = self.called("revoke");
+        for version in &request.versions {
+            state.reservations.remove(version);
+        }
+        let codes = vec![0; request.versions.len()];
+        state.revoked.extend(request.versions);
+        Ok(Response::new(Outcomes {
+            epoch: state.epoch,
+            codes,
+        }))
+    }
+
+    async fn lookup(&self, request: Request<LookupRequest>) -> Answer<LookupReply> {
+        let state = self.called("lookup");
+        let locations = keys(&request.into_inner().keys)
+            .iter()
+            .map(|key| match state.blocks.get(key) {
+                Some(block) if !block.segments.is_empty() => Location {
+                    code: 0,
+                    length: block.length,
+                    checksum: block.checksum,
+                    version: block.version,
+                    replicas: block
+                        .segments
+                        .iter()
+                        .map(|segment| ReplicaLocation {
+                            node: *segment,
+                            segment: *segment,
+                            offset: block.offset,
+                        })
+                        .collect(),
+                },
+                _ => Location {
+                    code: wire(Code::Missing),
+                    ..Location::default()
+                },
+            })
+            .collect();
+        Ok(Response::new(LookupReply {
+            epoch: state.epoch,
+            nodes: nodes(),
+            locations,
+            lease: state.lease(),
+        }))
+    }
+
+    async fn exist(&self, request: Request<ExistRequest>) -> Answer<ExistReply> {
+        let state = self.called("exist");
+        let keys = keys(&request.into_inner().keys);
+        assert!(keys.len() <= state.max_batch_keys as usize);
+        let mut present = vec![0u8; keys.len().div_ceil(8)];
+        for (at, key) in keys.iter().enumerate() {
+            if state.blocks.contains_key(key) {
+                present[at / 8] |= 1 << (at % 8);
+            }
+        }
+        Ok(Response::new(ExistReply {
+            epoch: state.epoch,
+            present: present.into(),
+            lease: state.lease(),
+        }))
+    }
+
+    async fn match_prefix(&self, request: Request<MatchPrefixRequest>) -> Answer<MatchPrefixReply> {
+        let state = self.called("match_prefix");
+        let keys = keys(&request.into_inner().keys);
+        let blocks = keys
+            .iter()
+            .take_while(|key| state.blocks.contains_key(*key))
+            .count();
+        Ok(Response::new(MatchPrefixReply {
+            epoch: state.epoch,
+            blocks: u32::try_from(blocks).unwrap(),
+            lease: state.lease(),
+        }))
+    }
+
+    async fn renew(&self, request: Request<RenewRequest>) -> Answer<RenewReply> {
+        let state = self.called("renew");
+        let keys = keys(&request.into_inner().keys);
+        let code = if state.renews {
+            Code::Ok
+        } else {
+            Code::LeaseEnded
+        };
+        Ok(Response::new(RenewReply {
+            epoch: state.epoch,
+            codes: vec![wire(code); keys.len()],
+            lease: state.lease(),
+        }))
+    }
+
+    async fn release(&self, request: Request<ReleaseRequest>) -> Answer<Outcomes> {
+        let state = self.called("release");
+        if state.release_fails {
+            return Err(Status::unavailable("the answer is lost"));
+        }
+        let codes = vec![0; keys(&request.into_inner().keys).len()];
+        Ok(Response::new(Outcomes {
+            epoch: state.epoch,
+            codes,
+        }))
+    }
+
+    async fn remove(&self, request: Request<RemoveRequest>) -> Answer<RemoveReply> {
+        let mut state = self.called("remove");
+        let Some(remove_request::What::Keys(packed)) = request.into_inner().what else {
+            return Err(coded(Code::InvalidArgument));
+        };
+        let codes: Vec<u32> = keys(&packed)
+            .iter()
+            .map(|key| match state.blocks.remove(key) {
+                Some(_) => 0,
+                None => wire(Code::Missing),
+            })
+            .collect();
+        Ok(Response::new(RemoveReply {
+            epoch: state.epoch,
+            removed: codes.iter().filter(|code| **code == 0).count() as u64,
+            kept: 0,
+            codes,
+        }))
+    }
+
+    async fn list(&self, _: Request<ListRequest>) -> Answer<ListReply> {
+        Err(coded(Code::InvalidArgument))
+    }
+
+    async fn describe(&self, _: Request<DescribeRequest>) -> Answer<DescribeReply> {
+        Err(coded(Code::InvalidArgument))
+    }
+
+    async fn report_replicas(&self, request: Request<ReportReplicasRequest>) -> Answer<Outcomes> {
+        let request = request.into_inner();
+        let mut state = self.called("report");
+        for (key, report) in keys(&request.keys).iter().zip(&request.reports) {
+            if state.hides
+                && let Some(block) = state.blocks.get_mut(key)
+            {
+                block.segments.retain(|segment| *segment != report.segment);
+            }
+        }
+        let codes = vec![0; request.reports.len()];
+        state.reports.extend(request.reports);
+        Ok(Response::new(Outcomes {
+            epoch: state.epoch,
+            codes,
+        }))
+    }
+
+    async fn stats(&self, _: Request<StatsRequest>) -> Answer<StatsReply> {
+        Err(coded(Code::InvalidArgument))
+    }
+}

@@ -1,0 +1,49 @@
+//! Whole operations against a pool that fails on command.
+
+mod control;
+mod get;
+mod put;
+
+use crate::fake::Pool;
+use crate::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region};
+use kvpool_types::{Key, Length};
+
+fn key(name: &str) -> Key {
+    Key::parse(name).unwrap()
+}
+
+fn block(name: &str, bytes: &[u8]) -> PutBlock {
+    PutBlock::new(key(name), Region::from(bytes.to_vec()).whole())
+}
+
+fn child(name: &str, parent: &str, bytes: &[u8]) -> PutBlock {
+    PutBlock {
+        parent: Some(key(parent)),
+        ..block(name, bytes)
+    }
+}
+
+/// Puts one block of two replicas.
+async fn put_twice(pool: &Pool, name: &str, bytes: &[u8]) {
+    let options = PutOptions {
+        replicas: 2,
+        ..PutOptions::default()
+    };
+    let outcomes = pool
+        .client
+        .batch_put(vec![block(name, bytes)], &options)
+        .await;
+    assert_eq!(outcomes, [Ok(Put::Stored { replicas: 2 })]);
+}
+
+/// Gets one block of a known length; the bytes are in the region.
+async fn get_one(
+    pool: &Pool,
+    name: &str,
+    length: usize,
+) -> (Result<Lookup, crate::GetError>, Vec<u8>) {
+    let memory = Region::allocate(Length(length as u64));
+    let gets = vec![GetBlock::new(key(name), memory.whole())];
+    let mut outcomes = pool.client.batch_get(gets, &GetOptions::default()).await;
+    (outcomes.remove(0), memory.whole().to_vec())
+}

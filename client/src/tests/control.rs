@@ -1,0 +1,138 @@
+use super::{block, get_one, key, put_twice};
+use crate::fake::{Master, pool, pool_with, serve};
+use crate::{Client, ConnectError, Leasing, Lookup, Options, PutOptions, Timeouts};
+use kvpool_types::{Code, Key};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn impatient(masters: Vec<String>) -> Options {
+    Options {
+        masters,
+        timeouts: Timeouts {
+            connect: Duration::from_millis(800),
+            ..Timeouts::default()
+        },
+        ..Options::default()
+    }
+}
+
+#[tokio::test]
+async fn a_new_term_ends_the_use_of_what_was_remembered() {
+    let pool = pool().await;
+    put_twice(&pool, "a", b"bytes").await;
+    assert!(matches!(
+        get_one(&pool, "a", 5).await.0,
+        Ok(Lookup::Hit { .. })
+    ));
+    assert_eq!(pool.master.calls("lookup"), 1);
+    pool.master.state().fail_over();
+    // Any answer tells of the new term.
+    assert_eq!(pool.client.is_exist(&[key("a")]).await.unwrap(), [true]);
+    assert!(matches!(
+        get_one(&pool, "a", 5).await.0,
+        Ok(Lookup::Hit { .. })
+    ));
+    assert_eq!(pool.master.calls("lookup"), 2);
+}
+
+#[tokio::test]
+async fn a_lower_term_than_the_highest_seen_is_refused() {
+    let pool = pool().await;
+    pool.master.state().epoch = 7;
+    pool.client.is_exist(&[key("a")]).await.unwrap();
+    pool.master.state().epoch = 6;
+    let begun = Instant::now();
+    let error = pool.client.is_exist(&[key("a")]).await.unwrap_err();
+    assert_eq!(error.code, Code::StaleEpoch);
+    assert!(
+        begun.elapsed() < Duration::from_millis(2500),
+        "{:?}",
+        begun.elapsed()
+    );
+    pool.master.state().epoch = 7;
+    pool.client.is_exist(&[key("a")]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_batch_over_the_limit_is_split_and_put_back_in_order() {
+    let pool = pool_with(|options| options.max_batch_keys = 7).await;
+    pool.master.state().max_batch_keys = 7;
+    let keys: Vec<Key> = (0..50).map(|n| key(&format!("k{n}"))).collect();
+    let present = |n: usize| n.is_multiple_of(3) || n < 20;
+    let blocks = (0..50)
+        .filter(|n| present(*n))
+        .map(|n| block(&format!("k{n}"), b"x"))
+        .collect();
+    let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    let found = pool.client.exist(&keys, Leasing::Lease).await.unwrap();
+    assert_eq!(pool.master.calls("exist"), 8);
+    let expected: Vec<bool> = (0..50).map(present).collect();
+    assert_eq!(found.present, expected);
+    assert_eq!(found.lease.len(), expected.iter().filter(|p| **p).count());
+    let prefix = pool.client.match_prefix(&keys).await.unwrap();
+    assert_eq!((prefix.blocks, prefix.lease.len()), (20, 20));
+    // The message behind the first gap was not sent.
+    assert_eq!(pool.master.calls("match_prefix"), 3);
+}
+
+#[tokio::test]
+async fn a_release_is_sent_at_most_once() {
+    let pool = pool().await;
+    put_twice(&pool, "a", b"bytes").await;
+    pool.master.state().release_fails = true;
+    let prefix = pool.client.match_prefix(&[key("a")]).await.unwrap();
+    assert!(prefix.lease.release().await.is_err());
+    assert_eq!(pool.master.calls("release"), 1);
+}
+
+#[tokio::test]
+async fn a_lease_that_has_run_out_is_not_released() {
+    let pool = pool().await;
+    put_twice(&pool, "a", b"bytes").await;
+    pool.master.state().lease_ttl_ms = 20;
+    let mut prefix = pool.client.match_prefix(&[key("a")]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    assert_eq!(prefix.lease.left(), Duration::ZERO);
+    pool.master.state().renews = false;
+    assert_eq!(prefix.lease.renew().await, Ok(1));
+    assert!(prefix.lease.is_empty());
+    let prefix = pool.client.match_prefix(&[key("a")]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    prefix.lease.release().await.unwrap();
+    assert_eq!(pool.master.calls("release"), 0);
+}
+
+#[tokio::test]
+async fn the_next_master_is_asked_when_one_is_gone() {
+    let master = Arc::new(Master::default());
+    let address = serve(Arc::clone(&master));
+    let options = impatient(vec!["http://127.0.0.1:1".to_owned(), address]);
+    let client = Client::connect(options).await.unwrap();
+    assert_eq!(client.is_exist(&[key("a")]).await.unwrap(), [false]);
+}
+
+#[tokio::test]
+async fn connecting_to_nobody_ends_in_time_and_says_whom_it_tried() {
+    let begun = Instant::now();
+    let options = impatient(vec!["http://127.0.0.1:1".to_owned()]);
+    let error = Client::connect(options).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unreachable);
+    assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+    assert!(
+        begun.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begun.elapsed()
+    );
+    for bad in ["", "127.0.0.1:1", "http://"] {
+        let error = Client::connect(impatient(vec![bad.to_owned()]))
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error, ConnectError::BadAddress { .. }),
+            "{bad:?}: {error}"
+        );
+    }
+    let error = Client::connect(impatient(Vec::new())).await.unwrap_err();
+    assert_eq!(error, ConnectError::NoMasters);
+}

@@ -1,0 +1,245 @@
+use super::{block, child, key};
+use crate::fake::{CommitFault, Mode, pool, pool_with};
+use crate::{Put, PutError, PutOptions};
+use kvpool_types::Code;
+use std::time::{Duration, Instant};
+
+const STORED: Result<Put, PutError> = Ok(Put::Stored { replicas: 1 });
+
+fn two() -> PutOptions {
+    PutOptions {
+        replicas: 2,
+        ..PutOptions::default()
+    }
+}
+
+#[tokio::test]
+async fn a_put_waits_for_room_and_then_says_full() {
+    let pool = pool().await;
+    let full = |times| std::iter::repeat_n(Code::Full, times).collect();
+    pool.master
+        .state()
+        .reserve_codes
+        .insert("a".into(), full(3));
+    pool.master
+        .state()
+        .reserve_codes
+        .insert("b".into(), full(100_000));
+    let options = PutOptions {
+        timeout: Some(Duration::from_millis(400)),
+        ..PutOptions::default()
+    };
+    let outcomes = pool
+        .client
+        .batch_put(vec![block("a", b"x")], &options)
+        .await;
+    assert_eq!(outcomes, [STORED]);
+    let begun = Instant::now();
+    let outcomes = pool
+        .client
+        .batch_put(vec![block("b", b"x")], &options)
+        .await;
+    assert_eq!(outcomes[0].as_ref().unwrap_err().code(), Code::Full);
+    assert!(
+        begun.elapsed() < Duration::from_millis(900),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn a_key_that_another_writes_holds_up_no_neighbour() {
+    let pool = pool().await;
+    pool.master.state().in_progress.insert("a".into());
+    let blocks = vec![
+        block("a", b"x"),
+        block("b", b"y"),
+        block("c", b""),
+        block("b", b"other"),
+    ];
+    let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
+    assert_eq!(outcomes[0].as_ref().unwrap_err().code(), Code::InProgress);
+    assert_eq!(outcomes[1], STORED);
+    assert_eq!(outcomes[2], Err(PutError::Empty));
+    assert_eq!(outcomes[3], Ok(Put::Present));
+    assert_eq!(pool.client.get(&key("b")).await.unwrap().unwrap(), b"y");
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_was_lost_is_asked_again() {
+    let pool = pool().await;
+    pool.master
+        .state()
+        .commit_faults
+        .push_back(CommitFault::AnswerLost);
+    let outcomes = pool
+        .client
+        .batch_put(vec![block("a", b"x")], &PutOptions::default())
+        .await;
+    assert_eq!(outcomes, [STORED]);
+    assert_eq!(pool.master.calls("commit"), 2);
+    assert_eq!(pool.master.calls("reserve"), 1);
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_stays_lost_claims_nothing() {
+    let pool = pool().await;
+    pool.master
+        .state()
+        .commit_faults
+        .extend([CommitFault::AnswerLost; 1000]);
+    let options = PutOptions {
+        timeout: Some(Duration::from_millis(300)),
+        ..PutOptions::default()
+    };
+    let outcomes = pool
+        .client
+        .batch_put(vec![block("a", b"x")], &options)
+        .await;
+    assert!(
+        matches!(outcomes[0], Err(PutError::OutcomeUnknown { .. })),
+        "{outcomes:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_grant_that_ended_is_asked_for_again() {
+    let pool = pool().await;
+    let ended = CommitFault::Refused(Code::GrantEnded);
+    pool.master.state().commit_faults.push_back(ended);
+    let outcomes = pool
+        .client
+        .batch_put(vec![block("a", b"x")], &PutOptions::default())
+        .await;
+    assert_eq!(outcomes, [STORED]);
+    assert_eq!(pool.master.calls("reserve"), 2);
+    assert_eq!(pool.client.get(&key("a")).await.unwrap().unwrap(), b"x");
+}
+
+#[tokio::test]
+async fn a_put_across_a_failover_is_put_again_under_the_new_term() {
+    let pool = pool().await;
+    pool.nodes.set(1, Mode::Slow(Duration::from_millis(100)));
+    let client = pool.client.clone();
+    let put = tokio::spawn(async move {
+        client
+            .batch_put(vec![block("a", b"x")], &PutOptions::default())
+            .await
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(pool.master.calls("reserve"), 1);
+    pool.master.state().fail_over();
+    assert_eq!(put.await.unwrap(), [STORED]);
+    assert_eq!(pool.master.calls("reserve"), 2);
+    assert_eq!(pool.client.epoch().0, 2);
+}
+
+#[tokio::test]
+async fn a_replica_that_cannot_be_written_is_left_out() {
+    for mode in [Mode::Fails(Code::Unreachable), Mode::Hangs] {
+        let pool = pool().await;
+        pool.nodes.set(2, mode);
+        let outcomes = pool.client.batch_put(vec![block("a", b"x")], &two()).await;
+        assert_eq!(outcomes, [STORED]);
+        assert_eq!(pool.master.state().blocks["a"].segments, [0]);
+    }
+}
+
+#[tokio::test]
+async fn a_put_that_is_given_up_gives_its_grants_back() {
+    let pool = pool().await;
+    pool.nodes.set(1, Mode::Hangs);
+    let client = pool.client.clone();
+    let put = tokio::spawn(async move {
+        client
+            .batch_put(vec![block("a", b"x")], &PutOptions::default())
+            .await
+    });
+    while pool.master.state().reservations.is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    put.abort();
+    let begun = Instant::now();
+    while pool.master.state().revoked != [1] {
+        assert!(
+            begun.elapsed() < Duration::from_secs(2),
+            "nothing was revoked"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(pool.master.state().blocks.is_empty());
+}
+
+#[tokio::test]
+async fn a_block_that_was_committed_is_not_given_back() {
+    let pool = pool().await;
+    let outcomes = pool.client.batch_put(vec![block("a", b"x")], &two()).await;
+    assert!(outcomes[0].is_ok());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(pool.master.state().revoked.is_empty());
+}
+
+#[tokio::test]
+async fn no_block_is_committed_before_its_parent() {
+    let pool = pool().await;
+    let names: Vec<String> = (0..40).map(|n| format!("k{n}")).collect();
+    let chain = |replicas| {
+        let blocks = names
+            .iter()
+            .enumerate()
+            .map(|(at, name)| match at.checked_sub(1) {
+                Some(parent) => child(name, &names[parent], b"x"),
+                None => block(name, b"x"),
+            })
+            .collect();
+        let options = PutOptions {
+            replicas,
+            ..PutOptions::default()
+        };
+        let client = pool.client.clone();
+        async move { client.batch_put(blocks, &options).await }
+    };
+    // Every other block waits for room once, so that children are granted before their parents.
+    for name in names.iter().step_by(3) {
+        let state = &mut pool.master.state().reserve_codes;
+        state.insert(name.clone(), [Code::Full].into());
+    }
+    let outcomes = chain(1).await;
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    // A block whose parent was not yet granted goes ahead as a root; all others are linked.
+    let linked = pool.master.state().parents.len();
+    assert!(linked >= 26, "{linked} of 39 are linked");
+}
+
+#[tokio::test]
+async fn a_chain_over_several_messages_stays_linked() {
+    let pool = pool_with(|options| options.max_batch_keys = 4).await;
+    let names: Vec<String> = (0..30).map(|n| format!("k{n}")).collect();
+    let blocks = names
+        .iter()
+        .enumerate()
+        .map(|(at, name)| match at.checked_sub(1) {
+            Some(parent) => child(name, &names[parent], b"x"),
+            None => block(name, b"x"),
+        })
+        .collect();
+    let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    let state = pool.master.state();
+    assert!(state.commits.iter().all(|keys| keys.len() <= 4));
+    for pair in names.windows(2) {
+        assert_eq!(state.parents.get(&pair[1]), Some(&pair[0]));
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_block_is_said_before_anything_is_sent() {
+    let pool = pool().await;
+    let outcomes = pool
+        .client
+        .batch_put(vec![block("a", b"")], &PutOptions::default())
+        .await;
+    assert_eq!(outcomes, [Err(PutError::Empty)]);
+    assert_eq!(pool.master.calls("reserve"), 0);
+    assert_eq!(pool.client.counters().put_errors, 1);
+}
