@@ -135,7 +135,7 @@ fn a_link_whose_node_is_gone_is_not_open() {
     assert_eq!(codes(&written), [Code::Unreachable]);
 }
 
-/// Runs in a process of its own: holds a view and an announced write, then waits to be killed.
+/// Runs in a process of its own: holds a view, then waits to be killed.
 #[test]
 #[ignore = "the process that another test starts and kills"]
 fn holder() {

@@ -1,5 +1,5 @@
 //! How fast bytes move, beside plain copies and a bare socket. Run by hand:
-//! `cargo nextest run --release -p kvpool-transport --run-ignored only speed --no-capture`.
+//! `cargo nextest run -p kvpool-transport --run-ignored only speed --no-capture`.
 
 use super::*;
 use std::io::{Read, Write};
