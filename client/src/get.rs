@@ -10,6 +10,7 @@
 //! a node that hangs holds up only the blocks that lie there.
 
 mod batch;
+mod judge;
 mod renewal;
 
 use crate::api::{GetBlock, GetOptions, Lookup};

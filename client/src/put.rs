@@ -12,6 +12,7 @@
 //! call as its parent or after it, so that the master can link the two.
 
 mod batch;
+mod requests;
 mod stages;
 
 use crate::api::{Put, PutBlock, PutOptions};

@@ -1,5 +1,6 @@
 //! The steps of one batch of gets, run at the same time.
 
+use super::judge::{Judged, judge};
 use super::renewal::Renewal;
 use crate::api::{GetBlock, Lookup};
 use crate::batch::Distinct;
@@ -481,43 +482,6 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// What a finished read was worth.
-enum Judged {
-    /// The bytes are the block's.
-    Right,
-    /// The lease ended first: the bytes may be anybody's.
-    Outrun,
-    /// They are not, or the read failed.
-    Wrong(TransferError),
-}
-
-/// Judges a read of `located` that `ended` under `lease`.
-fn judge(
-    located: &Located,
-    result: TransferResult,
-    lease: Option<Leased>,
-    ended: BootTime,
-) -> Judged {
-    let checksum = match result {
-        Ok(checksum) => checksum,
-        Err(error) => return Judged::Wrong(error),
-    };
-    let right = checksum == located.checksum;
-    match lease {
-        Some(lease) if !lease.runs(ended) => Judged::Outrun,
-        // Without a lease the extent may have been granted anew meanwhile, which is no fault.
-        None if !right => Judged::Outrun,
-        _ if right => Judged::Right,
-        _ => Judged::Wrong(TransferError {
-            code: Code::ChecksumMismatch,
-            message: format!(
-                "the bytes read have checksum {checksum}, the block has {}",
-                located.checksum
-            ),
-        }),
-    }
-}
-
 fn failed(code: Code, message: impl Into<String>) -> GetError {
     GetError::Failed {
         code,
@@ -529,47 +493,5 @@ fn overdue(node: &Node) -> TransferError {
     TransferError {
         code: Code::DeadlineExceeded,
         message: format!("node {} did not end the transfer in time", node.name),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kvpool_types::{Checksum, Version};
-
-    fn located(lease: Option<Leased>) -> Located {
-        Located {
-            epoch: Epoch(1),
-            version: Version(1),
-            checksum: Checksum(7),
-            length: Length(1),
-            replicas: Vec::new(),
-            lease,
-        }
-    }
-
-    #[test]
-    fn bytes_count_only_when_the_lease_outlived_the_read() {
-        let begun = BootTime::now();
-        let lease = Leased {
-            token: 1,
-            until: begun.after(Duration::from_secs(1)),
-            ttl: Duration::from_secs(1),
-        };
-        let at = |millis| begun.after(Duration::from_millis(millis));
-        let located = located(Some(lease));
-        let judge = |sum, lease, ended| judge(&located, Ok(Checksum(sum)), lease, ended);
-        assert!(matches!(judge(7, Some(lease), at(999)), Judged::Right));
-        assert!(matches!(judge(7, Some(lease), at(1000)), Judged::Outrun));
-        assert!(matches!(judge(8, Some(lease), at(1000)), Judged::Outrun));
-        assert!(matches!(
-            judge(8, Some(lease), at(999)),
-            Judged::Wrong(TransferError {
-                code: Code::ChecksumMismatch,
-                ..
-            })
-        ));
-        assert!(matches!(judge(7, None, at(5000)), Judged::Right));
-        assert!(matches!(judge(8, None, at(0)), Judged::Outrun));
     }
 }

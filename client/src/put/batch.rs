@@ -1,5 +1,6 @@
 //! The steps of one batch of puts, run at the same time.
 
+use super::requests::{read_reservation, reserve_request, wait_for_room};
 use super::stages::{GrantedReplica, Reserved, Written};
 use crate::api::{Put, PutBlock, PutOptions};
 use crate::client::Inner;
@@ -7,21 +8,18 @@ use crate::clock::{Backoff, Deadline};
 use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::{ControlError, PutError};
-use crate::locate::{code_of, expect_answers, malformed, node_at, read_nodes};
+use crate::locate::{code_of, expect_answers, read_nodes};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use kvpool_proto::{CommitRequest, Reservation, ReserveReply, ReserveRequest};
+use kvpool_proto::{CommitRequest, ReserveReply};
 use kvpool_transport::memory::total_length;
 use kvpool_transport::{Slice, TransferError, TransferResult, WriteOp};
 use kvpool_types::wire::keys::pack;
-use kvpool_types::{Code, Epoch, Extent, Grant, GrantId, Key, Length, Offset, SegmentId, Version};
+use kvpool_types::{Code, Epoch, Key, Length, SegmentId, Version};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-/// How long the master may wait for room on behalf of several keys: while it waits, those that were
-/// granted already wait too.
-const SHARED_WAIT: Duration = Duration::from_millis(500);
 /// What the answer to a reserve may take beyond the wait for room.
 const RESERVE_MARGIN: Duration = Duration::from_secs(1);
 
@@ -157,24 +155,8 @@ impl<'a> Batch<'a> {
                 return Step::Late(items);
             }
             let left = deadline.left();
-            let wait = if many {
-                (left / 4).min(SHARED_WAIT)
-            } else {
-                left * 3 / 4
-            };
-            let request = ReserveRequest {
-                caller: None,
-                keys: keys.into(),
-                lengths,
-                replicas: options.replicas,
-                upsert: options.upsert,
-                preferred_node: options.preferred_node.clone().unwrap_or_default(),
-                prefer_same_host: options.prefer_same_host,
-                timeout_ms: millis(wait),
-                grant_ttl_ms: millis(left),
-                soft_pin_ttl_ms: options.soft_pin.map_or(0, millis),
-                hard_pin: options.hard_pin,
-            };
+            let wait = wait_for_room(left, many);
+            let request = reserve_request(keys, lengths, options, wait, left);
             // Not repeated as it is: the wait that it names must fit what is left.
             let call = Call::by(deadline.at_most(wait + RESERVE_MARGIN))
                 .once()
@@ -218,22 +200,7 @@ impl<'a> Batch<'a> {
                 }
             }
             let length = self.item(at).length;
-            let granted =
-                read_reservation(reservation, Epoch(reply.epoch), length).and_then(|grants| {
-                    grants
-                        .into_iter()
-                        .map(|(node, grant)| {
-                            let node_of = node_at(&nodes, node)?;
-                            Ok((
-                                node,
-                                GrantedReplica {
-                                    node: node_of,
-                                    grant,
-                                },
-                            ))
-                        })
-                        .collect::<Result<Vec<_>, ControlError>>()
-                });
+            let granted = read_reservation(reservation, &nodes, Epoch(reply.epoch), length);
             match granted {
                 Ok(granted) => {
                     let revoker = self.inner.revoker.clone();
@@ -516,38 +483,6 @@ impl<'a> Batch<'a> {
     }
 }
 
-fn read_reservation(
-    reservation: &Reservation,
-    epoch: Epoch,
-    length: Length,
-) -> Result<Vec<(u32, Grant)>, ControlError> {
-    if reservation.extents.is_empty() {
-        return Err(malformed("a reservation without an extent"));
-    }
-    reservation
-        .extents
-        .iter()
-        .map(|granted| {
-            let mac = granted
-                .mac
-                .as_ref()
-                .try_into()
-                .map_err(|_| malformed(format!("a proof of {} bytes", granted.mac.len())))?;
-            let grant = Grant {
-                extent: Extent {
-                    segment: SegmentId(granted.segment),
-                    offset: Offset(granted.offset),
-                    length,
-                },
-                epoch,
-                id: GrantId(reservation.version),
-                mac,
-            };
-            Ok((granted.node, grant))
-        })
-        .collect()
-}
-
 /// Whether a failure says that its node, rather than the block, is the trouble.
 fn node_failed(error: Option<&TransferError>) -> bool {
     error.is_some_and(|error| {
@@ -582,9 +517,4 @@ fn overdue(node: &kvpool_types::NodeName) -> TransferError {
         code: Code::DeadlineExceeded,
         message: format!("node {node} did not end the transfer in time"),
     }
-}
-
-/// A time in whole milliseconds, rounded up, so that a short one is not taken for none.
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
