@@ -69,7 +69,7 @@ enum Command {
         /// The program.
         program: OsString,
         /// Its arguments.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        #[arg(last = true)]
         arguments: Vec<OsString>,
     },
 }

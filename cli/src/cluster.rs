@@ -1,8 +1,10 @@
 //! A whole pool of its own: one kvmaster and some kvstore-nodes as processes on this machine, in a
 //! directory that goes with it.
 
+use crate::connection::control_error;
 use crate::process::{Child, Streams};
 use anyhow::{Context, bail};
+use kvpool_client::Client;
 use serde::Deserialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -110,7 +112,8 @@ struct Ready {
 }
 
 impl Cluster {
-    /// Starts the daemons that lie beside the running kvctl, and waits until all serve.
+    /// Starts the daemons that lie beside the running kvctl, and waits until all serve. Call it on
+    /// the main thread.
     pub(crate) async fn start(plan: &Plan) -> anyhow::Result<Self> {
         let directory = TempDir::with_prefix("kvpool-").context("cannot make a directory")?;
         let mut cluster = Self {
@@ -136,6 +139,28 @@ impl Cluster {
             cluster.launch(&name, "kvstore-node", arguments).await?;
         }
         Ok(cluster)
+    }
+
+    /// Waits until the master has all nodes: a daemon serves before it has registered.
+    pub(crate) async fn joined(&mut self, client: &Client, plan: &Plan) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            let stats = client.stats().await.map_err(control_error)?;
+            let live = stats.nodes.iter().filter(|node| node.state == "live");
+            if live.count() == plan.nodes as usize {
+                return Ok(());
+            }
+            for daemon in &mut self.daemons {
+                daemon.check()?;
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "not all nodes have registered after {}; --keep keeps their logs",
+                    humantime::format_duration(START_TIMEOUT),
+                );
+            }
+            tokio::time::sleep(POLL).await;
+        }
     }
 
     /// The master's address, as clients take it.

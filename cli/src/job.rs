@@ -52,9 +52,10 @@ pub(crate) async fn run(job: Job, context: &Context) -> anyhow::Result<()> {
 async fn measure(job: &Job, context: &Context) -> anyhow::Result<Report> {
     let setting = job.setting()?;
     tracing::info!(nodes = job.plan.nodes, "starting the pool");
-    let cluster = Cluster::start(&job.plan).await?;
+    let mut cluster = Cluster::start(&job.plan).await?;
     let connection = context.connection.with_master(cluster.master());
     let client = connection.connect().await?;
+    cluster.joined(&client, &job.plan).await?;
     let options = Options {
         blocks: job.blocks,
         connection,

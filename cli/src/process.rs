@@ -55,6 +55,8 @@ impl Child {
             .arg("tether")
             .arg(std::process::id().to_string())
             .arg(program)
+            // What follows is the program's, also where kvctl has a flag of that name.
+            .arg("--")
             .args(arguments)
             .stderr(file.try_clone().context("cannot share a log")?)
             // A group of its own: an interrupt at the terminal reaches kvctl alone, which then

@@ -18,7 +18,7 @@ fn alive(pid: u32) -> bool {
 #[test]
 fn a_tethered_program_dies_with_a_parent_that_is_killed() {
     let mut parent = Command::new("sh")
-        .args(["-c", "\"$0\" tether $$ sleep 300 & echo $!; wait", KVCTL])
+        .args(["-c", "\"$0\" tether $$ sleep -- 300 & echo $!; wait", KVCTL])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -48,9 +48,28 @@ fn a_tethered_program_dies_with_a_parent_that_is_killed() {
 #[test]
 fn a_program_whose_parent_is_already_gone_is_not_started() {
     let output = Command::new(KVCTL)
-        .args(["tether", "1", "echo", "started"])
+        .args(["tether", "1", "echo", "--", "started"])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn what_follows_is_the_programs_also_where_kvctl_has_such_a_flag() {
+    let own = std::process::id().to_string();
+    let output = Command::new(KVCTL)
+        .args([
+            "tether",
+            &own,
+            "echo",
+            "--",
+            "--master",
+            "elsewhere",
+            "--output",
+        ])
+        .output()
+        .unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(printed.trim(), "--master elsewhere --output");
 }
