@@ -156,7 +156,8 @@ mod tests {
     #[test]
     fn defaults_are_valid_and_bad_settings_are_named() {
         Config::default().validate().unwrap();
-        let cases: [(&str, fn(&mut Config)); 5] = [
+        type Spoil = fn(&mut Config);
+        let cases: [(&str, Spoil); 5] = [
             ("eviction_high_watermark_ratio", |c| {
                 c.eviction_high_watermark_ratio = 1.5
             }),

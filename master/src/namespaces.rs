@@ -2,13 +2,12 @@
 
 use kvpool_types::Code;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::namespace::Namespace;
+use kvpool_types::namespace::{DEFAULT_NAME, Namespace};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 /// The namespace of callers that name none. It is always there.
-pub const DEFAULT_NAME: &str = "default";
 const DEFAULT_ID: NamespaceId = NamespaceId(0);
 
 /// Every known namespace. Ids are given in order and never reused.

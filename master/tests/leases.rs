@@ -1,15 +1,13 @@
 //! Invariant 7 and the rules of leases and grants, on a clock that the test owns.
 
 use kvpool_master::clock::{Clock, ManualClock, Millis};
-use kvpool_master::membership::{Node, Outbox, Registration};
+use kvpool_master::membership::{Node, Outbox, Registration, Reported};
 use kvpool_master::pool::{CommitItem, Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
 use kvpool_master::{CommitAck, Config};
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{
-    Checksum, Code, Epoch, HostId, Incarnation, Key, Length, NodeName,
-};
+use kvpool_types::{Checksum, Code, Epoch, HostId, Incarnation, Key, Length, NodeName};
 use proto::master_message::Body;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +43,9 @@ impl Bench {
             ..Config::default()
         };
         let clock_for_pool = Arc::clone(&clock) as Arc<dyn Clock>;
-        let pool = Pool::start(config, Arc::new(store), clock_for_pool).await.unwrap();
+        let pool = Pool::start(config, Arc::new(store), clock_for_pool)
+            .await
+            .unwrap();
         let registration = Registration {
             name: NodeName("n".into()),
             incarnation: Incarnation(7),
@@ -59,14 +59,31 @@ impl Bench {
         let node = pool.register(&registration).await.unwrap();
         let (outbox, inbox): (Outbox, _) = unbounded_channel();
         pool.activate(&node, &registration, outbox);
-        Self { pool, clock, node, inbox, _directory: directory }
+        pool.heard(&node, Some(Reported::default()));
+        Self {
+            pool,
+            clock,
+            node,
+            inbox,
+            _directory: directory,
+        }
     }
 
     async fn reserve(&self, name: &str, timeout: Duration) -> Result<u64, Code> {
         let key = Key::parse(name).unwrap();
-        let options = ReserveOptions { timeout, ..ReserveOptions::default() };
-        let outcome = self.pool.reserve(NS, &[key.as_ref()], &[Length(BLOCK)], &options).await;
-        outcome.into_iter().next().unwrap().map(|granted| granted.version.0)
+        let options = ReserveOptions {
+            timeout,
+            ..ReserveOptions::default()
+        };
+        let outcome = self
+            .pool
+            .reserve(NS, &[key.as_ref()], &[Length(BLOCK)], &options)
+            .await;
+        outcome
+            .into_iter()
+            .next()
+            .unwrap()
+            .map(|granted| granted.version.0)
     }
 
     async fn commit(&self, name: &str, version: u64) -> Code {
@@ -127,9 +144,12 @@ async fn a_lease_holds_to_its_last_moment_and_no_longer() {
     let pool = Arc::clone(&bench.pool);
     let waiting = tokio::spawn(async move {
         let key = Key::parse("e").unwrap();
-        let options =
-            ReserveOptions { timeout: Duration::from_secs(5), ..ReserveOptions::default() };
-        pool.reserve(NS, &[key.as_ref()], &[Length(BLOCK)], &options).await
+        let options = ReserveOptions {
+            timeout: Duration::from_secs(5),
+            ..ReserveOptions::default()
+        };
+        pool.reserve(NS, &[key.as_ref()], &[Length(BLOCK)], &options)
+            .await
     });
     bench.fence().await;
     assert!(waiting.await.unwrap()[0].is_ok());
@@ -147,17 +167,38 @@ async fn a_release_ends_a_lease_only_for_its_own_holder() {
     bench.clock.advance(Duration::from_secs(1));
     let second = bench.lease("a");
     bench.pool.release(NS, &keys, first);
-    let left = bench.pool.describe(NS, &keys)[0].clone().unwrap().lease_left;
-    assert!(left >= TTL, "the second holder's lease has been cut: {left:?}");
+    let left = bench.pool.describe(NS, &keys)[0]
+        .clone()
+        .unwrap()
+        .lease_left;
+    assert!(
+        left >= TTL,
+        "the second holder's lease has been cut: {left:?}"
+    );
     bench.pool.release(NS, &keys, second);
-    assert_eq!(bench.pool.describe(NS, &keys)[0].clone().unwrap().lease_left, Duration::ZERO);
+    assert_eq!(
+        bench.pool.describe(NS, &keys)[0]
+            .clone()
+            .unwrap()
+            .lease_left,
+        Duration::ZERO
+    );
     // A lapsed token neither renews nor releases what another holds by now.
     let lapsed = bench.lease("a");
     bench.clock.advance(TTL + Duration::from_secs(1));
     bench.lease("a");
     bench.pool.release(NS, &keys, lapsed);
-    assert!(bench.pool.describe(NS, &keys)[0].clone().unwrap().lease_left > Duration::ZERO);
-    assert_eq!(bench.pool.renew(NS, &keys, lapsed).answer, [Code::LeaseEnded]);
+    assert!(
+        bench.pool.describe(NS, &keys)[0]
+            .clone()
+            .unwrap()
+            .lease_left
+            > Duration::ZERO
+    );
+    assert_eq!(
+        bench.pool.renew(NS, &keys, lapsed).answer,
+        [Code::LeaseEnded]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,7 +225,11 @@ async fn what_a_removal_frees_waits_for_the_leases_on_it() {
     let report = bench.pool.remove(NS, &[key.as_ref()], true).await.unwrap();
     assert_eq!(report.removed, 1);
     bench.fence().await;
-    assert_eq!(bench.pool.placement.usage().quarantined, BLOCK, "a reader may still be reading");
+    assert_eq!(
+        bench.pool.placement.usage().quarantined,
+        BLOCK,
+        "a reader may still be reading"
+    );
     bench.clock.advance(TTL + Duration::from_millis(50));
     bench.fence().await;
     assert_eq!(bench.pool.placement.usage().used, 0);
@@ -194,13 +239,19 @@ async fn what_a_removal_frees_waits_for_the_leases_on_it() {
 async fn one_put_of_a_key_at_a_time_and_the_second_sees_the_first() {
     let bench = Bench::new().await;
     let version = bench.reserve("a", Duration::ZERO).await.unwrap();
-    assert_eq!(bench.reserve("a", Duration::ZERO).await, Err(Code::InProgress));
+    assert_eq!(
+        bench.reserve("a", Duration::ZERO).await,
+        Err(Code::InProgress)
+    );
     let pool = Arc::clone(&bench.pool);
     let second = tokio::spawn(async move {
         let key = Key::parse("a").unwrap();
-        let options =
-            ReserveOptions { timeout: Duration::from_secs(5), ..ReserveOptions::default() };
-        pool.reserve(NS, &[key.as_ref()], &[Length(BLOCK)], &options).await
+        let options = ReserveOptions {
+            timeout: Duration::from_secs(5),
+            ..ReserveOptions::default()
+        };
+        pool.reserve(NS, &[key.as_ref()], &[Length(BLOCK)], &options)
+            .await
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(bench.commit("a", version).await, Code::Ok);

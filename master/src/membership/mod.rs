@@ -1,7 +1,7 @@
 //! The store nodes: who is there, how they can be reached, and in what state they are.
 //!
 //! ```text
-//!              register                silence > suspect_after
+//!        register, first heartbeat     silence > suspect_after
 //!  (recovered) ────────► live ───────────────────────────────► suspect
 //!   unreported            ▲  ◄──────────── speaks again ─────────┘ │
 //!                         │ draining (SIGTERM)                     │ silence > drop_after
@@ -21,7 +21,7 @@ use crate::placement::quarantine::Ticket;
 use kvpool_proto as proto;
 use kvpool_types::{GrantKey, HostId, Incarnation, NodeName, SegmentId};
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -110,7 +110,8 @@ pub struct Node {
     segments: RwLock<Vec<SegmentId>>,
     state: AtomicU8,
     session: Mutex<Session>,
-    tickets: Mutex<HashMap<u64, Ticket>>,
+    tickets: Mutex<BTreeMap<u64, Ticket>>,
+    stuck_through: Mutex<u64>,
     next_session: AtomicU64,
 }
 
@@ -125,6 +126,7 @@ impl Node {
             state: AtomicU8::new(NodeState::Unreported as u8),
             session: Mutex::default(),
             tickets: Mutex::default(),
+            stuck_through: Mutex::default(),
             next_session: AtomicU64::new(1),
         }
     }
@@ -197,8 +199,10 @@ impl Node {
         }
     }
 
-    /// Notes that the node spoke. A suspect node that speaks is live again.
-    pub(crate) fn heard(&self, now: Millis, reported: Option<Reported>) {
+    /// Notes that the node spoke; true when that changed its state. A suspect node that speaks is live
+    /// again. A heartbeat is sent only by a node that has taken the term's welcome in, so the first
+    /// one makes an unreported node live.
+    pub(crate) fn heard(&self, now: Millis, reported: Option<Reported>) -> bool {
         {
             let mut session = self.session.lock();
             session.last_heard = now;
@@ -206,10 +210,13 @@ impl Node {
                 session.reported = reported;
             }
         }
-        if self.state() == NodeState::Suspect {
+        let welcomed = self.state() == NodeState::Unreported && reported.is_some();
+        let back = self.state() == NodeState::Suspect;
+        if welcomed || back {
             self.set_state(NodeState::Live);
-            tracing::info!(node = %self.name, "node speaks again");
+            tracing::info!(node = %self.name, "node is live");
         }
+        welcomed || back
     }
 
     /// Sends a message if a session is open.
@@ -220,8 +227,13 @@ impl Node {
         }
     }
 
-    /// The tickets that wait for the node's word.
-    pub(crate) fn tickets(&self) -> parking_lot::MutexGuard<'_, HashMap<u64, Ticket>> {
+    /// The tickets that wait for the node's word, in the order in which they were given.
+    pub(crate) fn tickets(&self) -> parking_lot::MutexGuard<'_, BTreeMap<u64, Ticket>> {
         self.tickets.lock()
+    }
+
+    /// The last ticket that was looked at for being stuck.
+    pub(crate) fn stuck_through(&self) -> parking_lot::MutexGuard<'_, u64> {
+        self.stuck_through.lock()
     }
 }

@@ -27,6 +27,7 @@ pub struct Segment {
     extents: Mutex<Extents>,
     used: AtomicU64,
     quarantined: AtomicU64,
+    stuck: AtomicU64,
 }
 
 impl Segment {
@@ -40,6 +41,7 @@ impl Segment {
             extents: Mutex::new(Extents::new(size)),
             used: AtomicU64::new(0),
             quarantined: AtomicU64::new(0),
+            stuck: AtomicU64::new(0),
         }
     }
 
@@ -51,6 +53,21 @@ impl Segment {
     /// Bytes on their way to being free.
     pub fn quarantined(&self) -> u64 {
         self.quarantined.load(Ordering::Acquire)
+    }
+
+    /// Bytes that will be used once what is about to be free is: blocks, grants, and what is stuck in
+    /// quarantine.
+    pub fn settled(&self) -> u64 {
+        let soon = self
+            .quarantined()
+            .saturating_sub(self.stuck.load(Ordering::Acquire));
+        self.used().saturating_sub(soon)
+    }
+
+    /// Notes that freeing an extent takes longer than it should.
+    pub(crate) fn stick(&self, index: ExtentIndex) {
+        let length = self.extents.lock().length(index).0;
+        self.stuck.fetch_add(length, Ordering::AcqRel);
     }
 
     /// The most bytes that may be used.
@@ -94,14 +111,21 @@ impl Segment {
         self.quarantined.fetch_add(length, Ordering::AcqRel);
     }
 
-    /// Frees an extent; returns its bytes.
-    pub fn free(&self, index: ExtentIndex, quarantined: bool) -> u64 {
+    /// Frees an extent that nothing was ever granted on; returns its bytes.
+    fn free(&self, index: ExtentIndex) -> u64 {
         let mut extents = self.extents.lock();
         let length = extents.length(index).0;
         extents.free(index);
         self.used.store(extents.used().0, Ordering::Release);
-        if quarantined {
-            self.quarantined.fetch_sub(length, Ordering::AcqRel);
+        length
+    }
+
+    /// Frees an extent at the end of its quarantine; returns its bytes.
+    pub(crate) fn free_quarantined(&self, index: ExtentIndex, stuck: bool) -> u64 {
+        let length = self.free(index);
+        self.quarantined.fetch_sub(length, Ordering::AcqRel);
+        if stuck {
+            self.stuck.fetch_sub(length, Ordering::AcqRel);
         }
         length
     }
@@ -127,6 +151,8 @@ pub struct Usage {
     pub used: u64,
     /// Bytes on their way to being free.
     pub quarantined: u64,
+    /// Bytes that will be used once what is about to be free is.
+    pub settled: u64,
     /// The most bytes that may be used.
     pub limit: u64,
 }
@@ -189,6 +215,7 @@ impl Placement {
             usage.capacity += segment.size.0;
             usage.used += segment.used();
             usage.quarantined += segment.quarantined();
+            usage.settled += segment.settled();
             usage.limit += segment.limit;
         }
         usage
@@ -240,7 +267,7 @@ impl Placement {
         }
         if chosen.len() < wanted {
             for (replica, segment) in chosen {
-                segment.free(replica.extent, false);
+                segment.free(replica.extent);
             }
             return Err(NoRoom::Full);
         }
@@ -252,7 +279,7 @@ impl Placement {
         let segments = self.segments.read();
         for replica in replicas {
             if let Some(segment) = segments.get(&replica.segment) {
-                segment.free(replica.extent, false);
+                segment.free(replica.extent);
             }
         }
     }

@@ -5,6 +5,9 @@
 //!                                 (journal)        (delayed)      (tickets)
 //! ```
 //!
+//! What has been here for longer than [`PATIENCE`] is *stuck*: a process holds it, a lease runs, or its
+//! node is silent. Eviction counts on the rest as free room to come, and on what is stuck no more.
+//!
 //! **Architecture Invariant:** this is the only way by which an extent that was ever granted becomes
 //! free again.
 
@@ -19,6 +22,10 @@ use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How long freeing usually takes at most.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// An extent on its way to being free.
 #[derive(Clone, Debug)]
@@ -33,6 +40,10 @@ pub struct Freed {
     pub grant: Option<GrantId>,
     /// When the last lease on it ends.
     pub not_before: Millis,
+    /// When it left the directory.
+    pub since: Millis,
+    /// Whether it is taking so long that eviction no longer counts on it.
+    pub stuck: bool,
 }
 
 /// What a node has been asked and has not answered.
@@ -76,7 +87,11 @@ impl Quarantine {
     pub fn take(&self, freed: Vec<Freed>, now: Millis) {
         let mut ready = Vec::with_capacity(freed.len());
         let mut delayed = self.delayed.lock();
-        for item in freed {
+        for mut item in freed {
+            if item.not_before > now.after(PATIENCE) {
+                item.segment.stick(item.index);
+                item.stuck = true;
+            }
             if item.not_before > now {
                 delayed.insert((item.not_before, self.number()), item);
             } else {
@@ -96,23 +111,45 @@ impl Quarantine {
         self.ask(over.into_values().collect());
     }
 
-    fn ask(&self, ready: Vec<Freed>) {
-        let mut by_node: HashMap<*const Node, (Arc<Node>, Vec<(u64, Freed)>)> = HashMap::new();
-        for item in ready {
-            let node = &item.segment.node;
-            by_node
-                .entry(Arc::as_ptr(node))
-                .or_insert_with(|| (Arc::clone(node), Vec::new()))
-                .1
-                .push((self.number(), item));
+    /// Marks what a node has not fenced in good time. Tickets are in order of time, so this looks at
+    /// those that are due and no others: `seen` is the last ticket that it has looked at.
+    pub fn mark_stuck(&self, node: &Node, now: Millis) {
+        let mut seen = node.stuck_through();
+        for (number, ticket) in node.tickets().range_mut(*seen + 1..) {
+            if let Ticket::Fence(item) = ticket {
+                if now.since(item.since) < PATIENCE {
+                    break;
+                }
+                if !item.stuck {
+                    item.segment.stick(item.index);
+                    item.stuck = true;
+                }
+            }
+            *seen = *number;
         }
-        for (node, items) in by_node.into_values() {
-            let message = items
-                .iter()
-                .map(|(ticket, item)| fence_item(*ticket, item))
-                .collect();
-            node.tickets()
-                .extend(items.into_iter().map(|(t, item)| (t, Ticket::Fence(item))));
+    }
+
+    fn ask(&self, ready: Vec<Freed>) {
+        let mut by_node: HashMap<*const Node, Vec<Freed>> = HashMap::new();
+        for item in ready {
+            by_node
+                .entry(Arc::as_ptr(&item.segment.node))
+                .or_default()
+                .push(item);
+        }
+        for items in by_node.into_values() {
+            let Some(node) = items.first().map(|item| Arc::clone(&item.segment.node)) else {
+                continue;
+            };
+            // Numbered under the lock, so that the tickets of a node are in order of time.
+            let mut tickets = node.tickets();
+            let mut message = Vec::with_capacity(items.len());
+            for item in items {
+                let number = self.number();
+                message.push(fence_item(number, &item));
+                tickets.insert(number, Ticket::Fence(item));
+            }
+            drop(tickets);
             node.send(proto::master_message::Body::Fence(proto::Fence {
                 items: message,
             }));
@@ -144,7 +181,7 @@ impl Quarantine {
         for number in tickets {
             let ticket = node.tickets().remove(number);
             if let Some(Ticket::Fence(item)) = ticket {
-                bytes += item.segment.free(item.index, true);
+                bytes += item.segment.free_quarantined(item.index, item.stuck);
             }
         }
         bytes
@@ -152,9 +189,11 @@ impl Quarantine {
 
     /// Asks a node to check bytes that a client found wrong.
     pub fn verify(&self, node: &Node, suspected: Suspected) {
+        let mut tickets = node.tickets();
         let number = self.number();
         let message = verify(number, &suspected);
-        node.tickets().insert(number, Ticket::Verify(suspected));
+        tickets.insert(number, Ticket::Verify(suspected));
+        drop(tickets);
         node.send(proto::master_message::Body::Verify(message));
     }
 

@@ -26,7 +26,11 @@ impl Pool {
         let expired = self.reservations.take_expired(now);
         self.metrics.grants_expired(expired.len());
         self.end_reservations(expired);
+        self.settle();
         self.quarantine.tick(now);
+        for node in self.members.all() {
+            self.quarantine.mark_stuck(&node, now);
+        }
         self.top_up_versions();
         let Self {
             members, config, ..

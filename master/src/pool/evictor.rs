@@ -2,8 +2,8 @@
 //!
 //! A round begins when waiting puts do not fit under the high watermark. Its goal is to bring what is
 //! used, the waiting puts included, down to the high watermark less the eviction ratio; what is in
-//! quarantine counts as freed already, so that no round takes again what an earlier one has taken. It
-//! works in small steps, oldest block first, and stops at the goal.
+//! quarantine (and not stuck there) counts as freed already, so that no round takes again what an
+//! earlier one has taken. It works in small steps, oldest block first, and stops at the goal.
 
 use super::Pool;
 use crate::directory::Removed;
@@ -45,7 +45,7 @@ impl Pool {
     fn eviction_goal(&self) -> u64 {
         let usage = self.placement.usage();
         let demand = self.demand.bytes.load(Ordering::Acquire);
-        let settled = usage.used.saturating_sub(usage.quarantined);
+        let settled = usage.settled;
         if settled + demand <= usage.limit {
             return 0;
         }
@@ -90,10 +90,8 @@ impl Pool {
         };
         let length = kvpool_types::Length(length);
         // The quarantine of a segment becomes free without another eviction.
-        let shortfall = |segment: &Arc<Segment>| {
-            let settled = segment.used().saturating_sub(segment.quarantined());
-            (settled + length.0).saturating_sub(segment.limit())
-        };
+        let shortfall =
+            |segment: &Segment| (segment.settled() + length.0).saturating_sub(segment.limit());
         let mut least = u64::MAX;
         for segment in &segments {
             let over = shortfall(segment);
@@ -101,7 +99,7 @@ impl Pool {
             if over > 0 {
                 continue;
             }
-            if segment.extents().largest_free() >= length || segment.quarantined() > 0 {
+            if segment.extents().largest_free() >= length || segment.settled() < segment.used() {
                 return;
             }
             let run = self.directory.evict_run(

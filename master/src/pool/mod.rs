@@ -33,7 +33,7 @@ pub use reserve::{Granted, ReserveOptions};
 use crate::clock::{Clock, Millis};
 use crate::config::{CommitAck, Config};
 use crate::directory::{Directory, Removed, Replica};
-use crate::membership::Members;
+use crate::membership::{Members, Node, NodeState};
 use crate::metrics::Metrics;
 use crate::namespaces::Namespaces;
 use crate::placement::Placement;
@@ -46,7 +46,11 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio::sync::Notify;
+
+/// How long a new term waits with its answers for the nodes of the last one.
+const SETTLE: Duration = Duration::from_secs(2);
 
 /// One term of one kvmaster: everything that its operations share.
 pub struct Pool {
@@ -91,6 +95,9 @@ pub struct Pool {
     /// Set when a node knows a later term than this one.
     superseded: Mutex<Option<Epoch>>,
     superseded_told: Notify,
+    /// Whether the nodes that the last term knew have had their time to come back.
+    settled: AtomicBool,
+    settled_told: Notify,
 }
 
 /// The room that waiting puts ask for, which wakes the evictor.
@@ -110,7 +117,7 @@ impl Demand {
     }
 
     /// Waits until woken or for `limit`.
-    fn wait(&self, limit: std::time::Duration) {
+    fn wait(&self, limit: Duration) {
         let mut woken = self.lock.lock();
         if !*woken {
             self.wake.wait_for(&mut woken, limit);
@@ -171,6 +178,31 @@ impl Pool {
         self.reservations.len()
     }
 
+    /// Waits until every node that the last term knew has come back, or has had the time to: what is
+    /// asked before would miss blocks that are there.
+    pub async fn settled(&self) {
+        while !self.settled.load(Ordering::Acquire) {
+            let mut told = std::pin::pin!(self.settled_told.notified());
+            told.as_mut().enable();
+            if !self.settled.load(Ordering::Acquire) {
+                told.await;
+            }
+        }
+    }
+
+    /// Looks whether the wait for nodes is over.
+    fn settle(&self) {
+        if self.settled.load(Ordering::Acquire) {
+            return;
+        }
+        let waits = |node: &Arc<Node>| node.state() == NodeState::Unreported;
+        let patience = SETTLE.min(self.config.suspect_after);
+        if self.now().since(self.started) >= patience || !self.members.all().iter().any(waits) {
+            self.settled.store(true, Ordering::Release);
+            self.settled_told.notify_waiters();
+        }
+    }
+
     /// Whether durable writes still succeed.
     pub fn healthy(&self) -> Result<(), String> {
         self.journal().healthy().map_err(|error| error.to_string())
@@ -195,6 +227,8 @@ impl Pool {
         self.stopping.store(true, Ordering::Release);
         self.demand.wake();
         self.changed.notify_waiters();
+        self.settled.store(true, Ordering::Release);
+        self.settled_told.notify_waiters();
     }
 
     /// Makes durable what is queued and closes the store.
@@ -274,6 +308,8 @@ impl Pool {
                     index: replica.extent,
                     grant: (version >= self.first_version).then_some(GrantId(version.0)),
                     not_before,
+                    since: self.now(),
+                    stuck: false,
                     segment,
                 })
             })

@@ -35,7 +35,7 @@ const STEP: u32 = 4096;
 impl Pool {
     /// Takes a node in: a known incarnation with its blocks, a new one with empty segments (and in
     /// place of the one before it). Answers once that is durable. The node must be told the result
-    /// before [`Pool::activate`] makes it usable.
+    /// before [`Pool::activate`] opens its session.
     pub async fn register(
         self: &Arc<Self>,
         registration: &Registration,
@@ -183,8 +183,9 @@ impl Pool {
         }
     }
 
-    /// Opens a node's session: from now on its blocks are handed out and room on it is granted. What
-    /// it says that it cannot fence is kept shut until it can.
+    /// Opens a node's session. From its first heartbeat on, which shows that it has taken the welcome
+    /// in, its blocks are handed out and room on it is granted. What it says that it cannot fence is
+    /// kept shut until it can.
     pub fn activate(
         self: &Arc<Self>,
         node: &Arc<Node>,
@@ -198,9 +199,7 @@ impl Pool {
             host: registration.host,
         };
         let session = node.attach(address, outbox, self.now());
-        node.set_state(NodeState::Live);
         self.quarantine.repeat(node);
-        self.changed.notify_waiters();
         tracing::info!(node = %node.name, incarnation = %node.incarnation, "node registered");
         session
     }
@@ -222,6 +221,8 @@ impl Pool {
                     extent: Extent { ..*extent },
                     grant: None,
                     not_before: Millis(0),
+                    since: self.now(),
+                    stuck: false,
                 });
             }
         }
@@ -231,9 +232,8 @@ impl Pool {
 
     /// Notes a heartbeat.
     pub fn heard(&self, node: &Node, reported: Option<Reported>) {
-        let was_suspect = node.state() == NodeState::Suspect;
-        node.heard(self.now(), reported);
-        if was_suspect {
+        if node.heard(self.now(), reported) {
+            self.settle();
             self.changed.notify_waiters();
         }
     }
@@ -303,12 +303,11 @@ impl Pool {
         tracing::warn!(node = %node.name, incarnation = %node.incarnation, lost, "node dropped");
     }
 
-    /// Makes a namespace known; true when it is new.
+    /// Makes a valid namespace known; true when it is new. Fails when its name stands for other fields.
     pub async fn create_namespace(
         &self,
         namespace: kvpool_types::namespace::Namespace,
     ) -> Result<bool, Code> {
-        namespace.validate().map_err(|_| Code::InvalidArgument)?;
         let _one_at_a_time = self.namespace_creation.lock().await;
         let (id, is_new) = self.namespaces.find_or_number(&namespace)?;
         if is_new {

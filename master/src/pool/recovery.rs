@@ -173,11 +173,14 @@ impl Pool {
             stopping: AtomicBool::new(false),
             superseded: Mutex::default(),
             superseded_told: tokio::sync::Notify::new(),
+            settled: AtomicBool::new(false),
+            settled_told: tokio::sync::Notify::new(),
             store: Arc::clone(&store),
             clock,
             config,
         });
         let blocks = pool.restore(past);
+        pool.settle();
         let source = Arc::new(snapshot::Source(Arc::downgrade(&pool)));
         let journal = Journal::start(
             store,

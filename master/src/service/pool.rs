@@ -32,6 +32,13 @@ impl PoolService {
         caller(&self.pool, from)
     }
 
+    /// The caller of a question about which blocks are there.
+    async fn asker(&self, from: Option<&proto::Caller>) -> Result<Caller, Status> {
+        let caller = caller(&self.pool, from)?;
+        self.pool.settled().await;
+        Ok(caller)
+    }
+
     fn outcomes(&self, codes: &[Code]) -> Response<proto::Outcomes> {
         Response::new(proto::Outcomes {
             epoch: self.pool.epoch.0,
@@ -154,6 +161,13 @@ impl proto::pool_server::Pool for PoolService {
             parallel_rank: asked.parallel_rank,
             salt: asked.salt,
         };
+        let namespace = kvpool_types::namespace::Namespace {
+            name: namespace.name_or_default().to_owned(),
+            ..namespace
+        };
+        namespace
+            .validate()
+            .map_err(|error| status(Code::InvalidArgument, error.to_string()))?;
         let name = namespace.name.clone();
         let created = self
             .pool
@@ -162,7 +176,7 @@ impl proto::pool_server::Pool for PoolService {
             .map_err(|code| {
                 status(
                     code,
-                    format!("namespace {name:?} is malformed or defined otherwise"),
+                    format!("namespace {name:?} is there with other fields"),
                 )
             })?;
         Ok(Response::new(proto::CreateNamespaceReply {
@@ -176,7 +190,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::ReserveRequest>,
     ) -> Result<Response<proto::ReserveReply>, Status> {
         let request = request.into_inner();
-        let caller = self.caller(request.caller.as_ref())?;
+        let caller = self.asker(request.caller.as_ref()).await?;
         let keys = unpack(&self.pool, &request.keys)?;
         check_lengths("lengths", request.lengths.len(), keys.len())?;
         let lengths: Vec<Length> = request.lengths.iter().map(|l| Length(*l)).collect();
@@ -294,7 +308,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::LookupRequest>,
     ) -> Result<Response<proto::LookupReply>, Status> {
         let request = request.into_inner();
-        let caller = self.caller(request.caller.as_ref())?;
+        let caller = self.asker(request.caller.as_ref()).await?;
         let keys = unpack(&self.pool, &request.keys)?;
         let found = self.pool.lookup(caller.namespace, &keys, !request.no_lease);
         let lease = lease(&found);
@@ -340,7 +354,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::ExistRequest>,
     ) -> Result<Response<proto::ExistReply>, Status> {
         let request = request.into_inner();
-        let caller = self.caller(request.caller.as_ref())?;
+        let caller = self.asker(request.caller.as_ref()).await?;
         let keys = unpack(&self.pool, &request.keys)?;
         let found = self.pool.exist(caller.namespace, &keys, !request.no_lease);
         let mut present = vec![0u8; keys.len().div_ceil(8)];
@@ -362,7 +376,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::MatchPrefixRequest>,
     ) -> Result<Response<proto::MatchPrefixReply>, Status> {
         let request = request.into_inner();
-        let caller = self.caller(request.caller.as_ref())?;
+        let caller = self.asker(request.caller.as_ref()).await?;
         let chain = unpack(&self.pool, &request.keys)?;
         let matched = self
             .pool
