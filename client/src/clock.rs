@@ -104,7 +104,10 @@ impl Deadline {
         if pause >= self.left() {
             return false;
         }
-        tokio::time::sleep(pause).await;
+        // The timer rounds up to a millisecond, also nothing: every get and put would wait for it.
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
         true
     }
 }
