@@ -21,6 +21,9 @@ pub(crate) struct Shape {
     batch: usize,
     /// Calls a round.
     calls: usize,
+    /// Whether gets give their leases back, so that what a round removes is free for the next. A
+    /// get that keeps them spares a call to the master.
+    release: bool,
 }
 
 /// Batches, for throughput.
@@ -28,6 +31,7 @@ pub(crate) const LARGE: Shape = Shape {
     block: Length(1 << 20),
     batch: 32,
     calls: 4,
+    release: true,
 };
 
 /// Single small blocks, for latency.
@@ -35,6 +39,7 @@ pub(crate) const SMALL: Shape = Shape {
     block: Length(4 << 10),
     batch: 1,
     calls: 256,
+    release: false,
 };
 
 /// One case and what was measured of it.
@@ -129,7 +134,7 @@ impl Case {
             .push(gigabytes_a_second(self.shape.bytes(), spent));
         let mut spent = Duration::ZERO;
         for batch in blocks.chunks(self.shape.batch) {
-            let took = get(client, batch).await?;
+            let took = get(client, batch, self.shape.release).await?;
             self.get
                 .calls
                 .add(took, self.shape.block.0 * batch.len() as u64);
@@ -197,13 +202,17 @@ async fn put(client: &Client, blocks: &[Block]) -> anyhow::Result<Duration> {
     Ok(took)
 }
 
-async fn get(client: &Client, blocks: &[Block]) -> anyhow::Result<Duration> {
+async fn get(client: &Client, blocks: &[Block], release: bool) -> anyhow::Result<Duration> {
+    let options = GetOptions {
+        release,
+        ..GetOptions::default()
+    };
     let gets = blocks
         .iter()
         .map(|block| GetBlock::new(block.key.clone(), block.target.clone()))
         .collect();
     let begin = Instant::now();
-    let outcomes = client.batch_get(gets, &GetOptions::default()).await;
+    let outcomes = client.batch_get(gets, &options).await;
     let took = begin.elapsed();
     for (block, outcome) in blocks.iter().zip(outcomes) {
         if outcome.map_err(get_error)? == Lookup::Miss {
