@@ -1,10 +1,11 @@
-//! The repository's own tasks: `cargo xtask demo | test | lint`.
+//! The repository's own tasks: `cargo xtask demo | test | lint | switch-off`.
 //!
 //! It builds and runs the other packages as their users do, through cargo, and depends on none of them.
 
 mod cargo;
 mod demo;
 mod lint;
+mod switch_off;
 mod tally;
 mod test;
 
@@ -35,6 +36,12 @@ enum Task {
     },
     /// Check the format, the lints, and the dependencies where cargo-deny is installed
     Lint,
+    /// Switch off, in a copy of the tree, each mechanism that an invariant rests on, and see that the
+    /// invariant's test fails without it
+    SwitchOff {
+        /// The number of one invariant; else all
+        invariant: Option<u8>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -42,6 +49,7 @@ fn main() -> ExitCode {
         Task::Demo { args } => demo::run(&args),
         Task::Test { quick } => test::run(quick),
         Task::Lint => lint::run(),
+        Task::SwitchOff { invariant } => switch_off::run(invariant),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,0 +1,300 @@
+//! Proof that the tests of the invariants can fail: each mechanism is switched off in a copy of the
+//! tree, and the test that names it must notice.
+
+use crate::cargo::{DAEMONS, cargo, root, target_dir};
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One mechanism: the text that is it, and what stands there when it is off.
+struct Mechanism {
+    invariant: u8,
+    what: &'static str,
+    file: &'static str,
+    on: &'static str,
+    off: &'static str,
+    /// The package and name of the test that must fail.
+    package: &'static str,
+    test: &'static str,
+}
+
+const MECHANISMS: &[Mechanism] = &[
+    Mechanism {
+        invariant: 1,
+        what: "a reader compares checksums",
+        file: "client/src/get/judge.rs",
+        on: "let right = checksum == located.checksum;",
+        off: "let right = checksum == located.checksum || true;",
+        package: "kvpool-tests",
+        test: "a_flipped_byte_is_never_served_and_its_copy_is_dropped",
+    },
+    Mechanism {
+        invariant: 2,
+        what: "a block becomes visible at its commit, not at its reservation",
+        file: "master/src/pool/reserve.rs",
+        on: "reservations.insert(namespace, *key, pending);",
+        off: "self.directory.publish(vec![crate::directory::NewBlock { namespace, key: key.to_key(), \
+              version, length: *length, checksum: kvpool_types::Checksum(0), \
+              replicas: replicas.clone(), parent: None, soft_pin_until: None, hard_pin: false, \
+              tick: self.directory.ticks(1).of(0) }]); reservations.insert(namespace, *key, pending);",
+        package: "kvpool-tests",
+        test: "a_block_is_visible_after_its_commit_and_not_before",
+    },
+    Mechanism {
+        invariant: 3,
+        what: "a node fences nothing that a process holds or views",
+        file: "store-node/src/fence/mod.rs",
+        on: ".and_then(|space| space.touches.overlapping_mut(span.range).next());",
+        off: ".and_then(|space| space.touches.overlapping_mut(span.range).next().filter(|_| false));",
+        package: "kvpool-tests",
+        test: "a_stopped_",
+    },
+    Mechanism {
+        invariant: 3,
+        what: "an extent is free only once its node has fenced it",
+        file: "master/src/placement/quarantine.rs",
+        on: "message.push(fence_item(number, &item));",
+        off: "item.segment.free_quarantined(item.index, item.stuck); if item.stuck || !item.stuck { continue; } \
+              message.push(fence_item(number, &item));",
+        package: "kvpool-master",
+        test: "an_ended_grant_commits_nothing_and_its_room_waits_for_the_node",
+    },
+    Mechanism {
+        invariant: 3,
+        what: "the end of a grant aborts the receive under it",
+        file: "store-node/src/fence/mod.rs",
+        on: "close(touch, &mut aborts);",
+        off: "close(touch, &mut Vec::new());",
+        package: "kvpool-tests",
+        test: "a_stalled_tcp_writer_is_cut_off_when_its_grant_ends",
+    },
+    Mechanism {
+        invariant: 4,
+        what: "a node refuses grants of another epoch",
+        file: "store-node/src/fence/admit.rs",
+        on: "if self.term.is_none() || epoch != self.epoch() {",
+        off: "if self.term.is_none() {",
+        package: "kvpool-tests",
+        test: "a_write_is_refused_unless_every_part_of_its_grant_is_right",
+    },
+    Mechanism {
+        invariant: 4,
+        what: "a node checks the proof of a grant",
+        file: "store-node/src/fence/admit.rs",
+        on: ".is_some_and(|term| term.key.verify(incarnation, grant));",
+        off: ".is_some_and(|term| term.key.verify(incarnation, grant) || true);",
+        package: "kvpool-tests",
+        test: "a_write_is_refused_unless_every_part_of_its_grant_is_right",
+    },
+    Mechanism {
+        invariant: 4,
+        what: "a master refuses whoever knows a later term",
+        file: "master/src/service/batch.rs",
+        on: "if caller.epoch > pool.epoch.0 {",
+        off: "if caller.epoch > pool.epoch.0 && caller.epoch == 0 {",
+        package: "kvpool-tests",
+        test: "a_master_refuses_whoever_knows_a_later_term_or_another_pool",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a commit is answered once its record is durable",
+        file: "master/src/pool/mod.rs",
+        on: "CommitAck::Durable => Ack::Durable,",
+        off: "CommitAck::Durable => Ack::Memory,",
+        package: "kvpool-tests",
+        test: "every_acknowledged_block_is_there_after_each_kill_of_the_master",
+    },
+    Mechanism {
+        invariant: 6,
+        what: "silence makes a node suspect and does not drop it",
+        file: "master/src/membership/table.rs",
+        on: "if silent >= drop_after {",
+        off: "if silent >= suspect_after.min(drop_after) {",
+        package: "kvpool-tests",
+        test: "a_node_that_hangs_is_avoided_and_comes_back_without_loss",
+    },
+    Mechanism {
+        invariant: 7,
+        what: "time is measured on a clock that nobody can set",
+        file: "master/src/clock.rs",
+        on: "rustix::time::ClockId::Boottime",
+        off: "rustix::time::ClockId::Realtime",
+        package: "kvpool-tests",
+        test: "no_part_of_the_pool_asks_the_wall_clock",
+    },
+    Mechanism {
+        invariant: 7,
+        what: "a lapsed token releases nobody's lease",
+        file: "master/src/directory/block.rs",
+        on: "let (token, now) = (self.common.relative(token), self.common.relative(now));",
+        off: "let (token, now) = (self.common.relative(token).max(self.common.relative(now) + 1), \
+              self.common.relative(now));",
+        package: "kvpool-master",
+        test: "a_release_ends_a_lease_only_for_its_own_holder",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "eviction passes over leased blocks",
+        file: "master/src/directory/evict.rs",
+        on: "if entry.is_leased(self.common.relative(now)) {",
+        off: "if entry.is_leased(self.common.relative(now)) && false {",
+        package: "kvpool-tests",
+        test: "leased_and_pinned_blocks_stay_and_a_full_pool_says_so",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "a block with children waits in no queue",
+        file: "master/src/pool/commit.rs",
+        on: "parent: a.item.parent.clone(),",
+        off: "parent: None,",
+        package: "kvpool-tests",
+        test: "a_block_is_never_evicted_before_its_descendants",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "a round stops at its goal",
+        file: "master/src/pool/evictor.rs",
+        on: "let want = (goal - freed).min(STEP_BYTES);",
+        off: "let want = (2 * goal - freed).min(STEP_BYTES).max(goal + (32 << 20));",
+        package: "kvpool-tests",
+        test: "a_pool_filled_to_three_times_its_size_fails_no_put_and_tears_no_read",
+    },
+    Mechanism {
+        invariant: 9,
+        what: "a reservation has a length",
+        file: "master/src/pool/reserve.rs",
+        on: "if length.0 == 0 {",
+        off: "if length.0 == u64::MAX {",
+        package: "kvpool-tests",
+        test: "the_master_checks_what_no_client_of_ours_would_send",
+    },
+    Mechanism {
+        invariant: 9,
+        what: "a frame's parts are held against their limits",
+        file: "types/src/wire/frame.rs",
+        on: "if size > limit {",
+        off: "if size > limit && size == 0 {",
+        package: "kvpool-tests",
+        test: "the_data_port_answers_bad_frames_and_serves_others",
+    },
+];
+
+/// Switches the mechanisms off one by one; true when every test noticed. `only` names an invariant.
+pub(crate) fn run(only: Option<u8>) -> Result<bool> {
+    let place = target_dir()?.join("switch-off");
+    let tree = place.join("tree");
+    copy_tree(&tree)?;
+    let mut unnoticed = 0;
+    let chosen = MECHANISMS
+        .iter()
+        .filter(|m| only.is_none_or(|only| only == m.invariant));
+    for mechanism in chosen {
+        let Mechanism {
+            invariant,
+            what,
+            test,
+            ..
+        } = mechanism;
+        let verdict = match try_one(mechanism, &tree, &place.join("build"))? {
+            Verdict::Noticed => "noticed",
+            Verdict::Unnoticed => {
+                unnoticed += 1;
+                "NOT NOTICED"
+            }
+            Verdict::Broken => {
+                unnoticed += 1;
+                "DOES NOT BUILD"
+            }
+        };
+        println!("invariant {invariant}, without \"{what}\": {verdict} by {test}");
+    }
+    Ok(unnoticed == 0)
+}
+
+enum Verdict {
+    Noticed,
+    Unnoticed,
+    Broken,
+}
+
+fn try_one(mechanism: &Mechanism, tree: &Path, build: &Path) -> Result<Verdict> {
+    let file = tree.join(mechanism.file);
+    let text = std::fs::read_to_string(&file)?;
+    if text.matches(mechanism.on).count() == 0 {
+        bail!("{} no longer contains `{}`", mechanism.file, mechanism.on);
+    }
+    let off = mechanism
+        .off
+        .replace("goal_is_never_this()", "goal == u64::MAX");
+    std::fs::write(&file, text.replace(mechanism.on, mechanism.off))?;
+    let built = ["--quiet", "build"]
+        .iter()
+        .chain(&DAEMONS)
+        .copied()
+        .collect::<Vec<_>>();
+    let builds = quietly(in_copy(&built, tree, build))?
+        && quietly(in_copy(
+            &["--quiet", "test", "--no-run", "-p", mechanism.package],
+            tree,
+            build,
+        ))?;
+    let outcome = if builds {
+        let test = [
+            "--quiet",
+            "test",
+            "-p",
+            mechanism.package,
+            "--tests",
+            "--",
+            mechanism.test,
+        ];
+        if quietly(in_copy(&test, tree, build))? {
+            Verdict::Unnoticed
+        } else {
+            Verdict::Noticed
+        }
+    } else {
+        Verdict::Broken
+    };
+    std::fs::write(&file, text)?;
+    Ok(outcome)
+}
+
+fn in_copy(args: &[&str], tree: &Path, build: &Path) -> Command {
+    let mut command = cargo(args);
+    command.current_dir(tree).env("CARGO_TARGET_DIR", build);
+    command
+}
+
+fn quietly(mut command: Command) -> Result<bool> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    Ok(output.status.success())
+}
+
+/// Copies every file that git knows, as it is in the working tree.
+fn copy_tree(tree: &Path) -> Result<()> {
+    let listed = Command::new("git")
+        .args(["ls-files", "-z"])
+        .current_dir(root())
+        .output()?;
+    let files = String::from_utf8(listed.stdout).context("a file name is not UTF-8")?;
+    for file in files.split('\0').filter(|file| !file.is_empty()) {
+        let from = root().join(file);
+        let to: PathBuf = tree.join(file);
+        if !from.is_file() {
+            continue;
+        }
+        let bytes = std::fs::read(&from)?;
+        // What is the same keeps its time, so that it is not built again.
+        if std::fs::read(&to).is_ok_and(|there| there == bytes) {
+            continue;
+        }
+        if let Some(directory) = to.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        std::fs::write(&to, bytes)?;
+    }
+    Ok(())
+}
