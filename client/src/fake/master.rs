@@ -36,6 +36,8 @@ pub(crate) struct State {
     pub(crate) reserve_codes: HashMap<String, VecDeque<Code>>,
     /// Keys that another client is forever writing.
     pub(crate) in_progress: HashSet<String>,
+    /// Whether single replicas go to one node after the other; else all to the first.
+    pub(crate) alternates: bool,
     pub(crate) commit_faults: VecDeque<CommitFault>,
     pub(crate) release_fails: bool,
     pub(crate) blocks: HashMap<String, Block>,
@@ -71,6 +73,7 @@ impl Default for State {
             hides: true,
             reserve_codes: HashMap::new(),
             in_progress: HashSet::new(),
+            alternates: false,
             commit_faults: VecDeque::new(),
             release_fails: false,
             blocks: HashMap::new(),
@@ -195,7 +198,11 @@ impl Pool for Master {
             }
             let version = state.next;
             state.next += 1;
-            let segments: Vec<u32> = (0..request.replicas.clamp(1, 2)).collect();
+            let segments: Vec<u32> = if state.alternates {
+                vec![u32::from(version.is_multiple_of(2))]
+            } else {
+                (0..request.replicas.clamp(1, 2)).collect()
+            };
             reservations.push(Reservation {
                 code: 0,
                 version,

@@ -1,6 +1,6 @@
 use super::{block, child, key};
 use crate::fake::{CommitFault, Mode, pool, pool_with};
-use crate::{Put, PutError, PutOptions};
+use crate::{Put, PutBlock, PutError, PutOptions};
 use kvpool_types::Code;
 use std::time::{Duration, Instant};
 
@@ -179,54 +179,67 @@ async fn a_block_that_was_committed_is_not_given_back() {
     assert!(pool.master.state().revoked.is_empty());
 }
 
-#[tokio::test]
-async fn no_block_is_committed_before_its_parent() {
-    let pool = pool().await;
-    let names: Vec<String> = (0..40).map(|n| format!("k{n}")).collect();
-    let chain = |replicas| {
-        let blocks = names
-            .iter()
-            .enumerate()
-            .map(|(at, name)| match at.checked_sub(1) {
-                Some(parent) => child(name, &names[parent], b"x"),
-                None => block(name, b"x"),
-            })
-            .collect();
-        let options = PutOptions {
-            replicas,
-            ..PutOptions::default()
-        };
-        let client = pool.client.clone();
-        async move { client.batch_put(blocks, &options).await }
-    };
-    // Every other block waits for room once, so that children are granted before their parents.
-    for name in names.iter().step_by(3) {
-        let state = &mut pool.master.state().reserve_codes;
-        state.insert(name.clone(), [Code::Full].into());
-    }
-    let outcomes = chain(1).await;
-    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
-    // A block whose parent was not yet granted goes ahead as a root; all others are linked.
-    let linked = pool.master.state().parents.len();
-    assert!(linked >= 26, "{linked} of 39 are linked");
-}
-
-#[tokio::test]
-async fn a_chain_over_several_messages_stays_linked() {
-    let pool = pool_with(|options| options.max_batch_keys = 4).await;
-    let names: Vec<String> = (0..30).map(|n| format!("k{n}")).collect();
-    let blocks = names
+/// A chain of blocks, each naming the one before it as its parent.
+fn chain(names: &[String]) -> Vec<PutBlock> {
+    names
         .iter()
         .enumerate()
         .map(|(at, name)| match at.checked_sub(1) {
             Some(parent) => child(name, &names[parent], b"x"),
             None => block(name, b"x"),
         })
-        .collect();
-    let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
+        .collect()
+}
+
+#[tokio::test]
+async fn a_block_that_is_written_sooner_than_its_parent_waits_for_it() {
+    let pool = pool().await;
+    pool.master.state().alternates = true;
+    pool.nodes.set(1, Mode::Slow(Duration::from_millis(100)));
+    let names: Vec<String> = (0..20).map(|n| format!("k{n}")).collect();
+    let outcomes = pool
+        .client
+        .batch_put(chain(&names), &PutOptions::default())
+        .await;
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     let state = pool.master.state();
-    assert!(state.commits.iter().all(|keys| keys.len() <= 4));
+    for pair in names.windows(2) {
+        assert_eq!(state.parents.get(&pair[1]), Some(&pair[0]));
+    }
+}
+
+#[tokio::test]
+async fn a_block_whose_parent_gets_no_room_is_put_without_it() {
+    let pool = pool().await;
+    pool.master.state().in_progress.insert("k1".into());
+    let names: Vec<String> = (0..4).map(|n| format!("k{n}")).collect();
+    let outcomes = pool
+        .client
+        .batch_put(chain(&names), &PutOptions::default())
+        .await;
+    assert_eq!(outcomes[1].as_ref().unwrap_err().code(), Code::InProgress);
+    for at in [0, 2, 3] {
+        assert_eq!(outcomes[at], STORED);
+    }
+    let state = pool.master.state();
+    assert_eq!(state.parents.get("k3"), Some(&"k2".to_owned()));
+    assert_eq!(state.parents.get("k2"), None);
+}
+
+#[tokio::test]
+async fn a_chain_over_several_messages_stays_linked() {
+    let pool = pool_with(|options| options.max_batch_keys = 1).await;
+    // Every other message would be done before the one with its block's parent.
+    pool.master.state().alternates = true;
+    pool.nodes.set(1, Mode::Slow(Duration::from_millis(30)));
+    let names: Vec<String> = (0..10).map(|n| format!("k{n}")).collect();
+    let outcomes = pool
+        .client
+        .batch_put(chain(&names), &PutOptions::default())
+        .await;
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    let state = pool.master.state();
+    assert!(state.commits.iter().all(|keys| keys.len() == 1));
     for pair in names.windows(2) {
         assert_eq!(state.parents.get(&pair[1]), Some(&pair[0]));
     }
