@@ -220,12 +220,9 @@ enum Verdict {
 fn try_one(mechanism: &Mechanism, tree: &Path, build: &Path) -> Result<Verdict> {
     let file = tree.join(mechanism.file);
     let text = std::fs::read_to_string(&file)?;
-    if text.matches(mechanism.on).count() == 0 {
+    if !text.contains(mechanism.on) {
         bail!("{} no longer contains `{}`", mechanism.file, mechanism.on);
     }
-    let off = mechanism
-        .off
-        .replace("goal_is_never_this()", "goal == u64::MAX");
     std::fs::write(&file, text.replace(mechanism.on, mechanism.off))?;
     let built = ["--quiet", "build"]
         .iter()
