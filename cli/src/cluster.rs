@@ -116,14 +116,18 @@ impl Cluster {
     /// the main thread.
     pub(crate) async fn start(plan: &Plan) -> anyhow::Result<Self> {
         let directory = TempDir::with_prefix("kvpool-").context("cannot make a directory")?;
+        let directory = if plan.keep {
+            let path = directory.keep();
+            // Now and not at the end: it is most wanted when something fails.
+            tracing::info!("metadata and logs are kept in {}", path.display());
+            Directory::Kept(path)
+        } else {
+            Directory::Temporary(directory)
+        };
         let mut cluster = Self {
             daemons: Vec::new(),
             master: String::new(),
-            directory: if plan.keep {
-                Directory::Kept(directory.keep())
-            } else {
-                Directory::Temporary(directory)
-            },
+            directory,
         };
         let listen = cluster
             .launch(
@@ -176,14 +180,10 @@ impl Cluster {
         }
     }
 
-    /// Ends all daemons in order, nodes first. Returns the directory if it was to be kept.
-    pub(crate) async fn stop(mut self) -> Option<PathBuf> {
+    /// Ends all daemons in order, nodes first.
+    pub(crate) async fn stop(mut self) {
         while let Some(daemon) = self.daemons.pop() {
             daemon.stop().await;
-        }
-        match self.directory {
-            Directory::Temporary(_) => None,
-            Directory::Kept(path) => Some(path),
         }
     }
 

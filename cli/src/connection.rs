@@ -88,24 +88,25 @@ impl Connection {
 
     /// What the client library is told.
     pub(crate) fn options(&self) -> Options {
-        let mut options = Options::default();
-        options.masters = vec![self.master.clone()];
-        options.namespace = Namespace {
-            name: self.namespace.clone(),
-            ..Namespace::default()
-        };
-        options.transport = match self.transport {
-            Transport::Auto => TransportChoice::Auto,
-            Transport::Shm => TransportChoice::Shm,
-            Transport::Tcp => TransportChoice::Tcp,
-        };
-        options.timeouts = Timeouts {
-            connect: self.timeout,
-            put: self.timeout,
-            get: self.timeout,
-            control: self.timeout,
-        };
-        options
+        Options {
+            masters: vec![self.master.clone()],
+            namespace: Namespace {
+                name: self.namespace.clone(),
+                ..Namespace::default()
+            },
+            transport: match self.transport {
+                Transport::Auto => TransportChoice::Auto,
+                Transport::Shm => TransportChoice::Shm,
+                Transport::Tcp => TransportChoice::Tcp,
+            },
+            timeouts: Timeouts {
+                connect: self.timeout,
+                put: self.timeout,
+                get: self.timeout,
+                control: self.timeout,
+            },
+            ..Options::default()
+        }
     }
 
     /// A client of the pool.

@@ -51,7 +51,11 @@ pub(crate) async fn run(job: Job, context: &Context) -> anyhow::Result<()> {
 /// kills what it started.
 async fn measure(job: &Job, context: &Context) -> anyhow::Result<Report> {
     let setting = job.setting()?;
-    tracing::info!(nodes = job.plan.nodes, "starting the pool");
+    tracing::info!(
+        "starting a kvmaster, {} kvstore-node(s) and {} workers",
+        job.plan.nodes,
+        job.size.prefill + job.size.decode
+    );
     let mut cluster = Cluster::start(&job.plan).await?;
     let connection = context.connection.with_master(cluster.master());
     let client = connection.connect().await?;
@@ -66,9 +70,7 @@ async fn measure(job: &Job, context: &Context) -> anyhow::Result<Report> {
     let elapsed = begin.elapsed();
     let stats = client.stats().await.map_err(control_error)?;
     fleet.stop().await;
-    if let Some(path) = cluster.stop().await {
-        tracing::info!("metadata and logs are kept in {}", path.display());
-    }
+    cluster.stop().await;
     Ok(tally.finish(setting, elapsed, evictions(&stats)?))
 }
 

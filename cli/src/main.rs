@@ -29,6 +29,7 @@ mod worker;
 mod workload;
 
 use clap::Parser;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(cli.log_filter())
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
         .init();
