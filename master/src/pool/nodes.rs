@@ -151,30 +151,41 @@ impl Pool {
             }));
             added.push((id, *size));
         }
-        self.log(records)
-            .await
-            .map_err(|code| refuse(code, "the metadata store failed"))?;
-        for (id, size) in added {
-            node.add_segment(id);
-            self.placement.insert(Arc::new(Segment::new(
-                id,
-                Arc::clone(&node),
-                size,
-                self.config.eviction_high_watermark_ratio,
-            )));
-        }
-        self.members.insert(Arc::clone(&node));
+        let (pool, welcomed) = (Arc::clone(self), Arc::clone(&node));
+        self.log(records, move || {
+            for (id, size) in added {
+                welcomed.add_segment(id);
+                pool.placement.insert(Arc::new(Segment::new(
+                    id,
+                    Arc::clone(&welcomed),
+                    size,
+                    pool.config.eviction_high_watermark_ratio,
+                )));
+            }
+            pool.members.insert(welcomed);
+        })
+        .await
+        .map_err(|code| refuse(code, "the metadata store failed"))?;
         tracing::info!(node = %name, %incarnation, segments = segments.len(), "new node");
         Ok(node)
     }
 
-    /// Makes records durable.
-    pub(super) async fn log(&self, records: Vec<Record>) -> Result<(), Code> {
+    /// Makes records durable, and then calls `apply` on the journal's thread: a snapshot that is taken
+    /// behind these records holds what they say.
+    pub(super) async fn log(
+        &self,
+        records: Vec<Record>,
+        apply: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Code> {
         let (done, durable) = oneshot::channel();
         let submitted = self
             .journal()
             .submit(records, Ack::Durable, move |outcome| {
-                let _caller_left = done.send(outcome.is_ok());
+                let logged = outcome.is_ok();
+                if logged {
+                    apply();
+                }
+                let _caller_left = done.send(logged);
             })
             .await;
         match (submitted, durable.await) {
@@ -305,7 +316,7 @@ impl Pool {
 
     /// Makes a valid namespace known; true when it is new. Fails when its name stands for other fields.
     pub async fn create_namespace(
-        &self,
+        self: &Arc<Self>,
         namespace: kvpool_types::namespace::Namespace,
     ) -> Result<bool, Code> {
         let _one_at_a_time = self.namespace_creation.lock().await;
@@ -315,8 +326,11 @@ impl Pool {
                 id,
                 namespace: namespace.clone(),
             };
-            self.log(vec![Record::Namespace(record)]).await?;
-            self.namespaces.insert(id, namespace);
+            let pool = Arc::clone(self);
+            self.log(vec![Record::Namespace(record)], move || {
+                pool.namespaces.insert(id, namespace);
+            })
+            .await?;
         }
         Ok(is_new)
     }

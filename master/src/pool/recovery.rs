@@ -196,7 +196,7 @@ impl Pool {
         if seed.is_none() {
             records.push(Record::Seed(record::Seed { seed: options.seed }));
         }
-        pool.log(records).await.map_err(StartError::Log)?;
+        pool.log(records, || {}).await.map_err(StartError::Log)?;
         evictor::start(&pool)?;
         caretaker::start(&pool)?;
         tracing::info!(
