@@ -126,12 +126,22 @@ async fn a_put_across_a_failover_is_put_again_under_the_new_term() {
             .batch_put(vec![block("a", b"x")], &PutOptions::default())
             .await
     });
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(pool.master.calls("reserve"), 1);
-    pool.master.state().fail_over();
+    while pool.master.calls("reserve") == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    {
+        // The new term has given the same number to another client, which writes the same key.
+        let state = &mut *pool.master.state();
+        state.fail_over();
+        let of_another = ("a".to_owned(), vec![0], 1 << 30);
+        state.reservations.insert(1, of_another);
+    }
     assert_eq!(put.await.unwrap(), [STORED]);
     assert_eq!(pool.master.calls("reserve"), 2);
     assert_eq!(pool.client.epoch().0, 2);
+    // What was committed is what was written, not the other's reservation.
+    assert_eq!(pool.master.state().blocks["a"].version, 2);
+    assert_eq!(pool.client.get(&key("a")).await.unwrap().unwrap(), b"x");
 }
 
 #[tokio::test]
