@@ -1,7 +1,5 @@
 //! What an exit code means, and which one an error leads to.
 
-use std::process::ExitCode;
-
 /// All of it, for `--help`.
 pub(crate) const HELP: &str = "\
 Exit codes:
@@ -40,8 +38,8 @@ pub(crate) struct WrongBytes {
 }
 
 /// The exit code that `error` leads to.
-pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
-    let code = if error.is::<WrongBytes>() {
+pub(crate) fn code(error: &anyhow::Error) -> u8 {
+    if error.is::<WrongBytes>() {
         WRONG_BYTES
     } else if error.is::<Missing>() {
         MISSING
@@ -49,6 +47,22 @@ pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
         UNREACHABLE
     } else {
         FAILED
-    };
-    ExitCode::from(code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn errors_lead_to_the_codes_that_help_tells() {
+        let wrong = WrongBytes { blocks: 1 };
+        assert_eq!(code(&wrong.into()), 5);
+        assert_eq!(code(&Missing("a".to_owned()).into()), 3);
+        assert_eq!(code(&Unreachable("a".to_owned()).into()), 4);
+        assert_eq!(code(&anyhow::anyhow!("a")), 1);
+        let told = Err::<(), _>(Missing("a".to_owned())).context("what was done");
+        assert_eq!(code(&told.unwrap_err()), 3, "also behind a context");
+    }
 }

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         .and_then(|runtime| runtime.block_on(run(cli)));
     result.unwrap_or_else(|error| {
         eprintln!("kvctl: {error:#}");
-        exit::code(&error)
+        ExitCode::from(exit::code(&error))
     })
 }
 

@@ -1,10 +1,11 @@
 //! `kvctl get`.
 
 use crate::cli::Context;
-use crate::connection::{get_error, parse_key};
+use crate::connection::{control_error, get_error, parse_key};
 use crate::exit;
 use anyhow::Context as _;
-use kvpool_types::Key;
+use kvpool_client::{GetBlock, GetOptions, Lookup, Region};
+use kvpool_types::{Key, Offset};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -29,11 +30,32 @@ pub(crate) struct Args {
 /// Runs it.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let client = context.connection.connect().await?;
-    let bytes = client
-        .get(&args.key)
+    let missing = || exit::Missing(args.key.to_string());
+    let length = client
+        .get_size(&args.key)
         .await
-        .map_err(get_error)?
-        .ok_or_else(|| exit::Missing(args.key.to_string()))?;
+        .map_err(control_error)?
+        .ok_or_else(missing)?;
+    let memory = Region::allocate(length).whole();
+    let block = GetBlock::new(args.key.clone(), memory.clone());
+    // This process is about to end: a lease that it kept would only be in the way of others.
+    let options = GetOptions {
+        release: true,
+        ..GetOptions::default()
+    };
+    let found = client
+        .batch_get(vec![block], &options)
+        .await
+        .pop()
+        .context("the get came to no outcome")?
+        .map_err(get_error)?;
+    let bytes = match found {
+        Lookup::Hit { length, .. } => memory
+            .slice(Offset(0), length)
+            .context("the block is longer than its memory")?
+            .to_vec(),
+        Lookup::Miss => return Err(missing().into()),
+    };
     match &args.to {
         Some(path) => {
             std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))

@@ -15,11 +15,11 @@ pub(crate) const BLOCK_TOKENS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TraceError {
     /// The file cannot be read.
-    #[error("line {line}: cannot be read: {source}")]
+    #[error("line {line}: cannot be read")]
     Read { line: usize, source: std::io::Error },
     /// A line is not a request.
     #[error(
-        "line {line}: not a request ({source}); \
+        "line {line}: not a request; \
          each line is {{\"timestamp\":ms,\"input_length\":n,\"output_length\":n,\"hash_ids\":[..]}}"
     )]
     Malformed {
@@ -106,7 +106,8 @@ mod tests {
         r#"{"timestamp": 27, "input_length": 1025, "output_length": 5, "hash_ids": [0, 7, 9]}"#;
 
     fn error(text: &str) -> String {
-        parse(text.as_bytes(), usize::MAX).unwrap_err().to_string()
+        let error = anyhow::Error::new(parse(text.as_bytes(), usize::MAX).unwrap_err());
+        format!("{error:#}")
     }
 
     #[test]
