@@ -44,7 +44,7 @@ pub(crate) fn first_wrong(
     None
 }
 
-/// The offsets and sizes of a block's parts.
+/// The offsets and sizes of a block's parts. Invariant: no size is above [`CHUNK`].
 fn parts(length: u64) -> impl Iterator<Item = (u64, usize)> {
     (0..length).step_by(CHUNK).map(move |offset| {
         let left = length - offset;

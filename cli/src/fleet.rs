@@ -67,9 +67,7 @@ impl Fleet {
         let begin = Instant::now();
         let waiting = RefCell::new((0u64..).zip(requests));
         let tally = RefCell::new(Tally::default());
-        let lane = async |lane: usize| -> anyhow::Result<()> {
-            let prefill = &self.prefill[lane % self.prefill.len()];
-            let decode = &self.decode[lane % self.decode.len()];
+        let lane = async |(prefill, decode): (&Handle, &Handle)| -> anyhow::Result<()> {
             loop {
                 let Some((number, request)) = waiting.borrow_mut().next() else {
                     return Ok(());
@@ -81,7 +79,8 @@ impl Fleet {
                 bar.inc(1);
             }
         };
-        try_join_all((0..pace.in_flight).map(lane)).await?;
+        let workers = self.prefill.iter().cycle().zip(self.decode.iter().cycle());
+        try_join_all(workers.take(pace.in_flight).map(lane)).await?;
         bar.finish_and_clear();
         Ok(tally.into_inner())
     }

@@ -103,7 +103,7 @@ impl Child {
         };
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().collect();
-        let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
+        let (_, tail) = lines.split_at(lines.len().saturating_sub(LOG_LINES));
         if tail.is_empty() {
             return String::new();
         }
