@@ -54,7 +54,12 @@ async fn revoke(control: &Control, tickets: Vec<Ticket>) {
     for ticket in tickets {
         by_epoch.entry(ticket.epoch).or_default().push(ticket);
     }
-    for (epoch, tickets) in by_epoch {
+    let most = control.limits().max_batch_keys.clamp(1, REVOKED_AT_ONCE);
+    let mut calls = Vec::new();
+    for (epoch, tickets) in &by_epoch {
+        calls.extend(tickets.chunks(most).map(|tickets| (*epoch, tickets)));
+    }
+    for (epoch, tickets) in calls {
         let request = RevokeRequest {
             caller: None,
             keys: pack(tickets.iter().map(|ticket| &ticket.key)).into(),
