@@ -83,7 +83,7 @@ impl Default for Config {
             drop_after: Duration::from_secs(600),
             max_block_size: ByteSize::gib(1),
             max_batch_keys: 16_384,
-            store_cache: ByteSize::mib(16),
+            store_cache: ByteSize::mib(2),
             ready_file: None,
             log_format: Default::default(),
         }

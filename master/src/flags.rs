@@ -91,7 +91,7 @@ pub struct Flags {
     #[arg(long, value_name = "KEYS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_batch_keys: Option<u32>,
-    /// Let the embedded store cache this much [default: 16MiB]
+    /// Let the embedded store cache this much [default: 2MiB]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     store_cache: Option<String>,

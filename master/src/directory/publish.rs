@@ -44,21 +44,25 @@ impl Directory {
                 .get(index)
                 .map_or(0, |key| self.common.shard_of_hash(key.hash))
         };
-        self.grouped(blocks.len(), shard_of, |shard, index| {
-            let (Some(block), Some(key)) = (blocks.get(index), prepared.get(index)) else {
-                return;
-            };
-            let Some(outcome) = outcomes.get_mut(index) else {
-                return;
-            };
-            *outcome = self.publish_one(shard, block, key);
-            if let (Some(id), None, Some(parent)) = (outcome.id, &outcome.replaced, &block.parent) {
-                links.push(Link {
-                    namespace: block.namespace,
-                    block: id,
-                    version: block.version,
-                    parent: parent.as_ref(),
-                });
+        self.grouped(blocks.len(), shard_of, |shard, group| {
+            for index in group {
+                let (Some(block), Some(key)) = (blocks.get(*index), prepared.get(*index)) else {
+                    continue;
+                };
+                let published = self.publish_one(shard, block, key);
+                if let (Some(id), None, Some(parent)) =
+                    (published.id, &published.replaced, &block.parent)
+                {
+                    links.push(Link {
+                        namespace: block.namespace,
+                        block: id,
+                        version: block.version,
+                        parent: parent.as_ref(),
+                    });
+                }
+                if let Some(outcome) = outcomes.get_mut(*index) {
+                    *outcome = published;
+                }
             }
         });
         self.link(&mut links);

@@ -20,7 +20,7 @@ impl Directory {
         keys: &[KeyRef<'_>],
         mut f: impl FnMut(usize, Option<BlockMut<'_>>),
     ) {
-        self.each(namespace, keys, |shard, index, key| match shard.find(key) {
+        let mut call = |shard: &mut Locked<'_>, index, slot| match slot {
             Some(slot) => f(
                 index,
                 Some(BlockMut {
@@ -30,7 +30,34 @@ impl Directory {
                 }),
             ),
             None => f(index, None),
-        });
+        };
+        let mut preparer = Preparer::new(&self.common, namespace);
+        if keys.len() <= SMALL {
+            for (index, key) in keys.iter().enumerate().rev() {
+                let key = preparer.prepare(*key);
+                let mut shard = self.lock(self.common.shard_of_hash(key.hash));
+                let slot = shard.find(&key);
+                call(&mut shard, index, slot);
+            }
+            return;
+        }
+        let prepared: Vec<Prepared<'_>> = keys.iter().map(|key| preparer.prepare(*key)).collect();
+        let mut slots = Vec::new();
+        self.grouped(
+            prepared.len(),
+            |index| self.common.shard_of_hash(at(&prepared, index).hash),
+            |shard, group| {
+                // In a large pool nearly every look is at memory that no cache holds. All keys of a
+                // shard are looked up first, and their neighbours in the list looked at, so that
+                // these waits overlap; one key after the other, each would be waited out alone.
+                slots.clear();
+                slots.extend(group.iter().map(|index| shard.find(at(&prepared, *index))));
+                shard.look_at_neighbours(&slots);
+                for (index, slot) in group.iter().zip(&slots) {
+                    call(shard, *index, *slot);
+                }
+            },
+        );
     }
 
     /// Calls `f` with each key's shard, locked.
@@ -54,19 +81,21 @@ impl Directory {
         self.grouped(
             prepared.len(),
             |index| shard_of(at(&prepared, index)),
-            |shard, index| {
-                f(shard, index, at(&prepared, index));
+            |shard, group| {
+                for index in group {
+                    f(shard, *index, at(&prepared, *index));
+                }
             },
         );
     }
 
-    /// Calls `f` with each of `count` indexes and its shard, locked; each shard is locked once, and
-    /// its indexes come from last to first.
+    /// Calls `f` with each shard, locked once, and those of `count` indexes that belong to it, from
+    /// last to first.
     pub(super) fn grouped(
         &self,
         count: usize,
         shard_of: impl Fn(usize) -> usize,
-        mut f: impl FnMut(&mut Locked<'_>, usize),
+        mut f: impl FnMut(&mut Locked<'_>, &[usize]),
     ) {
         // A counting sort: `ends` holds where each shard's indexes end, and moves down to where they
         // begin while they are put in place.
@@ -93,10 +122,7 @@ impl Directory {
                 .take_while(|index| shard_of(**index) == shard)
                 .count();
             let (group, others) = rest.split_at(run);
-            let mut locked = self.lock(shard);
-            for index in group {
-                f(&mut locked, *index);
-            }
+            f(&mut self.lock(shard), group);
             rest = others;
         }
     }
