@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 /// The variable that sets which events are logged, in place of the daemon's own filter.
@@ -56,6 +57,7 @@ pub fn init(format: LogFormat, default_filter: &str) -> Result<(), TelemetryErro
     let filter = filter(from_env.as_deref(), default_filter)?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     match format {
         LogFormat::Text => builder.try_init(),

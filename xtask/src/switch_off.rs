@@ -97,10 +97,12 @@ const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
-        what: "a commit is answered once its record is durable",
-        file: "master/src/pool/mod.rs",
-        on: "CommitAck::Durable => Ack::Durable,",
-        off: "CommitAck::Durable => Ack::Memory,",
+        what: "an append is on stable storage when it returns",
+        file: "master/src/store/embedded.rs",
+        on: "let changed = change(&transaction)?;",
+        off: "let mut transaction = transaction; \
+              transaction.set_durability(redb::Durability::None).map_err(failed)?; \
+              let changed = change(&transaction)?;",
         package: "kvpool-tests",
         test: "every_acknowledged_block_is_there_after_each_kill_of_the_master",
     },
