@@ -3,6 +3,7 @@
 use crate::placement::Usage;
 use kvpool_types::{Code, Length};
 use parking_lot::Mutex;
+use prometheus::proto::MetricType;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Registry};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -188,6 +189,9 @@ impl Metrics {
     pub fn snapshot(&self) -> HashMap<String, u64> {
         let mut all = HashMap::new();
         for family in self.registry.gather() {
+            if family.get_field_type() == MetricType::HISTOGRAM {
+                continue;
+            }
             let name = family
                 .name()
                 .trim_start_matches("kvpool_master_")
