@@ -1,0 +1,59 @@
+//! What an operator types, and the exit codes that scripts go by.
+
+use kvpool_tests::daemon::path_of;
+use kvpool_tests::{Cluster, Options};
+use std::process::{Command, Output};
+
+fn kvctl(master: &str, arguments: &[&str]) -> Output {
+    Command::new(path_of("kvctl").unwrap())
+        .args(arguments)
+        .args(["--master", master, "--timeout", "2s"])
+        .output()
+        .unwrap()
+}
+
+fn code(output: &Output) -> Option<i32> {
+    output.status.code()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn a_file_goes_into_the_pool_and_comes_back() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let master = cluster.master_url();
+    let directory = tempfile::tempdir().unwrap();
+    let (file, copy) = (directory.path().join("in"), directory.path().join("out"));
+    let bytes: Vec<u8> = (0..200_000u32).flat_map(u32::to_le_bytes).collect();
+    std::fs::write(&file, &bytes).unwrap();
+    let (file, copy) = (file.display().to_string(), copy.display().to_string());
+
+    stdout(&kvctl(&master, &["put", "a/greeting", &file]));
+    let listed: serde_json::Value =
+        serde_json::from_str(&stdout(&kvctl(&master, &["ls", "--output", "json"]))).unwrap();
+    assert!(listed.to_string().contains("a/greeting"), "{listed}");
+    stdout(&kvctl(&master, &["describe", "a/greeting"]));
+    stdout(&kvctl(&master, &["status"]));
+    stdout(&kvctl(&master, &["get", "a/greeting", "-o", &copy]));
+    assert_eq!(std::fs::read(&copy).unwrap(), bytes);
+    stdout(&kvctl(&master, &["rm", "a/greeting", "--force"]));
+    assert_eq!(
+        code(&kvctl(&master, &["get", "a/greeting", "-o", &copy])),
+        Some(3)
+    );
+}
+
+#[test]
+fn exit_codes_tell_what_happened() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let master = cluster.master_url();
+    assert_eq!(code(&kvctl(&master, &["exist", "nothing"])), Some(3));
+    assert_eq!(code(&kvctl(&master, &["no-such-command"])), Some(2));
+    let nobody = kvctl("http://127.0.0.1:1", &["status"]);
+    assert_eq!(code(&nobody), Some(4), "{nobody:?}");
+    let text = String::from_utf8_lossy(&nobody.stderr).into_owned();
+    assert!(text.contains("127.0.0.1:1"), "{text}");
+}
