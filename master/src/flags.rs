@@ -7,20 +7,27 @@ use kvpool_daemon::telemetry::LogFormat;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// kvmaster knows which block of the pool lies where.
-///
-/// It hands out room for puts, answers where blocks are, and makes room by evicting the least
-/// recently used. It never touches a block's bytes: these go between clients and kvstore-nodes.
-///
-/// Start one, then nodes that point at it:
-///
-///     kvmaster --data-dir /var/lib/kvmaster --listen 0.0.0.0:7070
-///     kvstore-node --master http://HOST:7070 --segment 8GiB
-///
-/// Every flag can also be set in a TOML file (--config) under the same name with underscores, or in
-/// the environment (KVMASTER_LEASE_TTL=10s). Flags win over the environment, it over the file.
+const ABOUT: &str = "kvmaster knows which block of the pool lies where.
+
+It hands out room for puts, answers where blocks are, and makes room by evicting the least recently
+used. It never touches a block's bytes: these go between clients and kvstore-nodes.
+
+Start one, then nodes that point at it:
+
+    kvmaster --data-dir /var/lib/kvmaster --listen 0.0.0.0:7070
+    kvstore-node --master http://HOST:7070 --segment 8GiB
+
+Every flag can also be set in a TOML file (--config) under the same name with underscores, or in the
+environment (KVMASTER_LEASE_TTL=10s). Flags win over the environment, it over the file.";
+
+/// What the command line gave.
 #[derive(Debug, clap::Parser, Serialize)]
-#[command(name = "kvmaster", version, verbatim_doc_comment)]
+#[command(
+    name = "kvmaster",
+    version,
+    about = "Knows which block of the pool lies where",
+    long_about = ABOUT
+)]
 pub struct Flags {
     /// Read settings from this TOML file
     #[arg(long, value_name = "FILE")]

@@ -260,3 +260,42 @@ async fn one_put_of_a_key_at_a_time_and_the_second_sees_the_first() {
     assert_eq!(bench.commit("a", version).await, Code::Ok);
     assert_eq!(bench.commit("a", version + 1).await, Code::GrantEnded);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_node_is_not_taken_for_one_that_has_long_been_silent() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    // The machine has been up for longer than any node may be silent.
+    let clock = Arc::new(ManualClock::new(Millis(1 << 40)));
+    let pool = Pool::start(Config::default(), Arc::new(store), clock)
+        .await
+        .unwrap();
+    let registration = Registration {
+        name: NodeName("n".into()),
+        incarnation: Incarnation(7),
+        data_address: "127.0.0.1:1".into(),
+        shm_path: String::new(),
+        host: HostId(1),
+        epoch_seen: Epoch(0),
+        segments: vec![(Length(BLOCK), None)],
+        held: Vec::new(),
+    };
+    let node = pool.register(&registration).await.unwrap();
+    // Several looks of the caretaker pass between the registration and the first heartbeat.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(pool.members.get(&registration.name).is_some());
+    let (outbox, _inbox): (Outbox, _) = unbounded_channel();
+    pool.activate(&node, &registration, outbox);
+    pool.heard(&node, Some(Reported::default()));
+    assert!(node.is_placeable());
+    // Whoever is dropped while its session begins is hung up on, so that it comes back anew.
+    pool.drop_node(&node);
+    let (outbox, mut inbox): (Outbox, _) = unbounded_channel();
+    pool.activate(&node, &registration, outbox);
+    let ended = tokio::time::timeout(Duration::from_secs(5), async {
+        while inbox.recv().await.is_some() {}
+    });
+    assert!(ended.await.is_ok());
+    let refused = pool.register(&registration).await.unwrap_err();
+    assert_eq!(refused.code, Code::IncarnationDropped);
+}

@@ -160,14 +160,31 @@ impl Cluster {
         while !condition()? {
             if Instant::now() > limit {
                 bail!(
-                    "{what}: not within 30 s; nodes {:?}; counters {}",
+                    "{what}: not within 30 s; nodes {:?}; counters {}\n{}",
                     self.node_states()?,
-                    self.master.http_get("/api/v1/counters")?
+                    self.master.http_get("/api/v1/counters")?,
+                    self.logs()
                 );
             }
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
+    }
+
+    /// The last lines that each daemon logged.
+    fn logs(&self) -> String {
+        let mut all = String::new();
+        for daemon in self.nodes.iter().chain([&self.master]) {
+            let text = daemon.log_text();
+            let lines: Vec<&str> = text.lines().collect();
+            let tail = lines.len().saturating_sub(25);
+            all.push_str("--- a daemon's log ends with\n");
+            for line in lines.iter().skip(tail) {
+                all.push_str(line);
+                all.push('\n');
+            }
+        }
+        all
     }
 
     /// The master's counters: the JSON of /api/v1/counters.

@@ -20,6 +20,8 @@ use kvpool_types::{Code, Epoch, Key, Length, SegmentId, Version};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+/// With less time than this left, that nobody was reached says nothing about who is there.
+const HURRY: Duration = Duration::from_millis(100);
 /// What the answer to a reserve may take beyond the wait for room.
 const RESERVE_MARGIN: Duration = Duration::from_secs(1);
 
@@ -451,10 +453,16 @@ impl<'a> Batch<'a> {
             return false;
         }
         let over = self.deadline.has_passed();
+        let hurried = self.deadline.left() < HURRY;
         let item = self.item(at);
         item.stage = Stage::Waiting;
         // That a call was not answered in time says less than what was answered before.
-        if error.code() != Code::DeadlineExceeded || item.last.is_none() {
+        let says_little = match error.code() {
+            Code::DeadlineExceeded => true,
+            Code::Unreachable => hurried,
+            _ => false,
+        };
+        if !says_little || item.last.is_none() {
             item.last = Some(error);
         }
         if over {

@@ -116,7 +116,13 @@ pub struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(name: NodeName, incarnation: Incarnation, key: GrantKey) -> Self {
+    /// A node that has not spoken in this term; its silence is counted from `now`.
+    pub(crate) fn new(
+        name: NodeName,
+        incarnation: Incarnation,
+        key: GrantKey,
+        now: Millis,
+    ) -> Self {
         Self {
             name,
             incarnation,
@@ -124,7 +130,10 @@ impl Node {
             address: RwLock::default(),
             segments: RwLock::default(),
             state: AtomicU8::new(NodeState::Unreported as u8),
-            session: Mutex::default(),
+            session: Mutex::new(Session {
+                last_heard: now,
+                ..Session::default()
+            }),
             tickets: Mutex::default(),
             stuck_through: Mutex::default(),
             next_session: AtomicU64::new(1),
@@ -197,6 +206,11 @@ impl Node {
         if session.number == number {
             session.outbox = None;
         }
+    }
+
+    /// Ends the session, whichever it is: the node comes back and is told why.
+    pub(crate) fn hang_up(&self) {
+        self.session.lock().outbox = None;
     }
 
     /// Notes that the node spoke; true when that changed its state. A suspect node that speaks is live

@@ -133,11 +133,8 @@ impl Pool {
             segments,
             ..
         } = registration;
-        let node = Arc::new(Node::new(
-            name.clone(),
-            *incarnation,
-            GrantKey(rand::random()),
-        ));
+        let key = GrantKey(rand::random());
+        let node = Arc::new(Node::new(name.clone(), *incarnation, key, self.now()));
         let mut records = Vec::with_capacity(segments.len());
         let mut added = Vec::with_capacity(segments.len());
         for (index, (size, _)) in (0u32..).zip(segments) {
@@ -210,6 +207,9 @@ impl Pool {
             host: registration.host,
         };
         let session = node.attach(address, outbox, self.now());
+        if node.state() == NodeState::Gone {
+            node.hang_up();
+        }
         self.quarantine.repeat(node);
         tracing::info!(node = %node.name, incarnation = %node.incarnation, "node registered");
         session
@@ -278,6 +278,7 @@ impl Pool {
     /// Gives up an incarnation and its blocks, for ever.
     pub fn drop_node(self: &Arc<Self>, node: &Arc<Node>) {
         node.set_state(NodeState::Gone);
+        node.hang_up();
         self.members.drop_incarnation(&node.name, node.incarnation);
         let segments = node.segments();
         let mut records: Vec<Record> = segments

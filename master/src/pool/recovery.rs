@@ -227,8 +227,7 @@ impl Pool {
                 Some(node) if node.incarnation == segment.incarnation => node,
                 _ => {
                     let key = GrantKey(rand::random());
-                    let node = Arc::new(Node::new(segment.node, segment.incarnation, key));
-                    node.heard(now, None);
+                    let node = Arc::new(Node::new(segment.node, segment.incarnation, key, now));
                     self.members.insert(Arc::clone(&node));
                     node
                 }
