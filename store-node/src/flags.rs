@@ -5,23 +5,29 @@ use kvpool_daemon::telemetry::LogFormat;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// kvstore-node contributes memory to the pool and serves the bytes of its blocks.
-///
-/// It registers with a kvmaster, which decides what is kept where; clients read and write its memory
-/// directly, over TCP or, on the same host, through shared memory. It knows no keys.
-///
-/// Start a kvmaster first, then a node on every host that has memory to give:
-///
-///     kvstore-node --master http://HOST:7070 --segment 8GiB \
-///                  --listen 0.0.0.0:7072 --advertise THIS_HOST
-///
-/// The memory is taken and touched at start, so that a lack of it shows then. SIGTERM lets work in
-/// progress end and tells the master that the node's blocks are gone.
-///
-/// Every flag can also be set in a TOML file (--config) under the same name with underscores, or in
-/// the environment (KVSTORE_NODE_DRAIN_TIMEOUT=5s). Flags win over the environment, it over the file.
+const ABOUT: &str = "kvstore-node contributes memory to the pool and serves the bytes of its blocks.
+
+It registers with a kvmaster, which decides what is kept where; clients read and write its memory
+directly, over TCP or, on the same host, through shared memory. It knows no keys.
+
+Start a kvmaster first, then a node on every host that has memory to give:
+
+    kvstore-node --master http://HOST:7070 --segment 8GiB --listen 0.0.0.0:7072 --advertise THIS_HOST
+
+The memory is taken and touched at start, so that a lack of it shows then. SIGTERM lets work in
+progress end and tells the master that the node's blocks are gone.
+
+Every flag can also be set in a TOML file (--config) under the same name with underscores, or in the
+environment (KVSTORE_NODE_DRAIN_TIMEOUT=5s). Flags win over the environment, it over the file.";
+
+/// What the command line gave.
 #[derive(Debug, clap::Parser, Serialize)]
-#[command(name = "kvstore-node", version, verbatim_doc_comment)]
+#[command(
+    name = "kvstore-node",
+    version,
+    about = "Contributes memory to the pool and serves the bytes of its blocks",
+    long_about = ABOUT
+)]
 pub struct Flags {
     /// Read settings from this TOML file
     #[arg(long, value_name = "FILE")]
