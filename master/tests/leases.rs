@@ -27,6 +27,20 @@ struct Bench {
     _directory: TempDir,
 }
 
+/// What a node of one segment says of itself.
+fn registration(size: Length) -> Registration {
+    Registration {
+        name: NodeName("n".into()),
+        incarnation: Incarnation(7),
+        data_address: "127.0.0.1:1".into(),
+        shm_path: String::new(),
+        host: HostId(1),
+        epoch_seen: Epoch(0),
+        segments: vec![(size, None)],
+        held: Vec::new(),
+    }
+}
+
 impl Bench {
     async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -46,16 +60,7 @@ impl Bench {
         let pool = Pool::start(config, Arc::new(store), clock_for_pool)
             .await
             .unwrap();
-        let registration = Registration {
-            name: NodeName("n".into()),
-            incarnation: Incarnation(7),
-            data_address: "127.0.0.1:1".into(),
-            shm_path: String::new(),
-            host: HostId(1),
-            epoch_seen: Epoch(0),
-            segments: vec![(Length(4 * BLOCK), None)],
-            held: Vec::new(),
-        };
+        let registration = registration(Length(4 * BLOCK));
         let node = pool.register(&registration).await.unwrap();
         let (outbox, inbox): (Outbox, _) = unbounded_channel();
         pool.activate(&node, &registration, outbox);
@@ -270,16 +275,7 @@ async fn a_new_node_is_not_taken_for_one_that_has_long_been_silent() {
     let pool = Pool::start(Config::default(), Arc::new(store), clock)
         .await
         .unwrap();
-    let registration = Registration {
-        name: NodeName("n".into()),
-        incarnation: Incarnation(7),
-        data_address: "127.0.0.1:1".into(),
-        shm_path: String::new(),
-        host: HostId(1),
-        epoch_seen: Epoch(0),
-        segments: vec![(Length(BLOCK), None)],
-        held: Vec::new(),
-    };
+    let registration = registration(Length(BLOCK));
     let node = pool.register(&registration).await.unwrap();
     // Several looks of the caretaker pass between the registration and the first heartbeat.
     tokio::time::sleep(Duration::from_millis(100)).await;
