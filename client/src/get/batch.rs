@@ -7,6 +7,7 @@ use crate::batch::Distinct;
 use crate::cache::{Leased, Located, Node};
 use crate::client::Inner;
 use crate::clock::{Backoff, BootTime, Deadline};
+use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::{ControlError, GetError};
 use crate::lease::{self, Part};
@@ -191,7 +192,8 @@ impl<'a> Batch<'a> {
             .collect();
         let (inner, deadline, keep) = (self.inner, self.deadline, !self.release);
         self.work.push(Box::pin(async move {
-            reports::send(&inner.control, reports, deadline.share(2, Length(0))).await;
+            let call = Call::by(deadline.share(2, Length(0)));
+            reports::send(&inner.control, reports, call).await;
             if !deadline.pause(pause.unwrap_or_default()).await {
                 return Step::Late(items);
             }

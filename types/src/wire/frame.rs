@@ -55,8 +55,6 @@ pub enum Op {
     Reserve = 33,
     /// A call of `Pool.Commit`.
     Commit = 34,
-    /// A call of `Pool.Revoke`.
-    Revoke = 35,
     /// A call of `Pool.Lookup`.
     Lookup = 36,
     /// A call of `Pool.Exist`.
@@ -100,7 +98,6 @@ impl Op {
             32 => Self::Greet,
             33 => Self::Reserve,
             34 => Self::Commit,
-            35 => Self::Revoke,
             36 => Self::Lookup,
             37 => Self::Exist,
             38 => Self::MatchPrefix,

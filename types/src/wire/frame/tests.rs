@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const OPS: [Op; 26] = [
+const OPS: [Op; 25] = [
     Op::Hello,
     Op::Read,
     Op::Write,
@@ -15,7 +15,6 @@ const OPS: [Op; 26] = [
     Op::Greet,
     Op::Reserve,
     Op::Commit,
-    Op::Revoke,
     Op::Lookup,
     Op::Exist,
     Op::MatchPrefix,
