@@ -68,6 +68,19 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>>;
 
+    /// Does a batch of reads at once, on the calling thread, when that takes no waiting and moves
+    /// few bytes (64 KiB in all); else `None`, and the caller does [`Link::read`]. The outcomes are
+    /// those that `read` would give.
+    fn read_now(
+        &self,
+        epoch: Epoch,
+        ops: &[ReadOp],
+        deadline: Instant,
+    ) -> Option<Vec<TransferResult>> {
+        let _ = (epoch, ops, deadline);
+        None
+    }
+
     /// Writes whole extents. On success all bytes are in place at the node.
     fn write(
         &self,

@@ -348,6 +348,12 @@ impl Slice {
         self.at(0)
     }
 
+    /// The address of `length` bytes from `from` on. Panics unless they lie inside.
+    pub(crate) fn range(&self, from: Offset, length: Length) -> *mut u8 {
+        self.check(from, length.as_usize());
+        self.at(from.as_usize())
+    }
+
     fn at(&self, from: usize) -> *mut u8 {
         self.region
             .start()

@@ -2,16 +2,16 @@
 
 use super::control::Control;
 use super::copy::Copiers;
+use super::read;
 use super::segments::Segments;
 use super::write::{self, Writes};
 use crate::batch::{Batch, Outcomes, deadline_exceeded, invalid, unreachable};
-use crate::checksum::{Private, copy_with_sum};
 use crate::frame::status;
 use crate::handshake::say_hello;
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::Slice;
 use crate::socket::set_timeouts;
-use crate::split::{check_read, check_write, pack};
+use crate::split::{check_write, pack};
 use crate::timer::Timer;
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{
@@ -80,6 +80,7 @@ pub fn connect_with(
         segments: Segments::new(control.clone(), reply.incarnation),
         control,
         incarnation: reply.incarnation,
+        process: std::process::id(),
         copiers: Copiers::start(options.copy_threads).map_err(unreachable)?,
         batches,
         timer,
@@ -111,6 +112,8 @@ pub(super) struct Open {
     pub(super) incarnation: Incarnation,
     pub(super) segments: Segments,
     pub(super) copiers: Copiers,
+    /// The id of the process that opened the link.
+    process: u32,
     batches: Arc<Batches>,
     timer: Timer,
 }
@@ -193,66 +196,11 @@ impl Open {
         (batch, outcomes)
     }
 
-    fn read_one(
-        self: &Arc<Self>,
-        batch: &Arc<Batch<Checksum>>,
-        item: usize,
-        read: ReadOp,
-        deadline: Instant,
-    ) {
-        let source = match source(&read) {
-            Ok(source) => source,
-            Err(error) => return batch.end(item, Err(error)),
-        };
-        if !self.control.is_open() {
-            return batch.end(item, Err(unreachable("the node closed it")));
-        }
-        let (batch, open) = (batch.clone(), self.clone());
-        self.segments
-            .with(read.extent.segment, false, move |mapped| {
-                let from = mapped.and_then(|region| {
-                    region
-                        .slice(source.offset, source.length)
-                        .ok_or_else(|| status(Code::OutOfRange))
-                });
-                let from = match from {
-                    Ok(from) => from,
-                    Err(error) => return batch.end(item, Err(error)),
-                };
-                open.copiers.submit(move || {
-                    if !batch.begin(item) {
-                        return;
-                    }
-                    let in_time = || Instant::now() < deadline;
-                    let copied = copy_with_sum(&[from], &read.into, Private::Destination, in_time);
-                    drop(read);
-                    batch.end(
-                        item,
-                        copied.map(|sums| sums.whole).ok_or_else(deadline_exceeded),
-                    );
-                });
-            });
+    /// Whether a thread of the caller may touch the mappings: the link has not failed, and the caller
+    /// is no child of the process that opened it, for a child does not inherit them.
+    pub(super) fn is_usable(&self) -> bool {
+        self.control.is_open() && std::process::id() == self.process
     }
-}
-
-/// The range of the segment that a read is of.
-fn source(read: &ReadOp) -> Result<Extent, TransferError> {
-    let length = check_read(read)?;
-    let offset = read.extent.offset.0.checked_add(read.from.0);
-    let source = offset.map(|offset| Extent {
-        segment: read.extent.segment,
-        offset: Offset(offset),
-        length,
-    });
-    source
-        .filter(|source| read.extent.contains(source))
-        .ok_or_else(|| TransferError {
-            code: Code::OutOfRange,
-            message: format!(
-                "{length} bytes from {} lie outside {}",
-                read.from, read.extent
-            ),
-        })
 }
 
 impl std::fmt::Debug for ShmLink {
@@ -273,10 +221,17 @@ impl Link for ShmLink {
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>> {
         let (batch, outcomes) = self.0.batch(ops.len(), deadline);
-        for (item, read) in ops.into_iter().enumerate() {
-            self.0.read_one(&batch, item, read, deadline);
-        }
+        read::start(&self.0, &batch, ops, deadline);
         resolve(self.0.clone(), outcomes)
+    }
+
+    fn read_now(
+        &self,
+        _epoch: Epoch,
+        ops: &[ReadOp],
+        deadline: Instant,
+    ) -> Option<Vec<TransferResult>> {
+        read::now(&self.0, ops, deadline)
     }
 
     fn write(

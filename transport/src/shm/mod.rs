@@ -15,6 +15,7 @@ mod copy;
 mod fds;
 mod link;
 mod peers;
+mod read;
 mod segments;
 mod server;
 mod session;

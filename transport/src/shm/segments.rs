@@ -35,6 +35,14 @@ impl Segments {
         }
     }
 
+    /// A segment's memory for reading, if it is mapped.
+    pub(super) fn mapped(&self, segment: SegmentId) -> Option<Region> {
+        match self.mappings.lock().get(&(segment, false)) {
+            Some(Mapping::Mapped(region)) => Some(region.clone()),
+            Some(Mapping::Asked(_)) | None => None,
+        }
+    }
+
     /// Calls `ready` with a segment's memory: here when it is mapped, else once it is.
     pub(super) fn with(
         &self,

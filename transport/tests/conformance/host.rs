@@ -109,6 +109,14 @@ impl TestHost {
         )
     }
 
+    /// A right to write an extent that the caller chose.
+    pub(crate) fn grant_of(&self, extent: Extent) -> Grant {
+        let mut state = self.state.lock();
+        state.next_grant += 1;
+        let id = GrantId(state.next_grant);
+        self.key.sign(state.incarnation, state.epoch, id, extent)
+    }
+
     /// A block that is in place already.
     pub(crate) fn stored(&self, bytes: &[u8]) -> Extent {
         let grant = self.grant(bytes.len() as u64);
