@@ -1,8 +1,7 @@
 //! Memory of a store node that other processes can map.
 
-// UNSAFETY: gives the kernel advice on, and touches, mappings that this module has just made.
-
 use super::Region;
+use super::populate::advise;
 use kvpool_types::{Length, Offset};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -97,16 +96,6 @@ fn populate_by_hand(fd: &OwnedFd, region: &Region) -> io::Result<()> {
         whole.write_at(Offset(page * PAGE), &[0]);
     }
     Ok(())
-}
-
-fn advise(region: &Region, from: u64, length: u64, advice: Advice) -> Result<(), Errno> {
-    let start = region
-        .start()
-        .as_ptr()
-        .wrapping_add(Offset(from).as_usize());
-    // SAFETY: the range lies inside a mapping that nothing else uses yet, and the advices given
-    // here do not take bytes away.
-    unsafe { rustix::mm::madvise(start.cast(), Length(length).as_usize(), advice) }
 }
 
 fn lack(length: Length, hugepages: bool, error: io::Error) -> io::Error {

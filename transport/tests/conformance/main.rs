@@ -1,6 +1,7 @@
 //! What every transport owes to those who use it: one suite, run over each.
 
 mod host;
+mod mapping;
 mod now;
 mod shm;
 mod speed;
