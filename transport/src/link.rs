@@ -105,6 +105,14 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         deadline: Instant,
     ) -> BoxFuture<'static, Result<Slice, TransferError>>;
 
+    /// Pins like [`Link::pin`], at once and without asking the node; `None` when that cannot be done
+    /// now, and the caller does `pin`, which also tells why. The pin protects the bytes only if the
+    /// caller's lease still runs *after* this returns: see [`crate::shm::board`].
+    fn pin_now(&self, epoch: Epoch, extent: Extent) -> Option<Slice> {
+        let _ = (epoch, extent);
+        None
+    }
+
     /// False once the link has failed: it will not come back, open another.
     fn is_open(&self) -> bool;
 }

@@ -20,6 +20,7 @@ mod populate;
 mod segment;
 
 pub(crate) use populate::{Populate, populate_step};
+pub(crate) use segment::create_small;
 pub use segment::{create_segment, read_only_fd};
 
 use kvpool_types::{Length, Offset};

@@ -39,16 +39,27 @@ pub fn create_segment(
     if !hugepages {
         check_available(length)?;
     }
-    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    if hugepages {
-        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    }
+    let size = if hugepages {
+        MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
+    } else {
+        MemfdFlags::empty()
+    };
+    let (fd, region) = create_sealed(length, size, name).map_err(|e| lack(length, hugepages, e))?;
+    populate(&fd, &region).map_err(|e| lack(length, hugepages, e))?;
+    Ok((fd, region))
+}
+
+/// Makes a memfd of a few pages that other processes can map, sealed as a segment is.
+pub(crate) fn create_small(length: Length, name: &str) -> io::Result<(OwnedFd, Region)> {
+    create_sealed(length, MemfdFlags::empty(), name)
+}
+
+fn create_sealed(length: Length, size: MemfdFlags, name: &str) -> io::Result<(OwnedFd, Region)> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | size;
     let fd = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::ftruncate(&fd, length.0)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let region =
-        Region::map_inherited(fd.as_fd(), length, true).map_err(|e| lack(length, hugepages, e))?;
-    populate(&fd, &region).map_err(|e| lack(length, hugepages, e))?;
+    let region = Region::map_inherited(fd.as_fd(), length, true)?;
     Ok((fd, region))
 }
 

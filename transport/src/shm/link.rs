@@ -1,6 +1,7 @@
 //! The asking side.
 
-use super::control::Control;
+use super::board::Pinner;
+use super::control::{Answer, Control};
 use super::copy::Copiers;
 use super::read;
 use super::segments::Segments;
@@ -15,7 +16,7 @@ use crate::split::{check_write, pack};
 use crate::timer::Timer;
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{
-    Hello, HelloReply, PinRequest, ReadItem, ReadRequest, Statuses, SumsReply,
+    Hello, HelloReply, MapReply, MapRequest, PinRequest, ReadItem, ReadRequest, Statuses, SumsReply,
 };
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Offset};
@@ -25,7 +26,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 /// The most checksums that one frame asks for, in bytes: they come back as meta.
@@ -78,6 +79,7 @@ pub fn connect_with(
     .map_err(unreachable)?;
     let link = ShmLink(Arc::new(Open {
         segments: Segments::new(control.clone(), reply.incarnation),
+        board: ask_for_board(&control, reply.incarnation),
         control,
         incarnation: reply.incarnation,
         process: std::process::id(),
@@ -86,6 +88,37 @@ pub fn connect_with(
         timer,
     }));
     Ok((Arc::new(link), reply))
+}
+
+/// Asks for the pin board. Nobody waits for it: until it is there, pins take a round trip.
+fn ask_for_board(control: &Control, incarnation: Incarnation) -> Arc<OnceLock<Arc<Pinner>>> {
+    let board = Arc::new(OnceLock::new());
+    let request = MapRequest {
+        incarnation,
+        segment: MapRequest::BOARD,
+        writable: true,
+    };
+    let given = board.clone();
+    control.request(
+        Op::Map,
+        Epoch::default(),
+        &request,
+        move |answer| match answer.and_then(map_board) {
+            Ok(pinner) => {
+                given.get_or_init(|| Arc::new(pinner));
+            }
+            Err(error) => tracing::debug!(%error, "the node gives no pin board"),
+        },
+    );
+    board
+}
+
+fn map_board(mut answer: Answer) -> Result<Pinner, TransferError> {
+    let reply: MapReply = answer.decode(Op::MapReply)?;
+    let fd = answer
+        .fd()
+        .ok_or_else(|| unreachable("a pin board came without its descriptor"))?;
+    Pinner::map(fd.as_fd(), reply.size).map_err(unreachable)
 }
 
 fn open_socket(path: &Path, deadline: Instant) -> Result<OwnedFd, Errno> {
@@ -112,6 +145,8 @@ pub(super) struct Open {
     pub(super) incarnation: Incarnation,
     pub(super) segments: Segments,
     pub(super) copiers: Copiers,
+    /// What pins are taken on at once, when the node has given it.
+    board: Arc<OnceLock<Arc<Pinner>>>,
     /// The id of the process that opened the link.
     process: u32,
     batches: Arc<Batches>,
@@ -362,6 +397,18 @@ impl Link for ShmLink {
                 .expect("invariant: a batch of one has one outcome")
         }
         .boxed()
+    }
+
+    fn pin_now(&self, epoch: Epoch, extent: Extent) -> Option<Slice> {
+        let open = &self.0;
+        let board = open.board.get()?;
+        if !open.is_usable() {
+            return None;
+        }
+        let region = open.segments.mapped(extent.segment)?;
+        let view = region.slice(extent.offset, extent.length)?;
+        let pin = board.pin(epoch, extent)?;
+        Some(view.with_hook(Arc::new(pin)))
     }
 
     fn is_open(&self) -> bool {

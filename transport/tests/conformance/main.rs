@@ -1,5 +1,6 @@
 //! What every transport owes to those who use it: one suite, run over each.
 
+mod board;
 mod host;
 mod mapping;
 mod now;
