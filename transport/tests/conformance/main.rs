@@ -1,6 +1,9 @@
 //! What every transport owes to those who use it: one suite, run over each.
 
+mod board;
 mod host;
+mod mapping;
+mod now;
 mod shm;
 mod speed;
 mod tcp;

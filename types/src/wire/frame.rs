@@ -33,8 +33,8 @@ pub enum Op {
     Read = 2,
     /// Writes whole extents under grants: [`super::data::WriteRequest`], payload behind it.
     Write = 3,
-    /// Asks for a segment's memory (Unix socket): [`super::data::MapRequest`]. The answer carries a
-    /// file descriptor.
+    /// Asks for the memory of a segment or of the pin board (Unix socket):
+    /// [`super::data::MapRequest`]. The answer carries a file descriptor.
     Map = 4,
     /// Announces writes through shared memory: [`super::data::WriteRequest`].
     WriteBegin = 5,
