@@ -154,6 +154,12 @@ impl Links {
         }
     }
 
+    /// The link to `node` over `kind` if it is open.
+    pub(crate) fn opened(&self, node: &Node, kind: TransportKind) -> Option<Arc<dyn Link>> {
+        let nodes = self.nodes.lock();
+        nodes.get(&node.incarnation)?.lane(kind).open_link()
+    }
+
     /// The best link to `node` that can be had.
     pub(crate) async fn best(
         &self,

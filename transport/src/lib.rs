@@ -11,6 +11,7 @@ mod handshake;
 pub mod host;
 pub mod link;
 pub mod memory;
+mod quick;
 mod service;
 pub mod shm;
 mod socket;

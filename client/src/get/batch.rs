@@ -69,6 +69,26 @@ struct NodeReads {
     parts: u32,
 }
 
+impl NodeReads {
+    /// What became of reads that were done at once over the first of the ways.
+    fn done(mut self, results: Vec<TransferResult>, ended: BootTime) -> ReadDone {
+        self.ways.truncate(1);
+        ReadDone {
+            node: self.node,
+            leases: self
+                .reads
+                .iter()
+                .map(|(_, located, _)| located.lease)
+                .collect(),
+            reads: self.reads,
+            ways: self.ways,
+            results,
+            ended,
+            detached: false,
+        }
+    }
+}
+
 /// What one read from one node came to.
 struct ReadDone {
     node: Arc<Node>,
@@ -314,9 +334,21 @@ impl<'a> Batch<'a> {
                 .push((at, located, choice.replica.extent.segment));
         }
         for reads in groups.into_values() {
-            self.read(reads);
+            match self.read_now(&reads) {
+                Some(results) => {
+                    let done = reads.done(results, BootTime::now());
+                    self.read_done(done);
+                }
+                None => self.read(reads),
+            }
         }
         self.again(again);
+    }
+
+    /// Reads at once what the best way to its node can read without waiting.
+    fn read_now(&self, group: &NodeReads) -> Option<Vec<TransferResult>> {
+        let link = self.inner.links.opened(&group.node, *group.ways.first()?)?;
+        link.read_now(group.epoch, &group.ops, self.deadline.to_std())
     }
 
     fn read(&mut self, group: NodeReads) {

@@ -88,8 +88,7 @@ impl Channel {
         epoch: Epoch,
         encode_meta: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Reply, TransferError> {
-        self.call_with_payload(op, epoch, 0, encode_meta, |_| {})
-            .await
+        self.call_with_payload(op, epoch, &[], encode_meta).await
     }
 
     /// Asks whether the other side still answers.
@@ -98,23 +97,22 @@ impl Channel {
         reply.expect(Op::Pong)
     }
 
-    /// Like [`Channel::call`], with `payload` bytes that `encode_payload` appends.
+    /// Like [`Channel::call`], with a payload.
     pub(crate) async fn call_with_payload(
         &self,
         op: Op,
         epoch: Epoch,
-        payload: u64,
+        payload: &[u8],
         encode_meta: impl FnOnce(&mut Vec<u8>),
-        encode_payload: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Reply, TransferError> {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
-        let mut frame = encode_head(op, request, epoch, payload, encode_meta).map_err(|error| {
-            TransferError {
+        let bytes = payload.len() as u64;
+        let mut frame =
+            encode_head(op, request, epoch, bytes, encode_meta).map_err(|error| TransferError {
                 code: error.code(),
                 message: error.to_string(),
-            }
-        })?;
-        encode_payload(&mut frame);
+            })?;
+        frame.extend_from_slice(payload);
         let waiter = self.inbox.register(request)?;
         self.send(&frame).await?;
         if !self.spin.is_zero()
