@@ -17,10 +17,10 @@ use crate::reports::{self, Report};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use hashbrown::HashMap;
 use kvpool_transport::memory::total_length;
 use kvpool_transport::{ReadOp, Slice, TransferError, TransferResult, TransportKind};
 use kvpool_types::{Code, Epoch, Incarnation, Key, Length, Offset, SegmentId};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -4,9 +4,9 @@ use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};
 use crate::control::Control;
 use crate::lease::{Packed, Part, renew};
+use hashbrown::HashMap;
 use kvpool_types::Key;
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
