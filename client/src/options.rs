@@ -44,11 +44,18 @@ impl Default for Options {
             max_message_bytes: Length(4 << 20),
             batch_concurrency: 4,
             location_cache: 100_000,
-            tcp_connections_per_node: 4,
+            tcp_connections_per_node: connections(),
             spin: Duration::ZERO,
             token: String::new(),
         }
     }
+}
+
+/// Each connection has two busy threads while bytes stream, so there are no more than cores; a second
+/// one always pays, since either end of the first waits for the other now and then.
+fn connections() -> usize {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    cores.clamp(2, 4)
 }
 
 /// Which ways bytes may go between this process and store nodes.
