@@ -73,17 +73,21 @@ pub(crate) async fn get_view(
             .first(&replica.node, &target.choice.ways, target.limit)
             .await
         {
-            Ok(link) => {
-                let pinning = link.pin(target.located.epoch, replica.extent, target.limit.to_std());
-                match target.limit.with_grace().run(pinning).await {
-                    Ok(pinned) => pinned,
-                    Err(_) => Err(late(&replica.node.name)),
+            Ok(link) => match link.pin_now(target.located.epoch, replica.extent) {
+                Some(memory) => Ok(memory),
+                None => {
+                    let limit = target.limit;
+                    let pinning = link.pin(target.located.epoch, replica.extent, limit.to_std());
+                    match limit.with_grace().run(pinning).await {
+                        Ok(pinned) => pinned,
+                        Err(_) => Err(late(&replica.node.name)),
+                    }
                 }
-            }
+            },
             Err(error) => Err(error),
         };
-        // The pin was in place before the master could free the extent only if its answer came
-        // while the lease ran.
+        // The pin was in place before the master could free the extent only if the lease still runs
+        // now that it is.
         let in_time = lease.runs(BootTime::now());
         let memory = match pinned {
             Ok(memory) if in_time => memory,

@@ -16,9 +16,11 @@
     reason = "owns raw memory behind a safe, copying interface"
 )]
 
+mod own;
 mod populate;
 mod segment;
 
+pub(crate) use own::OwnProcess;
 pub(crate) use populate::{Populate, populate_step};
 pub(crate) use segment::create_small;
 pub use segment::{create_segment, read_only_fd};

@@ -5,12 +5,16 @@
 //! overlooked, and every decision on an extent looks at all boards.
 
 use super::admit::draining;
-use super::{Fence, PeerKey, Range, Span};
+use super::{Fence, PeerKey, Range, Span, refused};
 use kvpool_transport::host::Refused;
 use kvpool_transport::shm::board::Board;
-use kvpool_types::{Epoch, Extent, Incarnation, Length, Offset};
+use kvpool_types::{Code, Epoch, Extent, Incarnation, Length, Offset};
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// The most boards that are kept, so that looking at all of them stays cheap. Who is given none asks
+/// for each pin.
+const MOST_BOARDS: usize = 4096;
 
 /// The board of one connection.
 #[derive(Debug)]
@@ -126,6 +130,12 @@ impl Fence {
             return Err(draining());
         }
         self.boards.sweep();
+        if self.boards.len() >= MOST_BOARDS {
+            return Err(refused(
+                Code::TooManyHeld,
+                format!("this node keeps {MOST_BOARDS} pin boards at most"),
+            ));
+        }
         // Before the first welcome the epoch is 0, in which a board is closed.
         board.open(self.epoch());
         let over = false;

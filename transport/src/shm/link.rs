@@ -10,7 +10,7 @@ use crate::batch::{Batch, Outcomes, deadline_exceeded, invalid, unreachable};
 use crate::frame::status;
 use crate::handshake::say_hello;
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
-use crate::memory::Slice;
+use crate::memory::{OwnProcess, Slice};
 use crate::socket::set_timeouts;
 use crate::split::{check_write, pack};
 use crate::timer::Timer;
@@ -82,7 +82,7 @@ pub fn connect_with(
         board: ask_for_board(&control, reply.incarnation),
         control,
         incarnation: reply.incarnation,
-        process: std::process::id(),
+        process: OwnProcess::mark().map_err(unreachable)?,
         copiers: Copiers::start(options.copy_threads).map_err(unreachable)?,
         batches,
         timer,
@@ -147,8 +147,7 @@ pub(super) struct Open {
     pub(super) copiers: Copiers,
     /// What pins are taken on at once, when the node has given it.
     board: Arc<OnceLock<Arc<Pinner>>>,
-    /// The id of the process that opened the link.
-    process: u32,
+    process: OwnProcess,
     batches: Arc<Batches>,
     timer: Timer,
 }
@@ -234,7 +233,7 @@ impl Open {
     /// Whether a thread of the caller may touch the mappings: the link has not failed, and the caller
     /// is no child of the process that opened it, for a child does not inherit them.
     pub(super) fn is_usable(&self) -> bool {
-        self.control.is_open() && std::process::id() == self.process
+        self.control.is_open() && self.process.is_here()
     }
 }
 

@@ -1,5 +1,8 @@
 //! Pins without a round trip.
 
+// UNSAFETY: forks, as programs that use a link do.
+#![allow(unsafe_code, reason = "a child made by fork cannot be had otherwise")]
+
 use super::*;
 use kvpool_transport::shm::{Server, ServerOptions, connect};
 
@@ -119,5 +122,36 @@ fn pins_of_many_threads_are_each_seen_and_each_go() {
             });
         }
     });
+    assert_eq!(host.on_boards(), []);
+}
+
+#[test]
+fn a_child_made_by_fork_touches_neither_mapping_nor_board() {
+    let Opened { link, host, .. } = &open(TransportKind::Shm, 1 << 20);
+    let extent = host.stored(&[1; 4096]);
+    let view = first_pin(&**link, extent);
+    let read = [read_op(extent, &room(10))];
+    assert!(link.read_now(EPOCH, &read, soon()).is_some());
+    let deadline = soon();
+    // SAFETY: the child calls nothing that takes a lock of the threads that it has lost but the
+    // allocator's, which fork leaves free.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = link.read_now(EPOCH, &read, deadline).is_none()
+            && link.pin_now(EPOCH, extent).is_none();
+        drop(view);
+        // SAFETY: ends the child without running what belongs to its parent.
+        unsafe { libc::_exit(i32::from(!refused)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child that was just made, into a local.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(waited, child);
+    assert!(
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        "{status:#x}"
+    );
+    assert_eq!(host.on_boards(), [extent], "the parent's view stays pinned");
+    drop(view);
     assert_eq!(host.on_boards(), []);
 }

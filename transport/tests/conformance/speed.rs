@@ -197,6 +197,7 @@ fn speed() {
         }
         if kind == TransportKind::Shm {
             small_reads(&**link, host);
+            pins(&**link, host);
         }
     }
 }
@@ -233,6 +234,30 @@ fn small_reads(link: &dyn Link, host: &TestHost) {
             each(copies)
         );
     }
+}
+
+/// What a view costs, taken and dropped: by the board, and by messages.
+fn pins(link: &dyn Link, host: &TestHost) {
+    const TIMES: usize = 200_000;
+    let extent = host.stored(&[1; 4096]);
+    let runtime = runtime();
+    let asked = seconds(|| {
+        for _ in 0..TIMES / 100 {
+            drop(runtime.block_on(link.pin(EPOCH, extent, soon())).unwrap());
+        }
+    });
+    let at_once = (0..ROUNDS).map(|_| {
+        seconds(|| {
+            for _ in 0..TIMES / ROUNDS {
+                drop(link.pin_now(EPOCH, extent).unwrap());
+            }
+        })
+    });
+    println!(
+        "pin_now and drop: {:.0} ns, by messages {:.0} ns",
+        median(at_once.collect()) / (TIMES / ROUNDS) as f64 * 1e9,
+        asked / (TIMES / 100) as f64 * 1e9
+    );
 }
 
 fn bare_tcp() {

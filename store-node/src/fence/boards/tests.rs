@@ -3,7 +3,7 @@
 use super::super::{Census, FenceItem, Limits, SegmentIndex, Term};
 use super::*;
 use kvpool_transport::shm::board::{BOARD_BYTES, Pinner};
-use kvpool_types::{ClientId, Code, Grant, GrantId, GrantKey, SegmentId};
+use kvpool_types::{ClientId, Grant, GrantId, GrantKey, SegmentId};
 use std::os::fd::AsFd;
 
 const INCARNATION: Incarnation = Incarnation(77);
@@ -215,6 +215,22 @@ fn a_board_is_hung_up_for_the_present_life_alone() {
     assert!(pinner.pin(Epoch(6), extent(0, 1)).is_none());
     drop(pin);
     assert_eq!(fence.census().pins, 0);
+}
+
+#[test]
+fn there_are_no_more_boards_than_can_be_looked_at() {
+    let mut fence = fence();
+    let mut board = || {
+        let (board, _) = Board::create(Length(0)).unwrap();
+        let board = Arc::new(board);
+        (board.clone(), fence.hang(ALICE, INCARNATION, board))
+    };
+    let mut kept: Vec<_> = (0..MOST_BOARDS).map(|_| board()).collect();
+    assert!(kept.iter().all(|(_, hung)| hung.is_ok()));
+    assert_eq!(board().1.unwrap_err().code, Code::TooManyHeld);
+    // The end of a connection makes room.
+    kept.pop();
+    assert!(board().1.is_ok());
 }
 
 #[test]

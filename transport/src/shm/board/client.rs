@@ -1,7 +1,7 @@
 //! The client's side: takes slots and gives them back.
 
 use super::{BOARD_BYTES, CLAIMED, FREE, LAYOUT, PINNED, SLOTS, Words};
-use crate::memory::{Populate, Region, populate_step};
+use crate::memory::{OwnProcess, Populate, Region, populate_step};
 use kvpool_types::{Epoch, Extent, Length};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,8 +15,7 @@ pub struct Pinner {
     /// The bytes that are pinned now.
     pinned: AtomicU64,
     allowance: Length,
-    /// The id of the process that mapped the board.
-    process: u32,
+    process: OwnProcess,
 }
 
 /// A pin that the node can see. Dropping it undoes it.
@@ -46,7 +45,7 @@ impl Pinner {
         Ok(Self {
             pinned: AtomicU64::new(0),
             allowance: Length(words.allowance().load(Ordering::SeqCst)),
-            process: std::process::id(),
+            process: OwnProcess::mark()?,
             words,
         })
     }
@@ -115,7 +114,7 @@ impl Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         // A child made by fork has a copy of this value but not the board, and its parent still looks.
-        if std::process::id() != self.pinner.process {
+        if !self.pinner.process.is_here() {
             return;
         }
         let state = self.pinner.words.slot(self.slot).state;
