@@ -10,7 +10,7 @@ use kvpool_transport::Slice;
 use kvpool_transport::checksum::sum_shared;
 use kvpool_transport::host::{Abort, Admission, Host, Peer, Refused, WriteGuard};
 use kvpool_transport::shm::board::Board;
-use kvpool_types::wire::data::{Hello, HelloReply, ReadItem};
+use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
 use kvpool_types::wire::frame;
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantId, HostId,
@@ -317,6 +317,32 @@ impl Host for Store {
             })),
             Err(refused) => Admission::Refuse(self.refuse(refused)),
         }
+    }
+
+    fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code> {
+        let proven: Vec<_> = {
+            let fence = self.shared.fence.read();
+            let grants = request.grants.iter();
+            grants
+                .map(|grant| fence.prove(request.incarnation, grant))
+                .collect()
+        };
+        // Nothing can come between the judgement, the bytes and the record: all three are done under
+        // the lock, which is why only small blocks are written this way.
+        let written: Vec<Result<(), Refused>> = self.change(|fence| {
+            let blocks = request.blocks(payload).zip(proven);
+            blocks
+                .map(|(block, proven)| {
+                    let span = fence.admit_now(&proven?)?;
+                    self.memory(span)?.write_at(Offset(0), block.bytes);
+                    fence.record_now(span, block.grant.id, block.sums())
+                })
+                .collect()
+        });
+        written
+            .into_iter()
+            .map(|outcome| self.answer(outcome))
+            .collect()
     }
 
     fn sums(

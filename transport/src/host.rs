@@ -10,7 +10,7 @@
 
 use crate::memory::Slice;
 use crate::shm::board::Board;
-use kvpool_types::wire::data::{Hello, HelloReply, ReadItem};
+use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
 use kvpool_types::{
     Checksum, ClientId, Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, SegmentId,
 };
@@ -87,6 +87,11 @@ pub trait Host: Send + Sync + 'static {
         grant: &Grant,
         abort: Arc<dyn Abort>,
     ) -> Admission;
+
+    /// Writes blocks whose bytes are here already: each is judged like by [`Host::admit_write`], then
+    /// copied into place and recorded, with nothing in between. One code a grant, in order. `payload`
+    /// is as long as the request says.
+    fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code>;
 
     /// The chunk checksums of an extent.
     fn sums(

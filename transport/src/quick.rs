@@ -20,6 +20,10 @@ use std::time::Instant;
 /// The most payload of a batch that is small.
 pub(crate) const SMALL_BYTES: u64 = 128 << 10;
 
+/// The most payload of a frame that a node takes whole before it looks for the place of its blocks:
+/// a small batch, with the checksums of its chunks.
+pub(crate) const WHOLE_BYTES: u64 = 2 * SMALL_BYTES;
+
 /// Whether a batch of such payloads is small.
 pub(crate) fn is_small(payloads: impl ExactSizeIterator<Item = u64>) -> bool {
     payloads.len() <= FRAME_ITEMS && payloads.fold(0, u64::saturating_add) <= SMALL_BYTES

@@ -44,6 +44,33 @@ impl Fence {
         })
     }
 
+    /// Admits a write whose bytes are put into place before anything else is asked of the fence.
+    /// [`Fence::record_now`] ends it.
+    pub(crate) fn admit_now(&mut self, proven: &Proven) -> Result<Span, Refused> {
+        let span = self.admit_write(proven)?;
+        if let Some(space) = self.spaces.get_mut(span.segment.0) {
+            space.records.remove_overlapping(span.range);
+        }
+        Ok(span)
+    }
+
+    /// Records a write that was admitted by [`Fence::admit_now`], with its chunk checksums.
+    pub(crate) fn record_now(
+        &mut self,
+        span: Span,
+        grant: GrantId,
+        sums: impl ExactSizeIterator<Item = Checksum>,
+    ) -> Result<(), Refused> {
+        let count = sums.len();
+        match self.keep(span, grant, count, sums.collect()) {
+            Code::Ok => Ok(()),
+            code => Err(refused(
+                code,
+                format!("{count} chunk checksums do not fit grant {grant}"),
+            )),
+        }
+    }
+
     /// Admits a receive over TCP. It lasts until [`Fence::end_receive`].
     pub(crate) fn begin_receive(
         &mut self,

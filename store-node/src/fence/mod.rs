@@ -47,7 +47,7 @@ use kvpool_types::{
     Checksum, Code, Epoch, Extent, GrantId, GrantKey, Incarnation, Length, Offset, SegmentId,
 };
 use ranges::Ranges;
-use record::Record;
+use record::{Record, Sums};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use touch::{Held, Touch, Toucher};
@@ -424,7 +424,12 @@ impl Fence {
         if touch.closed {
             return Code::GrantEnded;
         }
-        if sums.len() as u64 != span.range.length().chunks() {
+        self.keep(span, touch.grant, sums.len(), sums.into())
+    }
+
+    /// Keeps the record of a whole extent that was written under `grant`.
+    fn keep(&mut self, span: Span, grant: GrantId, count: usize, sums: Sums) -> Code {
+        if count as u64 != span.range.length().chunks() {
             return Code::InvalidArgument;
         }
         let epoch = self.epoch();
@@ -433,14 +438,9 @@ impl Fence {
         };
         // The record refuses every other grant of this epoch from now on.
         space.floors.forget(span.range);
-        space.records.insert(
-            span.range,
-            Record {
-                epoch,
-                grant: touch.grant,
-                sums: sums.into(),
-            },
-        );
+        space
+            .records
+            .insert(span.range, Record { epoch, grant, sums });
         Code::Ok
     }
 

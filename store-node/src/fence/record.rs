@@ -32,6 +32,19 @@ impl From<Vec<Checksum>> for Sums {
     }
 }
 
+impl FromIterator<Checksum> for Sums {
+    fn from_iter<I: IntoIterator<Item = Checksum>>(sums: I) -> Self {
+        let mut sums = sums.into_iter();
+        let Some(first) = sums.next() else {
+            return Self::Many(Box::default());
+        };
+        match sums.next() {
+            None => Self::One(first),
+            Some(second) => Self::Many([first, second].into_iter().chain(sums).collect()),
+        }
+    }
+}
+
 impl Sums {
     pub(super) fn to_vec(&self) -> Vec<Checksum> {
         match self {

@@ -587,3 +587,53 @@ fn a_draining_node_takes_nothing_new_and_lets_the_rest_end() {
     assert_eq!(read(&fence, block), Code::Ok);
     assert_eq!(fence.end_receive(span, Some(sums())), Code::Ok);
 }
+
+/// Writes at once, as small blocks are.
+fn write_now(fence: &mut Fence, grant: &Grant, sums: &[Checksum]) -> Code {
+    let proven = match fence.prove(INCARNATION, grant) {
+        Ok(proven) => proven,
+        Err(refused) => return refused.code,
+    };
+    let written = fence
+        .admit_now(&proven)
+        .and_then(|span| fence.record_now(span, grant.id, sums.iter().copied()));
+    code(written)
+}
+
+#[test]
+fn a_write_at_once_is_judged_like_any_other() {
+    let mut fence = fence();
+    let block = extent(0, 100);
+    let forged = Grant {
+        mac: [0; 16],
+        ..grant(1, block)
+    };
+    assert_eq!(write_now(&mut fence, &forged, &sums()), Code::GrantRefused);
+    assert_eq!(
+        write_now(&mut fence, &grant(1, block), &[]),
+        Code::InvalidArgument
+    );
+    assert_eq!(read(&fence, block), Code::Missing);
+    assert_eq!(write_now(&mut fence, &grant(1, block), &sums()), Code::Ok);
+    assert_eq!(read(&fence, block), Code::Ok);
+    assert_eq!(fence.sums(EPOCH, INCARNATION, &block), Ok(sums()));
+    assert_eq!(
+        write_now(&mut fence, &grant(1, block), &sums()),
+        Code::AlreadyWritten
+    );
+    // What is fenced stays refused, what touches it keeps it out, and nothing is left behind.
+    assert_eq!(close(&mut fence, 7, 1, block), [7]);
+    assert_eq!(
+        write_now(&mut fence, &grant(1, block), &sums()),
+        Code::GrantEnded
+    );
+    assert_eq!(hold(&mut fence, ALICE, &grant(2, block)), Code::Ok);
+    assert_eq!(
+        write_now(&mut fence, &grant(3, block), &sums()),
+        Code::InProgress
+    );
+    fence.end_hold(ALICE, GrantId(2), Vec::new());
+    assert_eq!(write_now(&mut fence, &grant(3, block), &sums()), Code::Ok);
+    assert_eq!(close(&mut fence, 8, 3, block), [8]);
+    assert_eq!(fence.census().records, 0);
+}

@@ -7,10 +7,12 @@ use super::read;
 use super::segments::Segments;
 use super::write::{self, Writes};
 use crate::batch::{Batch, Outcomes, deadline_exceeded, invalid, unreachable};
+use crate::channel::Channel;
 use crate::frame::status;
 use crate::handshake::say_hello;
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::{OwnProcess, Slice};
+use crate::quick::{self, is_small};
 use crate::socket::set_timeouts;
 use crate::split::{check_write, pack};
 use crate::timer::Timer;
@@ -64,12 +66,19 @@ pub fn connect_with(
     if options.copy_threads == 0 {
         return Err(invalid("a link has at least one copy thread".to_owned()));
     }
-    let socket = open_socket(path, deadline).map_err(|error| match error {
-        Errno::AGAIN | Errno::INPROGRESS => deadline_exceeded(),
-        error => unreachable(format!("{}: {}", path.display(), io::Error::from(error))),
-    })?;
-    let reply = say_hello(socket.as_fd(), &hello, deadline)?;
-    set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
+    let (socket, reply) = greet(path, &hello, deadline)?;
+    // Without a runtime there is no channel, and small writes are announced like large ones.
+    let quick = if tokio::runtime::Handle::try_current().is_ok() {
+        // To the same life of the node.
+        let hello = Hello {
+            incarnation: reply.incarnation,
+            ..hello
+        };
+        let (socket, _) = greet(path, &hello, deadline)?;
+        Some(Arc::new(Channel::from_socket(socket).map_err(unreachable)?))
+    } else {
+        None
+    };
     let control = Arc::new(Control::start(socket).map_err(unreachable)?);
     let batches: Arc<Batches> = Arc::default();
     let timer = Timer::start("kvpool-shm-timer", {
@@ -81,6 +90,7 @@ pub fn connect_with(
         segments: Segments::new(control.clone(), reply.incarnation),
         board: ask_for_board(&control, reply.incarnation),
         control,
+        quick,
         incarnation: reply.incarnation,
         process: OwnProcess::mark().map_err(unreachable)?,
         copiers: Copiers::start(options.copy_threads).map_err(unreachable)?,
@@ -88,6 +98,21 @@ pub fn connect_with(
         timer,
     }));
     Ok((Arc::new(link), reply))
+}
+
+/// Connects and says hello, both by `deadline`.
+fn greet(
+    path: &Path,
+    hello: &Hello,
+    deadline: Instant,
+) -> Result<(OwnedFd, HelloReply), TransferError> {
+    let socket = open_socket(path, deadline).map_err(|error| match error {
+        Errno::AGAIN | Errno::INPROGRESS => deadline_exceeded(),
+        error => unreachable(format!("{}: {}", path.display(), io::Error::from(error))),
+    })?;
+    let reply = say_hello(socket.as_fd(), hello, deadline)?;
+    set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
+    Ok((socket, reply))
 }
 
 /// Asks for the pin board. Nobody waits for it: until it is there, pins take a round trip.
@@ -142,6 +167,8 @@ struct ShmLink(Arc<Open>);
 /// What a link has, until it and all that it was asked to do are done.
 pub(super) struct Open {
     pub(super) control: Arc<Control>,
+    /// For small writes.
+    quick: Option<Arc<Channel>>,
     pub(super) incarnation: Incarnation,
     pub(super) segments: Segments,
     pub(super) copiers: Copiers,
@@ -273,6 +300,11 @@ impl Link for ShmLink {
         ops: Vec<WriteOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>> {
+        if let Some(quick) = &self.0.quick
+            && is_small(ops.iter().map(|op| op.grant.extent.length.0))
+        {
+            return quick::write(quick.clone(), self.0.incarnation, ops, deadline);
+        }
         let (batch, outcomes) = self.0.batch(ops.len(), deadline);
         let mut writes = Vec::with_capacity(ops.len());
         for (item, write) in ops.into_iter().enumerate() {
@@ -411,7 +443,8 @@ impl Link for ShmLink {
     }
 
     fn is_open(&self) -> bool {
-        self.0.control.is_open()
+        let quick = self.0.quick.as_ref();
+        self.0.control.is_open() && quick.is_none_or(|quick| quick.is_open())
     }
 }
 

@@ -5,6 +5,7 @@ use super::fds::send_with_fd;
 use crate::frame::{decode_header, encode_head, receive_exact, receive_meta, send};
 use crate::handshake::{End, answer_sums};
 use crate::host::{Host, Peer, Refused};
+use crate::quick::WHOLE_BYTES;
 use crate::service::Connection;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{
@@ -50,7 +51,12 @@ impl<'a> Session<'a> {
                 return Err(End::Over);
             }
             let header = decode_header(&head)?;
-            if header.payload > 0 {
+            let most = if header.op == Op::Write {
+                WHOLE_BYTES
+            } else {
+                0
+            };
+            if header.payload > most {
                 let error = DecodeError::BadValue {
                     what: "payload on a Unix socket",
                     value: header.payload,
@@ -67,6 +73,7 @@ impl<'a> Session<'a> {
 
     fn answer(&self, header: &Header, meta: &[u8]) -> Result<(), End> {
         match header.op {
+            Op::Write => self.write(header, &decode(header, meta)?),
             Op::Map => self.map(header, &decode(header, meta)?),
             Op::WriteBegin => {
                 let request: WriteRequest = decode(header, meta)?;
@@ -108,6 +115,23 @@ impl<'a> Session<'a> {
                 },
             ),
         }
+    }
+
+    /// A small batch, whose bytes come with it: that spares the announcement and its end.
+    fn write(&self, header: &Header, request: &WriteRequest) -> Result<(), End> {
+        if request.payload_bytes() != Some(header.payload) {
+            let error = DecodeError::BadValue {
+                what: "payload of a write",
+                value: header.payload,
+            };
+            return Err(End::malformed(header.request, &error));
+        }
+        let mut payload = vec![0; Length(header.payload).as_usize()];
+        let socket = self.connection.socket();
+        receive_exact(socket, &mut payload, |_| !self.connection.is_aborted())?;
+        let codes = self.host.write_now(request, &payload);
+        self.host.count(Length(0), Length(header.payload));
+        self.reply(header, Op::Statuses, &Statuses(codes))
     }
 
     fn map(&self, header: &Header, request: &MapRequest) -> Result<(), End> {

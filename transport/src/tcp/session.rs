@@ -4,6 +4,7 @@ use super::server::ServerOptions;
 use crate::frame::{decode_header, encode_head, receive_exact, receive_meta, send};
 use crate::handshake::{End, answer_sums, take_hello};
 use crate::host::{Abort, Admission, Host, WriteGuard};
+use crate::quick::WHOLE_BYTES;
 use crate::service::Connection;
 use crate::socket::{Gather, Scatter, set_timeouts};
 use kvpool_types::wire::DecodeError;
@@ -84,6 +85,9 @@ impl<'a> Session<'a> {
                     value: header.payload,
                 }));
             }
+            if header.payload <= WHOLE_BYTES {
+                return self.write_now(header, &request);
+            }
             return self.write(header, &request);
         }
         if header.payload > 0 {
@@ -160,6 +164,17 @@ impl<'a> Session<'a> {
         gather.send_all(self.socket())?;
         self.host.count(Length(payload), Length(0));
         Ok(())
+    }
+
+    /// Takes all of a small write and has it put into place.
+    fn write_now(&self, header: &Header, request: &WriteRequest) -> Result<(), End> {
+        let mut payload = vec![0; Length(header.payload).as_usize()];
+        let mut scatter = Scatter::default();
+        scatter.push_bytes(&mut payload);
+        self.fill(scatter)?;
+        let codes = self.host.write_now(request, &payload);
+        self.host.count(Length(0), Length(header.payload));
+        self.reply(header, Op::Statuses, &Statuses(codes))
     }
 
     fn write(&self, header: &Header, request: &WriteRequest) -> Result<(), End> {

@@ -4,7 +4,7 @@ use kvpool_transport::checksum::sum_shared;
 use kvpool_transport::host::{Abort, Admission, Host, Peer, Refused, WriteGuard};
 use kvpool_transport::memory::{Region, Slice, create_segment, read_only_fd};
 use kvpool_transport::shm::board::Board;
-use kvpool_types::wire::data::{Hello, HelloReply, ReadItem};
+use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, Extent, Grant, GrantId,
     GrantKey, HostId, Incarnation, Length, NodeName, Offset, SegmentId,
@@ -293,6 +293,13 @@ impl Drop for Guard {
     }
 }
 
+/// Nothing is received while a small write is put into place.
+struct NoAbort;
+
+impl Abort for NoAbort {
+    fn abort(&self) {}
+}
+
 impl Host for TestHost {
     fn hello(&self, hello: &Hello) -> Result<HelloReply, Refused> {
         let state = self.state.lock();
@@ -359,6 +366,22 @@ impl Host for TestHost {
             }
             code => Admission::Refuse(refused(code)),
         }
+    }
+
+    fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code> {
+        let blocks = request.blocks(payload);
+        blocks
+            .map(|block| {
+                let abort: Arc<dyn Abort> = Arc::new(NoAbort);
+                match self.admit_write(request.incarnation, block.grant, abort) {
+                    Admission::Write(guard) => {
+                        guard.target().write_at(Offset(0), block.bytes);
+                        guard.finish(block.sums().collect())
+                    }
+                    Admission::Refuse(refused) => refused.code,
+                }
+            })
+            .collect()
     }
 
     fn sums(

@@ -473,6 +473,13 @@ macro_rules! conformance {
             use super::TransportKind;
             $(#[test] fn $name() { super::$name(TransportKind::Shm); })*
         }
+        mod over_shm_on_a_runtime {
+            use super::TransportKind;
+            $(#[test] fn $name() {
+                let _entered = super::runtime().enter();
+                super::$name(TransportKind::Shm);
+            })*
+        }
         mod over_tcp_on_a_runtime {
             use super::TransportKind;
             $(#[test] fn $name() {

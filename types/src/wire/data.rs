@@ -160,7 +160,7 @@ impl Meta for ReadRequest {
     }
 }
 
-/// Writes, or announces writes of, whole extents. On TCP the payload holds, for each grant in
+/// Writes, or announces writes of, whole extents. A write's payload holds, for each grant in
 /// order, the block's bytes and then the checksums (8 bytes each) of its 64 KiB chunks, so that a
 /// sender can compute them as it sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,12 +172,44 @@ pub struct WriteRequest {
 }
 
 impl WriteRequest {
-    /// The payload that must follow on TCP, in bytes; `None` when it overflows.
+    /// The payload of a write, in bytes; `None` when it overflows.
     pub fn payload_bytes(&self) -> Option<u64> {
         self.grants.iter().try_fold(0u64, |sum, grant| {
             let length = grant.extent.length;
             sum.checked_add(length.0)?.checked_add(length.chunks() * 8)
         })
+    }
+
+    /// The blocks that a payload of [`WriteRequest::payload_bytes`] holds, each with its grant.
+    /// Ends early when the payload is shorter.
+    pub fn blocks<'a>(&'a self, mut payload: &'a [u8]) -> impl Iterator<Item = WrittenBlock<'a>> {
+        self.grants.iter().map_while(move |grant| {
+            let length = grant.extent.length;
+            let (bytes, rest) = payload.split_at_checked(length.as_usize())?;
+            let sums_bytes = Length(length.chunks() * 8).as_usize();
+            let (sums, rest) = rest.split_at_checked(sums_bytes)?;
+            payload = rest;
+            Some(WrittenBlock { grant, bytes, sums })
+        })
+    }
+}
+
+/// One block of a write's payload.
+#[derive(Clone, Copy, Debug)]
+pub struct WrittenBlock<'a> {
+    /// The right to write it.
+    pub grant: &'a Grant,
+    /// Its bytes, as long as the extent.
+    pub bytes: &'a [u8],
+    /// The checksums of its chunks as they came, 8 bytes each.
+    sums: &'a [u8],
+}
+
+impl WrittenBlock<'_> {
+    /// The checksums of its 64 KiB chunks.
+    pub fn sums(&self) -> impl ExactSizeIterator<Item = Checksum> {
+        let (sums, _) = self.sums.as_chunks();
+        sums.iter().map(|sum| Checksum(u64::from_le_bytes(*sum)))
     }
 }
 
