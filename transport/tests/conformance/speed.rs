@@ -165,6 +165,15 @@ fn writes(link: &dyn Link, host: &TestHost, extents: &[Extent], shape: Shape) {
     report(&what, shape, copies, transfers);
 }
 
+/// Maps the segment both ways, and leaves the link the time to fill its page tables.
+fn warm_up(link: &dyn Link, host: &TestHost) {
+    let grant = host.grant(4096);
+    let written = wait(link.write(vec![write_op(grant, &[1; 4096])], soon()));
+    let read = wait(link.read(EPOCH, vec![read_op(grant.extent, &room(4096))], soon()));
+    assert!(written[0].is_ok() && read[0].is_ok());
+    std::thread::sleep(Duration::from_secs(2));
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
         .build()
@@ -184,6 +193,7 @@ fn speed() {
     bare_tcp();
     for kind in [TransportKind::Shm, TransportKind::Tcp] {
         let Opened { link, host, .. } = &open(kind, SEGMENT_BYTES);
+        warm_up(&**link, host);
         for shape in SHAPES {
             let block = shape.block() as u64;
             let extent = |at| Extent {

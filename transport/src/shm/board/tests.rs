@@ -153,6 +153,15 @@ fn a_board_of_another_layout_is_not_used() {
 fn a_pin_that_counts_is_seen_by_the_look_after_the_change() {
     const ROUNDS: u64 = 20_000;
     let (board, pinner) = board(u64::MAX);
+    // Only the last slot is free and none is known to be used: finding it takes the client long, and
+    // looking takes the node no time, so that changes come between all steps of a pin.
+    for slot in 0..SLOTS - 1 {
+        pinner
+            .words
+            .slot(slot)
+            .state
+            .store(CLAIMED, Ordering::SeqCst);
+    }
     let barrier = std::sync::Barrier::new(2);
     let mut outcomes = [0u64; 2];
     std::thread::scope(|scope| {
@@ -170,7 +179,11 @@ fn a_pin_that_counts_is_seen_by_the_look_after_the_change() {
         let mut looks = Vec::new();
         for round in 1..=ROUNDS {
             board.open(Epoch(round * 2));
+            pinner.words.reach().store(0, Ordering::SeqCst);
             barrier.wait();
+            for _ in 0..round % 64 {
+                std::hint::spin_loop();
+            }
             board.open(Epoch(round * 2 + 1));
             let found = seen(&board);
             // Only now may the pin go.
