@@ -1,7 +1,7 @@
 //! What the master's own work costs a key, without a wire: `exist`, `match_prefix`, `reserve` and
 //! `commit` over a pool with the embedded store. Prints medians in nanoseconds a key.
 //!
-//! `cargo bench -p kvpool-master --bench hot_path [-- exist|prefix|put]`
+//! `cargo bench -p kvpool-master --bench hot_path [-- exist [BLOCKS] | prefix | put]`
 
 use kvpool_master::clock::BootClock;
 use kvpool_master::membership::{Node, Registration, Reported};
@@ -9,7 +9,7 @@ use kvpool_master::pool::{CommitItem, Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
 use kvpool_master::{CommitAck, Config};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::wire::keys;
+use kvpool_types::wire::keys::{self, KeyBatch};
 use kvpool_types::{
     Checksum, Code, Epoch, Extent, GrantId, HostId, Incarnation, Key, KeyRef, Length, NodeName,
 };
@@ -138,19 +138,16 @@ impl Bench {
 
     /// Asks as the service does: packed keys in, a bitmap out.
     fn exist(&self, packed: &[u8]) -> usize {
-        let refs: Vec<KeyRef<'_>> = keys::unpack(packed).map(|key| key.expect("packed")).collect();
-        let found = self.pool.exist(NS, &refs, true);
-        let mut present = vec![0u8; refs.len().div_ceil(8)];
-        for (at, _) in found.answer.iter().enumerate().filter(|(_, there)| **there) {
-            present[at / 8] |= 1 << (at % 8);
-        }
-        black_box(&present);
-        present.iter().map(|byte| byte.count_ones() as usize).sum()
+        let keys = KeyBatch::unpack(packed, 1 << 20).expect("packed");
+        let present = self.pool.exist_bits(NS, &keys, true).answer;
+        let count = present.count();
+        black_box(present.into_bytes());
+        count
     }
 
     fn match_prefix(&self, packed: &[u8]) -> usize {
-        let refs: Vec<KeyRef<'_>> = keys::unpack(packed).map(|key| key.expect("packed")).collect();
-        self.pool.match_prefix(NS, &refs, true).answer
+        let keys = KeyBatch::unpack(packed, 1 << 20).expect("packed");
+        self.pool.match_prefix(NS, &keys, true).answer
     }
 }
 
@@ -184,12 +181,14 @@ fn timed(keys: usize, call: impl FnOnce() -> usize) -> f64 {
 }
 
 async fn exist() -> anyhow::Result<()> {
-    let pools = [
-        (100_000, Bench::new(Length(1 << 34)).await?),
-        (1_000_000, Bench::new(Length(1 << 34)).await?),
-    ];
-    for (blocks, bench) in &pools {
-        bench.fill(*blocks).await;
+    let only: Option<u64> = std::env::args().nth(2).and_then(|blocks| blocks.parse().ok());
+    let mut pools = Vec::new();
+    for blocks in [2_000, 100_000, 1_000_000] {
+        if only.is_none_or(|only| only == blocks) {
+            let bench = Bench::new(Length(1 << 34)).await?;
+            bench.fill(blocks).await;
+            pools.push((blocks, bench));
+        }
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
     let mut random = Random(1);
@@ -199,7 +198,7 @@ async fn exist() -> anyhow::Result<()> {
             .iter()
             .map(|(blocks, _)| batches(*blocks, size, rounds.min(4096), &mut random))
             .collect();
-        let mut samples = [Vec::new(), Vec::new()];
+        let mut samples = vec![Vec::new(); pools.len()];
         // Alternately in stretches, so that neither pool finds the other's traces at every call.
         for _ in 0..4 {
             for (((_, bench), packed), samples) in

@@ -222,7 +222,7 @@ impl Pool {
             let readable = block
                 .replicas()
                 .iter()
-                .any(|r| self.is_reachable(&segments, r) && !self.is_hidden(&hidden, r));
+                .any(|r| self.is_reachable(&segments, r.segment) && !self.is_hidden(&hidden, r));
             if !settled && readable {
                 block.touch(ticks.of(index));
                 *outcome = Some(Err(Code::Exists));

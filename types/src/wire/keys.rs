@@ -8,6 +8,10 @@
 //!
 //! A batch of kvpool's own block keys is one run: 32 bytes a key and 9 more.
 
+mod batch;
+
+pub use batch::{BatchError, KeyBatch};
+
 use super::{DecodeError, Reader, reader::put_str16};
 use crate::key::{Key, KeyRef, MAX_KEY_BYTES};
 
