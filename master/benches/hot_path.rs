@@ -5,13 +5,13 @@
 
 use kvpool_master::clock::BootClock;
 use kvpool_master::membership::{Node, Registration, Reported};
-use kvpool_master::pool::{CommitItem, Pool, ReserveOptions};
+use kvpool_master::pool::{CommitItem, Pool, ReserveOptions, Written};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
 use kvpool_master::{CommitAck, Config};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::{self, KeyBatch};
 use kvpool_types::{
-    Checksum, Code, Epoch, Extent, GrantId, HostId, Incarnation, Key, KeyRef, Length, NodeName,
+    Checksum, Code, Epoch, Extent, GrantId, HostId, Incarnation, Key, Length, NodeName,
 };
 use std::hint::black_box;
 use std::sync::Arc;
@@ -95,16 +95,16 @@ impl Bench {
     /// Puts blocks as the service does, signatures included.
     async fn put(&self, keys: &[Key]) {
         let packed = keys::pack(keys);
-        let refs: Vec<KeyRef<'_>> = keys::unpack(&packed).map(|key| key.expect("packed")).collect();
+        let batch = KeyBatch::unpack(&packed, 1 << 20).expect("packed");
         let lengths = vec![BLOCK; keys.len()];
         let options = ReserveOptions {
             timeout: Duration::from_secs(10),
             ..ReserveOptions::default()
         };
-        let granted = self.pool.reserve(NS, &refs, &lengths, &options).await;
-        let segments = self.node.segments();
+        let granted = self.pool.reserve(NS, &batch, &lengths, &options).await;
+        let segments: Written = self.node.segments().into();
         let mut items = Vec::with_capacity(keys.len());
-        for (key, outcome) in refs.iter().zip(granted) {
+        for (key, outcome) in batch.iter().zip(granted) {
             let granted = outcome.expect("there is room");
             for replica in granted.replicas.iter() {
                 let extent = Extent {
@@ -114,7 +114,7 @@ impl Bench {
                 };
                 let id = GrantId(granted.version.0);
                 let node = &self.node;
-                black_box(node.key.sign(node.incarnation, self.pool.epoch, id, extent));
+                black_box(node.signer.sign(node.incarnation, self.pool.epoch, id, extent));
             }
             items.push(CommitItem {
                 key: key.to_key(),

@@ -92,7 +92,7 @@ pub struct NewBlock {
     /// Their checksum.
     pub checksum: Checksum,
     /// Where it lies; at least one.
-    pub replicas: Vec<Replica>,
+    pub replicas: Copies,
     /// The block before it in its chain.
     pub parent: Option<Key>,
     /// Until when it is evicted last.
@@ -111,7 +111,7 @@ pub struct Published {
     pub id: Option<BlockId>,
     /// The earlier version of the key. Leases on it count for the new one too, whose count of
     /// holders goes on; its extents may be reused only after its lease's end.
-    pub replaced: Option<Removed>,
+    pub replaced: Option<Box<Removed>>,
 }
 
 /// A block that has left the directory.
@@ -126,7 +126,7 @@ pub struct Removed {
     /// Its bytes.
     pub length: Length,
     /// Where it lay.
-    pub replicas: Vec<Replica>,
+    pub replicas: Copies,
     /// When its last lease ends; zero if nobody held one.
     pub lease_until: Millis,
 }

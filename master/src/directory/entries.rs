@@ -120,6 +120,14 @@ impl Entries {
         self.links.at_mut(slot)
     }
 
+    /// Reads some of what is known of the block in a slot, if there is such a slot: whoever asks
+    /// wants it to be in the processor's caches.
+    #[inline]
+    pub(super) fn read(&self, slot: u32) -> u32 {
+        let entry = self.entries.get(slot).map_or(0, |entry| entry.space);
+        entry ^ self.links.get(slot).map_or(0, |links| links.next)
+    }
+
     /// How many blocks there are.
     pub(super) fn len(&self) -> u32 {
         self.len

@@ -27,7 +27,8 @@ impl Directory {
     /// Makes blocks visible, each unless its key is there with the same or a later version. New
     /// keys are linked to the parents that are present then, among them those of the same batch.
     /// Outcomes come in the order of the blocks.
-    pub fn publish(&self, blocks: Vec<NewBlock>) -> Vec<Published> {
+    pub fn publish(&self, blocks: impl AsRef<[NewBlock]>) -> Vec<Published> {
+        let blocks = blocks.as_ref();
         let mut outcomes = vec![
             Published {
                 id: None,
@@ -36,7 +37,7 @@ impl Directory {
             blocks.len()
         ];
         let mut links = Vec::new();
-        let items = (0u32..).zip(&blocks).map(|(index, block)| {
+        let items = (0u32..).zip(blocks).map(|(index, block)| {
             let Prepared { hash, space, .. } =
                 Preparer::new(&self.common, block.namespace).prepare(block.key.as_ref());
             Item { hash, index, space }
@@ -97,7 +98,7 @@ impl Directory {
                 let replaced = shard.replace(slot, block, length, &self.common);
                 Published {
                     id: Some(shard.id(slot)),
-                    replaced: Some(replaced),
+                    replaced: Some(Box::new(replaced)),
                 }
             }
             None => {

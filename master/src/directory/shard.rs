@@ -1,6 +1,6 @@
 //! One shard: the blocks whose keys hash to it, behind one lock.
 
-use super::block::{BlockId, Dropped, NewBlock, Removed, Replica, Replicas};
+use super::block::{BlockId, Copies, Dropped, NewBlock, Removed, Replica, Replicas};
 use super::common::{Common, Prepared};
 use super::entries::Entries;
 use super::entry::{Entry, MAX_OFFSET, Place, Rest};
@@ -392,7 +392,7 @@ impl Shard {
             key: self.key(slot, common),
             version: rest.version,
             length: Length(u64::from(rest.length)),
-            replicas: self.replicas(slot).to_vec(),
+            replicas: Copies::from_slice(&self.replicas(slot)),
             lease_until: common.absolute(entry.lease_until()),
         }
     }

@@ -180,7 +180,8 @@ impl Directory {
 /// Finds the slots of the blocks of some keys of one shard, [`NONE`] for those that are not there.
 ///
 /// In a large pool nearly every look is at memory that no cache holds. The index is asked for all
-/// keys before any block is looked at, so that these waits overlap; one key after the other, each
+/// keys before any block is looked at, and every block is read, for nothing but to have it in the
+/// processor's caches, before any is compared: so many waits overlap. One key after the other, each
 /// would be waited out alone.
 #[inline]
 fn look_up(
@@ -193,6 +194,8 @@ fn look_up(
     for (item, slot) in group.iter().zip(slots.iter_mut()) {
         *slot = shard.candidate(item.hash).unwrap_or(NONE);
     }
+    let read = slots.iter().fold(0, |read, slot| read ^ shard.entries.read(*slot));
+    std::hint::black_box(read);
     for (item, slot) in group.iter().zip(slots) {
         let key = item.prepared(namespace, keys);
         // What the index names first is nearly always the block, or there is none.

@@ -23,7 +23,7 @@ mod remove;
 mod reserve;
 mod snapshot;
 
-pub use commit::CommitItem;
+pub use commit::{CommitItem, Written};
 pub use nodes::RegisterError;
 pub use read::{Bitmap, Described, DescribedReplica, Found, Leased, Listed, Page};
 pub use recovery::StartError;

@@ -128,7 +128,7 @@ impl Bitmap {
 }
 
 /// What a batch of reads needs of the pool, taken once.
-struct View<'a> {
+pub(super) struct View<'a> {
     pool: &'a Pool,
     segments: Segments<'a>,
     hidden: parking_lot::RwLockReadGuard<'a, HashSet<(SegmentId, Offset)>>,
@@ -161,7 +161,7 @@ impl View<'_> {
     }
 
     #[inline]
-    fn is_present(&self, block: &BlockRef<'_>) -> bool {
+    pub(super) fn is_present(&self, block: &BlockRef<'_>) -> bool {
         match block.only_segment() {
             Some(segment) if self.hidden.is_empty() => self.is_segment_readable(segment),
             _ => block.replicas().iter().any(|r| self.is_readable(r)),
@@ -170,7 +170,7 @@ impl View<'_> {
 }
 
 impl Pool {
-    fn view(&self) -> View<'_> {
+    pub(super) fn view(&self) -> View<'_> {
         View {
             pool: self,
             segments: self.placement.segments(),

@@ -9,6 +9,7 @@ use super::{
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::key::MAX_KEY_BYTES;
 use kvpool_types::wire::{DecodeError, Reader};
+use smallvec::SmallVec;
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, Incarnation, Key, KeyRef, Length, NodeName, Offset, SegmentId,
     Version, namespace,
@@ -159,7 +160,7 @@ impl<'a> Decoder<'a> {
         let length = Length(self.varint()?);
         let checksum = Checksum(self.reader.u64()?);
         let count = self.count("replica count", LEAST_REPLICA_BYTES)?;
-        let mut replicas = Vec::with_capacity(count);
+        let mut replicas = SmallVec::with_capacity(count);
         for _ in 0..count {
             let segment = SegmentId(self.varint32("segment")?);
             replicas.push((segment, Offset(self.varint()?)));
