@@ -93,17 +93,16 @@ impl Bench {
     }
 
     /// Puts blocks as the service does, signatures included.
-    async fn put(&self, keys: &[Key]) {
-        let packed = keys::pack(keys);
-        let batch = KeyBatch::unpack(&packed, 1 << 20).expect("packed");
-        let lengths = vec![BLOCK; keys.len()];
+    async fn put(&self, packed: &[u8]) {
+        let batch = KeyBatch::unpack(packed, 1 << 20).expect("packed");
+        let lengths = vec![BLOCK; batch.len()];
         let options = ReserveOptions {
             timeout: Duration::from_secs(10),
             ..ReserveOptions::default()
         };
         let granted = self.pool.reserve(NS, &batch, &lengths, &options).await;
         let segments: Written = self.node.segments().into();
-        let mut items = Vec::with_capacity(keys.len());
+        let mut items = Vec::with_capacity(batch.len());
         for (key, outcome) in batch.iter().zip(granted) {
             let granted = outcome.expect("there is room");
             for replica in granted.replicas.iter() {
@@ -114,7 +113,10 @@ impl Bench {
                 };
                 let id = GrantId(granted.version.0);
                 let node = &self.node;
-                black_box(node.signer.sign(node.incarnation, self.pool.epoch, id, extent));
+                black_box(
+                    node.signer
+                        .sign(node.incarnation, self.pool.epoch, id, extent),
+                );
             }
             items.push(CommitItem {
                 key: key.to_key(),
@@ -132,7 +134,7 @@ impl Bench {
     async fn fill(&self, blocks: u64) {
         for first in (0..blocks).step_by(1024) {
             let keys: Vec<Key> = (first..blocks.min(first + 1024)).map(key).collect();
-            self.put(&keys).await;
+            self.put(&keys::pack(&keys)).await;
         }
     }
 
@@ -153,7 +155,12 @@ impl Bench {
 
 fn median(mut samples: Vec<f64>) -> (f64, f64, f64) {
     samples.sort_by(f64::total_cmp);
-    let at = |part: usize| samples.get(samples.len() * part / 4).copied().unwrap_or(0.0);
+    let at = |part: usize| {
+        samples
+            .get(samples.len() * part / 4)
+            .copied()
+            .unwrap_or(0.0)
+    };
     (at(2), at(1), at(3))
 }
 
@@ -181,7 +188,9 @@ fn timed(keys: usize, call: impl FnOnce() -> usize) -> f64 {
 }
 
 async fn exist() -> anyhow::Result<()> {
-    let only: Option<u64> = std::env::args().nth(2).and_then(|blocks| blocks.parse().ok());
+    let only: Option<u64> = std::env::args()
+        .nth(2)
+        .and_then(|blocks| blocks.parse().ok());
     let mut pools = Vec::new();
     for blocks in [2_000, 100_000, 1_000_000] {
         if only.is_none_or(|only| only == blocks) {
@@ -201,9 +210,7 @@ async fn exist() -> anyhow::Result<()> {
         let mut samples = vec![Vec::new(); pools.len()];
         // Alternately in stretches, so that neither pool finds the other's traces at every call.
         for _ in 0..4 {
-            for (((_, bench), packed), samples) in
-                pools.iter().zip(&prepared).zip(&mut samples)
-            {
+            for (((_, bench), packed), samples) in pools.iter().zip(&prepared).zip(&mut samples) {
                 for batch in packed {
                     samples.push(timed(size, || bench.exist(batch)));
                 }
@@ -254,15 +261,16 @@ async fn put() -> anyhow::Result<()> {
     let bench = Bench::new(Length(1 << 34)).await?;
     let (mut walls, mut cpus) = (Vec::new(), Vec::new());
     for round in 0..12 {
-        let keys: Vec<Vec<Key>> = (0..64)
+        let packed: Vec<Vec<u8>> = (0..64)
             .map(|batch| {
                 let first = (round * 64 + batch) * PUT_BATCH;
-                (first..first + PUT_BATCH).map(key).collect()
+                let keys: Vec<Key> = (first..first + PUT_BATCH).map(key).collect();
+                keys::pack(&keys)
             })
             .collect();
         let blocks = (64 * PUT_BATCH) as f64;
         let (start, before) = (Instant::now(), cpu());
-        for batch in &keys {
+        for batch in &packed {
             bench.put(batch).await;
         }
         walls.push(start.elapsed().as_secs_f64() * 1e9 / blocks);

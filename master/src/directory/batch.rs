@@ -101,13 +101,16 @@ impl Scratch {
         self.slots.resize(self.sorted.len(), super::slab::NONE);
         let (mut items, mut slots) = (self.sorted.as_slice(), self.slots.as_mut_slice());
         let mut begin = 0;
-        self.ends.iter().enumerate().filter_map(move |(shard, end)| {
-            let count = (*end - std::mem::replace(&mut begin, *end)) as usize;
-            let (group, others) = items.split_at(count);
-            let (found, more) = std::mem::take(&mut slots).split_at_mut(count);
-            (items, slots) = (others, more);
-            (count > 0).then_some((shard, group, found))
-        })
+        self.ends
+            .iter()
+            .enumerate()
+            .filter_map(move |(shard, end)| {
+                let count = (*end - std::mem::replace(&mut begin, *end)) as usize;
+                let (group, others) = items.split_at(count);
+                let (found, more) = std::mem::take(&mut slots).split_at_mut(count);
+                (items, slots) = (others, more);
+                (count > 0).then_some((shard, group, found))
+            })
     }
 }
 

@@ -210,7 +210,11 @@ mod tests {
         assert!(entries.get(slots[7]).is_none() && entries.get(1000).is_none());
         assert_eq!((entries.len(), entries.high()), (998, 1000));
         assert_eq!(insert(&mut entries, 2000), slots[500]);
-        assert_eq!(entries.links(slots[500]).next, NONE, "nothing of the one before");
+        assert_eq!(
+            entries.links(slots[500]).next,
+            NONE,
+            "nothing of the one before"
+        );
         assert_eq!(insert(&mut entries, 2001), slots[7]);
         assert_eq!(insert(&mut entries, 2002), 1000);
         assert_eq!(entries.rest(slots[999]).version, Version(999));

@@ -305,7 +305,10 @@ mod tests {
     #[test]
     fn an_entry_fits_the_budget() {
         assert_eq!((size_of::<Entry>(), align_of::<Entry>()), (64, 64));
-        assert_eq!(size_of::<Entry>() + size_of::<Rest>() + size_of::<Links>(), 96);
+        assert_eq!(
+            size_of::<Entry>() + size_of::<Rest>() + size_of::<Links>(),
+            96
+        );
     }
 
     #[test]

@@ -35,8 +35,8 @@ mod spaces;
 mod visit;
 
 pub use block::{
-    BlockId, BlockMut, BlockRef, Copies, Dropped, NewBlock, Published, Removal, Removed, Replica, Replicas,
-    Tick, Ticks, Verdict,
+    BlockId, BlockMut, BlockRef, Copies, Dropped, NewBlock, Published, Removal, Removed, Replica,
+    Replicas, Tick, Ticks, Verdict,
 };
 pub use publish::Link;
 pub use scan::{BadPage, Record};

@@ -194,7 +194,9 @@ fn look_up(
     for (item, slot) in group.iter().zip(slots.iter_mut()) {
         *slot = shard.candidate(item.hash).unwrap_or(NONE);
     }
-    let read = slots.iter().fold(0, |read, slot| read ^ shard.entries.read(*slot));
+    let read = slots
+        .iter()
+        .fold(0, |read, slot| read ^ shard.entries.read(*slot));
     std::hint::black_box(read);
     for (item, slot) in group.iter().zip(slots) {
         let key = item.prepared(namespace, keys);

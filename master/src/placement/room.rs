@@ -79,7 +79,11 @@ impl<'a> Room<'a> {
             .collect();
         Self {
             copies: wish.replicas.clamp(1, nodes.len().max(1)),
-            longest: candidates.iter().map(|c| c.segment.limit).max().unwrap_or(0),
+            longest: candidates
+                .iter()
+                .map(|c| c.segment.limit)
+                .max()
+                .unwrap_or(0),
             candidates,
         }
     }
@@ -129,7 +133,10 @@ impl<'a> Room<'a> {
         if let Some(candidate) = self.candidates.get_mut(at) {
             candidate.look();
         }
-        while let Some([one, next]) = self.candidates.get_mut(at..).and_then(|c| c.first_chunk_mut())
+        while let Some([one, next]) = self
+            .candidates
+            .get_mut(at..)
+            .and_then(|c| c.first_chunk_mut())
             && next.rank < one.rank
         {
             std::mem::swap(one, next);

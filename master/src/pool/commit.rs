@@ -100,12 +100,7 @@ impl Pool {
         codes
     }
 
-    fn accept(
-        &self,
-        namespace: NamespaceId,
-        items: Vec<CommitItem>,
-        codes: &mut [Code],
-    ) -> Batch {
+    fn accept(&self, namespace: NamespaceId, items: Vec<CommitItem>, codes: &mut [Code]) -> Batch {
         let now = self.now();
         let mut batch = Batch {
             accepted: Vec::with_capacity(items.len()),
@@ -185,10 +180,13 @@ impl Pool {
         let mut codes = vec![Code::Ok; accepted.len()];
         {
             let segments = self.placement.segments();
-            let owned = published.iter().zip(&blocks).flat_map(|(published, block)| {
-                let id = published.id;
-                block.replicas.iter().filter_map(move |r| Some((r, id?)))
-            });
+            let owned = published
+                .iter()
+                .zip(&blocks)
+                .flat_map(|(published, block)| {
+                    let id = published.id;
+                    block.replicas.iter().filter_map(move |r| Some((r, id?)))
+                });
             segments.set_owners(owned);
             for (code, block) in codes.iter_mut().zip(&blocks) {
                 let is_gone = |r: &&Replica| segments.get(r.segment).is_none();

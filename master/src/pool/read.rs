@@ -207,7 +207,11 @@ impl Pool {
                 return;
             };
             let all = block.replicas();
-            let replicas: Copies = all.iter().filter(|r| view.is_readable(r)).copied().collect();
+            let replicas: Copies = all
+                .iter()
+                .filter(|r| view.is_readable(r))
+                .copied()
+                .collect();
             if replicas.is_empty() {
                 return;
             }

@@ -6,7 +6,7 @@
 use super::{Demand, Pool, caretaker, evictor, snapshot};
 use crate::clock::{Clock, Millis};
 use crate::config::Config;
-use crate::directory::{Copies, self, Directory, NewBlock, Replica};
+use crate::directory::{self, Copies, Directory, NewBlock, Replica};
 use crate::membership::{Members, Node};
 use crate::metrics::Metrics;
 use crate::namespaces::Namespaces;
@@ -291,10 +291,13 @@ impl Pool {
             }
         }
         let published = self.directory.publish(&placed);
-        let owned = published.iter().zip(&placed).flat_map(|(published, block)| {
-            let id = published.id;
-            block.replicas.iter().filter_map(move |r| Some((r, id?)))
-        });
+        let owned = published
+            .iter()
+            .zip(&placed)
+            .flat_map(|(published, block)| {
+                let id = published.id;
+                block.replicas.iter().filter_map(move |r| Some((r, id?)))
+            });
         self.placement.segments().set_owners(owned);
     }
 

@@ -232,7 +232,8 @@ impl proto::pool_server::Pool for PoolService {
                             };
                             let id = GrantId(granted.version.0);
                             let grant =
-                                node.signer.sign(node.incarnation, self.pool.epoch, id, extent);
+                                node.signer
+                                    .sign(node.incarnation, self.pool.epoch, id, extent);
                             Some(proto::GrantedExtent {
                                 node: table.index(&segments, replica)?,
                                 segment: replica.segment.0,

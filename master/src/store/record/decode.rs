@@ -9,11 +9,11 @@ use super::{
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::key::MAX_KEY_BYTES;
 use kvpool_types::wire::{DecodeError, Reader};
-use smallvec::SmallVec;
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, Incarnation, Key, KeyRef, Length, NodeName, Offset, SegmentId,
     Version, namespace,
 };
+use smallvec::SmallVec;
 
 /// The fewest bytes that a record takes: what a count is held against before room is made for it.
 const LEAST_RECORD_BYTES: usize = 2;
