@@ -307,7 +307,7 @@ impl Pool {
         );
         // A block went while others behind it were leased already.
         if lease && handed > blocks {
-            self.release(namespace, &chain.skip(blocks), token);
+            self.release(namespace, chain.skip(blocks), token);
         }
         self.metrics.matched(chain.len(), blocks);
         Leased {

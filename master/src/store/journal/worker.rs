@@ -217,7 +217,10 @@ impl Worker {
         }
         let position = self.position();
         let group = &mut self.group;
-        while let Some(first) = group.waiting.pop_front_if(|first| first.ack == Ack::Memory) {
+        let is_next = |group: &Group| group.waiting.front().is_some_and(|w| w.ack == Ack::Memory);
+        while is_next(group)
+            && let Some(first) = group.waiting.pop_front()
+        {
             group.answered = true;
             group.rooms.extend(first.room);
             first.callback.call(Ok(position));
