@@ -9,6 +9,7 @@ use kvpool_master::store::{
 };
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Epoch, Key, KeyRef, Length, Offset, SegmentId, Version};
+use smallvec::smallvec;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +33,7 @@ fn block(number: u64, version: u64) -> Record {
         version: Version((1 << 40) + version),
         length: Length(2 << 20),
         checksum: Checksum(number.wrapping_mul(0xd134_2543_de82_ef95)),
-        replicas: vec![(SegmentId(1), Offset(number * (2 << 20)))],
+        replicas: smallvec![(SegmentId(1), Offset(number * (2 << 20)))],
         parent: None,
         hard_pin: false,
     })

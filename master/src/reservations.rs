@@ -12,13 +12,14 @@
 //! finds neither under the reservation's lock knows that the key is free.
 
 use crate::clock::Millis;
-use crate::directory::Replica;
-use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
+use crate::directory::slab::{Rare, Slab};
+use crate::directory::{Copies, Replica};
+use hashbrown::{DefaultHashBuilder, HashTable};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Key, KeyRef, Length, SegmentId, Version};
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::hash::BuildHasher;
 
 /// One put under way.
 #[derive(Clone, Debug)]
@@ -28,7 +29,7 @@ pub struct Pending {
     /// The bytes of its block.
     pub length: Length,
     /// The extents that it may write.
-    pub replicas: Vec<Replica>,
+    pub replicas: Copies,
     /// When its grants end.
     pub expires: Millis,
     /// For how long its block is to be evicted last, from commit on.
@@ -40,7 +41,7 @@ pub struct Pending {
 
 impl Pending {
     /// A put that has just been granted `replicas`.
-    pub fn granted(version: Version, length: Length, replicas: Vec<Replica>) -> Self {
+    pub fn granted(version: Version, length: Length, replicas: Copies) -> Self {
         Self {
             version,
             length,
@@ -53,7 +54,9 @@ impl Pending {
     }
 }
 
-type Owner = (NamespaceId, Key);
+/// The place of a put among those under way. It names the put until that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutId(u32);
 
 /// Every put under way, by key and by the end of its grants.
 #[derive(Debug, Default)]
@@ -61,25 +64,98 @@ pub struct Reservations {
     inner: Mutex<Inner>,
 }
 
+#[derive(Debug)]
+struct Put {
+    namespace: NamespaceId,
+    key: Key,
+    hash: u64,
+    lot: LotId,
+    pending: Pending,
+}
+
+impl Put {
+    fn is_of(&self, namespace: NamespaceId, key: KeyRef<'_>) -> bool {
+        self.namespace == namespace && self.key.as_ref() == key
+    }
+}
+
+/// A lot by the end of its grants, and then by its number.
+type LotId = (Millis, u64);
+
+/// The puts that one batch was granted together: they expire together.
+#[derive(Debug, Default)]
+struct Lot {
+    /// The places of its puts; those that have ended since may be others' now.
+    places: Vec<u32>,
+    /// How many have not ended.
+    left: usize,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
-    by_key: HashMap<Owner, Pending>,
-    by_expiry: BTreeSet<(Millis, Version)>,
-    owners: HashMap<Version, Owner>,
+    puts: Slab<Rare<Put>>,
+    by_key: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+    lots: BTreeMap<LotId, Lot>,
+    next_lot: u64,
+}
+
+impl Inner {
+    fn hash(&self, namespace: NamespaceId, key: KeyRef<'_>) -> u64 {
+        self.hasher.hash_one((namespace, key))
+    }
+
+    fn find(&self, namespace: NamespaceId, key: KeyRef<'_>) -> Option<u32> {
+        let hash = self.hash(namespace, key);
+        let is = |place: &u32| self.puts.at(*place).held().is_of(namespace, key);
+        self.by_key.find(hash, is).copied()
+    }
+
+    fn put(&self, place: u32) -> Option<&Put> {
+        self.puts.get(place).map(Rare::held)
+    }
+
+    /// Takes a put out, but for its place in its lot.
+    fn remove(&mut self, place: u32) -> Put {
+        let put = self.puts.remove(place).into_held();
+        if let Ok(found) = self.by_key.find_entry(put.hash, |other| *other == place) {
+            found.remove();
+        }
+        put
+    }
+
+    /// Takes a put out.
+    fn end(&mut self, place: u32) -> Pending {
+        let put = self.remove(place);
+        if let Some(lot) = self.lots.get_mut(&put.lot) {
+            lot.left -= 1;
+            if lot.left == 0 {
+                self.lots.remove(&put.lot);
+            }
+        }
+        put.pending
+    }
 }
 
 /// The reservations, locked for a batch.
-pub struct Locked<'a>(MutexGuard<'a, Inner>);
+pub struct Locked<'a> {
+    inner: MutexGuard<'a, Inner>,
+    /// The lot that puts of this batch go into.
+    lot: Option<LotId>,
+}
 
 impl Reservations {
     /// Locks all of them for a batch.
     pub fn lock(&self) -> Locked<'_> {
-        Locked(self.inner.lock())
+        Locked {
+            inner: self.inner.lock(),
+            lot: None,
+        }
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.inner.lock().by_key.len()
+        self.inner.lock().puts.len() as usize
     }
 
     /// Whether there are none.
@@ -91,23 +167,26 @@ impl Reservations {
     pub fn take_expired(&self, now: Millis) -> Vec<Pending> {
         let mut inner = self.inner.lock();
         let mut expired = Vec::new();
-        let mut skipped = Vec::new();
-        while let Some(&(expires, version)) = inner.by_expiry.first() {
-            if expires > now {
-                break;
-            }
-            inner.by_expiry.pop_first();
-            let owner = inner.owners.get(&version).cloned();
-            let owner = owner.expect("invariant: every expiry has its owner");
-            match inner.by_key.entry(owner) {
-                Entry::Occupied(entry) if !entry.get().committing => {
-                    expired.push(entry.remove());
-                    inner.owners.remove(&version);
+        let mut committing = Vec::new();
+        while let Some(entry) = inner.lots.first_entry()
+            && entry.key().0 <= now
+        {
+            let (id, lot) = entry.remove_entry();
+            let mut kept = Lot::default();
+            for place in lot.places {
+                match inner.put(place) {
+                    Some(put) if put.lot != id => {}
+                    Some(put) if put.pending.committing => kept.places.push(place),
+                    Some(_) => expired.push(inner.remove(place).pending),
+                    None => {}
                 }
-                _ => skipped.push((expires, version)),
+            }
+            kept.left = kept.places.len();
+            if kept.left > 0 {
+                committing.push((id, kept));
             }
         }
-        inner.by_expiry.extend(skipped);
+        inner.lots.extend(committing);
         expired
     }
 }
@@ -115,16 +194,38 @@ impl Reservations {
 impl Locked<'_> {
     /// Whether a put of the key is under way.
     pub fn is_pending(&self, namespace: NamespaceId, key: KeyRef<'_>) -> bool {
-        self.0.by_key.contains_key(&(namespace, key.to_key()))
+        self.inner.find(namespace, key).is_some()
     }
 
     /// Adds a put. The key must not be pending.
     pub fn insert(&mut self, namespace: NamespaceId, key: KeyRef<'_>, pending: Pending) {
-        let owner = (namespace, key.to_key());
-        self.0.by_expiry.insert((pending.expires, pending.version));
-        self.0.owners.insert(pending.version, owner.clone());
-        let before = self.0.by_key.insert(owner, pending);
-        debug_assert!(before.is_none(), "a key was reserved twice");
+        let inner = &mut *self.inner;
+        debug_assert!(
+            inner.find(namespace, key).is_none(),
+            "a key was reserved twice"
+        );
+        let lot = match self.lot {
+            Some(lot) if lot.0 == pending.expires => lot,
+            _ => {
+                inner.next_lot += 1;
+                *self.lot.insert((pending.expires, inner.next_lot))
+            }
+        };
+        let hash = inner.hash(namespace, key);
+        let place = inner.puts.insert(Rare::Held(Put {
+            namespace,
+            key: key.to_key(),
+            hash,
+            lot,
+            pending,
+        }));
+        let puts = &inner.puts;
+        inner
+            .by_key
+            .insert_unique(hash, place, |place| puts.at(*place).held().hash);
+        let lot = inner.lots.entry(lot).or_default();
+        lot.places.push(place);
+        lot.left += 1;
     }
 
     /// Marks a put as committing and returns it, so that it can neither expire nor be revoked.
@@ -136,65 +237,65 @@ impl Locked<'_> {
         length: Length,
         written: &[SegmentId],
         now: Millis,
-    ) -> Result<Pending, Code> {
-        match self.0.by_key.get_mut(&(namespace, key.to_key())) {
-            Some(pending) if pending.version == version => {
-                if pending.committing {
-                    return Err(Code::InProgress);
-                }
-                if pending.expires <= now {
-                    return Err(Code::GrantEnded);
-                }
-                let known =
-                    |segment: &SegmentId| pending.replicas.iter().any(|r| r.segment == *segment);
-                if pending.length != length || !written.iter().all(known) {
-                    return Err(Code::InvalidArgument);
-                }
-                pending.committing = true;
-                Ok(pending.clone())
-            }
-            _ => Err(Code::GrantEnded),
+    ) -> Result<(PutId, Pending), Code> {
+        let place = self.inner.find(namespace, key).ok_or(Code::GrantEnded)?;
+        let pending = &mut self.inner.puts.at_mut(place).held_mut().pending;
+        if pending.version != version {
+            return Err(Code::GrantEnded);
         }
+        if pending.committing {
+            return Err(Code::InProgress);
+        }
+        if pending.expires <= now {
+            return Err(Code::GrantEnded);
+        }
+        let known = |segment: &SegmentId| pending.replicas.iter().any(|r| r.segment == *segment);
+        if pending.length != length || !written.iter().all(known) {
+            return Err(Code::InvalidArgument);
+        }
+        pending.committing = true;
+        Ok((PutId(place), pending.clone()))
     }
 
-    /// Ends a put that committed (`committing`), or that its owner revoked.
-    pub fn take(
+    /// Ends a put that was committing.
+    pub fn finish(&mut self, id: PutId, version: Version) -> Option<Pending> {
+        let Pending {
+            version: there,
+            committing,
+            ..
+        } = self.inner.put(id.0)?.pending;
+        (there == version && committing).then(|| self.inner.end(id.0))
+    }
+
+    /// Ends a put that its owner revoked; not one that is committing.
+    pub fn revoke(
         &mut self,
         namespace: NamespaceId,
         key: KeyRef<'_>,
         version: Version,
-        committing: bool,
     ) -> Option<Pending> {
-        let Entry::Occupied(entry) = self.0.by_key.entry((namespace, key.to_key())) else {
-            return None;
-        };
-        if entry.get().version != version || entry.get().committing != committing {
-            return None;
-        }
-        let pending = entry.remove();
-        self.0.by_expiry.remove(&(pending.expires, version));
-        self.0.owners.remove(&version);
-        Some(pending)
+        let place = self.inner.find(namespace, key)?;
+        let pending = &self.inner.puts.at(place).held().pending;
+        let revocable = pending.version == version && !pending.committing;
+        revocable.then(|| self.inner.end(place))
     }
 
     /// Ends every put that was to write to one of `segments`, except those that are committing.
     pub fn take_on(&mut self, segments: &[SegmentId]) -> Vec<Pending> {
-        let inner = &mut *self.0;
-        let taken: Vec<Pending> = inner
-            .by_key
-            .extract_if(|_, pending| {
-                !pending.committing
-                    && pending
-                        .replicas
-                        .iter()
-                        .any(|r| segments.contains(&r.segment))
+        let on = |replica: &Replica| segments.contains(&replica.segment);
+        let places: Vec<u32> = (0..self.inner.puts.high())
+            .filter(|place| {
+                self.inner.put(*place).is_some_and(|put| {
+                    !put.pending.committing && put.pending.replicas.iter().any(on)
+                })
             })
-            .map(|(_, pending)| pending)
             .collect();
-        for pending in &taken {
-            inner.by_expiry.remove(&(pending.expires, pending.version));
-            inner.owners.remove(&pending.version);
-        }
-        taken
+        places
+            .into_iter()
+            .map(|place| self.inner.end(place))
+            .collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

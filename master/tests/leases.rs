@@ -97,7 +97,7 @@ impl Bench {
             version: kvpool_types::Version(version),
             length: Length(BLOCK),
             checksum: Checksum(1),
-            segments: self.node.segments(),
+            segments: self.node.segments().into(),
             parent: None,
         };
         self.pool.commit(NS, vec![item]).await[0]

@@ -12,6 +12,7 @@ use kvpool_master::directory::{Directory, NewBlock, Options, Replica, Tick};
 use kvpool_master::placement::Extents;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Key, Length, SegmentId, Version};
+use smallvec::smallvec;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -79,7 +80,7 @@ fn fill(parents: bool) -> (f64, f64) {
                     version: Version(n + 1),
                     length: Length(1 << 16),
                     checksum: Checksum(n),
-                    replicas: vec![Replica {
+                    replicas: smallvec![Replica {
                         segment: SEGMENT,
                         extent,
                         offset,

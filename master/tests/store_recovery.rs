@@ -15,6 +15,7 @@ use kvpool_types::{
 };
 use parking_lot::Mutex;
 use proptest::prelude::*;
+use smallvec::smallvec;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -286,7 +287,7 @@ fn commit(number: u8, version: u64) -> Record {
         version: Version(version),
         length: Length(1),
         checksum: Checksum(version),
-        replicas: vec![(SegmentId(0), Offset(0))],
+        replicas: smallvec![(SegmentId(0), Offset(0))],
         parent: None,
         hard_pin: false,
     })

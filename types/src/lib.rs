@@ -22,7 +22,7 @@ pub use chain::{Chain, chain_keys};
 pub use checksum::{CHUNK, Checksum, ChecksumAlgorithm};
 pub use code::Code;
 pub use extent::Extent;
-pub use grant::{Grant, GrantKey};
+pub use grant::{Grant, GrantKey, GrantSigner};
 pub use ids::{
     ClientId, ClusterId, Epoch, GrantId, HostId, Incarnation, Length, NamespaceId, NodeName,
     Offset, SegmentId, Version,

@@ -32,11 +32,11 @@ const MECHANISMS: &[Mechanism] = &[
         invariant: 2,
         what: "a block becomes visible at its commit, not at its reservation",
         file: "master/src/pool/reserve.rs",
-        on: "reservations.insert(namespace, *key, pending);",
+        on: "reservations.insert(namespace, key, pending);",
         off: "self.directory.publish(vec![crate::directory::NewBlock { namespace, key: key.to_key(), \
               version, length: *length, checksum: kvpool_types::Checksum(0), \
               replicas: replicas.clone(), parent: None, soft_pin_until: None, hard_pin: false, \
-              tick: self.directory.ticks(1).of(0) }]); reservations.insert(namespace, *key, pending);",
+              tick: self.directory.ticks(1).of(0) }]); reservations.insert(namespace, key, pending);",
         package: "kvpool-tests",
         test: "a_block_is_visible_after_its_commit_and_not_before",
     },
@@ -165,7 +165,7 @@ const MECHANISMS: &[Mechanism] = &[
         invariant: 8,
         what: "a block with children waits in no queue",
         file: "master/src/pool/commit.rs",
-        on: "parent: a.item.parent.clone(),",
+        on: "parent: item.parent,",
         off: "parent: None,",
         package: "kvpool-tests",
         test: "a_block_is_never_evicted_before_its_descendants",

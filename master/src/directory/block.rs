@@ -6,6 +6,7 @@ use crate::clock::Millis;
 use crate::placement::{ExtentIndex, Extents};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Key, Length, Offset, SegmentId, Version};
+use smallvec::SmallVec;
 use std::ops::Deref;
 
 /// The place of a block in the directory. It names the block until that is removed; then it may
@@ -42,6 +43,9 @@ pub struct Replica {
     /// Where in the segment it begins.
     pub offset: Offset,
 }
+
+/// The copies of a block, owned. Nearly every block has one, for which nothing is allocated.
+pub type Copies = SmallVec<[Replica; 1]>;
 
 /// The copies of a block: a slice of at least one.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +92,7 @@ pub struct NewBlock {
     /// Their checksum.
     pub checksum: Checksum,
     /// Where it lies; at least one.
-    pub replicas: Vec<Replica>,
+    pub replicas: Copies,
     /// The block before it in its chain.
     pub parent: Option<Key>,
     /// Until when it is evicted last.
@@ -107,7 +111,7 @@ pub struct Published {
     pub id: Option<BlockId>,
     /// The earlier version of the key. Leases on it count for the new one too, whose count of
     /// holders goes on; its extents may be reused only after its lease's end.
-    pub replaced: Option<Removed>,
+    pub replaced: Option<Box<Removed>>,
 }
 
 /// A block that has left the directory.
@@ -122,7 +126,7 @@ pub struct Removed {
     /// Its bytes.
     pub length: Length,
     /// Where it lay.
-    pub replicas: Vec<Replica>,
+    pub replicas: Copies,
     /// When its last lease ends; zero if nobody held one.
     pub lease_until: Millis,
 }
@@ -206,24 +210,34 @@ impl<'a> BlockRef<'a> {
         self.shard.key(self.slot, self.common)
     }
 
+    fn rest(&self) -> &'a super::entry::Rest {
+        self.shard.entries.rest(self.slot)
+    }
+
     /// Its version.
     pub fn version(&self) -> Version {
-        self.entry().version
+        self.rest().version
     }
 
     /// Its bytes.
     pub fn length(&self) -> Length {
-        Length(u64::from(self.entry().length))
+        Length(u64::from(self.rest().length))
     }
 
     /// Their checksum.
     pub fn checksum(&self) -> Checksum {
-        self.entry().checksum
+        self.rest().checksum
     }
 
     /// Where it lies.
     pub fn replicas(&self) -> Replicas<'a> {
         self.shard.replicas(self.slot)
+    }
+
+    /// The segment of its only replica; `None` when it has several.
+    #[inline]
+    pub fn only_segment(&self) -> Option<SegmentId> {
+        self.shard.only_segment(self.slot)
     }
 
     /// When it was last used.
@@ -261,6 +275,7 @@ pub struct BlockMut<'a> {
 
 impl BlockMut<'_> {
     /// The block, to look at.
+    #[inline]
     pub fn view(&self) -> BlockRef<'_> {
         BlockRef {
             common: self.common,
@@ -308,6 +323,13 @@ impl BlockMut<'_> {
     pub fn lease(&mut self, until: Millis, now: Millis) {
         let (until, now) = (self.common.relative(until), self.common.relative(now));
         self.shard.entries.at_mut(self.slot).lease(until, now);
+    }
+
+    /// Notes a use by a new holder of the block's lease: [`BlockMut::lease`] and [`BlockMut::touch`].
+    #[inline]
+    pub fn lease_used(&mut self, until: Millis, now: Millis, tick: Tick) {
+        let (until, now) = (self.common.relative(until), self.common.relative(now));
+        self.shard.lease_used(self.slot, until, now, tick.0);
     }
 
     /// Takes a holder away, who had the lease until `token`; the last one ends the lease. A token

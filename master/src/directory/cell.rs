@@ -37,7 +37,7 @@ impl Gauges {
 
     fn publish(&self, shard: &Shard) {
         for (gauge, rank) in self.oldest.iter().zip(Rank::ALL) {
-            let oldest = shard.queues.first(&shard.entries, rank);
+            let oldest = shard.queues.first(rank);
             gauge.store(oldest.map_or(NEVER, |(tick, _)| tick), Ordering::Release);
         }
         self.timer.store(
@@ -77,6 +77,13 @@ impl Cell {
             shard: self.shard.lock(),
             gauges: &self.gauges,
         }
+    }
+}
+
+impl Cell {
+    /// Locks the shard for one who changes nothing.
+    pub(super) fn lock_to_look(&self) -> impl Deref<Target = Shard> + '_ {
+        self.shard.lock()
     }
 }
 

@@ -24,6 +24,7 @@ pub(super) struct Common {
 
 impl Common {
     /// A moment as leases are stored: in milliseconds after the directory's start.
+    #[inline]
     pub(super) fn relative(&self, moment: Millis) -> u64 {
         moment.0.saturating_sub(self.start.0).min(MAX_LEASE)
     }
@@ -37,6 +38,7 @@ impl Common {
         }
     }
 
+    #[inline]
     pub(super) fn shard_of_hash(&self, hash: u64) -> usize {
         let mask = (1u64 << self.shard_bits) - 1;
         #[allow(
@@ -63,8 +65,6 @@ pub(super) struct Prepared<'k> {
     pub(super) namespace: NamespaceId,
     pub(super) key: KeyRef<'k>,
     pub(super) hash: u64,
-    /// The hash of a digest's affixes.
-    pub(super) affixes: u64,
     /// The space of a digest; [`NO_SPACE`] for strings and where affixes are not interned.
     pub(super) space: u32,
 }
@@ -88,29 +88,30 @@ impl<'d, 'k> Preparer<'d, 'k> {
         }
     }
 
+    #[inline]
     pub(super) fn prepare(&mut self, key: KeyRef<'k>) -> Prepared<'k> {
         let (namespace, seed) = (self.namespace, &self.common.seed);
-        let (hash, affixes, space) = match key {
-            KeyRef::Text(text) => (seed.text(namespace, text), 0, NO_SPACE),
+        let (hash, space) = match key {
+            KeyRef::Text(text) => (seed.text(namespace, text), NO_SPACE),
             KeyRef::Digest {
                 prefix,
                 suffix,
                 digest,
             } => {
                 let (affixes, space) = self.space(prefix, suffix);
-                (seed.digest(affixes, digest), affixes, space)
+                (seed.digest(affixes, digest), space)
             }
         };
         Prepared {
             namespace,
             key,
             hash,
-            affixes,
             space,
         }
     }
 
     /// The hash of a digest's affixes, and their space.
+    #[inline]
     fn space(&mut self, prefix: &'k str, suffix: &'k str) -> (u64, u32) {
         let find = || {
             let affixes = self.common.seed.affixes(self.namespace, prefix, suffix);

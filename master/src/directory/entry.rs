@@ -1,6 +1,6 @@
 //! What the directory holds of one block, packed: there may be millions.
 
-use super::slab::{NONE, Slot};
+use super::slab::NONE;
 use kvpool_types::key::Digest;
 use kvpool_types::{Checksum, Version};
 
@@ -55,24 +55,18 @@ impl Place {
     ];
 }
 
-/// One block. Of the fields that other structures share, `prev` and `next` link the list of ordinary
-/// blocks, and `next` the vacant slots.
+/// One block as a look for it and its use need it: one cache line. What is asked for less often is
+/// in its [`Rest`], and its place in the list of ordinary blocks in its [`Links`].
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Entry {
     pub(super) digest: Digest,
-    /// The space of the digest; [`super::spaces::NO_SPACE`] when the key is stored beside the entry,
-    /// under the number in the digest's first four bytes.
-    pub(super) space: u32,
-    pub(super) version: Version,
-    pub(super) checksum: Checksum,
     /// The tick in the low 56 bits, the high 8 bits of the lease's deadline above.
     recency: u64,
-    pub(super) length: u32,
+    /// The space of the digest; [`super::spaces::NO_SPACE`] when the key is stored beside the entry,
+    /// under the number in the digest's first four bytes. Of a vacant slot, the next one.
+    pub(super) space: u32,
     lease_low: u32,
-    pub(super) prev: u32,
-    pub(super) next: u32,
-    /// The block's node in the lineage, or [`NONE`].
-    pub(super) lineage: u32,
     /// The only replica; with [`SPREAD`] set, `extent` numbers a list of replicas instead.
     pub(super) segment: u32,
     pub(super) extent: u32,
@@ -82,23 +76,55 @@ pub(super) struct Entry {
     holders: u8,
 }
 
+/// What is not needed to find a block and to lease it.
+#[derive(Debug, Default)]
+pub(super) struct Rest {
+    pub(super) version: Version,
+    pub(super) checksum: Checksum,
+    pub(super) length: u32,
+    /// The block's node in the lineage, or [`NONE`].
+    pub(super) lineage: u32,
+}
+
+impl Rest {
+    /// What is known of a block in no chain.
+    pub(super) fn new(version: Version, checksum: Checksum, length: u32) -> Self {
+        Self {
+            version,
+            checksum,
+            length,
+            lineage: NONE,
+        }
+    }
+}
+
+/// The neighbours of a block in the list of ordinary blocks. They are apart from the rest, since a
+/// use of a block changes those of three: eight of them share a cache line.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Links {
+    pub(super) prev: u32,
+    pub(super) next: u32,
+}
+
+impl Links {
+    /// Those of a block that is not in the list.
+    pub(super) const UNLINKED: Self = Self {
+        prev: NONE,
+        next: NONE,
+    };
+}
+
 /// A count of holders that no longer moves: the lease then lasts to its deadline.
 const STICKY: u8 = u8::MAX;
 
 impl Entry {
     /// A block without key, replicas and place.
-    pub(super) fn new(version: Version, checksum: Checksum, length: u32) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             digest: [0; 32],
-            space: 0,
-            version,
-            checksum,
             recency: 0,
-            length,
+            space: 0,
             lease_low: 0,
-            prev: NONE,
-            next: NONE,
-            lineage: NONE,
             segment: 0,
             extent: 0,
             offset_low: 0,
@@ -108,6 +134,21 @@ impl Entry {
         }
     }
 
+    /// What stands in a vacant slot: the next one.
+    pub(super) fn vacant(next: u32) -> Self {
+        let mut entry = Self::new();
+        entry.flags = VACANT;
+        entry.space = next;
+        entry
+    }
+
+    /// The next vacant slot if this stands in one.
+    #[inline]
+    pub(super) fn next_vacant(&self) -> Option<u32> {
+        (self.flags & VACANT != 0).then_some(self.space)
+    }
+
+    #[inline]
     pub(super) fn place(&self) -> Place {
         let [first, ..] = Place::ALL;
         Place::ALL
@@ -116,8 +157,15 @@ impl Entry {
             .unwrap_or(first)
     }
 
+    #[inline]
     pub(super) fn set_place(&mut self, place: Place) {
         self.flags = self.flags & !PLACE | place as u8;
+    }
+
+    /// Whether it waits in the list of ordinary blocks, and nothing else is to be minded of it.
+    #[inline]
+    pub(super) fn is_plainly_listed(&self) -> bool {
+        self.flags & !SPREAD == Place::Listed as u8
     }
 
     pub(super) fn is_hard_pinned(&self) -> bool {
@@ -160,10 +208,12 @@ impl Entry {
         }
     }
 
+    #[inline]
     pub(super) fn tick(&self) -> u64 {
         self.recency & MAX_TICK
     }
 
+    #[inline]
     pub(super) fn set_tick(&mut self, tick: u64) {
         self.recency = self.recency & !MAX_TICK | tick.min(MAX_TICK);
     }
@@ -193,6 +243,7 @@ impl Entry {
     }
 
     /// When the lease ends or ended, in milliseconds after the directory's start; 0 without one.
+    #[inline]
     pub(super) fn lease_until(&self) -> u64 {
         if self.holders == 0 {
             return 0;
@@ -200,17 +251,20 @@ impl Entry {
         (self.recency >> TICK_BITS) << 32 | u64::from(self.lease_low)
     }
 
+    #[inline]
     fn set_lease_until(&mut self, until: u64) {
         let [a, b, c, d, high, ..] = until.min(MAX_LEASE).to_le_bytes();
         self.lease_low = u32::from_le_bytes([a, b, c, d]);
         self.recency = self.recency & MAX_TICK | u64::from(high) << TICK_BITS;
     }
 
+    #[inline]
     pub(super) fn is_leased(&self, now: u64) -> bool {
         self.lease_until() > now
     }
 
     /// Adds a holder until `until`.
+    #[inline]
     pub(super) fn lease(&mut self, until: u64, now: u64) {
         if until <= now {
             return;
@@ -243,21 +297,6 @@ impl Entry {
     }
 }
 
-impl Slot for Entry {
-    const CHUNK: usize = 256;
-
-    fn vacant(next: u32) -> Self {
-        let mut entry = Self::new(Version(0), Checksum(0), 0);
-        entry.flags = VACANT;
-        entry.next = next;
-        entry
-    }
-
-    fn next_vacant(&self) -> Option<u32> {
-        (self.flags & VACANT != 0).then_some(self.next)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,12 +304,16 @@ mod tests {
 
     #[test]
     fn an_entry_fits_the_budget() {
-        assert_eq!(size_of::<Entry>(), 96);
+        assert_eq!((size_of::<Entry>(), align_of::<Entry>()), (64, 64));
+        assert_eq!(
+            size_of::<Entry>() + size_of::<Rest>() + size_of::<Links>(),
+            96
+        );
     }
 
     #[test]
     fn packed_fields_do_not_touch_each_other() {
-        let mut entry = Entry::new(Version(1), Checksum(2), 3);
+        let mut entry = Entry::new();
         entry.set_tick(MAX_TICK);
         entry.lease(MAX_LEASE, 0);
         entry.set_offset(MAX_OFFSET - 1);
@@ -290,7 +333,7 @@ mod tests {
 
     #[test]
     fn so_many_holders_that_they_are_not_counted_last_to_the_deadline() {
-        let mut entry = Entry::new(Version(1), Checksum(2), 3);
+        let mut entry = Entry::new();
         for _ in 0..300 {
             entry.lease(100, 0);
         }
@@ -320,7 +363,7 @@ mod tests {
                 (any::<usize>(), 1..50u64).prop_map(|(who, ttl)| Step::Renew(who, ttl)),
             ], 1..100)
         ) {
-            let mut entry = Entry::new(Version(1), Checksum(2), 3);
+            let mut entry = Entry::new();
             let mut now = 0;
             let mut tokens: Vec<u64> = Vec::new();
             let mut latest = 0;
@@ -360,7 +403,7 @@ mod tests {
 
         #[test]
         fn releasing_every_live_token_ends_the_lease_at_once(ttls in proptest::collection::vec(10..50u64, 1..100)) {
-            let mut entry = Entry::new(Version(1), Checksum(2), 3);
+            let mut entry = Entry::new();
             for ttl in &ttls {
                 entry.lease(*ttl, 0);
             }

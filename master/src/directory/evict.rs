@@ -61,14 +61,14 @@ impl Directory {
         let removed = {
             let mut locked = self.lock(shard);
             let shard: &mut super::shard::Shard = &mut locked;
-            let (_, slot) = shard.queues.first(&shard.entries, rank)?;
+            let (_, slot) = shard.queues.first(rank)?;
             let entry = shard.entries.at(slot);
             if entry.place() == Place::Frontier {
                 // The orphan's children are preferred victims in its stead; when the last one has
                 // gone, it is one again.
                 let lineage = self.common.lineage.lock();
                 let children: Vec<BlockId> = lineage
-                    .children(entry.lineage)
+                    .children(shard.entries.rest(slot).lineage)
                     .map(|(block, _)| block)
                     .collect();
                 drop(lineage);

@@ -33,6 +33,7 @@ impl Seed {
     }
 
     /// The hash of a key that is a digest between affixes of the given hash.
+    #[inline]
     pub(super) fn digest(&self, affixes: u64, digest: &Digest) -> u64 {
         let [k0, k1, k2, k3] = self.0;
         let [a, b, c, d] = words(digest);
@@ -62,6 +63,16 @@ impl Seed {
     }
 }
 
+/// Whether two digests are the same. Compared by words: a call of the library's comparison of memory
+/// costs more than the comparison.
+#[inline]
+pub(super) fn same(one: &Digest, other: &Digest) -> bool {
+    let [a, b, c, d] = words(one);
+    let [e, f, g, h] = words(other);
+    (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) == 0
+}
+
+#[inline]
 fn words(digest: &Digest) -> [u64; 4] {
     let (parts, _) = digest.as_chunks::<8>();
     let mut words = [0; 4];
@@ -72,6 +83,7 @@ fn words(digest: &Digest) -> [u64; 4] {
 }
 
 /// Both halves of the product, mixed.
+#[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     #[allow(

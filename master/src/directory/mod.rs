@@ -15,9 +15,11 @@
 //! **Architecture Invariant:** a block with children waits in no eviction queue, so nothing can be
 //! evicted before its descendants. It comes back when its last child goes.
 
+mod batch;
 mod block;
 mod cell;
 mod common;
+mod entries;
 mod entry;
 mod evict;
 mod hash;
@@ -33,8 +35,8 @@ mod spaces;
 mod visit;
 
 pub use block::{
-    BlockId, BlockMut, BlockRef, Dropped, NewBlock, Published, Removal, Removed, Replica, Replicas,
-    Tick, Ticks, Verdict,
+    BlockId, BlockMut, BlockRef, Copies, Dropped, NewBlock, Published, Removal, Removed, Replica,
+    Replicas, Tick, Ticks, Verdict,
 };
 pub use publish::Link;
 pub use scan::{BadPage, Record};

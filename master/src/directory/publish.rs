@@ -1,5 +1,6 @@
 //! Making blocks visible, and linking them to their parents.
 
+use super::batch::{Borrowed, Item};
 use super::block::{BlockId, NewBlock, Published};
 use super::cell::Locked;
 use super::common::{Prepared, Preparer};
@@ -26,11 +27,8 @@ impl Directory {
     /// Makes blocks visible, each unless its key is there with the same or a later version. New
     /// keys are linked to the parents that are present then, among them those of the same batch.
     /// Outcomes come in the order of the blocks.
-    pub fn publish(&self, blocks: Vec<NewBlock>) -> Vec<Published> {
-        let prepared: Vec<Prepared<'_>> = blocks
-            .iter()
-            .map(|block| Preparer::new(&self.common, block.namespace).prepare(block.key.as_ref()))
-            .collect();
+    pub fn publish(&self, blocks: impl AsRef<[NewBlock]>) -> Vec<Published> {
+        let blocks = blocks.as_ref();
         let mut outcomes = vec![
             Published {
                 id: None,
@@ -39,19 +37,31 @@ impl Directory {
             blocks.len()
         ];
         let mut links = Vec::new();
-        let shard_of = |index: usize| {
-            prepared
-                .get(index)
-                .map_or(0, |key| self.common.shard_of_hash(key.hash))
-        };
-        self.grouped(blocks.len(), shard_of, |shard, group| {
-            for index in group {
-                let (Some(block), Some(key)) = (blocks.get(*index), prepared.get(*index)) else {
+        let items = (0u32..).zip(blocks).map(|(index, block)| {
+            let Prepared { hash, space, .. } =
+                Preparer::new(&self.common, block.namespace).prepare(block.key.as_ref());
+            Item { hash, index, space }
+        });
+        let mut scratch = Borrowed::take();
+        let scratch = scratch.get();
+        scratch.sort(self, items);
+        for (shard, group, _) in scratch.groups() {
+            let mut shard = self.lock(shard);
+            for item in group {
+                let index = item.index as usize;
+                let (Some(block), Some(outcome)) = (blocks.get(index), outcomes.get_mut(index))
+                else {
                     continue;
                 };
-                let published = self.publish_one(shard, block, key);
+                let key = Prepared {
+                    namespace: block.namespace,
+                    key: block.key.as_ref(),
+                    hash: item.hash,
+                    space: item.space,
+                };
+                *outcome = self.publish_one(&mut shard, block, &key);
                 if let (Some(id), None, Some(parent)) =
-                    (published.id, &published.replaced, &block.parent)
+                    (outcome.id, &outcome.replaced, &block.parent)
                 {
                     links.push(Link {
                         namespace: block.namespace,
@@ -60,11 +70,8 @@ impl Directory {
                         parent: parent.as_ref(),
                     });
                 }
-                if let Some(outcome) = outcomes.get_mut(*index) {
-                    *outcome = published;
-                }
             }
-        });
+        }
         self.link(&mut links);
         outcomes
     }
@@ -86,12 +93,12 @@ impl Directory {
             return refused;
         }
         match shard.find(key) {
-            Some(slot) if shard.entries.at(slot).version >= block.version => refused,
+            Some(slot) if shard.entries.rest(slot).version >= block.version => refused,
             Some(slot) => {
                 let replaced = shard.replace(slot, block, length, &self.common);
                 Published {
                     id: Some(shard.id(slot)),
-                    replaced: Some(replaced),
+                    replaced: Some(Box::new(replaced)),
                 }
             }
             None => {
@@ -127,15 +134,15 @@ impl Directory {
         let mut shard = self.lock(self.common.shard_of_hash(parent.hash));
         let linked = shard.find(&parent).is_some_and(|slot| {
             let id = shard.id(slot);
-            let entry = shard.entries.at_mut(slot);
+            let rest = shard.entries.rest_mut(slot);
             let mut lineage = self.common.lineage.lock();
-            if entry.lineage == NONE {
+            if rest.lineage == NONE {
                 if id == link.block {
                     return false;
                 }
-                entry.lineage = lineage.add(id);
+                rest.lineage = lineage.add(id);
             }
-            let linked = lineage.attach(entry.lineage, node, link.block, link.version);
+            let linked = lineage.attach(rest.lineage, node, link.block, link.version);
             drop(lineage);
             if linked {
                 has_children_now(&mut shard, slot);
@@ -154,17 +161,17 @@ impl Directory {
     /// Gives the block a node, marked so that it is recognised when its own shard is let go.
     fn announce(&self, link: &Link<'_>) -> Option<u32> {
         let (mut shard, slot) = self.lock_block(link.block)?;
-        let entry = shard.entries.at_mut(slot);
-        if entry.version != link.version {
+        let rest = shard.entries.rest_mut(slot);
+        if rest.version != link.version {
             return None;
         }
         let mut lineage = self.common.lineage.lock();
-        if entry.lineage == NONE {
-            entry.lineage = lineage.add(link.block);
+        if rest.lineage == NONE {
+            rest.lineage = lineage.add(link.block);
         }
         lineage
-            .announce(entry.lineage, link.version)
-            .then_some(entry.lineage)
+            .announce(rest.lineage, link.version)
+            .then_some(rest.lineage)
     }
 }
 

@@ -11,8 +11,9 @@
 //! Blocks with children and hard-pinned blocks wait in none of them, and blocks that eviction met
 //! leased in none but the timers, so that eviction never looks at the same block twice in vain.
 
-use super::entry::{Entry, Place};
-use super::slab::{NONE, Slab};
+use super::entries::Entries;
+use super::entry::{Links, Place};
+use super::slab::NONE;
 use hashbrown::HashMap;
 use std::collections::BTreeSet;
 
@@ -37,6 +38,11 @@ impl Rank {
 pub(super) struct Queues {
     head: u32,
     tail: u32,
+    /// The tick of the block at the list's head, which every use of the shard asks for: the block
+    /// itself is the one that has been out of the processor's caches for longest.
+    head_tick: u64,
+    /// The tick of the block at its tail, which every use of a block is compared with.
+    tail_tick: u64,
     strays: BTreeSet<(u64, u32)>,
     orphans: BTreeSet<(u64, u32)>,
     soft: BTreeSet<(u64, u32)>,
@@ -49,6 +55,8 @@ impl Default for Queues {
         Self {
             head: NONE,
             tail: NONE,
+            head_tick: 0,
+            tail_tick: 0,
             strays: BTreeSet::new(),
             orphans: BTreeSet::new(),
             soft: BTreeSet::new(),
@@ -60,7 +68,7 @@ impl Default for Queues {
 
 impl Queues {
     /// Puts a block without children where it belongs; `soft_until` is when its soft pin runs out.
-    pub(super) fn put(&mut self, entries: &mut Slab<Entry>, slot: u32, soft_until: Option<u64>) {
+    pub(super) fn put(&mut self, entries: &mut Entries, slot: u32, soft_until: Option<u64>) {
         let entry = entries.at_mut(slot);
         let key = (entry.tick(), slot);
         if entry.is_hard_pinned() {
@@ -78,20 +86,20 @@ impl Queues {
     }
 
     /// Puts an orphan with children where eviction finds it early, to go on to the children.
-    pub(super) fn put_frontier(&mut self, entries: &mut Slab<Entry>, slot: u32) {
+    pub(super) fn put_frontier(&mut self, entries: &mut Entries, slot: u32) {
         let entry = entries.at_mut(slot);
         entry.set_place(Place::Frontier);
         self.orphans.insert((entry.tick(), slot));
     }
 
     /// Sets a block aside until `until`.
-    pub(super) fn park(&mut self, entries: &mut Slab<Entry>, slot: u32, until: u64) {
+    pub(super) fn park(&mut self, entries: &mut Entries, slot: u32, until: u64) {
         entries.at_mut(slot).set_place(Place::Parked);
         self.set_timer(slot, until);
     }
 
     /// Takes a block out of wherever it waits. Its place is [`Place::Inner`] then.
-    pub(super) fn take(&mut self, entries: &mut Slab<Entry>, slot: u32) {
+    pub(super) fn take(&mut self, entries: &mut Entries, slot: u32) {
         let entry = entries.at_mut(slot);
         let key = (entry.tick(), slot);
         let place = entry.place();
@@ -114,14 +122,12 @@ impl Queues {
     }
 
     /// The first block to be evicted of a rank, with its tick.
-    pub(super) fn first(&self, entries: &Slab<Entry>, rank: Rank) -> Option<(u64, u32)> {
+    pub(super) fn first(&self, rank: Rank) -> Option<(u64, u32)> {
         match rank {
             Rank::Orphans => self.orphans.first().copied(),
             Rank::Soft => self.soft.first().copied(),
             Rank::Ordinary => {
-                let head = entries
-                    .get(self.head)
-                    .map(|entry| (entry.tick(), self.head));
+                let head = (self.head != NONE).then_some((self.head_tick, self.head));
                 match (head, self.strays.first().copied()) {
                     (Some(head), Some(stray)) => Some(head.min(stray)),
                     (head, stray) => head.or(stray),
@@ -153,15 +159,26 @@ impl Queues {
         (in_trees * 24 + self.timer_of.allocation_size()) as u64
     }
 
-    fn put_ordinary(&mut self, entries: &mut Slab<Entry>, slot: u32) {
+    /// Moves a block that waits in the list to where its new tick belongs.
+    #[inline]
+    pub(super) fn move_listed(&mut self, entries: &mut Entries, slot: u32, tick: u64) {
+        self.unlink(entries, slot);
+        if self.tail != NONE && self.tail_tick <= tick {
+            self.link(entries, slot, tick, self.tail);
+        } else {
+            self.put_ordinary(entries, slot);
+        }
+    }
+
+    fn put_ordinary(&mut self, entries: &mut Entries, slot: u32) {
         let tick = entries.at(slot).tick();
         let mut after = self.tail;
         for _ in 0..LONGEST_WALK {
             match entries.get(after) {
-                Some(entry) if entry.tick() > tick => after = entry.prev,
+                Some(entry) if entry.tick() > tick => after = entries.links(after).prev,
                 _ => {
                     entries.at_mut(slot).set_place(Place::Listed);
-                    return self.link(entries, slot, after);
+                    return self.link(entries, slot, tick, after);
                 }
             }
         }
@@ -170,30 +187,37 @@ impl Queues {
     }
 
     /// Links a block behind `after`, or in front of all.
-    fn link(&mut self, entries: &mut Slab<Entry>, slot: u32, after: u32) {
-        let next = match entries.get_mut(after) {
-            Some(entry) => std::mem::replace(&mut entry.next, slot),
-            None => std::mem::replace(&mut self.head, slot),
+    #[inline]
+    fn link(&mut self, entries: &mut Entries, slot: u32, tick: u64, after: u32) {
+        let next = if after == NONE {
+            self.head_tick = tick;
+            std::mem::replace(&mut self.head, slot)
+        } else {
+            std::mem::replace(&mut entries.links_mut(after).next, slot)
         };
-        match entries.get_mut(next) {
-            Some(entry) => entry.prev = slot,
-            None => self.tail = slot,
+        if next == NONE {
+            self.tail = slot;
+            self.tail_tick = tick;
+        } else {
+            entries.links_mut(next).prev = slot;
         }
-        let entry = entries.at_mut(slot);
-        (entry.prev, entry.next) = (after, next);
+        *entries.links_mut(slot) = Links { prev: after, next };
     }
 
-    fn unlink(&mut self, entries: &mut Slab<Entry>, slot: u32) {
-        let entry = entries.at_mut(slot);
-        let prev = std::mem::replace(&mut entry.prev, NONE);
-        let next = std::mem::replace(&mut entry.next, NONE);
-        match entries.get_mut(prev) {
-            Some(entry) => entry.next = next,
-            None => self.head = next,
+    #[inline]
+    fn unlink(&mut self, entries: &mut Entries, slot: u32) {
+        let Links { prev, next } = std::mem::replace(entries.links_mut(slot), Links::UNLINKED);
+        if prev == NONE {
+            self.head = next;
+            self.head_tick = entries.get(next).map_or(0, super::entry::Entry::tick);
+        } else {
+            entries.links_mut(prev).next = next;
         }
-        match entries.get_mut(next) {
-            Some(entry) => entry.prev = prev,
-            None => self.tail = prev,
+        if next == NONE {
+            self.tail = prev;
+            self.tail_tick = entries.get(prev).map_or(0, super::entry::Entry::tick);
+        } else {
+            entries.links_mut(next).prev = prev;
         }
     }
 

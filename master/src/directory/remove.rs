@@ -79,7 +79,7 @@ impl Directory {
         let mut dropped = None;
         self.each(namespace, &[key], |shard, _, key| {
             let found = shard.find(key);
-            let found = found.filter(|slot| shard.entries.at(*slot).version == version);
+            let found = found.filter(|slot| shard.entries.rest(*slot).version == version);
             if let Some(slot) = found {
                 dropped = shard
                     .drop_replica(slot, &self.common, &mut aftermath, |r| r.segment == segment);
@@ -133,8 +133,8 @@ impl Directory {
         let entry = shard.entries.at(slot);
         let waits_for_children = matches!(entry.place(), Place::Inner | Place::Frontier);
         // It may have got another child since, or be another block.
-        let has_children =
-            entry.lineage != NONE && self.common.lineage.lock().has_children(entry.lineage);
+        let node = shard.entries.rest(slot).lineage;
+        let has_children = node != NONE && self.common.lineage.lock().has_children(node);
         if waits_for_children && !has_children {
             let shard: &mut super::shard::Shard = &mut shard;
             shard.queues.take(&mut shard.entries, slot);

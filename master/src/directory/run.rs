@@ -83,9 +83,9 @@ impl Directory {
         let mut aftermath = Aftermath::default();
         for victim in victims {
             if let Some((mut shard, slot)) = self.lock_block(victim.id)
-                && shard.entries.at(slot).version == victim.version
+                && shard.entries.rest(slot).version == victim.version
                 && !shard.entries.at(slot).is_leased(self.common.relative(now))
-                && !self.has_children(shard.entries.at(slot).lineage)
+                && !self.has_children(shard.entries.rest(slot).lineage)
             {
                 evicted.push(shard.remove(slot, &self.common, &mut aftermath));
             }
@@ -104,7 +104,7 @@ impl Directory {
         for cell in &self.shards {
             let shard = cell.lock();
             for rank in Rank::ALL {
-                let Some((tick, slot)) = shard.queues.first(&shard.entries, rank) else {
+                let Some((tick, slot)) = shard.queues.first(rank) else {
                     continue;
                 };
                 let replicas = shard.replicas(slot);
@@ -232,7 +232,7 @@ impl<'d> Search<'d> {
             let (shard, slot) = self.directory.lock_block(block)?;
             let here = |r: &super::Replica| r.segment == self.segment && r.extent == extent;
             shard.replicas(slot).iter().find(|replica| here(replica))?;
-            shard.entries.at(slot).lineage
+            shard.entries.rest(slot).lineage
         };
         let family = if node == NONE {
             vec![block]
@@ -267,7 +267,7 @@ impl<'d> Search<'d> {
         let cost = shard.weight(slot).saturating_mul(weight);
         Some(Victim {
             id,
-            version: entry.version,
+            version: shard.entries.rest(slot).version,
             cost,
         })
     }

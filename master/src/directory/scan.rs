@@ -83,11 +83,12 @@ impl Directory {
         {
             let shard = self.lock(shard);
             for slot in 0..shard.entries.high() {
-                let Some(entry) = shard.entries.get(slot) else {
+                if shard.entries.get(slot).is_none() {
                     continue;
-                };
-                if entry.lineage != NONE
-                    && let Some((parent, node)) = self.common.lineage.lock().parent(entry.lineage)
+                }
+                let node = shard.entries.rest(slot).lineage;
+                if node != NONE
+                    && let Some((parent, node)) = self.common.lineage.lock().parent(node)
                 {
                     parents.push((records.len(), parent, node));
                 }
@@ -112,7 +113,7 @@ impl Directory {
         for (record, parent, node) in parents {
             if let Some(record) = records.get_mut(record)
                 && let Some((shard, slot)) = self.lock_block(parent)
-                && shard.entries.at(slot).lineage == node
+                && shard.entries.rest(slot).lineage == node
             {
                 record.parent = Some(shard.key(slot, &self.common));
             }

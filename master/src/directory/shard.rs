@@ -1,8 +1,10 @@
 //! One shard: the blocks whose keys hash to it, behind one lock.
 
-use super::block::{BlockId, Dropped, NewBlock, Removed, Replica, Replicas};
+use super::block::{BlockId, Copies, Dropped, NewBlock, Removed, Replica, Replicas};
 use super::common::{Common, Prepared};
-use super::entry::{Entry, MAX_OFFSET, Place};
+use super::entries::Entries;
+use super::entry::{Entry, MAX_OFFSET, Place, Rest};
+use super::hash;
 use super::lineage::Aftermath;
 use super::queues::Queues;
 use super::slab::{NONE, Rare, Slab};
@@ -26,7 +28,7 @@ struct LongKey {
 pub(super) struct Shard {
     number: u32,
     bits: u32,
-    pub(super) entries: Slab<Entry>,
+    pub(super) entries: Entries,
     index: HashTable<u32>,
     long_keys: Slab<Rare<LongKey>>,
     long_key_bytes: u64,
@@ -52,39 +54,45 @@ impl Shard {
         BlockId(slot << self.bits | self.number)
     }
 
+    /// The slot of a key's block.
+    #[inline]
     pub(super) fn find(&self, wanted: &Prepared<'_>) -> Option<u32> {
-        let matches = |slot: &u32| {
-            let entry = self.entries.at(*slot);
-            if entry.space == NO_SPACE {
-                let long = self.long_keys.at(entry.long_key()).held();
-                return long.hash == wanted.hash
-                    && long.namespace == wanted.namespace
-                    && long.key.as_ref() == wanted.key;
-            }
-            match wanted.key {
-                KeyRef::Digest { digest, .. } => {
-                    entry.space == wanted.space && entry.digest == *digest
-                }
-                KeyRef::Text(_) => false,
-            }
-        };
-        self.index.find(wanted.hash, matches).copied()
+        self.index
+            .find(wanted.hash, |slot| self.is(*slot, wanted))
+            .copied()
     }
 
-    /// Reads the entries beside each of `slots` in the list, for nothing but to have them in the
-    /// processor's caches when the blocks are moved in it.
-    pub(super) fn look_at_neighbours(&self, slots: &[Option<u32>]) {
-        let mut seen = 0;
-        for slot in slots.iter().flatten() {
-            let entry = self.entries.at(*slot);
-            for neighbour in [entry.prev, entry.next] {
-                seen ^= self
-                    .entries
-                    .get(neighbour)
-                    .map_or(0, super::entry::Entry::tick);
+    /// The slot that a key's block is in, if it is anywhere: what a first look at the index gives,
+    /// without a look at the block.
+    #[inline]
+    pub(super) fn candidate(&self, hash: u64) -> Option<u32> {
+        self.index.find(hash, |_| true).copied()
+    }
+
+    /// Whether the block in a slot that may be vacant is the wanted one.
+    #[inline]
+    pub(super) fn is(&self, slot: u32, wanted: &Prepared<'_>) -> bool {
+        let Some(entry) = self.entries.get(slot) else {
+            return false;
+        };
+        match wanted.key {
+            KeyRef::Digest { digest, .. } if entry.space != NO_SPACE => {
+                entry.space == wanted.space && hash::same(&entry.digest, digest)
             }
+            _ => self.is_long(entry, wanted),
         }
-        std::hint::black_box(seen);
+    }
+
+    /// [`Shard::is`] of a block whose key is stored beside it, and of a key that is a string.
+    #[cold]
+    fn is_long(&self, entry: &Entry, wanted: &Prepared<'_>) -> bool {
+        if entry.space != NO_SPACE {
+            return false;
+        }
+        let long = self.long_keys.at(entry.long_key()).held();
+        long.hash == wanted.hash
+            && long.namespace == wanted.namespace
+            && long.key.as_ref() == wanted.key
     }
 
     pub(super) fn namespace(&self, slot: u32, common: &Common) -> NamespaceId {
@@ -124,6 +132,13 @@ impl Shard {
         })
     }
 
+    /// The segment of the only replica; `None` when there are several.
+    #[inline]
+    pub(super) fn only_segment(&self, slot: u32) -> Option<SegmentId> {
+        let entry = self.entries.at(slot);
+        (!entry.is_spread()).then_some(SegmentId(entry.segment))
+    }
+
     pub(super) fn soft_until(&self, slot: u32) -> Option<Millis> {
         self.soft_until
             .get(&slot)
@@ -133,7 +148,7 @@ impl Shard {
 
     /// The bytes that evicting a block would free.
     pub(super) fn weight(&self, slot: u32) -> u64 {
-        u64::from(self.entries.at(slot).length) * self.replicas(slot).len() as u64
+        u64::from(self.entries.rest(slot).length) * self.replicas(slot).len() as u64
     }
 
     /// Adds a block whose key is not there.
@@ -144,7 +159,7 @@ impl Shard {
         length: u32,
         common: &Common,
     ) -> u32 {
-        let mut entry = Entry::new(block.version, block.checksum, length);
+        let mut entry = Entry::new();
         let space = match key.key {
             KeyRef::Digest {
                 prefix,
@@ -152,9 +167,8 @@ impl Shard {
                 digest,
             } => {
                 entry.digest = *digest;
-                common
-                    .spaces
-                    .acquire(key.namespace, prefix, suffix, key.affixes)
+                let spaces = &common.spaces;
+                spaces.acquire(key.namespace, prefix, suffix)
             }
             KeyRef::Text(_) => None,
         };
@@ -169,7 +183,8 @@ impl Shard {
             entry.set_long_key(self.long_keys.insert(Rare::Held(key)));
         }
         entry.set_tick(block.tick.0);
-        let slot = self.entries.insert(entry);
+        let rest = Rest::new(block.version, block.checksum, length);
+        let slot = self.entries.insert(entry, rest);
         assert!(
             slot < u32::MAX >> self.bits,
             "invariant: memory ends before block ids do"
@@ -211,10 +226,11 @@ impl Shard {
         );
         self.queues.take(&mut self.entries, slot);
         self.clear_spread(slot);
+        let rest = self.entries.rest_mut(slot);
+        rest.version = block.version;
+        rest.checksum = block.checksum;
+        rest.length = length;
         let entry = self.entries.at_mut(slot);
-        entry.version = block.version;
-        entry.checksum = block.checksum;
-        entry.length = length;
         entry.set_orphaned(false);
         entry.set_tick(block.tick.0.max(entry.tick()));
         self.set_replicas(slot, &block.replicas);
@@ -242,9 +258,10 @@ impl Shard {
         }
         self.clear_spread(slot);
         self.soft_until.remove(&slot);
+        let node = self.entries.rest(slot).lineage;
         let entry = self.entries.remove(slot);
-        if entry.lineage != NONE {
-            common.lineage.lock().remove(entry.lineage, aftermath);
+        if node != NONE {
+            common.lineage.lock().remove(node, aftermath);
         }
         if entry.space == NO_SPACE {
             let key = self.long_keys.remove(entry.long_key()).into_held();
@@ -292,6 +309,21 @@ impl Shard {
             lease_until,
             removed,
         })
+    }
+
+    /// Notes a use by a new holder of a lease: what most calls come to, in one look at the block.
+    #[inline]
+    pub(super) fn lease_used(&mut self, slot: u32, until: u64, now: u64, tick: u64) {
+        let entry = self.entries.at_mut(slot);
+        entry.lease(until, now);
+        if entry.is_plainly_listed() {
+            if tick > entry.tick() {
+                entry.set_tick(tick);
+                self.queues.move_listed(&mut self.entries, slot, tick);
+            }
+        } else {
+            self.touch(slot, tick);
+        }
     }
 
     /// Notes a use. One that is older than the last use known changes nothing but an orphan's rank.
@@ -354,13 +386,13 @@ impl Shard {
 
     /// What is told of a block that leaves.
     fn removed(&self, slot: u32, common: &Common) -> Removed {
-        let entry = self.entries.at(slot);
+        let (entry, rest) = (self.entries.at(slot), self.entries.rest(slot));
         Removed {
             namespace: self.namespace(slot, common),
             key: self.key(slot, common),
-            version: entry.version,
-            length: Length(u64::from(entry.length)),
-            replicas: self.replicas(slot).to_vec(),
+            version: rest.version,
+            length: Length(u64::from(rest.length)),
+            replicas: Copies::from_slice(&self.replicas(slot)),
             lease_until: common.absolute(entry.lease_until()),
         }
     }

@@ -162,6 +162,14 @@ impl<T> Rare<T> {
     }
 
     /// The value of a slot that holds one.
+    pub(crate) fn held_mut(&mut self) -> &mut T {
+        match self {
+            Self::Held(value) => value,
+            Self::Vacant(_) => unreachable!("invariant: vacant slots are not handed out"),
+        }
+    }
+
+    /// The value of a slot that holds one.
     pub(crate) fn into_held(self) -> T {
         match self {
             Self::Held(value) => value,

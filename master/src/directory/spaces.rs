@@ -105,11 +105,11 @@ impl Spaces {
         namespace: NamespaceId,
         prefix: &str,
         suffix: &str,
-        hash: u64,
     ) -> Option<u32> {
         if let Some(number) = bare(namespace, prefix, suffix) {
             return Some(number);
         }
+        let hash = self.seed.affixes(namespace, prefix, suffix);
         {
             // Spaces leave only under the write lock, so counting under the read lock is safe.
             let inner = self.inner.read();
@@ -228,8 +228,7 @@ mod tests {
     }
 
     fn acquire(spaces: &Spaces, prefix: &str, suffix: &str) -> Option<u32> {
-        let hash = spaces.seed.affixes(NamespaceId(1), prefix, suffix);
-        spaces.acquire(NamespaceId(1), prefix, suffix, hash)
+        spaces.acquire(NamespaceId(1), prefix, suffix)
     }
 
     fn find(spaces: &Spaces, prefix: &str, suffix: &str) -> Option<u32> {

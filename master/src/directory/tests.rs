@@ -11,6 +11,7 @@ use super::*;
 use crate::placement::ExtentIndex;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Key, Length, Offset, SegmentId, Version};
+use smallvec::smallvec;
 
 const NS: NamespaceId = NamespaceId(3);
 const NOW: Millis = Millis(1_000_000);
@@ -60,7 +61,7 @@ fn block(directory: &Directory, n: u64) -> NewBlock {
         version: Version(n + 1),
         length: Length(SIZE),
         checksum: Checksum(n),
-        replicas: vec![replica(n)],
+        replicas: smallvec![replica(n)],
         parent: None,
         soft_pin_until: None,
         hard_pin: false,

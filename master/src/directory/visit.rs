@@ -1,141 +1,224 @@
 //! Looking up a batch of keys.
 
 use super::Directory;
-use super::block::BlockMut;
+use super::batch::{Borrowed, Item};
+use super::block::{BlockMut, BlockRef};
 use super::cell::Locked;
 use super::common::{Prepared, Preparer};
-use kvpool_types::KeyRef;
+use super::shard::Shard;
+use super::slab::NONE;
 use kvpool_types::ids::NamespaceId;
+use kvpool_types::wire::keys::KeyBatch;
 
 /// Up to here locking a shard for each key costs less than sorting the keys by shard.
-const SMALL: usize = 64;
+const SMALL: usize = 16;
 
 impl Directory {
     /// Hands each key's block, or `None`, with the key's index to `f`, under the lock of its shard.
     /// Each shard is locked once, and its keys come from last to first; with few keys, each locks
     /// for itself, and all come from last to first. A key that comes twice is handed over twice.
-    pub fn visit(
+    pub fn visit<'k>(
         &self,
         namespace: NamespaceId,
-        keys: &[KeyRef<'_>],
+        keys: impl Into<KeyBatch<'k>>,
         mut f: impl FnMut(usize, Option<BlockMut<'_>>),
     ) {
-        let mut call = |shard: &mut Locked<'_>, index, slot| match slot {
-            Some(slot) => f(
-                index,
-                Some(BlockMut {
-                    common: &self.common,
-                    shard,
-                    slot,
-                }),
-            ),
-            None => f(index, None),
+        let keys = keys.into();
+        let common = &self.common;
+        let mut call = |shard: &mut Shard, index, slot| {
+            let block = (slot != NONE).then_some(BlockMut {
+                common,
+                shard,
+                slot,
+            });
+            f(index, block);
         };
-        let mut preparer = Preparer::new(&self.common, namespace);
         if keys.len() <= SMALL {
-            for (index, key) in keys.iter().enumerate().rev() {
-                let key = preparer.prepare(*key);
-                let mut shard = self.lock(self.common.shard_of_hash(key.hash));
-                let slot = shard.find(&key);
-                call(&mut shard, index, slot);
-            }
+            self.one_by_one(namespace, &keys, |shard, index, key| {
+                let slot = shard.find(key).unwrap_or(NONE);
+                call(shard, index, slot);
+            });
             return;
         }
-        let prepared: Vec<Prepared<'_>> = keys.iter().map(|key| preparer.prepare(*key)).collect();
-        let mut slots = Vec::new();
-        self.grouped(
-            prepared.len(),
-            |index| self.common.shard_of_hash(at(&prepared, index).hash),
-            |shard, group| {
-                // In a large pool nearly every look is at memory that no cache holds. All keys of a
-                // shard are looked up first, and their neighbours in the list looked at, so that
-                // these waits overlap; one key after the other, each would be waited out alone.
-                slots.clear();
-                slots.extend(group.iter().map(|index| shard.find(at(&prepared, *index))));
-                shard.look_at_neighbours(&slots);
-                for (index, slot) in group.iter().zip(&slots) {
-                    call(shard, *index, *slot);
+        let mut scratch = Borrowed::take();
+        let scratch = scratch.get();
+        scratch.sort(self, self.items(namespace, &keys));
+        for (shard, group, slots) in scratch.groups() {
+            let mut shard = self.lock(shard);
+            let shard: &mut Shard = &mut shard;
+            look_up(shard, namespace, &keys, group, slots);
+            look_at_neighbours(shard, slots);
+            for (item, slot) in group.iter().zip(slots) {
+                call(shard, item.index as usize, *slot);
+            }
+        }
+    }
+
+    /// Finds how many leading blocks of a chain are there and are `wanted`, and hands these, and no
+    /// others, to `f`, as [`Directory::visit`] does. A block that goes, or is no longer wanted, after
+    /// it was found ends the chain where it was, though some behind it may have been handed over.
+    pub fn visit_leading<'k>(
+        &self,
+        namespace: NamespaceId,
+        chain: impl Into<KeyBatch<'k>>,
+        wanted: impl Fn(&BlockRef<'_>) -> bool,
+        mut f: impl FnMut(usize, BlockMut<'_>),
+    ) -> usize {
+        let keys = chain.into();
+        let common = &self.common;
+        let is_wanted = |shard: &Shard, slot| {
+            let block = BlockRef {
+                common,
+                shard,
+                slot,
+            };
+            slot != NONE && wanted(&block)
+        };
+        let mut scratch = Borrowed::take();
+        let scratch = scratch.get();
+        scratch.sort(self, self.items(namespace, &keys));
+        let mut found = keys.len();
+        for (shard, group, slots) in scratch.groups() {
+            // Nothing is changed here, so the shard's gauges need not be brought up to date.
+            let shard = self.cell(shard).lock_to_look();
+            look_up(&shard, namespace, &keys, group, slots);
+            for (item, slot) in group.iter().zip(slots) {
+                if !is_wanted(&shard, *slot) {
+                    found = found.min(item.index as usize);
                 }
-            },
-        );
+            }
+        }
+        let mut leading = found;
+        for (shard, group, slots) in scratch.groups() {
+            let index = |item: &Item| item.index as usize;
+            // From last to first: what is beyond the leading blocks comes before all that is not.
+            let beyond = group.partition_point(|item| index(item) >= found);
+            let (Some(group), Some(slots)) = (group.get(beyond..), slots.get_mut(beyond..)) else {
+                continue;
+            };
+            if group.is_empty() {
+                continue;
+            }
+            let mut shard = self.lock(shard);
+            let shard: &mut Shard = &mut shard;
+            // The look before says where the blocks were. Those that have moved are looked up again.
+            for (item, slot) in group.iter().zip(slots.iter_mut()) {
+                let key = item.prepared(namespace, &keys);
+                if !shard.is(*slot, &key) {
+                    *slot = shard.find(&key).unwrap_or(NONE);
+                }
+            }
+            look_at_neighbours(shard, slots);
+            for (item, slot) in group.iter().zip(slots) {
+                if is_wanted(shard, *slot) {
+                    let block = BlockMut {
+                        common,
+                        shard,
+                        slot: *slot,
+                    };
+                    f(index(item), block);
+                } else {
+                    leading = leading.min(index(item));
+                }
+            }
+        }
+        leading
     }
 
     /// Calls `f` with each key's shard, locked.
     pub(super) fn each<'k>(
         &self,
         namespace: NamespaceId,
-        keys: &[KeyRef<'k>],
-        mut f: impl FnMut(&mut Locked<'_>, usize, &Prepared<'k>),
+        keys: impl Into<KeyBatch<'k>>,
+        mut f: impl FnMut(&mut Locked<'_>, usize, &Prepared<'_>),
     ) {
-        let mut preparer = Preparer::new(&self.common, namespace);
+        let keys = keys.into();
         if keys.len() <= SMALL {
-            for (index, key) in keys.iter().enumerate().rev() {
-                let key = preparer.prepare(*key);
-                let shard = self.common.shard_of_hash(key.hash);
-                f(&mut self.lock(shard), index, &key);
-            }
+            self.one_by_one(namespace, &keys, f);
             return;
         }
-        let prepared: Vec<Prepared<'k>> = keys.iter().map(|key| preparer.prepare(*key)).collect();
-        let shard_of = |key: &Prepared<'_>| self.common.shard_of_hash(key.hash);
-        self.grouped(
-            prepared.len(),
-            |index| shard_of(at(&prepared, index)),
-            |shard, group| {
-                for index in group {
-                    f(shard, *index, at(&prepared, *index));
-                }
-            },
-        );
+        let mut scratch = Borrowed::take();
+        let scratch = scratch.get();
+        scratch.sort(self, self.items(namespace, &keys));
+        for (shard, group, _) in scratch.groups() {
+            let mut shard = self.lock(shard);
+            for item in group {
+                let key = item.prepared(namespace, &keys);
+                f(&mut shard, item.index as usize, &key);
+            }
+        }
     }
 
-    /// Calls `f` with each shard, locked once, and those of `count` indexes that belong to it, from
-    /// last to first.
-    pub(super) fn grouped(
+    /// Calls `f` with each key's shard, locked for this key alone, from last to first.
+    fn one_by_one(
         &self,
-        count: usize,
-        shard_of: impl Fn(usize) -> usize,
-        mut f: impl FnMut(&mut Locked<'_>, &[usize]),
+        namespace: NamespaceId,
+        keys: &KeyBatch<'_>,
+        mut f: impl FnMut(&mut Locked<'_>, usize, &Prepared<'_>),
     ) {
-        // A counting sort: `ends` holds where each shard's indexes end, and moves down to where they
-        // begin while they are put in place.
-        let mut ends = vec![0usize; self.shards.len()];
-        for index in 0..count {
-            *slot(&mut ends, shard_of(index)) += 1;
+        let mut preparer = Preparer::new(&self.common, namespace);
+        for (index, key) in keys.iter().enumerate().rev() {
+            let key = preparer.prepare(key);
+            let shard = self.common.shard_of_hash(key.hash);
+            f(&mut self.lock(shard), index, &key);
         }
-        let mut total = 0;
-        for end in &mut ends {
-            total += *end;
-            *end = total;
-        }
-        let mut order = vec![0usize; count];
-        for index in 0..count {
-            let end = slot(&mut ends, shard_of(index));
-            *end -= 1;
-            *slot(&mut order, *end) = index;
-        }
-        let mut rest = order.as_slice();
-        while let Some(first) = rest.first() {
-            let shard = shard_of(*first);
-            let run = rest
-                .iter()
-                .take_while(|index| shard_of(**index) == shard)
-                .count();
-            let (group, others) = rest.split_at(run);
-            f(&mut self.lock(shard), group);
-            rest = others;
+    }
+
+    fn items<'a>(
+        &'a self,
+        namespace: NamespaceId,
+        keys: &'a KeyBatch<'_>,
+    ) -> impl Iterator<Item = Item> + 'a {
+        let mut preparer = Preparer::new(&self.common, namespace);
+        (0u32..).zip(keys.iter()).map(move |(index, key)| {
+            let Prepared { hash, space, .. } = preparer.prepare(key);
+            Item { hash, index, space }
+        })
+    }
+}
+
+/// Finds the slots of the blocks of some keys of one shard, [`NONE`] for those that are not there.
+///
+/// In a large pool nearly every look is at memory that no cache holds. The index is asked for all
+/// keys before any block is looked at, and every block is read, for nothing but to have it in the
+/// processor's caches, before any is compared: so many waits overlap. One key after the other, each
+/// would be waited out alone.
+#[inline]
+fn look_up(
+    shard: &Shard,
+    namespace: NamespaceId,
+    keys: &KeyBatch<'_>,
+    group: &[Item],
+    slots: &mut [u32],
+) {
+    for (item, slot) in group.iter().zip(slots.iter_mut()) {
+        *slot = shard.candidate(item.hash).unwrap_or(NONE);
+    }
+    let read = slots
+        .iter()
+        .fold(0, |read, slot| read ^ shard.entries.read(*slot));
+    std::hint::black_box(read);
+    for (item, slot) in group.iter().zip(slots) {
+        let key = item.prepared(namespace, keys);
+        // What the index names first is nearly always the block, or there is none.
+        if *slot != NONE && !shard.is(*slot, &key) {
+            *slot = shard.find(&key).unwrap_or(NONE);
         }
     }
 }
 
-fn at<T>(items: &[T], index: usize) -> &T {
-    items
-        .get(index)
-        .expect("invariant: indexes are of this batch")
-}
-
-fn slot(items: &mut [usize], index: usize) -> &mut usize {
-    items
-        .get_mut(index)
-        .expect("invariant: indexes are of this batch")
+/// Reads the links beside those of each slot, for nothing but to have them in the processor's caches
+/// when the blocks are moved in the list.
+#[inline]
+fn look_at_neighbours(shard: &Shard, slots: &[u32]) {
+    let mut seen = 0;
+    for slot in slots.iter().filter(|slot| **slot != NONE) {
+        let links = shard.entries.links(*slot);
+        for neighbour in [links.prev, links.next] {
+            if neighbour != NONE {
+                seen ^= shard.entries.links(neighbour).next;
+            }
+        }
+    }
+    std::hint::black_box(seen);
 }

@@ -19,7 +19,7 @@ pub use table::{Members, Registration};
 use crate::clock::Millis;
 use crate::placement::quarantine::Ticket;
 use kvpool_proto as proto;
-use kvpool_types::{GrantKey, HostId, Incarnation, NodeName, SegmentId};
+use kvpool_types::{GrantKey, GrantSigner, HostId, Incarnation, NodeName, SegmentId};
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -106,6 +106,8 @@ pub struct Node {
     pub incarnation: Incarnation,
     /// What its grants are signed with in this term.
     pub key: GrantKey,
+    /// That key, ready to sign.
+    pub signer: GrantSigner,
     address: RwLock<Address>,
     segments: RwLock<Vec<SegmentId>>,
     state: AtomicU8,
@@ -126,6 +128,7 @@ impl Node {
         Self {
             name,
             incarnation,
+            signer: key.signer(),
             key,
             address: RwLock::default(),
             segments: RwLock::default(),

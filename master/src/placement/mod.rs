@@ -2,13 +2,15 @@
 
 pub mod extents;
 pub mod quarantine;
+mod room;
 
 pub use extents::{ExtentIndex, Extents};
+pub use room::{NoRoom, Room};
 
 use crate::directory::{BlockId, Replica};
 use crate::membership::Node;
 use kvpool_types::{HostId, Length, Offset, SegmentId};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -157,17 +159,6 @@ pub struct Usage {
     pub limit: u64,
 }
 
-/// Why no room was granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoRoom {
-    /// No node is there that takes blocks.
-    NoNodes,
-    /// The block would not fit into any segment, were it empty.
-    TooLarge,
-    /// Eviction may make room.
-    Full,
-}
-
 /// Every segment of every node.
 #[derive(Debug, Default)]
 pub struct Placement {
@@ -186,6 +177,29 @@ impl Segments<'_> {
     /// Every segment, by number.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Segment>> {
         self.0.values()
+    }
+
+    /// What blocks with this wish can be placed on now.
+    pub fn room(&self, wish: &Wish) -> Room<'_> {
+        Room::new(self.iter(), wish)
+    }
+
+    /// Records which blocks lie in which extents, for eviction by neighbourhood.
+    pub fn set_owners<'r>(&self, owned: impl Iterator<Item = (&'r Replica, BlockId)>) {
+        // Blocks of one batch lie together: the table of one segment is locked for all of them.
+        let mut open: Option<(SegmentId, MutexGuard<'_, Extents>)> = None;
+        for (replica, block) in owned {
+            if open.as_ref().is_none_or(|(id, _)| *id != replica.segment) {
+                // No two tables are ever locked at once.
+                drop(open.take());
+                open = self
+                    .get(replica.segment)
+                    .map(|segment| (segment.id, segment.extents.lock()));
+            }
+            if let Some((_, extents)) = &mut open {
+                extents.set_owner(replica.extent, block);
+            }
+        }
     }
 }
 
@@ -221,75 +235,12 @@ impl Placement {
         usage
     }
 
-    /// Finds room for `length` bytes on as many nodes as wished, or on all there are if these are
-    /// fewer; all or none.
-    pub fn allocate(&self, length: Length, wish: &Wish) -> Result<Vec<Replica>, NoRoom> {
-        let segments = self.segments.read();
-        let mut candidates: Vec<&Arc<Segment>> = segments
-            .values()
-            .filter(|s| s.node.is_placeable())
-            .collect();
-        if candidates.is_empty() {
-            return Err(NoRoom::NoNodes);
-        }
-        let rounded = Extents::rounded(length).0;
-        if candidates.iter().all(|s| rounded > s.limit) {
-            return Err(NoRoom::TooLarge);
-        }
-        let nodes: std::collections::HashSet<*const Node> =
-            candidates.iter().map(|s| Arc::as_ptr(&s.node)).collect();
-        let wanted = wish.replicas.clamp(1, nodes.len());
-        candidates.sort_by_cached_key(|segment| {
-            let node = &segment.node;
-            let preferred = wish
-                .preferred
-                .as_ref()
-                .is_some_and(|name| *name == node.name);
-            let near = wish.host.is_some_and(|host| host == node.address().host);
-            // The emptiest first, in 1/65536 of its size.
-            let fullness = u128::from(segment.used()) * 65_536 / u128::from(segment.size.0.max(1));
-            (!preferred, !near, fullness)
-        });
-        let mut chosen: Vec<(Replica, &Arc<Segment>)> = Vec::with_capacity(wanted);
-        for segment in candidates {
-            if chosen.len() == wanted {
-                break;
-            }
-            if chosen
-                .iter()
-                .any(|(_, other)| Arc::ptr_eq(&other.node, &segment.node))
-            {
-                continue;
-            }
-            if let Some(replica) = segment.allocate(length) {
-                chosen.push((replica, segment));
-            }
-        }
-        if chosen.len() < wanted {
-            for (replica, segment) in chosen {
-                segment.free(replica.extent);
-            }
-            return Err(NoRoom::Full);
-        }
-        Ok(chosen.into_iter().map(|(replica, _)| replica).collect())
-    }
-
     /// Takes room back that was found and never granted.
     pub fn release(&self, replicas: &[Replica]) {
         let segments = self.segments.read();
         for replica in replicas {
             if let Some(segment) = segments.get(&replica.segment) {
                 segment.free(replica.extent);
-            }
-        }
-    }
-
-    /// Records which block lies in an extent, for eviction by neighbourhood.
-    pub fn set_owner(&self, replicas: &[Replica], id: BlockId) {
-        let segments = self.segments.read();
-        for replica in replicas {
-            if let Some(segment) = segments.get(&replica.segment) {
-                segment.extents.lock().set_owner(replica.extent, id);
             }
         }
     }

@@ -1,13 +1,19 @@
 //! From written to visible: records made durable, then published.
 
 use super::Pool;
-use crate::directory::{NewBlock, Removed, Replica};
-use crate::reservations::Pending;
+use crate::clock::Millis;
+use crate::directory::{Copies, NewBlock, Replica, Tick};
+use crate::reservations::PutId;
 use crate::store::record::{self, Record};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Code, Key, Length, SegmentId, Version};
+use smallvec::SmallVec;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::oneshot;
+
+/// The segments that a block was written to.
+pub type Written = SmallVec<[SegmentId; 2]>;
 
 /// One written block.
 #[derive(Clone, Debug)]
@@ -21,7 +27,7 @@ pub struct CommitItem {
     /// Their checksum.
     pub checksum: Checksum,
     /// The segments whose replicas were written; at least one.
-    pub segments: Vec<SegmentId>,
+    pub segments: Written,
     /// The block before it in its chain.
     pub parent: Option<Key>,
 }
@@ -29,9 +35,19 @@ pub struct CommitItem {
 /// A commit that has been accepted and waits to be durable.
 struct Accepted {
     index: usize,
-    item: CommitItem,
-    pending: Pending,
-    written: Vec<Replica>,
+    put: PutId,
+    version: Version,
+    length: Length,
+    soft_pin: Option<Duration>,
+    /// What was granted and not written.
+    unwritten: Copies,
+}
+
+/// The commits of one call that have been accepted, and their blocks, in the same order.
+#[derive(Default)]
+struct Batch {
+    accepted: Vec<Accepted>,
+    blocks: Vec<NewBlock>,
 }
 
 impl Pool {
@@ -43,26 +59,26 @@ impl Pool {
         items: Vec<CommitItem>,
     ) -> Vec<Code> {
         let mut codes = vec![Code::Ok; items.len()];
-        let accepted = self.accept(namespace, items, &mut codes);
-        if accepted.is_empty() {
+        let batch = self.accept(namespace, items, &mut codes);
+        if batch.accepted.is_empty() {
             return codes;
         }
-        let records = accepted.iter().map(|a| record_of(namespace, a)).collect();
-        let indexes: Vec<usize> = accepted.iter().map(|a| a.index).collect();
+        let records = batch.blocks.iter().map(record_of).collect();
+        let indexes: Vec<usize> = batch.accepted.iter().map(|a| a.index).collect();
         let (done, published) = oneshot::channel();
         let pool = Arc::clone(self);
         let submitted = self
             .journal()
             .submit(records, self.ack(), move |durable| {
                 let outcome = match durable {
-                    Ok(_) => pool.publish(namespace, accepted),
+                    Ok(_) => pool.publish(namespace, batch),
                     Err(error) => {
-                        let outcome = vec![error.code(); accepted.len()];
+                        let outcome = vec![error.code(); batch.accepted.len()];
                         // When durability is unknown the puts stay committing: neither visible
                         // nor given up. The journal is unhealthy from then on, and the next
                         // start finds out.
                         if !error.is_outcome_unknown() {
-                            pool.give_up(namespace, &accepted);
+                            pool.give_up(&batch.accepted);
                         }
                         outcome
                     }
@@ -84,14 +100,12 @@ impl Pool {
         codes
     }
 
-    fn accept(
-        &self,
-        namespace: NamespaceId,
-        items: Vec<CommitItem>,
-        codes: &mut [Code],
-    ) -> Vec<Accepted> {
+    fn accept(&self, namespace: NamespaceId, items: Vec<CommitItem>, codes: &mut [Code]) -> Batch {
         let now = self.now();
-        let mut accepted = Vec::with_capacity(items.len());
+        let mut batch = Batch {
+            accepted: Vec::with_capacity(items.len()),
+            blocks: Vec::with_capacity(items.len()),
+        };
         let mut reservations = self.reservations.lock();
         for ((index, item), code) in items.into_iter().enumerate().zip(codes) {
             if item.segments.is_empty() {
@@ -107,25 +121,36 @@ impl Pool {
                 now,
             );
             match begun {
-                Ok(pending) => {
-                    let written: Vec<Replica> = pending
-                        .replicas
-                        .iter()
-                        .filter(|r| item.segments.contains(&r.segment))
-                        .copied()
-                        .collect();
-                    accepted.push(Accepted {
+                Ok((put, pending)) => {
+                    let is_written = |r: &Replica| item.segments.contains(&r.segment);
+                    let (replicas, unwritten) =
+                        pending.replicas.iter().copied().partition(is_written);
+                    batch.accepted.push(Accepted {
                         index,
-                        item,
-                        pending,
-                        written,
+                        put,
+                        version: item.version,
+                        length: item.length,
+                        soft_pin: pending.soft_pin,
+                        unwritten,
+                    });
+                    batch.blocks.push(NewBlock {
+                        namespace,
+                        key: item.key,
+                        version: item.version,
+                        length: item.length,
+                        checksum: item.checksum,
+                        replicas,
+                        parent: item.parent,
+                        soft_pin_until: None,
+                        hard_pin: pending.hard_pin,
+                        tick: Tick::default(),
                     });
                 }
                 Err(Code::GrantEnded) if self.holds_version(namespace, &item) => {}
                 Err(refused) => *code = refused,
             }
         }
-        accepted
+        batch
     }
 
     /// Whether an earlier try of the same commit has succeeded.
@@ -139,120 +164,105 @@ impl Pool {
     }
 
     /// Makes durable blocks visible. Runs on the journal's thread, in the order of the log.
-    fn publish(&self, namespace: NamespaceId, accepted: Vec<Accepted>) -> Vec<Code> {
+    fn publish(&self, namespace: NamespaceId, batch: Batch) -> Vec<Code> {
+        let Batch {
+            accepted,
+            mut blocks,
+        } = batch;
         let now = self.now();
         let ticks = self.directory.ticks(accepted.len());
-        let blocks = accepted.iter().enumerate().map(|(at, a)| NewBlock {
-            namespace,
-            key: a.item.key.clone(),
-            version: a.item.version,
-            length: a.item.length,
-            checksum: a.item.checksum,
-            replicas: a.written.clone(),
-            parent: a.item.parent.clone(),
-            soft_pin_until: a.pending.soft_pin.map(|ttl| now.after(ttl)),
-            hard_pin: a.pending.hard_pin,
-            tick: ticks.of(at),
-        });
-        let published = self.directory.publish(blocks.collect());
+        for (at, (block, accepted)) in blocks.iter_mut().zip(&accepted).enumerate() {
+            block.tick = ticks.of(at);
+            block.soft_pin_until = accepted.soft_pin.map(|ttl| now.after(ttl));
+        }
+        let published = self.directory.publish(&blocks);
         let mut freed = Vec::new();
-        let mut codes = Vec::with_capacity(accepted.len());
-        for (published, accepted) in published.into_iter().zip(&accepted) {
-            if let Some(id) = published.id {
-                self.placement.set_owner(&accepted.written, id);
+        let mut codes = vec![Code::Ok; accepted.len()];
+        {
+            let segments = self.placement.segments();
+            let owned = published
+                .iter()
+                .zip(&blocks)
+                .flat_map(|(published, block)| {
+                    let id = published.id;
+                    block.replicas.iter().filter_map(move |r| Some((r, id?)))
+                });
+            segments.set_owners(owned);
+            for (code, block) in codes.iter_mut().zip(&blocks) {
+                let is_gone = |r: &&Replica| segments.get(r.segment).is_none();
+                for lost in block.replicas.iter().filter(is_gone) {
+                    self.settle_lost_node(namespace, block, lost.segment, code);
+                }
             }
+        }
+        for (published, accepted) in published.iter().zip(&accepted) {
             if let Some(replaced) = &published.replaced {
                 freed.extend(self.freed(replaced));
             }
-            freed.extend(self.unwritten(accepted));
-            codes.push(self.settle_lost_nodes(namespace, accepted));
+            if !accepted.unwritten.is_empty() {
+                freed.extend(self.freed_replicas(
+                    &accepted.unwritten,
+                    accepted.version,
+                    accepted.length,
+                    Millis(0),
+                ));
+            }
         }
         {
             let mut reservations = self.reservations.lock();
             for a in &accepted {
-                reservations.take(namespace, a.item.key.as_ref(), a.item.version, true);
+                reservations.finish(a.put, a.version);
             }
         }
-        self.metrics
-            .committed(accepted.iter().map(|a| a.item.length));
+        self.metrics.committed(accepted.iter().map(|a| a.length));
         self.free(freed);
         self.changed.notify_waiters();
         codes
     }
 
     /// Ends puts whose records were certainly not logged.
-    fn give_up(&self, namespace: NamespaceId, accepted: &[Accepted]) {
+    fn give_up(&self, accepted: &[Accepted]) {
         let ended = {
             let mut reservations = self.reservations.lock();
             accepted
                 .iter()
-                .filter_map(|a| {
-                    reservations.take(namespace, a.item.key.as_ref(), a.item.version, true)
-                })
+                .filter_map(|a| reservations.finish(a.put, a.version))
                 .collect()
         };
         self.end_reservations(ended);
     }
 
-    fn unwritten(&self, accepted: &Accepted) -> Vec<crate::placement::quarantine::Freed> {
-        let unwritten: Vec<Replica> = accepted
-            .pending
-            .replicas
-            .iter()
-            .filter(|r| !accepted.written.iter().any(|w| w.segment == r.segment))
-            .copied()
-            .collect();
-        let Accepted { item, .. } = accepted;
-        self.freed_replicas(
-            &unwritten,
-            item.version,
-            item.length,
-            crate::clock::Millis(0),
-        )
-    }
-
     /// A node may have been dropped while its block became durable: the drop took what the directory
     /// held then, this takes what came after.
-    fn settle_lost_nodes(&self, namespace: NamespaceId, accepted: &Accepted) -> Code {
-        let lost: Vec<SegmentId> = {
-            let segments = self.placement.segments();
-            let gone = |r: &&Replica| segments.get(r.segment).is_none();
-            accepted
-                .written
-                .iter()
-                .filter(gone)
-                .map(|r| r.segment)
-                .collect()
-        };
-        let mut outcome = Code::Ok;
-        for segment in lost {
-            let item = &accepted.item;
-            let dropped =
-                self.directory
-                    .drop_replica(namespace, item.key.as_ref(), item.version, segment);
-            if let Some(Removed { .. }) = dropped.and_then(|dropped| dropped.removed) {
-                outcome = Code::GrantEnded;
-            }
+    fn settle_lost_node(
+        &self,
+        namespace: NamespaceId,
+        block: &NewBlock,
+        segment: SegmentId,
+        code: &mut Code,
+    ) {
+        let dropped =
+            self.directory
+                .drop_replica(namespace, block.key.as_ref(), block.version, segment);
+        if dropped.is_some_and(|dropped| dropped.removed.is_some()) {
+            *code = Code::GrantEnded;
         }
-        outcome
     }
 }
 
-fn record_of(namespace: NamespaceId, accepted: &Accepted) -> Record {
-    let Accepted {
-        item,
-        pending,
-        written,
-        ..
-    } = accepted;
+fn record_of(block: &NewBlock) -> Record {
     Record::Commit(record::Commit {
-        namespace,
-        key: item.key.clone(),
-        version: item.version,
-        length: item.length,
-        checksum: item.checksum,
-        replicas: written.iter().map(|r| (r.segment, r.offset)).collect(),
-        parent: item.parent.clone(),
-        hard_pin: pending.hard_pin,
+        namespace: block.namespace,
+        key: block.key.clone(),
+        version: block.version,
+        length: block.length,
+        checksum: block.checksum,
+        replicas: block
+            .replicas
+            .iter()
+            .map(|r| (r.segment, r.offset))
+            .collect(),
+        parent: block.parent.clone(),
+        hard_pin: block.hard_pin,
     })
 }

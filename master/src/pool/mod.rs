@@ -23,9 +23,9 @@ mod remove;
 mod reserve;
 mod snapshot;
 
-pub use commit::CommitItem;
+pub use commit::{CommitItem, Written};
 pub use nodes::RegisterError;
-pub use read::{Described, DescribedReplica, Found, Leased, Listed, Page};
+pub use read::{Bitmap, Described, DescribedReplica, Found, Leased, Listed, Page};
 pub use recovery::StartError;
 pub use remove::{Removal, RemoveReport};
 pub use reserve::{Granted, ReserveOptions};
@@ -261,10 +261,10 @@ impl Pool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Whether a replica may be handed out now.
-    fn is_reachable(&self, segments: &crate::placement::Segments<'_>, replica: &Replica) -> bool {
+    /// Whether what lies on a segment may be handed out now.
+    fn is_reachable(&self, segments: &crate::placement::Segments<'_>, id: SegmentId) -> bool {
         segments
-            .get(replica.segment)
+            .get(id)
             .is_some_and(|segment| segment.node.is_readable())
     }
 

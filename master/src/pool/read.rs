@@ -2,11 +2,13 @@
 
 use super::Pool;
 use crate::clock::Millis;
-use crate::directory::{BadPage, BlockMut, Replica};
+use crate::directory::{BadPage, BlockMut, BlockRef, Copies, Replica};
 use crate::placement::Segments;
 use kvpool_types::ids::NamespaceId;
+use kvpool_types::wire::keys::KeyBatch;
 use kvpool_types::{Checksum, Code, KeyRef, Length, NodeName, Offset, SegmentId, Version};
 use regex::Regex;
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -20,7 +22,7 @@ pub struct Found {
     /// Which commit of the key it is.
     pub version: Version,
     /// Its copies on nodes that can be read.
-    pub replicas: Vec<Replica>,
+    pub replicas: Copies,
 }
 
 /// An answer and the lease on what it reports.
@@ -90,33 +92,90 @@ pub struct Page {
     pub next: Vec<u8>,
 }
 
+/// One bit a key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bitmap(Vec<u8>);
+
+impl Bitmap {
+    /// A bitmap of `len` keys, none of which is set.
+    pub fn new(len: usize) -> Self {
+        Self(vec![0; len.div_ceil(8)])
+    }
+
+    /// Sets a key's bit, if there is one.
+    #[inline]
+    pub fn set(&mut self, index: usize) {
+        if let Some(byte) = self.0.get_mut(index / 8) {
+            *byte |= 1 << (index % 8);
+        }
+    }
+
+    /// Whether a key's bit is set.
+    pub fn get(&self, index: usize) -> bool {
+        let byte = self.0.get(index / 8);
+        byte.is_some_and(|byte| byte & 1 << (index % 8) != 0)
+    }
+
+    /// How many bits are set.
+    pub fn count(&self) -> usize {
+        self.0.iter().map(|byte| byte.count_ones() as usize).sum()
+    }
+
+    /// The bytes: key `n` is bit `n % 8`, counted from the lowest, of byte `n / 8`.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+}
+
 /// What a batch of reads needs of the pool, taken once.
-struct View<'a> {
+pub(super) struct View<'a> {
     pool: &'a Pool,
     segments: Segments<'a>,
     hidden: parking_lot::RwLockReadGuard<'a, HashSet<(SegmentId, Offset)>>,
+    /// Whether segments can be read, as far as that was asked: one answer stands for the batch.
+    readable: [Cell<Option<(SegmentId, bool)>>; REMEMBERED],
 }
 
+/// How many segments a batch remembers the state of.
+const REMEMBERED: usize = 8;
+
 impl View<'_> {
+    #[inline]
     fn is_readable(&self, replica: &Replica) -> bool {
-        self.pool.is_reachable(&self.segments, replica)
-            && !self.pool.is_hidden(&self.hidden, replica)
+        self.is_segment_readable(replica.segment) && !self.pool.is_hidden(&self.hidden, replica)
     }
 
-    fn is_present(&self, block: &BlockMut<'_>) -> bool {
-        block
-            .replicas()
-            .iter()
-            .any(|replica| self.is_readable(replica))
+    #[inline]
+    fn is_segment_readable(&self, id: SegmentId) -> bool {
+        let place = self.readable.get(id.0 as usize % REMEMBERED);
+        match place.map(Cell::get) {
+            Some(Some((known, readable))) if known == id => readable,
+            _ => {
+                let readable = self.pool.is_reachable(&self.segments, id);
+                if let Some(place) = place {
+                    place.set(Some((id, readable)));
+                }
+                readable
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_present(&self, block: &BlockRef<'_>) -> bool {
+        match block.only_segment() {
+            Some(segment) if self.hidden.is_empty() => self.is_segment_readable(segment),
+            _ => block.replicas().iter().any(|r| self.is_readable(r)),
+        }
     }
 }
 
 impl Pool {
-    fn view(&self) -> View<'_> {
+    pub(super) fn view(&self) -> View<'_> {
         View {
             pool: self,
             segments: self.placement.segments(),
             hidden: self.hidden.read(),
+            readable: Default::default(),
         }
     }
 
@@ -131,22 +190,24 @@ impl Pool {
     }
 
     /// Where blocks lie, leased (and their recency refreshed) unless `lease` is false.
-    pub fn lookup(
+    pub fn lookup<'k>(
         &self,
         namespace: NamespaceId,
-        keys: &[KeyRef<'_>],
+        keys: impl Into<KeyBatch<'k>>,
         lease: bool,
     ) -> Leased<Vec<Option<Found>>> {
+        let keys = keys.into();
         let mut found = vec![None; keys.len()];
         let (token, ttl) = self.lease_end(lease);
+        let now = self.now();
         let ticks = self.directory.ticks(keys.len());
         let view = self.view();
-        self.directory.visit(namespace, keys, |index, block| {
+        self.directory.visit(namespace, &keys, |index, block| {
             let (Some(mut block), Some(slot)) = (block, found.get_mut(index)) else {
                 return;
             };
-            let replicas: Vec<Replica> = block
-                .replicas()
+            let all = block.replicas();
+            let replicas: Copies = all
                 .iter()
                 .filter(|r| view.is_readable(r))
                 .copied()
@@ -155,8 +216,7 @@ impl Pool {
                 return;
             }
             if lease {
-                block.lease(token, self.now());
-                block.touch(ticks.of(index));
+                block.lease_used(token, now, ticks.of(index));
             }
             *slot = Some(Found {
                 length: block.length(),
@@ -175,26 +235,42 @@ impl Pool {
     }
 
     /// Whether blocks are there.
-    pub fn exist(
+    pub fn exist<'k>(
         &self,
         namespace: NamespaceId,
-        keys: &[KeyRef<'_>],
+        keys: impl Into<KeyBatch<'k>>,
         lease: bool,
     ) -> Leased<Vec<bool>> {
-        let mut present = vec![false; keys.len()];
+        let keys = keys.into();
+        let Leased { answer, token, ttl } = self.exist_bits(namespace, &keys, lease);
+        Leased {
+            answer: (0..keys.len()).map(|index| answer.get(index)).collect(),
+            token,
+            ttl,
+        }
+    }
+
+    /// Whether blocks are there, in one bit a key.
+    pub fn exist_bits<'k>(
+        &self,
+        namespace: NamespaceId,
+        keys: impl Into<KeyBatch<'k>>,
+        lease: bool,
+    ) -> Leased<Bitmap> {
+        let keys = keys.into();
+        let mut present = Bitmap::new(keys.len());
         let (token, ttl) = self.lease_end(lease);
         let now = self.now();
         let ticks = self.directory.ticks(keys.len());
         let view = self.view();
-        self.directory.visit(namespace, keys, |index, block| {
-            let (Some(mut block), Some(slot)) = (block, present.get_mut(index)) else {
+        self.directory.visit(namespace, &keys, |index, block| {
+            let Some(mut block) = block else {
                 return;
             };
-            if view.is_present(&block) {
-                *slot = true;
+            if view.is_present(&block.view()) {
+                present.set(index);
                 if lease {
-                    block.lease(token, now);
-                    block.touch(ticks.of(index));
+                    block.lease_used(token, now, ticks.of(index));
                 }
             }
         });
@@ -206,22 +282,32 @@ impl Pool {
     }
 
     /// How many leading blocks of a chain are there; these and no others are leased.
-    pub fn match_prefix(
+    pub fn match_prefix<'k>(
         &self,
         namespace: NamespaceId,
-        chain: &[KeyRef<'_>],
+        chain: impl Into<KeyBatch<'k>>,
         lease: bool,
     ) -> Leased<usize> {
-        let leading = |present: &[bool]| present.iter().take_while(|there| **there).count();
-        let seen = leading(&self.exist(namespace, chain, false).answer);
-        let head = chain.get(..seen).unwrap_or_default();
-        // A block may go between the two looks: the second one counts, since it leases.
-        let Leased { answer, token, ttl } = self.exist(namespace, head, lease);
-        let blocks = leading(&answer);
-        if let Some(beyond) = head.get(blocks..)
-            && lease
-        {
-            self.release(namespace, beyond, token);
+        let chain = chain.into();
+        let (token, ttl) = self.lease_end(lease);
+        let now = self.now();
+        let ticks = self.directory.ticks(chain.len());
+        let view = self.view();
+        let mut handed = 0;
+        let blocks = self.directory.visit_leading(
+            namespace,
+            &chain,
+            |block| view.is_present(block),
+            |index, mut block| {
+                handed = handed.max(index + 1);
+                if lease {
+                    block.lease_used(token, now, ticks.of(index));
+                }
+            },
+        );
+        // A block went while others behind it were leased already.
+        if lease && handed > blocks {
+            self.release(namespace, chain.skip(blocks), token);
         }
         self.metrics.matched(chain.len(), blocks);
         Leased {
@@ -232,17 +318,18 @@ impl Pool {
     }
 
     /// Extends leases that have not run out; a lapsed one answers [`Code::LeaseEnded`].
-    pub fn renew(
+    pub fn renew<'k>(
         &self,
         namespace: NamespaceId,
-        keys: &[KeyRef<'_>],
+        keys: impl Into<KeyBatch<'k>>,
         token: Millis,
     ) -> Leased<Vec<Code>> {
+        let keys = keys.into();
         let mut codes = vec![Code::LeaseEnded; keys.len()];
         let (until, ttl) = self.lease_end(true);
         let now = self.now();
         let ticks = self.directory.ticks(keys.len());
-        self.directory.visit(namespace, keys, |index, block| {
+        self.directory.visit(namespace, &keys, |index, block| {
             let (Some(mut block), Some(code)) = (block, codes.get_mut(index)) else {
                 return;
             };
@@ -259,10 +346,16 @@ impl Pool {
     }
 
     /// Ends leases early.
-    pub fn release(&self, namespace: NamespaceId, keys: &[KeyRef<'_>], token: Millis) -> Vec<Code> {
+    pub fn release<'k>(
+        &self,
+        namespace: NamespaceId,
+        keys: impl Into<KeyBatch<'k>>,
+        token: Millis,
+    ) -> Vec<Code> {
+        let keys = keys.into();
         let mut codes = vec![Code::Missing; keys.len()];
         let now = self.now();
-        self.directory.visit(namespace, keys, |index, block| {
+        self.directory.visit(namespace, &keys, |index, block| {
             let (Some(mut block), Some(code)) = (block, codes.get_mut(index)) else {
                 return;
             };
@@ -282,11 +375,16 @@ impl Pool {
     }
 
     /// Sizes, replicas and protection of blocks. Takes no lease.
-    pub fn describe(&self, namespace: NamespaceId, keys: &[KeyRef<'_>]) -> Vec<Option<Described>> {
+    pub fn describe<'k>(
+        &self,
+        namespace: NamespaceId,
+        keys: impl Into<KeyBatch<'k>>,
+    ) -> Vec<Option<Described>> {
+        let keys = keys.into();
         let mut described = vec![None; keys.len()];
         let now = self.now();
         let view = self.view();
-        self.directory.visit(namespace, keys, |index, block| {
+        self.directory.visit(namespace, &keys, |index, block| {
             let (Some(block), Some(slot)) = (block, described.get_mut(index)) else {
                 return;
             };

@@ -6,7 +6,7 @@
 use super::{Demand, Pool, caretaker, evictor, snapshot};
 use crate::clock::{Clock, Millis};
 use crate::config::Config;
-use crate::directory::{self, Directory, NewBlock, Replica};
+use crate::directory::{self, Copies, Directory, NewBlock, Replica};
 use crate::membership::{Members, Node};
 use crate::metrics::Metrics;
 use crate::namespaces::Namespaces;
@@ -253,7 +253,7 @@ impl Pool {
         let mut placed = Vec::with_capacity(batch.len());
         for (at, block) in batch.iter().enumerate() {
             let segments = self.placement.segments();
-            let mut replicas = Vec::with_capacity(block.replicas.len());
+            let mut replicas = Copies::new();
             for (id, offset) in &block.replicas {
                 let Some(segment) = segments.get(*id) else {
                     lost.insert(*id);
@@ -290,13 +290,15 @@ impl Pool {
                 });
             }
         }
-        let replicas: Vec<Vec<Replica>> = placed.iter().map(|b| b.replicas.clone()).collect();
-        let published = self.directory.publish(placed);
-        for (published, replicas) in published.into_iter().zip(replicas) {
-            if let Some(id) = published.id {
-                self.placement.set_owner(&replicas, id);
-            }
-        }
+        let published = self.directory.publish(&placed);
+        let owned = published
+            .iter()
+            .zip(&placed)
+            .flat_map(|(published, block)| {
+                let id = published.id;
+                block.replicas.iter().filter_map(move |r| Some((r, id?)))
+            });
+        self.placement.segments().set_owners(owned);
     }
 
     /// Sets more versions aside before those at hand run out.

@@ -1,11 +1,12 @@
 //! Room for puts: grants, and the wait for them.
 
 use super::Pool;
-use crate::directory::Replica;
+use crate::directory::Copies;
 use crate::placement::{Extents, NoRoom, Wish};
 use crate::reservations::Pending;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Code, KeyRef, Length, Version};
+use kvpool_types::wire::keys::KeyBatch;
+use kvpool_types::{Code, Length, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -33,7 +34,7 @@ pub struct Granted {
     /// The id of the grants.
     pub version: Version,
     /// Where to write.
-    pub replicas: Vec<Replica>,
+    pub replicas: Copies,
 }
 
 type Outcome = Option<Result<Granted, Code>>;
@@ -84,19 +85,20 @@ impl Pool {
     /// Grants room for blocks. It waits (for room, or for another writer of a key) only while it has
     /// granted nothing: whoever holds grants never waits for those of others, so no two puts can wait
     /// for each other. What is still open then is answered with its retryable code.
-    pub async fn reserve(
+    pub async fn reserve<'k>(
         self: &Arc<Self>,
         namespace: NamespaceId,
-        keys: &[KeyRef<'_>],
+        keys: impl Into<KeyBatch<'k>>,
         lengths: &[Length],
         options: &ReserveOptions,
     ) -> Vec<Result<Granted, Code>> {
+        let keys = keys.into();
         let mut outcomes: Vec<Outcome> = lengths.iter().map(|l| self.judge_length(*l)).collect();
         let deadline = tokio::time::Instant::now() + options.timeout.min(self.config.max_wait);
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let open = self.reserve_open(namespace, keys, lengths, options, &mut outcomes);
+            let open = self.reserve_open(namespace, &keys, lengths, options, &mut outcomes);
             if open.is_done() {
                 break;
             }
@@ -146,12 +148,14 @@ impl Pool {
     fn reserve_open(
         &self,
         namespace: NamespaceId,
-        keys: &[KeyRef<'_>],
+        keys: &KeyBatch<'_>,
         lengths: &[Length],
         options: &ReserveOptions,
         outcomes: &mut [Outcome],
     ) -> Open {
         let mut open = Open::default();
+        let segments = self.placement.segments();
+        let mut room = segments.room(&options.wish);
         let mut reservations = self.reservations.lock();
         if !options.upsert {
             self.settle_present(namespace, keys, outcomes);
@@ -161,12 +165,12 @@ impl Pool {
             if outcome.as_ref().is_some_and(|settled| !is_open(settled)) {
                 continue;
             }
-            if reservations.is_pending(namespace, *key) {
+            if reservations.is_pending(namespace, key) {
                 open.writers = true;
                 *outcome = Some(Err(Code::InProgress));
                 continue;
             }
-            *outcome = Some(match self.placement.allocate(*length, &options.wish) {
+            *outcome = Some(match room.allocate(*length) {
                 Ok(replicas) if !self.has_versions() => {
                     self.placement.release(&replicas);
                     open.no_nodes = true;
@@ -178,7 +182,7 @@ impl Pool {
                     pending.expires = expires;
                     pending.soft_pin = options.soft_pin;
                     pending.hard_pin = options.hard_pin;
-                    reservations.insert(namespace, *key, pending);
+                    reservations.insert(namespace, key, pending);
                     open.granted = true;
                     Ok(Granted { version, replicas })
                 }
@@ -208,22 +212,17 @@ impl Pool {
     fn settle_present(
         &self,
         namespace: NamespaceId,
-        keys: &[KeyRef<'_>],
+        keys: &KeyBatch<'_>,
         outcomes: &mut [Outcome],
     ) {
-        let segments = self.placement.segments();
-        let hidden = self.hidden.read();
+        let view = self.view();
         let ticks = self.directory.ticks(keys.len());
         self.directory.visit(namespace, keys, |index, block| {
             let (Some(mut block), Some(outcome)) = (block, outcomes.get_mut(index)) else {
                 return;
             };
             let settled = outcome.as_ref().is_some_and(|outcome| !is_open(outcome));
-            let readable = block
-                .replicas()
-                .iter()
-                .any(|r| self.is_reachable(&segments, r) && !self.is_hidden(&hidden, r));
-            if !settled && readable {
+            if !settled && view.is_present(&block.view()) {
                 block.touch(ticks.of(index));
                 *outcome = Some(Err(Code::Exists));
             }
@@ -231,19 +230,20 @@ impl Pool {
     }
 
     /// Gives grants back unused.
-    pub fn revoke(
+    pub fn revoke<'k>(
         &self,
         namespace: NamespaceId,
-        keys: &[KeyRef<'_>],
+        keys: impl Into<KeyBatch<'k>>,
         versions: &[Version],
     ) -> Vec<Code> {
+        let keys = keys.into();
         let mut ended = Vec::new();
         let codes = {
             let mut reservations = self.reservations.lock();
             keys.iter()
                 .zip(versions)
                 .map(
-                    |(key, version)| match reservations.take(namespace, *key, *version, false) {
+                    |(key, version)| match reservations.revoke(namespace, key, *version) {
                         Some(pending) => {
                             ended.push(pending);
                             Code::Ok

@@ -4,8 +4,8 @@ use super::refused::{Refused, refused};
 use crate::pool::Pool;
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::wire::keys;
-use kvpool_types::{ClusterId, Code, HostId, KeyRef};
+use kvpool_types::wire::keys::{BatchError, KeyBatch};
+use kvpool_types::{ClusterId, Code, HostId};
 
 /// Who calls, checked.
 #[derive(Clone, Debug)]
@@ -63,19 +63,15 @@ pub(super) fn check_term(pool: &Pool, caller: &proto::Caller) -> Result<(), Refu
 }
 
 /// Reads packed keys, at most as many as the pool takes in one request.
-pub(super) fn unpack<'a>(pool: &Pool, packed: &'a [u8]) -> Result<Vec<KeyRef<'a>>, Refused> {
+pub(super) fn unpack<'a>(pool: &Pool, packed: &'a [u8]) -> Result<KeyBatch<'a>, Refused> {
     let most = pool.config.max_batch_keys as usize;
-    let mut batch = Vec::new();
-    for key in keys::unpack(packed) {
-        if batch.len() == most {
-            return Err(refused(
-                Code::Oversized,
-                format!("more than {most} keys in one request: split it"),
-            ));
-        }
-        batch.push(key.map_err(|error| refused(Code::InvalidArgument, error.to_string()))?);
-    }
-    Ok(batch)
+    KeyBatch::unpack(packed, most).map_err(|error| match error {
+        BatchError::TooMany { .. } => refused(
+            Code::Oversized,
+            format!("more than {most} keys in one request: split it"),
+        ),
+        other => refused(Code::InvalidArgument, other.to_string()),
+    })
 }
 
 /// Checks that a request's parallel lists are as long as its keys.

@@ -8,6 +8,10 @@
 //!
 //! A batch of kvpool's own block keys is one run: 32 bytes a key and 9 more.
 
+mod batch;
+
+pub use batch::{BatchError, KeyBatch};
+
 use super::{DecodeError, Reader, reader::put_str16};
 use crate::key::{Key, KeyRef, MAX_KEY_BYTES};
 
@@ -72,13 +76,15 @@ impl Packer {
                     ..
                 }),
                 KeyRef::Digest { prefix, suffix, .. },
-            ) => {
-                &self.out[pre.clone()] == prefix.as_bytes()
-                    && &self.out[suf.clone()] == suffix.as_bytes()
-            }
+            ) => self.holds(pre, prefix) && self.holds(suf, suffix),
             (Some(OpenRun { affixes: None, .. }), KeyRef::Text(_)) => true,
             _ => false,
         }
+    }
+
+    /// Whether an affix stands at `at`. Most are empty, and then there is nothing to compare.
+    fn holds(&self, at: &std::ops::Range<usize>, affix: &str) -> bool {
+        at.len() == affix.len() && (affix.is_empty() || &self.out[at.clone()] == affix.as_bytes())
     }
 
     fn open_run(&mut self, key: KeyRef<'_>) {

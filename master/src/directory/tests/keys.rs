@@ -1,4 +1,5 @@
 use super::*;
+use smallvec::smallvec;
 use std::collections::HashSet;
 
 fn named(directory: &Directory, name: &str, version: u64) -> NewBlock {
@@ -130,7 +131,7 @@ fn keys_beyond_the_bound_of_interning_are_found_before_and_after_room_comes_back
 #[test]
 fn large_batches_serve_every_key_and_duplicates() {
     let directory = directory(Policy::Prefix);
-    directory.publish((0..1000).map(|n| block(&directory, n)).collect());
+    directory.publish((0..1000).map(|n| block(&directory, n)).collect::<Vec<_>>());
     assert_eq!((directory.blocks(), directory.bytes()), (1000, 1000 * SIZE));
     let keys: Vec<Key> = (0..1500).chain(0..100).map(key).collect();
     let refs: Vec<_> = keys.iter().map(Key::as_ref).collect();
@@ -146,6 +147,44 @@ fn large_batches_serve_every_key_and_duplicates() {
         });
         assert!(seen.iter().all(|times| *times == 1));
     }
+}
+
+#[test]
+fn the_leading_blocks_of_a_chain_and_no_others_are_handed_over() {
+    let directory = directory(Policy::Lru);
+    let all: Vec<_> = (0..200).map(|n| block(&directory, n)).collect();
+    directory.publish(all);
+    for gap in [0, 1, 63, 64, 199, 200] {
+        if gap < 200 {
+            remove(&directory, gap);
+        }
+        for length in [1, 40, 200] {
+            let keys: Vec<Key> = (0..length).map(key).collect();
+            let refs: Vec<_> = keys.iter().map(Key::as_ref).collect();
+            let mut handed = Vec::new();
+            let leading = directory.visit_leading(
+                NS,
+                &refs,
+                |_| true,
+                |index, block| handed.push((index, block.checksum())),
+            );
+            let expected = usize::try_from(length.min(gap)).unwrap();
+            assert_eq!(leading, expected, "a gap at {gap} of {length}");
+            handed.sort_unstable_by_key(|(index, _)| *index);
+            let all = (0..expected).map(|index| (index, Checksum(index as u64)));
+            assert_eq!(handed, all.collect::<Vec<_>>());
+        }
+        if gap < 200 {
+            put(&directory, gap);
+        }
+    }
+    // One that is there and not wanted ends the chain as one that is missing.
+    let keys: Vec<Key> = (0..200).map(key).collect();
+    let refs: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let mut handed = 0;
+    let wanted = |block: &BlockRef<'_>| block.checksum() != Checksum(70);
+    let leading = directory.visit_leading(NS, &refs, wanted, |_, _| handed += 1);
+    assert_eq!((leading, handed), (70, 70));
 }
 
 #[test]
@@ -170,7 +209,7 @@ fn only_a_later_version_replaces() {
     let new = NewBlock {
         version: Version(6),
         length: Length(7),
-        replicas: vec![replica(8), replica(9)],
+        replicas: smallvec![replica(8), replica(9)],
         ..block(&directory, 1)
     };
     let outcome = directory.publish(vec![new]).remove(0);
@@ -180,7 +219,7 @@ fn only_a_later_version_replaces() {
         (replaced.version, replaced.length),
         (Version(5), Length(SIZE))
     );
-    assert_eq!(replaced.replicas, [replica(1)]);
+    assert_eq!(replaced.replicas[..], [replica(1)]);
     assert_eq!(
         replaced.lease_until,
         Millis(NOW.0 + 50),
@@ -202,7 +241,7 @@ fn blocks_that_cannot_be_are_refused() {
             ..block(&directory, 2)
         },
         NewBlock {
-            replicas: vec![],
+            replicas: smallvec![],
             ..block(&directory, 3)
         },
         NewBlock {
@@ -227,7 +266,7 @@ fn replicas_are_dropped_one_by_one_and_the_last_takes_the_block() {
         ..replica(5)
     };
     let spread = NewBlock {
-        replicas: vec![replica(1), far],
+        replicas: smallvec![replica(1), far],
         ..block(&directory, 1)
     };
     put_block(&directory, spread);
@@ -245,7 +284,7 @@ fn replicas_are_dropped_one_by_one_and_the_last_takes_the_block() {
     );
     assert_eq!(directory.bytes(), SIZE);
     let second = drop(2, 2).unwrap();
-    assert_eq!(second.removed.unwrap().replicas, [far]);
+    assert_eq!(second.removed.unwrap().replicas[..], [far]);
     assert_eq!((directory.blocks(), directory.bytes()), (0, 0));
 }
 
@@ -289,7 +328,7 @@ fn removal_asks_first_and_by_id_minds_the_version() {
 #[test]
 fn a_scan_sees_every_lasting_block_once_while_others_come_and_go() {
     let directory = directory(Policy::Prefix);
-    directory.publish((0..5000).map(|n| block(&directory, n)).collect());
+    directory.publish((0..5000).map(|n| block(&directory, n)).collect::<Vec<_>>());
     let (mut page, mut seen, mut new) = (Vec::new(), Vec::new(), 5000);
     loop {
         let next = directory

@@ -15,7 +15,7 @@ fn put_chain(directory: &Directory, numbers: std::ops::Range<u64>, parent: Optio
         tick: ticks.of(index),
         ..block(directory, n)
     });
-    directory.publish(blocks.collect());
+    directory.publish(blocks.collect::<Vec<_>>());
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_new_version_keeps_the_place_in_the_chain() {
 #[test]
 fn parents_in_circles_are_not_linked_so() {
     let directory = directory(Policy::Prefix);
-    let circle = (0..6).map(|n| child(&directory, n, (n + 1) % 6)).collect();
+    let circle: Vec<NewBlock> = (0..6).map(|n| child(&directory, n, (n + 1) % 6)).collect();
     directory.publish(circle);
     let order = evict(&directory, 6, NOW);
     assert_eq!(order.len(), 6, "a circle would never go");

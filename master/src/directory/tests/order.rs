@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use smallvec::smallvec;
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug)]
@@ -85,7 +86,7 @@ proptest! {
                         length: Length(length),
                         soft_pin_until: soft.map(|ttl| Millis(now + ttl)),
                         hard_pin: hard,
-                        replicas: vec![replica(n); copies],
+                        replicas: smallvec![replica(n); copies],
                         tick,
                         ..block(&directory, n)
                     });

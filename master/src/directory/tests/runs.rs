@@ -1,6 +1,7 @@
 use super::*;
 use crate::placement::Extents;
 use parking_lot::Mutex;
+use smallvec::smallvec;
 use std::collections::BTreeSet;
 
 const SEGMENT: SegmentId = SegmentId(1);
@@ -22,7 +23,7 @@ impl Full {
                 &directory,
                 NewBlock {
                     length: Length(UNIT),
-                    replicas: vec![Replica {
+                    replicas: smallvec![Replica {
                         segment: SEGMENT,
                         extent,
                         offset,
@@ -119,7 +120,7 @@ fn hard_pinned_neighbours_end_a_run() {
             NewBlock {
                 version: Version(100 + n),
                 length: Length(UNIT),
-                replicas,
+                replicas: replicas.into(),
                 hard_pin: true,
                 ..block(&full.directory, n)
             },
@@ -201,7 +202,7 @@ fn a_segment_is_dropped_in_steps() {
         &full.directory,
         NewBlock {
             version: Version(1000),
-            replicas: vec![here, elsewhere],
+            replicas: smallvec![here, elsewhere],
             ..block(&full.directory, 7)
         },
     );

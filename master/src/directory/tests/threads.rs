@@ -25,7 +25,7 @@ fn four_threads_at_once_leave_a_directory_that_adds_up() {
                                 parent: (n > chain).then(|| key(n - 1)),
                                 ..block(directory, n)
                             });
-                            for outcome in directory.publish(blocks.collect()) {
+                            for outcome in directory.publish(blocks.collect::<Vec<_>>()) {
                                 let new = outcome.id.is_some() && outcome.replaced.is_none();
                                 published.fetch_add(u64::from(new), Ordering::Relaxed);
                             }
@@ -63,8 +63,12 @@ fn four_threads_at_once_leave_a_directory_that_adds_up() {
     assert_eq!(seen, left);
     for cell in &directory.shards {
         let shard = cell.lock();
-        for entry in (0..shard.entries.high()).filter_map(|slot| shard.entries.get(slot)) {
-            let has_children = directory.common.lineage.lock().has_children(entry.lineage);
+        for slot in 0..shard.entries.high() {
+            let Some(entry) = shard.entries.get(slot) else {
+                continue;
+            };
+            let node = shard.entries.rest(slot).lineage;
+            let has_children = directory.common.lineage.lock().has_children(node);
             let waits = matches!(entry.place(), Place::Inner | Place::Frontier);
             assert_eq!(has_children, waits, "who has children waits for them to go");
         }

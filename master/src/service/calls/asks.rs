@@ -89,17 +89,13 @@ impl Calls {
     ) -> Result<proto::ExistReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
-        let found = self.pool.exist(caller.namespace, &keys, !request.no_lease);
-        let mut present = vec![0u8; keys.len().div_ceil(8)];
-        for (at, _) in found.answer.iter().enumerate().filter(|(_, there)| **there) {
-            if let Some(byte) = present.get_mut(at / 8) {
-                *byte |= 1 << (at % 8);
-            }
-        }
+        let found = self
+            .pool
+            .exist_bits(caller.namespace, &keys, !request.no_lease);
         let lease = lease(&found);
         Ok(proto::ExistReply {
             epoch: self.pool.epoch.0,
-            present: present.into(),
+            present: found.answer.into_bytes().into(),
             lease,
         })
     }

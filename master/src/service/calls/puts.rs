@@ -56,7 +56,8 @@ impl Calls {
                             };
                             let id = GrantId(granted.version.0);
                             let grant =
-                                node.key.sign(node.incarnation, self.pool.epoch, id, extent);
+                                node.signer
+                                    .sign(node.incarnation, self.pool.epoch, id, extent);
                             Some(proto::GrantedExtent {
                                 node: table.index(&segments, replica)?,
                                 segment: replica.segment.0,
@@ -89,12 +90,15 @@ impl Calls {
         let keys = unpack(&self.pool, &request.keys)?;
         let parents = unpack(&self.pool, &request.parents)?;
         check_lengths("items", request.items.len(), keys.len())?;
-        let named: Vec<_> = keys.iter().chain(&parents).collect();
+        let named = |at: usize| {
+            keys.get(at)
+                .or_else(|| parents.get(at.checked_sub(keys.len())?))
+        };
         let mut items = Vec::with_capacity(keys.len());
         for (key, item) in keys.iter().zip(&request.items) {
             let parent = match (item.parent as usize).checked_sub(1) {
                 None => None,
-                Some(at) => Some(named.get(at).ok_or_else(|| {
+                Some(at) => Some(named(at).ok_or_else(|| {
                     refused(
                         Code::InvalidArgument,
                         format!("there is no parent {}", item.parent),

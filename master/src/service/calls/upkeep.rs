@@ -65,6 +65,7 @@ impl Calls {
         let report = match what {
             What::Keys(packed) => {
                 let keys = unpack(&self.pool, &packed)?;
+                let keys: Vec<_> = keys.iter().collect();
                 self.pool
                     .remove(caller.namespace, &keys, request.force)
                     .await
@@ -192,7 +193,7 @@ impl Calls {
                 )
             })?;
             reports.push((
-                *key,
+                key,
                 Version(report.version),
                 SegmentId(report.segment),
                 code,

@@ -2,21 +2,25 @@
 //!
 //! ```text
 //!  submit ──► queue (bounded in bytes) ──► [journal thread]  encode ─► append ─► callbacks
+//!                                               │                     (or [append thread])
 //!                                               │ between groups: capture one shard
 //!                                               ▼
 //!                                          [snapshot thread] put_snapshot ─► truncate_log
 //! ```
 //!
 //! Everything that waits when an append ends goes into the next group, so the log keeps up with
-//! any number of callers at the price of one flush a group.
+//! any number of callers at the price of one flush a group. A group of which something was answered
+//! from memory is appended by a thread of its own: what comes next is answered meanwhile.
 //!
 //! Architecture invariants:
 //! * Callbacks run on the journal's thread, in the order of the log, each once and after its group
 //!   is durable (but for [`Ack::Memory`]).
-//! * Between two groups everything appended has been applied by its callback and nothing else, so
-//!   a shard captured there is the log's state at the last position.
+//! * A shard is captured when no append is under way and nothing is gathered: everything appended
+//!   has been applied by its callback then and nothing else, so it is the log's state at the last
+//!   position.
 //! * After an append that failed nothing is appended or acknowledged any more.
 
+mod appender;
 mod retention;
 mod snapshots;
 #[cfg(test)]
@@ -36,7 +40,8 @@ pub enum Ack {
     /// Once its records are durable.
     Durable,
     /// As soon as its turn has come: its records are appended behind that, and lost if the master
-    /// dies before. One behind a durable submission waits for it.
+    /// dies before. One behind a durable submission waits for it. Room in the queue is given back
+    /// when the records are durable.
     Memory,
 }
 
@@ -118,8 +123,8 @@ pub struct JournalOptions {
 impl Default for JournalOptions {
     fn default() -> Self {
         Self {
-            group_bytes: ByteSize::kib(256),
-            group_records: 4096,
+            group_bytes: ByteSize::mib(1),
+            group_records: 16_384,
             queue_bytes: ByteSize::mib(16),
             log_bytes: ByteSize::mib(16),
             log_ratio: 2,
@@ -194,7 +199,7 @@ struct Submission {
     records: Vec<Record>,
     ack: Ack,
     callback: Callback,
-    /// Room in the queue, given back when the callback has run. `None` for one that came without.
+    /// Room in the queue, given back when the records are durable. `None` for one that came without.
     room: Option<OwnedSemaphorePermit>,
 }
 
@@ -202,6 +207,8 @@ enum Message {
     Submit(Submission),
     /// The outcome lies in a channel of its own, where it does not wait behind submissions.
     SnapshotDone,
+    /// The same of an append.
+    Appended,
     Close(Option<oneshot::Sender<()>>),
 }
 
@@ -222,6 +229,7 @@ impl Journal {
         let health = Arc::new(Health::default());
         let snapshots =
             snapshots::Thread::start(Arc::clone(&store), epoch, source.shards(), sender.clone())?;
+        let appender = appender::Thread::start(Arc::clone(&store), epoch, sender.clone())?;
         worker::start(worker::Parts {
             store,
             epoch,
@@ -233,6 +241,7 @@ impl Journal {
             room: Arc::clone(&room),
             health: Arc::clone(&health),
             snapshots,
+            appender,
         })?;
         Ok(Self {
             shared: Arc::new(Shared {

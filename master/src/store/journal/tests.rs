@@ -242,6 +242,125 @@ async fn memory_acks_come_at_once_but_never_before_a_durable_one_in_front() {
 }
 
 #[tokio::test]
+async fn memory_acks_do_not_wait_for_the_append_of_others_and_the_queue_stays_bounded() {
+    let options = JournalOptions {
+        queue_bytes: ByteSize::b(10 * size_of::<Record>() as u64),
+        ..JournalOptions::default()
+    };
+    let Setup {
+        store,
+        journal,
+        _directory,
+        ..
+    } = setup(options).await;
+    let seen = Seen::default();
+    let shut = store.gate.lock().await;
+    for id in 0..10 {
+        let submitted = journal.submit(vec![gone(id)], Ack::Memory, note(&seen, id));
+        submitted.await.unwrap();
+    }
+    in_append(&store, 1).await;
+    while seen.lock().len() < 10 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let eleventh = journal.submit(vec![gone(10)], Ack::Memory, note(&seen, 10));
+    let mut eleventh = std::pin::pin!(eleventh);
+    let early = tokio::time::timeout(Duration::from_millis(100), &mut eleventh).await;
+    assert!(early.is_err(), "nothing is durable, so the queue is full");
+    drop(shut);
+    eleventh.await.unwrap();
+    journal.flush().await.unwrap();
+    let order: Vec<u32> = seen.lock().iter().map(|(id, _)| *id).collect();
+    let all: Vec<u32> = (0..11).collect();
+    assert_eq!(order, all);
+    let records: Vec<Record> = all.into_iter().map(gone).collect();
+    assert_eq!(logged(&store).await, records);
+    let seqs: Vec<LogSeq> = seen
+        .lock()
+        .iter()
+        .map(|(_, seq)| *seq.as_ref().unwrap())
+        .collect();
+    for (id, seq) in (0..).zip(&seqs) {
+        let before = store.read_log(LogSeq(seq.0 - 1), 1).await.unwrap();
+        let group = crate::store::record::decode(&before[0].1).unwrap();
+        assert!(
+            group.records.contains(&gone(id)),
+            "{id} lies where it was told"
+        );
+    }
+}
+
+/// What has been applied: the numbers below this.
+struct Counted(AtomicU64);
+
+impl SnapshotSource for Counted {
+    fn shards(&self) -> u32 {
+        1
+    }
+    fn capture(&self, _: ShardIndex) -> Vec<Record> {
+        let applied = u32::try_from(self.0.load(Ordering::SeqCst)).unwrap();
+        (0..applied).map(gone).collect()
+    }
+    fn capture_system(&self) -> Vec<Record> {
+        Vec::new()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_holds_the_log_through_its_position_though_memory_acks_run_ahead() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap());
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let source = Arc::new(Counted(AtomicU64::new(0)));
+    let options = JournalOptions {
+        log_bytes: ByteSize::b(400),
+        log_ratio: 0,
+        ..JournalOptions::default()
+    };
+    let journal = Journal::start(
+        Arc::clone(&store) as Arc<dyn MetadataStore>,
+        epoch,
+        &LogState::default(),
+        Arc::clone(&source) as Arc<dyn SnapshotSource>,
+        options,
+    )
+    .unwrap();
+    let mut checked = 0;
+    for id in 0..3000 {
+        let source = Arc::clone(&source);
+        let ack = if id % 500 == 7 {
+            Ack::Durable
+        } else {
+            Ack::Memory
+        };
+        let apply = move |outcome: Result<LogSeq, JournalError>| {
+            outcome.unwrap();
+            source.0.store(u64::from(id) + 1, Ordering::SeqCst);
+        };
+        journal.submit(vec![gone(id)], ack, apply).await.unwrap();
+        if id % 100 != 99 {
+            continue;
+        }
+        journal.flush().await.unwrap();
+        let Some(snapshot) = store.read_snapshot(ShardIndex(0)).await.unwrap() else {
+            continue;
+        };
+        let held: usize = snapshot
+            .parts
+            .iter()
+            .map(|part| record::decode(part).unwrap().records.len())
+            .sum();
+        if let Some((_, group)) = store.read_log(snapshot.seq, 1).await.unwrap().first() {
+            let next = record::decode(group).unwrap().records[0].clone();
+            assert_eq!(next, gone(u32::try_from(held).unwrap()));
+            checked += 1;
+        }
+    }
+    assert!(checked > 3, "{checked} snapshots were looked at");
+    journal.close().await;
+}
+
+#[tokio::test]
 async fn after_a_lost_answer_nothing_is_acknowledged_or_appended() {
     let Setup {
         store,

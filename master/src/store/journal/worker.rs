@@ -1,5 +1,6 @@
 //! The journal's thread.
 
+use super::appender;
 use super::retention::Retention;
 use super::snapshots;
 use super::{
@@ -9,6 +10,7 @@ use super::{
 use crate::store::record::Encoder;
 use crate::store::{LogSeq, MetadataStore, ShardIndex, StoreError};
 use kvpool_types::{Epoch, Length};
+use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -24,6 +26,7 @@ pub(super) struct Parts {
     pub(super) room: Arc<Semaphore>,
     pub(super) health: Arc<Health>,
     pub(super) snapshots: snapshots::Thread,
+    pub(super) appender: appender::Thread,
 }
 
 /// What runs a store's futures on a thread of our own.
@@ -47,6 +50,7 @@ pub(super) fn start(parts: Parts) -> Result<(), StartError> {
                 parts,
                 runtime,
                 group: Group::default(),
+                in_flight: None,
                 snapshot_running: false,
                 closers: Vec::new(),
             }
@@ -81,7 +85,35 @@ impl Drop for Ended {
 struct Group {
     encoder: Encoder,
     records: usize,
-    waiting: Vec<(Callback, Option<OwnedSemaphorePermit>)>,
+    /// Whether a submission has been answered from memory.
+    answered: bool,
+    waiting: VecDeque<Waiting>,
+    /// The room of what has been answered from memory.
+    rooms: Vec<OwnedSemaphorePermit>,
+}
+
+/// A submission that is not answered yet.
+struct Waiting {
+    ack: Ack,
+    callback: Callback,
+    room: Option<OwnedSemaphorePermit>,
+}
+
+/// A group that the append thread has.
+struct InFlight {
+    seq: LogSeq,
+    size: u64,
+    group: Group,
+}
+
+impl Group {
+    /// Answers everything that waits.
+    fn answer(&mut self, outcome: &Result<LogSeq, JournalError>) {
+        for Waiting { callback, room, .. } in self.waiting.drain(..) {
+            callback.call(outcome.clone());
+            drop(room);
+        }
+    }
 }
 
 struct Worker {
@@ -90,6 +122,7 @@ struct Worker {
     parts: Parts,
     runtime: tokio::runtime::Runtime,
     group: Group,
+    in_flight: Option<InFlight>,
     snapshot_running: bool,
     closers: Vec<oneshot::Sender<()>>,
 }
@@ -113,14 +146,22 @@ impl Worker {
                     self.parts.receiver.try_recv().ok()
                 };
             }
-            self.append();
+            self.look_at_append();
+            if self.is_full() {
+                self.end_append();
+            }
+            if self.in_flight.is_none() {
+                self.append();
+            }
             if closing {
+                self.drain();
                 // What comes later is refused, so that the rest of the queue has an end.
                 self.parts.health.fail(JournalError::Abandoned);
             } else {
                 self.take_snapshot();
             }
         }
+        self.parts.appender.end();
         self.parts.snapshots.end();
         self.closers
     }
@@ -135,7 +176,7 @@ impl Worker {
     fn take(&mut self, message: Message) -> bool {
         match message {
             Message::Submit(submission) => self.gather(submission),
-            Message::SnapshotDone => {}
+            Message::SnapshotDone | Message::Appended => {}
             Message::Close(closer) => {
                 self.closers.extend(closer);
                 return true;
@@ -160,11 +201,29 @@ impl Worker {
         }
         self.group.records += records.len();
         drop(records);
-        // One that was to be answered from memory keeps the order behind one that was not.
-        if ack == Ack::Memory && self.group.waiting.is_empty() {
-            callback.call(Ok(self.position()));
-        } else {
-            self.group.waiting.push((callback, room));
+        self.group.waiting.push_back(Waiting {
+            ack,
+            callback,
+            room,
+        });
+        self.answer_from_memory();
+    }
+
+    /// Answers what need not wait to be durable. It keeps the order behind what must.
+    fn answer_from_memory(&mut self) {
+        let before = self.in_flight.as_ref();
+        if before.is_some_and(|before| !before.group.waiting.is_empty()) {
+            return;
+        }
+        let position = self.position();
+        let group = &mut self.group;
+        let is_next = |group: &Group| group.waiting.front().is_some_and(|w| w.ack == Ack::Memory);
+        while is_next(group)
+            && let Some(first) = group.waiting.pop_front()
+        {
+            group.answered = true;
+            group.rooms.extend(first.room);
+            first.callback.call(Ok(position));
         }
     }
 
@@ -177,34 +236,80 @@ impl Worker {
         }
     }
 
-    /// Makes what was gathered durable and calls back.
+    /// Makes what was gathered durable and calls back, or has the append thread do so when something
+    /// was answered from memory already. No append may be under way.
     fn append(&mut self) {
         let seq = self.position();
-        let group = std::mem::take(&mut self.group);
-        let outcome = self.parts.health.check().and_then(|()| {
-            if group.encoder.is_empty() {
-                return Ok(());
-            }
-            let bytes = group.encoder.finish(0);
+        let mut group = std::mem::take(&mut self.group);
+        if let Err(error) = self.parts.health.check() {
+            group.answer(&Err(error.for_later()));
+        } else if group.encoder.is_empty() {
+            group.answer(&Ok(seq));
+        } else {
+            let bytes = std::mem::take(&mut group.encoder).finish(0);
             let size = bytes.len() as u64;
-            let appended = self.parts.store.append(self.parts.epoch, seq, bytes);
-            self.runtime.block_on(appended).map_err(|error| {
-                tracing::error!(%seq, %error, "the metadata log cannot be written; restart needed");
-                let error = Arc::new(error);
-                let failure = match *error {
-                    StoreError::Unavailable { .. } => JournalError::Unknown(error),
-                    _ => JournalError::Refused(error),
-                };
-                self.parts.health.fail(failure.clone());
-                failure
-            })?;
+            let in_background = group.answered;
             self.parts.last = seq;
-            self.parts.retention.appended(seq, size);
-            Ok(())
+            self.in_flight = Some(InFlight { seq, size, group });
+            if in_background {
+                self.parts.appender.append(seq, bytes);
+            } else {
+                let append = self.parts.store.append(self.parts.epoch, seq, bytes);
+                let outcome = self.runtime.block_on(append);
+                self.appended(outcome);
+            }
+        }
+    }
+
+    /// Calls back if the append that is under way has ended.
+    fn look_at_append(&mut self) {
+        if self.in_flight.is_some()
+            && let Some(outcome) = self.parts.appender.outcome()
+        {
+            self.appended(outcome);
+        }
+    }
+
+    /// Waits for the append that is under way, and calls back.
+    fn end_append(&mut self) {
+        if self.in_flight.is_some() {
+            let outcome = self.parts.appender.wait();
+            self.appended(outcome);
+        }
+    }
+
+    /// Makes everything durable that has been taken in, and calls back.
+    fn drain(&mut self) {
+        self.end_append();
+        self.append();
+        self.end_append();
+    }
+
+    fn appended(&mut self, outcome: Result<(), StoreError>) {
+        let Some(InFlight {
+            seq,
+            size,
+            mut group,
+        }) = self.in_flight.take()
+        else {
+            return;
+        };
+        let outcome = outcome.map_err(|error| {
+            tracing::error!(%seq, %error, "the metadata log cannot be written; restart needed");
+            let error = Arc::new(error);
+            let failure = match *error {
+                StoreError::Unavailable { .. } => JournalError::Unknown(error),
+                _ => JournalError::Refused(error),
+            };
+            self.parts.health.fail(failure.clone());
+            failure
         });
-        for (callback, room) in group.waiting {
-            callback.call(outcome.clone().map(|()| seq));
-            drop(room);
+        if outcome.is_ok() {
+            self.parts.retention.appended(seq, size);
+        }
+        group.answer(&outcome.map(|()| seq));
+        if self.parts.health.check().is_ok() {
+            self.answer_from_memory();
         }
     }
 
@@ -216,7 +321,14 @@ impl Worker {
         if self.snapshot_running || self.parts.health.check().is_err() {
             return;
         }
-        let Some(due) = self.parts.retention.due(self.parts.last) else {
+        if self.parts.retention.due(self.parts.last).is_none() {
+            return;
+        }
+        // What was answered from memory is in the directory and may not be in the log.
+        self.drain();
+        let healthy = self.parts.health.check().is_ok();
+        let due = self.parts.retention.due(self.parts.last);
+        let Some(due) = due.filter(|_| healthy) else {
             return;
         };
         let records = if due.shard == ShardIndex::SYSTEM {

@@ -13,6 +13,7 @@ use kvpool_types::{
     Checksum, ChecksumAlgorithm, Incarnation, Key, KeyRef, Length, NodeName, Offset, SegmentId,
     Version, namespace,
 };
+use smallvec::SmallVec;
 
 /// The fewest bytes that a record takes: what a count is held against before room is made for it.
 const LEAST_RECORD_BYTES: usize = 2;
@@ -159,7 +160,7 @@ impl<'a> Decoder<'a> {
         let length = Length(self.varint()?);
         let checksum = Checksum(self.reader.u64()?);
         let count = self.count("replica count", LEAST_REPLICA_BYTES)?;
-        let mut replicas = Vec::with_capacity(count);
+        let mut replicas = SmallVec::with_capacity(count);
         for _ in 0..count {
             let segment = SegmentId(self.varint32("segment")?);
             replicas.push((segment, Offset(self.varint()?)));

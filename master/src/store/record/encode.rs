@@ -19,6 +19,8 @@ pub struct Encoder {
     body: Vec<u8>,
     count: u64,
     entries: HashMap<Entry, u64>,
+    /// The entry of the digests without affixes of one namespace.
+    bare: Option<(NamespaceId, u64)>,
     version: Version,
     previous: Option<(NamespaceId, Key)>,
 }
@@ -163,8 +165,13 @@ impl Encoder {
             KeyRef::Digest { prefix, suffix, .. } => Some((prefix, suffix)),
             KeyRef::Text(_) => None,
         };
-        if let Some(entry) = self.entries.get(&EntryRef { namespace, affixes }) {
-            put_varint(&mut self.body, *entry);
+        // Nearly all keys of a group are digests without affixes, of one namespace.
+        let is_bare = affixes == Some(("", ""));
+        let bare = self.bare.filter(|(of, _)| is_bare && *of == namespace);
+        let known = bare.map(|(_, entry)| entry);
+        let known = known.or_else(|| self.entries.get(&EntryRef { namespace, affixes }).copied());
+        if let Some(entry) = known {
+            put_varint(&mut self.body, entry);
         } else {
             let entry = self.entries.len() as u64;
             self.varint(entry);
@@ -177,6 +184,9 @@ impl Encoder {
                     self.text(prefix);
                     self.text(suffix);
                 }
+            }
+            if is_bare {
+                self.bare = Some((namespace, entry));
             }
             let affixes = affixes.map(|(prefix, suffix)| (prefix.into(), suffix.into()));
             self.entries.insert(Entry { namespace, affixes }, entry);

@@ -25,6 +25,7 @@ pub use encode::{Encoder, encode_group, encode_snapshot};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::namespace;
 use kvpool_types::{Checksum, Incarnation, Key, Length, NodeName, Offset, SegmentId, Version};
+use smallvec::SmallVec;
 
 /// A block became visible, in place of any earlier version of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +41,7 @@ pub struct Commit {
     /// The checksum of its bytes.
     pub checksum: Checksum,
     /// Where its replicas begin; each spans `length`.
-    pub replicas: Vec<(SegmentId, Offset)>,
+    pub replicas: SmallVec<[(SegmentId, Offset); 1]>,
     /// The previous block of its chain, in the same namespace.
     pub parent: Option<Key>,
     /// Whether it is never evicted.

@@ -4,6 +4,7 @@ use super::*;
 use kvpool_types::KeyRef;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use smallvec::smallvec;
 
 fn keys() -> impl Strategy<Value = Key> {
     let affix = prop_oneof![Just(String::new()), "[g-z@/]{1,12}"];
@@ -44,7 +45,7 @@ fn records() -> impl Strategy<Value = Record> {
                     version,
                     length: Length(length),
                     checksum: Checksum(checksum),
-                    replicas,
+                    replicas: replicas.into(),
                     parent,
                     hard_pin,
                 })
@@ -169,7 +170,7 @@ fn block(number: u64, parent: Option<u64>) -> Record {
         version: Version((5 << 40) + number),
         length: Length(2 << 20),
         checksum: Checksum(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
-        replicas: vec![(SegmentId(300), Offset(number * (2 << 20)))],
+        replicas: smallvec![(SegmentId(300), Offset(number * (2 << 20)))],
         parent: parent.map(key),
         hard_pin: false,
     })

@@ -165,3 +165,51 @@ proptest! {
         prop_assert!(read <= bytes.len());
     }
 }
+
+/// The keys of a batch, or that there are too many, or why they cannot be read.
+fn batch(packed: &[u8], most: usize) -> Result<Vec<Key>, BatchError> {
+    let batch = KeyBatch::unpack(packed, most)?;
+    assert_eq!(batch.get(batch.len()), None);
+    Ok(batch.iter().map(KeyRef::to_key).collect())
+}
+
+proptest! {
+    /// Whether it stays where it lies or not, a batch holds what its bytes hold.
+    #[test]
+    fn a_batch_holds_the_keys_in_order(
+        keys in prop_oneof![
+            proptest::collection::vec(key(), 0..20),
+            proptest::collection::vec(any::<[u8; 32]>().prop_map(Key::from_digest), 0..20),
+        ],
+        most in 0..20usize,
+        from in 0..25usize,
+    ) {
+        let packed = pack(&keys);
+        prop_assert_eq!(batch(&packed, 20), Ok(keys.clone()));
+        let expected = if keys.len() > most {
+            Err(BatchError::TooMany { most })
+        } else {
+            Ok(keys.clone())
+        };
+        prop_assert_eq!(batch(&packed, most), expected);
+        let whole = KeyBatch::unpack(&packed, 20).unwrap();
+        let rest: Vec<Key> = whole.skip(from).iter().map(KeyRef::to_key).collect();
+        prop_assert_eq!(rest, keys.get(from..).unwrap_or_default());
+        let refs: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+        let listed: Vec<Key> = KeyBatch::from(&refs).iter().map(KeyRef::to_key).collect();
+        prop_assert_eq!(listed, keys);
+    }
+
+    #[test]
+    fn bytes_that_are_no_keys_are_no_batch(mut packed: Vec<u8>, first in 0..4u8, whole: bool) {
+        if let Some(byte) = packed.first_mut() {
+            *byte = first;
+        }
+        if whole {
+            packed = pack(&[Key::from_digest([1; 32]), Key::from_digest([2; 32])]);
+            packed.pop();
+        }
+        let expected = unpacked(&packed).map_err(BatchError::Malformed);
+        prop_assert_eq!(batch(&packed, usize::MAX), expected);
+    }
+}
