@@ -1,0 +1,776 @@
+//! Measures cases: each in turns with what bounds it, in processes that do what they are told.
+
+use super::agent::Handle;
+use super::agent::protocol::{Answer, Command, Connect, Embed, Limit, Live, Order, Set, Work};
+use super::cases::{Bare, Blocks, Bound, Case, Copier, Kept, Metric, Place, Pool, SMALL, What};
+use super::pools::{Running, WINDOW_BYTES, local_segment};
+use super::report::{Cpu, Row};
+use super::usage;
+use super::window::{Measured, Window, now_ns};
+use super::{limits, pairing::Pairs};
+use crate::connection::Connection;
+use anyhow::{Context as _, bail};
+use futures::future::{join_all, try_join_all};
+use std::collections::HashMap;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+/// What makes the libc of the limits' process copy around the caches where blocks are large. Plain
+/// copies are made by the other process, which is not told so.
+const STREAMING: (&str, &str) = (
+    "GLIBC_TUNABLES",
+    "glibc.cpu.x86_non_temporal_threshold=65536",
+);
+
+/// How far ahead several clients are told when to begin.
+const START: Duration = Duration::from_millis(5);
+
+/// Longer than any window: what ends it is its count of calls.
+const UNLIMITED: Duration = Duration::from_secs(3600);
+
+/// The most blocks that one call of a fill puts.
+const FILL_BATCH: u64 = 1024;
+
+/// How the run is to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// Pairs of each case.
+    pub(crate) pairs: u32,
+    /// Whether windows are a third as long.
+    pub(crate) quick: bool,
+    /// How many bytes transfers walk through on each side.
+    pub(crate) span: u64,
+    /// How to reach pools; with a master, the pool that there is.
+    pub(crate) connection: Connection,
+}
+
+/// What runs while cases are measured. Dropping it kills all of it.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    settings: Settings,
+    seed: String,
+    /// Sends, pings, and copies around the caches.
+    near: Handle,
+    /// Receives, answers, and copies plainly.
+    far: Handle,
+    clients: Vec<Handle>,
+    pools: HashMap<Pool, Running>,
+    /// The faster way to copy, by how.
+    fastest: HashMap<String, Copier>,
+    /// Where the next gets of a set begin.
+    cursors: HashMap<String, u64>,
+    // After the processes whose logs lie in it.
+    directory: TempDir,
+}
+
+/// What came of one side of a pair.
+#[derive(Clone, Debug)]
+struct Outcome {
+    value: f64,
+    cpu: Option<Cpu>,
+}
+
+impl Runner {
+    /// Starts the two processes that show limits. Call it on the main thread.
+    pub(crate) async fn start(settings: Settings) -> anyhow::Result<Self> {
+        let directory = TempDir::with_prefix("kvctl-bench-").context("cannot make a directory")?;
+        let seed = format!("kvctl bench {} {}", std::process::id(), now_ns());
+        let agent = |name: &str, environment: &[(&str, &str)]| {
+            start_agent(name, &seed, environment, &directory)
+        };
+        let near = agent("limits", &[STREAMING])?;
+        let far = agent("limits-far", &[])?;
+        try_join_all([&near, &far].map(Handle::greeting)).await?;
+        let Answer::Port(port) = far.call(&Command::Listen).await? else {
+            bail!("{} does not listen", far.name());
+        };
+        let span = settings.span;
+        for agent in [&near, &far] {
+            agent.call(&Command::Reach { span, port }).await?;
+        }
+        Ok(Self {
+            settings,
+            seed,
+            near,
+            far,
+            clients: Vec::new(),
+            pools: HashMap::new(),
+            fastest: HashMap::new(),
+            cursors: HashMap::new(),
+            directory,
+        })
+    }
+
+    /// Measures a case. `all` is where the case is found that bounds it.
+    pub(crate) async fn run(&mut self, case: &Case, all: &[Case]) -> anyhow::Result<Row> {
+        let other = match &case.bound {
+            Bound::Case(id) => all.iter().find(|other| other.id == *id),
+            _ => None,
+        };
+        let mut names = vec![client_name(case.place)];
+        names.extend(other.map(|other| client_name(other.place)));
+        for client in &self.clients {
+            let clients = names.clone();
+            client.call(&Command::Keep { clients }).await?;
+        }
+        self.prepare(case).await?;
+        if let Some(other) = other {
+            self.prepare(other).await?;
+        }
+        if let Some(value) = self.memory(case).await? {
+            let mut pairs = Pairs::default();
+            pairs.add(value, None);
+            return Ok(Row::new(case, "", &pairs, None));
+        }
+        // Once unmeasured: connections open, memory is touched.
+        self.once(case).await?;
+        let bare = self.bare_of(case).await?;
+        let limit = match (&bare, other) {
+            (Some(bare), _) => name_of(*bare),
+            (None, Some(other)) => other.id.clone(),
+            (None, None) => String::new(),
+        };
+        self.bound(case, bare, other).await?;
+        let (mut pairs, mut cpus) = (Pairs::default(), Vec::new());
+        for number in 0..self.pairs_of(case) {
+            let (outcome, bound) = if number % 2 == 0 {
+                let bound = self.bound(case, bare, other).await?;
+                (self.once(case).await?, bound)
+            } else {
+                let outcome = self.once(case).await?;
+                (outcome, self.bound(case, bare, other).await?)
+            };
+            pairs.add(outcome.value, bound);
+            cpus.extend(outcome.cpu);
+        }
+        Ok(Row::new(case, &limit, &pairs, Cpu::median(&cpus)))
+    }
+
+    /// Ends everything in order and leaves nothing in a pool that was there before.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        let cleaned = self.clean().await;
+        join_all(self.clients.into_iter().map(Handle::stop)).await;
+        self.near.stop().await;
+        self.far.stop().await;
+        join_all(self.pools.into_values().map(Running::stop)).await;
+        drop(self.directory);
+        cleaned
+    }
+
+    /// Ends the pools that none of the cases still to come needs.
+    pub(crate) async fn forget(&mut self, coming: &[Case]) -> anyhow::Result<()> {
+        let needed: Vec<Pool> = coming
+            .iter()
+            .map(|case| self.pool(case.place.pool))
+            .collect();
+        let over: Vec<Pool> = self
+            .pools
+            .keys()
+            .copied()
+            // Others are compared with what lies in them.
+            .filter(|pool| !matches!(pool, Pool::Main | Pool::Keys))
+            .filter(|pool| !needed.contains(pool))
+            .collect();
+        for pool in over {
+            for client in &self.clients {
+                // The connections to it, before it goes.
+                let clients = Vec::new();
+                client.call(&Command::Keep { clients }).await?;
+            }
+            if let Some(running) = self.pools.remove(&pool) {
+                running.stop().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// The pool that stands for it in this run.
+    fn pool(&self, pool: Pool) -> Pool {
+        if self.settings.connection.master.is_some() && pool.may_be_foreign() {
+            Pool::Main
+        } else {
+            pool
+        }
+    }
+
+    fn running(&self, pool: Pool) -> anyhow::Result<&Running> {
+        let pool = self.pool(pool);
+        self.pools
+            .get(&pool)
+            .with_context(|| format!("no pool for {pool:?}"))
+    }
+
+    fn client(&self, number: usize) -> anyhow::Result<&Handle> {
+        self.clients
+            .get(number)
+            .with_context(|| format!("no client process {number}"))
+    }
+
+    fn pairs_of(&self, case: &Case) -> u32 {
+        let pairs = self.settings.pairs;
+        match case.what {
+            What::Put(blocks, batch) if case.place.pool == Pool::Fresh => {
+                // No place is written twice: one call a window, and one is the unmeasured one.
+                let calls = blocks.set(self.settings.span).slots / batch;
+                pairs.min(u32::try_from(calls.saturating_sub(1)).unwrap_or(u32::MAX))
+            }
+            _ => pairs,
+        }
+    }
+
+    /// Has the pool, the processes, the connections and the blocks that a case needs.
+    async fn prepare(&mut self, case: &Case) -> anyhow::Result<()> {
+        if matches!(case.what, What::Machine(_)) {
+            return Ok(());
+        }
+        let Place {
+            pool,
+            way,
+            remembers,
+            clients,
+        } = case.place;
+        let span = self.settings.span;
+        while self.clients.len() < clients {
+            let number = self.clients.len();
+            let name = format!("client-{number}");
+            let client = start_agent(&name, &self.seed, &[], &self.directory)?;
+            client.greeting().await?;
+            // Only the first one puts.
+            let source = number == 0;
+            client.call(&Command::Memory { span, source }).await?;
+            self.clients.push(client);
+        }
+        self.start_pool(pool).await?;
+        let connect = Connect {
+            name: client_name(case.place),
+            master: self.running(pool)?.address().to_owned(),
+            way,
+            remembers,
+        };
+        for number in 0..clients {
+            let client = self.client(number)?;
+            client.call(&Command::Connect(connect.clone())).await?;
+        }
+        match case.what.blocks(pool) {
+            // The only case of its pool: everything it puts is new.
+            Some(_) if pool == Pool::Fresh => Ok(()),
+            Some(blocks) => self.fill(pool, blocks, &connect.name).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn start_pool(&mut self, pool: Pool) -> anyhow::Result<()> {
+        let pool = self.pool(pool);
+        if self.pools.contains_key(&pool) {
+            return Ok(());
+        }
+        let Settings {
+            span, connection, ..
+        } = &self.settings;
+        let running = if connection.master.is_some() && pool.may_be_foreign() {
+            Running::foreign(connection).await?
+        } else {
+            Running::start(pool, *span, connection).await?
+        };
+        if pool == Pool::Local {
+            let embed = Embed {
+                master: running.address().to_owned(),
+                segment: local_segment(*span),
+                socket: running.path()?.join("local.sock"),
+            };
+            self.client(0)?.call(&Command::Embed(embed)).await?;
+            running.wait_for_node().await?;
+        }
+        self.pools.insert(pool, running);
+        Ok(())
+    }
+
+    /// Puts the blocks of a set, unless they are there.
+    async fn fill(&mut self, pool: Pool, blocks: Blocks, client: &str) -> anyhow::Result<()> {
+        let tag = blocks.tag();
+        if self.running(pool)?.sets.contains_key(&tag) {
+            return Ok(());
+        }
+        if blocks.kept == Kept::Span {
+            self.remove_spans(pool, client).await?;
+        }
+        let mut set = blocks.set(self.settings.span);
+        let bytes = set.slots * set.block;
+        let running = self.running(pool)?;
+        running
+            .wait_for_room(bytes + WINDOW_BYTES.min(bytes))
+            .await?;
+        let batch = (32 * MIB / set.block).clamp(1, FILL_BATCH).min(set.slots);
+        let rest = set.slots % batch;
+        for (calls, batch) in [(set.slots / batch, batch), (1, rest)] {
+            if batch > 0 {
+                let order = Order {
+                    client: client.to_owned(),
+                    set: set.clone(),
+                    work: Work::Put { batch },
+                    window: Window {
+                        at_least: UNLIMITED,
+                        calls,
+                    },
+                    watch: Vec::new(),
+                    begin_ns: 0,
+                };
+                (_, set.live) = measured(self.client(0)?.call(&Command::Work(order)).await?)?;
+            }
+        }
+        self.set_live(pool, set)
+    }
+
+    fn set_live(&mut self, pool: Pool, set: Set) -> anyhow::Result<()> {
+        let pool = self.pool(pool);
+        let running = self.pools.get_mut(&pool).context("the pool is gone")?;
+        running.sets.insert(set.tag.clone(), set);
+        Ok(())
+    }
+
+    /// Removes the sets that cover all of the span: there is room for a few of them only.
+    async fn remove_spans(&mut self, pool: Pool, client: &str) -> anyhow::Result<()> {
+        let pool = self.pool(pool);
+        let running = self.pools.get_mut(&pool).context("the pool is gone")?;
+        let large = |set: &Set| set.slots * set.block >= WINDOW_BYTES;
+        let removed: Vec<Set> = running
+            .sets
+            .extract_if(|_, set| large(set))
+            .map(|(_, set)| set)
+            .collect();
+        for set in removed {
+            let client = client.to_owned();
+            self.client(0)?
+                .call(&Command::Remove { client, set })
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Removes what this run has put into a pool that is not its own.
+    async fn clean(&mut self) -> anyhow::Result<()> {
+        let Some(foreign) = &self.settings.connection.master else {
+            return Ok(());
+        };
+        let Some(running) = self.pools.get_mut(&Pool::Main) else {
+            return Ok(());
+        };
+        let sets: Vec<Set> = running.sets.drain().map(|(_, set)| set).collect();
+        let name = "cleaning".to_owned();
+        let connect = Connect {
+            name: name.clone(),
+            master: foreign.clone(),
+            way: super::agent::protocol::Way::Tcp,
+            remembers: false,
+        };
+        let Some(client) = self.clients.first() else {
+            return Ok(());
+        };
+        client.call(&Command::Connect(connect)).await?;
+        for set in sets {
+            let client_name = name.clone();
+            client
+                .call(&Command::Remove {
+                    client: client_name,
+                    set,
+                })
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// A figure of memory, for the cases that are about one.
+    async fn memory(&self, case: &Case) -> anyhow::Result<Option<f64>> {
+        let pool = case.place.pool;
+        let value = match case.what {
+            What::MasterMemory => {
+                let running = self.running(pool)?;
+                let master = running.master().context("no process to look at")?;
+                let now = usage::resident(master).context("kvmaster is gone")?;
+                let blocks: u64 = running.sets.values().map(|set| set.live.count()).sum();
+                let more = now.anonymous.saturating_sub(running.baseline.anonymous);
+                more as f64 / blocks.max(1) as f64
+            }
+            What::NodeMemory => {
+                let nodes = self.running(pool)?.nodes();
+                let node = nodes.first().context("no process to look at")?;
+                let now = usage::resident(*node).context("kvstore-node is gone")?;
+                (now.anonymous + now.files) as f64
+            }
+            What::ClientMemory => {
+                let running = self.running(pool)?;
+                let set = case
+                    .what
+                    .blocks(pool)
+                    .and_then(|blocks| running.sets.get(&blocks.tag()))
+                    .context("no block to get")?;
+                let command = Command::ConnectMore {
+                    like: Connect {
+                        name: String::new(),
+                        master: running.address().to_owned(),
+                        way: case.place.way,
+                        remembers: true,
+                    },
+                    set: set.clone(),
+                    count: 8,
+                };
+                match self.client(0)?.call(&command).await? {
+                    Answer::PerConnection(bytes) => bytes,
+                    other => bail!("a client answered {other:?}"),
+                }
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(value))
+    }
+
+    /// One window of a case.
+    async fn once(&mut self, case: &Case) -> anyhow::Result<Outcome> {
+        if let What::Machine(bare) = case.what {
+            let value = self.bare(bare, case.metric).await?;
+            return Ok(Outcome { value, cpu: None });
+        }
+        let pool = case.place.pool;
+        let blocks = case.what.blocks(pool).context("a case without blocks")?;
+        let running = self.running(pool)?;
+        let empty = || blocks.set(self.settings.span);
+        let set = running
+            .sets
+            .get(&blocks.tag())
+            .cloned()
+            .unwrap_or_else(empty);
+        let master = running.master();
+        let nodes = running.nodes();
+        let watch: Vec<u32> = master.into_iter().chain(nodes.iter().copied()).collect();
+        let clients = case.place.clients;
+        let begin_ns = if clients > 1 {
+            now_ns() + super::window::nanos(START)
+        } else {
+            0
+        };
+        let window = self.window(case, &set);
+        let cursor = self.cursors.get(&set.tag).copied().unwrap_or_default();
+        let orders = (0..clients as u64).map(|number| {
+            // Clients that read at once begin apart from each other.
+            let from = cursor + set.live.count() * number / clients as u64;
+            Order {
+                client: client_name(case.place),
+                set: set.clone(),
+                work: work(case.what, from),
+                window,
+                watch: if number == 0 {
+                    watch.clone()
+                } else {
+                    Vec::new()
+                },
+                begin_ns,
+            }
+        });
+        let calls = self
+            .clients
+            .iter()
+            .zip(orders)
+            .map(async |(client, order)| measured(client.call(&Command::Work(order)).await?));
+        let done = try_join_all(calls).await?;
+        let mut all = Vec::new();
+        for (of_one, live) in done {
+            if matches!(case.what, What::Put(..)) {
+                let set = Set {
+                    live,
+                    ..set.clone()
+                };
+                self.set_live(pool, set)?;
+            }
+            all.push(of_one);
+        }
+        if let (What::Get(_, batch), Some(first)) = (case.what, all.first()) {
+            self.cursors
+                .insert(set.tag.clone(), cursor + first.calls * batch);
+        }
+        let cpu = moves_bytes(case).then(|| Cpu::of(&all, master.is_some(), nodes.len()));
+        Ok(Outcome {
+            value: value(case, &all, cpu.as_ref()).context("nothing was measured")?,
+            cpu,
+        })
+    }
+
+    /// How long one window of a case is.
+    fn window(&self, case: &Case, set: &Set) -> Window {
+        let millis = match case.metric {
+            _ if case.place.clients > 1 => 90,
+            Metric::Rate | Metric::Cpu => 36,
+            Metric::Keys => 24,
+            Metric::P50 | Metric::Bytes => 15,
+        };
+        let millis = if self.settings.quick {
+            millis / 3
+        } else {
+            millis
+        };
+        let calls = match case.what {
+            What::Put(_, 1) if case.metric == Metric::P50 => 300,
+            What::Put(_, _) if case.place.pool == Pool::Fresh => 1,
+            What::Put(blocks, batch) => {
+                // A third of the set at most, so that what is put lies where nothing was for long.
+                let bytes = (set.slots * blocks.bytes / 3).min(WINDOW_BYTES);
+                (bytes / (blocks.bytes * batch)).max(1)
+            }
+            _ => 4000,
+        };
+        Window {
+            at_least: Duration::from_millis(millis),
+            calls,
+        }
+    }
+
+    /// The plain code that bounds a case, its choices made.
+    async fn bare_of(&mut self, case: &Case) -> anyhow::Result<Option<Bare>> {
+        let bare = match &case.bound {
+            Bound::Bare(bare) => *bare,
+            Bound::StreamsAsUsed => {
+                let port = self.running(case.place.pool)?.data_port().await?;
+                let used = usage::connections(self.client(0)?.id(), port);
+                Bare::Stream(used.clamp(1, 2))
+            }
+            Bound::Case(_) | Bound::None(_) => return Ok(None),
+        };
+        Ok(Some(match bare {
+            Bare::Copy(blocks, threads, Copier::Fastest) => {
+                Bare::Copy(blocks, threads, self.fastest(blocks, threads).await?)
+            }
+            bare => bare,
+        }))
+    }
+
+    /// Finds out once which way to copy is the faster one.
+    async fn fastest(&mut self, blocks: Blocks, threads: usize) -> anyhow::Result<Copier> {
+        let name = format!("{} {threads}", blocks.tag());
+        if let Some(copier) = self.fastest.get(&name) {
+            return Ok(*copier);
+        }
+        let mut best = (Copier::Plain, 0.0);
+        for _ in 0..4 {
+            for copier in [Copier::Plain, Copier::Streaming] {
+                let bare = Bare::Copy(blocks, threads, copier);
+                let rate = self.bare(bare, Metric::Rate).await?;
+                if rate > best.1 {
+                    best = (copier, rate);
+                }
+            }
+        }
+        self.fastest.insert(name, best.0);
+        Ok(best.0)
+    }
+
+    /// One window of what bounds a case.
+    async fn bound(
+        &mut self,
+        case: &Case,
+        bare: Option<Bare>,
+        other: Option<&Case>,
+    ) -> anyhow::Result<Option<f64>> {
+        Ok(match (bare, other) {
+            (Some(bare), _) => Some(self.bare(bare, case.metric).await?),
+            (None, Some(other)) => {
+                // In the unit of the case, whatever is told of the other one by itself.
+                let other = Case {
+                    metric: case.metric,
+                    ..other.clone()
+                };
+                Some(self.once(&other).await?.value)
+            }
+            (None, None) => None,
+        })
+    }
+
+    /// One window of plain code.
+    async fn bare(&mut self, bare: Bare, metric: Metric) -> anyhow::Result<f64> {
+        let bytes = if self.settings.quick {
+            32 * MIB
+        } else {
+            96 * MIB
+        };
+        let ping_window = Window {
+            at_least: Duration::from_millis(if self.settings.quick { 4 } else { 12 }),
+            calls: 40,
+        };
+        let (agent, limit) = match bare {
+            Bare::Copy(blocks, threads, Copier::Fastest) => {
+                let copier = Box::pin(self.fastest(blocks, threads)).await?;
+                let bare = Bare::Copy(blocks, threads, copier);
+                return Box::pin(self.bare(bare, metric)).await;
+            }
+            Bare::Copy(blocks, threads, copier) => {
+                let agent = match copier {
+                    Copier::Plain => &self.far,
+                    Copier::Streaming | Copier::Fastest => &self.near,
+                };
+                let shape: limits::Shape = blocks.shape();
+                (
+                    agent,
+                    Limit::Copy {
+                        shape,
+                        threads,
+                        bytes,
+                    },
+                )
+            }
+            Bare::Stream(streams) => (&self.near, Limit::Stream { streams, bytes }),
+            Bare::Ping {
+                request,
+                answer,
+                spin,
+            } => (
+                &self.near,
+                Limit::Ping {
+                    request,
+                    answer,
+                    spin,
+                    window: ping_window,
+                },
+            ),
+            Bare::Touch => (&self.near, Limit::Touch { bytes }),
+        };
+        let watch = match bare {
+            Bare::Stream(_) => vec![self.far.id()],
+            _ => Vec::new(),
+        };
+        let (measured, _) = measured(agent.call(&Command::Limit { limit, watch }).await?)?;
+        let seconds = measured.spent_ns as f64 / 1e9;
+        Ok(match (metric, bare) {
+            (Metric::P50, _) => measured.p50_ns as f64 / 1e3,
+            (Metric::Keys, Bare::Ping { request, .. }) => {
+                (measured.units * request / 32) as f64 / seconds / 1e6
+            }
+            (Metric::Cpu, _) => {
+                measured.cpu_ns.iter().sum::<u64>() as f64 / measured.units.max(1) as f64
+            }
+            _ => measured.units as f64 / seconds / 1e9,
+        })
+    }
+}
+
+fn start_agent(
+    name: &str,
+    seed: &str,
+    environment: &[(&str, &str)],
+    directory: &TempDir,
+) -> anyhow::Result<Handle> {
+    let arguments = ["bench-agent".into(), seed.into()];
+    Handle::start(name, &arguments, environment, directory.path())
+}
+
+/// What the client of a place is called in its process.
+fn client_name(place: Place) -> String {
+    let Place {
+        pool,
+        way,
+        remembers,
+        ..
+    } = place;
+    format!("{pool:?}/{way:?}/{remembers}")
+}
+
+fn measured(answer: Answer) -> anyhow::Result<(Measured, Live)> {
+    match answer {
+        Answer::Measured { measured, live } => Ok((measured, live)),
+        other => bail!("a process of the benchmark answered {other:?}"),
+    }
+}
+
+fn work(what: What, from: u64) -> Work {
+    /// How many blocks take turns whose locations are known.
+    const KNOWN: u64 = 64;
+    match what {
+        What::Put(_, batch) => Work::Put { batch },
+        What::Get(_, batch) => Work::Get {
+            batch,
+            from,
+            among: 0,
+        },
+        What::GetKnown(_) => Work::Get {
+            batch: 1,
+            from: 0,
+            among: KNOWN,
+        },
+        What::View(_) => Work::View { among: KNOWN },
+        What::MatchPrefix(blocks) => Work::MatchPrefix { blocks },
+        What::Exist { batch, lease } => Work::Exist { batch, lease },
+        What::Machine(_) | What::MasterMemory | What::NodeMemory | What::ClientMemory => {
+            Work::Exist {
+                batch: 1,
+                lease: false,
+            }
+        }
+    }
+}
+
+/// Whether what it moves is worth counting processor time by.
+fn moves_bytes(case: &Case) -> bool {
+    matches!(case.metric, Metric::Rate | Metric::Cpu)
+}
+
+/// What a window came to, in the metric's unit.
+fn value(case: &Case, all: &[Measured], cpu: Option<&Cpu>) -> Option<f64> {
+    let first = all.first()?;
+    let units: u64 = all.iter().map(|measured| measured.units).sum();
+    let seconds = match all {
+        [one] => one.spent_ns as f64 / 1e9,
+        several => {
+            let begin = several.iter().map(|measured| measured.begin_ns).min()?;
+            let end = several.iter().map(|measured| measured.end_ns).max()?;
+            (end - begin) as f64 / 1e9
+        }
+    };
+    Some(match case.metric {
+        Metric::Rate => units as f64 / seconds / 1e9,
+        Metric::P50 => first.p50_ns as f64 / 1e3,
+        Metric::Keys => {
+            let keys = match case.what {
+                What::Put(..) => units / SMALL,
+                _ => units,
+            };
+            keys as f64 / seconds / 1e6
+        }
+        Metric::Cpu => {
+            let cpu = cpu?;
+            cpu.client + cpu.node?
+        }
+        Metric::Bytes => return None,
+    })
+}
+
+/// What the report calls plain code.
+fn name_of(bare: Bare) -> String {
+    match bare {
+        Bare::Copy(blocks, threads, copier) => {
+            let how = match copier {
+                Copier::Streaming => "streaming memcpy",
+                Copier::Plain | Copier::Fastest => "memcpy",
+            };
+            let piece = crate::output::bytes(blocks.bytes / blocks.pieces);
+            match threads {
+                1 => format!("{how} of {piece}"),
+                several => format!("{how} of {piece}, {several} threads"),
+            }
+        }
+        Bare::Stream(1) => "bare TCP, 1 stream".to_owned(),
+        Bare::Stream(streams) => format!("bare TCP, {streams} streams"),
+        Bare::Ping {
+            request: 1,
+            spin: false,
+            ..
+        } => "ping-pong".to_owned(),
+        Bare::Ping {
+            request: 1,
+            spin: true,
+            ..
+        } => "ping-pong, spinning".to_owned(),
+        Bare::Ping { request, .. } => {
+            format!("ping-pong of {}", crate::output::bytes(request))
+        }
+        Bare::Touch => "first touch".to_owned(),
+    }
+}
