@@ -82,12 +82,18 @@ pub(crate) enum Bare {
     /// around the caches.
     Copy(Blocks, usize, Copier),
     /// So many TCP connections with writes of 1 MiB.
-    Stream(usize),
+    Stream {
+        streams: usize,
+        /// Whether each one's ends are kept on a core of their own.
+        pinned: bool,
+    },
     /// A round trip with requests and answers of so many bytes.
     Ping {
         request: u64,
         answer: u64,
         spin: bool,
+        /// Whether both ends are kept on one core, or on two.
+        one_core: bool,
     },
     /// First touch of fresh memory.
     Touch,
@@ -113,6 +119,8 @@ pub(crate) struct Blocks {
     pub(crate) pieces: u64,
     /// How many lie side by side when they are scattered.
     pub(crate) group: u64,
+    /// Whether each has the one before it as its parent.
+    pub(crate) chained: bool,
     /// How many of them are kept in the pool.
     pub(crate) kept: Kept,
 }
@@ -187,27 +195,43 @@ const LAYERED: Blocks = Blocks {
     bytes: MIB,
     pieces: 64,
     group: 32,
+    chained: false,
     kept: Kept::Span,
 };
 
-/// What is put into the pool of keys, as one chain.
+/// What is put into the pool of keys.
 pub(crate) const KEYS: Blocks = few(SMALL, 100_000);
 /// What is put into the larger pool of keys.
 pub(crate) const MILLION: Blocks = few(SMALL, 1_000_000);
+
+/// The chain that prefixes are matched on.
+const CHAIN: Blocks = Blocks {
+    chained: true,
+    ..few(SMALL, 2048)
+};
 
 const PING: Bare = Bare::Ping {
     request: 1,
     answer: 1,
     spin: false,
+    one_core: false,
 };
 const SPINNING_PING: Bare = Bare::Ping {
     request: 1,
     answer: 1,
     spin: true,
+    one_core: false,
 };
 
 const NOT_ASKED: Goal = Goal::None("for information: nothing is asked of it");
 const NO_LIMIT: &str = "no plain code does the same";
+
+const fn streams(streams: usize) -> Bare {
+    Bare::Stream {
+        streams,
+        pinned: false,
+    }
+}
 
 /// As many blocks as cover more than the caches.
 const fn span(bytes: u64) -> Blocks {
@@ -215,6 +239,7 @@ const fn span(bytes: u64) -> Blocks {
         bytes,
         pieces: 1,
         group: 1,
+        chained: false,
         kept: Kept::Span,
     }
 }
@@ -225,6 +250,7 @@ const fn few(bytes: u64, count: u64) -> Blocks {
         bytes,
         pieces: 1,
         group: 1,
+        chained: false,
         kept: Kept::Exactly(count),
     }
 }
@@ -248,7 +274,8 @@ impl What {
             | Self::Get(blocks, _)
             | Self::GetKnown(blocks)
             | Self::View(blocks) => Some(blocks),
-            Self::Exist { .. } | Self::MatchPrefix(_) | Self::MasterMemory => Some(match pool {
+            Self::MatchPrefix(_) => Some(CHAIN),
+            Self::Exist { .. } | Self::MasterMemory => Some(match pool {
                 Pool::Million => MILLION,
                 _ => KEYS,
             }),
@@ -339,11 +366,29 @@ fn machine() -> Vec<Case> {
             Bare::Copy(LAYERED, 1, Copier::Fastest),
             Metric::Rate,
         ),
-        case("tcp-1-stream", Bare::Stream(1), Metric::Rate),
-        case("tcp-2-streams", Bare::Stream(2), Metric::Rate),
-        case("tcp-1-stream-cpu", Bare::Stream(1), Metric::Cpu),
-        case("tcp-2-streams-cpu", Bare::Stream(2), Metric::Cpu),
+        case("tcp-1-stream", streams(1), Metric::Rate),
+        case("tcp-2-streams", streams(2), Metric::Rate),
+        case(
+            "tcp-2-streams-a-core-each",
+            Bare::Stream {
+                streams: 2,
+                pinned: true,
+            },
+            Metric::Rate,
+        ),
+        case("tcp-1-stream-cpu", streams(1), Metric::Cpu),
+        case("tcp-2-streams-cpu", streams(2), Metric::Cpu),
         case("ping-pong", PING, Metric::P50),
+        case(
+            "ping-pong-one-core",
+            Bare::Ping {
+                request: 1,
+                answer: 1,
+                spin: false,
+                one_core: true,
+            },
+            Metric::P50,
+        ),
         case("ping-pong-spinning", SPINNING_PING, Metric::P50),
         case("first-touch", Bare::Touch, Metric::Rate),
     ]
@@ -434,7 +479,7 @@ fn readers() -> Vec<Case> {
                 metric: Metric::Rate,
                 bound: Bound::Bare(match way {
                     Way::Shm => Bare::Copy(blocks, threads, Copier::Fastest),
-                    Way::Tcp => Bare::Stream(2),
+                    Way::Tcp => streams(2),
                 }),
                 goal: match (way, clients) {
                     (Way::Shm, _) => NOT_ASKED,
@@ -505,6 +550,9 @@ fn small_blocks() -> Vec<Case> {
     let most = Goal::RatioAtMost;
     let none = || Bound::None(NO_LIMIT);
     vec![
+        case("shm/put/4KiB", shm, put, p50, ping(), most(3.0)),
+        case("tcp/put/4KiB", tcp, put, p50, ping(), most(4.0)),
+        case("shm/put-durable/4KiB", durable, put, p50, ping(), NOT_ASKED),
         case("shm/get/4KiB", shm, get, p50, ping(), most(1.5)),
         case("tcp/get/4KiB", tcp, get, p50, ping(), most(2.5)),
         case(
@@ -523,9 +571,6 @@ fn small_blocks() -> Vec<Case> {
             ping(),
             NOT_ASKED,
         ),
-        case("shm/put/4KiB", shm, put, p50, ping(), most(3.0)),
-        case("tcp/put/4KiB", tcp, put, p50, ping(), most(4.0)),
-        case("shm/put-durable/4KiB", durable, put, p50, ping(), NOT_ASKED),
         case("shm/put/64B", shm, tiny(1), p50, ping(), NOT_ASKED),
         case(
             "shm/put/1024x64B",
@@ -701,11 +746,12 @@ const fn payload(keys: u64) -> Bare {
         request: 32 * keys,
         answer: keys.div_ceil(8),
         spin: false,
+        one_core: false,
     }
 }
 
-/// Bytes as they stand in the names of cases.
-fn size(bytes: u64) -> String {
+/// Bytes as they stand in names.
+pub(crate) fn size(bytes: u64) -> String {
     if bytes.is_multiple_of(MIB) {
         format!("{}MiB", bytes / MIB)
     } else {

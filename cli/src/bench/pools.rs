@@ -193,7 +193,14 @@ impl Blocks {
             Kept::Span => "span".to_owned(),
             Kept::Exactly(count) => count.to_string(),
         };
-        format!("{}/{}/{}/{kept}", self.bytes, self.pieces, self.group)
+        let chained = if self.chained { "/chain" } else { "" };
+        let Self {
+            bytes,
+            pieces,
+            group,
+            ..
+        } = self;
+        format!("{bytes}/{pieces}/{group}/{kept}{chained}")
     }
 
     /// An empty set of such blocks, where transfers walk through `span` bytes.
@@ -207,8 +214,7 @@ impl Blocks {
             block: self.bytes,
             pieces: self.pieces,
             group: self.group,
-            // Only what calls on keys work on, one chain after the other.
-            chained: self.bytes == super::cases::SMALL && self.kept != Kept::Span,
+            chained: self.chained,
             slots,
             live: Live::default(),
         }

@@ -206,40 +206,44 @@ impl Report {
     }
 }
 
+/// The rows of one group. Columns that say nothing in any of them are left out.
 fn group_table<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
-    let mut table = output::table([
-        "case",
-        "result",
-        "limit",
-        "",
-        "ratio",
-        "[q1 .. q3]",
-        "goal",
-        "met",
-        "CPU s/GB client + node + master",
-    ]);
-    for row in rows {
-        let of = |spread: Option<Spread>, show: &dyn Fn(Spread) -> String| {
-            spread.map(show).unwrap_or_default()
-        };
-        table.add_row([
-            row.case.clone(),
-            of(row.result, &|result| {
-                format!("{} {}", figure(result.median), row.unit)
-            }),
-            of(row.limit_result, &|limit| figure(limit.median)),
-            row.limit.clone(),
-            of(row.ratio, &|ratio| format!("{:.2}", ratio.median)),
-            of(row.ratio, &|ratio| {
-                format!("[{:.2} .. {:.2}]", ratio.q1, ratio.q3)
-            }),
-            row.goal.clone(),
-            row.met
-                .map(|met| if met { "yes" } else { "no" }.to_owned())
-                .unwrap_or_default(),
-            row.cpu.map(cpu_text).unwrap_or_default(),
-        ]);
+    type Column = (&'static str, fn(&Row) -> Option<String>);
+    let columns: [Column; 9] = [
+        ("case", |row| Some(row.case.clone())),
+        ("result", |row| {
+            Some(format!("{} {}", figure(row.result?.median), row.unit))
+        }),
+        ("limit", |row| Some(figure(row.limit_result?.median))),
+        ("by", |row| Some(row.limit.clone())),
+        ("ratio", |row| Some(format!("{:.2}", row.ratio?.median))),
+        ("q1 .. q3", |row| {
+            let ratio = row.ratio?;
+            Some(format!("{:.2} .. {:.2}", ratio.q1, ratio.q3))
+        }),
+        ("goal", |row| Some(row.goal.clone())),
+        ("met", |row| {
+            Some(if row.met? { "yes" } else { "no" }.to_owned())
+        }),
+        ("CPU s/GB client+node+master", |row| row.cpu.map(cpu_text)),
+    ];
+    let rows: Vec<&Row> = rows.collect();
+    let mut table = output::table([]);
+    let (mut header, mut cells) = (Vec::new(), vec![Vec::new(); rows.len()]);
+    for (name, show) in columns {
+        let column: Vec<String> = rows
+            .iter()
+            .map(|row| show(row).unwrap_or_default())
+            .collect();
+        if column.iter().any(|cell| !cell.is_empty()) {
+            header.push(name);
+            for (cells, cell) in cells.iter_mut().zip(column) {
+                cells.push(cell);
+            }
+        }
     }
+    table.set_header(header);
+    table.add_rows(cells);
     output::align_right(&mut table, 1..3);
     table.to_string()
 }

@@ -2,7 +2,9 @@
 
 use super::agent::Handle;
 use super::agent::protocol::{Answer, Command, Connect, Embed, Limit, Live, Order, Set, Work};
-use super::cases::{Bare, Blocks, Bound, Case, Copier, Kept, Metric, Place, Pool, SMALL, What};
+use super::cases::{
+    Bare, Blocks, Bound, Case, Copier, Kept, Metric, Place, Pool, SMALL, What, size,
+};
 use super::pools::{Running, WINDOW_BYTES, local_segment};
 use super::report::{Cpu, Row};
 use super::usage;
@@ -532,7 +534,10 @@ impl Runner {
             Bound::StreamsAsUsed => {
                 let port = self.running(case.place.pool)?.data_port().await?;
                 let used = usage::connections(self.client(0)?.id(), port);
-                Bare::Stream(used.clamp(1, 2))
+                Bare::Stream {
+                    streams: used.clamp(1, 2),
+                    pinned: false,
+                }
             }
             Bound::Case(_) | Bound::None(_) => return Ok(None),
         };
@@ -617,24 +622,33 @@ impl Runner {
                     },
                 )
             }
-            Bare::Stream(streams) => (&self.near, Limit::Stream { streams, bytes }),
+            Bare::Stream { streams, pinned } => (
+                &self.near,
+                Limit::Stream {
+                    streams,
+                    pinned,
+                    bytes,
+                },
+            ),
             Bare::Ping {
                 request,
                 answer,
                 spin,
+                one_core,
             } => (
                 &self.near,
                 Limit::Ping {
                     request,
                     answer,
                     spin,
+                    one_core,
                     window: ping_window,
                 },
             ),
             Bare::Touch => (&self.near, Limit::Touch { bytes }),
         };
         let watch = match bare {
-            Bare::Stream(_) => vec![self.far.id()],
+            Bare::Stream { .. } => vec![self.far.id()],
             _ => Vec::new(),
         };
         let (measured, _) = measured(agent.call(&Command::Limit { limit, watch }).await?)?;
@@ -750,14 +764,14 @@ fn name_of(bare: Bare) -> String {
                 Copier::Streaming => "streaming memcpy",
                 Copier::Plain | Copier::Fastest => "memcpy",
             };
-            let piece = crate::output::bytes(blocks.bytes / blocks.pieces);
+            let piece = size(blocks.bytes / blocks.pieces);
             match threads {
                 1 => format!("{how} of {piece}"),
                 several => format!("{how} of {piece}, {several} threads"),
             }
         }
-        Bare::Stream(1) => "bare TCP, 1 stream".to_owned(),
-        Bare::Stream(streams) => format!("bare TCP, {streams} streams"),
+        Bare::Stream { streams: 1, .. } => "bare TCP, 1 stream".to_owned(),
+        Bare::Stream { streams, .. } => format!("bare TCP, {streams} streams"),
         Bare::Ping {
             request: 1,
             spin: false,
@@ -769,7 +783,7 @@ fn name_of(bare: Bare) -> String {
             ..
         } => "ping-pong, spinning".to_owned(),
         Bare::Ping { request, .. } => {
-            format!("ping-pong of {}", crate::output::bytes(request))
+            format!("ping-pong of {}", size(request))
         }
         Bare::Touch => "first touch".to_owned(),
     }

@@ -149,12 +149,19 @@ pub(crate) enum Limit {
         bytes: u64,
     },
     /// A round through bare TCP connections.
-    Stream { streams: usize, bytes: u64 },
+    Stream {
+        streams: usize,
+        /// Whether each one's ends are kept on a core of their own.
+        pinned: bool,
+        bytes: u64,
+    },
     /// Round trips over a bare TCP connection.
     Ping {
         request: u64,
         answer: u64,
         spin: bool,
+        /// Whether both ends are kept on one core, or on two.
+        one_core: bool,
         window: Window,
     },
     /// First touch of memory.

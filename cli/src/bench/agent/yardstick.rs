@@ -13,7 +13,7 @@ pub(super) struct Yardstick {
     copies: Option<Copies>,
     streams: Option<(Limit, Streams)>,
     /// A few kinds of pings take turns.
-    pings: Vec<((u64, u64, bool), Ping)>,
+    pings: Vec<((u64, u64, bool, bool), Ping)>,
 }
 
 impl Yardstick {
@@ -34,12 +34,16 @@ impl Yardstick {
             Limit::Copy { .. } => {
                 self.copies.get_or_insert_with(|| Copies::new(self.span));
             }
-            Limit::Stream { streams, bytes } => {
+            Limit::Stream {
+                streams,
+                pinned,
+                bytes,
+            } => {
                 self.copies.get_or_insert_with(|| Copies::new(self.span));
                 if self.streams.as_ref().is_none_or(|(of, _)| *of != limit) {
                     // The far end gives its memory back before it takes more.
                     self.streams = None;
-                    let opened = Streams::open(self.port, streams, bytes, self.span)
+                    let opened = Streams::open(self.port, streams, pinned, bytes, self.span)
                         .context("cannot open a bare TCP connection")?;
                     self.streams = Some((limit, opened));
                 }
@@ -48,11 +52,12 @@ impl Yardstick {
                 request,
                 answer,
                 spin,
+                one_core,
                 ..
             } => {
-                let kind = (request, answer, spin);
+                let kind = (request, answer, spin, one_core);
                 if !self.pings.iter().any(|(of, _)| *of == kind) {
-                    let ping = Ping::open(self.port, request, answer, spin)
+                    let ping = Ping::open(self.port, request, answer, spin, one_core)
                         .context("cannot open a bare TCP connection")?;
                     self.pings.push((kind, ping));
                 }
@@ -90,9 +95,10 @@ impl Yardstick {
                 request,
                 answer,
                 spin,
+                one_core,
                 window,
             } => {
-                let kind = (request, answer, spin);
+                let kind = (request, answer, spin, one_core);
                 let ping = self.pings.iter_mut().find(|(of, _)| *of == kind);
                 let (_, ping) = ping.context("no connection")?;
                 return Ok(ping.run(window)?);

@@ -1,5 +1,6 @@
 //! The far end of streams and pings.
 
+use super::core::pin;
 use super::{OPENING, Opening, Purpose, ping, stream};
 use std::io::{self, Read};
 use std::net::{TcpListener, TcpStream};
@@ -39,6 +40,7 @@ fn serve(mut socket: TcpStream) -> io::Result<()> {
     let mut bytes = [0; OPENING];
     socket.read_exact(&mut bytes)?;
     let opening = Opening::from_bytes(bytes).ok_or(io::ErrorKind::InvalidData)?;
+    let _pinned = opening.core.map(pin);
     match opening.purpose {
         Purpose::Stream => stream::receive(&mut socket, opening.first, opening.second),
         Purpose::Ping | Purpose::SpinningPing => ping::answer(socket, opening),

@@ -1,5 +1,6 @@
 //! How long a request and its answer take over a bare TCP connection to another process.
 
+use super::core::pin;
 use super::{Opening, Purpose};
 use crate::bench::window::{Meter, Window};
 use std::io::{self, ErrorKind, Read, Write};
@@ -31,8 +32,16 @@ struct End {
 }
 
 impl Ping {
-    /// Opens a connection for requests and answers of these sizes, both at least a byte.
-    pub(crate) fn open(port: u16, request: u64, answer: u64, spin: bool) -> io::Result<Self> {
+    /// Opens a connection for requests and answers of these sizes, both at least a byte. Its ends
+    /// are kept on two cores, as those of a client and a server that both have work are, or on one,
+    /// where nobody has to be woken on an idle core.
+    pub(crate) fn open(
+        port: u16,
+        request: u64,
+        answer: u64,
+        spin: bool,
+        one_core: bool,
+    ) -> io::Result<Self> {
         let mut socket = TcpStream::connect(("127.0.0.1", port))?;
         socket.set_nodelay(true)?;
         let opening = Opening {
@@ -43,6 +52,7 @@ impl Ping {
             },
             first: request,
             second: answer,
+            core: Some(u64::from(!one_core)),
         };
         socket.write_all(&opening.to_bytes())?;
         Ok(Self {
@@ -55,6 +65,7 @@ impl Ping {
     /// Round trips for as long as the window says. A call of the window is [`BURST`] of them.
     pub(crate) fn run(&mut self, window: Window) -> io::Result<Meter> {
         let mut meter = Meter::default();
+        let _pinned = pin(0);
         for _ in 0..window.calls.max(1) {
             for _ in 0..BURST {
                 let begin = Instant::now();

@@ -1,12 +1,18 @@
 //! How fast bytes go through bare TCP connections to another process of this host.
 
+use super::core::pin;
 use super::{Opening, Purpose};
+use rustix::net::sockopt;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// What one call sends or receives at most.
-pub(super) const CALL: usize = 1 << 20;
+const CALL: usize = 1 << 20;
+
+/// What socket buffers are asked for, in bytes: what is on its way then fits a core's own cache. The
+/// kernel's own sizing goes to megabytes, which on loopback is up to a third slower.
+const BUFFER: usize = 256 << 10;
 
 /// Connections to the far process, which receives all that is sent and confirms each round.
 #[derive(Debug)]
@@ -14,6 +20,8 @@ pub(crate) struct Streams {
     sockets: Vec<TcpStream>,
     /// The bytes of a round on one connection.
     bytes: usize,
+    /// Whether each connection's two ends are kept on a core of their own.
+    pinned: bool,
     /// Where the next round begins in the memory that is sent from.
     at: usize,
 }
@@ -21,19 +29,27 @@ pub(crate) struct Streams {
 impl Streams {
     /// Opens `count` connections for rounds of `bytes` in all, received into `span` bytes of memory
     /// in all.
-    pub(crate) fn open(port: u16, count: usize, bytes: u64, span: u64) -> io::Result<Self> {
+    pub(crate) fn open(
+        port: u16,
+        count: usize,
+        pinned: bool,
+        bytes: u64,
+        span: u64,
+    ) -> io::Result<Self> {
         let share = |all: u64| {
             let calls = (all / count as u64).div_ceil(CALL as u64).max(1);
             calls * CALL as u64
         };
-        let opening = Opening {
-            purpose: Purpose::Stream,
-            first: share(bytes),
-            second: share(span),
-        };
-        let sockets = (0..count).map(|_| {
+        let sockets = (0..count as u64).map(|number| {
+            let opening = Opening {
+                purpose: Purpose::Stream,
+                first: share(bytes),
+                second: share(span),
+                core: pinned.then_some(number),
+            };
             let mut socket = TcpStream::connect(("127.0.0.1", port))?;
             socket.set_nodelay(true)?;
+            sockopt::set_socket_send_buffer_size(&socket, BUFFER)?;
             socket.write_all(&opening.to_bytes())?;
             // The far end is ready once its memory is.
             socket.read_exact(&mut [0])?;
@@ -42,6 +58,7 @@ impl Streams {
         Ok(Self {
             sockets: sockets.collect::<io::Result<_>>()?,
             bytes: usize::try_from(share(bytes)).unwrap_or(usize::MAX),
+            pinned,
             at: 0,
         })
     }
@@ -60,13 +77,20 @@ impl Streams {
         }
         let from = self.at % part / CALL;
         let begin = Instant::now();
-        let mut pairs = self.sockets.iter_mut().zip(source.chunks_exact(part));
-        if pairs.len() == 1 {
-            pairs.try_for_each(|(socket, source)| send(socket, source, from, bytes))?;
+        let pinned = self.pinned;
+        let lone = self.sockets.len() == 1 && !pinned;
+        let mut pairs = (0..).zip(self.sockets.iter_mut().zip(source.chunks_exact(part)));
+        if lone {
+            pairs.try_for_each(|(_, (socket, source))| send(socket, source, from, bytes))?;
         } else {
             std::thread::scope(|scope| {
                 let threads: Vec<_> = pairs
-                    .map(|(socket, source)| scope.spawn(move || send(socket, source, from, bytes)))
+                    .map(|(number, (socket, source))| {
+                        scope.spawn(move || {
+                            let _pinned = pinned.then(|| pin(number));
+                            send(socket, source, from, bytes)
+                        })
+                    })
                     .collect();
                 threads.into_iter().try_for_each(|thread| {
                     thread
@@ -95,6 +119,7 @@ fn send(socket: &mut TcpStream, source: &[u8], from: usize, bytes: usize) -> io:
 pub(super) fn receive(socket: &mut TcpStream, bytes: u64, span: u64) -> io::Result<()> {
     let span = usize::try_from(span).unwrap_or(CALL).max(CALL);
     let mut memory = vec![1; span];
+    sockopt::set_socket_recv_buffer_size(&*socket, BUFFER)?;
     socket.write_all(&[1])?;
     let mut left = bytes;
     let mut at = 0;
