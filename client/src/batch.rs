@@ -1,7 +1,7 @@
 //! Batches: cutting what is too large for one message, and serving duplicates once.
 
+use hashbrown::HashMap;
 use kvpool_types::Key;
-use std::collections::HashMap;
 use std::ops::Range;
 
 /// The bytes that one key takes in a message beside its own: its share of lengths, versions,
@@ -63,10 +63,11 @@ pub(crate) struct Distinct {
 impl Distinct {
     /// Finds the distinct ones of `keys`.
     pub(crate) fn of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Self {
-        let mut seen: HashMap<&Key, usize> = HashMap::new();
-        let mut firsts = Vec::new();
-        let mut of_item = Vec::new();
-        for (item, key) in keys.into_iter().enumerate() {
+        let keys = keys.into_iter();
+        let mut seen: HashMap<&Key, usize> = HashMap::with_capacity(keys.size_hint().0);
+        let mut firsts = Vec::with_capacity(keys.size_hint().0);
+        let mut of_item = Vec::with_capacity(keys.size_hint().0);
+        for (item, key) in keys.enumerate() {
             of_item.push(*seen.entry(key).or_insert_with(|| {
                 firsts.push(item);
                 firsts.len() - 1

@@ -11,16 +11,34 @@ use crate::view::View;
 use kvpool_transport::Slice;
 use kvpool_types::{Key, Length, Offset};
 use std::sync::Arc;
+use tokio::runtime::{Builder, Runtime};
 
-/// A connection to the pool with a runtime of its own. Clones share it.
+/// A connection to the pool for plain threads. Clones share it.
+///
+/// The thread that makes a call does its work: it sends, waits on the sockets, and copies what is
+/// small, so that no other has to be woken. A second thread does what nobody waits for.
 ///
 /// Its methods panic when they are called from within an async runtime, as all blocking there would
 /// stop that runtime's other work: use [`crate::Client`] there.
 #[derive(Clone, Debug)]
 pub struct Client {
-    // Fields drop in order: the client's tasks end before their runtime does.
     client: crate::Client,
-    runtime: Arc<tokio::runtime::Runtime>,
+    runtimes: Arc<Runtimes>,
+}
+
+/// Where the work is done.
+#[derive(Debug)]
+struct Runtimes {
+    /// Run by those who call, while they wait.
+    callers: Runtime,
+    /// Runs by itself.
+    background: Runtime,
+}
+
+impl Runtimes {
+    fn wait<F: Future>(&self, work: F) -> F::Output {
+        self.callers.block_on(work)
+    }
 }
 
 /// A lease that a blocking client holds. See [`crate::Lease`].
@@ -28,7 +46,7 @@ pub struct Client {
 #[must_use = "a lease that nobody needs is better released than left to run out"]
 pub struct Lease {
     lease: crate::Lease,
-    runtime: Arc<tokio::runtime::Runtime>,
+    runtimes: Arc<Runtimes>,
 }
 
 /// How much of a chain is present. See [`crate::Prefix`].
@@ -41,27 +59,27 @@ pub struct Prefix {
 }
 
 impl Client {
-    /// Connects to the pool, with `threads` threads for its work; 0 for one a core.
-    pub fn connect(options: Options, threads: usize) -> Result<Self, ConnectError> {
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        if threads > 0 {
-            builder.worker_threads(threads);
-        }
-        let runtime = builder
-            .enable_all()
-            .thread_name("kvpool-client")
-            .build()
-            .map_err(|error| ConnectError::NoRuntime(error.to_string()))?;
-        let client = runtime.block_on(crate::Client::connect(options))?;
+    /// Connects to the pool.
+    pub fn connect(options: Options) -> Result<Self, ConnectError> {
+        let built = |runtime: std::io::Result<Runtime>| {
+            runtime.map_err(|error| ConnectError::NoRuntime(error.to_string()))
+        };
+        let runtimes = Runtimes {
+            callers: built(Builder::new_current_thread().enable_all().build())?,
+            background: built(
+                Builder::new_multi_thread()
+                    .worker_threads(1)
+                    .enable_all()
+                    .thread_name("kvpool-client")
+                    .build(),
+            )?,
+        };
+        let background = runtimes.background.handle().clone();
+        let client = runtimes.wait(crate::Client::connect_on(options, background))?;
         Ok(Self {
             client,
-            runtime: Arc::new(runtime),
+            runtimes: Arc::new(runtimes),
         })
-    }
-
-    /// The async client behind this one. Its futures run on any runtime.
-    pub const fn inner(&self) -> &crate::Client {
-        &self.client
     }
 
     /// See [`crate::Client::batch_put`].
@@ -184,24 +202,24 @@ impl Client {
     fn own(&self, lease: crate::Lease) -> Lease {
         Lease {
             lease,
-            runtime: Arc::clone(&self.runtime),
+            runtimes: Arc::clone(&self.runtimes),
         }
     }
 
     fn wait<F: Future>(&self, work: F) -> F::Output {
-        self.runtime.block_on(work)
+        self.runtimes.wait(work)
     }
 }
 
 impl Lease {
     /// See [`crate::Lease::renew`].
     pub fn renew(&mut self) -> Result<usize, ControlError> {
-        self.runtime.block_on(self.lease.renew())
+        self.runtimes.wait(self.lease.renew())
     }
 
     /// See [`crate::Lease::release`].
     pub fn release(self) -> Result<(), ControlError> {
-        self.runtime.block_on(self.lease.release())
+        self.runtimes.wait(self.lease.release())
     }
 
     /// The lease itself.

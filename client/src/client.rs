@@ -17,6 +17,7 @@ use crate::{get, host, range, view};
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{ClientId, ClusterId, Code, Epoch, Key, Length, Offset};
 use std::sync::Arc;
+use tokio::runtime::Handle;
 
 /// A connection to the pool. Clones share it; it closes when the last one is dropped.
 ///
@@ -42,7 +43,16 @@ impl Client {
     /// Connects to the pool: agrees on a version with the master and makes the namespace known.
     /// Must be called on a tokio runtime, whose tasks the client then uses.
     pub async fn connect(options: Options) -> Result<Self, ConnectError> {
-        Self::connect_with(options, |control, options| {
+        Self::connect_on(options, Handle::current()).await
+    }
+
+    /// The same, with a runtime for what the client does when nobody waits. It must run by itself;
+    /// the present one needs to run only while operations of this client are awaited.
+    pub(crate) async fn connect_on(
+        options: Options,
+        background: Handle,
+    ) -> Result<Self, ConnectError> {
+        Self::connect_with(options, background, |control, options| {
             Box::new(Dialer::new(
                 control.cluster(),
                 control.client(),
@@ -56,6 +66,7 @@ impl Client {
     /// The same, with another way to open links.
     pub(crate) async fn connect_with(
         options: Options,
+        background: Handle,
         dialer: impl FnOnce(&Control, &Options) -> Box<dyn Dial>,
     ) -> Result<Self, ConnectError> {
         let host = host::host_id()?;
@@ -66,6 +77,7 @@ impl Client {
             host,
             Arc::clone(&locations),
             Arc::clone(&counting),
+            background,
         )
         .await?;
         let control = Arc::new(control);
@@ -77,7 +89,7 @@ impl Client {
         );
         Ok(Self {
             inner: Arc::new(Inner {
-                revoker: Revoker::start(Arc::clone(&control)),
+                revoker: Revoker::start(&control),
                 options,
                 control,
                 locations,

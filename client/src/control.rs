@@ -5,6 +5,7 @@
 //! fails with a retryable code is repeated, on the next master when this one is gone or does not
 //! lead, until its deadline; a call whose repetition would do harm says so ([`Call::once`]).
 
+mod framed;
 mod messages;
 mod status;
 
@@ -14,14 +15,17 @@ use crate::clock::{Backoff, Deadline};
 use crate::counters::Counting;
 use crate::errors::{ConnectError, ControlError};
 use crate::options::Options;
+use framed::Framed;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest, MAX_MESSAGE_BYTES};
 use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, HostId, Length};
 pub(crate) use messages::Message;
 use parking_lot::RwLock;
+use prost::Message as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
 
 /// How long opening a connection to a master may take.
@@ -45,12 +49,15 @@ pub(crate) struct Control {
     agreed: RwLock<Agreed>,
     locations: Arc<Locations>,
     counting: Arc<Counting>,
+    /// Where what nobody waits for runs.
+    background: Handle,
 }
 
 #[derive(Debug)]
 struct Master {
     address: String,
     pool: PoolClient<Channel>,
+    framed: Framed,
 }
 
 /// What hello settled.
@@ -68,6 +75,7 @@ pub(crate) struct Call {
     epoch: Option<Epoch>,
     repeat: bool,
     waits: bool,
+    aside: bool,
 }
 
 impl Call {
@@ -78,6 +86,7 @@ impl Call {
             epoch: None,
             repeat: true,
             waits: false,
+            aside: false,
         }
     }
 
@@ -100,6 +109,13 @@ impl Call {
         self
     }
 
+    /// The call is made by a task that nobody waits for. It goes over gRPC: a framed connection may
+    /// belong to a runtime that runs only while somebody waits.
+    pub(crate) const fn aside(mut self) -> Self {
+        self.aside = true;
+        self
+    }
+
     /// How long one attempt may take: a part of what is left when another could follow it.
     fn attempt(&self) -> Deadline {
         if self.waits || !self.repeat {
@@ -118,6 +134,7 @@ impl Control {
         host: HostId,
         locations: Arc<Locations>,
         counting: Arc<Counting>,
+        background: Handle,
     ) -> Result<Self, ConnectError> {
         if options.masters.is_empty() {
             return Err(ConnectError::NoMasters);
@@ -125,7 +142,7 @@ impl Control {
         let masters = options
             .masters
             .iter()
-            .map(|address| Master::new(address))
+            .map(|address| Master::new(address, options.spin, &background))
             .collect::<Result<Vec<_>, _>>()?;
         let control = Self {
             masters,
@@ -144,6 +161,7 @@ impl Control {
             }),
             locations,
             counting,
+            background,
         };
         let call = Call::by(Deadline::after(options.timeouts.connect));
         let refused = |source| ConnectError::Refused {
@@ -237,21 +255,53 @@ impl Control {
     ) -> Result<M::Reply, ControlError> {
         let deadline = call.attempt();
         message.set_caller(self.caller(call.epoch));
-        let mut request = tonic::Request::new(message);
-        request.set_timeout(deadline.left());
-        let answered = deadline.run(M::send(master.pool.clone(), request)).await;
-        let reply = match answered {
-            Ok(Ok(reply)) => reply.into_inner(),
-            Ok(Err(status)) => return Err(status::error(&master.address, M::NAME, &status)),
-            Err(_) => {
-                return Err(ControlError::new(
-                    Code::DeadlineExceeded,
-                    format!("kvmaster at {} did not answer {}", master.address, M::NAME),
-                ));
-            }
-        };
+        let answered = deadline.run(self.send(master, message, call, deadline));
+        let reply = answered.await.unwrap_or_else(|_| {
+            Err(ControlError::new(
+                Code::DeadlineExceeded,
+                format!("kvmaster at {} did not answer {}", master.address, M::NAME),
+            ))
+        })?;
         self.judge_epoch(master, Epoch(M::epoch_of(&reply)))?;
         Ok(reply)
+    }
+
+    /// Sends a message the quickest way that its master takes.
+    async fn send<M: Message>(
+        &self,
+        master: &Master,
+        message: M,
+        call: Call,
+        deadline: Deadline,
+    ) -> Result<M::Reply, ControlError> {
+        if let Some(op) = M::OP.filter(|_| !call.aside) {
+            let greeting = || {
+                let mut greeting = HelloRequest::default();
+                greeting.set_caller(self.caller(None));
+                greeting
+            };
+            if let Some(channel) = master.framed.channel(greeting, deadline).await? {
+                let failed = |code, why: &dyn std::fmt::Display| {
+                    ControlError::new(code, format!("{} at {}: {why}", M::NAME, master.address))
+                };
+                let reply = framed::call(&channel, op, self.epoch(), &message)
+                    .await
+                    .map_err(|error| failed(error.code, &error.message))?;
+                return M::Reply::decode(bytes::Bytes::from(reply))
+                    .map_err(|error| failed(Code::Malformed, &error));
+            }
+        }
+        let mut request = tonic::Request::new(message);
+        request.set_timeout(deadline.left());
+        let answered = M::send(master.pool.clone(), request).await;
+        answered
+            .map(tonic::Response::into_inner)
+            .map_err(|status| status::error(&master.address, M::NAME, &status))
+    }
+
+    /// Runs what nobody waits for. Its calls are made [`Call::aside`].
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.background.spawn(work);
     }
 
     /// Refuses what comes from a lower epoch than the highest seen; forgets all locations when the
@@ -349,14 +399,14 @@ impl Control {
 }
 
 impl Master {
-    fn new(address: &str) -> Result<Self, ConnectError> {
+    fn new(address: &str, spin: Duration, background: &Handle) -> Result<Self, ConnectError> {
         let bad = |reason: String| ConnectError::BadAddress {
             address: address.to_owned(),
             reason,
         };
-        if !address.starts_with("http://") {
+        let Some(authority) = address.strip_prefix("http://") else {
             return Err(bad("it does not begin with http://".to_owned()));
-        }
+        };
         let endpoint = Endpoint::from_shared(address.to_owned())
             .map_err(|error| bad(error.to_string()))?
             .connect_timeout(CONNECT_TIMEOUT)
@@ -365,8 +415,11 @@ impl Master {
             .keep_alive_timeout(PING_TIMEOUT)
             .initial_stream_window_size(Some(4 << 20))
             .initial_connection_window_size(Some(16 << 20));
+        // The connection's tasks run where this is.
+        let _there = background.enter();
         Ok(Self {
             address: address.to_owned(),
+            framed: Framed::new(authority.trim_end_matches('/').to_owned(), spin),
             pool: PoolClient::new(endpoint.connect_lazy())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES),

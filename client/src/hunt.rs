@@ -3,6 +3,7 @@
 use crate::cache::Located;
 use crate::client::Inner;
 use crate::clock::{Backoff, BootTime, Deadline};
+use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::GetError;
 use crate::replicas::{Choice, Next, Tried};
@@ -130,7 +131,7 @@ impl<'a> Hunt<'a> {
             }
             let reports = std::mem::take(&mut self.reports);
             let by = self.deadline.share(2, Length(0));
-            reports::send(&self.inner.control, reports, by).await;
+            reports::send(&self.inner.control, reports, Call::by(by)).await;
             let epoch = self.inner.control.epoch();
             let cached = self.inner.locations.get(self.key, epoch, BootTime::now());
             let found = match cached {

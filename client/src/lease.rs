@@ -4,8 +4,10 @@ use crate::cache::Leased;
 use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
+use crate::locate::expect_answers;
+use bytes::Bytes;
 use kvpool_proto::{Lease as WireLease, ReleaseRequest, RenewRequest};
-use kvpool_types::wire::keys::pack;
+use kvpool_types::wire::keys::{Packer, pack, unpack};
 use kvpool_types::{Code, Key};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +27,64 @@ pub struct Lease {
 /// What one reply leased.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
-    pub(crate) keys: Vec<Key>,
+    pub(crate) keys: Packed,
+    pub(crate) leased: Leased,
+}
+
+/// Keys as they stand in messages: a lease is only ever sent back, so its keys need not be objects.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Packed {
+    bytes: Bytes,
+    count: usize,
+}
+
+impl Packed {
+    /// Those of `packed`, which holds the keys of a request, that `holds` says true to.
+    pub(crate) fn select(packed: &Bytes, count: usize, holds: impl Fn(usize) -> bool) -> Self {
+        if (0..count).all(&holds) {
+            return Self {
+                bytes: packed.clone(),
+                count,
+            };
+        }
+        let mut kept = Packer::default();
+        let mut kept_count = 0;
+        // What this client packed itself can be read.
+        let keys = unpack(packed).map_while(Result::ok);
+        for (_, key) in keys.enumerate().filter(|(at, _)| holds(*at)) {
+            kept.push(key);
+            kept_count += 1;
+        }
+        Self {
+            bytes: kept.finish().into(),
+            count: kept_count,
+        }
+    }
+
+    /// Packs keys.
+    pub(crate) fn of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Self {
+        let mut count = 0;
+        let bytes = pack(keys.into_iter().inspect(|_| count += 1)).into();
+        Self { bytes, count }
+    }
+
+    /// How many keys.
+    pub(crate) const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
+/// What came of renewing one part.
+#[derive(Debug)]
+pub(crate) struct Renewed {
+    /// Whether each of its keys is leased still.
+    pub(crate) kept: Vec<bool>,
+    /// The lease on those.
     pub(crate) leased: Leased,
 }
 
@@ -78,7 +137,10 @@ impl Lease {
         let deadline = Deadline::after(self.timeout);
         let before = self.len();
         for part in &mut self.parts {
-            *part = renew(&self.control, part, deadline).await?;
+            let renewed = renew(&self.control, part, deadline).await?;
+            let held = |at: usize| renewed.kept.get(at) == Some(&true);
+            part.keys = Packed::select(&part.keys.bytes, part.keys.len(), held);
+            part.leased = renewed.leased;
         }
         self.parts.retain(|part| !part.keys.is_empty());
         Ok(before - self.len())
@@ -93,35 +155,30 @@ impl Lease {
     }
 }
 
-/// Renews one part: what is left of it, under its new deadline.
+/// Renews one part.
 pub(crate) async fn renew(
     control: &Control,
     part: &Part,
     deadline: Deadline,
-) -> Result<Part, ControlError> {
+) -> Result<Renewed, ControlError> {
     let sent = BootTime::now();
     let request = RenewRequest {
         caller: None,
-        keys: pack(&part.keys).into(),
+        keys: part.keys.bytes.clone(),
         token: part.leased.token,
     };
     // Counted from before the first attempt, so a repetition only makes the lease shorter here.
     let reply = control.call(request, Call::by(deadline)).await?;
-    let kept = part
-        .keys
-        .iter()
-        .zip(&reply.codes)
-        .filter(|(_, code)| **code == u32::from(Code::Ok.to_wire()))
-        .map(|(key, _)| key.clone());
-    Ok(match counted(reply.lease.as_ref(), sent) {
-        Some(leased) => Part {
-            keys: kept.collect(),
-            leased,
-        },
-        None => Part {
-            keys: Vec::new(),
-            leased: part.leased,
-        },
+    expect_answers(reply.codes.len(), part.keys.len())?;
+    let ok = u32::from(Code::Ok.to_wire());
+    let leased = counted(reply.lease.as_ref(), sent);
+    Ok(Renewed {
+        kept: reply
+            .codes
+            .iter()
+            .map(|code| *code == ok && leased.is_some())
+            .collect(),
+        leased: leased.unwrap_or(part.leased),
     })
 }
 
@@ -138,7 +195,7 @@ pub(crate) async fn release(
         .map(|part| {
             let request = ReleaseRequest {
                 caller: None,
-                keys: pack(&part.keys).into(),
+                keys: part.keys.bytes.clone(),
                 token: part.leased.token,
             };
             control.call(request, Call::by(deadline).once())

@@ -9,10 +9,10 @@ use crate::clock::{Backoff, Deadline};
 use crate::counters::Counting;
 use crate::options::TransportChoice;
 use futures::future::BoxFuture;
+use hashbrown::{HashMap, HashSet};
 use kvpool_transport::{Link, TransferError, TransportKind};
 use kvpool_types::{Code, HostId, Incarnation};
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -152,6 +152,12 @@ impl Links {
                 Err(error)
             }
         }
+    }
+
+    /// The link to `node` over `kind` if it is open.
+    pub(crate) fn opened(&self, node: &Node, kind: TransportKind) -> Option<Arc<dyn Link>> {
+        let nodes = self.nodes.lock();
+        nodes.get(&node.incarnation)?.lane(kind).open_link()
     }
 
     /// The best link to `node` that can be had.

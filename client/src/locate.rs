@@ -5,7 +5,8 @@ use crate::cache::{Leased, Located, Locations, Node, Replica};
 use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
-use crate::lease::{Part, counted};
+use crate::lease::{Packed, Part, counted};
+use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use kvpool_proto::{Location, LookupReply, LookupRequest, NodeAddress};
 use kvpool_types::wire::keys::pack;
@@ -57,25 +58,27 @@ pub(crate) async fn lookup(
         async move {
             let begun = locations.begin();
             let sent = BootTime::now();
+            let packed = Bytes::from(pack(keys));
             let request = LookupRequest {
                 caller: None,
-                keys: pack(keys).into(),
+                keys: packed.clone(),
                 no_lease: false,
             };
             let reply = control.call(request, Call::by(how.deadline)).await?;
             let leased = counted(reply.lease.as_ref(), sent);
             let found = read_reply(&reply, keys.len(), leased)?;
-            let mut present = Vec::new();
-            for (key, found) in keys.iter().zip(&found) {
-                if let Ok(Some(located)) = found {
-                    present.push(key.clone());
-                    if how.keep {
+            let is_present = |found: &Found| matches!(found, Ok(Some(_)));
+            if how.keep {
+                for (key, found) in keys.iter().zip(&found) {
+                    if let Ok(Some(located)) = found {
                         locations.insert(begun, key, located);
                     }
                 }
             }
             let part = leased.map(|leased| Part {
-                keys: present,
+                keys: Packed::select(&packed, keys.len(), |at| {
+                    found.get(at).is_some_and(is_present)
+                }),
                 leased,
             });
             Ok::<_, ControlError>((found, part))

@@ -25,6 +25,10 @@ pub struct Options {
     pub location_cache: u64,
     /// How many TCP connections to one node share the work.
     pub tcp_connections_per_node: usize,
+    /// How long a call to the master polls for its answer, with a whole core, before it sleeps. Zero,
+    /// the default, never polls. Worth it only where cores are idle: 50 us then save the time that
+    /// waking a sleeping core takes.
+    pub spin: Duration,
     /// What proves to nodes that the client may connect; empty while authentication is off.
     pub token: String,
 }
@@ -41,6 +45,7 @@ impl Default for Options {
             batch_concurrency: 4,
             location_cache: 100_000,
             tcp_connections_per_node: 4,
+            spin: Duration::ZERO,
             token: String::new(),
         }
     }

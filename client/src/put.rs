@@ -22,10 +22,10 @@ use crate::clock::Deadline;
 use crate::counters::Counting;
 use crate::errors::PutError;
 use futures::StreamExt;
+use hashbrown::HashMap;
 use kvpool_transport::memory::total_length;
 use kvpool_types::{Code, Key, Length};
 pub(crate) use stages::Revoker;
-use std::collections::HashMap;
 
 /// Puts every block of a batch; one outcome a block, in order.
 pub(crate) async fn put(

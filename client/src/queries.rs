@@ -8,8 +8,9 @@ use crate::client::Client;
 use crate::clock::{BootTime, Deadline};
 use crate::control::Call;
 use crate::errors::ControlError;
-use crate::lease::{Lease, Part, counted};
+use crate::lease::{Lease, Packed, Part, counted};
 use crate::locate::{code_of, expect_answers, malformed};
+use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use kvpool_proto::{
     DescribeRequest, ExistRequest, ListRequest, MatchPrefixRequest, RemoveReply, RemoveRequest,
@@ -32,20 +33,16 @@ impl Client {
         let deadline = self.control_deadline();
         let calls = self.runs(keys).into_iter().map(|keys| async move {
             let sent = BootTime::now();
+            let packed = Bytes::from(pack(keys));
             let request = ExistRequest {
                 caller: None,
-                keys: pack(keys).into(),
+                keys: packed.clone(),
                 no_lease: leasing == Leasing::None,
             };
             let reply = self.inner.control.call(request, Call::by(deadline)).await?;
             let present = read_bits(&reply.present, keys.len())?;
             let part = counted(reply.lease.as_ref(), sent).map(|leased| Part {
-                keys: keys
-                    .iter()
-                    .zip(&present)
-                    .filter(|(_, present)| **present)
-                    .map(|(key, _)| key.clone())
-                    .collect(),
+                keys: Packed::select(&packed, keys.len(), |at| present.get(at) == Some(&true)),
                 leased,
             });
             Ok::<_, ControlError>((present, part))
@@ -78,24 +75,25 @@ impl Client {
         // One message after the other: what lies behind the first gap is neither asked nor leased.
         for keys in self.runs(keys) {
             let sent = BootTime::now();
+            let packed = Bytes::from(pack(keys));
             let request = MatchPrefixRequest {
                 caller: None,
-                keys: pack(keys).into(),
+                keys: packed.clone(),
                 no_lease: leasing == Leasing::None,
             };
             let reply = self.inner.control.call(request, Call::by(deadline)).await?;
             let present = usize::try_from(reply.blocks)
                 .ok()
-                .and_then(|blocks| keys.get(..blocks))
+                .filter(|blocks| *blocks <= keys.len())
                 .ok_or_else(|| malformed(format!("{} of {} blocks", reply.blocks, keys.len())))?;
-            blocks += present.len();
+            blocks += present;
             if let Some(leased) = counted(reply.lease.as_ref(), sent) {
                 parts.push(Part {
-                    keys: present.to_vec(),
+                    keys: Packed::select(&packed, keys.len(), |at| at < present),
                     leased,
                 });
             }
-            if present.len() < keys.len() {
+            if present < keys.len() {
                 break;
             }
         }

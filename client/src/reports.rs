@@ -17,7 +17,7 @@ pub(crate) struct Report {
 }
 
 /// Tells the master. A report that does not arrive is no harm: the next reader makes it again.
-pub(crate) async fn send(control: &Control, reports: Vec<Report>, deadline: Deadline) {
+pub(crate) async fn send(control: &Control, reports: Vec<Report>, call: Call) {
     if reports.is_empty() {
         return;
     }
@@ -33,7 +33,7 @@ pub(crate) async fn send(control: &Control, reports: Vec<Report>, deadline: Dead
             })
             .collect(),
     };
-    if let Err(error) = control.call(request, Call::by(deadline)).await {
+    if let Err(error) = control.call(request, call).await {
         tracing::debug!(%error, count = reports.len(), "replicas that failed are not reported");
     }
 }
@@ -41,7 +41,7 @@ pub(crate) async fn send(control: &Control, reports: Vec<Report>, deadline: Dead
 /// The same, without waiting for it.
 pub(crate) fn send_soon(control: &Arc<Control>, reports: Vec<Report>, deadline: Deadline) {
     if !reports.is_empty() {
-        let control = Arc::clone(control);
-        tokio::spawn(async move { send(&control, reports, deadline).await });
+        let (telling, call) = (Arc::clone(control), Call::by(deadline).aside());
+        control.spawn(async move { send(&telling, reports, call).await });
     }
 }

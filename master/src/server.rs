@@ -3,7 +3,7 @@
 use crate::clock::BootClock;
 use crate::config::Config;
 use crate::pool::Pool;
-use crate::service::{self, NodesService, PoolService};
+use crate::service::{self, NodesService, PoolService, framed};
 use crate::store::{EmbeddedOptions, EmbeddedStore};
 use anyhow::Context;
 use kvpool_daemon::{bind, probe, warn_if_exposed};
@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tonic::transport::server::TcpIncoming;
 
 /// How long requests in progress may take to end once the master stops.
 const DRAIN: Duration = Duration::from_secs(3);
@@ -66,6 +65,7 @@ impl Server {
         let clients = PoolServer::new(PoolService::new(Arc::clone(&pool)))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let calls = Arc::clone(&pool);
         let nodes =
             NodesServer::new(NodesService::new(pool)).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let serving = tonic::transport::Server::builder()
@@ -74,9 +74,7 @@ impl Server {
             .initial_connection_window_size(16 << 20)
             .add_service(clients)
             .add_service(nodes);
-        // On the sockets themselves: the builder's setting does not reach a listener that is brought
-        // along, and without it an answer's last frame waits 40 ms for the client's delayed ACK.
-        let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
+        let incoming = framed::serve(calls, grpc, stopped.clone(), &mut tasks);
         tasks.spawn(async move {
             let served = serving
                 .serve_with_incoming_shutdown(incoming, told(stopped))

@@ -15,6 +15,8 @@
 //! | `kvpool_node_segment_bytes` | | memory contributed |
 //! | `kvpool_node_receives`, `_holds`, `_pins` | | touches in progress |
 //! | `kvpool_node_held_bytes` | | bytes of announced writes and views |
+//! | `kvpool_node_boards` | | pin boards of connections |
+//! | `kvpool_node_over_cap` | | processes that hold more than one may, by pins on boards |
 //! | `kvpool_node_fence_waiting` | | tickets that wait for a touch to end |
 //! | `kvpool_node_extents` | | written extents |
 //! | `kvpool_node_floors` | | ranges kept to refuse closed grants |
@@ -130,13 +132,19 @@ impl Metrics {
 
 type Reading = fn(&Census) -> u64;
 
-const READINGS: [(&str, &str, Reading); 7] = [
+const READINGS: [(&str, &str, Reading); 9] = [
     ("receives", "Receives over TCP in progress.", |c| c.receives),
     ("holds", "Announced shared-memory writes.", |c| c.holds),
     ("pins", "Pins of views.", |c| c.pins),
     ("held_bytes", "Bytes of announced writes and views.", |c| {
         c.held.0
     }),
+    ("boards", "Pin boards of connections.", |c| c.boards),
+    (
+        "over_cap",
+        "Processes that hold more than one may, by pins on boards.",
+        |c| c.over_cap,
+    ),
     ("fence_waiting", "Fence tickets that wait.", |c| c.tickets),
     ("extents", "Written extents.", |c| c.records),
     ("floors", "Ranges kept to refuse closed grants.", |c| {

@@ -9,6 +9,7 @@ use crate::segment::Segment;
 use kvpool_transport::Slice;
 use kvpool_transport::checksum::sum_shared;
 use kvpool_transport::host::{Abort, Admission, Host, Peer, Refused, WriteGuard};
+use kvpool_transport::shm::board::Board;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem};
 use kvpool_types::wire::frame;
 use kvpool_types::{
@@ -125,6 +126,16 @@ impl Store {
         abort_all(self.change(|fence| fence.fence(items)));
     }
 
+    /// Whether [`Store::look_again`] is to be called soon.
+    pub(crate) fn waits_for_boards(&self) -> bool {
+        self.shared.fence.read().waits_for_boards()
+    }
+
+    /// Looks whether what tickets wait for on pin boards is gone.
+    pub(crate) fn look_again(&self) {
+        self.change(Fence::look_again);
+    }
+
     /// The tickets fenced since the last call.
     pub(crate) fn take_fenced(&self) -> Vec<u64> {
         self.shared.fence.write().take_fenced()
@@ -137,7 +148,7 @@ impl Store {
 
     /// Refuses new writes and views from now on.
     pub(crate) fn drain(&self) {
-        self.shared.fence.write().drain();
+        self.change(Fence::drain);
     }
 
     pub(crate) fn is_draining(&self) -> bool {
@@ -346,6 +357,25 @@ impl Host for Store {
                 message: format!("segment {segment} is not one of this node's"),
             })),
         }
+    }
+
+    fn board(
+        &self,
+        peer: &Peer,
+        incarnation: Incarnation,
+    ) -> Result<(Arc<Board>, OwnedFd), Refused> {
+        let allowance = self.shared.fence.read().limits().held_per_client;
+        let (board, fd) = Board::create(allowance).map_err(|error| {
+            self.refuse(Refused {
+                code: Code::Internal,
+                message: format!("a pin board cannot be made: {error}"),
+            })
+        })?;
+        let board = Arc::new(board);
+        self.change(|fence| fence.hang(peer.into(), incarnation, board.clone()))
+            .map_err(|refused| self.refuse(refused))?;
+        self.sweep_if_dead(peer);
+        Ok((board, fd))
     }
 
     fn begin_shm_write(&self, peer: &Peer, incarnation: Incarnation, grant: &Grant) -> Code {

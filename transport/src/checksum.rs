@@ -18,6 +18,9 @@ use kvpool_types::{CHUNK, Checksum, Length, Offset};
 
 /// The bytes that are copied and then summed while they are in the cache. A divisor of a chunk.
 const PIECE: u64 = 32 << 10;
+/// A copy asks whether to go on before each run of so many bytes: asking for every piece would cost
+/// as much as summing a small one.
+const RUN: u64 = 256 << 10;
 
 /// The checksum of `bytes`.
 pub fn checksum(bytes: &[u8]) -> Checksum {
@@ -137,41 +140,69 @@ pub enum Private {
 }
 
 /// Copies all of `from` to `to` in pieces, sums each piece on its private side while it is in the
-/// cache, and asks `go_on` before each. `None` when that said no: nothing more was written then.
+/// cache, and asks `go_on` before each run of a few. `None` when that said no: nothing more was
+/// written then.
 ///
 /// Panics unless both have the same total length and `to` is writable.
 pub fn copy_with_sum(
     from: &[Slice],
     to: &[Slice],
     private: Private,
-    mut go_on: impl FnMut() -> bool,
+    go_on: impl FnMut() -> bool,
 ) -> Option<BlockSums> {
-    let length = total_length(from);
+    let mut sum = ChunkedSum::for_length(total_length(from));
+    copy_pieces(from, to, private, go_on, |bytes| sum.update(bytes)).then(|| sum.finish())
+}
+
+/// Like [`copy_with_sum`] for one who needs no chunk's checksum, only that of all bytes: saves their
+/// combination, and the memory that they would be in.
+pub fn copy_with_whole_sum(
+    from: &[Slice],
+    to: &[Slice],
+    private: Private,
+    go_on: impl FnMut() -> bool,
+) -> Option<Checksum> {
+    let mut sum = Sum::default();
+    copy_pieces(from, to, private, go_on, |bytes| sum.update(bytes)).then(|| sum.finish())
+}
+
+/// Copies piece by piece and hands each piece's private side to `sum`; false when `go_on` said no.
+fn copy_pieces(
+    from: &[Slice],
+    to: &[Slice],
+    private: Private,
+    mut go_on: impl FnMut() -> bool,
+    mut sum: impl FnMut(&[u8]),
+) -> bool {
     assert_eq!(
-        length,
+        total_length(from),
         total_length(to),
         "invariant: both sides of a copy have one length"
     );
-    let mut sum = ChunkedSum::for_length(length);
     let (mut source, mut target) = (Cursor::new(from), Cursor::new(to));
+    let mut run = 0;
     while let (Some((source_slice, source_at)), Some((target_slice, target_at))) =
         (source.current(), target.current())
     {
-        if !go_on() {
-            return None;
+        if run == 0 && !go_on() {
+            return false;
         }
         let piece = PIECE
             .min(source_slice.length().0 - source_at.0)
             .min(target_slice.length().0 - target_at.0);
         source_slice.copy_to(source_at, target_slice, target_at, Length(piece).as_usize());
         match private {
-            Private::Source => sum.update_private(source_slice, source_at, Length(piece)),
-            Private::Destination => sum.update_private(target_slice, target_at, Length(piece)),
+            Private::Source => with_private(source_slice, source_at, Length(piece), &mut sum),
+            Private::Destination => with_private(target_slice, target_at, Length(piece), &mut sum),
         }
         source.advance(piece);
         target.advance(piece);
+        run += piece;
+        if run >= RUN {
+            run = 0;
+        }
     }
-    Some(sum.finish())
+    true
 }
 
 /// The checksums of memory that others may be changing: each piece is copied and the copy summed.
@@ -227,17 +258,15 @@ impl<'a> Cursor<'a> {
 }
 
 fn with_private(slice: &Slice, from: Offset, length: Length, use_bytes: impl FnOnce(&[u8])) {
-    let part = slice
-        .slice(from, length)
-        .expect("invariant: only what lies inside is summed");
-    if part.length() == Length(0) {
+    if length == Length(0) {
         return;
     }
-    // SAFETY: the range lies inside a living region, which `part` counts. It is the caller's side of
-    // a transfer, which the contract of `Link` keeps unchanged for the time of the transfer; bytes
-    // are loaded once and no control flow depends on them, so a caller that breaks the contract
-    // gets a checksum that fits no bytes, and nothing worse.
-    let bytes = unsafe { std::slice::from_raw_parts(part.as_ptr(), part.length().as_usize()) };
+    let start = slice.range(from, length);
+    // SAFETY: the range lies inside a living region, as `range` has checked, which `slice` counts. It
+    // is the caller's side of a transfer, which the contract of `Link` keeps unchanged for the time
+    // of the transfer; bytes are loaded once and no control flow depends on them, so a caller that
+    // breaks the contract gets a checksum that fits no bytes, and nothing worse.
+    let bytes = unsafe { std::slice::from_raw_parts(start, length.as_usize()) };
     use_bytes(bytes);
 }
 

@@ -9,6 +9,7 @@
 //! be reported fenced.
 
 use crate::memory::Slice;
+use crate::shm::board::Board;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem};
 use kvpool_types::{
     Checksum, ClientId, Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, SegmentId,
@@ -102,6 +103,15 @@ pub trait Host: Send + Sync + 'static {
         segment: SegmentId,
         writable: bool,
     ) -> Result<(OwnedFd, Length), Refused>;
+
+    /// A pin board for one connection of `peer`, and the descriptor that the peer maps it by. The
+    /// connection keeps the board for as long as it lives; once the host alone has it, no view can be
+    /// taken on it any more and it may be closed and, when nothing is pinned on it, forgotten.
+    fn board(
+        &self,
+        peer: &Peer,
+        incarnation: Incarnation,
+    ) -> Result<(Arc<Board>, OwnedFd), Refused>;
 
     /// Records that `peer` is about to write through its mapping. Judged like [`Host::admit_write`].
     fn begin_shm_write(&self, peer: &Peer, incarnation: Incarnation, grant: &Grant) -> Code;

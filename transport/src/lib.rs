@@ -1,15 +1,17 @@
 //! Memory regions, and the ways to move bytes between them.
 //!
 //! Clients open a [`Link`] to a node; nodes serve a [`Host`](host::Host). What lies between is [`tcp`]
-//! or [`shm`]. Nothing here knows keys, leases or the master.
+//! or [`shm`]; a [`channel`] carries what is small. Nothing here knows keys, leases or the master.
 
 mod batch;
+pub mod channel;
 pub mod checksum;
 mod frame;
 mod handshake;
 pub mod host;
 pub mod link;
 pub mod memory;
+mod quick;
 mod service;
 pub mod shm;
 mod socket;
@@ -17,5 +19,6 @@ mod split;
 pub mod tcp;
 mod timer;
 
+pub use channel::Channel;
 pub use link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 pub use memory::{Region, Slice};

@@ -68,6 +68,19 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>>;
 
+    /// Does a batch of reads at once, on the calling thread, when that takes no waiting and moves
+    /// few bytes (64 KiB in all); else `None`, and the caller does [`Link::read`]. The outcomes are
+    /// those that `read` would give.
+    fn read_now(
+        &self,
+        epoch: Epoch,
+        ops: &[ReadOp],
+        deadline: Instant,
+    ) -> Option<Vec<TransferResult>> {
+        let _ = (epoch, ops, deadline);
+        None
+    }
+
     /// Writes whole extents. On success all bytes are in place at the node.
     fn write(
         &self,
@@ -91,6 +104,14 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         extent: Extent,
         deadline: Instant,
     ) -> BoxFuture<'static, Result<Slice, TransferError>>;
+
+    /// Pins like [`Link::pin`], at once and without asking the node; `None` when that cannot be done
+    /// now, and the caller does `pin`, which also tells why. The pin protects the bytes only if the
+    /// caller's lease still runs *after* this returns: see [`crate::shm::board`].
+    fn pin_now(&self, epoch: Epoch, extent: Extent) -> Option<Slice> {
+        let _ = (epoch, extent);
+        None
+    }
 
     /// False once the link has failed: it will not come back, open another.
     fn is_open(&self) -> bool;

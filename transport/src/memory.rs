@@ -16,8 +16,11 @@
     reason = "owns raw memory behind a safe, copying interface"
 )]
 
+mod populate;
 mod segment;
 
+pub(crate) use populate::{Populate, populate_step};
+pub(crate) use segment::create_small;
 pub use segment::{create_segment, read_only_fd};
 
 use kvpool_types::{Length, Offset};
@@ -28,7 +31,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// How heap regions are aligned, in bytes: to pages, as devices and mappings like it.
 pub const ALIGNMENT: usize = 4096;
@@ -52,6 +55,10 @@ pub struct Slice {
     length: usize,
     hook: Option<Arc<dyn Any + Send + Sync>>,
 }
+
+/// A region that is not kept: whoever wants to use it asks whether it is still there.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakRegion(Weak<Owned>);
 
 struct Owned {
     start: NonNull<u8>,
@@ -214,6 +221,11 @@ impl Region {
         Length(self.owned.length as u64)
     }
 
+    /// The same region, without keeping it.
+    pub(crate) fn downgrade(&self) -> WeakRegion {
+        WeakRegion(Arc::downgrade(&self.owned))
+    }
+
     /// Whether bytes may be copied in.
     pub fn is_writable(&self) -> bool {
         self.owned.writable
@@ -241,6 +253,13 @@ impl Region {
 
     fn start(&self) -> NonNull<u8> {
         self.owned.start
+    }
+}
+
+impl WeakRegion {
+    /// The region, if anyone still keeps it.
+    pub(crate) fn upgrade(&self) -> Option<Region> {
+        self.0.upgrade().map(|owned| Region { owned })
     }
 }
 
@@ -346,6 +365,12 @@ impl Slice {
     /// summing a caller's own memory.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.at(0)
+    }
+
+    /// The address of `length` bytes from `from` on. Panics unless they lie inside.
+    pub(crate) fn range(&self, from: Offset, length: Length) -> *mut u8 {
+        self.check(from, length.as_usize());
+        self.at(from.as_usize())
     }
 
     fn at(&self, from: usize) -> *mut u8 {

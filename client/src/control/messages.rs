@@ -9,15 +9,18 @@ use kvpool_proto::{
     ReleaseRequest, RemoveReply, RemoveRequest, RenewReply, RenewRequest, ReportReplicasRequest,
     ReserveReply, ReserveRequest, RevokeRequest, StatsReply, StatsRequest, VERSION,
 };
+use kvpool_types::wire::frame::Op;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 /// A request of the pool service.
-pub(crate) trait Message: Clone + Send + Sync + 'static {
+pub(crate) trait Message: prost::Message + Clone + 'static {
     /// What answers it.
-    type Reply: Send + 'static;
+    type Reply: prost::Message + Default + 'static;
     /// The method's name, for errors.
     const NAME: &'static str;
+    /// How it is called over a framed connection; `None`: over gRPC only.
+    const OP: Option<Op>;
     /// Says who calls.
     fn set_caller(&mut self, caller: Caller);
     /// The epoch of the master that gave `reply`.
@@ -30,10 +33,11 @@ pub(crate) trait Message: Clone + Send + Sync + 'static {
 }
 
 macro_rules! messages {
-    ($($request:ident => $reply:ident, $method:ident, $name:literal;)*) => {$(
+    ($($request:ident => $reply:ident, $method:ident, $name:literal, $op:expr;)*) => {$(
         impl Message for $request {
             type Reply = $reply;
             const NAME: &'static str = $name;
+            const OP: Option<Op> = $op;
 
             fn set_caller(&mut self, caller: Caller) {
                 self.caller = Some(caller);
@@ -54,25 +58,26 @@ macro_rules! messages {
 }
 
 messages! {
-    CreateNamespaceRequest => CreateNamespaceReply, create_namespace, "CreateNamespace";
-    ReserveRequest => ReserveReply, reserve, "Reserve";
-    CommitRequest => Outcomes, commit, "Commit";
-    RevokeRequest => Outcomes, revoke, "Revoke";
-    LookupRequest => LookupReply, lookup, "Lookup";
-    ExistRequest => ExistReply, exist, "Exist";
-    MatchPrefixRequest => MatchPrefixReply, match_prefix, "MatchPrefix";
-    RenewRequest => RenewReply, renew, "Renew";
-    ReleaseRequest => Outcomes, release, "Release";
-    RemoveRequest => RemoveReply, remove, "Remove";
-    ListRequest => ListReply, list, "List";
-    DescribeRequest => DescribeReply, describe, "Describe";
-    ReportReplicasRequest => Outcomes, report_replicas, "ReportReplicas";
-    StatsRequest => StatsReply, stats, "Stats";
+    CreateNamespaceRequest => CreateNamespaceReply, create_namespace, "CreateNamespace", None;
+    ReserveRequest => ReserveReply, reserve, "Reserve", Some(Op::Reserve);
+    CommitRequest => Outcomes, commit, "Commit", Some(Op::Commit);
+    RevokeRequest => Outcomes, revoke, "Revoke", None;
+    LookupRequest => LookupReply, lookup, "Lookup", Some(Op::Lookup);
+    ExistRequest => ExistReply, exist, "Exist", Some(Op::Exist);
+    MatchPrefixRequest => MatchPrefixReply, match_prefix, "MatchPrefix", Some(Op::MatchPrefix);
+    RenewRequest => RenewReply, renew, "Renew", Some(Op::Renew);
+    ReleaseRequest => Outcomes, release, "Release", Some(Op::Release);
+    RemoveRequest => RemoveReply, remove, "Remove", None;
+    ListRequest => ListReply, list, "List", None;
+    DescribeRequest => DescribeReply, describe, "Describe", None;
+    ReportReplicasRequest => Outcomes, report_replicas, "ReportReplicas", None;
+    StatsRequest => StatsReply, stats, "Stats", None;
 }
 
 impl Message for HelloRequest {
     type Reply = HelloReply;
     const NAME: &'static str = "Hello";
+    const OP: Option<Op> = None;
 
     fn set_caller(&mut self, caller: Caller) {
         self.min_version = MIN_VERSION;

@@ -11,6 +11,7 @@ pub(crate) use master::{CommitFault, Master};
 pub(crate) use node::{Mode, Nodes};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tonic::transport::server::TcpIncoming;
 
 /// A master that listens, and two nodes that are reached without a socket.
@@ -44,7 +45,7 @@ pub(crate) async fn pool_with(change: impl FnOnce(&mut Options)) -> Pool {
     change(&mut options);
     let nodes = Nodes::default();
     let dialer = nodes.clone();
-    let client = Client::connect_with(options, |_, _| Box::new(dialer))
+    let client = Client::connect_with(options, Handle::current(), |_, _| Box::new(dialer))
         .await
         .unwrap();
     Pool {

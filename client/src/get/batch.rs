@@ -7,6 +7,7 @@ use crate::batch::Distinct;
 use crate::cache::{Leased, Located, Node};
 use crate::client::Inner;
 use crate::clock::{Backoff, BootTime, Deadline};
+use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::{ControlError, GetError};
 use crate::lease::{self, Part};
@@ -16,10 +17,10 @@ use crate::reports::{self, Report};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use hashbrown::HashMap;
 use kvpool_transport::memory::total_length;
 use kvpool_transport::{ReadOp, Slice, TransferError, TransferResult, TransportKind};
 use kvpool_types::{Code, Epoch, Incarnation, Key, Length, Offset, SegmentId};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,6 +67,26 @@ struct NodeReads {
     ops: Vec<ReadOp>,
     /// In how many parts what is left of the deadline is cut.
     parts: u32,
+}
+
+impl NodeReads {
+    /// What became of reads that were done at once over the first of the ways.
+    fn done(mut self, results: Vec<TransferResult>, ended: BootTime) -> ReadDone {
+        self.ways.truncate(1);
+        ReadDone {
+            node: self.node,
+            leases: self
+                .reads
+                .iter()
+                .map(|(_, located, _)| located.lease)
+                .collect(),
+            reads: self.reads,
+            ways: self.ways,
+            results,
+            ended,
+            detached: false,
+        }
+    }
 }
 
 /// What one read from one node came to.
@@ -191,7 +212,8 @@ impl<'a> Batch<'a> {
             .collect();
         let (inner, deadline, keep) = (self.inner, self.deadline, !self.release);
         self.work.push(Box::pin(async move {
-            reports::send(&inner.control, reports, deadline.share(2, Length(0))).await;
+            let call = Call::by(deadline.share(2, Length(0)));
+            reports::send(&inner.control, reports, call).await;
             if !deadline.pause(pause.unwrap_or_default()).await {
                 return Step::Late(items);
             }
@@ -312,9 +334,21 @@ impl<'a> Batch<'a> {
                 .push((at, located, choice.replica.extent.segment));
         }
         for reads in groups.into_values() {
-            self.read(reads);
+            match self.read_now(&reads) {
+                Some(results) => {
+                    let done = reads.done(results, BootTime::now());
+                    self.read_done(done);
+                }
+                None => self.read(reads),
+            }
         }
         self.again(again);
+    }
+
+    /// Reads at once what the best way to its node can read without waiting.
+    fn read_now(&self, group: &NodeReads) -> Option<Vec<TransferResult>> {
+        let link = self.inner.links.opened(&group.node, *group.ways.first()?)?;
+        link.read_now(group.epoch, &group.ops, self.deadline.to_std())
     }
 
     fn read(&mut self, group: NodeReads) {

@@ -3,10 +3,10 @@
 use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};
 use crate::control::Control;
-use crate::lease::{Part, renew};
+use crate::lease::{Packed, Part, renew};
+use hashbrown::HashMap;
 use kvpool_types::Key;
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,24 +90,33 @@ impl<'a> Renewal<'a> {
             let Some(lease) = leased.get(&token) else {
                 continue;
             };
-            let distinct: HashSet<&Key> =
-                places.iter().filter_map(|at| self.keys.get(*at)).collect();
+            // A key that is read twice is leased once.
+            let mut of_key: HashMap<&Key, usize> = HashMap::new();
+            let mut distinct = Vec::new();
+            for key in places.iter().filter_map(|at| self.keys.get(*at)) {
+                of_key.entry(key).or_insert_with(|| {
+                    distinct.push(key);
+                    distinct.len() - 1
+                });
+            }
             let part = Part {
-                keys: distinct.into_iter().cloned().collect(),
+                keys: Packed::of(distinct),
                 leased: *lease,
             };
             let Ok(renewed) = renew(self.control, &part, deadline).await else {
                 return false;
             };
-            let kept: HashSet<&Key> = renewed.keys.iter().collect();
             let mut leases = self.leases.lock();
             for at in places {
-                let held = self.keys.get(at).is_some_and(|key| kept.contains(key));
-                if let (true, Some(Some(lease))) = (held, leases.get_mut(at)) {
+                let kept = self
+                    .keys
+                    .get(at)
+                    .and_then(|key| renewed.kept.get(*of_key.get(key)?));
+                if let (Some(true), Some(Some(lease))) = (kept, leases.get_mut(at)) {
                     *lease = renewed.leased;
                 }
             }
-            if kept.is_empty() {
+            if !renewed.kept.contains(&true) {
                 return false;
             }
         }

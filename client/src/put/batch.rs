@@ -12,12 +12,13 @@ use crate::locate::{code_of, expect_answers, read_nodes};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use hashbrown::HashMap;
 use kvpool_proto::{CommitRequest, ReserveReply};
 use kvpool_transport::memory::total_length;
 use kvpool_transport::{Slice, TransferError, TransferResult, WriteOp};
 use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, Epoch, Key, Length, SegmentId, Version};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// With less time than this left, that nobody was reached says nothing about who is there.
@@ -85,9 +86,12 @@ impl<'a> Batch<'a> {
         options: &'a PutOptions,
         deadline: Deadline,
     ) -> Self {
+        // Chains aside, nobody asks for places.
+        let chained = blocks.iter().any(|block| block.parent.is_some());
         let places: HashMap<Key, usize> = blocks
             .iter()
             .enumerate()
+            .filter(|_| chained)
             .map(|(at, block)| (block.key.clone(), at))
             .collect();
         let items = blocks
@@ -362,15 +366,21 @@ impl<'a> Batch<'a> {
     }
 
     fn commit_request(&mut self, items: &[(usize, Written)]) -> CommitRequest {
-        let mut numbers: HashMap<Key, u32> = HashMap::new();
-        let mut keys = Vec::with_capacity(items.len());
-        let mut next = 0;
-        for (at, _) in items {
-            next += 1;
-            let key = self.item(*at).key.clone();
-            numbers.insert(key.clone(), next);
-            keys.push(key);
-        }
+        let keys: Vec<Key> = items
+            .iter()
+            .map(|(at, _)| self.item(*at).key.clone())
+            .collect();
+        let chained = items.iter().any(|(at, _)| {
+            self.items
+                .get(*at)
+                .is_some_and(|item| item.parent.is_some())
+        });
+        let mut numbers: HashMap<Key, u32> = (1..)
+            .zip(&keys)
+            .filter(|_| chained)
+            .map(|(number, key)| (key.clone(), number))
+            .collect();
+        let mut next = u32::try_from(keys.len()).unwrap_or(u32::MAX);
         let mut parents = Vec::new();
         let mut wire = Vec::with_capacity(items.len());
         for (at, written) in items {

@@ -37,12 +37,13 @@ pub(crate) struct Revoker(mpsc::Sender<Ticket>);
 
 impl Revoker {
     /// Starts the task.
-    pub(crate) fn start(control: Arc<Control>) -> Self {
+    pub(crate) fn start(control: &Arc<Control>) -> Self {
         let (sender, mut queue) = mpsc::channel(QUEUE);
-        tokio::spawn(async move {
+        let revoking = Arc::clone(control);
+        control.spawn(async move {
             let mut tickets = Vec::new();
             while queue.recv_many(&mut tickets, REVOKED_AT_ONCE).await > 0 {
-                revoke(&control, std::mem::take(&mut tickets)).await;
+                revoke(&revoking, std::mem::take(&mut tickets)).await;
             }
         });
         Self(sender)
@@ -65,7 +66,9 @@ async fn revoke(control: &Control, tickets: Vec<Ticket>) {
             keys: pack(tickets.iter().map(|ticket| &ticket.key)).into(),
             versions: tickets.iter().map(|ticket| ticket.version.0).collect(),
         };
-        let call = Call::by(Deadline::after(REVOKE_TIMEOUT)).under(epoch);
+        let call = Call::by(Deadline::after(REVOKE_TIMEOUT))
+            .under(epoch)
+            .aside();
         if let Err(error) = control.call(request, call).await {
             tracing::debug!(%error, count = tickets.len(), "reservations are left to expire");
         }

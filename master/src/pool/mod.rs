@@ -190,6 +190,11 @@ impl Pool {
         }
     }
 
+    /// Whether [`Pool::settled`] would return at once.
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Acquire)
+    }
+
     /// Looks whether the wait for nodes is over.
     fn settle(&self) {
         if self.settled.load(Ordering::Acquire) {

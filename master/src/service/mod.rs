@@ -1,11 +1,15 @@
-//! How the pool is asked: gRPC for clients and nodes, HTTP for probes and people.
+//! How the pool is asked: framed connections for hot calls, gRPC for all calls of clients and nodes,
+//! HTTP for probes and people.
 
 mod batch;
+mod calls;
+pub mod framed;
+mod grpc;
 mod http;
 mod nodes;
-mod pool;
+mod refused;
 mod status;
 
+pub use grpc::PoolService;
 pub use http::router;
 pub use nodes::NodesService;
-pub use pool::PoolService;

@@ -1,5 +1,6 @@
 //! The one place where codes become gRPC statuses.
 
+use super::refused::Refused;
 use kvpool_proto::CODE_METADATA;
 use kvpool_types::Code;
 use tonic::metadata::MetadataValue;
@@ -35,4 +36,10 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         .metadata_mut()
         .insert(CODE_METADATA, MetadataValue::from(code.to_wire()));
     status
+}
+
+impl From<Refused> for Status {
+    fn from(refused: Refused) -> Self {
+        status(refused.code, refused.message)
+    }
 }

@@ -10,7 +10,7 @@ use proto::node_message::Body as ToMaster;
 use proto::nodes_client::NodesClient;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Endpoint;
@@ -29,6 +29,8 @@ const VERIFICATIONS: usize = 1024;
 const TICKETS: usize = 4096;
 /// So many heartbeats without an answer end the session.
 const SILENT_INTERVALS: u32 = 4;
+/// How often tickets that wait for pins on boards are looked at.
+const LOOK: Duration = Duration::from_millis(4);
 /// A session is not ended for less silence than this.
 const LEAST_SILENCE: Duration = Duration::from_secs(1);
 
@@ -185,6 +187,8 @@ impl Session {
         let (verified, mut verdicts) = mpsc::channel(VERIFICATIONS);
         let mut beats = interval_at(Instant::now(), self.interval);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let patience = (self.interval * SILENT_INTERVALS).max(LEAST_SILENCE);
         let mut heard = Instant::now();
         let mut phase = Phase::Serving;
@@ -209,6 +213,9 @@ impl Session {
                         return Ok(());
                     }
                     self.send(ToMaster::Draining(proto::Draining {}))?;
+                }
+                _ = looks.tick(), if context.store.waits_for_boards() => {
+                    context.store.look_again();
                 }
                 () = context.store.fenced() => self.report_fenced(context)?,
                 Some(verdict) = verdicts.recv() => self.send(ToMaster::Verified(verdict))?,

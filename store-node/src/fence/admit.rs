@@ -222,6 +222,7 @@ impl Fence {
 
     /// Frees all that a process held: it is gone, and its mappings with it.
     pub(crate) fn peer_gone(&mut self, peer: PeerKey) {
+        self.drop_boards(peer);
         let Some(held) = self.peers.remove(&peer) else {
             return;
         };
@@ -324,6 +325,14 @@ impl Fence {
                 format!("grant {grant} for {extent} {what} {}", record.grant),
             ));
         }
+        let mut pinned = false;
+        self.each_board_pin(|_, pin| pinned |= pin.overlaps(&span));
+        if pinned {
+            return Err(refused(
+                Code::InProgress,
+                format!("{extent} is pinned by a view"),
+            ));
+        }
         if let Some((_, touch)) = space.touches.overlapping(span.range).next() {
             return Err(refused(
                 Code::InProgress,
@@ -360,7 +369,8 @@ impl Fence {
     }
 
     fn check_cap(&self, peer: PeerKey, held: Option<&Held>, more: Length) -> Result<(), Refused> {
-        let bytes = held.map_or(0, |held| held.bytes.0);
+        let held = held.map_or(0, |held| held.bytes.0);
+        let bytes = held.saturating_add(self.pinned_bytes(peer).0);
         let cap = self.limits.held_per_client.0;
         if bytes.saturating_add(more.0) > cap {
             return Err(refused(
@@ -372,6 +382,6 @@ impl Fence {
     }
 }
 
-fn draining() -> Refused {
+pub(super) fn draining() -> Refused {
     refused(Code::Draining, "this node is shutting down")
 }

@@ -16,10 +16,17 @@
 //! They never overlap: a write is refused while anything touches a byte of its extent, and only
 //! a written extent, whole, can be pinned.
 //!
+//! Views are also pinned on *boards* in memory that clients share with the node, of which nobody tells
+//! it. So it looks at them whenever it decides on an extent, and again every now and then while a
+//! ticket waits for what it found there. A client that pins more there than it may keep is not
+//! overlooked: what an extent is named in is never reported fenced. It is counted, and refused all that
+//! it has to ask for.
+//!
 //! All state is kept by the place in the node's own memory, not by the master's segment numbers. A
 //! new incarnation gets new numbers, but who holds the memory holds it still.
 
 mod admit;
+mod boards;
 mod floors;
 mod ranges;
 mod record;
@@ -33,6 +40,7 @@ mod tests;
 pub(crate) use ranges::Range;
 pub(crate) use touch::PeerKey;
 
+use boards::{Boards, Pinned};
 use floors::Floors;
 use kvpool_transport::host::{Abort, Refused};
 use kvpool_types::{
@@ -40,7 +48,7 @@ use kvpool_types::{
 };
 use ranges::Ranges;
 use record::Record;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use touch::{Held, Touch, Toucher};
 
@@ -55,6 +63,14 @@ pub(crate) struct Span {
     pub(crate) segment: SegmentIndex,
     /// The bytes of it.
     pub(crate) range: Range,
+}
+
+impl Span {
+    /// Whether the two share a byte.
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        let (one, two) = (self.range, other.range);
+        self.segment == other.segment && one.start < two.end && two.start < one.end
+    }
 }
 
 /// What a master's welcome sets.
@@ -129,10 +145,15 @@ pub(crate) struct Census {
     pub(crate) receives: u64,
     /// Announced shared-memory writes.
     pub(crate) holds: u64,
-    /// Pins of views, each counted.
+    /// Pins of views, each counted, those on boards with the others.
     pub(crate) pins: u64,
-    /// The bytes of announced writes and pinned extents, one count a process.
+    /// The bytes of announced writes and pinned extents, one count a process, and of pins on boards,
+    /// each counted.
     pub(crate) held: Length,
+    /// Pin boards.
+    pub(crate) boards: u64,
+    /// Processes that hold more than one may, by what they have pinned on boards.
+    pub(crate) over_cap: u64,
     /// Fence tickets that wait.
     pub(crate) tickets: u64,
     /// Written extents.
@@ -152,7 +173,10 @@ pub(crate) struct Fence {
     numbers: HashMap<SegmentId, SegmentIndex>,
     spaces: Vec<Space>,
     peers: HashMap<PeerKey, Held>,
+    boards: Boards,
     waiting: HashMap<u64, Span>,
+    /// Those that wait for a pin on a board.
+    on_boards: Vec<u64>,
     fenced: Vec<u64>,
     draining: bool,
     census: Census,
@@ -174,7 +198,9 @@ impl Fence {
             numbers: HashMap::new(),
             spaces: spaces.collect(),
             peers: HashMap::new(),
+            boards: Boards::default(),
             waiting: HashMap::new(),
+            on_boards: Vec::new(),
             fenced: Vec::new(),
             draining: false,
             census: Census::default(),
@@ -199,13 +225,19 @@ impl Fence {
         self.draining
     }
 
+    pub(crate) const fn limits(&self) -> Limits {
+        self.limits
+    }
+
     pub(crate) fn census(&self) -> Census {
-        Census {
+        let mut census = Census {
             tickets: self.waiting.len() as u64,
             records: self.spaces.iter().map(|s| s.records.len() as u64).sum(),
             floors: self.spaces.iter().map(|s| s.floors.len() as u64).sum(),
             ..self.census
-        }
+        };
+        self.count_boards(&mut census);
+        census
     }
 
     /// Enters a term. A higher epoch ends all grants of the one before: their receives are aborted,
@@ -230,6 +262,7 @@ impl Fence {
             return Err(TermError::Renumbered);
         }
         let aborts = if term.epoch > seen {
+            self.boards.open(term.epoch);
             self.close_everything()
         } else {
             Vec::new()
@@ -244,6 +277,7 @@ impl Fence {
     /// Begins a new incarnation: no block of the old one is known any more, no grant of it counts.
     /// What processes still hold stays held.
     pub(crate) fn renew(&mut self, incarnation: Incarnation) -> Aborts {
+        self.boards.close();
         self.incarnation = incarnation;
         self.term = None;
         for space in &mut self.spaces {
@@ -256,6 +290,7 @@ impl Fence {
     /// that term's master.
     fn close_everything(&mut self) -> Aborts {
         self.waiting.clear();
+        self.on_boards.clear();
         self.fenced.clear();
         let mut aborts = Vec::new();
         for space in &mut self.spaces {
@@ -269,8 +304,9 @@ impl Fence {
     }
 
     /// Refuses new writes and pins from now on.
-    pub(crate) const fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         self.draining = true;
+        self.boards.close();
     }
 
     /// Closes grants and forgets what was written under them. Each ticket is reported by
@@ -278,6 +314,8 @@ impl Fence {
     pub(crate) fn fence(&mut self, items: &[FenceItem]) -> Aborts {
         let epoch = self.epoch();
         let mut aborts = Vec::new();
+        // Whatever was pinned before the master freed these extents is seen by this look.
+        let pinned = self.look();
         for item in items {
             let here = self.clamp(&item.extent);
             let Some((span, space)) =
@@ -298,7 +336,7 @@ impl Fence {
             for (_, touch) in space.touches.overlapping_mut(span.range) {
                 close(touch, &mut aborts);
             }
-            self.settle(item.ticket, span);
+            self.settle(item.ticket, span, &pinned);
         }
         aborts
     }
@@ -315,24 +353,29 @@ impl Fence {
     /// The extents that processes hold or have pinned, under the present segment numbers.
     pub(crate) fn held(&self) -> Vec<Extent> {
         let ids = self.segment_ids();
-        ids.iter()
+        let mut extents: Vec<Extent> = ids
+            .iter()
             .zip(&self.spaces)
             .flat_map(|(&segment, space)| {
                 let held = space
                     .touches
                     .iter()
                     .filter(|(_, touch)| !matches!(touch.toucher, Toucher::Receive { .. }));
-                held.map(move |(range, _)| Extent {
-                    segment,
-                    offset: range.start,
-                    length: range.length(),
-                })
+                held.map(move |(range, _)| extent(segment, range))
             })
-            .collect()
+            .collect();
+        // Each as it is, for the master shuts no range that is taken in part.
+        let mut seen: HashSet<Extent> = extents.iter().copied().collect();
+        self.each_board_pin(|_, span| {
+            let id = ids.get(span.segment.0);
+            let pinned = id.map(|&segment| extent(segment, span.range));
+            extents.extend(pinned.filter(|pinned| seen.insert(*pinned)));
+        });
+        extents
     }
 
     /// Reports the ticket, or lets it wait for something that touches its extent.
-    fn settle(&mut self, ticket: u64, span: Span) {
+    fn settle(&mut self, ticket: u64, span: Span, pinned: &Pinned) {
         let blocker = self
             .spaces
             .get_mut(span.segment.0)
@@ -341,6 +384,11 @@ impl Fence {
             Some((_, touch)) => {
                 if self.waiting.insert(ticket, span).is_none() {
                     touch.tickets.push(ticket);
+                }
+            }
+            None if pinned.touches(span) => {
+                if self.waiting.insert(ticket, span).is_none() {
+                    self.on_boards.push(ticket);
                 }
             }
             None => {
@@ -359,9 +407,13 @@ impl Fence {
             Toucher::Hold => self.census.holds -= 1,
             Toucher::Pins { .. } => {}
         }
-        for ticket in std::mem::take(&mut touch.tickets) {
-            if let Some(waited) = self.waiting.remove(&ticket) {
-                self.settle(ticket, waited);
+        let tickets = std::mem::take(&mut touch.tickets);
+        if !tickets.is_empty() {
+            let pinned = self.look();
+            for ticket in tickets {
+                if let Some(waited) = self.waiting.remove(&ticket) {
+                    self.settle(ticket, waited, &pinned);
+                }
             }
         }
         Some(touch)
@@ -433,6 +485,14 @@ impl Fence {
                 format!("segment {id} is not one of this node's"),
             )
         })
+    }
+}
+
+fn extent(segment: SegmentId, range: Range) -> Extent {
+    Extent {
+        segment,
+        offset: range.start,
+        length: range.length(),
     }
 }
 

@@ -2,9 +2,11 @@
 //! to a fence, checked against the plainest bookkeeping.
 
 use super::*;
+use kvpool_transport::shm::board::{BOARD_BYTES, Board, Pin, Pinner};
 use kvpool_types::{ClientId, Grant};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
+use std::os::fd::AsFd;
 
 const UNITS: u64 = 12;
 const UNIT: u64 = 64;
@@ -34,6 +36,16 @@ enum Step {
     Pin { grant: usize, peer: u8 },
     /// A pin is undone.
     Unpin(usize),
+    /// A process opens a connection and is given a board.
+    Hang(u8),
+    /// A connection ends.
+    Close(usize),
+    /// A process shows a pin on a board, of an extent that some grant once named.
+    Publish { board: usize, grant: usize },
+    /// It asks whether such a pin counts, and undoes it when not.
+    Confirm(usize),
+    /// A pin on a board is undone.
+    Clear(usize),
     /// A process dies.
     Die(u8),
     /// The master fences a grant's extent, naming the grant or not.
@@ -56,11 +68,33 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(which, whole)| Step::EndHold { which, whole }),
         6 => (n.clone(), 0..3u8).prop_map(|(grant, peer)| Step::Pin { grant, peer }),
         4 => n.clone().prop_map(Step::Unpin),
+        2 => (0..3u8).prop_map(Step::Hang),
+        1 => n.clone().prop_map(Step::Close),
+        6 => (n.clone(), n.clone()).prop_map(|(board, grant)| Step::Publish { board, grant }),
+        4 => n.clone().prop_map(Step::Confirm),
+        3 => n.clone().prop_map(Step::Clear),
         1 => (0..3u8).prop_map(Step::Die),
         6 => (n, any::<bool>()).prop_map(|(grant, named)| Step::Fence { grant, named }),
         1 => Just(Step::Epoch),
         1 => Just(Step::Renew),
     ]
+}
+
+/// One connection's board, as the node's side of the connection and the client have it.
+struct Connection {
+    peer: u8,
+    incarnation: Incarnation,
+    open: Option<Arc<Board>>,
+    pinner: Arc<Pinner>,
+}
+
+/// A pin on a board.
+struct Posted {
+    peer: u8,
+    connection: usize,
+    incarnation: Incarnation,
+    grant: Grant,
+    pin: Pin,
 }
 
 /// The plain bookkeeping: what is touched, and which grants are closed.
@@ -72,12 +106,20 @@ struct Model {
     receives: Vec<(Grant, Span)>,
     holds: Vec<(u8, Grant)>,
     pins: Vec<(u8, Extent)>,
+    connections: Vec<Connection>,
+    posted: Vec<Posted>,
     tickets: Vec<(u64, Extent)>,
     next: u64,
 }
 
 fn peer(number: u8) -> PeerKey {
     PeerKey::new(ClientId(number.into()), 1000 + i32::from(number))
+}
+
+/// A board that no fence knows of, on which the dead may write what they like.
+fn nobodys() -> Arc<Pinner> {
+    let (_, fd) = Board::create(Length(0)).unwrap();
+    Arc::new(Pinner::map(fd.as_fd(), BOARD_BYTES).unwrap())
 }
 
 fn pick<T>(items: &[T], which: usize) -> Option<usize> {
@@ -98,6 +140,8 @@ impl Model {
             receives: Vec::new(),
             holds: Vec::new(),
             pins: Vec::new(),
+            connections: Vec::new(),
+            posted: Vec::new(),
             tickets: Vec::new(),
             next: 0,
         };
@@ -120,9 +164,11 @@ impl Model {
         let receives = self.receives.iter().map(|(grant, _)| &grant.extent);
         let holds = self.holds.iter().map(|(_, grant)| &grant.extent);
         let pins = self.pins.iter().map(|(_, extent)| extent);
+        let posted = self.posted.iter().map(|posted| &posted.grant.extent);
         receives
             .chain(holds)
             .chain(pins)
+            .chain(posted)
             .any(|touched| touched.overlaps(extent))
     }
 
@@ -222,7 +268,73 @@ impl Model {
                     assert_eq!(self.fence.unpin(peer(who), &extent), Code::Ok);
                 }
             }
+            Step::Hang(who) => {
+                let (board, fd) = Board::create(Length(u64::MAX)).unwrap();
+                let (board, incarnation) = (Arc::new(board), self.fence.incarnation());
+                let hung = self.fence.hang(peer(who), incarnation, board.clone());
+                assert!(hung.is_ok());
+                self.connections.push(Connection {
+                    peer: who,
+                    incarnation,
+                    open: Some(board),
+                    pinner: Arc::new(Pinner::map(fd.as_fd(), BOARD_BYTES).unwrap()),
+                });
+            }
+            Step::Close(which) => {
+                if let Some(at) = pick(&self.connections, which) {
+                    self.connections[at].open = None;
+                }
+            }
+            Step::Publish { board, grant } => {
+                let (Some(connection), Some(grant)) =
+                    (pick(&self.connections, board), pick(&self.grants, grant))
+                else {
+                    return;
+                };
+                let (incarnation, grant) = self.grants[grant];
+                let Connection {
+                    peer, pinner, open, ..
+                } = &self.connections[connection];
+                let Some(pin) = pinner.publish(grant.extent) else {
+                    return;
+                };
+                if open.is_none() {
+                    // The fence may look at the board no more.
+                    assert!(
+                        !pin.counts(grant.epoch),
+                        "a pin without a connection counts"
+                    );
+                } else {
+                    self.posted.push(Posted {
+                        peer: *peer,
+                        connection,
+                        incarnation,
+                        grant,
+                        pin,
+                    });
+                }
+            }
+            Step::Confirm(which) => {
+                if let Some(at) = pick(&self.posted, which) {
+                    let counts = self.counts(&self.posted[at]);
+                    if !counts {
+                        self.posted.swap_remove(at);
+                    }
+                }
+            }
+            Step::Clear(which) => {
+                if let Some(at) = pick(&self.posted, which) {
+                    self.posted.swap_remove(at);
+                }
+            }
             Step::Die(who) => {
+                self.posted.retain(|posted| posted.peer != who);
+                for connection in &mut self.connections {
+                    if connection.peer == who {
+                        connection.open = None;
+                        connection.pinner = nobodys();
+                    }
+                }
                 self.holds.retain(|(holder, _)| *holder != who);
                 self.pins.retain(|(holder, _)| *holder != who);
                 self.fence.peer_gone(peer(who));
@@ -255,6 +367,20 @@ impl Model {
         }
     }
 
+    /// Whether a pin counts, which it must in the term that its location comes from, while its
+    /// connection lives, and in no other term.
+    fn counts(&self, posted: &Posted) -> bool {
+        let connection = &self.connections[posted.connection];
+        let counts = posted.pin.counts(posted.grant.epoch);
+        let current = connection.incarnation == self.fence.incarnation()
+            && posted.grant.epoch.0 == self.epoch;
+        assert!(current || !counts, "a pin of a term that is over counts");
+        if current && connection.open.is_some() && connection.incarnation == posted.incarnation {
+            assert!(counts, "a pin of this term does not count");
+        }
+        counts
+    }
+
     /// What is kept as a block was not closed while it was written.
     fn check_recorded(&self, grant: &Grant, code: Code) {
         if code == Code::Ok {
@@ -264,6 +390,7 @@ impl Model {
     }
 
     fn check(&mut self) {
+        self.fence.look_again();
         for ticket in self.fence.take_fenced() {
             let at = self.tickets.iter().position(|(open, _)| *open == ticket);
             let (_, extent) = self
@@ -285,7 +412,8 @@ impl Model {
         assert!(census.records <= UNITS);
         assert_eq!(census.receives, self.receives.len() as u64);
         assert_eq!(census.holds, self.holds.len() as u64);
-        assert_eq!(census.pins, self.pins.len() as u64);
+        let pins = self.pins.len() + self.posted.len();
+        assert_eq!(census.pins, pins as u64);
         assert_eq!(census.tickets, self.tickets.len() as u64);
         let pinned: HashSet<_> = self.pins.iter().collect();
         let held = pinned
@@ -296,8 +424,21 @@ impl Model {
                 .holds
                 .iter()
                 .map(|(_, g)| g.extent.length.0)
+                .sum::<u64>()
+            + self
+                .posted
+                .iter()
+                .map(|posted| posted.grant.extent.length.0)
                 .sum::<u64>();
         assert_eq!(census.held, Length(held));
+        let named = self.fence.held();
+        for posted in &self.posted {
+            assert!(
+                named.contains(&posted.grant.extent),
+                "a registration must name {}",
+                posted.grant.extent
+            );
+        }
     }
 }
 

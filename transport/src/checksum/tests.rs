@@ -53,15 +53,15 @@ fn the_published_check_value() {
 
 #[test]
 fn a_copy_that_is_stopped_writes_nothing_more() {
-    let from = [Region::from(vec![7; 200_000]).whole()];
-    let to = [Region::allocate(Length(200_000)).whole()];
-    let mut pieces = 0;
+    let from = [Region::from(vec![7; 1 << 20]).whole()];
+    let to = [Region::allocate(Length(1 << 20)).whole()];
+    let mut runs = 0;
     let stopped = copy_with_sum(&from, &to, Private::Destination, || {
-        pieces += 1;
-        pieces <= 2
+        runs += 1;
+        runs <= 2
     });
     assert_eq!(stopped, None);
-    let copied = 2 * Length(PIECE).as_usize();
+    let copied = 2 * Length(RUN).as_usize();
     let out = to[0].to_vec();
     assert!(out[..copied].iter().all(|byte| *byte == 7));
     assert!(out[copied..].iter().all(|byte| *byte == 0));
@@ -134,5 +134,9 @@ proptest! {
         prop_assert_eq!(gathered(&to), &bytes[..]);
         prop_assert_eq!(&sums, &sum_shared(&Region::from(bytes.clone()).whole()));
         prop_assert_eq!(sums.whole, checksum(&bytes));
+        let again = scattered(&vec![0; length], &to_cuts);
+        let whole = copy_with_whole_sum(&from, &again, private, || true);
+        prop_assert_eq!(gathered(&again), &bytes[..]);
+        prop_assert_eq!(whole, Some(checksum(&bytes)));
     }
 }

@@ -1,8 +1,7 @@
 //! Memory of a store node that other processes can map.
 
-// UNSAFETY: gives the kernel advice on, and touches, mappings that this module has just made.
-
 use super::Region;
+use super::populate::advise;
 use kvpool_types::{Length, Offset};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -40,16 +39,27 @@ pub fn create_segment(
     if !hugepages {
         check_available(length)?;
     }
-    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    if hugepages {
-        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    }
+    let size = if hugepages {
+        MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
+    } else {
+        MemfdFlags::empty()
+    };
+    let (fd, region) = create_sealed(length, size, name).map_err(|e| lack(length, hugepages, e))?;
+    populate(&fd, &region).map_err(|e| lack(length, hugepages, e))?;
+    Ok((fd, region))
+}
+
+/// Makes a memfd of a few pages that other processes can map, sealed as a segment is.
+pub(crate) fn create_small(length: Length, name: &str) -> io::Result<(OwnedFd, Region)> {
+    create_sealed(length, MemfdFlags::empty(), name)
+}
+
+fn create_sealed(length: Length, size: MemfdFlags, name: &str) -> io::Result<(OwnedFd, Region)> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | size;
     let fd = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::ftruncate(&fd, length.0)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let region =
-        Region::map_inherited(fd.as_fd(), length, true).map_err(|e| lack(length, hugepages, e))?;
-    populate(&fd, &region).map_err(|e| lack(length, hugepages, e))?;
+    let region = Region::map_inherited(fd.as_fd(), length, true)?;
     Ok((fd, region))
 }
 
@@ -97,16 +107,6 @@ fn populate_by_hand(fd: &OwnedFd, region: &Region) -> io::Result<()> {
         whole.write_at(Offset(page * PAGE), &[0]);
     }
     Ok(())
-}
-
-fn advise(region: &Region, from: u64, length: u64, advice: Advice) -> Result<(), Errno> {
-    let start = region
-        .start()
-        .as_ptr()
-        .wrapping_add(Offset(from).as_usize());
-    // SAFETY: the range lies inside a mapping that nothing else uses yet, and the advices given
-    // here do not take bytes away.
-    unsafe { rustix::mm::madvise(start.cast(), Length(length).as_usize(), advice) }
 }
 
 fn lack(length: Length, hugepages: bool, error: io::Error) -> io::Error {

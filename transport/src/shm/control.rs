@@ -16,6 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What came back: never a failure, which is an error.
 pub(super) struct Answer {
@@ -33,6 +34,8 @@ struct Shared {
     socket: OwnedFd,
     state: Mutex<State>,
     changed: Condvar,
+    /// Set with [`State::failed`], for those who only want to know whether.
+    has_failed: AtomicBool,
 }
 
 struct State {
@@ -77,6 +80,7 @@ impl Control {
                 failed: None,
             }),
             changed: Condvar::new(),
+            has_failed: AtomicBool::new(false),
         });
         let control = Self(shared.clone());
         std::thread::Builder::new()
@@ -125,7 +129,7 @@ impl Control {
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.0.state.lock().failed.is_none()
+        !self.0.has_failed.load(Ordering::Acquire)
     }
 }
 
@@ -218,6 +222,7 @@ impl Shared {
         let pending = {
             let mut state = self.state.lock();
             state.failed.get_or_insert_with(|| error.clone());
+            self.has_failed.store(true, Ordering::Release);
             state.queue.clear();
             std::mem::take(&mut state.pending)
         };

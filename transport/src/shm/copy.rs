@@ -1,11 +1,18 @@
-//! The threads that copy between mappings and callers' memory, so that no runtime's thread does.
+//! The threads that copy between mappings and callers' memory, so that no runtime's thread does, and
+//! how a batch is cut into jobs for them.
 
+use kvpool_types::{Length, SegmentId};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-type Job = Box<dyn FnOnce() + Send>;
+/// Small blocks are copied in jobs of at least so many bytes: a job costs a lock and may cost waking
+/// a thread.
+const GROUP_BYTES: u64 = 1 << 20;
+
+/// What one thread does without a break.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// A few threads with one queue. Dropping it lets them finish what is queued, then end.
 pub(super) struct Copiers(Arc<Shared>);
@@ -38,10 +45,15 @@ impl Copiers {
         Ok(copiers)
     }
 
-    /// Queues a job.
-    pub(super) fn submit(&self, job: impl FnOnce() + Send + 'static) {
-        self.0.state.lock().jobs.push_back(Box::new(job));
-        self.0.changed.notify_one();
+    /// Queues jobs, all at once.
+    pub(super) fn submit(&self, jobs: impl ExactSizeIterator<Item = Job>) {
+        let several = jobs.len() > 1;
+        self.0.state.lock().jobs.extend(jobs);
+        if several {
+            self.0.changed.notify_all();
+        } else {
+            self.0.changed.notify_one();
+        }
     }
 }
 
@@ -64,5 +76,76 @@ impl Shared {
             }
             self.changed.wait(&mut state);
         }
+    }
+}
+
+/// Sorts the items of a batch by their segments, each of which is mapped on its own. Nodes have few.
+pub(super) fn by_segment<T>(
+    items: Vec<T>,
+    segment_of: impl Fn(&T) -> SegmentId,
+) -> Vec<(SegmentId, Vec<T>)> {
+    let mut sorted: Vec<(SegmentId, Vec<T>)> = Vec::new();
+    for item in items {
+        let segment = segment_of(&item);
+        match sorted.iter_mut().find(|(known, _)| *known == segment) {
+            Some((_, items)) => items.push(item),
+            None => sorted.push((segment, vec![item])),
+        }
+    }
+    sorted
+}
+
+/// Cuts a batch into jobs: neighbours go together until they are worth a job.
+pub(super) fn grouped<T>(items: Vec<T>, length_of: impl Fn(&T) -> Length) -> Vec<Vec<T>> {
+    let mut groups = Vec::new();
+    let mut open = Vec::new();
+    let mut bytes = 0;
+    for item in items {
+        bytes += length_of(&item).0;
+        open.push(item);
+        if bytes >= GROUP_BYTES {
+            groups.push(std::mem::take(&mut open));
+            bytes = 0;
+        }
+    }
+    if !open.is_empty() {
+        groups.push(open);
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_neighbours_share_a_job_and_large_blocks_do_not() {
+        let kib = |sizes: &[u64]| sizes.iter().map(|size| size << 10).collect::<Vec<u64>>();
+        let sizes = kib(&[1024, 4096, 256, 256, 256, 256, 16, 2048, 16]);
+        let groups = grouped(sizes, |size| Length(*size));
+        assert_eq!(
+            groups,
+            [
+                kib(&[1024]),
+                kib(&[4096]),
+                kib(&[256; 4]),
+                kib(&[16, 2048]),
+                kib(&[16])
+            ]
+        );
+        assert!(grouped(Vec::<u64>::new(), |size| Length(*size)).is_empty());
+    }
+
+    #[test]
+    fn a_batch_is_sorted_by_segment_in_its_own_order() {
+        let items = vec![(2, 'a'), (1, 'b'), (2, 'c')];
+        let sorted = by_segment(items, |(segment, _)| SegmentId(*segment));
+        assert_eq!(
+            sorted,
+            [
+                (SegmentId(2), vec![(2, 'a'), (2, 'c')]),
+                (SegmentId(1), vec![(1, 'b')])
+            ]
+        );
     }
 }

@@ -1,21 +1,22 @@
 //! The asking side.
 
-use super::control::Control;
+use super::board::Pinner;
+use super::control::{Answer, Control};
 use super::copy::Copiers;
+use super::read;
 use super::segments::Segments;
 use super::write::{self, Writes};
 use crate::batch::{Batch, Outcomes, deadline_exceeded, invalid, unreachable};
-use crate::checksum::{Private, copy_with_sum};
 use crate::frame::status;
 use crate::handshake::say_hello;
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::Slice;
 use crate::socket::set_timeouts;
-use crate::split::{check_read, check_write, pack};
+use crate::split::{check_write, pack};
 use crate::timer::Timer;
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{
-    Hello, HelloReply, PinRequest, ReadItem, ReadRequest, Statuses, SumsReply,
+    Hello, HelloReply, MapReply, MapRequest, PinRequest, ReadItem, ReadRequest, Statuses, SumsReply,
 };
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Offset};
@@ -25,7 +26,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 /// The most checksums that one frame asks for, in bytes: they come back as meta.
@@ -78,13 +79,46 @@ pub fn connect_with(
     .map_err(unreachable)?;
     let link = ShmLink(Arc::new(Open {
         segments: Segments::new(control.clone(), reply.incarnation),
+        board: ask_for_board(&control, reply.incarnation),
         control,
         incarnation: reply.incarnation,
+        process: std::process::id(),
         copiers: Copiers::start(options.copy_threads).map_err(unreachable)?,
         batches,
         timer,
     }));
     Ok((Arc::new(link), reply))
+}
+
+/// Asks for the pin board. Nobody waits for it: until it is there, pins take a round trip.
+fn ask_for_board(control: &Control, incarnation: Incarnation) -> Arc<OnceLock<Arc<Pinner>>> {
+    let board = Arc::new(OnceLock::new());
+    let request = MapRequest {
+        incarnation,
+        segment: MapRequest::BOARD,
+        writable: true,
+    };
+    let given = board.clone();
+    control.request(
+        Op::Map,
+        Epoch::default(),
+        &request,
+        move |answer| match answer.and_then(map_board) {
+            Ok(pinner) => {
+                given.get_or_init(|| Arc::new(pinner));
+            }
+            Err(error) => tracing::debug!(%error, "the node gives no pin board"),
+        },
+    );
+    board
+}
+
+fn map_board(mut answer: Answer) -> Result<Pinner, TransferError> {
+    let reply: MapReply = answer.decode(Op::MapReply)?;
+    let fd = answer
+        .fd()
+        .ok_or_else(|| unreachable("a pin board came without its descriptor"))?;
+    Pinner::map(fd.as_fd(), reply.size).map_err(unreachable)
 }
 
 fn open_socket(path: &Path, deadline: Instant) -> Result<OwnedFd, Errno> {
@@ -111,6 +145,10 @@ pub(super) struct Open {
     pub(super) incarnation: Incarnation,
     pub(super) segments: Segments,
     pub(super) copiers: Copiers,
+    /// What pins are taken on at once, when the node has given it.
+    board: Arc<OnceLock<Arc<Pinner>>>,
+    /// The id of the process that opened the link.
+    process: u32,
     batches: Arc<Batches>,
     timer: Timer,
 }
@@ -193,66 +231,11 @@ impl Open {
         (batch, outcomes)
     }
 
-    fn read_one(
-        self: &Arc<Self>,
-        batch: &Arc<Batch<Checksum>>,
-        item: usize,
-        read: ReadOp,
-        deadline: Instant,
-    ) {
-        let source = match source(&read) {
-            Ok(source) => source,
-            Err(error) => return batch.end(item, Err(error)),
-        };
-        if !self.control.is_open() {
-            return batch.end(item, Err(unreachable("the node closed it")));
-        }
-        let (batch, open) = (batch.clone(), self.clone());
-        self.segments
-            .with(read.extent.segment, false, move |mapped| {
-                let from = mapped.and_then(|region| {
-                    region
-                        .slice(source.offset, source.length)
-                        .ok_or_else(|| status(Code::OutOfRange))
-                });
-                let from = match from {
-                    Ok(from) => from,
-                    Err(error) => return batch.end(item, Err(error)),
-                };
-                open.copiers.submit(move || {
-                    if !batch.begin(item) {
-                        return;
-                    }
-                    let in_time = || Instant::now() < deadline;
-                    let copied = copy_with_sum(&[from], &read.into, Private::Destination, in_time);
-                    drop(read);
-                    batch.end(
-                        item,
-                        copied.map(|sums| sums.whole).ok_or_else(deadline_exceeded),
-                    );
-                });
-            });
+    /// Whether a thread of the caller may touch the mappings: the link has not failed, and the caller
+    /// is no child of the process that opened it, for a child does not inherit them.
+    pub(super) fn is_usable(&self) -> bool {
+        self.control.is_open() && std::process::id() == self.process
     }
-}
-
-/// The range of the segment that a read is of.
-fn source(read: &ReadOp) -> Result<Extent, TransferError> {
-    let length = check_read(read)?;
-    let offset = read.extent.offset.0.checked_add(read.from.0);
-    let source = offset.map(|offset| Extent {
-        segment: read.extent.segment,
-        offset: Offset(offset),
-        length,
-    });
-    source
-        .filter(|source| read.extent.contains(source))
-        .ok_or_else(|| TransferError {
-            code: Code::OutOfRange,
-            message: format!(
-                "{length} bytes from {} lie outside {}",
-                read.from, read.extent
-            ),
-        })
 }
 
 impl std::fmt::Debug for ShmLink {
@@ -273,10 +256,17 @@ impl Link for ShmLink {
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>> {
         let (batch, outcomes) = self.0.batch(ops.len(), deadline);
-        for (item, read) in ops.into_iter().enumerate() {
-            self.0.read_one(&batch, item, read, deadline);
-        }
+        read::start(&self.0, &batch, ops, deadline);
         resolve(self.0.clone(), outcomes)
+    }
+
+    fn read_now(
+        &self,
+        _epoch: Epoch,
+        ops: &[ReadOp],
+        deadline: Instant,
+    ) -> Option<Vec<TransferResult>> {
+        read::now(&self.0, ops, deadline)
     }
 
     fn write(
@@ -407,6 +397,18 @@ impl Link for ShmLink {
                 .expect("invariant: a batch of one has one outcome")
         }
         .boxed()
+    }
+
+    fn pin_now(&self, epoch: Epoch, extent: Extent) -> Option<Slice> {
+        let open = &self.0;
+        let board = open.board.get()?;
+        if !open.is_usable() {
+            return None;
+        }
+        let region = open.segments.mapped(extent.segment)?;
+        let view = region.slice(extent.offset, extent.length)?;
+        let pin = board.pin(epoch, extent)?;
+        Some(view.with_hook(Arc::new(pin)))
     }
 
     fn is_open(&self) -> bool {

@@ -3,14 +3,14 @@
 
 use super::control::{Answer, Control};
 use crate::link::TransferError;
-use crate::memory::Region;
+use crate::memory::{Populate, Region, populate_step};
 use kvpool_types::wire::data::{MapReply, MapRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Code, Epoch, Incarnation, SegmentId};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 type Waiter = Box<dyn FnOnce(Result<Region, TransferError>) + Send>;
 
@@ -19,11 +19,13 @@ enum Mapping {
     Mapped(Region),
 }
 
+type Mappings = Mutex<HashMap<(SegmentId, bool), Mapping>>;
+
 /// All mappings of one link.
 pub(super) struct Segments {
     control: Arc<Control>,
     incarnation: Incarnation,
-    mappings: Arc<Mutex<HashMap<(SegmentId, bool), Mapping>>>,
+    mappings: Arc<Mappings>,
 }
 
 impl Segments {
@@ -32,6 +34,14 @@ impl Segments {
             control,
             incarnation,
             mappings: Arc::default(),
+        }
+    }
+
+    /// A segment's memory for reading, if it is mapped.
+    pub(super) fn mapped(&self, segment: SegmentId) -> Option<Region> {
+        match self.mappings.lock().get(&(segment, false)) {
+            Some(Mapping::Mapped(region)) => Some(region.clone()),
+            Some(Mapping::Asked(_)) | None => None,
         }
     }
 
@@ -60,9 +70,13 @@ impl Segments {
                     writable,
                 };
                 let mappings = self.mappings.clone();
+                let control = Arc::downgrade(&self.control);
                 self.control
                     .request(Op::Map, Epoch::default(), &request, move |answer| {
                         let mapped = answer.and_then(|answer| map(answer, &request));
+                        if let Ok(region) = &mapped {
+                            populate(region, Arc::downgrade(&mappings), control);
+                        }
                         settle(&mappings, name, &mapped);
                     });
             }
@@ -85,12 +99,23 @@ fn map(mut answer: Answer, request: &MapRequest) -> Result<Region, TransferError
     })
 }
 
+/// Has the page table of a new mapping filled by a thread of its own, which ends with the mapping or
+/// with the link, whichever goes first: it keeps neither.
+fn populate(region: &Region, mappings: Weak<Mappings>, control: Weak<Control>) {
+    let mut populate = Populate::of(region);
+    let wanted = move || {
+        mappings.strong_count() > 0 && control.upgrade().is_some_and(|control| control.is_open())
+    };
+    let spawned = std::thread::Builder::new()
+        .name("kvpool-shm-fill".to_owned())
+        .spawn(move || while wanted() && populate_step(&mut populate) {});
+    if let Err(error) = spawned {
+        tracing::debug!(%error, "a mapping is filled by its first uses instead of a thread");
+    }
+}
+
 /// Keeps the mapping, or forgets that it was asked for, and tells all who wait.
-fn settle(
-    mappings: &Mutex<HashMap<(SegmentId, bool), Mapping>>,
-    name: (SegmentId, bool),
-    mapped: &Result<Region, TransferError>,
-) {
+fn settle(mappings: &Mappings, name: (SegmentId, bool), mapped: &Result<Region, TransferError>) {
     let before = {
         let mut mappings = mappings.lock();
         match mapped {

@@ -1,18 +1,20 @@
 //! One control connection, served: requests one after the other, each answered before the next.
 
+use super::board::{BOARD_BYTES, Board};
 use super::fds::send_with_fd;
 use crate::frame::{decode_header, encode_head, receive_exact, receive_meta, send};
 use crate::handshake::{End, answer_sums};
 use crate::host::{Host, Peer, Refused};
 use crate::service::Connection;
-use kvpool_types::Code;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{
     Failure, MapReply, MapRequest, Meta, PinRequest, ReadRequest, Statuses, WriteEnd, WriteRequest,
 };
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
+use kvpool_types::{Code, Length};
+use std::cell::OnceCell;
 use std::convert::Infallible;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// The state of one connection.
@@ -20,6 +22,8 @@ pub(super) struct Session<'a> {
     connection: &'a Arc<Connection>,
     host: &'a dyn Host,
     peer: &'a Peer,
+    /// Kept so that the host knows whether the connection lives.
+    board: OnceCell<Arc<Board>>,
 }
 
 impl<'a> Session<'a> {
@@ -28,6 +32,7 @@ impl<'a> Session<'a> {
             connection,
             host,
             peer,
+            board: OnceCell::new(),
         }
     }
 
@@ -106,9 +111,12 @@ impl<'a> Session<'a> {
     }
 
     fn map(&self, header: &Header, request: &MapRequest) -> Result<(), End> {
-        let mapped = self
-            .host
-            .map(request.incarnation, request.segment, request.writable);
+        let mapped = if request.segment == MapRequest::BOARD {
+            self.board(request)
+        } else {
+            self.host
+                .map(request.incarnation, request.segment, request.writable)
+        };
         match mapped {
             Ok((fd, size)) => {
                 let reply = MapReply { size };
@@ -121,6 +129,19 @@ impl<'a> Session<'a> {
             }
             Err(refused) => self.fail(header, refused),
         }
+    }
+
+    /// One board a connection: a client cannot have a node make any number of them.
+    fn board(&self, request: &MapRequest) -> Result<(OwnedFd, Length), Refused> {
+        if self.board.get().is_some() || !request.writable {
+            return Err(Refused {
+                code: Code::InvalidArgument,
+                message: "a connection has one pin board, mapped writable".to_owned(),
+            });
+        }
+        let (board, fd) = self.host.board(self.peer, request.incarnation)?;
+        self.board.get_or_init(|| board);
+        Ok((fd, BOARD_BYTES))
     }
 
     fn statuses(&self, header: &Header, codes: impl Iterator<Item = Code>) -> Result<(), End> {

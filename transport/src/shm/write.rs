@@ -6,6 +6,7 @@
 //! ```
 
 use super::control::{Answer, Control};
+use super::copy::{Job, by_segment, grouped};
 use super::link::Open;
 use crate::batch::{Batch, deadline_exceeded};
 use crate::checksum::{BlockSums, Private, copy_with_sum};
@@ -17,9 +18,6 @@ use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Code, Epoch, GrantId};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// The bytes of small blocks that are copied and ended together.
-const GROUP_BYTES: u64 = 1 << 20;
 
 /// One frame's worth of a batch of writes.
 pub(super) struct Writes {
@@ -69,54 +67,45 @@ fn begun(open: &Arc<Open>, writes: Writes, answer: Result<Answer, TransferError>
             return;
         }
     };
-    let mut group = Vec::new();
-    let mut bytes = 0;
+    let mut admitted = Vec::with_capacity(items.len());
     for ((item, write), code) in items.into_iter().zip(codes) {
-        if code != Code::Ok {
-            batch.end(item, Err(status(code)));
-            continue;
+        match code {
+            Code::Ok => admitted.push((item, write)),
+            code => batch.end(item, Err(status(code))),
         }
-        let segment = write.grant.extent.segment;
-        let other_segment = |(_, first): &(usize, WriteOp)| first.grant.extent.segment != segment;
-        if bytes >= GROUP_BYTES || group.first().is_some_and(other_segment) {
-            submit(open, &batch, std::mem::take(&mut group), deadline);
-            bytes = 0;
-        }
-        bytes += write.grant.extent.length.0;
-        group.push((item, write));
     }
-    submit(open, &batch, group, deadline);
+    for (segment, writes) in by_segment(admitted, |(_, write)| write.grant.extent.segment) {
+        let (batch, asked) = (batch.clone(), open.clone());
+        open.segments.with(segment, true, move |mapped| {
+            submit(&asked, &mapped, &batch, writes, deadline);
+        });
+    }
 }
 
-/// Has a group of writes to one segment copied.
+/// Queues the writes to one segment: small ones are copied and ended together.
 fn submit(
     open: &Arc<Open>,
+    mapped: &Result<Region, TransferError>,
     batch: &Arc<Batch<Checksum>>,
-    group: Vec<(usize, WriteOp)>,
+    writes: Vec<(usize, WriteOp)>,
     deadline: Instant,
 ) {
-    let Some((_, first)) = group.first() else {
-        return;
-    };
-    let (batch, asked) = (batch.clone(), open.clone());
-    open.segments
-        .with(first.grant.extent.segment, true, move |mapped| {
-            let control = asked.control.clone();
-            // The link stays open until the last of its writes has ended.
-            let job = move |_open: Arc<Open>| {
-                let ends: Vec<End> = group
-                    .into_iter()
-                    .map(|(item, write)| End {
-                        item,
-                        grant: write.grant.id,
-                        sums: copy(&mapped, &batch, item, write, deadline),
-                    })
-                    .collect();
-                end(&control, &batch, ends);
-            };
-            let held = asked.clone();
-            asked.copiers.submit(move || job(held));
-        });
+    let groups = grouped(writes, |(_, write)| write.grant.extent.length);
+    open.copiers.submit(groups.into_iter().map(|group| -> Job {
+        // The link stays open until the last of its writes has ended.
+        let (open, mapped, batch) = (open.clone(), mapped.clone(), batch.clone());
+        Box::new(move || {
+            let ends: Vec<End> = group
+                .into_iter()
+                .map(|(item, write)| End {
+                    item,
+                    grant: write.grant.id,
+                    sums: copy(&mapped, &batch, item, write, deadline),
+                })
+                .collect();
+            end(&open.control, &batch, ends);
+        })
+    }));
 }
 
 /// A write that is to be ended: with sums when its bytes are in place.

@@ -3,13 +3,15 @@
 use super::exchange::{Exchange, Outcomes, Work};
 use super::lane::{Lane, open};
 use crate::batch::{Batch, invalid, unreachable};
+use crate::channel::Channel;
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::Slice;
+use crate::quick::{self, is_small};
 use crate::split::{FRAME_BYTES, Part, cut_read, join_parts, pack, write_payload};
 use crate::timer::Timer;
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{Hello, HelloReply};
-use kvpool_types::{Checksum, Epoch, Extent};
+use kvpool_types::{Checksum, Epoch, Extent, Incarnation};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -65,13 +67,18 @@ pub fn connect_with(
         incarnation: reply.incarnation,
         ..hello
     };
-    let mut lanes = vec![
-        Lane::start(address, hello.clone(), options.clone(), Some(socket)).map_err(unreachable)?,
-    ];
-    // The others connect when they get something to send.
-    for _ in 1..options.connections {
-        lanes
-            .push(Lane::start(address, hello.clone(), options.clone(), None).map_err(unreachable)?);
+    // Without a runtime there is no channel, and small batches go over the lanes too.
+    let (quick, mut first) = if tokio::runtime::Handle::try_current().is_ok() {
+        let channel = Channel::from_socket(socket).map_err(unreachable)?;
+        (Some(Arc::new(channel)), None)
+    } else {
+        (None, Some(socket))
+    };
+    let mut lanes = Vec::with_capacity(options.connections);
+    // Those without a socket connect when they get something to send.
+    for _ in 0..options.connections {
+        let lane = Lane::start(address, hello.clone(), options.clone(), first.take());
+        lanes.push(lane.map_err(unreachable)?);
     }
     let lanes: Arc<[Arc<Lane>]> = lanes.into();
     let timer = Timer::start("kvpool-tcp-timer", {
@@ -81,6 +88,8 @@ pub fn connect_with(
     .map_err(unreachable)?;
     let link = TcpLink(Arc::new(Open {
         address,
+        incarnation: reply.incarnation,
+        quick,
         lanes,
         timer,
         turn: Mutex::new(0),
@@ -93,6 +102,9 @@ struct TcpLink(Arc<Open>);
 /// The lanes of a link, closed when the link and all futures that it gave are gone.
 struct Open {
     address: SocketAddr,
+    incarnation: Incarnation,
+    /// For what is small.
+    quick: Option<Arc<Channel>>,
     lanes: Arc<[Arc<Lane>]>,
     timer: Timer,
     /// Which lane comes next among equally loaded ones.
@@ -119,6 +131,12 @@ impl Open {
             bytes,
         ));
         self.timer.sooner(deadline);
+    }
+
+    /// The channel, when there is one and such a batch is small enough for it.
+    fn quick(&self, payloads: impl ExactSizeIterator<Item = u64>) -> Option<Arc<Channel>> {
+        let quick = self.quick.as_ref()?;
+        is_small(payloads).then(|| quick.clone())
     }
 
     fn least_loaded(&self) -> &Lane {
@@ -150,6 +168,9 @@ impl Link for TcpLink {
         ops: Vec<ReadOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>> {
+        if let Some(quick) = self.0.quick(ops.iter().map(|op| op.length().0)) {
+            return quick::read(quick, self.0.incarnation, epoch, ops, deadline);
+        }
         let mut parts: Vec<Part> = Vec::with_capacity(ops.len());
         let early: Vec<Option<TransferError>> = ops
             .iter()
@@ -199,6 +220,9 @@ impl Link for TcpLink {
         ops: Vec<WriteOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>> {
+        if let Some(quick) = self.0.quick(ops.iter().map(|op| op.grant.extent.length.0)) {
+            return quick::write(quick, self.0.incarnation, ops, deadline);
+        }
         let (batch, outcomes) = Batch::<Checksum>::new(ops.len());
         let mut writes = Vec::with_capacity(ops.len());
         for (index, write) in ops.into_iter().enumerate() {
@@ -282,6 +306,7 @@ impl Link for TcpLink {
     }
 
     fn is_open(&self) -> bool {
-        self.0.lanes.iter().all(|lane| lane.is_open())
+        let quick = self.0.quick.as_ref();
+        quick.is_none_or(|quick| quick.is_open()) && self.0.lanes.iter().all(|lane| lane.is_open())
     }
 }

@@ -3,6 +3,7 @@
 use kvpool_transport::checksum::sum_shared;
 use kvpool_transport::host::{Abort, Admission, Host, Peer, Refused, WriteGuard};
 use kvpool_transport::memory::{Region, Slice, create_segment, read_only_fd};
+use kvpool_transport::shm::board::Board;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem};
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, Extent, Grant, GrantId,
@@ -53,6 +54,9 @@ struct State {
     shm_writes: HashMap<GrantId, (ClientId, Offset)>,
     pins: HashMap<Offset, (ClientId, u32)>,
     gone: Vec<ClientId>,
+    /// The boards that were given, unless none are.
+    boards: Vec<(ClientId, Arc<Board>)>,
+    boardless: bool,
     /// While true, admissions wait.
     blocked: bool,
     counted: (u64, u64),
@@ -109,6 +113,14 @@ impl TestHost {
         )
     }
 
+    /// A right to write an extent that the caller chose.
+    pub(crate) fn grant_of(&self, extent: Extent) -> Grant {
+        let mut state = self.state.lock();
+        state.next_grant += 1;
+        let id = GrantId(state.next_grant);
+        self.key.sign(state.incarnation, state.epoch, id, extent)
+    }
+
     /// A block that is in place already.
     pub(crate) fn stored(&self, bytes: &[u8]) -> Extent {
         let grant = self.grant(bytes.len() as u64);
@@ -126,11 +138,40 @@ impl TestHost {
     }
 
     pub(crate) fn set_epoch(&self, epoch: Epoch) {
-        self.state.lock().epoch = epoch;
+        let mut state = self.state.lock();
+        state.epoch = epoch;
+        for (_, board) in &state.boards {
+            board.open(epoch);
+        }
     }
 
     pub(crate) fn set_incarnation(&self, incarnation: Incarnation) {
-        self.state.lock().incarnation = incarnation;
+        let mut state = self.state.lock();
+        state.incarnation = incarnation;
+        for (_, board) in &state.boards {
+            board.close();
+        }
+    }
+
+    /// Gives no more boards, as a node that does not know of them.
+    pub(crate) fn without_boards(&self) {
+        self.state.lock().boardless = true;
+    }
+
+    /// What is pinned on all boards.
+    pub(crate) fn on_boards(&self) -> Vec<Extent> {
+        let mut pinned = Vec::new();
+        for (_, board) in &self.state.lock().boards {
+            board.look(|extent| pinned.push(extent));
+        }
+        pinned
+    }
+
+    /// How many boards there are, and how many of those no connection has any more.
+    pub(crate) fn boards(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        let left = |board: &&(ClientId, Arc<Board>)| Arc::strong_count(&board.1) == 1;
+        (state.boards.len(), state.boards.iter().filter(left).count())
     }
 
     pub(crate) fn block(&self, blocked: bool) {
@@ -357,6 +398,26 @@ impl Host for TestHost {
         Ok((fd, self.region.length()))
     }
 
+    fn board(
+        &self,
+        peer: &Peer,
+        incarnation: Incarnation,
+    ) -> Result<(Arc<Board>, OwnedFd), Refused> {
+        let mut state = self.state.lock();
+        if state.boardless {
+            return Err(refused(Code::OutOfRange));
+        }
+        let code = Self::judge(&state, state.epoch, incarnation);
+        if code != Code::Ok {
+            return Err(refused(code));
+        }
+        let (board, fd) = Board::create(self.region.length()).unwrap();
+        let board = Arc::new(board);
+        board.open(state.epoch);
+        state.boards.push((peer.client, board.clone()));
+        Ok((board, fd))
+    }
+
     fn begin_shm_write(&self, peer: &Peer, incarnation: Incarnation, grant: &Grant) -> Code {
         let mut state = self.state.lock();
         while state.blocked {
@@ -423,6 +484,7 @@ impl Host for TestHost {
             .shm_writes
             .retain(|_, (client, _)| *client != peer.client);
         state.pins.retain(|_, (client, _)| *client != peer.client);
+        state.boards.retain(|(client, _)| *client != peer.client);
         state.gone.push(peer.client);
         self.changed.notify_all();
     }

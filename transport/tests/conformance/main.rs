@@ -1,6 +1,9 @@
 //! What every transport owes to those who use it: one suite, run over each.
 
+mod board;
 mod host;
+mod mapping;
+mod now;
 mod shm;
 mod speed;
 mod tcp;
@@ -57,11 +60,21 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
 
+/// The runtime that all futures are awaited on. A link that is opened in it has a channel for what is
+/// small; others have not.
+fn runtime() -> &'static tokio::runtime::Runtime {
+    static RUNTIME: std::sync::OnceLock<tokio::runtime::Runtime> = std::sync::OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap()
+    })
+}
+
 fn wait<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap()
-        .block_on(future)
+    runtime().block_on(future)
 }
 
 /// Bytes in which no piece is like another, nor like those of another seed.
@@ -459,6 +472,13 @@ macro_rules! conformance {
         mod over_shm {
             use super::TransportKind;
             $(#[test] fn $name() { super::$name(TransportKind::Shm); })*
+        }
+        mod over_tcp_on_a_runtime {
+            use super::TransportKind;
+            $(#[test] fn $name() {
+                let _entered = super::runtime().enter();
+                super::$name(TransportKind::Tcp);
+            })*
         }
     };
 }

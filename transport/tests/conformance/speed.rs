@@ -1,67 +1,243 @@
 //! How fast bytes move, beside plain copies and a bare socket. Run by hand:
-//! `cargo nextest run -p kvpool-transport --run-ignored only speed --no-capture`.
+//! `cargo nextest run --release -p kvpool-transport --run-ignored only speed --no-capture`.
+//!
+//! Every batch is of blocks that were not touched for a gigabyte, and is timed by turns with a plain
+//! copy of other such blocks by one thread, so that both see the same machine.
 
 use super::*;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::TcpStream;
 
-const BLOCK: usize = 1 << 20;
-const BATCH: usize = 64;
-const ROUNDS: usize = 30;
+const SEGMENT_BYTES: u64 = 1 << 30;
+const ROUNDS: usize = 21;
 
-fn report(what: &str, run: impl Fn()) {
-    run();
-    let begin = Instant::now();
-    for _ in 0..ROUNDS {
-        run();
+/// Blocks of a batch.
+#[derive(Clone, Copy)]
+struct Shape {
+    blocks: usize,
+    pieces: usize,
+    piece: usize,
+}
+
+const SHAPES: [Shape; 5] = [
+    Shape::new(32, 1, 1 << 20),
+    Shape::new(128, 1, 256 << 10),
+    Shape::new(16, 1, 8 << 20),
+    Shape::new(32, 64, 16 << 10),
+    Shape::new(1, 1, 64 << 10),
+];
+
+impl Shape {
+    const fn new(blocks: usize, pieces: usize, piece: usize) -> Self {
+        Self {
+            blocks,
+            pieces,
+            piece,
+        }
     }
-    let bytes = (ROUNDS * BATCH * BLOCK) as f64;
+
+    fn block(&self) -> usize {
+        self.pieces * self.piece
+    }
+
+    fn bytes(&self) -> usize {
+        self.blocks * self.block()
+    }
+
+    /// The callers' memory of one batch: the pieces of a block lie apart, as the layers of a cache do.
+    fn buffers(&self) -> Vec<Vec<Slice>> {
+        let region = Region::from(pattern(self.bytes(), 1));
+        let piece = |block: usize, piece: usize| {
+            let at = (piece * self.blocks + block) * self.piece;
+            region
+                .slice(Offset(at as u64), Length(self.piece as u64))
+                .unwrap()
+        };
+        let block = |number| (0..self.pieces).map(|p| piece(number, p)).collect();
+        (0..self.blocks).map(block).collect()
+    }
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} x {} x {} KiB",
+            self.blocks,
+            self.pieces,
+            self.piece >> 10
+        )
+    }
+}
+
+/// Batches of extents, each cold again when its turn comes.
+struct Rotation<'a> {
+    extents: &'a [Extent],
+    next: usize,
+}
+
+impl Rotation<'_> {
+    fn batch(&mut self, blocks: usize) -> Vec<Extent> {
+        let batch = self.extents.iter().cycle().skip(self.next).take(blocks);
+        self.next = (self.next + blocks) % self.extents.len();
+        batch.copied().collect()
+    }
+}
+
+fn seconds(run: impl FnOnce()) -> f64 {
+    let begin = Instant::now();
+    run();
+    begin.elapsed().as_secs_f64()
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn report(what: &str, shape: Shape, copies: Vec<f64>, transfers: Vec<f64>) {
+    let (copy, transfer) = (median(copies), median(transfers));
+    let speed = |time: f64| shape.bytes() as f64 / time / 1e9;
     println!(
-        "{what:24} {:6.2} GB/s",
-        bytes / begin.elapsed().as_secs_f64() / 1e9
+        "{:24} {what:10} {:6.2} GB/s, plain copy {:6.2} GB/s, ratio {:.2}",
+        shape.to_string(),
+        speed(transfer),
+        speed(copy),
+        copy / transfer
     );
+}
+
+fn reads(link: &dyn Link, host: &TestHost, extents: &[Extent], shape: Shape) {
+    let into = shape.buffers();
+    let mut plain = vec![1u8; shape.bytes()];
+    let mut rotation = Rotation { extents, next: 0 };
+    let (mut copies, mut transfers) = (Vec::new(), Vec::new());
+    let runtime = runtime();
+    for _ in 0..ROUNDS {
+        let batch = rotation.batch(shape.blocks);
+        copies.push(seconds(|| {
+            for (extent, target) in batch.iter().zip(plain.chunks_mut(shape.block())) {
+                let source = host.slice(extent);
+                for (at, target) in (0..).zip(target.chunks_mut(shape.piece)) {
+                    source.read_at(Offset(at * shape.piece as u64), target);
+                }
+            }
+        }));
+        let batch = rotation.batch(shape.blocks);
+        transfers.push(seconds(|| {
+            let reads = batch.iter().zip(&into).map(|(e, i)| read_op(*e, i));
+            let read = runtime.block_on(link.read(EPOCH, reads.collect(), soon()));
+            assert!(read.iter().all(Result::is_ok));
+        }));
+    }
+    report(&format!("{:?} read", link.kind()), shape, copies, transfers);
+}
+
+fn writes(link: &dyn Link, host: &TestHost, extents: &[Extent], shape: Shape) {
+    let from = shape.buffers();
+    let plain = vec![1u8; shape.bytes()];
+    let mut rotation = Rotation { extents, next: 0 };
+    let (mut copies, mut transfers) = (Vec::new(), Vec::new());
+    let runtime = runtime();
+    for _ in 0..ROUNDS {
+        let batch = rotation.batch(shape.blocks);
+        copies.push(seconds(|| {
+            for (extent, source) in batch.iter().zip(plain.chunks(shape.block())) {
+                let target = host.slice(extent);
+                for (at, source) in (0..).zip(source.chunks(shape.piece)) {
+                    target.write_at(Offset(at * shape.piece as u64), source);
+                }
+            }
+        }));
+        let batch = rotation.batch(shape.blocks);
+        let grants: Vec<_> = batch.iter().map(|extent| host.grant_of(*extent)).collect();
+        transfers.push(seconds(|| {
+            let write = |(grant, from): (&Grant, &Vec<Slice>)| WriteOp {
+                grant: *grant,
+                from: from.clone(),
+            };
+            let writes = grants.iter().zip(&from).map(write).collect();
+            let written = runtime.block_on(link.write(writes, soon()));
+            assert!(written.iter().all(Result::is_ok));
+        }));
+    }
+    let what = format!("{:?} write", link.kind());
+    report(&what, shape, copies, transfers);
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap()
 }
 
 #[test]
 #[ignore = "a measurement"]
 fn speed() {
-    let source = vec![7u8; BATCH * BLOCK];
-    let target = std::cell::RefCell::new(vec![1u8; BATCH * BLOCK]);
-    report("memcpy, one thread", || {
-        let mut target = target.borrow_mut();
-        for (to, from) in target.chunks_mut(BLOCK).zip(source.chunks(BLOCK)) {
-            to.copy_from_slice(std::hint::black_box(from));
-        }
-    });
-    report("crc, one thread", || {
-        for from in source.chunks(BLOCK) {
-            std::hint::black_box(checksum(from));
-        }
-    });
+    let bytes = pattern(1 << 20, 1);
+    let begin = Instant::now();
+    for _ in 0..1000 {
+        std::hint::black_box(checksum(std::hint::black_box(&bytes)));
+    }
+    let speed = 1000.0 * bytes.len() as f64 / begin.elapsed().as_secs_f64() / 1e9;
+    println!("checksum of what is in the cache {speed:.2} GB/s");
     bare_tcp();
     for kind in [TransportKind::Shm, TransportKind::Tcp] {
-        let Opened { link, host, .. } = &open(kind, 4 << 30);
-        let bytes = pattern(BLOCK, 1);
-        let from = buffer(&bytes);
-        report(&format!("{kind:?} write"), || {
-            let write = || WriteOp {
-                grant: host.grant(BLOCK as u64),
-                from: from.clone(),
+        let Opened { link, host, .. } = &open(kind, SEGMENT_BYTES);
+        for shape in SHAPES {
+            let block = shape.block() as u64;
+            let extent = |at| Extent {
+                segment: SEGMENT,
+                offset: Offset(at * block),
+                length: Length(block),
             };
-            let writes = (0..BATCH).map(|_| write()).collect();
-            assert!(wait(link.write(writes, soon())).iter().all(Result::is_ok));
-        });
-        let extents: Vec<_> = (0..BATCH).map(|_| host.stored(&bytes)).collect();
-        let into: Vec<_> = (0..BATCH).map(|_| room(BLOCK)).collect();
-        report(&format!("{kind:?} read"), || {
-            let reads = extents.iter().zip(&into).map(|(e, i)| read_op(*e, i));
-            let read = wait(link.read(EPOCH, reads.collect(), soon()));
-            assert!(read.iter().all(Result::is_ok));
-        });
+            let extents: Vec<_> = (0..SEGMENT_BYTES / block).map(extent).collect();
+            writes(&**link, host, &extents, shape);
+            reads(&**link, host, &extents, shape);
+        }
+        if kind == TransportKind::Shm {
+            small_reads(&**link, host);
+        }
+    }
+}
+
+/// What a read on the calling thread costs beside the copy and its checksum.
+fn small_reads(link: &dyn Link, host: &TestHost) {
+    const TIMES: usize = 200_000;
+    for size in [4 << 10, 64 << 10] {
+        let extent = host.stored(&pattern(size, 1));
+        let into = room(size);
+        let ops = [read_op(extent, &into)];
+        let mut plain = vec![0u8; size];
+        let source = host.slice(&extent);
+        let (mut copies, mut reads) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            copies.push(seconds(|| {
+                for _ in 0..TIMES / ROUNDS {
+                    source.read_at(Offset(0), &mut plain);
+                    std::hint::black_box(checksum(&plain));
+                }
+            }));
+            reads.push(seconds(|| {
+                for _ in 0..TIMES / ROUNDS {
+                    let read = link.read_now(EPOCH, &ops, soon());
+                    assert!(read.is_some_and(|read| read[0].is_ok()));
+                }
+            }));
+        }
+        let each = |times| median(times) / (TIMES / ROUNDS) as f64 * 1e9;
+        println!(
+            "read_now of {} KiB: {:.0} ns, copy and checksum alone {:.0} ns",
+            size >> 10,
+            each(reads),
+            each(copies)
+        );
     }
 }
 
 fn bare_tcp() {
+    use std::io::Write;
+    const BLOCK: usize = 1 << 20;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -69,12 +245,15 @@ fn bare_tcp() {
         let block = vec![5u8; BLOCK];
         while stream.write_all(&block).is_ok() {}
     });
-    let stream = std::cell::RefCell::new(TcpStream::connect(address).unwrap());
-    let block = std::cell::RefCell::new(vec![0u8; BLOCK]);
-    report("bare TCP, one connection", || {
-        for _ in 0..BATCH {
-            let mut stream = stream.borrow_mut();
-            stream.read_exact(&mut block.borrow_mut()).unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    let mut block = vec![0u8; BLOCK];
+    let time = seconds(|| {
+        for _ in 0..1000 {
+            stream.read_exact(&mut block).unwrap();
         }
     });
+    println!(
+        "bare TCP, one connection {:.2} GB/s",
+        1000.0 * BLOCK as f64 / time / 1e9
+    );
 }

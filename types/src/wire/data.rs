@@ -267,7 +267,7 @@ impl Meta for PinRequest {
     }
 }
 
-/// Asks for the memory of one segment.
+/// Asks for the memory of one segment, or for the connection's pin board.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapRequest {
     /// The life of the node that holds it.
@@ -276,6 +276,14 @@ pub struct MapRequest {
     pub segment: SegmentId,
     /// Whether the mapping is to be written through; else the descriptor is read-only.
     pub writable: bool,
+}
+
+impl MapRequest {
+    /// What is named instead of a segment to ask for the connection's pin board, which is mapped
+    /// writable. No master gives this number to a segment, so a node that has no boards answers that
+    /// it has no such segment, and the connection goes on: an operation that it does not know would
+    /// end it.
+    pub const BOARD: SegmentId = SegmentId(u32::MAX);
 }
 
 impl Meta for MapRequest {

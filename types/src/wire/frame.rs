@@ -1,4 +1,4 @@
-//! The frame of the data port and of the Unix socket.
+//! The frame of the data port, of the Unix socket, and of the hot calls to a master.
 //!
 //! ```text
 //! header (40 bytes) | meta (fields of the operation) | payload (bytes of blocks)
@@ -33,8 +33,8 @@ pub enum Op {
     Read = 2,
     /// Writes whole extents under grants: [`super::data::WriteRequest`], payload behind it.
     Write = 3,
-    /// Asks for a segment's memory (Unix socket): [`super::data::MapRequest`]. The answer carries a
-    /// file descriptor.
+    /// Asks for the memory of a segment or of the pin board (Unix socket):
+    /// [`super::data::MapRequest`]. The answer carries a file descriptor.
     Map = 4,
     /// Announces writes through shared memory: [`super::data::WriteRequest`].
     WriteBegin = 5,
@@ -48,6 +48,23 @@ pub enum Op {
     Sums = 9,
     /// Nothing but an answer.
     Ping = 10,
+    /// Opens a connection to a master. The meta of this and of the calls below is the protobuf
+    /// request of the gRPC method of that name (`HelloRequest` here); [`Op::Reply`] answers them.
+    Greet = 32,
+    /// A call of `Pool.Reserve`.
+    Reserve = 33,
+    /// A call of `Pool.Commit`.
+    Commit = 34,
+    /// A call of `Pool.Lookup`.
+    Lookup = 36,
+    /// A call of `Pool.Exist`.
+    Exist = 37,
+    /// A call of `Pool.MatchPrefix`.
+    MatchPrefix = 38,
+    /// A call of `Pool.Renew`.
+    Renew = 39,
+    /// A call of `Pool.Release`.
+    Release = 40,
     /// Answers [`Op::Hello`]: [`super::data::HelloReply`].
     HelloReply = 65,
     /// Answers a request for several extents: [`super::data::Statuses`], and for reads the bytes.
@@ -60,6 +77,8 @@ pub enum Op {
     Pong = 69,
     /// Answers any request that failed as a whole: [`super::data::Failure`].
     Failure = 70,
+    /// Answers a call to a master: the protobuf reply of that call.
+    Reply = 72,
 }
 
 impl Op {
@@ -76,12 +95,21 @@ impl Op {
             8 => Self::Unpin,
             9 => Self::Sums,
             10 => Self::Ping,
+            32 => Self::Greet,
+            33 => Self::Reserve,
+            34 => Self::Commit,
+            36 => Self::Lookup,
+            37 => Self::Exist,
+            38 => Self::MatchPrefix,
+            39 => Self::Renew,
+            40 => Self::Release,
             65 => Self::HelloReply,
             66 => Self::Statuses,
             67 => Self::SumsReply,
             68 => Self::MapReply,
             69 => Self::Pong,
             70 => Self::Failure,
+            72 => Self::Reply,
             _ => return None,
         })
     }

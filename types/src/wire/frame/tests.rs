@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const OPS: [Op; 16] = [
+const OPS: [Op; 25] = [
     Op::Hello,
     Op::Read,
     Op::Write,
@@ -12,12 +12,21 @@ const OPS: [Op; 16] = [
     Op::Unpin,
     Op::Sums,
     Op::Ping,
+    Op::Greet,
+    Op::Reserve,
+    Op::Commit,
+    Op::Lookup,
+    Op::Exist,
+    Op::MatchPrefix,
+    Op::Renew,
+    Op::Release,
     Op::HelloReply,
     Op::Statuses,
     Op::SumsReply,
     Op::MapReply,
     Op::Pong,
     Op::Failure,
+    Op::Reply,
 ];
 
 fn ping() -> Header {

@@ -280,7 +280,7 @@ pub(crate) fn grant(incarnation: Incarnation, epoch: u64, id: u64, extent: Exten
     KEY.sign(incarnation, Epoch(epoch), GrantId(id), extent)
 }
 
-fn hello(incarnation: Incarnation) -> Hello {
+pub(crate) fn hello(incarnation: Incarnation) -> Hello {
     Hello {
         min_version: frame::MIN_VERSION,
         max_version: frame::VERSION,

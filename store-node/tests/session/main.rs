@@ -1,6 +1,7 @@
 //! The node against the other end of its session: what it says of itself, what it does when told,
 //! and how it comes back.
 
+mod boards;
 mod support;
 
 use kvpool_proto::node_message::Body;

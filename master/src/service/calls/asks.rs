@@ -1,0 +1,152 @@
+//! Questions about blocks, and the leases on the answers.
+
+use super::{Calls, NodeTable, bytes, lease, millis, wire};
+use crate::clock::Millis;
+use crate::service::batch::{check_term, unpack};
+use crate::service::refused::{Refused, refused};
+use kvpool_proto as proto;
+use kvpool_types::{ChecksumAlgorithm, Code};
+
+impl Calls {
+    pub(in crate::service) fn hello(
+        &self,
+        request: proto::HelloRequest,
+    ) -> Result<proto::HelloReply, Refused> {
+        if request.max_version < proto::MIN_VERSION || request.min_version > proto::VERSION {
+            return Err(refused(
+                Code::VersionMismatch,
+                format!(
+                    "the caller speaks versions {} to {}, this master {} to {}",
+                    request.min_version,
+                    request.max_version,
+                    proto::MIN_VERSION,
+                    proto::VERSION
+                ),
+            ));
+        }
+        if let Some(caller) = &request.caller {
+            check_term(&self.pool, caller)?;
+        }
+        Ok(proto::HelloReply {
+            version: request.max_version.min(proto::VERSION),
+            cluster_id: bytes(&self.pool.cluster.to_bytes()),
+            epoch: self.pool.epoch.0,
+            lease_ttl_ms: millis(self.pool.config.lease_ttl),
+            max_block_bytes: self.pool.config.max_block_size.as_u64(),
+            max_batch_keys: self.pool.config.max_batch_keys,
+            checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u32,
+        })
+    }
+
+    pub(in crate::service) fn lookup(
+        &self,
+        request: proto::LookupRequest,
+    ) -> Result<proto::LookupReply, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        let found = self.pool.lookup(caller.namespace, &keys, !request.no_lease);
+        let lease = lease(&found);
+        let mut table = NodeTable::default();
+        let segments = self.pool.placement.segments();
+        let locations = found
+            .answer
+            .into_iter()
+            .map(|found| match found {
+                Some(found) => proto::Location {
+                    code: Code::Ok.to_wire().into(),
+                    length: found.length.0,
+                    checksum: found.checksum.0,
+                    version: found.version.0,
+                    replicas: found
+                        .replicas
+                        .iter()
+                        .filter_map(|replica| {
+                            Some(proto::ReplicaLocation {
+                                node: table.index(&segments, replica)?,
+                                segment: replica.segment.0,
+                                offset: replica.offset.0,
+                            })
+                        })
+                        .collect(),
+                },
+                None => proto::Location {
+                    code: Code::Missing.to_wire().into(),
+                    ..Default::default()
+                },
+            })
+            .collect();
+        Ok(proto::LookupReply {
+            epoch: self.pool.epoch.0,
+            nodes: table.into_wire(),
+            locations,
+            lease,
+        })
+    }
+
+    pub(in crate::service) fn exist(
+        &self,
+        request: proto::ExistRequest,
+    ) -> Result<proto::ExistReply, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        let found = self.pool.exist(caller.namespace, &keys, !request.no_lease);
+        let mut present = vec![0u8; keys.len().div_ceil(8)];
+        for (at, _) in found.answer.iter().enumerate().filter(|(_, there)| **there) {
+            if let Some(byte) = present.get_mut(at / 8) {
+                *byte |= 1 << (at % 8);
+            }
+        }
+        let lease = lease(&found);
+        Ok(proto::ExistReply {
+            epoch: self.pool.epoch.0,
+            present: present.into(),
+            lease,
+        })
+    }
+
+    pub(in crate::service) fn match_prefix(
+        &self,
+        request: proto::MatchPrefixRequest,
+    ) -> Result<proto::MatchPrefixReply, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let chain = unpack(&self.pool, &request.keys)?;
+        let matched = self
+            .pool
+            .match_prefix(caller.namespace, &chain, !request.no_lease);
+        Ok(proto::MatchPrefixReply {
+            epoch: self.pool.epoch.0,
+            blocks: u32::try_from(matched.answer).unwrap_or(u32::MAX),
+            lease: lease(&matched),
+        })
+    }
+
+    pub(in crate::service) fn renew(
+        &self,
+        request: proto::RenewRequest,
+    ) -> Result<proto::RenewReply, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        let renewed = self
+            .pool
+            .renew(caller.namespace, &keys, Millis(request.token));
+        let lease = lease(&renewed);
+        Ok(proto::RenewReply {
+            epoch: self.pool.epoch.0,
+            codes: wire(&renewed.answer),
+            lease,
+        })
+    }
+
+    pub(in crate::service) fn release(
+        &self,
+        request: proto::ReleaseRequest,
+    ) -> Result<proto::Outcomes, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        Ok(self.outcomes(
+            &self
+                .pool
+                .release(caller.namespace, &keys, Millis(request.token)),
+        ))
+    }
+}

@@ -1,0 +1,116 @@
+//! What the pool is asked, whichever way it comes: each call takes its protobuf request and gives its
+//! reply.
+
+mod asks;
+mod puts;
+mod upkeep;
+
+use super::batch::{Caller, caller};
+use super::refused::Refused;
+use crate::directory::Replica;
+use crate::membership::Node;
+use crate::placement::Segments;
+use crate::pool::{Leased, Pool};
+use kvpool_proto as proto;
+use kvpool_types::{Code, Epoch};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The calls of a pool.
+#[derive(Clone, Debug)]
+pub(super) struct Calls {
+    pool: Arc<Pool>,
+}
+
+impl Calls {
+    /// The calls of `pool`.
+    pub(super) const fn new(pool: Arc<Pool>) -> Self {
+        Self { pool }
+    }
+
+    /// The term of this master.
+    pub(super) fn epoch(&self) -> Epoch {
+        self.pool.epoch
+    }
+
+    /// Waits until the pool knows which of its nodes are back. Questions about which blocks are
+    /// there, and puts, are asked after it.
+    pub(super) async fn settled(&self) {
+        self.pool.settled().await;
+    }
+
+    /// Whether [`Calls::settled`] would wait.
+    pub(super) fn is_settled(&self) -> bool {
+        self.pool.is_settled()
+    }
+
+    fn caller(&self, from: Option<&proto::Caller>) -> Result<Caller, Refused> {
+        caller(&self.pool, from)
+    }
+
+    fn outcomes(&self, codes: &[Code]) -> proto::Outcomes {
+        proto::Outcomes {
+            epoch: self.pool.epoch.0,
+            codes: wire(codes),
+        }
+    }
+}
+
+/// The node table of one reply: each node once, named by its index.
+#[derive(Default)]
+struct NodeTable {
+    nodes: Vec<Arc<Node>>,
+}
+
+impl NodeTable {
+    fn index(&mut self, segments: &Segments<'_>, replica: &Replica) -> Option<u32> {
+        let node = &segments.get(replica.segment)?.node;
+        let at = match self.nodes.iter().position(|known| Arc::ptr_eq(known, node)) {
+            Some(at) => at,
+            None => {
+                self.nodes.push(Arc::clone(node));
+                self.nodes.len() - 1
+            }
+        };
+        u32::try_from(at).ok()
+    }
+
+    fn into_wire(self) -> Vec<proto::NodeAddress> {
+        self.nodes
+            .iter()
+            .map(|node| {
+                let address = node.address();
+                proto::NodeAddress {
+                    name: node.name.0.clone(),
+                    incarnation: bytes(&node.incarnation.to_bytes()),
+                    data_address: address.data,
+                    shm_path: address.shm_path,
+                    host_id: bytes(&address.host.to_bytes()),
+                }
+            })
+            .collect()
+    }
+}
+
+fn bytes(raw: &[u8]) -> ::bytes::Bytes {
+    ::bytes::Bytes::copy_from_slice(raw)
+}
+
+fn wire(codes: &[Code]) -> Vec<u32> {
+    codes.iter().map(|code| code.to_wire().into()).collect()
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn lease<T>(leased: &Leased<T>) -> Option<proto::Lease> {
+    Some(proto::Lease {
+        token: leased.token.0,
+        ttl_ms: millis(leased.ttl),
+    })
+}
+
+fn optional_ms(ms: u64) -> Option<Duration> {
+    (ms > 0).then(|| Duration::from_millis(ms))
+}

@@ -1,0 +1,312 @@
+//! One framed connection.
+//!
+//! Calls that need no waiting are answered on the connection's own thread, one after the other. Those
+//! that wait (for room, for durability) are begun there too; when they do not end at once they go on
+//! as tasks of the runtime and answer when they are done, so that they hold up nothing behind them.
+
+use super::wire::{Error, Incoming, answer, failure};
+use super::{Place, Shared};
+use crate::service::refused::{Refused, refused};
+use futures::FutureExt;
+use kvpool_proto as proto;
+use kvpool_types::wire::frame::{Header, Op};
+use kvpool_types::{Code, Epoch};
+use parking_lot::Mutex;
+use prost::Message;
+use prost::bytes::Bytes;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use std::io::{self, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+
+/// How long a half-sent request, or an answer that is not read, may stall.
+const STALL: Duration = Duration::from_secs(5);
+/// The longest that a client may have a connection poll.
+const MOST_SPIN: Duration = Duration::from_micros(100);
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    socket: TcpStream,
+    answers: Arc<Answers>,
+}
+
+/// The sending side, shared with the calls that answer later.
+#[derive(Debug)]
+pub(super) struct Answers(Mutex<Sending>);
+
+#[derive(Debug)]
+struct Sending {
+    socket: TcpStream,
+    /// What is left of a frame that has been sent in part.
+    rest: Vec<u8>,
+}
+
+impl Answers {
+    fn new(socket: TcpStream) -> Self {
+        Self(Mutex::new(Sending {
+            socket,
+            rest: Vec::new(),
+        }))
+    }
+
+    /// Sends one answer. A client that does not read for so long that its socket is full is cut off:
+    /// it may be stopped, and its answers must not pile up here.
+    fn send(&self, frame: &[u8]) -> io::Result<()> {
+        let mut sending = self.0.lock();
+        let rest = std::mem::take(&mut sending.rest);
+        let socket = &mut sending.socket;
+        let sent = socket
+            .write_all(&rest)
+            .and_then(|()| socket.write_all(frame));
+        sent.inspect_err(|_| {
+            // It fails only where the connection has ended already.
+            let _ended = socket.shutdown(Shutdown::Both);
+        })
+    }
+
+    /// The same from a thread of the runtime, which must not be held up by a full socket.
+    async fn send_from_task(self: Arc<Self>, mut frame: Vec<u8>) -> io::Result<()> {
+        if let Some(mut sending) = self.0.try_lock()
+            && sending.rest.is_empty()
+        {
+            match rustix::net::send(
+                &sending.socket,
+                &frame,
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            ) {
+                Ok(sent) if sent == frame.len() => return Ok(()),
+                Ok(sent) => sending.rest = std::mem::take(&mut frame).split_off(sent),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let sent = tokio::task::spawn_blocking(move || self.send(&frame)).await;
+        // The runtime is shutting down: so is the connection.
+        sent.unwrap_or(Ok(()))
+    }
+
+    /// Takes no more requests. What is under way is still answered.
+    pub(super) fn end(&self) {
+        // It fails only where the connection has ended already.
+        let _ended = self.0.lock().socket.shutdown(Shutdown::Read);
+    }
+}
+
+/// What is to be done with one request.
+enum Begun {
+    Answered(Vec<u8>),
+    /// It answers later.
+    Goes(futures::future::BoxFuture<'static, Vec<u8>>),
+}
+
+impl Connection {
+    pub(super) fn new(shared: Arc<Shared>, socket: TcpStream) -> io::Result<Self> {
+        socket.set_read_timeout(Some(STALL))?;
+        socket.set_write_timeout(Some(STALL))?;
+        let answers = Arc::new(Answers::new(socket.try_clone()?));
+        Ok(Self {
+            shared,
+            socket,
+            answers,
+        })
+    }
+
+    /// Serves until the connection ends.
+    pub(super) fn serve(mut self, runtime: &Handle) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        let epoch = shared.calls.epoch();
+        let Some(_open) = shared.open.add(&self.answers) else {
+            let refused = refused(Code::TooManyHeld, "this master takes no more connections");
+            return Ok(self.answers.send(&failure(0, epoch, &refused))?);
+        };
+        let mut incoming = Incoming::default();
+        let ended = self.converse(&mut incoming, runtime);
+        if let Err(Error::Decode(error)) = &ended {
+            let refused = refused(error.code(), error.to_string());
+            self.answers.send(&failure(0, epoch, &refused))?;
+        }
+        // Calls that are still under way hold the other handle of the socket.
+        let _ended = self.socket.shutdown(Shutdown::Both);
+        match ended {
+            Err(Error::Closed) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn converse(&mut self, incoming: &mut Incoming, runtime: &Handle) -> Result<(), Error> {
+        let (header, meta) = self.next(incoming, Duration::ZERO)?;
+        let spin = self.greet(&header, meta)?;
+        loop {
+            let (header, meta) = self.next(incoming, spin)?;
+            match self.begin(&header, meta, runtime)? {
+                Begun::Answered(frame) => self.answers.send(&frame)?,
+                Begun::Goes(call) => {
+                    let answers = Arc::clone(&self.answers);
+                    runtime.spawn(async move {
+                        if let Err(error) = answers.send_from_task(call.await).await {
+                            tracing::debug!(%error, "an answer was not sent");
+                        }
+                    });
+                }
+            }
+        }
+    }
+
+    /// The first request, which must be a greeting; how long the client would have this poll.
+    fn greet(&self, header: &Header, meta: Bytes) -> Result<Duration, Error> {
+        if header.op != Op::Greet {
+            return Err(kvpool_types::wire::DecodeError::BadValue {
+                what: "operation before a greeting",
+                value: (header.op as u16).into(),
+            }
+            .into());
+        }
+        let calls = &self.shared.calls;
+        let request = decode::<proto::HelloRequest>(meta);
+        let spin = request.as_ref().map_or(0, |request| request.spin_us);
+        let reply = request.and_then(|request| calls.hello(request));
+        self.answers.send(&encode(header, calls.epoch(), reply))?;
+        Ok(MOST_SPIN.min(Duration::from_micros(spin.into())))
+    }
+
+    /// Waits for the next request, polling for `spin` first where cores are spare.
+    fn next(&mut self, incoming: &mut Incoming, spin: Duration) -> Result<(Header, Bytes), Error> {
+        if let Some(request) = incoming.next()? {
+            return Ok(request);
+        }
+        if !spin.is_zero()
+            && let Some(request) = self.poll_busily(incoming, spin)?
+        {
+            return Ok(request);
+        }
+        loop {
+            match incoming.fill(&mut self.socket) {
+                Ok(0) if incoming.has_begun() => {
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+                }
+                Ok(0) => return Err(Error::Closed),
+                Ok(_) => {
+                    if let Some(request) = incoming.next()? {
+                        return Ok(request);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // An idle connection may stay; in the middle of a request it may not stall.
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && !incoming.has_begun() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn poll_busily(
+        &mut self,
+        incoming: &mut Incoming,
+        spin: Duration,
+    ) -> Result<Option<(Header, Bytes)>, Error> {
+        let shared = Arc::clone(&self.shared);
+        let Some(_place) = Place::take(&shared.spinning, shared.most_spinning) else {
+            return Ok(None);
+        };
+        let until = Instant::now() + spin;
+        while Instant::now() < until {
+            match incoming.fill(&mut Now(&self.socket)) {
+                Ok(0) if incoming.has_begun() => {
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+                }
+                Ok(0) => return Err(Error::Closed),
+                Ok(_) => {
+                    if let Some(request) = incoming.next()? {
+                        return Ok(Some(request));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+
+    fn begin(&self, header: &Header, meta: Bytes, runtime: &Handle) -> Result<Begun, Error> {
+        let calls = &self.shared.calls;
+        let epoch = calls.epoch();
+        let asks = matches!(
+            header.op,
+            Op::Reserve | Op::Lookup | Op::Exist | Op::MatchPrefix
+        );
+        if asks && !calls.is_settled() {
+            runtime.block_on(calls.settled());
+        }
+        macro_rules! now {
+            ($call:ident) => {
+                encode(header, epoch, decode(meta).and_then(|r| calls.$call(r)))
+            };
+        }
+        macro_rules! later {
+            ($call:ident) => {{
+                let (calls, header) = (calls.clone(), *header);
+                let mut call = Box::pin(async move {
+                    let reply = match decode(meta) {
+                        Ok(request) => calls.$call(request).await,
+                        Err(refused) => Err(refused),
+                    };
+                    encode(&header, epoch, reply)
+                });
+                match call.as_mut().now_or_never() {
+                    Some(frame) => return Ok(Begun::Answered(frame)),
+                    None => return Ok(Begun::Goes(call)),
+                }
+            }};
+        }
+        Ok(Begun::Answered(match header.op {
+            Op::Exist => now!(exist),
+            Op::MatchPrefix => now!(match_prefix),
+            Op::Lookup => now!(lookup),
+            Op::Renew => now!(renew),
+            Op::Release => now!(release),
+            Op::Reserve => later!(reserve),
+            Op::Commit => later!(commit),
+            Op::Ping => answer(Op::Pong, header.request, epoch, |_| {}),
+            other => failure(
+                header.request,
+                epoch,
+                &refused(
+                    Code::InvalidArgument,
+                    format!("{other:?} is no call that a master answers"),
+                ),
+            ),
+        }))
+    }
+}
+
+/// Reads what is there and never waits.
+struct Now<'a>(&'a TcpStream);
+
+impl io::Read for Now<'_> {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let flags = rustix::net::RecvFlags::DONTWAIT;
+        let received = rustix::net::recv(self.0, room, flags)?;
+        Ok(received.1)
+    }
+}
+
+fn decode<M: Message + Default>(meta: Bytes) -> Result<M, Refused> {
+    M::decode(meta).map_err(|error| refused(Code::Malformed, error.to_string()))
+}
+
+fn encode<M: Message>(header: &Header, epoch: Epoch, reply: Result<M, Refused>) -> Vec<u8> {
+    match reply {
+        Ok(reply) => answer(Op::Reply, header.request, epoch, |out| {
+            out.reserve(reply.encoded_len());
+            reply
+                .encode(out)
+                .expect("invariant: a vector takes what is appended");
+        }),
+        Err(refused) => failure(header.request, epoch, &refused),
+    }
+}

@@ -1,0 +1,55 @@
+//! The framed connections that are open, so that they can be ended.
+
+use super::connection::Answers;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The most connections at a time: each has a thread.
+const MOST: usize = 8192;
+
+#[derive(Debug, Default)]
+pub(super) struct Open(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    stopped: bool,
+    next: u64,
+    connections: HashMap<u64, Arc<Answers>>,
+}
+
+/// A connection that counts as open until this is dropped.
+#[derive(Debug)]
+pub(super) struct Entry<'a> {
+    open: &'a Open,
+    number: u64,
+}
+
+impl Open {
+    /// Counts a connection in; `None` when there are too many, or there are to be no more.
+    pub(super) fn add(&self, connection: &Arc<Answers>) -> Option<Entry<'_>> {
+        let mut state = self.0.lock();
+        if state.stopped || state.connections.len() >= MOST {
+            return None;
+        }
+        let number = state.next;
+        state.next += 1;
+        state.connections.insert(number, Arc::clone(connection));
+        Some(Entry { open: self, number })
+    }
+
+    /// Lets no connection take another request, nor a new one come.
+    pub(super) fn end_all(&self) {
+        let mut state = self.0.lock();
+        state.stopped = true;
+        for connection in state.connections.values() {
+            connection.end();
+        }
+    }
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.open.0.lock().connections.remove(&self.number);
+    }
+}

@@ -1,0 +1,244 @@
+use super::*;
+use crate::frame::{receive_exact, receive_meta, send};
+use kvpool_types::wire::data::{Failure, Statuses};
+use kvpool_types::wire::frame::{HEADER_BYTES, Header};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+/// A channel and the plain socket at its other end.
+fn pair() -> (Arc<Channel>, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (Arc::new(Channel::from_socket(ours.into()).unwrap()), theirs)
+}
+
+/// Reads one request.
+fn request(socket: &UnixStream) -> Header {
+    let mut head = [0; HEADER_BYTES];
+    receive_exact(socket.as_fd(), &mut head, |_| false).unwrap();
+    let header = crate::frame::decode_header(&head).unwrap();
+    receive_meta(socket.as_fd(), &header, &mut Vec::new()).unwrap();
+    header
+}
+
+fn pong(socket: &UnixStream, request: u64) {
+    send(
+        socket.as_fd(),
+        Op::Pong,
+        request,
+        Epoch(1),
+        &Statuses(Vec::new()),
+    )
+    .unwrap();
+}
+
+fn ping(channel: &Arc<Channel>) -> tokio::task::JoinHandle<Result<(), TransferError>> {
+    let channel = channel.clone();
+    tokio::spawn(async move { channel.ping(Epoch(1)).await })
+}
+
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.unwrap()
+}
+
+#[tokio::test]
+async fn answers_in_another_order_reach_those_who_asked() {
+    let (channel, socket) = pair();
+    let calls: Vec<_> = (0..3)
+        .map(|_| {
+            let channel = channel.clone();
+            tokio::spawn(async move {
+                let reply = channel.call(Op::Sums, Epoch(1), |_| {}).await.unwrap();
+                (reply.epoch, reply.decode::<Statuses>(Op::Statuses).unwrap())
+            })
+        })
+        .collect();
+    aside(move || {
+        let asked: Vec<u64> = (0..3).map(|_| request(&socket).request).collect();
+        for number in asked.into_iter().rev() {
+            let codes = vec![Code::Missing; number as usize];
+            send(
+                socket.as_fd(),
+                Op::Statuses,
+                number,
+                Epoch(number),
+                &Statuses(codes),
+            )
+            .unwrap();
+        }
+    })
+    .await;
+    let mut seen = Vec::new();
+    for call in calls {
+        let (epoch, Statuses(codes)) = call.await.unwrap();
+        assert_eq!(epoch.0, codes.len() as u64);
+        seen.push(epoch.0);
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [1, 2, 3]);
+}
+
+/// Without the hand-over the second caller would sleep on: the driver only knows the first.
+#[tokio::test]
+async fn who_leaves_passes_the_turn_to_read_on() {
+    let (channel, socket) = pair();
+    let stays = ping(&channel);
+    tokio::task::yield_now().await;
+    let leaves = ping(&channel);
+    tokio::task::yield_now().await;
+    let (first, socket) = aside(move || {
+        let first = request(&socket).request;
+        request(&socket);
+        (first, socket)
+    })
+    .await;
+    leaves.abort();
+    leaves.await.unwrap_err();
+    pong(&socket, first);
+    let answered = tokio::time::timeout(Duration::from_secs(5), stays).await;
+    assert_eq!(answered.unwrap().unwrap(), Ok(()));
+}
+
+/// The one that was polled last is answered first; the other one's answer comes later.
+#[tokio::test]
+async fn who_is_answered_passes_the_turn_to_read_on() {
+    let (channel, socket) = pair();
+    let slow = ping(&channel);
+    tokio::task::yield_now().await;
+    let quick = ping(&channel);
+    tokio::task::yield_now().await;
+    let (first, second, socket) = aside(move || {
+        let first = request(&socket).request;
+        (first, request(&socket).request, socket)
+    })
+    .await;
+    pong(&socket, second);
+    assert_eq!(quick.await.unwrap(), Ok(()));
+    pong(&socket, first);
+    let answered = tokio::time::timeout(Duration::from_secs(5), slow).await;
+    assert_eq!(answered.unwrap().unwrap(), Ok(()));
+}
+
+#[tokio::test]
+async fn a_failure_is_an_error_of_its_call_alone() {
+    let (channel, socket) = pair();
+    let failing = ping(&channel);
+    tokio::task::yield_now().await;
+    let fine = ping(&channel);
+    aside(move || {
+        let failure = Failure {
+            code: Code::Full,
+            message: "no room".to_owned(),
+        };
+        let first = request(&socket).request;
+        send(socket.as_fd(), Op::Failure, first, Epoch(1), &failure).unwrap();
+        pong(&socket, request(&socket).request);
+        socket
+    })
+    .await;
+    let error = failing.await.unwrap().unwrap_err();
+    assert_eq!(
+        (error.code, error.message.as_str()),
+        (Code::Full, "no room")
+    );
+    assert_eq!(fine.await.unwrap(), Ok(()));
+    assert!(channel.is_open());
+}
+
+#[tokio::test]
+async fn a_closed_connection_fails_all_that_wait_and_all_that_come() {
+    let (channel, socket) = pair();
+    let calls = [ping(&channel), ping(&channel)];
+    tokio::task::yield_now().await;
+    drop(socket);
+    for call in calls {
+        assert_eq!(call.await.unwrap().unwrap_err().code, Code::Unreachable);
+    }
+    assert!(!channel.is_open());
+    let error = channel.ping(Epoch(1)).await.unwrap_err();
+    assert_eq!(error.code, Code::Unreachable);
+}
+
+#[tokio::test]
+async fn what_is_no_frame_ends_the_connection() {
+    let (channel, socket) = pair();
+    let call = ping(&channel);
+    tokio::task::yield_now().await;
+    std::io::Write::write_all(&mut &socket, &[0x5a; 100]).unwrap();
+    assert_eq!(call.await.unwrap().unwrap_err().code, Code::Malformed);
+    assert!(!channel.is_open());
+}
+
+#[tokio::test]
+async fn an_answer_larger_than_the_room_comes_whole() {
+    let (channel, socket) = pair();
+    let bytes = 300_000;
+    let asking = channel.clone();
+    let call = tokio::spawn(async move {
+        for fill in 1..4 {
+            let reply = asking.call(Op::Exist, Epoch(1), |_| {}).await.unwrap();
+            assert_eq!(reply.meta, vec![fill; bytes]);
+        }
+    });
+    aside(move || {
+        for fill in 1..4 {
+            let number = request(&socket).request;
+            let meta = |out: &mut Vec<u8>| out.resize(out.len() + bytes, fill);
+            let frame = encode_head(Op::Reply, number, Epoch(1), 0, meta).unwrap();
+            std::io::Write::write_all(&mut &socket, &frame).unwrap();
+        }
+    })
+    .await;
+    call.await.unwrap();
+}
+
+/// A frame that is left in the middle would make what follows unreadable.
+#[tokio::test]
+async fn a_request_given_up_in_the_middle_ends_the_connection() {
+    let (channel, _socket) = pair();
+    let asking = channel.clone();
+    let call = tokio::spawn(async move {
+        let meta = |out: &mut Vec<u8>| out.resize(out.len() + (3 << 20), 0);
+        asking.call(Op::Exist, Epoch(1), meta).await
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(channel.is_open());
+    call.abort();
+    call.await.unwrap_err();
+    assert!(!channel.is_open());
+}
+
+#[tokio::test]
+async fn a_call_that_polls_gets_its_answer_and_those_of_others() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = std::thread::spawn(move || {
+        let (socket, _) = listener.accept().unwrap();
+        let socket = std::os::fd::OwnedFd::from(socket);
+        let mut head = [0; HEADER_BYTES];
+        for _ in 0..200 {
+            receive_exact(socket.as_fd(), &mut head, |_| false).unwrap();
+            let header = crate::frame::decode_header(&head).unwrap();
+            let nothing = Statuses(Vec::new());
+            send(socket.as_fd(), Op::Pong, header.request, Epoch(1), &nothing).unwrap();
+        }
+    });
+    let channel = Channel::connect(address, Duration::from_millis(5))
+        .await
+        .unwrap();
+    let channel = Arc::new(channel);
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let channel = channel.clone();
+            tokio::spawn(async move {
+                for _ in 0..50 {
+                    channel.ping(Epoch(1)).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    serving.join().unwrap();
+}

@@ -1,0 +1,157 @@
+//! A batch of reads: straight out of the mapping. Nobody is asked, and the caller's lease and the
+//! block's checksum say whether what was copied counts.
+
+use super::copy::{Job, by_segment, grouped};
+use super::link::Open;
+use crate::batch::{Batch, deadline_exceeded, unreachable};
+use crate::checksum::{Private, copy_with_whole_sum};
+use crate::frame::status;
+use crate::link::{ReadOp, TransferError, TransferResult};
+use crate::memory::{Region, Slice, total_length};
+use crate::split::check_read;
+use kvpool_types::{Checksum, Code, Extent, Offset, SegmentId};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The most bytes of a batch that is copied by the thread that asks for it. Waking another thread
+/// and being woken by it takes as long as copying a few of these.
+const INLINE_BYTES: u64 = 64 << 10;
+
+/// One read whose arguments are in range.
+struct Read {
+    /// Which item of the batch it is.
+    item: usize,
+    /// The range of the segment.
+    source: Extent,
+    into: Vec<Slice>,
+}
+
+/// Has the batch copied by the copy threads.
+pub(super) fn start(
+    open: &Arc<Open>,
+    batch: &Arc<Batch<Checksum>>,
+    ops: Vec<ReadOp>,
+    deadline: Instant,
+) {
+    let is_open = open.control.is_open();
+    let mut reads = Vec::with_capacity(ops.len());
+    for (item, op) in ops.into_iter().enumerate() {
+        match source(&op) {
+            Ok(source) if is_open => reads.push(Read {
+                item,
+                source,
+                into: op.into,
+            }),
+            Ok(_) => batch.end(item, Err(unreachable("the node closed it"))),
+            Err(error) => batch.end(item, Err(error)),
+        }
+    }
+    for (segment, reads) in by_segment(reads, |read| read.source.segment) {
+        let (open, batch) = (open.clone(), batch.clone());
+        let asked = open.clone();
+        asked
+            .segments
+            .with(segment, false, move |mapped| match mapped {
+                Ok(region) => submit(&open, &region, &batch, reads, deadline),
+                Err(error) => {
+                    for read in reads {
+                        batch.end(read.item, Err(error.clone()));
+                    }
+                }
+            });
+    }
+}
+
+/// Copies a small batch here and now; `None` when that would take waiting, or longer than being
+/// woken does.
+pub(super) fn now(open: &Open, ops: &[ReadOp], deadline: Instant) -> Option<Vec<TransferResult>> {
+    let bytes = ops.iter().fold(0u64, |bytes, op| {
+        bytes.saturating_add(total_length(&op.into).0)
+    });
+    if bytes > INLINE_BYTES || !open.is_usable() || Instant::now() >= deadline {
+        return None;
+    }
+    let mut outcomes = Vec::with_capacity(ops.len());
+    let mut last: Option<(SegmentId, Region)> = None;
+    for op in ops {
+        let source = match source(op) {
+            Ok(source) => source,
+            Err(error) => {
+                outcomes.push(Err(error));
+                continue;
+            }
+        };
+        let region = match &last {
+            Some((segment, region)) if *segment == source.segment => region,
+            _ => {
+                let region = open.segments.mapped(source.segment)?;
+                &last.insert((source.segment, region)).1
+            }
+        };
+        outcomes.push(part(region, &source).and_then(|from| {
+            copy_with_whole_sum(&[from], &op.into, Private::Destination, || true)
+                .ok_or_else(deadline_exceeded)
+        }));
+    }
+    Some(outcomes)
+}
+
+/// Queues the reads of one segment.
+fn submit(
+    open: &Open,
+    region: &Region,
+    batch: &Arc<Batch<Checksum>>,
+    reads: Vec<Read>,
+    deadline: Instant,
+) {
+    let groups = grouped(reads, |read| read.source.length);
+    open.copiers.submit(groups.into_iter().map(|group| -> Job {
+        let (region, batch) = (region.clone(), batch.clone());
+        Box::new(move || {
+            for read in group {
+                copy(&region, &batch, read, deadline);
+            }
+        })
+    }));
+}
+
+fn copy(region: &Region, batch: &Batch<Checksum>, read: Read, deadline: Instant) {
+    let from = match part(region, &read.source) {
+        Ok(from) => from,
+        Err(error) => return batch.end(read.item, Err(error)),
+    };
+    if !batch.begin(read.item) {
+        return;
+    }
+    let in_time = || Instant::now() < deadline;
+    let copied = copy_with_whole_sum(&[from], &read.into, Private::Destination, in_time);
+    // The caller's memory is let go of before the caller is told.
+    drop(read.into);
+    batch.end(read.item, copied.ok_or_else(deadline_exceeded));
+}
+
+fn part(region: &Region, source: &Extent) -> Result<Slice, TransferError> {
+    region
+        .slice(source.offset, source.length)
+        .ok_or_else(|| status(Code::OutOfRange))
+}
+
+/// The range of the segment that a read is of.
+fn source(read: &ReadOp) -> Result<Extent, TransferError> {
+    let length = check_read(read)?;
+    let offset = read.extent.offset.0.checked_add(read.from.0);
+    let source = offset.map(|offset| Extent {
+        segment: read.extent.segment,
+        offset: Offset(offset),
+        length,
+    });
+    source
+        .filter(|source| read.extent.contains(source))
+        .ok_or_else(|| TransferError {
+            code: Code::OutOfRange,
+            message: format!(
+                "{length} bytes from {} lie outside {}",
+                read.from, read.extent
+            ),
+        })
+}
