@@ -29,6 +29,8 @@ pub(crate) struct Place {
     pub(crate) way: Way,
     /// Whether the client remembers where blocks lie.
     pub(crate) remembers: bool,
+    /// Whether the client polls for answers before it sleeps.
+    pub(crate) spins: bool,
     /// How many client processes at once.
     pub(crate) clients: usize,
 }
@@ -291,7 +293,7 @@ impl Case {
         !matches!(self.place.pool, Pool::Main | Pool::Keys)
             || matches!(self.what, What::MasterMemory | What::NodeMemory)
             || matches!(&self.bound, Bound::Case(id) if id.starts_with("shm/put-fresh"))
-            || self.metric == Metric::Cpu
+            || (self.metric == Metric::Cpu && !matches!(self.what, What::Machine(_)))
     }
 
     /// Whether it takes long or much memory, and is measured only when that is asked for.
@@ -316,6 +318,7 @@ const fn at(pool: Pool, way: Way) -> Place {
         pool,
         way,
         remembers: false,
+        spins: false,
         clients: 1,
     }
 }
@@ -686,6 +689,19 @@ fn keys() -> Vec<Case> {
             ));
         }
     }
+    for (batch, ratio) in [(1, 1.5), (64, 2.0)] {
+        table.push(case(
+            format!("exist-spinning/{batch}"),
+            Place {
+                spins: true,
+                ..place
+            },
+            What::Exist { batch, lease: true },
+            Metric::P50,
+            Bound::Bare(SPINNING_PING),
+            Goal::RatioAtMost(ratio),
+        ));
+    }
     for (blocks, goal) in [(64, NOT_ASKED), (1024, Goal::RatioAtMost(1.3))] {
         table.push(case(
             format!("match_prefix/{blocks}"),
@@ -836,6 +852,8 @@ mod tests {
             ("shm/view-known/16MiB", Goal::AtMost(5.0)),
             ("exist/1", Goal::RatioAtMost(1.15)),
             ("exist/64", Goal::RatioAtMost(1.25)),
+            ("exist-spinning/1", Goal::RatioAtMost(1.5)),
+            ("exist-spinning/64", Goal::RatioAtMost(2.0)),
             ("exist/1024", Goal::AtLeast(6.0)),
             ("exist/8192", Goal::AtLeast(15.0)),
             ("exist/8192/1000000", Goal::RatioAtLeast(0.65)),

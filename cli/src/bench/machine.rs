@@ -43,11 +43,22 @@ impl Machine {
     /// How much memory transfers walk through on each side so that every block is cold: as much as
     /// the largest cache, in steps of 128 MiB; less where memory is short.
     pub(crate) fn span(&self) -> u64 {
-        const STEP: u64 = 128 << 20;
-        let wanted = self.last_level_cache.max(STEP).next_multiple_of(STEP);
-        let affordable = self.memory_available / 20;
-        wanted.min(affordable / STEP * STEP).max(STEP)
+        let wanted = self.last_level_cache.next_multiple_of(SPAN_STEP);
+        whole_steps(wanted.min(self.memory_available / 20))
     }
+}
+
+/// What a span is a multiple of, in bytes: as much as the largest batch.
+pub(crate) const SPAN_STEP: u64 = 128 << 20;
+
+/// A span of at most `wanted` that a pool of `capacity` bytes has room for four times.
+pub(crate) fn share_of(capacity: u64, wanted: u64) -> u64 {
+    whole_steps(wanted.min(capacity / 4))
+}
+
+/// The multiple of the step that is not above `bytes`; one step at least.
+fn whole_steps(bytes: u64) -> u64 {
+    (bytes / SPAN_STEP * SPAN_STEP).max(SPAN_STEP)
 }
 
 fn read(path: &str) -> String {
@@ -114,6 +125,9 @@ mod tests {
             ..Machine::read()
         };
         assert_eq!(machine.span(), 384 << 20);
+        assert_eq!(share_of(64 << 30, machine.span()), 384 << 20);
+        assert_eq!(share_of(1 << 30, machine.span()), 256 << 20);
+        assert_eq!(share_of(1 << 20, machine.span()), 128 << 20);
         machine.last_level_cache = 8 << 20;
         assert_eq!(machine.span(), 128 << 20);
         machine.last_level_cache = 260 << 20;

@@ -162,10 +162,11 @@ impl Running {
         let deadline = Instant::now() + ROOM_TIMEOUT;
         loop {
             let stats = self.client.stats().await.map_err(control_error)?;
-            if (stats.used.0 + bytes) as f64 <= stats.capacity.0 as f64 * FILLED {
+            let filled = stats.capacity.0 as f64 * FILLED;
+            if (stats.used.0 + bytes) as f64 <= filled {
                 return Ok(());
             }
-            if Instant::now() > deadline {
+            if bytes as f64 > filled || Instant::now() > deadline {
                 bail!(
                     "the pool has no room for {} more: {} of {} are used",
                     crate::output::bytes(bytes),

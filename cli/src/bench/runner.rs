@@ -26,6 +26,9 @@ const STREAMING: (&str, &str) = (
     "glibc.cpu.x86_non_temporal_threshold=65536",
 );
 
+/// How long a client polls that is to poll, as long as the client library advises.
+const SPIN: Duration = Duration::from_micros(50);
+
 /// How far ahead several clients are told when to begin.
 const START: Duration = Duration::from_millis(5);
 
@@ -177,9 +180,8 @@ impl Runner {
             .collect();
         for pool in over {
             for client in &self.clients {
-                // The connections to it, before it goes.
-                let clients = Vec::new();
-                client.call(&Command::Keep { clients }).await?;
+                // Connections to it and a node of it go before it does.
+                client.call(&Command::Leave).await?;
             }
             if let Some(running) = self.pools.remove(&pool) {
                 running.stop().await;
@@ -231,6 +233,7 @@ impl Runner {
             pool,
             way,
             remembers,
+            spins,
             clients,
         } = case.place;
         let span = self.settings.span;
@@ -250,6 +253,7 @@ impl Runner {
             master: self.running(pool)?.address().to_owned(),
             way,
             remembers,
+            spin: if spins { SPIN } else { Duration::ZERO },
         };
         for number in 0..clients {
             let client = self.client(number)?;
@@ -366,6 +370,7 @@ impl Runner {
             master: foreign.clone(),
             way: super::agent::protocol::Way::Tcp,
             remembers: false,
+            spin: Duration::ZERO,
         };
         let Some(client) = self.clients.first() else {
             return Ok(());
@@ -414,6 +419,7 @@ impl Runner {
                         master: running.address().to_owned(),
                         way: case.place.way,
                         remembers: true,
+                        spin: Duration::ZERO,
                     },
                     set: set.clone(),
                     count: 8,
@@ -682,9 +688,10 @@ fn client_name(place: Place) -> String {
         pool,
         way,
         remembers,
+        spins,
         ..
     } = place;
-    format!("{pool:?}/{way:?}/{remembers}")
+    format!("{pool:?}/{way:?}/{remembers}/{spins}")
 }
 
 fn measured(answer: Answer) -> anyhow::Result<(Measured, Live)> {

@@ -1,10 +1,11 @@
 //! `kvctl bench`.
 
 use crate::bench::cases::{Case, table};
-use crate::bench::machine::Machine;
+use crate::bench::machine::{self, Machine};
 use crate::bench::report::Report;
 use crate::bench::runner::{Runner, Settings};
 use crate::cli::Context;
+use crate::connection::control_error;
 use crate::{output, progress};
 use anyhow::{Context as _, bail};
 use clap::value_parser;
@@ -53,7 +54,7 @@ pub(crate) struct Args {
 
 const PAIRS: u32 = 9;
 const QUICK_PAIRS: u32 = 3;
-const QUICK_SPAN: u64 = 128 << 20;
+const QUICK_SPAN: u64 = machine::SPAN_STEP;
 
 /// Runs it.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
@@ -74,6 +75,13 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         QUICK_SPAN
     } else {
         machine.span()
+    };
+    let span = if foreign {
+        let client = context.connection.connect().await?;
+        let stats = client.stats().await.map_err(control_error)?;
+        machine::share_of(stats.capacity.0, span)
+    } else {
+        span
     };
     let pairs = args
         .pairs

@@ -4,6 +4,7 @@ use crate::bench::limits;
 use crate::bench::window::{Measured, Window};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What a process is told. Names of clients are chosen by whoever tells.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -19,6 +20,8 @@ pub(crate) enum Command {
     ConnectMore { like: Connect, set: Set, count: u32 },
     /// Serve a segment of memory to the pool from within this process.
     Embed(Embed),
+    /// Serve it no more.
+    Leave,
     /// Work on a pool.
     Work(Order),
     /// Remove all blocks of a set.
@@ -59,6 +62,8 @@ pub(crate) struct Connect {
     pub(crate) way: Way,
     /// Whether it remembers where blocks lie.
     pub(crate) remembers: bool,
+    /// How long it polls for an answer before it sleeps.
+    pub(crate) spin: Duration,
 }
 
 /// How bytes travel.

@@ -54,11 +54,7 @@ fn answer_all(seed: String) -> anyhow::Result<()> {
             break;
         }
     }
-    // The client before the node that it may be connected to.
-    agent.clients.clear();
-    if let Some(node) = agent.embedded {
-        node.stop();
-    }
+    agent.execute(Command::Leave)?;
     Ok(())
 }
 
@@ -86,6 +82,13 @@ impl Agent {
                 return self.connect_more(&like, &set, count);
             }
             Command::Embed(embed) => self.embedded = Some(Embedded::start(embed)?),
+            Command::Leave => {
+                // The client before the node that it may be connected to.
+                self.clients.clear();
+                if let Some(node) = self.embedded.take() {
+                    node.stop();
+                }
+            }
             Command::Work(order) => return self.work(order),
             Command::Remove { client, set } => {
                 remove(self.client(&client)?, &self.seed, &set, set.live.count())?;
@@ -223,9 +226,10 @@ fn open(connect: &Connect) -> anyhow::Result<blocking::Client> {
         } else {
             0
         },
+        spin: connect.spin,
         ..defaults
     };
-    blocking::Client::connect(options, 0).map_err(connect_error)
+    blocking::Client::connect(options).map_err(connect_error)
 }
 
 /// Removes the oldest `count` blocks of a set.
