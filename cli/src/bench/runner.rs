@@ -1,17 +1,19 @@
 //! Measures cases: each in turns with what bounds it, in processes that do what they are told.
 
+mod bounds;
+mod sets;
+
 use super::agent::Handle;
-use super::agent::protocol::{Answer, Command, Connect, Embed, Limit, Live, Order, Set, Work};
-use super::cases::{
-    Bare, Blocks, Bound, Case, Copier, Kept, Metric, Place, Pool, SMALL, What, size,
-};
-use super::pools::{Running, WINDOW_BYTES, local_segment};
+use super::agent::protocol::{Answer, Command, Connect, Live, Order, Set, Work};
+use super::cases::{Bound, Case, Copier, Metric, Place, Pool, SMALL, What};
+use super::pairing::Pairs;
+use super::pools::{Running, WINDOW_BYTES};
 use super::report::{Cpu, Row};
 use super::usage;
 use super::window::{Measured, Window, now_ns};
-use super::{limits, pairing::Pairs};
 use crate::connection::Connection;
 use anyhow::{Context as _, bail};
+use bounds::name_of;
 use futures::future::{join_all, try_join_all};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -224,170 +226,6 @@ impl Runner {
         }
     }
 
-    /// Has the pool, the processes, the connections and the blocks that a case needs.
-    async fn prepare(&mut self, case: &Case) -> anyhow::Result<()> {
-        if matches!(case.what, What::Machine(_)) {
-            return Ok(());
-        }
-        let Place {
-            pool,
-            way,
-            remembers,
-            spins,
-            clients,
-        } = case.place;
-        let span = self.settings.span;
-        while self.clients.len() < clients {
-            let number = self.clients.len();
-            let name = format!("client-{number}");
-            let client = start_agent(&name, &self.seed, &[], &self.directory)?;
-            client.greeting().await?;
-            // Only the first one puts.
-            let source = number == 0;
-            client.call(&Command::Memory { span, source }).await?;
-            self.clients.push(client);
-        }
-        self.start_pool(pool).await?;
-        let connect = Connect {
-            name: client_name(case.place),
-            master: self.running(pool)?.address().to_owned(),
-            way,
-            remembers,
-            spin: if spins { SPIN } else { Duration::ZERO },
-        };
-        for number in 0..clients {
-            let client = self.client(number)?;
-            client.call(&Command::Connect(connect.clone())).await?;
-        }
-        match case.what.blocks(pool) {
-            // The only case of its pool: everything it puts is new.
-            Some(_) if pool == Pool::Fresh => Ok(()),
-            Some(blocks) => self.fill(pool, blocks, &connect.name).await,
-            None => Ok(()),
-        }
-    }
-
-    async fn start_pool(&mut self, pool: Pool) -> anyhow::Result<()> {
-        let pool = self.pool(pool);
-        if self.pools.contains_key(&pool) {
-            return Ok(());
-        }
-        let Settings {
-            span, connection, ..
-        } = &self.settings;
-        let running = if connection.master.is_some() && pool.may_be_foreign() {
-            Running::foreign(connection).await?
-        } else {
-            Running::start(pool, *span, connection).await?
-        };
-        if pool == Pool::Local {
-            let embed = Embed {
-                master: running.address().to_owned(),
-                segment: local_segment(*span),
-                socket: running.path()?.join("local.sock"),
-            };
-            self.client(0)?.call(&Command::Embed(embed)).await?;
-            running.wait_for_node().await?;
-        }
-        self.pools.insert(pool, running);
-        Ok(())
-    }
-
-    /// Puts the blocks of a set, unless they are there.
-    async fn fill(&mut self, pool: Pool, blocks: Blocks, client: &str) -> anyhow::Result<()> {
-        let tag = blocks.tag();
-        if self.running(pool)?.sets.contains_key(&tag) {
-            return Ok(());
-        }
-        if blocks.kept == Kept::Span {
-            self.remove_spans(pool, client).await?;
-        }
-        let mut set = blocks.set(self.settings.span);
-        let bytes = set.slots * set.block;
-        let running = self.running(pool)?;
-        running
-            .wait_for_room(bytes + WINDOW_BYTES.min(bytes))
-            .await?;
-        let batch = (32 * MIB / set.block).clamp(1, FILL_BATCH).min(set.slots);
-        let rest = set.slots % batch;
-        for (calls, batch) in [(set.slots / batch, batch), (1, rest)] {
-            if batch > 0 {
-                let order = Order {
-                    client: client.to_owned(),
-                    set: set.clone(),
-                    work: Work::Put { batch },
-                    window: Window {
-                        at_least: UNLIMITED,
-                        calls,
-                    },
-                    watch: Vec::new(),
-                    begin_ns: 0,
-                };
-                (_, set.live) = measured(self.client(0)?.call(&Command::Work(order)).await?)?;
-            }
-        }
-        self.set_live(pool, set)
-    }
-
-    fn set_live(&mut self, pool: Pool, set: Set) -> anyhow::Result<()> {
-        let pool = self.pool(pool);
-        let running = self.pools.get_mut(&pool).context("the pool is gone")?;
-        running.sets.insert(set.tag.clone(), set);
-        Ok(())
-    }
-
-    /// Removes the sets that cover all of the span: there is room for a few of them only.
-    async fn remove_spans(&mut self, pool: Pool, client: &str) -> anyhow::Result<()> {
-        let pool = self.pool(pool);
-        let running = self.pools.get_mut(&pool).context("the pool is gone")?;
-        let large = |set: &Set| set.slots * set.block >= WINDOW_BYTES;
-        let removed: Vec<Set> = running
-            .sets
-            .extract_if(|_, set| large(set))
-            .map(|(_, set)| set)
-            .collect();
-        for set in removed {
-            let client = client.to_owned();
-            self.client(0)?
-                .call(&Command::Remove { client, set })
-                .await?;
-        }
-        Ok(())
-    }
-
-    /// Removes what this run has put into a pool that is not its own.
-    async fn clean(&mut self) -> anyhow::Result<()> {
-        let Some(foreign) = &self.settings.connection.master else {
-            return Ok(());
-        };
-        let Some(running) = self.pools.get_mut(&Pool::Main) else {
-            return Ok(());
-        };
-        let sets: Vec<Set> = running.sets.drain().map(|(_, set)| set).collect();
-        let name = "cleaning".to_owned();
-        let connect = Connect {
-            name: name.clone(),
-            master: foreign.clone(),
-            way: super::agent::protocol::Way::Tcp,
-            remembers: false,
-            spin: Duration::ZERO,
-        };
-        let Some(client) = self.clients.first() else {
-            return Ok(());
-        };
-        client.call(&Command::Connect(connect)).await?;
-        for set in sets {
-            let client_name = name.clone();
-            client
-                .call(&Command::Remove {
-                    client: client_name,
-                    set,
-                })
-                .await?;
-        }
-        Ok(())
-    }
-
     /// A figure of memory, for the cases that are about one.
     async fn memory(&self, case: &Case) -> anyhow::Result<Option<f64>> {
         let pool = case.place.pool;
@@ -532,144 +370,6 @@ impl Runner {
             calls,
         }
     }
-
-    /// The plain code that bounds a case, its choices made.
-    async fn bare_of(&mut self, case: &Case) -> anyhow::Result<Option<Bare>> {
-        let bare = match &case.bound {
-            Bound::Bare(bare) => *bare,
-            Bound::StreamsAsUsed => {
-                let port = self.running(case.place.pool)?.data_port().await?;
-                let used = usage::connections(self.client(0)?.id(), port);
-                Bare::Stream {
-                    streams: used.clamp(1, 2),
-                    pinned: false,
-                }
-            }
-            Bound::Case(_) | Bound::None(_) => return Ok(None),
-        };
-        Ok(Some(match bare {
-            Bare::Copy(blocks, threads, Copier::Fastest) => {
-                Bare::Copy(blocks, threads, self.fastest(blocks, threads).await?)
-            }
-            bare => bare,
-        }))
-    }
-
-    /// Finds out once which way to copy is the faster one.
-    async fn fastest(&mut self, blocks: Blocks, threads: usize) -> anyhow::Result<Copier> {
-        let name = format!("{} {threads}", blocks.tag());
-        if let Some(copier) = self.fastest.get(&name) {
-            return Ok(*copier);
-        }
-        let mut best = (Copier::Plain, 0.0);
-        for _ in 0..4 {
-            for copier in [Copier::Plain, Copier::Streaming] {
-                let bare = Bare::Copy(blocks, threads, copier);
-                let rate = self.bare(bare, Metric::Rate).await?;
-                if rate > best.1 {
-                    best = (copier, rate);
-                }
-            }
-        }
-        self.fastest.insert(name, best.0);
-        Ok(best.0)
-    }
-
-    /// One window of what bounds a case.
-    async fn bound(
-        &mut self,
-        case: &Case,
-        bare: Option<Bare>,
-        other: Option<&Case>,
-    ) -> anyhow::Result<Option<f64>> {
-        Ok(match (bare, other) {
-            (Some(bare), _) => Some(self.bare(bare, case.metric).await?),
-            (None, Some(other)) => {
-                // In the unit of the case, whatever is told of the other one by itself.
-                let other = Case {
-                    metric: case.metric,
-                    ..other.clone()
-                };
-                Some(self.once(&other).await?.value)
-            }
-            (None, None) => None,
-        })
-    }
-
-    /// One window of plain code.
-    async fn bare(&mut self, bare: Bare, metric: Metric) -> anyhow::Result<f64> {
-        let bytes = if self.settings.quick {
-            32 * MIB
-        } else {
-            96 * MIB
-        };
-        let ping_window = Window {
-            at_least: Duration::from_millis(if self.settings.quick { 4 } else { 12 }),
-            calls: 40,
-        };
-        let (agent, limit) = match bare {
-            Bare::Copy(blocks, threads, Copier::Fastest) => {
-                let copier = Box::pin(self.fastest(blocks, threads)).await?;
-                let bare = Bare::Copy(blocks, threads, copier);
-                return Box::pin(self.bare(bare, metric)).await;
-            }
-            Bare::Copy(blocks, threads, copier) => {
-                let agent = match copier {
-                    Copier::Plain => &self.far,
-                    Copier::Streaming | Copier::Fastest => &self.near,
-                };
-                let shape: limits::Shape = blocks.shape();
-                (
-                    agent,
-                    Limit::Copy {
-                        shape,
-                        threads,
-                        bytes,
-                    },
-                )
-            }
-            Bare::Stream { streams, pinned } => (
-                &self.near,
-                Limit::Stream {
-                    streams,
-                    pinned,
-                    bytes,
-                },
-            ),
-            Bare::Ping {
-                request,
-                answer,
-                spin,
-                one_core,
-            } => (
-                &self.near,
-                Limit::Ping {
-                    request,
-                    answer,
-                    spin,
-                    one_core,
-                    window: ping_window,
-                },
-            ),
-            Bare::Touch => (&self.near, Limit::Touch { bytes }),
-        };
-        let watch = match bare {
-            Bare::Stream { .. } => vec![self.far.id()],
-            _ => Vec::new(),
-        };
-        let (measured, _) = measured(agent.call(&Command::Limit { limit, watch }).await?)?;
-        let seconds = measured.spent_ns as f64 / 1e9;
-        Ok(match (metric, bare) {
-            (Metric::P50, _) => measured.p50_ns as f64 / 1e3,
-            (Metric::Keys, Bare::Ping { request, .. }) => {
-                (measured.units * request / 32) as f64 / seconds / 1e6
-            }
-            (Metric::Cpu, _) => {
-                measured.cpu_ns.iter().sum::<u64>() as f64 / measured.units.max(1) as f64
-            }
-            _ => measured.units as f64 / seconds / 1e9,
-        })
-    }
 }
 
 fn start_agent(
@@ -761,37 +461,4 @@ fn value(case: &Case, all: &[Measured], cpu: Option<&Cpu>) -> Option<f64> {
         }
         Metric::Bytes => return None,
     })
-}
-
-/// What the report calls plain code.
-fn name_of(bare: Bare) -> String {
-    match bare {
-        Bare::Copy(blocks, threads, copier) => {
-            let how = match copier {
-                Copier::Streaming => "streaming memcpy",
-                Copier::Plain | Copier::Fastest => "memcpy",
-            };
-            let piece = size(blocks.bytes / blocks.pieces);
-            match threads {
-                1 => format!("{how} of {piece}"),
-                several => format!("{how} of {piece}, {several} threads"),
-            }
-        }
-        Bare::Stream { streams: 1, .. } => "bare TCP, 1 stream".to_owned(),
-        Bare::Stream { streams, .. } => format!("bare TCP, {streams} streams"),
-        Bare::Ping {
-            request: 1,
-            spin: false,
-            ..
-        } => "ping-pong".to_owned(),
-        Bare::Ping {
-            request: 1,
-            spin: true,
-            ..
-        } => "ping-pong, spinning".to_owned(),
-        Bare::Ping { request, .. } => {
-            format!("ping-pong of {}", size(request))
-        }
-        Bare::Touch => "first touch".to_owned(),
-    }
 }
