@@ -1,5 +1,6 @@
 //! The command line: what every command shares, and which command it is.
 
+use crate::bench::agent as bench_agent;
 use crate::commands::{self, bench, demo, describe, exist, get, ls, put, replay, rm, status};
 use crate::connection::Connection;
 use crate::output::Format;
@@ -61,6 +62,12 @@ enum Command {
     /// A worker process of `demo` and `replay`: JSON lines in, JSON lines out
     #[command(hide = true)]
     Worker(worker::Blocks),
+    /// A process of `bench`: JSON lines in, JSON lines out
+    #[command(hide = true)]
+    BenchAgent {
+        /// What the keys of the run are made from.
+        seed: String,
+    },
     /// Runs a program that dies with the process that started it
     #[command(hide = true)]
     Tether {
@@ -95,6 +102,7 @@ impl Cli {
             Command::Demo(args) => commands::demo::run(args, context).await,
             Command::Replay(args) => commands::replay::run(args, context).await,
             Command::Worker(blocks) => worker::run(blocks, context).await,
+            Command::BenchAgent { seed } => bench_agent::run(seed).await,
             Command::Tether {
                 parent,
                 program,

@@ -172,6 +172,12 @@ impl Cluster {
         &self.master
     }
 
+    /// The process id of kvmaster, and those of the nodes.
+    pub(crate) fn ids(&self) -> (Option<u32>, Vec<u32>) {
+        let mut ids = self.daemons.iter().map(Child::id);
+        (ids.next().flatten(), ids.flatten().collect())
+    }
+
     /// Where metadata and logs lie.
     pub(crate) fn path(&self) -> &Path {
         match &self.directory {
@@ -197,7 +203,7 @@ impl Cluster {
         let ready = self.path().join(format!("{name}.ready"));
         arguments.extend(["--ready-file".into(), ready.clone().into()]);
         let log = self.path().join(format!("{name}.log"));
-        let mut child = Child::start(name, &beside(program)?, &arguments, Streams::Log, log)?;
+        let mut child = Child::start(name, &beside(program)?, &arguments, &[], Streams::Log, log)?;
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             // The file is complete only when it parses: it may be seen while it is being written.

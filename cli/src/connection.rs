@@ -11,19 +11,16 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::time::Duration;
 
+/// Where a kvmaster listens unless it is told otherwise.
+const DEFAULT_MASTER: &str = "http://127.0.0.1:7070";
+
 /// Which pool, and how to talk to it.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
-    /// The pool's master, http://HOST:PORT
-    #[arg(
-        long,
-        global = true,
-        env = "KVPOOL_MASTER",
-        value_name = "URL",
-        default_value = "http://127.0.0.1:7070"
-    )]
-    pub(crate) master: String,
+    /// The pool's master, http://HOST:PORT [default: http://127.0.0.1:7070]
+    #[arg(long, global = true, env = "KVPOOL_MASTER", value_name = "URL")]
+    pub(crate) master: Option<String>,
     /// The namespace of the keys
     #[arg(
         long,
@@ -67,16 +64,21 @@ impl Connection {
     /// The same way to another pool.
     pub(crate) fn with_master(&self, master: &str) -> Self {
         Self {
-            master: master.to_owned(),
+            master: Some(master.to_owned()),
             ..self.clone()
         }
+    }
+
+    /// The pool's master: the one that was named, or the one that is there when nothing was set.
+    pub(crate) fn master(&self) -> &str {
+        self.master.as_deref().unwrap_or(DEFAULT_MASTER)
     }
 
     /// The flags that say all this to another kvctl.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         vec![
             "--master".into(),
-            self.master.clone().into(),
+            self.master().into(),
             "--namespace".into(),
             self.namespace.clone().into(),
             "--transport".into(),
@@ -89,7 +91,7 @@ impl Connection {
     /// What the client library is told.
     pub(crate) fn options(&self) -> Options {
         Options {
-            masters: vec![self.master.clone()],
+            masters: vec![self.master().to_owned()],
             namespace: Namespace {
                 name: self.namespace.clone(),
                 ..Namespace::default()

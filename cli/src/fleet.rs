@@ -48,7 +48,7 @@ impl Fleet {
             (0..count)
                 .map(|number| {
                     let name = format!("{role}-{number}");
-                    Handle::start(&name, options, directory)
+                    Handle::start(&name, &options.arguments(), &[], directory)
                 })
                 .collect()
         };
@@ -57,7 +57,17 @@ impl Fleet {
             decode: start(Role::Decode, size.decode)?,
             blocks: options.blocks,
         };
-        try_join_all(fleet.prefill.iter().chain(&fleet.decode).map(Handle::ready)).await?;
+        try_join_all(
+            fleet
+                .prefill
+                .iter()
+                .chain(&fleet.decode)
+                .map(async |worker| match worker.greeting().await? {
+                    Answer::Ready => Ok(()),
+                    other => bail!("{} began with {other:?}", worker.name()),
+                }),
+        )
+        .await?;
         Ok(fleet)
     }
 

@@ -23,6 +23,7 @@ mod job;
 mod output;
 mod process;
 mod progress;
+mod remote;
 mod report;
 mod stats;
 mod worker;

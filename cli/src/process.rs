@@ -39,11 +39,14 @@ pub(crate) enum Streams {
 impl Child {
     /// Starts `program`, called `name` in messages, with its log at `log`.
     ///
+    /// `environment` is added to this process's own.
+    ///
     /// Call it on the main thread: the kernel ties the child to the thread that starts it.
     pub(crate) fn start(
         name: &str,
         program: &Path,
         arguments: &[OsString],
+        environment: &[(&str, &str)],
         streams: Streams,
         log: PathBuf,
     ) -> anyhow::Result<Self> {
@@ -58,6 +61,7 @@ impl Child {
             // What follows is the program's, also where kvctl has a flag of that name.
             .arg("--")
             .args(arguments)
+            .envs(environment.iter().copied())
             .stderr(file.try_clone().context("cannot share a log")?)
             // A group of its own: an interrupt at the terminal reaches kvctl alone, which then
             // ends the others in order.
@@ -75,6 +79,11 @@ impl Child {
             log,
             process,
         })
+    }
+
+    /// Its process id; `None` once it has ended and that was seen.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.process.id()
     }
 
     /// The child's input and output, once; they were asked for by [`Streams::Pipes`].

@@ -1,6 +1,21 @@
-//! What `kvctl bench` measures: the pool, and as yardsticks plain code that moves bytes as fast as
-//! the machine does.
+//! `kvctl bench`: every case of the pool beside what the machine can do, measured in turns.
+//!
+//! ```text
+//!  cases ──► runner ──Command──► agent: clients       ──► pools
+//!    │         │    ──Command──► agent: limits ◄─bare TCP─► limits-far
+//!    │         └──► pairing ──► report
+//!    └ what is done, what bounds it, what is asked of it
+//! ```
+//!
+//! A case never decides how it is measured, and what measures it knows no goals.
 
-pub(crate) mod memcpy;
-pub(crate) mod pool;
-pub(crate) mod tcp;
+pub(crate) mod agent;
+pub(crate) mod cases;
+mod limits;
+pub(crate) mod machine;
+mod pairing;
+mod pools;
+pub(crate) mod report;
+pub(crate) mod runner;
+mod usage;
+mod window;

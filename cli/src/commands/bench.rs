@@ -1,122 +1,232 @@
 //! `kvctl bench`.
 
-use crate::bench::{memcpy, pool, tcp};
+use crate::bench::cases::{Case, table};
+use crate::bench::machine::{self, Machine};
+use crate::bench::report::Report;
+use crate::bench::runner::{Runner, Settings};
 use crate::cli::Context;
-use crate::stats::{gigabytes_a_second, median};
+use crate::connection::control_error;
 use crate::{output, progress};
+use anyhow::{Context as _, bail};
 use clap::value_parser;
-use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Instant;
 
-/// Measure puts and gets, beside memcpy and a bare TCP stream
+/// Measure the pool beside what this machine can do
 ///
-/// Each round copies cold blocks of 1 MiB with memcpy, sends as much through a bare TCP connection
-/// over loopback, and then puts and gets through the pool: batches of 32 blocks of 1 MiB, and single
-/// blocks of 4 KiB. Rates are medians over the rounds; latencies are over all calls. What is put is
-/// checked after each get, and removed at the end of its round.
+/// Puts, gets, views, exist and match_prefix, each in turns with plain code that does as much without
+/// a pool: memory copies, bare TCP connections between two processes, ping-pongs. Each case is shown
+/// with its ratio to that limit, made pair by pair, and with the goal that it is held to.
 ///
-/// A figure is worth something on a machine that does nothing else.
+/// Without --master it starts pools of its own on this machine. With --master (or KVPOOL_MASTER) it
+/// measures the pool that is named, as far as that can be done from outside, and removes what it has
+/// put.
+///
+/// Bytes that come back are checked on a sample; a wrong one ends the run with exit code 5. Figures
+/// are worth something on a machine that does nothing else.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   kvctl bench
-  kvctl bench --transport tcp --rounds 9 --output json")]
+  kvctl bench --list
+  kvctl bench --only tcp/ --pairs 21
+  kvctl bench --only exist,match_prefix --large --json results.json")]
 pub(crate) struct Args {
-    /// How many rounds
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u32).range(1..))]
-    rounds: u32,
+    /// How often each case takes turns with its limit [default: 9; with --quick 3]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000))]
+    pairs: Option<u32>,
+    /// Only the cases whose name contains one of these
+    #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
+    only: Vec<String>,
+    /// List the cases and what is asked of them, and measure nothing
+    #[arg(long)]
+    list: bool,
+    /// Few pairs, short windows, little memory: a look, not a measurement
+    #[arg(long)]
+    quick: bool,
+    /// Also with 1,000,000 blocks in a pool
+    #[arg(long)]
+    large: bool,
+    /// Also write everything to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
-#[derive(Serialize)]
-struct Result {
-    transport: crate::connection::Transport,
-    rounds: u32,
-    memcpy_gb_per_s: f64,
-    tcp_stream_gb_per_s: f64,
-    operations: Vec<Operation>,
-}
-
-#[derive(Serialize)]
-struct Operation {
-    operation: String,
-    gb_per_s: f64,
-    p50_us: f64,
-    p99_us: f64,
-    ratio_to_memcpy: f64,
-    ratio_to_tcp_stream: f64,
-}
+const PAIRS: u32 = 9;
+const QUICK_PAIRS: u32 = 3;
+const QUICK_SPAN: u64 = machine::SPAN_STEP;
 
 /// Runs it.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
-    let client = context.connection.connect().await?;
-    let bytes = pool::LARGE.bytes();
-    let mut copies = memcpy::Copies::new(pool::LARGE.block_bytes());
-    let mut stream = tcp::Stream::open(bytes)?;
-    let mut cases = [pool::LARGE, pool::SMALL].map(pool::Case::new);
-    let (mut copied, mut streamed) = (Vec::new(), Vec::new());
-    let bar = progress::bar(args.rounds.into(), "rounds");
-    for round in 0..args.rounds {
-        let (copy, sent) =
-            tokio::task::block_in_place(|| (copies.run(pool::LARGE.blocks()), stream.run()));
-        copied.push(gigabytes_a_second(bytes, copy));
-        streamed.push(gigabytes_a_second(bytes, sent?));
-        for case in &mut cases {
-            case.round(&client, round).await?;
-        }
+    let foreign = context.connection.master.is_some();
+    let all = table();
+    let cases = select(&all, &args, foreign);
+    if args.list {
+        return context.output.show(&listing(&cases), |lines| list(lines));
+    }
+    if cases.is_empty() {
+        bail!("no case is called so: --list shows their names");
+    }
+    let machine = Machine::read();
+    if !machine.optimised {
+        tracing::warn!("this build is not optimised: its figures say nothing");
+    }
+    let span = if args.quick {
+        QUICK_SPAN
+    } else {
+        machine.span()
+    };
+    let span = if foreign {
+        let client = context.connection.connect().await?;
+        let stats = client.stats().await.map_err(control_error)?;
+        machine::share_of(stats.capacity.0, span)
+    } else {
+        span
+    };
+    let pairs = args
+        .pairs
+        .unwrap_or(if args.quick { QUICK_PAIRS } else { PAIRS });
+    let begin = Instant::now();
+    let mut runner = Runner::start(Settings {
+        pairs,
+        quick: args.quick,
+        span,
+        connection: context.connection.clone(),
+    })
+    .await?;
+    let measured = measure(&mut runner, &cases, &all).await;
+    // Also after a failure: what was put into another's pool goes.
+    let stopped = runner.stop().await;
+    let rows = measured?;
+    stopped?;
+    let (goals, goals_met) = Report::count_goals(&rows);
+    let report = Report {
+        machine,
+        pairs,
+        span_bytes: span,
+        quick: args.quick,
+        foreign_pool: foreign,
+        cases: rows,
+        goals,
+        goals_met,
+        seconds: begin.elapsed().as_secs_f64(),
+    };
+    if let Some(path) = &args.json {
+        let text = serde_json::to_vec_pretty(&report)?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    context.output.show(&report, Report::tables)
+}
+
+async fn measure(
+    runner: &mut Runner,
+    cases: &[Case],
+    all: &[Case],
+) -> anyhow::Result<Vec<crate::bench::report::Row>> {
+    let bar = progress::bar(cases.len() as u64, "cases");
+    let mut rows = Vec::with_capacity(cases.len());
+    for (number, case) in cases.iter().enumerate() {
+        bar.set_message(case.id.clone());
+        let row = Box::pin(runner.run(case, all)).await;
+        rows.push(row.with_context(|| case.id.clone())?);
+        runner
+            .forget(cases.get(number + 1..).unwrap_or_default())
+            .await?;
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let memcpy = median(&copied).unwrap_or_default();
-    let tcp = median(&streamed).unwrap_or_default();
-    let operations = cases.iter().flat_map(pool::Case::operations);
-    let result = Result {
-        transport: context.connection.transport,
-        rounds: args.rounds,
-        memcpy_gb_per_s: memcpy,
-        tcp_stream_gb_per_s: tcp,
-        operations: operations
-            .map(|(operation, measured)| {
-                let rate = median(&measured.rates).unwrap_or_default();
-                let summary = measured.calls.summary();
-                Operation {
-                    operation,
-                    gb_per_s: rate,
-                    p50_us: summary.p50_us,
-                    p99_us: summary.p99_us,
-                    ratio_to_memcpy: rate / memcpy,
-                    ratio_to_tcp_stream: rate / tcp,
-                }
-            })
-            .collect(),
-    };
-    context.output.show(&result, table)
+    Ok(rows)
 }
 
-fn table(result: &Result) -> String {
-    let mut table = output::table(["operation", "GB/s", "p50", "p99", "of memcpy", "of TCP"]);
-    let percent = |ratio: f64| format!("{:.0} %", ratio * 100.0);
-    for (name, rate) in [
-        ("memcpy, cold blocks of 1 MiB", result.memcpy_gb_per_s),
-        ("bare TCP stream, loopback", result.tcp_stream_gb_per_s),
-    ] {
-        table.add_row([
-            name.to_owned(),
-            format!("{rate:.2}"),
-            String::new(),
-            String::new(),
-            percent(rate / result.memcpy_gb_per_s),
-            percent(rate / result.tcp_stream_gb_per_s),
-        ]);
+/// The cases that are asked for and can be measured.
+fn select(all: &[Case], args: &Args, foreign: bool) -> Vec<Case> {
+    all.iter()
+        .filter(|case| args.large || !case.is_large())
+        .filter(|case| !foreign || !case.needs_own_pool())
+        .filter(|case| {
+            args.only.is_empty() || args.only.iter().any(|part| case.id.contains(part.as_str()))
+        })
+        .cloned()
+        .collect()
+}
+
+#[derive(serde::Serialize)]
+struct Line {
+    case: String,
+    group: &'static str,
+    unit: &'static str,
+    goal: String,
+}
+
+fn listing(cases: &[Case]) -> Vec<Line> {
+    cases
+        .iter()
+        .map(|case| Line {
+            case: case.id.clone(),
+            group: case.group,
+            unit: case.metric.unit(),
+            goal: case.goal.text(case.metric),
+        })
+        .collect()
+}
+
+fn list(lines: &[Line]) -> String {
+    let mut table = output::table(["case", "about", "in", "goal"]);
+    for line in lines {
+        table.add_row([&line.case, line.group, line.unit, &line.goal]);
     }
-    for operation in &result.operations {
-        table.add_row([
-            operation.operation.clone(),
-            format!("{:.3}", operation.gb_per_s),
-            output::micros(operation.p50_us),
-            output::micros(operation.p99_us),
-            percent(operation.ratio_to_memcpy),
-            percent(operation.ratio_to_tcp_stream),
-        ]);
-    }
-    output::align_right(&mut table, 1..6);
     table.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Args as _, FromArgMatches};
+
+    fn parse(arguments: &[&str]) -> Args {
+        let command = Args::augment_args(clap::Command::new("bench").no_binary_name(true));
+        Args::from_arg_matches(&command.try_get_matches_from(arguments).unwrap()).unwrap()
+    }
+
+    fn names(arguments: &[&str], foreign: bool) -> Vec<String> {
+        let cases = select(&table(), &parse(arguments), foreign);
+        cases.into_iter().map(|case| case.id).collect()
+    }
+
+    #[test]
+    fn only_selects_by_parts_of_names() {
+        let some = names(&["--only", "readers-4,match_prefix/64"], false);
+        let expected = [
+            "shm/readers-4/32x1MiB",
+            "tcp/readers-4/32x1MiB",
+            "match_prefix/64",
+        ];
+        assert_eq!(some, expected);
+        assert!(names(&["--only", "no such case"], false).is_empty());
+    }
+
+    #[test]
+    fn what_takes_long_is_measured_only_when_asked_for() {
+        let large = "exist/8192/1000000".to_owned();
+        assert!(!names(&[], false).contains(&large));
+        assert!(names(&["--large"], false).contains(&large));
+    }
+
+    #[test]
+    fn a_pool_of_others_is_not_looked_into() {
+        let foreign = names(&["--large"], true);
+        assert!(foreign.contains(&"tcp/get/32x1MiB".to_owned()));
+        assert!(foreign.contains(&"exist/8192".to_owned()));
+        for part in [
+            "memory/master",
+            "memory/node",
+            "local/",
+            "durable",
+            "fresh",
+            "cpu",
+        ] {
+            let seen = foreign.iter().filter(|name| !name.starts_with("machine/"));
+            assert!(!seen.clone().any(|name| name.contains(part)), "{part}");
+        }
+    }
 }

@@ -5,9 +5,10 @@
 //!             ◄──Answer, one JSON line──
 //! ```
 
-mod handle;
 pub(crate) mod protocol;
 mod serve;
 
-pub(crate) use handle::Handle;
 pub(crate) use serve::{Blocks, Options, Role, run};
+
+/// A worker, seen from the process that tells it what to do.
+pub(crate) type Handle = crate::remote::Handle<protocol::Command, protocol::Answer>;

@@ -41,17 +41,6 @@ pub(crate) enum Answer {
     Decoded(Decoded),
     /// The leases are given back.
     Released,
-    /// The worker cannot go on.
-    Failed(Failed),
-}
-
-/// Why a worker cannot go on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Failed {
-    /// For people.
-    pub(crate) message: String,
-    /// Whether it is that the pool cannot be reached.
-    pub(crate) unreachable: bool,
 }
 
 /// What became of a prefill.

@@ -1,10 +1,10 @@
 //! The worker process itself: reads commands, works on the pool, answers.
 
-use super::protocol::{Answer, Call, Command, Decoded, Failed, Prefilled};
+use super::protocol::{Answer, Call, Command, Decoded, Prefilled};
 use crate::cli::Context;
 use crate::connection::{Connection, control_error};
-use crate::exit;
 use crate::fill;
+use crate::remote::Reply;
 use crate::workload::Prompt;
 use anyhow::Context as _;
 use kvpool_client::{
@@ -16,7 +16,6 @@ use kvpool_types::{Code, Key, Length, Offset};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::fmt;
-use std::io::Write;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -76,34 +75,19 @@ impl Options {
 pub(crate) async fn run(blocks: Blocks, context: &Context) -> anyhow::Result<()> {
     let mut worker = match Worker::connect(blocks, &context.connection).await {
         Ok(worker) => worker,
-        Err(error) => return answer(&failed(&error)),
+        Err(error) => return Reply::<Answer>::of(Err(error)).say(),
     };
-    answer(&Answer::Ready)?;
+    Reply::Done(Answer::Ready).say()?;
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await.context("cannot read commands")? {
         let command = serde_json::from_str(&line).context("a command cannot be understood")?;
-        match worker.execute(command).await {
-            Ok(done) => answer(&done)?,
-            Err(error) => return answer(&failed(&error)),
+        let reply = Reply::of(worker.execute(command).await);
+        reply.say()?;
+        if reply.is_last() {
+            return Ok(());
         }
     }
     Ok(())
-}
-
-fn answer(answer: &Answer) -> anyhow::Result<()> {
-    let mut line = serde_json::to_vec(answer).context("cannot write an answer")?;
-    line.push(b'\n');
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(&line)?;
-    stdout.flush()?;
-    Ok(())
-}
-
-fn failed(error: &anyhow::Error) -> Answer {
-    Answer::Failed(Failed {
-        message: format!("{error:#}"),
-        unreachable: error.is::<exit::Unreachable>(),
-    })
 }
 
 #[derive(Debug)]

@@ -1,0 +1,156 @@
+//! Calls that move no bytes, timed: exist, match_prefix, views.
+
+use super::blocks::{is_right, key};
+use super::moves::check;
+use super::protocol::Set;
+use super::serve::Clock;
+use crate::bench::window::{Measured, Meter};
+use crate::connection::{control_error, get_error};
+use anyhow::{Context as _, bail};
+use kvpool_client::{GetOptions, Leasing, ViewOptions, blocking};
+use kvpool_types::{Key, Length};
+use std::time::Instant;
+
+/// How many batches of random keys take turns.
+const BATCHES: u64 = 8;
+
+/// Asks whether blocks picked at random are there. After the window it asks for some that are not.
+pub(super) fn exist(
+    client: &blocking::Client,
+    seed: &str,
+    set: &Set,
+    batch: u64,
+    lease: bool,
+    clock: Clock<'_>,
+) -> anyhow::Result<Measured> {
+    let leasing = if lease { Leasing::Lease } else { Leasing::None };
+    let count = set.live.count().max(1);
+    // The state of an xorshift generator: any number but zero.
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        set.live.first + state % count
+    };
+    let batches: Vec<Vec<Key>> = (0..BATCHES)
+        .map(|_| (0..batch).map(|_| key(seed, set, random())).collect())
+        .collect();
+    let measured = clock.time(|window| {
+        let mut meter = Meter::default();
+        for keys in batches.iter().cycle() {
+            if meter.fills(window) {
+                break;
+            }
+            let begin = Instant::now();
+            let answer = client.exist(keys, leasing);
+            meter.add(begin.elapsed(), batch);
+            let (present, _lease) = answer.map_err(control_error)?;
+            if present.len() != keys.len() || !present.iter().all(|present| *present) {
+                bail!("blocks that were put are not there");
+            }
+        }
+        Ok(meter)
+    })?;
+    let absent: Vec<Key> = (0..batch)
+        .map(|number| key(seed, set, set.live.end + number))
+        .collect();
+    let (present, _lease) = client
+        .exist(&absent, Leasing::None)
+        .map_err(control_error)?;
+    if present.iter().any(|present| *present) {
+        bail!("blocks that were never put are said to be there");
+    }
+    Ok(measured)
+}
+
+/// Asks how much of the set's oldest blocks, a chain, is there. After the window it asks with one in
+/// the middle that is not.
+pub(super) fn match_prefix(
+    client: &blocking::Client,
+    seed: &str,
+    set: &Set,
+    blocks: u64,
+    clock: Clock<'_>,
+) -> anyhow::Result<Measured> {
+    let first = set.live.first;
+    let mut keys: Vec<Key> = (first..first + blocks)
+        .map(|number| key(seed, set, number))
+        .collect();
+    let measured = clock.time(|window| {
+        let mut meter = Meter::default();
+        while !meter.fills(window) {
+            let begin = Instant::now();
+            let answer = client.match_prefix(&keys);
+            meter.add(begin.elapsed(), blocks);
+            let found = answer.map_err(control_error)?.blocks;
+            if found != keys.len() {
+                bail!("{found} blocks of a chain of {blocks} are found");
+            }
+        }
+        Ok(meter)
+    })?;
+    let middle = keys.len() / 2;
+    if let Some(key_there) = keys.get_mut(middle) {
+        *key_there = key(seed, set, set.live.end);
+    }
+    let found = client.match_prefix(&keys).map_err(control_error)?.blocks;
+    if found != middle {
+        bail!("{found} blocks are found of a chain that has {middle}");
+    }
+    Ok(measured)
+}
+
+/// Takes views of a few blocks whose locations are known. The bytes of the last one are checked.
+pub(super) fn views(
+    client: &blocking::Client,
+    seed: &str,
+    set: &Set,
+    among: u64,
+    clock: Clock<'_>,
+) -> anyhow::Result<Measured> {
+    let numbers: Vec<u64> = (0..among.min(set.live.count()))
+        .map(|at| set.live.first + at)
+        .collect();
+    let keys: Vec<Key> = numbers
+        .iter()
+        .map(|number| key(seed, set, *number))
+        .collect();
+    let options = ViewOptions {
+        unverified: true,
+        ..ViewOptions::default()
+    };
+    for key in &keys {
+        // A read of one byte looks the block up, and its location is remembered.
+        let byte = kvpool_client::Region::allocate(Length(1)).whole();
+        client
+            .get_range(
+                key,
+                kvpool_types::Offset(0),
+                vec![byte],
+                &GetOptions::default(),
+            )
+            .map_err(get_error)?;
+    }
+    let mut last = None;
+    let measured = clock.time(|window| {
+        let mut meter = Meter::default();
+        for (number, key) in numbers.iter().zip(&keys).cycle() {
+            if meter.fills(window) {
+                break;
+            }
+            let begin = Instant::now();
+            let view = client.get_view(key, &options);
+            meter.add(begin.elapsed(), set.block);
+            let view = view.map_err(get_error)?.context("a block was evicted")?;
+            if view.length() != Length(set.block) {
+                check(false)?;
+            }
+            last = Some((*number, view));
+        }
+        Ok(meter)
+    })?;
+    let (number, view) = last.context("no view was taken")?;
+    check(is_right(seed, set, number, &[view.memory().clone()]))?;
+    Ok(measured)
+}

@@ -1,0 +1,185 @@
+//! Puts and gets, timed.
+
+use super::blocks::{Memory, is_right, key};
+use super::protocol::Set;
+use super::serve::Clock;
+use crate::bench::window::{Measured, Meter};
+use crate::connection::{get_error, put_error};
+use crate::exit;
+use anyhow::bail;
+use kvpool_client::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region, blocking};
+use kvpool_types::Length;
+use std::time::Instant;
+
+/// Puts of new blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Puts<'a> {
+    pub(super) client: &'a blocking::Client,
+    pub(super) seed: &'a str,
+    pub(super) set: &'a Set,
+    /// Blocks a call.
+    pub(super) batch: u64,
+}
+
+/// Gets of blocks that are there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gets<'a> {
+    pub(super) client: &'a blocking::Client,
+    pub(super) seed: &'a str,
+    pub(super) set: &'a Set,
+    /// Blocks a call.
+    pub(super) batch: u64,
+    /// How far after the oldest block the first call begins.
+    pub(super) from: u64,
+    /// Of how many blocks; zero: of all.
+    pub(super) among: u64,
+}
+
+impl Puts<'_> {
+    /// Puts for as long as the window says. Returns also how many blocks were put. Some of them are
+    /// read back afterwards.
+    pub(super) fn run(
+        self,
+        memory: &mut Memory,
+        clock: Clock<'_>,
+    ) -> anyhow::Result<(Measured, u64)> {
+        let Self { seed, set, .. } = self;
+        memory.fill(seed, set)?;
+        let mut next = set.live.end;
+        let measured = clock.time(|window| {
+            let mut meter = Meter::default();
+            while !meter.fills(window) {
+                let blocks = self.blocks(memory, next)?;
+                let begin = Instant::now();
+                let outcomes = self.client.batch_put(blocks, &PutOptions::default());
+                meter.add(begin.elapsed(), set.block * self.batch);
+                for outcome in outcomes {
+                    if outcome.map_err(put_error)? == Put::Present {
+                        bail!("a key of this run is in the pool already");
+                    }
+                }
+                next += self.batch;
+            }
+            Ok(meter)
+        })?;
+        let put = next - set.live.end;
+        for number in [set.live.end, next - 1] {
+            self.read_back(number)?;
+        }
+        Ok((measured, put))
+    }
+
+    fn blocks(&self, memory: &Memory, next: u64) -> anyhow::Result<Vec<PutBlock>> {
+        let Self { seed, set, .. } = self;
+        (next..next + self.batch)
+            .map(|number| {
+                memory.stamp(seed, set, number)?;
+                Ok(PutBlock {
+                    key: key(seed, set, number),
+                    parent: (set.chained && number > 0).then(|| key(seed, set, number - 1)),
+                    buffers: memory.source(set, number)?,
+                })
+            })
+            .collect()
+    }
+
+    fn read_back(&self, number: u64) -> anyhow::Result<()> {
+        let Self { seed, set, .. } = self;
+        let whole = Region::allocate(Length(set.block)).whole();
+        let gets = vec![GetBlock::new(key(seed, set, number), whole.clone())];
+        // The lease goes back: the block is to be removed soon.
+        let options = GetOptions {
+            release: true,
+            ..GetOptions::default()
+        };
+        check_hits(self.client.batch_get(gets, &options), set)?;
+        check(is_right(seed, set, number, &[whole]))
+    }
+}
+
+impl Gets<'_> {
+    /// Gets for as long as the window says, and checks some of what came.
+    pub(super) fn run(self, memory: &mut Memory, clock: Clock<'_>) -> anyhow::Result<Measured> {
+        let Self {
+            client, seed, set, ..
+        } = self;
+        let count = match self.among {
+            0 => set.live.count(),
+            among => among.min(set.live.count()),
+        };
+        if count < self.batch {
+            bail!("{} has {count} blocks: too few for a batch", set.tag);
+        }
+        let options = GetOptions::default();
+        if self.among > 0 {
+            for from in 0..count {
+                let gets = self.gets(memory, count, from, 1)?.1;
+                check_hits(client.batch_get(gets, &options), set)?;
+            }
+        }
+        let mut from = self.from;
+        let mut last = Vec::new();
+        let measured = clock.time(|window| {
+            let mut meter = Meter::default();
+            while !meter.fills(window) {
+                let (numbers, gets) = self.gets(memory, count, from, self.batch)?;
+                let begin = Instant::now();
+                let outcomes = client.batch_get(gets, &options);
+                meter.add(begin.elapsed(), set.block * self.batch);
+                check_hits(outcomes, set)?;
+                from += self.batch;
+                last = numbers;
+            }
+            Ok(meter)
+        })?;
+        for number in [last.first(), last.last()].into_iter().flatten() {
+            let target = memory.target(set, *number)?;
+            check(is_right(seed, set, *number, &target))?;
+        }
+        Ok(measured)
+    }
+
+    fn gets(
+        &self,
+        memory: &Memory,
+        count: u64,
+        from: u64,
+        batch: u64,
+    ) -> anyhow::Result<(Vec<u64>, Vec<GetBlock>)> {
+        let Self { seed, set, .. } = self;
+        let numbers: Vec<u64> = (from..from + batch)
+            .map(|at| set.live.first + at % count)
+            .collect();
+        let gets = numbers.iter().map(|number| {
+            Ok(GetBlock {
+                key: key(seed, set, *number),
+                buffers: memory.target(set, *number)?,
+            })
+        });
+        let gets = gets.collect::<anyhow::Result<_>>()?;
+        Ok((numbers, gets))
+    }
+}
+
+fn check_hits(
+    outcomes: Vec<Result<Lookup, kvpool_client::GetError>>,
+    set: &Set,
+) -> anyhow::Result<()> {
+    for outcome in outcomes {
+        match outcome.map_err(get_error)? {
+            Lookup::Hit { length, .. } if length == Length(set.block) => {}
+            Lookup::Hit { .. } => check(false)?,
+            Lookup::Miss => bail!("a block was evicted: the pool is too small or too busy"),
+        }
+    }
+    Ok(())
+}
+
+/// Ends the run unless the bytes were right.
+pub(super) fn check(right: bool) -> anyhow::Result<()> {
+    if right {
+        Ok(())
+    } else {
+        Err(exit::WrongBytes { blocks: 1 }.into())
+    }
+}

@@ -1,0 +1,284 @@
+//! The process itself: reads commands, does them, answers.
+
+use super::local::Embedded;
+use super::protocol::{Answer, Command, Connect, Limit, Order, Set, Way, Work};
+use super::yardstick::Yardstick;
+use super::{blocks::Memory, lookups, moves};
+use crate::bench::limits::Far;
+use crate::bench::usage::{self, Threads};
+use crate::bench::window::{Measured, Meter, Window, nanos, now_ns};
+use crate::connection::{connect_error, control_error};
+use crate::remote::Reply;
+use anyhow::{Context as _, bail};
+use kvpool_client::{Options, Remove, Timeouts, TransportChoice, blocking};
+use kvpool_types::Key;
+use std::collections::HashMap;
+use std::io::BufRead;
+use std::time::Duration;
+
+/// How long one call may take before the benchmark fails.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Keys of one removal: well below what a master takes at once.
+const REMOVED_AT_ONCE: usize = 8192;
+
+/// Answers commands until the input ends, on a thread that no async runtime knows.
+pub(crate) async fn run(seed: String) -> anyhow::Result<()> {
+    let (done, ended) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("bench-agent".to_owned())
+        .spawn(move || {
+            // Nobody listens any more only when the process is ending.
+            let _ = done.send(answer_all(seed));
+        })
+        .context("cannot start a thread")?;
+    ended.await.context("the agent's thread panicked")?
+}
+
+fn answer_all(seed: String) -> anyhow::Result<()> {
+    let mut agent = Agent {
+        seed,
+        memory: Memory::default(),
+        clients: HashMap::new(),
+        embedded: None,
+        far: None,
+        yardstick: None,
+    };
+    Reply::Done(Answer::Done).say()?;
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("cannot read commands")?;
+        let command = serde_json::from_str(&line).context("a command cannot be understood")?;
+        let reply = Reply::of(agent.execute(command));
+        reply.say()?;
+        if reply.is_last() {
+            break;
+        }
+    }
+    agent.execute(Command::Leave)?;
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Agent {
+    /// What the keys of a run are made from.
+    seed: String,
+    memory: Memory,
+    clients: HashMap<String, blocking::Client>,
+    embedded: Option<Embedded>,
+    far: Option<Far>,
+    yardstick: Option<Yardstick>,
+}
+
+impl Agent {
+    fn execute(&mut self, command: Command) -> anyhow::Result<Answer> {
+        match command {
+            Command::Memory { span, source } => self.memory = Memory::new(span, source),
+            Command::Connect(connect) => {
+                let client = open(&connect)?;
+                self.clients.insert(connect.name, client);
+            }
+            Command::Keep { clients } => self.clients.retain(|name, _| clients.contains(name)),
+            Command::ConnectMore { like, set, count } => {
+                return self.connect_more(&like, &set, count);
+            }
+            Command::Embed(embed) => self.embedded = Some(Embedded::start(embed)?),
+            Command::Leave => {
+                // The client before the node that it may be connected to.
+                self.clients.clear();
+                if let Some(node) = self.embedded.take() {
+                    node.stop();
+                }
+            }
+            Command::Work(order) => return self.work(order),
+            Command::Remove { client, set } => {
+                remove(self.client(&client)?, &self.seed, &set, set.live.count())?;
+            }
+            Command::Listen => {
+                let far = self.far.insert(Far::listen().context("cannot listen")?);
+                return Ok(Answer::Port(far.port()));
+            }
+            Command::Reach { span, port } => self.yardstick = Some(Yardstick::new(span, port)),
+            Command::Limit { limit, watch } => return self.limit(limit, &watch),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn client(&self, name: &str) -> anyhow::Result<&blocking::Client> {
+        self.clients
+            .get(name)
+            .with_context(|| format!("no client is called {name}"))
+    }
+
+    fn work(&mut self, order: Order) -> anyhow::Result<Answer> {
+        let Order { set, window, .. } = &order;
+        let client = self
+            .clients
+            .get(&order.client)
+            .with_context(|| format!("no client is called {}", order.client))?;
+        let clock = Clock {
+            watch: &order.watch,
+            begin_ns: order.begin_ns,
+            window: *window,
+        };
+        let mut live = set.live;
+        let measured = match order.work {
+            Work::Put { batch } => {
+                let coming = window.calls * batch;
+                let over = (live.count() + coming).saturating_sub(set.slots);
+                let over = over.min(live.count());
+                remove(client, &self.seed, set, over)?;
+                live.first += over;
+                let put = moves::Puts {
+                    client,
+                    seed: &self.seed,
+                    set,
+                    batch,
+                };
+                let (measured, put) = put.run(&mut self.memory, clock)?;
+                live.end += put;
+                measured
+            }
+            Work::Get { batch, from, among } => {
+                let gets = moves::Gets {
+                    client,
+                    seed: &self.seed,
+                    set,
+                    batch,
+                    from,
+                    among,
+                };
+                gets.run(&mut self.memory, clock)?
+            }
+            Work::View { among } => lookups::views(client, &self.seed, set, among, clock)?,
+            Work::Exist { batch, lease } => {
+                lookups::exist(client, &self.seed, set, batch, lease, clock)?
+            }
+            Work::MatchPrefix { blocks } => {
+                lookups::match_prefix(client, &self.seed, set, blocks, clock)?
+            }
+        };
+        Ok(Answer::Measured { measured, live })
+    }
+
+    fn limit(&mut self, limit: Limit, watch: &[u32]) -> anyhow::Result<Answer> {
+        let yardstick = self.yardstick.as_mut().context("no memory to copy")?;
+        // What opens connections or touches memory for the first time is not part of the limit.
+        yardstick.prepare(limit)?;
+        let clock = Clock {
+            watch,
+            begin_ns: 0,
+            window: Window {
+                at_least: Duration::ZERO,
+                calls: 1,
+            },
+        };
+        let measured = clock.time(|_| yardstick.run(limit))?;
+        Ok(Answer::Measured {
+            measured,
+            live: Default::default(),
+        })
+    }
+
+    fn connect_more(&self, like: &Connect, set: &Set, count: u32) -> anyhow::Result<Answer> {
+        let own = std::process::id();
+        let anonymous = || usage::resident(own).map_or(0, |resident| resident.anonymous);
+        let get_one = |client: &blocking::Client| {
+            client
+                .get(&super::blocks::key(&self.seed, set, set.live.first))
+                .map_err(crate::connection::get_error)
+        };
+        // What the first connection of a process takes once is not the next one's.
+        let first = open(like)?;
+        get_one(&first)?;
+        let before = anonymous();
+        let mut more = Vec::new();
+        for _ in 0..count {
+            let client = open(like)?;
+            if get_one(&client)?.is_none() {
+                bail!("a block that was put is not there");
+            }
+            more.push(client);
+        }
+        let taken = anonymous().saturating_sub(before);
+        Ok(Answer::PerConnection(
+            taken as f64 / f64::from(count.max(1)),
+        ))
+    }
+}
+
+/// A client with the settings that it has when nothing is set, but for those that a case is about.
+fn open(connect: &Connect) -> anyhow::Result<blocking::Client> {
+    let defaults = Options::default();
+    let options = Options {
+        masters: vec![connect.master.clone()],
+        transport: match connect.way {
+            Way::Shm => TransportChoice::Shm,
+            Way::Tcp => TransportChoice::Tcp,
+        },
+        timeouts: Timeouts {
+            connect: TIMEOUT,
+            put: TIMEOUT,
+            get: TIMEOUT,
+            control: TIMEOUT,
+        },
+        location_cache: if connect.remembers {
+            defaults.location_cache
+        } else {
+            0
+        },
+        spin: connect.spin,
+        ..defaults
+    };
+    blocking::Client::connect(options).map_err(connect_error)
+}
+
+/// Removes the oldest `count` blocks of a set.
+fn remove(client: &blocking::Client, seed: &str, set: &Set, count: u64) -> anyhow::Result<()> {
+    let numbers = set.live.first..set.live.first + count;
+    let keys: Vec<Key> = numbers
+        .map(|number| super::blocks::key(seed, set, number))
+        .collect();
+    for some in keys.chunks(REMOVED_AT_ONCE) {
+        let removed = client
+            .remove(Remove::Keys(some.to_vec()), true)
+            .map_err(control_error)?;
+        if removed.kept > 0 {
+            bail!("{} blocks could not be removed", removed.kept);
+        }
+    }
+    Ok(())
+}
+
+/// When a window begins and ends, and whose processor time is counted in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock<'a> {
+    watch: &'a [u32],
+    begin_ns: u64,
+    window: Window,
+}
+
+impl Clock<'_> {
+    /// Does `work`, which keeps to the window, and adds what the clocks say.
+    pub(super) fn time(
+        self,
+        work: impl FnOnce(Window) -> anyhow::Result<Meter>,
+    ) -> anyhow::Result<Measured> {
+        if let Some(early) = self.begin_ns.checked_sub(now_ns()) {
+            std::thread::sleep(Duration::from_nanos(early));
+        }
+        let watched: Vec<Threads> = self.watch.iter().map(|id| Threads::of(*id)).collect();
+        let before = usage::own_cpu();
+        let begin_ns = now_ns();
+        let meter = work(self.window)?;
+        let end_ns = now_ns();
+        let own = usage::own_cpu().saturating_sub(before);
+        let others = watched.iter().map(Threads::since);
+        let cpu_ns = std::iter::once(own).chain(others).map(nanos).collect();
+        Ok(Measured {
+            begin_ns,
+            end_ns,
+            cpu_ns,
+            ..meter.measured()
+        })
+    }
+}

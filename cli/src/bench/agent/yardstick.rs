@@ -1,0 +1,110 @@
+//! The machine's limits, run on demand with memory and connections that are kept in between.
+
+use super::protocol::Limit;
+use crate::bench::limits::{Copies, Ping, Streams, first_touch};
+use crate::bench::window::Meter;
+use anyhow::{Context as _, bail};
+
+/// What the limits need.
+#[derive(Debug)]
+pub(super) struct Yardstick {
+    span: u64,
+    port: u16,
+    copies: Option<Copies>,
+    streams: Option<(Limit, Streams)>,
+    /// A few kinds of pings take turns.
+    pings: Vec<((u64, u64, bool, bool), Ping)>,
+}
+
+impl Yardstick {
+    /// Nothing is taken before it is needed.
+    pub(super) const fn new(span: u64, port: u16) -> Self {
+        Self {
+            span,
+            port,
+            copies: None,
+            streams: None,
+            pings: Vec::new(),
+        }
+    }
+
+    /// Has ready what the limit needs.
+    pub(super) fn prepare(&mut self, limit: Limit) -> anyhow::Result<()> {
+        match limit {
+            Limit::Copy { .. } => {
+                self.copies.get_or_insert_with(|| Copies::new(self.span));
+            }
+            Limit::Stream {
+                streams,
+                pinned,
+                bytes,
+            } => {
+                self.copies.get_or_insert_with(|| Copies::new(self.span));
+                if self.streams.as_ref().is_none_or(|(of, _)| *of != limit) {
+                    // The far end gives its memory back before it takes more.
+                    self.streams = None;
+                    let opened = Streams::open(self.port, streams, pinned, bytes, self.span)
+                        .context("cannot open a bare TCP connection")?;
+                    self.streams = Some((limit, opened));
+                }
+            }
+            Limit::Ping {
+                request,
+                answer,
+                spin,
+                one_core,
+                ..
+            } => {
+                let kind = (request, answer, spin, one_core);
+                if !self.pings.iter().any(|(of, _)| *of == kind) {
+                    let ping = Ping::open(self.port, request, answer, spin, one_core)
+                        .context("cannot open a bare TCP connection")?;
+                    self.pings.push((kind, ping));
+                }
+            }
+            Limit::Touch { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Runs the limit once.
+    pub(super) fn run(&mut self, limit: Limit) -> anyhow::Result<Meter> {
+        let mut meter = Meter::default();
+        match limit {
+            Limit::Copy {
+                shape,
+                threads,
+                bytes,
+            } => {
+                let copies = self.copies.as_mut().context("nothing to copy")?;
+                let Some((bytes, took)) = copies.run(shape, threads, bytes) else {
+                    bail!("the memory to copy is too small for {threads} threads");
+                };
+                meter.add(took, bytes);
+            }
+            Limit::Stream { .. } => {
+                let (copies, (_, streams)) = self
+                    .copies
+                    .as_ref()
+                    .zip(self.streams.as_mut())
+                    .context("no connection")?;
+                let took = streams.round(copies.source())?;
+                meter.add(took, streams.bytes());
+            }
+            Limit::Ping {
+                request,
+                answer,
+                spin,
+                one_core,
+                window,
+            } => {
+                let kind = (request, answer, spin, one_core);
+                let ping = self.pings.iter_mut().find(|(of, _)| *of == kind);
+                let (_, ping) = ping.context("no connection")?;
+                return Ok(ping.run(window)?);
+            }
+            Limit::Touch { bytes } => meter.add(first_touch(bytes), bytes),
+        }
+        Ok(meter)
+    }
+}

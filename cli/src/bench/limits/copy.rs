@@ -1,0 +1,142 @@
+//! How fast this machine copies blocks that no cache holds.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Memory to copy from and to, touched.
+#[derive(Debug)]
+pub(crate) struct Copies {
+    source: Vec<u8>,
+    target: Vec<u8>,
+    /// Where the next copy begins, from the start of each thread's part.
+    at: usize,
+}
+
+/// How blocks are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Shape {
+    /// The bytes of a block.
+    pub(crate) block: u64,
+    /// Into how many pieces a block is scattered.
+    pub(crate) pieces: u64,
+    /// How many blocks lie side by side in memory, layer by layer, when they are scattered.
+    pub(crate) group: u64,
+}
+
+impl Copies {
+    /// As much memory as `span` bytes on each side.
+    pub(crate) fn new(span: u64) -> Self {
+        let span = usize::try_from(span).unwrap_or(usize::MAX);
+        Self {
+            source: vec![0x5a; span],
+            // Not zeroes: those would be pages that are not there until they are written.
+            target: vec![0xa5; span],
+            at: 0,
+        }
+    }
+
+    /// The memory that is copied from.
+    pub(crate) fn source(&self) -> &[u8] {
+        &self.source
+    }
+
+    /// Copies about `bytes`, each cold, with `threads` at a time. Returns how many bytes it was and
+    /// the time; `None` when the memory has no room for a group of blocks a thread.
+    pub(crate) fn run(
+        &mut self,
+        shape: Shape,
+        threads: usize,
+        bytes: u64,
+    ) -> Option<(u64, Duration)> {
+        let step = usize::try_from(shape.block * shape.group).ok()?;
+        let piece = usize::try_from(shape.block / shape.pieces.max(1)).ok()?;
+        let part = self.source.len() / threads.max(1) / step.max(1) * step;
+        if step == 0 || piece == 0 || part == 0 {
+            return None;
+        }
+        let steps = usize::try_from(bytes).ok()?.div_ceil(step * threads).max(1);
+        let from = self.at % part / step * step;
+        let parts = self
+            .source
+            .chunks_exact(part)
+            .zip(self.target.chunks_exact_mut(part))
+            .take(threads);
+        let begin = Instant::now();
+        if threads == 1 {
+            parts.for_each(|(source, target)| walk(source, target, from, steps, shape, piece));
+        } else {
+            std::thread::scope(|scope| {
+                for (source, target) in parts {
+                    scope.spawn(move || walk(source, target, from, steps, shape, piece));
+                }
+            });
+        }
+        let took = begin.elapsed();
+        self.at = from + steps * step;
+        Some(((steps * step * threads) as u64, took))
+    }
+}
+
+/// Copies `steps` groups of blocks from `from` on, and from the start again at the end.
+fn walk(source: &[u8], target: &mut [u8], from: usize, steps: usize, shape: Shape, piece: usize) {
+    let group = usize::try_from(shape.group).unwrap_or(1);
+    let step = group * piece * usize::try_from(shape.pieces).unwrap_or(1);
+    let groups = source.chunks_exact(step).zip(0..).cycle();
+    for (source, number) in groups.skip(from / step).take(steps) {
+        let at = number * step;
+        let Some(target) = target.get_mut(at..at + step) else {
+            return;
+        };
+        copy_group(black_box(source), target, group, piece);
+        black_box(&*target);
+    }
+}
+
+/// Blocks lie one after the other in `source`; in `target` all blocks' first pieces come first, then
+/// their second ones, and so on, as the layers of a model's cache do.
+fn copy_group(source: &[u8], target: &mut [u8], group: usize, piece: usize) {
+    let block = source.len() / group;
+    for (number, block) in source.chunks_exact(block).enumerate() {
+        let layers = target.chunks_exact_mut(group * piece);
+        for (from, layer) in block.chunks_exact(piece).zip(layers) {
+            if let Some(to) = layer.get_mut(number * piece..(number + 1) * piece) {
+                to.copy_from_slice(from);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scattered_blocks_lie_layer_by_layer() {
+        // Two blocks of three pieces of one byte.
+        let mut target = [0; 6];
+        copy_group(b"abcxyz", &mut target, 2, 1);
+        assert_eq!(&target, b"axbycz");
+        copy_group(b"abcxyz", &mut target, 1, 6);
+        assert_eq!(&target, b"abcxyz");
+    }
+
+    #[test]
+    fn a_run_walks_through_all_of_the_memory() {
+        let mut copies = Copies::new(64 << 10);
+        let shape = Shape {
+            block: 4 << 10,
+            pieces: 4,
+            group: 2,
+        };
+        let (bytes, _) = copies.run(shape, 1, 20 << 10).unwrap();
+        assert_eq!(bytes, 24 << 10, "whole groups");
+        assert_eq!(
+            copies.target.iter().filter(|b| **b == 0x5a).count(),
+            24 << 10
+        );
+        let (bytes, _) = copies.run(shape, 2, 64 << 10).unwrap();
+        assert_eq!(bytes, 64 << 10);
+        assert!(copies.target.iter().all(|byte| *byte == 0x5a));
+        assert!(copies.run(shape, 16, 1).is_none(), "a part holds no group");
+    }
+}

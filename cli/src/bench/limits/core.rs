@@ -1,0 +1,64 @@
+//! Which core a thread runs on.
+//!
+//! Two processes that talk to each other are put on one core or on two by the scheduler's luck, and
+//! which of them it is changes what they reach several times over. So the limits choose.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::sync::OnceLock;
+
+/// Keeps a thread on its core until it is dropped.
+#[derive(Debug)]
+pub(super) struct Pinned(());
+
+/// The cores that this process may use; read once, before any thread of it is pinned.
+fn allowed() -> Option<&'static CpuSet> {
+    static ALLOWED: OnceLock<Option<CpuSet>> = OnceLock::new();
+    ALLOWED
+        .get_or_init(|| sched_getaffinity(None).ok())
+        .as_ref()
+}
+
+/// Keeps the calling thread on one of the cores that the process may use: that of this number,
+/// counted around. Where the kernel refuses, the thread runs anywhere.
+pub(super) fn pin(number: u64) -> Pinned {
+    if let Some(allowed) = allowed() {
+        let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
+        let number = number % u64::from(allowed.count().max(1));
+        if let Some(core) = usize::try_from(number).ok().and_then(|at| cores.nth(at)) {
+            let mut one = CpuSet::new();
+            one.set(core);
+            if let Err(error) = sched_setaffinity(None, &one) {
+                tracing::debug!(%error, core, "a thread cannot be kept on a core");
+            }
+        }
+    }
+    Pinned(())
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some(allowed) = allowed()
+            && let Err(error) = sched_setaffinity(None, allowed)
+        {
+            tracing::debug!(%error, "a thread stays on its core");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_on_its_core_until_it_is_let_go() {
+        std::thread::spawn(|| {
+            let all = sched_getaffinity(None).unwrap().count();
+            let pinned = pin(1);
+            assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
+            drop(pinned);
+            assert_eq!(sched_getaffinity(None).unwrap().count(), all);
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -1,0 +1,48 @@
+//! The far end of streams and pings.
+
+use super::core::pin;
+use super::{OPENING, Opening, Purpose, ping, stream};
+use std::io::{self, Read};
+use std::net::{TcpListener, TcpStream};
+
+/// A port on loopback behind which streams are received and pings answered, each connection by a
+/// thread of its own. It is served until the process ends.
+#[derive(Debug)]
+pub(crate) struct Far {
+    port: u16,
+}
+
+impl Far {
+    /// Begins to serve.
+    pub(crate) fn listen() -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let port = listener.local_addr()?.port();
+        std::thread::Builder::new()
+            .name("bench-far".to_owned())
+            .spawn(move || {
+                for socket in listener.incoming() {
+                    // A connection that fails is noticed at its other end.
+                    let Ok(socket) = socket else { continue };
+                    std::thread::spawn(move || serve(socket));
+                }
+            })?;
+        Ok(Self { port })
+    }
+
+    /// Where it listens.
+    pub(crate) const fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+fn serve(mut socket: TcpStream) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let mut bytes = [0; OPENING];
+    socket.read_exact(&mut bytes)?;
+    let opening = Opening::from_bytes(bytes).ok_or(io::ErrorKind::InvalidData)?;
+    let _pinned = opening.core.map(pin);
+    match opening.purpose {
+        Purpose::Stream => stream::receive(&mut socket, opening.first, opening.second),
+        Purpose::Ping | Purpose::SpinningPing => ping::answer(socket, opening),
+    }
+}

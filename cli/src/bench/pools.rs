@@ -1,0 +1,254 @@
+//! The pools of a run: started when a case first needs them, and what is in them.
+
+use super::agent::protocol::{Live, Set};
+use super::cases::{Blocks, Kept, Pool};
+use super::usage::{self, Resident};
+use crate::cluster::{Cluster, CommitAck, Plan, Policy};
+use crate::connection::{Connection, control_error};
+use anyhow::{Context as _, bail};
+use kvpool_client::Client;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+/// How much of a pool is filled at most: eviction begins above.
+const FILLED: f64 = 0.9;
+
+/// How long to wait for the leases on removed blocks to run out.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The most bytes that a window puts, besides its first call.
+pub(super) const WINDOW_BYTES: u64 = 128 * MIB;
+
+/// A running pool.
+#[derive(Debug)]
+pub(super) struct Running {
+    cluster: Option<Cluster>,
+    connection: Connection,
+    /// For questions about the pool; no case is measured with it.
+    client: Client,
+    /// The blocks that are in it, by their tag.
+    pub(super) sets: HashMap<String, Set>,
+    /// The master's memory before it had any block.
+    pub(super) baseline: Resident,
+}
+
+impl Pool {
+    /// Whether it is the one that `--master` names, if anything does.
+    pub(super) const fn may_be_foreign(self) -> bool {
+        matches!(self, Self::Main | Self::Keys)
+    }
+
+    fn plan(self, span: u64) -> Plan {
+        let node_bytes = match self {
+            // A set that is removed under leases keeps its room for a while.
+            Self::Main => 3 * span + 2 * WINDOW_BYTES,
+            Self::Durable | Self::Fresh => 2 * span + WINDOW_BYTES,
+            Self::Local => 0,
+            Self::Keys => 64 * MIB,
+            Self::Million => 256 * MIB,
+        };
+        Plan {
+            nodes: u32::from(self != Self::Local),
+            node_bytes,
+            policy: Policy::Prefix,
+            commit_ack: match self {
+                Self::Durable => CommitAck::Durable,
+                _ => CommitAck::Memory,
+            },
+            eviction: None,
+            keep: false,
+        }
+    }
+}
+
+/// The segment that the client's process serves to [`Pool::Local`], in bytes.
+pub(super) const fn local_segment(span: u64) -> u64 {
+    3 * span + 2 * WINDOW_BYTES
+}
+
+impl Running {
+    /// Starts a pool of its own. Call it on the main thread.
+    pub(super) async fn start(
+        pool: Pool,
+        span: u64,
+        connection: &Connection,
+    ) -> anyhow::Result<Self> {
+        let plan = pool.plan(span);
+        let mut cluster = Cluster::start(&plan).await?;
+        let connection = connection.with_master(cluster.master());
+        let client = connection.connect().await?;
+        cluster.joined(&client, &plan).await?;
+        let mut running = Self {
+            cluster: Some(cluster),
+            connection,
+            client,
+            sets: HashMap::new(),
+            baseline: Resident::default(),
+        };
+        running.baseline = running
+            .master()
+            .and_then(usage::resident)
+            .unwrap_or_default();
+        Ok(running)
+    }
+
+    /// The pool that is there already.
+    pub(super) async fn foreign(connection: &Connection) -> anyhow::Result<Self> {
+        Ok(Self {
+            cluster: None,
+            connection: connection.clone(),
+            client: connection.connect().await?,
+            sets: HashMap::new(),
+            baseline: Resident::default(),
+        })
+    }
+
+    /// The master's address.
+    pub(super) fn address(&self) -> &str {
+        self.connection.master()
+    }
+
+    /// A directory that goes with the pool.
+    pub(super) fn path(&self) -> anyhow::Result<&std::path::Path> {
+        let cluster = self.cluster.as_ref().context("the pool is another's")?;
+        Ok(cluster.path())
+    }
+
+    /// The process id of its master, if this run has started it.
+    pub(super) fn master(&self) -> Option<u32> {
+        self.cluster.as_ref()?.ids().0
+    }
+
+    /// The process ids of its nodes, if this run has started them.
+    pub(super) fn nodes(&self) -> Vec<u32> {
+        self.cluster
+            .as_ref()
+            .map(|cluster| cluster.ids().1)
+            .unwrap_or_default()
+    }
+
+    /// The data port of its first node.
+    pub(super) async fn data_port(&self) -> anyhow::Result<u16> {
+        let stats = self.client.stats().await.map_err(control_error)?;
+        let node = stats.nodes.first().context("the pool has no node")?;
+        let (_, port) = node
+            .data_address
+            .rsplit_once(':')
+            .context("a node has no data port")?;
+        Ok(port.parse()?)
+    }
+
+    /// What its nodes contribute, in bytes.
+    pub(super) async fn capacity(&self) -> anyhow::Result<u64> {
+        Ok(self.client.stats().await.map_err(control_error)?.capacity.0)
+    }
+
+    /// Waits until a node that was started elsewhere has joined.
+    pub(super) async fn wait_for_node(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + ROOM_TIMEOUT;
+        while self.capacity().await? == 0 {
+            if Instant::now() > deadline {
+                bail!("the node in the client's process has not joined its pool");
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until `bytes` can be put without evicting anything.
+    pub(super) async fn wait_for_room(&self, bytes: u64) -> anyhow::Result<()> {
+        let deadline = Instant::now() + ROOM_TIMEOUT;
+        loop {
+            let stats = self.client.stats().await.map_err(control_error)?;
+            let filled = stats.capacity.0 as f64 * FILLED;
+            if (stats.used.0 + bytes) as f64 <= filled {
+                return Ok(());
+            }
+            if bytes as f64 > filled || Instant::now() > deadline {
+                bail!(
+                    "the pool has no room for {} more: {} of {} are used",
+                    crate::output::bytes(bytes),
+                    crate::output::bytes(stats.used.0),
+                    crate::output::bytes(stats.capacity.0)
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Ends what this run has started.
+    pub(super) async fn stop(self) {
+        drop(self.client);
+        if let Some(cluster) = self.cluster {
+            cluster.stop().await;
+        }
+    }
+}
+
+impl Blocks {
+    /// What tells a set of such blocks from others in its pool.
+    pub(super) fn tag(self) -> String {
+        let kept = match self.kept {
+            Kept::Span => "span".to_owned(),
+            Kept::Exactly(count) => count.to_string(),
+        };
+        let chained = if self.chained { "/chain" } else { "" };
+        let Self {
+            bytes,
+            pieces,
+            group,
+            ..
+        } = self;
+        format!("{bytes}/{pieces}/{group}/{kept}{chained}")
+    }
+
+    /// An empty set of such blocks, where transfers walk through `span` bytes.
+    pub(super) fn set(self, span: u64) -> Set {
+        let slots = match self.kept {
+            Kept::Span => span / self.bytes,
+            Kept::Exactly(count) => count,
+        };
+        Set {
+            tag: self.tag(),
+            block: self.bytes,
+            pieces: self.pieces,
+            group: self.group,
+            chained: self.chained,
+            slots,
+            live: Live::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::cases::table;
+
+    #[test]
+    fn every_set_fits_the_memory_and_the_pool_that_it_is_put_into() {
+        for span in [128 * MIB, 384 * MIB] {
+            for case in table() {
+                let pool = case.place.pool;
+                let Some(blocks) = case.what.blocks(pool) else {
+                    continue;
+                };
+                let set = blocks.set(span);
+                assert!(
+                    set.slots >= 4 && set.slots.is_multiple_of(set.group),
+                    "{}",
+                    case.id
+                );
+                assert!(set.slots * set.block <= span, "{}", case.id);
+                let bytes = match pool {
+                    Pool::Local => local_segment(span),
+                    _ => pool.plan(span).node_bytes,
+                };
+                let needed = set.slots * set.block + WINDOW_BYTES.min(set.slots * set.block);
+                assert!(needed as f64 <= bytes as f64 * FILLED, "{}", case.id);
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What has to be there before a case is measured: pools, processes, connections, blocks.
+
+use super::{
+    FILL_BATCH, MIB, Runner, SPIN, Settings, UNLIMITED, client_name, measured, start_agent,
+};
+use crate::bench::agent::protocol::{Command, Connect, Embed, Order, Set, Way, Work};
+use crate::bench::cases::{Blocks, Case, Kept, Place, Pool, What};
+use crate::bench::pools::{Running, WINDOW_BYTES, local_segment};
+use crate::bench::window::Window;
+use anyhow::Context as _;
+use std::time::Duration;
+
+impl Runner {
+    /// Has the pool, the processes, the connections and the blocks that a case needs.
+    pub(super) async fn prepare(&mut self, case: &Case) -> anyhow::Result<()> {
+        if matches!(case.what, What::Machine(_)) {
+            return Ok(());
+        }
+        let Place {
+            pool,
+            way,
+            remembers,
+            spins,
+            clients,
+        } = case.place;
+        let span = self.settings.span;
+        while self.clients.len() < clients {
+            let number = self.clients.len();
+            let name = format!("client-{number}");
+            let client = start_agent(&name, &self.seed, &[], &self.directory)?;
+            client.greeting().await?;
+            // Only the first one puts.
+            let source = number == 0;
+            client.call(&Command::Memory { span, source }).await?;
+            self.clients.push(client);
+        }
+        self.start_pool(pool).await?;
+        let connect = Connect {
+            name: client_name(case.place),
+            master: self.running(pool)?.address().to_owned(),
+            way,
+            remembers,
+            spin: if spins { SPIN } else { Duration::ZERO },
+        };
+        for number in 0..clients {
+            let client = self.client(number)?;
+            client.call(&Command::Connect(connect.clone())).await?;
+        }
+        match case.what.blocks(pool) {
+            // The only case of its pool: everything it puts is new.
+            Some(_) if pool == Pool::Fresh => Ok(()),
+            Some(blocks) => self.fill(pool, blocks, &connect.name).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn start_pool(&mut self, pool: Pool) -> anyhow::Result<()> {
+        let pool = self.pool(pool);
+        if self.pools.contains_key(&pool) {
+            return Ok(());
+        }
+        let Settings {
+            span, connection, ..
+        } = &self.settings;
+        let running = if connection.master.is_some() && pool.may_be_foreign() {
+            Running::foreign(connection).await?
+        } else {
+            Running::start(pool, *span, connection).await?
+        };
+        if pool == Pool::Local {
+            let embed = Embed {
+                master: running.address().to_owned(),
+                segment: local_segment(*span),
+                socket: running.path()?.join("local.sock"),
+            };
+            self.client(0)?.call(&Command::Embed(embed)).await?;
+            running.wait_for_node().await?;
+        }
+        self.pools.insert(pool, running);
+        Ok(())
+    }
+
+    /// Puts the blocks of a set, unless they are there.
+    async fn fill(&mut self, pool: Pool, blocks: Blocks, client: &str) -> anyhow::Result<()> {
+        let tag = blocks.tag();
+        if self.running(pool)?.sets.contains_key(&tag) {
+            return Ok(());
+        }
+        if blocks.kept == Kept::Span {
+            self.remove_spans(pool, client).await?;
+        }
+        let mut set = blocks.set(self.settings.span);
+        let bytes = set.slots * set.block;
+        let running = self.running(pool)?;
+        running
+            .wait_for_room(bytes + WINDOW_BYTES.min(bytes))
+            .await?;
+        let batch = (32 * MIB / set.block).clamp(1, FILL_BATCH).min(set.slots);
+        let rest = set.slots % batch;
+        for (calls, batch) in [(set.slots / batch, batch), (1, rest)] {
+            if batch > 0 {
+                let order = Order {
+                    client: client.to_owned(),
+                    set: set.clone(),
+                    work: Work::Put { batch },
+                    window: Window {
+                        at_least: UNLIMITED,
+                        calls,
+                    },
+                    watch: Vec::new(),
+                    begin_ns: 0,
+                };
+                (_, set.live) = measured(self.client(0)?.call(&Command::Work(order)).await?)?;
+            }
+        }
+        self.set_live(pool, set)
+    }
+
+    pub(super) fn set_live(&mut self, pool: Pool, set: Set) -> anyhow::Result<()> {
+        let pool = self.pool(pool);
+        let running = self.pools.get_mut(&pool).context("the pool is gone")?;
+        running.sets.insert(set.tag.clone(), set);
+        Ok(())
+    }
+
+    /// Removes the sets that cover all of the span: there is room for a few of them only.
+    async fn remove_spans(&mut self, pool: Pool, client: &str) -> anyhow::Result<()> {
+        let pool = self.pool(pool);
+        let running = self.pools.get_mut(&pool).context("the pool is gone")?;
+        let large = |set: &Set| set.slots * set.block >= WINDOW_BYTES;
+        let removed: Vec<Set> = running
+            .sets
+            .extract_if(|_, set| large(set))
+            .map(|(_, set)| set)
+            .collect();
+        for set in removed {
+            let client = client.to_owned();
+            self.client(0)?
+                .call(&Command::Remove { client, set })
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Removes what this run has put into a pool that is not its own.
+    pub(super) async fn clean(&mut self) -> anyhow::Result<()> {
+        let Some(foreign) = &self.settings.connection.master else {
+            return Ok(());
+        };
+        let Some(running) = self.pools.get_mut(&Pool::Main) else {
+            return Ok(());
+        };
+        let sets: Vec<Set> = running.sets.drain().map(|(_, set)| set).collect();
+        let name = "cleaning".to_owned();
+        let connect = Connect {
+            name: name.clone(),
+            master: foreign.clone(),
+            way: Way::Tcp,
+            remembers: false,
+            spin: Duration::ZERO,
+        };
+        let Some(client) = self.clients.first() else {
+            return Ok(());
+        };
+        client.call(&Command::Connect(connect)).await?;
+        for set in sets {
+            let client_name = name.clone();
+            client
+                .call(&Command::Remove {
+                    client: client_name,
+                    set,
+                })
+                .await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,208 @@
+//! A process that does what it is told, one JSON line a command, seen from the process that tells it.
+//!
+//! ```text
+//!  Handle::call ──Command, one JSON line──► stdin of a kvctl of another role
+//!               ◄──Reply, one JSON line───
+//! ```
+
+use crate::exit;
+use crate::process::{Child, Streams};
+use anyhow::{Context, bail};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::io::Write;
+use std::marker::PhantomData;
+use std::path::Path;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{ChildStdin, ChildStdout};
+use tokio::sync::Mutex;
+
+/// What a process answers to a command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Reply<A> {
+    /// It is done.
+    Done(A),
+    /// The process cannot go on.
+    Failed(Failed),
+}
+
+/// Why a process cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Failed {
+    /// For people.
+    pub(crate) message: String,
+    /// Whether it is that the pool cannot be reached.
+    pub(crate) unreachable: bool,
+    /// How many blocks came back with wrong bytes.
+    pub(crate) wrong_blocks: u64,
+}
+
+/// A running process that takes commands `C` and answers `A`. Dropping it kills the process.
+#[derive(Debug)]
+pub(crate) struct Handle<C, A> {
+    name: String,
+    id: u32,
+    // One command at a time: its answer is the next line.
+    inner: Mutex<Inner>,
+    speaks: PhantomData<fn(C) -> A>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+    child: Child,
+}
+
+impl<C: Serialize, A: DeserializeOwned> Handle<C, A> {
+    /// Starts a kvctl with these arguments, called `name`, with its log in `directory` and more in
+    /// its environment. Call it on the main thread.
+    pub(crate) fn start(
+        name: &str,
+        arguments: &[OsString],
+        environment: &[(&str, &str)],
+        directory: &Path,
+    ) -> anyhow::Result<Self> {
+        let own = std::env::current_exe().context("cannot tell where kvctl is")?;
+        let log = directory.join(format!("{name}.log"));
+        let mut child = Child::start(name, &own, arguments, environment, Streams::Pipes, log)?;
+        let id = child.id().context("a child ended at once")?;
+        let (input, output) = child
+            .take_pipes()
+            .expect("invariant: the child was started with pipes");
+        Ok(Self {
+            name: name.to_owned(),
+            id,
+            inner: Mutex::new(Inner {
+                input,
+                output: BufReader::new(output).lines(),
+                child,
+            }),
+            speaks: PhantomData,
+        })
+    }
+
+    /// What the process is called.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its process id.
+    pub(crate) const fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Waits for what the process says before it was told anything.
+    pub(crate) async fn greeting(&self) -> anyhow::Result<A> {
+        self.inner.lock().await.answer(&self.name).await
+    }
+
+    /// Gives a command and waits for its answer.
+    pub(crate) async fn call(&self, command: &C) -> anyhow::Result<A> {
+        let mut line = serde_json::to_vec(command).context("cannot write a command")?;
+        line.push(b'\n');
+        let mut inner = self.inner.lock().await;
+        if inner.input.write_all(&line).await.is_err() {
+            bail!("{} is gone{}", self.name, inner.child.log_tail());
+        }
+        inner.answer(&self.name).await
+    }
+
+    /// Lets the process end in order: the end of its input tells it to.
+    pub(crate) async fn stop(self) {
+        let Inner { input, child, .. } = self.inner.into_inner();
+        drop(input);
+        child.stop().await;
+    }
+}
+
+impl Inner {
+    async fn answer<A: DeserializeOwned>(&mut self, name: &str) -> anyhow::Result<A> {
+        let line = self
+            .output
+            .next_line()
+            .await
+            .with_context(|| format!("cannot hear {name}"))?;
+        let Some(line) = line else {
+            bail!("{name} is gone{}", self.child.log_tail());
+        };
+        let reply = serde_json::from_str(&line)
+            .with_context(|| format!("{name} says what cannot be understood: {line}"))?;
+        match reply {
+            Reply::Done(answer) => Ok(answer),
+            Reply::Failed(failed) => Err(failed.into_error(name)),
+        }
+    }
+}
+
+impl<A: Serialize> Reply<A> {
+    /// The reply that a result makes.
+    pub(crate) fn of(result: anyhow::Result<A>) -> Self {
+        match result {
+            Ok(answer) => Self::Done(answer),
+            Err(error) => Self::Failed(Failed {
+                message: format!("{error:#}"),
+                unreachable: error.is::<exit::Unreachable>(),
+                wrong_blocks: error
+                    .downcast_ref::<exit::WrongBytes>()
+                    .map_or(0, |wrong| wrong.blocks),
+            }),
+        }
+    }
+
+    /// Writes it to standard output, as one line.
+    pub(crate) fn say(&self) -> anyhow::Result<()> {
+        let mut line = serde_json::to_vec(self).context("cannot write an answer")?;
+        line.push(b'\n');
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(&line)?;
+        stdout.flush()?;
+        Ok(())
+    }
+
+    /// Whether nothing more is to come.
+    pub(crate) const fn is_last(&self) -> bool {
+        matches!(self, Self::Failed(_))
+    }
+}
+
+impl Failed {
+    /// The error, with the exit code that it would have had there.
+    fn into_error(self, name: &str) -> anyhow::Error {
+        let message = format!("{name}: {}", self.message);
+        if self.wrong_blocks > 0 {
+            let wrong = exit::WrongBytes {
+                blocks: self.wrong_blocks,
+            };
+            return anyhow::Error::new(wrong).context(message);
+        }
+        if self.unreachable {
+            return exit::Unreachable(message).into();
+        }
+        anyhow::Error::msg(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_keeps_its_exit_code_on_the_way() {
+        let errors: [(anyhow::Error, u8); 3] = [
+            (exit::WrongBytes { blocks: 2 }.into(), 5),
+            (exit::Unreachable("nobody".to_owned()).into(), 4),
+            (anyhow::anyhow!("else"), 1),
+        ];
+        for (error, code) in errors {
+            assert_eq!(exit::code(&error), code);
+            let line = serde_json::to_string(&Reply::<u8>::of(Err(error))).unwrap();
+            let Reply::Failed(failed) = serde_json::from_str::<Reply<u8>>(&line).unwrap() else {
+                panic!("{line}");
+            };
+            assert_eq!(exit::code(&failed.into_error("worker")), code);
+        }
+    }
+}

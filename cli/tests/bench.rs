@@ -1,0 +1,157 @@
+//! `kvctl bench` over real daemons: with pools of its own, and with one that was there before.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const KVCTL: &str = env!("CARGO_BIN_EXE_kvctl");
+
+fn kvctl(arguments: &[&str]) -> Value {
+    let output = Command::new(KVCTL)
+        .args(arguments)
+        .args(["--output", "json"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}\n{text}{log}",
+        output.status
+    );
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn row<'a>(report: &'a Value, case: &str) -> &'a Value {
+    let rows = report["cases"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["case"] == case);
+    row.unwrap_or_else(|| panic!("no {case} in {report}"))
+}
+
+fn median(row: &Value, figure: &str) -> f64 {
+    row[figure]["median"]
+        .as_f64()
+        .unwrap_or_else(|| panic!("no {figure} in {row}"))
+}
+
+#[test]
+fn a_quick_run_measures_checks_and_compares() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("results.json");
+    let report = kvctl(&[
+        "bench",
+        "--quick",
+        "--pairs",
+        "2",
+        "--only",
+        "shm/get/4KiB,tcp/get/32x64x16KiB,shm/put-fresh,match_prefix/64",
+        "--json",
+        file.to_str().unwrap(),
+    ]);
+    assert_eq!(report["cases"].as_array().unwrap().len(), 4);
+    assert_eq!(report["pairs"], 2);
+    assert_eq!(report["foreign_pool"], false);
+    for (case, limit) in [
+        ("shm/get/4KiB", "ping-pong"),
+        ("tcp/get/32x64x16KiB", "bare TCP"),
+        ("shm/put-fresh/16x1MiB", "shm/put/16x1MiB"),
+        ("match_prefix/64", "exist/64"),
+    ] {
+        let row = row(&report, case);
+        assert!(row["limit"].as_str().unwrap().starts_with(limit), "{row}");
+        let ratio = median(row, "result") / median(row, "limit_result");
+        let paired = median(row, "ratio");
+        assert!(
+            paired > ratio / 4.0 && paired < ratio * 4.0,
+            "the ratio is that of result and limit: {row}"
+        );
+    }
+    let moved = row(&report, "tcp/get/32x64x16KiB");
+    assert!(moved["cpu"]["client"].as_f64().unwrap() > 0.0, "{moved}");
+    assert!(moved["cpu"]["node"].as_f64().unwrap() > 0.0, "{moved}");
+    let (goals, met) = (&report["goals"], &report["goals_met"]);
+    assert_eq!(goals, 3, "single matches are for information");
+    assert!(met.as_u64().unwrap() <= 3);
+    let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(written["cases"], report["cases"]);
+}
+
+/// A daemon that dies with the test.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(program: &str, directory: &Path, arguments: &[&str]) -> (Daemon, String) {
+    let path = PathBuf::from(KVCTL).with_file_name(program);
+    let ready = directory.join(format!("{program}.ready"));
+    let child = Command::new(&path)
+        .args(["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+        .args(arguments)
+        .arg("--ready-file")
+        .arg(&ready)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{}: {error}; build all first", path.display()));
+    let daemon = Daemon(child);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let told = std::fs::read(&ready).ok();
+        let told = told.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        if let Some(listen) = told.as_ref().and_then(|told| told["listen"].as_str()) {
+            return (daemon, listen.to_owned());
+        }
+        assert!(Instant::now() < deadline, "{program} does not serve");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_pool_that_was_there_before_is_measured_and_left_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("master");
+    let (_master, listen) = start(
+        "kvmaster",
+        directory.path(),
+        &["--data-dir", data.to_str().unwrap()],
+    );
+    let master = format!("http://{listen}");
+    let socket = directory.path().join("node.sock");
+    let _node = start(
+        "kvstore-node",
+        directory.path(),
+        &[
+            "--master",
+            &master,
+            "--segment",
+            "64MiB",
+            "--shm-path",
+            socket.to_str().unwrap(),
+        ],
+    );
+    let report = kvctl(&[
+        "--master",
+        &master,
+        "bench",
+        "--quick",
+        "--pairs",
+        "2",
+        "--only",
+        "shm/put/4KiB,memory/node",
+    ]);
+    assert_eq!(report["foreign_pool"], true);
+    assert_eq!(
+        report["cases"].as_array().unwrap().len(),
+        1,
+        "another's processes are not looked into"
+    );
+    assert!(median(row(&report, "shm/put/4KiB"), "result") > 0.0);
+    let status = kvctl(&["--master", &master, "status"]);
+    assert_eq!(status["blocks"], 0, "{status}");
+}
