@@ -6,7 +6,7 @@ use crate::directory::{BadPage, BlockMut, BlockRef, Copies, Replica};
 use crate::placement::Segments;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
-use kvpool_types::{Checksum, Code, KeyRef, Length, NodeName, Offset, SegmentId, Version};
+use kvpool_types::{Checksum, Code, Length, NodeName, Offset, SegmentId, Version};
 use regex::Regex;
 use std::cell::Cell;
 use std::collections::HashSet;

@@ -74,7 +74,7 @@ pub(super) fn welcome(message: &proto::Welcome) -> Result<Welcome, Malformed> {
         cluster: ClusterId::from_slice(&message.cluster_id).ok_or(Malformed::Cluster)?,
         term: Term {
             epoch: Epoch(message.epoch),
-            key: GrantKey(key.map_err(|_| Malformed::Key)?),
+            signer: GrantKey(key.map_err(|_| Malformed::Key)?).signer(),
             segments: message.segment_ids.iter().copied().map(SegmentId).collect(),
         },
         heartbeat_interval: Duration::from_millis(message.heartbeat_interval_ms),

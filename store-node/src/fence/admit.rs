@@ -26,7 +26,7 @@ impl Fence {
         let proven = self
             .term
             .as_ref()
-            .is_some_and(|term| term.key.verify(incarnation, grant));
+            .is_some_and(|term| term.signer.verify(incarnation, grant));
         if !proven {
             return Err(refused(
                 Code::GrantRefused,

@@ -44,7 +44,7 @@ use boards::{Boards, Pinned};
 use floors::Floors;
 use kvpool_transport::host::{Abort, Refused};
 use kvpool_types::{
-    Checksum, Code, Epoch, Extent, GrantId, GrantKey, Incarnation, Length, Offset, SegmentId,
+    Checksum, Code, Epoch, Extent, GrantId, GrantSigner, Incarnation, Length, Offset, SegmentId,
 };
 use ranges::Ranges;
 use record::{Record, Sums};
@@ -79,7 +79,7 @@ pub(crate) struct Term {
     /// The epoch that the node is now in.
     pub(crate) epoch: Epoch,
     /// What the grants of the epoch are signed with.
-    pub(crate) key: GrantKey,
+    pub(crate) signer: GrantSigner,
     /// The number of each of the node's segments, in order.
     pub(crate) segments: Vec<SegmentId>,
 }

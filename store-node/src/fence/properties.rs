@@ -3,7 +3,7 @@
 
 use super::*;
 use kvpool_transport::shm::board::{BOARD_BYTES, Board, Pin, Pinner};
-use kvpool_types::{ClientId, Grant};
+use kvpool_types::{ClientId, Grant, GrantKey};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::AsFd;
@@ -154,7 +154,7 @@ impl Model {
         self.tickets.clear();
         let term = Term {
             epoch: Epoch(self.epoch),
-            key: KEY,
+            signer: KEY.signer(),
             segments: vec![SEGMENT],
         };
         assert!(self.fence.enter(term).is_ok());

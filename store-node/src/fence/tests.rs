@@ -2,7 +2,7 @@
 
 use super::*;
 use kvpool_types::wire::data::ReadItem;
-use kvpool_types::{ClientId, Grant};
+use kvpool_types::{ClientId, Grant, GrantKey};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const INCARNATION: Incarnation = Incarnation(77);
@@ -24,7 +24,7 @@ impl Abort for Aborted {
 fn term(epoch: u64) -> Term {
     Term {
         epoch: Epoch(epoch),
-        key: KEY,
+        signer: KEY.signer(),
         segments: vec![SEGMENT, SegmentId(41)],
     }
 }

@@ -18,7 +18,7 @@ const BOB: PeerKey = PeerKey::new(ClientId(2), 200);
 fn term(epoch: Epoch) -> Term {
     Term {
         epoch,
-        key: KEY,
+        signer: KEY.signer(),
         segments: vec![SEGMENT, SegmentId(41)],
     }
 }
