@@ -32,12 +32,38 @@ fn main() {
     if arg[1] == "sink" {
         let l = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         println!("{}", l.local_addr().unwrap());
-        loop { let (mut s, _) = l.accept().unwrap(); std::thread::spawn(move || {
-            s.set_nodelay(true).unwrap(); let big = std::env::var("COLD").is_ok(); let mut b = vec![1u8; if big { 512 << 20 } else { 1 << 20 }]; let mut at = 0usize; let mut n = [0u8; 8];
-            while s.read_exact(&mut n).is_ok() { let mut left = u64::from_le_bytes(n); while left > 0 { let w = (left as usize).min(1 << 20); if at + w > b.len() { at = 0 } let k = s.read(&mut b[at..at + w]).unwrap(); if big { at += k; } if k == 0 { return; } left -= k as u64; } s.write_all(&[1]).unwrap(); }
-        }); }
+        loop {
+            let (mut s, _) = l.accept().unwrap();
+            std::thread::spawn(move || {
+                s.set_nodelay(true).unwrap();
+                let big = std::env::var("COLD").is_ok();
+                let mut b = vec![1u8; if big { 512 << 20 } else { 1 << 20 }];
+                let mut at = 0usize;
+                let mut n = [0u8; 8];
+                while s.read_exact(&mut n).is_ok() {
+                    let mut left = u64::from_le_bytes(n);
+                    while left > 0 {
+                        let w = (left as usize).min(1 << 20);
+                        if at + w > b.len() {
+                            at = 0
+                        }
+                        let k = s.read(&mut b[at..at + w]).unwrap();
+                        if big {
+                            at += k;
+                        }
+                        if k == 0 {
+                            return;
+                        }
+                        left -= k as u64;
+                    }
+                    s.write_all(&[1]).unwrap();
+                }
+            });
+        }
     }
-    if arg.get(2).is_some_and(|a| a == "bulk") { return bulk(&arg); }
+    if arg.get(2).is_some_and(|a| a == "bulk") {
+        return bulk(&arg);
+    }
     let mut child = std::process::Command::new("taskset")
         .args(["-c", "1"])
         .arg(&arg[0])
@@ -221,46 +247,230 @@ fn rand_id() -> u64 {
 }
 
 fn bulk(arg: &[String]) {
-    let mut child = std::process::Command::new(&arg[0]).arg("sink").stdout(std::process::Stdio::piped()).spawn().unwrap();
-    let mut line = String::new(); std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
-    let mut streams: Vec<_> = (0..2).map(|_| { let s = std::net::TcpStream::connect(line.trim()).unwrap(); s.set_nodelay(true).unwrap(); s }).collect();
+    let mut child = std::process::Command::new(&arg[0])
+        .arg("sink")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(child.stdout.take().unwrap()),
+        &mut line,
+    )
+    .unwrap();
+    let mut streams: Vec<_> = (0..2)
+        .map(|_| {
+            let s = std::net::TcpStream::connect(line.trim()).unwrap();
+            s.set_nodelay(true).unwrap();
+            s
+        })
+        .collect();
     let total: u64 = 128 << 20;
-    let bufs: Vec<Vec<u8>> = (0..2).map(|_| vec![1u8; if std::env::var("COLD").is_ok() { 512 << 20 } else { 1 << 20 }]).collect(); let ats = [std::sync::atomic::AtomicUsize::new(0), std::sync::atomic::AtomicUsize::new(0)]; let mut bare = |n: usize| { let t = Instant::now(); std::thread::scope(|sc| for (s, (b, at)) in streams[..n].iter_mut().zip(bufs.iter().zip(&ats)) { sc.spawn(move || { let mine = total / n as u64; s.write_all(&mine.to_le_bytes()).unwrap(); for _ in 0..mine >> 20 { let a = at.fetch_add(1 << 20, std::sync::atomic::Ordering::Relaxed) % b.len(); s.write_all(&b[a..a + (1 << 20)]).unwrap(); } s.read_exact(&mut [0]).unwrap(); }); }); total as f64 / t.elapsed().as_secs_f64() / 1e9 };
-    let t = if arg[3] == "tcp" { TransportChoice::Tcp } else { TransportChoice::Shm };
+    let bufs: Vec<Vec<u8>> = (0..2)
+        .map(|_| {
+            vec![
+                1u8;
+                if std::env::var("COLD").is_ok() {
+                    512 << 20
+                } else {
+                    1 << 20
+                }
+            ]
+        })
+        .collect();
+    let ats = [
+        std::sync::atomic::AtomicUsize::new(0),
+        std::sync::atomic::AtomicUsize::new(0),
+    ];
+    let mut bare = |n: usize| {
+        let t = Instant::now();
+        std::thread::scope(|sc| {
+            for (s, (b, at)) in streams[..n].iter_mut().zip(bufs.iter().zip(&ats)) {
+                sc.spawn(move || {
+                    let mine = total / n as u64;
+                    s.write_all(&mine.to_le_bytes()).unwrap();
+                    for _ in 0..mine >> 20 {
+                        let a =
+                            at.fetch_add(1 << 20, std::sync::atomic::Ordering::Relaxed) % b.len();
+                        s.write_all(&b[a..a + (1 << 20)]).unwrap();
+                    }
+                    s.read_exact(&mut [0]).unwrap();
+                });
+            }
+        });
+        total as f64 / t.elapsed().as_secs_f64() / 1e9
+    };
+    let t = if arg[3] == "tcp" {
+        TransportChoice::Tcp
+    } else {
+        TransportChoice::Shm
+    };
     let conns: usize = arg.get(4).map_or(4, |c| c.parse().unwrap());
-    let c = Client::connect(Options { masters: vec![arg[1].clone()], transport: t, tcp_connections_per_node: conns, location_cache: 100000, ..Options::default() }).unwrap();
+    let c = Client::connect(Options {
+        masters: vec![arg[1].clone()],
+        transport: t,
+        tcp_connections_per_node: conns,
+        location_cache: 100000,
+        ..Options::default()
+    })
+    .unwrap();
     let x = rand_id();
-    let src = Region::from((0..total).map(|i| (i * 7 >> 3) as u8).collect::<Vec<u8>>()); let dst = Region::from(vec![9u8; total as usize]);
+    let src = Region::from((0..total).map(|i| (i * 7 >> 3) as u8).collect::<Vec<u8>>());
+    let dst = Region::from(vec![9u8; total as usize]);
     if let Some(mode) = arg.get(5) {
-        let n = 128usize; let key = |i: usize| Key::parse(&format!("k-{x}-{i}")).unwrap();
-        let put = |r: usize| for ch in 0..4 { let blocks = (0..32).map(|i| PutBlock::new(key(r * 128 + ch * 32 + i), src.slice(kvpool_types::Offset(((ch * 32 + i) as u64) << 20), Length(1 << 20)).unwrap())).collect(); for o in c.batch_put(blocks, &PutOptions::default()) { o.unwrap(); } };
-        let get = || for ch in 0..4 { let blocks = (0..32).map(|i| GetBlock::new(key(ch * 32 + i), dst.slice(kvpool_types::Offset(((ch * 32 + i) as u64) << 20), Length(1 << 20)).unwrap())).collect(); for o in c.batch_get(blocks, &GetOptions::default()) { assert!(o.is_ok()); } };
-        put(0); let t = Instant::now(); let mut r = 1;
-        while t.elapsed().as_secs() < 3 { if mode == "get" { get() } else if mode == "bare" { bare(2); } else { put(r); c.remove(Remove::Keys((0..n).map(|i| key(r * 128 + i)).collect()), true).unwrap(); } r += 1; }
-        println!("{:.2} GB/s", (r - 1) as f64 * total as f64 / t.elapsed().as_secs_f64() / 1e9); child.kill().ok(); return;
+        let n = 128usize;
+        let key = |i: usize| Key::parse(&format!("k-{x}-{i}")).unwrap();
+        let put = |r: usize| {
+            for ch in 0..4 {
+                let blocks = (0..32)
+                    .map(|i| {
+                        PutBlock::new(
+                            key(r * 128 + ch * 32 + i),
+                            src.slice(
+                                kvpool_types::Offset(((ch * 32 + i) as u64) << 20),
+                                Length(1 << 20),
+                            )
+                            .unwrap(),
+                        )
+                    })
+                    .collect();
+                for o in c.batch_put(blocks, &PutOptions::default()) {
+                    o.unwrap();
+                }
+            }
+        };
+        let get = || {
+            for ch in 0..4 {
+                let blocks = (0..32)
+                    .map(|i| {
+                        GetBlock::new(
+                            key(ch * 32 + i),
+                            dst.slice(
+                                kvpool_types::Offset(((ch * 32 + i) as u64) << 20),
+                                Length(1 << 20),
+                            )
+                            .unwrap(),
+                        )
+                    })
+                    .collect();
+                for o in c.batch_get(blocks, &GetOptions::default()) {
+                    assert!(o.is_ok());
+                }
+            }
+        };
+        put(0);
+        let t = Instant::now();
+        let mut r = 1;
+        while t.elapsed().as_secs() < 3 {
+            if mode == "get" {
+                get()
+            } else if mode == "bare" {
+                bare(2);
+            } else {
+                put(r);
+                c.remove(
+                    Remove::Keys((0..n).map(|i| key(r * 128 + i)).collect()),
+                    true,
+                )
+                .unwrap();
+            }
+            r += 1;
+        }
+        println!(
+            "{:.2} GB/s",
+            (r - 1) as f64 * total as f64 / t.elapsed().as_secs_f64() / 1e9
+        );
+        child.kill().ok();
+        return;
     }
-    let shapes: [(&str, u64, usize, u64); 4] = [("32x1M", 1 << 20, 32, 1 << 20), ("128x256K", 256 << 10, 128, 256 << 10), ("16x8M", 8 << 20, 16, 8 << 20), ("32x64x16K", 1 << 20, 32, 16 << 10)];
-    let a = vec![1u8; 512 << 20]; let mut b = vec![2u8; 512 << 20]; let mut at = 0usize;
+    let shapes: [(&str, u64, usize, u64); 4] = [
+        ("32x1M", 1 << 20, 32, 1 << 20),
+        ("128x256K", 256 << 10, 128, 256 << 10),
+        ("16x8M", 8 << 20, 16, 8 << 20),
+        ("32x64x16K", 1 << 20, 32, 16 << 10),
+    ];
+    let a = vec![1u8; 512 << 20];
+    let mut b = vec![2u8; 512 << 20];
+    let mut at = 0usize;
     for (name, size, batch, piece) in shapes {
         let mut rows: Vec<[f64; 5]> = vec![];
         for r in 0..11 {
-            let slices = |reg: &Region, i: u64| (0..size / piece).map(|p| reg.slice(kvpool_types::Offset(i * size + p * piece), Length(piece)).unwrap()).collect::<Vec<_>>();
+            let slices = |reg: &Region, i: u64| {
+                (0..size / piece)
+                    .map(|p| {
+                        reg.slice(kvpool_types::Offset(i * size + p * piece), Length(piece))
+                            .unwrap()
+                    })
+                    .collect::<Vec<_>>()
+            };
             let n = total / size;
-            let keys: Vec<Key> = (0..n).map(|i| Key::parse(&format!("{name}-{x}-{r}-{i}")).unwrap()).collect();
-            let l1 = bare(1); let l2 = bare(2);
-            let tm = Instant::now(); for _ in 0..(total as usize) / piece as usize { if at + piece as usize > a.len() { at = 0 } b[at..at + piece as usize].copy_from_slice(&a[at..at + piece as usize]); at += piece as usize; } std::hint::black_box(&b); let mem = total as f64 / tm.elapsed().as_secs_f64() / 1e9;
+            let keys: Vec<Key> = (0..n)
+                .map(|i| Key::parse(&format!("{name}-{x}-{r}-{i}")).unwrap())
+                .collect();
+            let l1 = bare(1);
+            let l2 = bare(2);
+            let tm = Instant::now();
+            for _ in 0..(total as usize) / piece as usize {
+                if at + piece as usize > a.len() {
+                    at = 0
+                }
+                b[at..at + piece as usize].copy_from_slice(&a[at..at + piece as usize]);
+                at += piece as usize;
+            }
+            std::hint::black_box(&b);
+            let mem = total as f64 / tm.elapsed().as_secs_f64() / 1e9;
             let tp = Instant::now();
-            for ch in 0..(n as usize) / batch { let blocks = (0..batch).map(|i| { let i = ch * batch + i; let mut p = PutBlock::new(keys[i].clone(), src.whole()); p.buffers = slices(&src, i as u64); p }).collect(); for o in c.batch_put(blocks, &PutOptions::default()) { o.unwrap(); } }
+            for ch in 0..(n as usize) / batch {
+                let blocks = (0..batch)
+                    .map(|i| {
+                        let i = ch * batch + i;
+                        let mut p = PutBlock::new(keys[i].clone(), src.whole());
+                        p.buffers = slices(&src, i as u64);
+                        p
+                    })
+                    .collect();
+                for o in c.batch_put(blocks, &PutOptions::default()) {
+                    o.unwrap();
+                }
+            }
             let put = total as f64 / tp.elapsed().as_secs_f64() / 1e9;
             let tg = Instant::now();
-            for ch in 0..(n as usize) / batch { let blocks = (0..batch).map(|i| { let i = ch * batch + i; let mut p = GetBlock::new(keys[i].clone(), dst.whole()); p.buffers = slices(&dst, i as u64); p }).collect(); for o in c.batch_get(blocks, &GetOptions::default()) { assert!(matches!(o, Ok(Lookup::Hit { .. })), "{o:?}"); } }
+            for ch in 0..(n as usize) / batch {
+                let blocks = (0..batch)
+                    .map(|i| {
+                        let i = ch * batch + i;
+                        let mut p = GetBlock::new(keys[i].clone(), dst.whole());
+                        p.buffers = slices(&dst, i as u64);
+                        p
+                    })
+                    .collect();
+                for o in c.batch_get(blocks, &GetOptions::default()) {
+                    assert!(matches!(o, Ok(Lookup::Hit { .. })), "{o:?}");
+                }
+            }
             let get = total as f64 / tg.elapsed().as_secs_f64() / 1e9;
             c.remove(Remove::Keys(keys), true).unwrap();
             std::thread::sleep(Duration::from_millis(20));
-            if r > 0 { rows.push([l1, l2, mem, put, get]); }
+            if r > 0 {
+                rows.push([l1, l2, mem, put, get]);
+            }
         }
-        let m = |k: usize| med(rows.iter().map(|r| r[k]).collect()); let ratio = |k: usize, l: usize| med(rows.iter().map(|r| r[k] / r[l]).collect());
-        println!("{name}: bare1 {:.2} bare2 {:.2} memcpy {:.2} | put {:.2} ({:.2} of bare2 {:.2} of bare1 {:.2} of memcpy) get {:.2} ({:.2} {:.2} {:.2})", m(0), m(1), m(2), m(3), ratio(3, 1), ratio(3, 0), ratio(3, 2), m(4), ratio(4, 1), ratio(4, 0), ratio(4, 2));
+        let m = |k: usize| med(rows.iter().map(|r| r[k]).collect());
+        let ratio = |k: usize, l: usize| med(rows.iter().map(|r| r[k] / r[l]).collect());
+        println!(
+            "{name}: bare1 {:.2} bare2 {:.2} memcpy {:.2} | put {:.2} ({:.2} of bare2 {:.2} of bare1 {:.2} of memcpy) get {:.2} ({:.2} {:.2} {:.2})",
+            m(0),
+            m(1),
+            m(2),
+            m(3),
+            ratio(3, 1),
+            ratio(3, 0),
+            ratio(3, 2),
+            m(4),
+            ratio(4, 1),
+            ratio(4, 0),
+            ratio(4, 2)
+        );
     }
     child.kill().ok();
 }

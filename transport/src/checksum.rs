@@ -12,7 +12,7 @@ mod combine;
 
 pub use combine::combine;
 
-use crate::memory::{Slice, total_length};
+use crate::memory::{Slice, streaming, total_length};
 use crc_fast::{CrcAlgorithm, Digest};
 use kvpool_types::{CHUNK, Checksum, Length, Offset};
 
@@ -21,6 +21,8 @@ const PIECE: u64 = 32 << 10;
 /// A copy asks whether to go on before each run of so many bytes: asking for every piece would cost
 /// as much as summing a small one.
 const RUN: u64 = 256 << 10;
+/// A block of so many bytes is put past the caches: it would only drive out what is used.
+const STREAMED: u64 = 256 << 10;
 
 /// The checksum of `bytes`.
 pub fn checksum(bytes: &[u8]) -> Checksum {
@@ -179,6 +181,7 @@ fn copy_pieces(
         total_length(to),
         "invariant: both sides of a copy have one length"
     );
+    let streams = private == Private::Source && total_length(from).0 >= STREAMED;
     let (mut source, mut target) = (Cursor::new(from), Cursor::new(to));
     let mut run = 0;
     while let (Some((source_slice, source_at)), Some((target_slice, target_at))) =
@@ -190,10 +193,21 @@ fn copy_pieces(
         let piece = PIECE
             .min(source_slice.length().0 - source_at.0)
             .min(target_slice.length().0 - target_at.0);
-        source_slice.copy_to(source_at, target_slice, target_at, Length(piece).as_usize());
+        let bytes = Length(piece).as_usize();
         match private {
-            Private::Source => with_private(source_slice, source_at, Length(piece), &mut sum),
-            Private::Destination => with_private(target_slice, target_at, Length(piece), &mut sum),
+            Private::Source => {
+                // The sum brings the piece into the cache, from where it is copied.
+                with_private(source_slice, source_at, Length(piece), &mut sum);
+                if streams {
+                    source_slice.stream_to(source_at, target_slice, target_at, bytes);
+                } else {
+                    source_slice.copy_to(source_at, target_slice, target_at, bytes);
+                }
+            }
+            Private::Destination => {
+                source_slice.copy_to(source_at, target_slice, target_at, bytes);
+                with_private(target_slice, target_at, Length(piece), &mut sum);
+            }
         }
         source.advance(piece);
         target.advance(piece);
@@ -201,6 +215,9 @@ fn copy_pieces(
         if run >= RUN {
             run = 0;
         }
+    }
+    if streams {
+        streaming::fence();
     }
     true
 }

@@ -19,6 +19,7 @@
 mod own;
 mod populate;
 mod segment;
+pub(crate) mod streaming;
 
 pub(crate) use own::OwnProcess;
 pub(crate) use populate::{Populate, populate_step};
@@ -361,6 +362,24 @@ impl Slice {
                 length,
             );
         }
+    }
+
+    /// Like [`Slice::copy_to`], past the caches: for a target that is not read soon. What comes after
+    /// [`streaming::fence`] is seen by others after the bytes.
+    pub(crate) fn stream_to(&self, from: Offset, target: &Slice, to: Offset, length: usize) {
+        let (start, end) = (self.at(from.as_usize()), target.at(to.as_usize()));
+        if start.addr().abs_diff(end.addr()) < length {
+            return self.copy_to(from, target, to, length);
+        }
+        self.check(from, length);
+        target.check(to, length);
+        assert!(
+            target.is_writable(),
+            "invariant: only writable memory is written"
+        );
+        // SAFETY: both ranges lie inside living regions and the target's is writable, checked above;
+        // they are further apart than they are long.
+        unsafe { streaming::copy(start.cast_const(), end, length) };
     }
 
     /// The address of the slice's first byte, for the calls that hand memory to the kernel and for
