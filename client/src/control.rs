@@ -44,7 +44,8 @@ pub(crate) struct Control {
     current: AtomicUsize,
     client: ClientId,
     host: HostId,
-    namespace: String,
+    /// What every request says of who makes it; the epoch is filled in.
+    caller: RwLock<Caller>,
     epoch: AtomicU64,
     agreed: RwLock<Agreed>,
     locations: Arc<Locations>,
@@ -144,12 +145,19 @@ impl Control {
             .iter()
             .map(|address| Master::new(address, options.spin, &background))
             .collect::<Result<Vec<_>, _>>()?;
+        let client = ClientId(rand::random());
         let control = Self {
             masters,
             current: AtomicUsize::new(0),
-            client: ClientId(rand::random()),
+            client,
             host,
-            namespace: options.namespace.name.clone(),
+            caller: RwLock::new(Caller {
+                cluster_id: bytes::Bytes::new(),
+                epoch: 0,
+                client_id: client.to_bytes().to_vec().into(),
+                host_id: host.to_bytes().to_vec().into(),
+                namespace: options.namespace.name.clone(),
+            }),
             epoch: AtomicU64::new(0),
             agreed: RwLock::new(Agreed {
                 cluster: None,
@@ -255,13 +263,7 @@ impl Control {
     ) -> Result<M::Reply, ControlError> {
         let deadline = call.attempt();
         message.set_caller(self.caller(call.epoch));
-        let answered = deadline.run(self.send(master, message, call, deadline));
-        let reply = answered.await.unwrap_or_else(|_| {
-            Err(ControlError::new(
-                Code::DeadlineExceeded,
-                format!("kvmaster at {} did not answer {}", master.address, M::NAME),
-            ))
-        })?;
+        let reply = self.send(master, message, call, deadline).await?;
         self.judge_epoch(master, Epoch(M::epoch_of(&reply)))?;
         Ok(reply)
     }
@@ -284,7 +286,7 @@ impl Control {
                 let failed = |code, why: &dyn std::fmt::Display| {
                     ControlError::new(code, format!("{} at {}: {why}", M::NAME, master.address))
                 };
-                let reply = framed::call(&channel, op, self.epoch(), &message)
+                let reply = framed::call(&channel, op, self.epoch(), &message, deadline)
                     .await
                     .map_err(|error| failed(error.code, &error.message))?;
                 return M::Reply::decode(bytes::Bytes::from(reply))
@@ -293,10 +295,14 @@ impl Control {
         }
         let mut request = tonic::Request::new(message);
         request.set_timeout(deadline.left());
-        let answered = M::send(master.pool.clone(), request).await;
-        answered
-            .map(tonic::Response::into_inner)
-            .map_err(|status| status::error(&master.address, M::NAME, &status))
+        match deadline.run(M::send(master.pool.clone(), request)).await {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => Err(status::error(&master.address, M::NAME, &status)),
+            Err(_) => Err(ControlError::new(
+                Code::DeadlineExceeded,
+                format!("kvmaster at {} did not answer {}", master.address, M::NAME),
+            )),
+        }
     }
 
     /// Runs what nobody waits for. Its calls are made [`Call::aside`].
@@ -349,17 +355,9 @@ impl Control {
     }
 
     fn caller(&self, epoch: Option<Epoch>) -> Caller {
-        let cluster = self.agreed.read().cluster;
-        Caller {
-            cluster_id: cluster
-                .map(|cluster| cluster.to_bytes().to_vec())
-                .unwrap_or_default()
-                .into(),
-            epoch: epoch.unwrap_or_else(|| self.epoch()).0,
-            client_id: self.client.to_bytes().to_vec().into(),
-            host_id: self.host.to_bytes().to_vec().into(),
-            namespace: self.namespace.clone(),
-        }
+        let mut caller = self.caller.read().clone();
+        caller.epoch = epoch.unwrap_or_else(|| self.epoch()).0;
+        caller
     }
 
     fn agree(
@@ -385,6 +383,7 @@ impl Control {
                 ),
             ));
         }
+        self.caller.write().cluster_id = hello.cluster_id.clone();
         let theirs = usize::try_from(hello.max_batch_keys).unwrap_or(usize::MAX);
         *self.agreed.write() = Agreed {
             cluster: Some(cluster),

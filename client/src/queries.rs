@@ -31,7 +31,7 @@ impl Client {
     /// Which of `keys` are present, with the lease on those.
     pub async fn exist(&self, keys: &[Key], leasing: Leasing) -> Result<Existence, ControlError> {
         let deadline = self.control_deadline();
-        let calls = self.runs(keys).into_iter().map(|keys| async move {
+        let ask = async |keys: &[Key]| {
             let sent = BootTime::now();
             let packed = Bytes::from(pack(keys));
             let request = ExistRequest {
@@ -46,8 +46,17 @@ impl Client {
                 leased,
             });
             Ok::<_, ControlError>((present, part))
-        });
-        let replies: Vec<_> = futures::stream::iter(calls)
+        };
+        let runs = self.runs(keys);
+        // Most batches are one message, which needs no machinery.
+        if let [keys] = runs.as_slice() {
+            let (present, part) = ask(keys).await?;
+            return Ok(Existence {
+                present,
+                lease: self.lease(part.into_iter().collect()),
+            });
+        }
+        let replies: Vec<_> = futures::stream::iter(runs.into_iter().map(ask))
             .buffered(self.inner.options.batch_concurrency.max(1))
             .try_collect()
             .await?;

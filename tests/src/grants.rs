@@ -39,6 +39,7 @@ impl Control {
         let mut client = PoolClient::connect(master.to_owned()).await?;
         let hello = client
             .hello(proto::HelloRequest {
+                spin_us: 0,
                 min_version: 1,
                 max_version: 1,
                 caller: None,

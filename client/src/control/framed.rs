@@ -6,6 +6,7 @@
 use crate::clock::Deadline;
 use crate::errors::ControlError;
 use kvpool_proto::HelloRequest;
+use kvpool_transport::channel::Reply;
 use kvpool_transport::{Channel, TransferError};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Code, Epoch};
@@ -54,16 +55,19 @@ impl Framed {
         if let Some(channel) = self.open_channel() {
             return Ok(Some(channel));
         }
-        let mut not_before = self.opening.lock().await;
+        let late = |_| {
+            let why = format!("a connection to {} is still being opened", self.address);
+            ControlError::new(Code::DeadlineExceeded, why)
+        };
+        let mut not_before = deadline.run(self.opening.lock()).await.map_err(late)?;
         if let Some(channel) = self.open_channel() {
             return Ok(Some(channel));
         }
         if not_before.is_some_and(|then| Instant::now() < then) {
             return Ok(None);
         }
-        let opened = deadline
-            .at_most(super::CONNECT_TIMEOUT)
-            .run(self.open(greeting()));
+        let limit = deadline.at_most(super::CONNECT_TIMEOUT);
+        let opened = limit.run(self.open(greeting(), limit));
         let opened = opened.await.unwrap_or_else(|_| {
             let why = "kvmaster did not greet back in time";
             Err(ControlError::new(Code::Unreachable, why))
@@ -93,7 +97,11 @@ impl Framed {
             .cloned()
     }
 
-    async fn open(&self, greeting: HelloRequest) -> Result<Option<Arc<Channel>>, ControlError> {
+    async fn open(
+        &self,
+        greeting: HelloRequest,
+        deadline: Deadline,
+    ) -> Result<Option<Arc<Channel>>, ControlError> {
         let failed = |what: &dyn std::fmt::Display| {
             ControlError::new(Code::Unreachable, format!("{}: {what}", self.address))
         };
@@ -108,7 +116,7 @@ impl Framed {
             spin_us: u32::try_from(self.spin.as_micros()).unwrap_or(u32::MAX),
             ..greeting
         };
-        match call(&channel, Op::Greet, Epoch(0), &greeting).await {
+        match call(&channel, Op::Greet, Epoch(0), &greeting, deadline).await {
             Ok(_) => Ok(Some(Arc::new(channel))),
             // One that speaks gRPC alone hangs up on what it takes for a bad preface.
             Err(error) if matches!(error.code, Code::Unreachable | Code::Malformed) => {
@@ -119,13 +127,14 @@ impl Framed {
     }
 }
 
-/// Makes a call and waits for its answer: the protobuf reply. While it waits long, it asks now and
-/// then whether the master is still there.
+/// Makes a call and waits for its answer, the protobuf reply, until `deadline`. While it waits long,
+/// it asks now and then whether the master is still there.
 pub(super) async fn call(
     channel: &Channel,
     op: Op,
     epoch: Epoch,
     message: &impl prost::Message,
+    deadline: Deadline,
 ) -> Result<Vec<u8>, TransferError> {
     let encode = |out: &mut Vec<u8>| {
         out.reserve(message.encoded_len());
@@ -135,26 +144,32 @@ pub(super) async fn call(
     };
     let mut call = std::pin::pin!(channel.call(op, epoch, encode));
     loop {
-        if let Ok(answered) = tokio::time::timeout(PING_INTERVAL, call.as_mut()).await {
-            let reply = answered?;
-            reply.expect(Op::Reply)?;
-            return Ok(reply.meta);
+        let waited = deadline.at_most(PING_INTERVAL).run(call.as_mut()).await;
+        if let Ok(answered) = waited {
+            return read(answered?);
         }
-        let there = tokio::time::timeout(PING_TIMEOUT, channel.ping(epoch));
+        if deadline.has_passed() {
+            return Err(TransferError {
+                code: Code::DeadlineExceeded,
+                message: "it was not answered in time".to_owned(),
+            });
+        }
+        let there = deadline.at_most(PING_TIMEOUT).run(channel.ping(epoch));
         // An answer to the call is as good as one to the question.
         let silent = tokio::select! {
-            answered = call.as_mut() => {
-                let reply = answered?;
-                reply.expect(Op::Reply)?;
-                return Ok(reply.meta);
-            }
+            answered = call.as_mut() => return read(answered?),
             there = there => there.is_err(),
         };
-        if silent {
+        if silent && !deadline.has_passed() {
             channel.fail(TransferError {
                 code: Code::Unreachable,
                 message: "it does not answer".to_owned(),
             });
         }
     }
+}
+
+fn read(reply: Reply) -> Result<Vec<u8>, TransferError> {
+    reply.expect(Op::Reply)?;
+    Ok(reply.meta)
 }

@@ -56,7 +56,7 @@ async fn answers_in_another_order_reach_those_who_asked() {
     aside(move || {
         let asked: Vec<u64> = (0..3).map(|_| request(&socket).request).collect();
         for number in asked.into_iter().rev() {
-            let codes = vec![Code::Missing; number as usize];
+            let codes = (0..number).map(|_| Code::Missing).collect();
             send(
                 socket.as_fd(),
                 Op::Statuses,

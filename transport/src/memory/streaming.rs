@@ -54,10 +54,11 @@ mod x86 {
             let at = head + line * LINE;
             // SAFETY: the line lies inside both ranges, and begins on a line of the target, so both
             // stores are aligned.
-            unsafe { copy_line(from.add(at), to.add(at)) };
+            unsafe { copy_line(from.wrapping_add(at), to.wrapping_add(at)) };
         }
-        // SAFETY: `body` is at most `length`.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(body), to.add(body), length - body) };
+        let (from, to) = (from.wrapping_add(body), to.wrapping_add(body));
+        // SAFETY: what is left begins inside both ranges and ends where they do.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, length - body) };
     }
 
     /// # Safety
@@ -66,15 +67,16 @@ mod x86 {
     #[target_feature(enable = "avx")]
     unsafe fn copy_line(from: *const u8, to: *mut u8) {
         let (from, to) = (from.cast::<__m256i>(), to.cast::<__m256i>());
+        let (from_high, to_high) = (from.wrapping_add(1), to.wrapping_add(1));
         const { assert!(LINE == 2 * VECTOR) };
         // SAFETY: the first half of the line.
         let low = unsafe { _mm256_loadu_si256(from) };
         // SAFETY: the second half.
-        let high = unsafe { _mm256_loadu_si256(from.add(1)) };
+        let high = unsafe { _mm256_loadu_si256(from_high) };
         // SAFETY: the first half, aligned.
         unsafe { _mm256_stream_si256(to, low) };
         // SAFETY: the second half, aligned.
-        unsafe { _mm256_stream_si256(to.add(1), high) };
+        unsafe { _mm256_stream_si256(to_high, high) };
     }
 }
 

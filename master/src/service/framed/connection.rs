@@ -1,13 +1,13 @@
 //! One framed connection.
 //!
 //! Calls that need no waiting are answered on the connection's own thread, one after the other. Those
-//! that wait (for room, for durability) are begun there too; when they do not end at once they go on
-//! as tasks of the runtime and answer when they are done, so that they hold up nothing behind them.
+//! that wait (for room, for durability) are begun there too; when they do not end soon they go on as
+//! tasks of the runtime and answer when they are done, so that they hold up nothing behind them.
 
 use super::wire::{Error, Incoming, answer, failure};
 use super::{Place, Shared};
 use crate::service::refused::{Refused, refused};
-use futures::FutureExt;
+use futures::future::BoxFuture;
 use kvpool_proto as proto;
 use kvpool_types::wire::frame::{Header, Op};
 use kvpool_types::{Code, Epoch};
@@ -19,6 +19,7 @@ use rustix::net::SendFlags;
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
+use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
@@ -26,6 +27,10 @@ use tokio::runtime::Handle;
 const STALL: Duration = Duration::from_secs(5);
 /// The longest that a client may have a connection poll.
 const MOST_SPIN: Duration = Duration::from_micros(100);
+
+/// How long the connection's own thread waits for a call that does not end at once, when no other
+/// request is behind it: whoever ends it then wakes the thread that answers, and no third one.
+const SOON: Duration = Duration::from_millis(1);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -100,8 +105,8 @@ impl Answers {
 /// What is to be done with one request.
 enum Begun {
     Answered(Vec<u8>),
-    /// It answers later.
-    Goes(futures::future::BoxFuture<'static, Vec<u8>>),
+    /// It may have to wait.
+    Goes(BoxFuture<'static, Vec<u8>>),
 }
 
 impl Connection {
@@ -145,7 +150,16 @@ impl Connection {
             let (header, meta) = self.next(incoming, spin)?;
             match self.begin(&header, meta, runtime)? {
                 Begun::Answered(frame) => self.answers.send(&frame)?,
-                Begun::Goes(call) => {
+                Begun::Goes(mut call) => {
+                    let patience = if incoming.has_begun() {
+                        Duration::ZERO
+                    } else {
+                        SOON
+                    };
+                    if let Some(frame) = wait_for(&mut call, patience) {
+                        self.answers.send(&frame)?;
+                        continue;
+                    }
                     let answers = Arc::clone(&self.answers);
                     runtime.spawn(async move {
                         if let Err(error) = answers.send_from_task(call.await).await {
@@ -250,17 +264,14 @@ impl Connection {
         macro_rules! later {
             ($call:ident) => {{
                 let (calls, header) = (calls.clone(), *header);
-                let mut call = Box::pin(async move {
+                let call = Box::pin(async move {
                     let reply = match decode(meta) {
                         Ok(request) => calls.$call(request).await,
                         Err(refused) => Err(refused),
                     };
                     encode(&header, epoch, reply)
                 });
-                match call.as_mut().now_or_never() {
-                    Some(frame) => return Ok(Begun::Answered(frame)),
-                    None => return Ok(Begun::Goes(call)),
-                }
+                return Ok(Begun::Goes(call));
             }};
         }
         Ok(Begun::Answered(match header.op {
@@ -281,6 +292,31 @@ impl Connection {
                 ),
             ),
         }))
+    }
+}
+
+/// Waits for a call on this thread, for `patience` at most.
+fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, patience: Duration) -> Option<Vec<u8>> {
+    struct Unpark(std::thread::Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let until = Instant::now() + patience;
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut context = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(frame) = call.as_mut().poll(&mut context) {
+            return Some(frame);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
+        std::thread::park_timeout(left);
     }
 }
 

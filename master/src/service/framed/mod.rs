@@ -160,7 +160,7 @@ impl<'a> Place<'a> {
     /// Takes a place when fewer than `most` are taken.
     fn take(taken: &'a AtomicUsize, most: usize) -> Option<Self> {
         taken
-            .try_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
                 (count < most).then_some(count + 1)
             })
             .ok()?;
