@@ -161,9 +161,9 @@ mod tests {
         }
     }
 
-    fn request(number: u64, meta: usize) -> Vec<u8> {
-        answer(Op::Exist, number, Epoch(3), |out| {
-            out.resize(out.len() + meta, number as u8)
+    fn request(number: u8, meta: usize) -> Vec<u8> {
+        answer(Op::Exist, number.into(), Epoch(3), |out| {
+            out.resize(out.len() + meta, number);
         })
     }
 
@@ -181,8 +181,9 @@ mod tests {
             while seen.len() < sizes.len() {
                 match incoming.next().unwrap() {
                     Some((header, meta)) => {
-                        assert_eq!(meta, vec![header.request as u8; meta.len()]);
-                        seen.push((header.request, meta.len()));
+                        let number = u8::try_from(header.request).unwrap();
+                        assert_eq!(meta, vec![number; meta.len()]);
+                        seen.push((number, meta.len()));
                     }
                     None => assert!(incoming.fill(&mut from).unwrap() > 0, "step {step}"),
                 }

@@ -1,0 +1,234 @@
+//! The hot calls over framed connections to the master's port: the same answers as over gRPC, and no
+//! harm from what no client of ours would send.
+
+use kvpool_proto as proto;
+use kvpool_tests::blocks::{key, put_all};
+use kvpool_tests::grants::Control;
+use kvpool_tests::raw::Port;
+use kvpool_tests::{Cluster, Options};
+use kvpool_types::wire::data::{Failure, Meta};
+use kvpool_types::wire::frame::{Header, MAX_META_BYTES, Op};
+use kvpool_types::wire::keys;
+use kvpool_types::{Code, Epoch, Key};
+use prost::Message;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// A framed connection to a cluster's master, not greeted yet.
+fn open(cluster: &Cluster) -> Port<TcpStream> {
+    let url = cluster.master_url();
+    Port::open(url.trim_start_matches("http://")).unwrap()
+}
+
+/// A framed connection that has been greeted.
+fn greeted(cluster: &Cluster, control: &Control) -> Port<TcpStream> {
+    let mut port = open(cluster);
+    let hello = proto::HelloRequest {
+        min_version: 1,
+        max_version: 1,
+        caller: control.caller(),
+        spin_us: 0,
+    };
+    let reply: proto::HelloReply = call(&mut port, Op::Greet, &hello);
+    assert_eq!(reply.epoch, control.epoch.0);
+    port
+}
+
+fn call<R: Message + Default>(port: &mut Port<TcpStream>, op: Op, request: &impl Message) -> R {
+    let (header, meta, _) = port
+        .ask(op, Epoch(0), &request.encode_to_vec(), &[])
+        .unwrap();
+    assert_eq!(header.op, Op::Reply, "{:?}", Failure::decode(&meta));
+    R::decode(meta.as_slice()).unwrap()
+}
+
+/// The code of the failure that comes next, and the request that it is of.
+fn failure(port: &mut Port<TcpStream>) -> (Code, u64) {
+    let (header, meta, _) = port.receive().unwrap();
+    assert_eq!(header.op, Op::Failure);
+    (Failure::decode(&meta).unwrap().code, header.request)
+}
+
+fn packed(range: std::ops::Range<u64>) -> bytes::Bytes {
+    keys::pack(&range.map(key).collect::<Vec<Key>>()).into()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_protocols_of_the_port_give_the_same_answers() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    put_all(&cluster.client().await.unwrap(), 0..20, 1000)
+        .await
+        .unwrap();
+    let mut control = Control::connect(&cluster.master_url()).await.unwrap();
+    let mut port = greeted(&cluster, &control);
+    let exist = proto::ExistRequest {
+        caller: control.caller(),
+        keys: packed(10..30),
+        no_lease: true,
+    };
+    let framed: proto::ExistReply = call(&mut port, Op::Exist, &exist);
+    assert_eq!(framed.present.as_ref(), [0xff, 0x03, 0x00]);
+    assert_eq!(
+        framed,
+        control.raw().exist(exist).await.unwrap().into_inner()
+    );
+    let lookup = proto::LookupRequest {
+        caller: control.caller(),
+        keys: packed(18..22),
+        no_lease: true,
+    };
+    let framed: proto::LookupReply = call(&mut port, Op::Lookup, &lookup);
+    assert_eq!(
+        framed,
+        control.raw().lookup(lookup).await.unwrap().into_inner()
+    );
+    let chain = proto::MatchPrefixRequest {
+        caller: control.caller(),
+        keys: packed(15..25),
+        no_lease: true,
+    };
+    let framed: proto::MatchPrefixReply = call(&mut port, Op::MatchPrefix, &chain);
+    assert_eq!(framed.blocks, 5);
+    assert_eq!(
+        framed,
+        control
+            .raw()
+            .match_prefix(chain)
+            .await
+            .unwrap()
+            .into_inner()
+    );
+    // A lease taken over one is renewed and released over the other.
+    let exist = proto::ExistRequest {
+        caller: control.caller(),
+        keys: packed(0..2),
+        no_lease: false,
+    };
+    let leased: proto::ExistReply = call(&mut port, Op::Exist, &exist);
+    let renew = proto::RenewRequest {
+        caller: control.caller(),
+        keys: packed(0..2),
+        token: leased.lease.unwrap().token,
+    };
+    let renewed = control.raw().renew(renew).await.unwrap().into_inner();
+    assert_eq!(renewed.codes, [0, 0]);
+    let release = proto::ReleaseRequest {
+        caller: control.caller(),
+        keys: packed(0..2),
+        token: renewed.lease.unwrap().token,
+    };
+    let released: proto::Outcomes = call(&mut port, Op::Release, &release);
+    assert_eq!(released.codes, [0, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_call_is_refused_and_harms_nobody_else() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    put_all(&cluster.client().await.unwrap(), 0..1, 1000)
+        .await
+        .unwrap();
+    let control = Control::connect(&cluster.master_url()).await.unwrap();
+    let mut bystander = greeted(&cluster, &control);
+
+    // What ends the connection: nothing of it can be made sense of.
+    let frame = |change: fn(&mut [u8])| {
+        let mut head = Header {
+            version: 1,
+            op: Op::Exist,
+            request: 7,
+            epoch: Epoch(0),
+            meta: 0,
+            payload: 0,
+        }
+        .encode();
+        change(&mut head);
+        head.to_vec()
+    };
+    let too_long = (MAX_META_BYTES + 1).to_le_bytes();
+    assert_eq!(too_long[..4], [1, 0, 64, 0]);
+    for (what, bytes, expected) in [
+        ("no magic", frame(|head| head[1] = b'X'), Code::Malformed),
+        (
+            "a version to come",
+            frame(|head| head[4] = 200),
+            Code::VersionMismatch,
+        ),
+        ("no operation", frame(|head| head[6] = 250), Code::Malformed),
+        ("a payload", frame(|head| head[32] = 1), Code::Malformed),
+        (
+            "a huge meta",
+            frame(|head| head[24..28].copy_from_slice(&[1, 0, 64, 0])),
+            Code::Oversized,
+        ),
+    ] {
+        let mut port = greeted(&cluster, &control);
+        port.bytes(&bytes).unwrap();
+        assert_eq!(failure(&mut port), (expected, 0), "{what}");
+        assert!(port.is_closed(), "{what}");
+    }
+    let mut hasty = open(&cluster);
+    hasty.send(Op::Exist, Epoch(0), &[], &[]).unwrap();
+    assert_eq!(failure(&mut hasty), (Code::Malformed, 0), "no greeting");
+    assert!(hasty.is_closed());
+
+    // What is wrong with one call leaves the connection to the next.
+    let mut port = greeted(&cluster, &control);
+    let nameless = proto::ExistRequest::default().encode_to_vec();
+    for (op, meta, expected) in [
+        (Op::Exist, vec![0xff; 9], Code::Malformed),
+        (Op::Exist, nameless, Code::Malformed),
+        (Op::Read, Vec::new(), Code::InvalidArgument),
+        (Op::Reply, Vec::new(), Code::InvalidArgument),
+    ] {
+        port.send(op, Epoch(0), &meta, &[]).unwrap();
+        let (code, request) = failure(&mut port);
+        assert_eq!(code, expected, "{op:?}");
+        assert_ne!(request, 0, "{op:?}");
+    }
+    for port in [&mut port, &mut bystander] {
+        let (header, ..) = port.ask(Op::Ping, Epoch(0), &[], &[]).unwrap();
+        assert_eq!(header.op, Op::Pong);
+    }
+    assert_eq!(cluster.gauge("blocks").unwrap(), 1);
+    assert_eq!(cluster.gauge("reservations").unwrap(), 0);
+}
+
+/// A put that waits for another writer of its key holds up nothing that comes behind it on the same
+/// connection, and is answered when its time is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_waits_holds_up_none_behind_it() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let mut control = Control::connect(&cluster.master_url()).await.unwrap();
+    let _writing = control.reserve(&key(0), 1000, 30_000).await.unwrap();
+    let mut port = greeted(&cluster, &control);
+    let wait = Duration::from_millis(1500);
+    let reserve = proto::ReserveRequest {
+        caller: control.caller(),
+        keys: packed(0..1),
+        lengths: vec![1000],
+        timeout_ms: 1500,
+        ..Default::default()
+    };
+    let exist = proto::ExistRequest {
+        caller: control.caller(),
+        keys: packed(0..1),
+        no_lease: true,
+    };
+    let begun = Instant::now();
+    port.send(Op::Reserve, Epoch(0), &reserve.encode_to_vec(), &[])
+        .unwrap();
+    port.send(Op::Exist, Epoch(0), &exist.encode_to_vec(), &[])
+        .unwrap();
+    let (first, meta, _) = port.receive().unwrap();
+    assert!(begun.elapsed() < wait / 2, "{:?}", begun.elapsed());
+    assert_eq!(first.request, 3, "the answer to exist comes first");
+    assert!(proto::ExistReply::decode(meta.as_slice()).is_ok());
+    let (second, meta, _) = port.receive().unwrap();
+    assert_eq!(second.request, 2);
+    let reply = proto::ReserveReply::decode(meta.as_slice()).unwrap();
+    assert_eq!(
+        reply.reservations[0].code,
+        u32::from(Code::InProgress.to_wire())
+    );
+    assert!(begun.elapsed() >= wait, "{:?}", begun.elapsed());
+}
