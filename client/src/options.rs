@@ -40,7 +40,7 @@ impl Default for Options {
             namespace: Namespace::default(),
             transport: TransportChoice::Auto,
             timeouts: Timeouts::default(),
-            max_batch_keys: 1024,
+            max_batch_keys: 2048,
             max_message_bytes: Length(4 << 20),
             batch_concurrency: 4,
             location_cache: 100_000,

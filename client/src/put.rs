@@ -27,6 +27,10 @@ use kvpool_transport::memory::total_length;
 use kvpool_types::{Code, Key, Length};
 pub(crate) use stages::Revoker;
 
+/// A part of a batch is no smaller than this for the sake of being done beside another: a message has
+/// its own cost.
+const LEAST_SHARE: usize = 256;
+
 /// Puts every block of a batch; one outcome a block, in order.
 pub(crate) async fn put(
     inner: &Inner,
@@ -84,12 +88,21 @@ async fn put_distinct(
     deadline: Deadline,
 ) -> Vec<(usize, Result<Put, PutError>)> {
     let limits = inner.message_limits();
-    let runs = split(limits, &blocks);
-    let concurrency = if crosses(&runs, &blocks) {
-        1
-    } else {
-        inner.options.batch_concurrency.max(1)
+    let mut concurrency = inner.options.batch_concurrency.max(1);
+    // Cut finer than need be, so that the master and the nodes work on one part while the client is
+    // busy with another.
+    let share = blocks.len().div_ceil(concurrency).max(LEAST_SHARE);
+    let finer = MessageLimits {
+        keys: limits.keys.min(share),
+        ..limits
     };
+    let mut runs = split(finer, &blocks);
+    if crosses(&runs, &blocks) {
+        runs = split(limits, &blocks);
+        if crosses(&runs, &blocks) {
+            concurrency = 1;
+        }
+    }
     let mut blocks = blocks.into_iter();
     let batches: Vec<Vec<(usize, PutBlock)>> = runs
         .iter()

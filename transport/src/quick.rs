@@ -5,7 +5,7 @@
 
 use crate::batch::{deadline_exceeded, invalid};
 use crate::channel::Channel;
-use crate::checksum::{ChunkedSum, Sum};
+use crate::checksum::{ChunkedSum, Sum, checksum};
 use crate::frame::status;
 use crate::link::{ReadOp, TransferError, TransferResult, WriteOp};
 use crate::memory::Slice;
@@ -13,7 +13,7 @@ use crate::split::{FRAME_ITEMS, check_read, write_payload};
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, Statuses, WriteRequest};
 use kvpool_types::wire::frame::Op;
-use kvpool_types::{Checksum, Code, Epoch, Incarnation, Length, Offset};
+use kvpool_types::{CHUNK, Checksum, Code, Epoch, Incarnation, Length, Offset};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -123,9 +123,15 @@ fn append_block(payload: &mut Vec<u8>, op: &WriteOp) -> Checksum {
         payload.resize(at + slice.length().as_usize(), 0);
         slice.read_at(Offset(0), payload.get_mut(at..).unwrap_or_default());
     }
-    let mut sum = ChunkedSum::for_length(op.grant.extent.length);
     // Of the copy: nobody can change it any more.
-    sum.update(payload.get(begin..).unwrap_or_default());
+    let bytes = payload.get(begin..).unwrap_or_default();
+    if op.grant.extent.length.0 <= CHUNK {
+        let whole = checksum(bytes);
+        payload.extend_from_slice(&whole.0.to_le_bytes());
+        return whole;
+    }
+    let mut sum = ChunkedSum::for_length(op.grant.extent.length);
+    sum.update(bytes);
     let sums = sum.finish();
     for chunk in &sums.chunks {
         payload.extend_from_slice(&chunk.0.to_le_bytes());

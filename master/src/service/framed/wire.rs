@@ -8,8 +8,10 @@ use std::io::{self, Read};
 
 use crate::service::refused::Refused;
 
-/// The room that a connection starts with; more is taken while a larger request comes in.
+/// The room that a connection starts with.
 const ROOM: usize = 16 << 10;
+/// The room that a larger request makes is kept for the next one up to this.
+const KEPT_ROOM: usize = 256 << 10;
 
 /// Why no request came.
 #[derive(Debug, thiserror::Error)]
@@ -62,8 +64,8 @@ impl Incoming {
         if self.start == self.end {
             self.start = 0;
             self.end = 0;
-            self.buffer.truncate(ROOM);
-            self.buffer.shrink_to(ROOM);
+            self.buffer.truncate(KEPT_ROOM);
+            self.buffer.shrink_to(KEPT_ROOM);
         }
         let begun = self.header().ok().flatten();
         let wanted = HEADER_BYTES + begun.as_ref().map_or(0, meta_bytes);
