@@ -84,6 +84,12 @@ impl<'a> Scatter<'a> {
         );
     }
 
+    /// How many bytes there is room for.
+    pub(crate) fn left(&self) -> u64 {
+        let left = self.0.all.get(self.0.next..).unwrap_or_default();
+        left.iter().map(|vector| vector.iov_len as u64).sum()
+    }
+
     /// Whether there is no room left.
     pub(crate) fn is_full(&self) -> bool {
         self.0.next == self.0.all.len()
@@ -214,6 +220,76 @@ pub(crate) fn set_timeouts(socket: BorrowedFd<'_>, limit: Option<Duration>) -> i
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, limit)?;
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Send, limit)?;
     Ok(())
+}
+
+/// How much of a large payload comes before its receiver is woken.
+const SLEEP_BYTES: u32 = 128 << 10;
+
+/// A payload that is being received: its receiver sleeps long while much of it is left.
+pub(crate) struct LongSleep<'a> {
+    socket: BorrowedFd<'a>,
+    left: u64,
+    long: bool,
+}
+
+impl<'a> LongSleep<'a> {
+    /// For a payload of `left` bytes.
+    pub(crate) fn new(socket: BorrowedFd<'a>, left: u64) -> Self {
+        let long = left >= 4 * u64::from(SLEEP_BYTES) && set(socket, SLEEP_BYTES);
+        Self { socket, left, long }
+    }
+
+    /// So many bytes have come.
+    pub(crate) fn received(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+        if self.left < 2 * u64::from(SLEEP_BYTES) {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        if std::mem::take(&mut self.long) {
+            set(self.socket, 1);
+        }
+    }
+}
+
+impl Drop for LongSleep<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn set(socket: BorrowedFd<'_>, bytes: u32) -> bool {
+    let set = set_least_received(socket, bytes);
+    if let Err(error) = &set {
+        tracing::debug!(%error, "receivers are woken for every packet");
+    }
+    set.is_ok()
+}
+
+/// Lets whoever waits to receive sleep until so many bytes are there, or the connection ends: a large
+/// payload otherwise wakes its receiver for every packet. One that waits for less must set it back,
+/// or it would sleep on.
+fn set_least_received(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    let size = libc::socklen_t::try_from(size_of_val(&bytes))
+        .expect("invariant: an int is a few bytes long");
+    // SAFETY: the option is an int, which lives for the call.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&raw const bytes).cast(),
+            size,
+        )
+    };
+    if set == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Ends all I/O on a socket: calls that wait on it return at once.

@@ -6,7 +6,7 @@ use crate::handshake::{End, answer_sums, take_hello};
 use crate::host::{Abort, Admission, Host, WriteGuard};
 use crate::quick::WHOLE_BYTES;
 use crate::service::Connection;
-use crate::socket::{Gather, Scatter, set_timeouts};
+use crate::socket::{Gather, LongSleep, Scatter, set_timeouts};
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Failure, Meta, ReadRequest, Statuses, WriteRequest};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
@@ -252,13 +252,16 @@ impl<'a> Session<'a> {
     }
 
     fn fill(&self, mut scatter: Scatter<'_>) -> Result<(), End> {
+        let mut sleep = LongSleep::new(self.socket(), scatter.left());
         while !scatter.is_full() {
             if self.connection.is_aborted() {
                 return Err(End::Over);
             }
-            if scatter.receive(self.socket())? == 0 {
+            let received = scatter.receive(self.socket())?;
+            if received == 0 {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
+            sleep.received(received as u64);
         }
         Ok(())
     }
