@@ -1,7 +1,7 @@
 //! The thread that appends groups whose records are visible already, so that what follows need not
 //! wait for the disk.
 
-use super::{Message, StartError};
+use super::{Message, Sender, StartError};
 use crate::store::{LogSeq, MetadataStore, StoreError};
 use bytes::Bytes;
 use kvpool_types::Epoch;
@@ -10,9 +10,10 @@ use std::thread::JoinHandle;
 
 /// A handle to the thread, which takes one group at a time.
 pub(super) struct Thread {
-    groups: mpsc::Sender<(LogSeq, Bytes)>,
+    /// `None` once it is to end.
+    groups: Option<mpsc::Sender<(LogSeq, Bytes)>>,
     outcomes: mpsc::Receiver<Result<(), StoreError>>,
-    thread: JoinHandle<()>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Thread {
@@ -20,7 +21,7 @@ impl Thread {
     pub(super) fn start(
         store: Arc<dyn MetadataStore>,
         epoch: Epoch,
-        journal: mpsc::Sender<Message>,
+        journal: Sender,
     ) -> Result<Self, StartError> {
         let runtime = super::worker::runtime()?;
         let (groups, queue) = mpsc::channel();
@@ -30,21 +31,23 @@ impl Thread {
             .spawn(move || {
                 for (seq, group) in queue {
                     let outcome = runtime.block_on(store.append(epoch, seq, group));
-                    if done.send(outcome).is_err() || journal.send(Message::Appended).is_err() {
+                    if done.send(outcome).is_err() || !journal.send(Message::Appended) {
                         return;
                     }
                 }
             })?;
         Ok(Self {
-            groups,
+            groups: Some(groups),
             outcomes,
-            thread,
+            thread: Some(thread),
         })
     }
 
     /// Hands a group over. Should the thread have ended on a fault, [`Thread::wait`] says so.
     pub(super) fn append(&self, seq: LogSeq, group: Bytes) {
-        let _ended = self.groups.send((seq, group));
+        if let Some(groups) = &self.groups {
+            let _ended = groups.send((seq, group));
+        }
     }
 
     /// How the append ended that is under way, if it has.
@@ -62,9 +65,13 @@ impl Thread {
     }
 
     /// Ends the thread.
-    pub(super) fn end(self) {
-        drop(self.groups);
-        if self.thread.join().is_err() {
+    pub(super) fn end(&mut self) {
+        self.groups = None;
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
             tracing::error!("the append thread ended on a fault");
         }
     }

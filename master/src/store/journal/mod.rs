@@ -13,8 +13,9 @@
 //! from memory is appended by a thread of its own: what comes next is answered meanwhile.
 //!
 //! Architecture invariants:
-//! * Callbacks run on the journal's thread, in the order of the log, each once and after its group
-//!   is durable (but for [`Ack::Memory`]).
+//! * Callbacks run under the journal's lock, in the order of the log, each once and after its group
+//!   is durable (but for [`Ack::Memory`]): on the journal's thread, or on the submitter's when it is
+//!   answered from memory and nothing is before it.
 //! * A shard is captured when no append is under way and nothing is gathered: everything appended
 //!   has been applied by its callback then and nothing else, so it is the log's state at the last
 //!   position.
@@ -31,7 +32,8 @@ use super::{LogSeq, LogState, MetadataStore, Record, ShardIndex, StoreError};
 use bytesize::ByteSize;
 use kvpool_types::{Code, Epoch, Length};
 use parking_lot::Mutex;
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak, mpsc};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// When a submission is answered.
@@ -39,8 +41,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 pub enum Ack {
     /// Once its records are durable.
     Durable,
-    /// As soon as its turn has come: its records are appended behind that, and lost if the master
-    /// dies before. One behind a durable submission waits for it. Room in the queue is given back
+    /// As soon as its turn has come: its records are appended behind that, some milliseconds later
+    /// together with others, and lost if the master dies before. One behind a durable submission waits for it. Room in the queue is given back
     /// when the records are durable.
     Memory,
 }
@@ -132,6 +134,9 @@ impl Default for JournalOptions {
     }
 }
 
+/// So many records are answered from memory on their submitter's thread.
+const FEW: usize = 32;
+
 /// A handle to a running journal. When the last one is dropped, the journal writes what is queued
 /// and ends.
 #[derive(Clone, Debug)]
@@ -139,12 +144,41 @@ pub struct Journal {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
-    sender: mpsc::Sender<Message>,
+    sender: Sender,
+    /// `None` once the journal's thread has ended.
+    worker: Weak<Mutex<worker::Worker>>,
     room: Arc<Semaphore>,
     queue_bytes: u32,
     health: Arc<Health>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journal")
+            .field("health", &self.health)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The way into the journal's queue.
+#[derive(Clone, Debug)]
+struct Sender {
+    sender: mpsc::Sender<Message>,
+    queued: Arc<AtomicU64>,
+}
+
+impl Sender {
+    /// Queues a message; false when the journal's thread has ended.
+    fn send(&self, message: Message) -> bool {
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        self.sender.send(message).is_ok()
+    }
+
+    /// Whether everything that was sent has been taken in.
+    fn is_idle(&self) -> bool {
+        self.queued.load(Ordering::Acquire) == 0
+    }
 }
 
 impl Drop for Shared {
@@ -222,6 +256,11 @@ impl Journal {
         options: JournalOptions,
     ) -> Result<Self, StartError> {
         let (sender, receiver) = mpsc::channel();
+        let queued = Arc::new(AtomicU64::new(0));
+        let sender = Sender {
+            sender,
+            queued: Arc::clone(&queued),
+        };
         let queue_bytes = u32::try_from(options.queue_bytes.as_u64())
             .unwrap_or(u32::MAX)
             .max(1);
@@ -230,22 +269,23 @@ impl Journal {
         let snapshots =
             snapshots::Thread::start(Arc::clone(&store), epoch, source.shards(), sender.clone())?;
         let appender = appender::Thread::start(Arc::clone(&store), epoch, sender.clone())?;
-        worker::start(worker::Parts {
+        let parts = worker::Parts {
             store,
             epoch,
             retention: retention::Retention::new(state, source.shards(), &options),
             source,
             options,
             last: state.span.last,
-            receiver,
             room: Arc::clone(&room),
             health: Arc::clone(&health),
             snapshots,
             appender,
-        })?;
+        };
+        let worker = worker::start(parts, receiver, queued)?;
         Ok(Self {
             shared: Arc::new(Shared {
                 sender,
+                worker,
                 room,
                 queue_bytes,
                 health,
@@ -254,8 +294,9 @@ impl Journal {
     }
 
     /// Submits records that are to be durable together, and waits for room in the queue if need
-    /// be. `on_durable` is called once in any case: on the journal's thread with the position of
-    /// the records, or with why they are not acknowledged; it must not block. If this future is
+    /// be. `on_durable` is called once in any case: with the position of the records, or with why they
+    /// are not acknowledged; it must not block. It is called on the journal's thread, or for
+    /// [`Ack::Memory`] perhaps on this one, which therefore holds no lock. If this future is
     /// dropped before there was room, that is [`JournalError::Abandoned`]. An error that is
     /// answered here is told to `on_durable` too.
     pub async fn submit(
@@ -269,12 +310,19 @@ impl Journal {
         let room = Arc::clone(&self.shared.room).acquire_many_owned(size).await;
         // The room is closed when the thread ends.
         let room = room.map_err(|_| JournalError::Abandoned)?;
-        self.enqueue(Submission {
+        let submission = Submission {
             records,
             ack,
             callback,
             room: Some(room),
-        })
+        };
+        // Waking another thread takes longer than answering a few records from memory does. With many
+        // the submitter has better things to do meanwhile.
+        let left = match ack {
+            Ack::Memory if submission.records.len() <= FEW => self.take_here(submission),
+            _ => Some(submission),
+        };
+        left.map_or(Ok(()), |submission| self.enqueue(submission))
     }
 
     /// Submits records from code that cannot wait. They are taken even if the queue is full (those
@@ -318,7 +366,7 @@ impl Journal {
     /// is submitted afterwards is [`JournalError::Abandoned`].
     pub async fn close(&self) {
         let (done, ended) = oneshot::channel();
-        if self.shared.sender.send(Message::Close(Some(done))).is_ok() {
+        if self.shared.sender.send(Message::Close(Some(done))) {
             // An error says that the thread has ended without an answer: it has ended.
             let _ended = ended.await;
         }
@@ -330,10 +378,33 @@ impl Journal {
             return Err(error.for_later());
         }
         // Dropping the message tells the callback.
-        self.shared
-            .sender
-            .send(Message::Submit(submission))
-            .map_err(|_| JournalError::Abandoned)
+        if self.shared.sender.send(Message::Submit(submission)) {
+            Ok(())
+        } else {
+            Err(JournalError::Abandoned)
+        }
+    }
+
+    /// Takes a submission in on this thread when the journal is free and nothing is before it; gives
+    /// it back otherwise.
+    fn take_here(&self, submission: Submission) -> Option<Submission> {
+        let Some(worker) = self.shared.worker.upgrade() else {
+            return Some(submission);
+        };
+        let taken = match worker.try_lock() {
+            // What was sent before may not be overtaken.
+            Some(mut worker) if self.shared.sender.is_idle() => worker.take_here(submission),
+            _ => Err(submission),
+        };
+        match taken {
+            Ok(true) => {
+                // Where the thread has ended, that has been told already.
+                let _told = self.shared.sender.send(Message::Appended);
+                None
+            }
+            Ok(false) => None,
+            Err(submission) => Some(submission),
+        }
     }
 
     /// Roughly what records take in memory, and no more than there is room.

@@ -1,6 +1,6 @@
 //! The thread that writes snapshots, so that appends go on meanwhile.
 
-use super::{Message, StartError};
+use super::{Message, Sender, StartError};
 use crate::store::record::encode_snapshot;
 use crate::store::{LogSeq, MetadataStore, Record, ShardIndex, StoreError};
 use kvpool_types::Epoch;
@@ -28,9 +28,10 @@ pub(super) struct Outcome {
 
 /// A handle to the thread.
 pub(super) struct Thread {
-    jobs: mpsc::Sender<Job>,
+    /// `None` once it is to end.
+    jobs: Option<mpsc::Sender<Job>>,
     outcomes: mpsc::Receiver<Outcome>,
-    thread: JoinHandle<()>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Thread {
@@ -39,7 +40,7 @@ impl Thread {
         store: Arc<dyn MetadataStore>,
         epoch: Epoch,
         shards: u32,
-        journal: mpsc::Sender<Message>,
+        journal: Sender,
     ) -> Result<Self, StartError> {
         let runtime = super::worker::runtime()?;
         let (jobs, queue) = mpsc::channel::<Job>();
@@ -62,21 +63,23 @@ impl Thread {
                         cut,
                         written,
                     };
-                    if done.send(outcome).is_err() || journal.send(Message::SnapshotDone).is_err() {
+                    if done.send(outcome).is_err() || !journal.send(Message::SnapshotDone) {
                         return;
                     }
                 }
             })?;
         Ok(Self {
-            jobs,
+            jobs: Some(jobs),
             outcomes,
-            thread,
+            thread: Some(thread),
         })
     }
 
     /// Hands a job over; false when the thread has ended.
     pub(super) fn write(&self, job: Job) -> bool {
-        self.jobs.send(job).is_ok()
+        self.jobs
+            .as_ref()
+            .is_some_and(|jobs| jobs.send(job).is_ok())
     }
 
     /// How a job ended that has ended since this was asked last.
@@ -85,9 +88,13 @@ impl Thread {
     }
 
     /// Waits for the job in progress and ends the thread.
-    pub(super) fn end(self) {
-        drop(self.jobs);
-        if self.thread.join().is_err() {
+    pub(super) fn end(&mut self) {
+        self.jobs = None;
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
             tracing::error!("the snapshot thread ended on a fault");
         }
     }

@@ -407,6 +407,48 @@ async fn after_a_lost_answer_nothing_is_acknowledged_or_appended() {
     assert_eq!(logged(&store).await, []);
 }
 
+/// Who submits answers itself when nothing is before it, and yet the log and the answers keep one order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn memory_acks_on_many_threads_keep_the_logs_order() {
+    let Setup { store, journal, .. } = &setup(JournalOptions::default()).await;
+    let answered = Arc::new(Mutex::new(Vec::new()));
+    let here = Arc::new(AtomicU64::new(0));
+    let submitters: Vec<_> = (0..4u32)
+        .map(|submitter| {
+            let (journal, answered) = (journal.clone(), Arc::clone(&answered));
+            let here = Arc::clone(&here);
+            tokio::spawn(async move {
+                for number in 0..500 {
+                    let id = submitter * 1000 + number;
+                    let ack = if number % 50 == 49 {
+                        Ack::Durable
+                    } else {
+                        Ack::Memory
+                    };
+                    let (answered, here) = (Arc::clone(&answered), Arc::clone(&here));
+                    let answer = move |outcome: Result<LogSeq, JournalError>| {
+                        outcome.unwrap();
+                        answered.lock().push(gone(id));
+                        if std::thread::current().name() != Some("kvm-journal") {
+                            here.fetch_add(1, Ordering::SeqCst);
+                        }
+                    };
+                    journal.submit(vec![gone(id)], ack, answer).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for submitter in submitters {
+        submitter.await.unwrap();
+    }
+    journal.flush().await.unwrap();
+    assert_eq!(*answered.lock(), logged(store).await);
+    assert!(
+        here.load(Ordering::SeqCst) > 0,
+        "all were answered by the journal"
+    );
+}
+
 #[tokio::test]
 async fn a_deposed_leader_is_told_so() {
     let Setup {

@@ -10,9 +10,15 @@ use super::{
 use crate::store::record::Encoder;
 use crate::store::{LogSeq, MetadataStore, ShardIndex, StoreError};
 use kvpool_types::{Epoch, Length};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// How long records that nobody waits for may wait for others to be appended with.
+const LINGER: Duration = Duration::from_millis(2);
 
 /// What the thread is made of.
 pub(super) struct Parts {
@@ -22,7 +28,6 @@ pub(super) struct Parts {
     pub(super) last: LogSeq,
     pub(super) source: Arc<dyn SnapshotSource>,
     pub(super) options: JournalOptions,
-    pub(super) receiver: mpsc::Receiver<Message>,
     pub(super) room: Arc<Semaphore>,
     pub(super) health: Arc<Health>,
     pub(super) snapshots: snapshots::Thread,
@@ -36,30 +41,98 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
         .build()?)
 }
 
-/// Starts the thread.
-pub(super) fn start(parts: Parts) -> Result<(), StartError> {
+/// Starts the thread. The worker lives as long as the thread does, unless it is being used elsewhere
+/// just then.
+pub(super) fn start(
+    parts: Parts,
+    receiver: mpsc::Receiver<Message>,
+    queued: Arc<AtomicU64>,
+) -> Result<Weak<Mutex<Worker>>, StartError> {
     let runtime = runtime()?;
+    let ended = Ended {
+        health: Arc::clone(&parts.health),
+        room: Arc::clone(&parts.room),
+    };
+    let worker = Arc::new(Mutex::new(Worker {
+        parts,
+        runtime,
+        group: Group::default(),
+        in_flight: None,
+        snapshot_running: false,
+        closers: Vec::new(),
+    }));
+    let shared = Arc::downgrade(&worker);
     std::thread::Builder::new()
         .name("kvm-journal".into())
         .spawn(move || {
-            let closers = Worker {
-                _ended: Ended {
-                    health: Arc::clone(&parts.health),
-                    room: Arc::clone(&parts.room),
-                },
-                parts,
-                runtime,
-                group: Group::default(),
-                in_flight: None,
-                snapshot_running: false,
-                closers: Vec::new(),
-            }
-            .run();
+            let queue = Queue { receiver, queued };
+            // Dropped before the queue is: whoever learns that the queue has ended finds out why.
+            let ended = ended;
+            let closers = run(&worker, &queue);
+            drop(worker);
+            drop(ended);
+            drop(queue);
             for closer in closers {
                 let _caller_left = closer.send(());
             }
         })?;
-    Ok(())
+    Ok(shared)
+}
+
+/// What has been submitted and not been taken in.
+struct Queue {
+    receiver: mpsc::Receiver<Message>,
+    /// How many: raised before one is sent, lowered once it is taken in.
+    queued: Arc<AtomicU64>,
+}
+
+impl Queue {
+    /// Waits for a message, `patience` at most; whether there may be more, and the message.
+    fn wait(&self, patience: Option<Duration>) -> (bool, Option<Message>) {
+        let Some(patience) = patience else {
+            let message = self.receiver.recv().ok();
+            return (message.is_some(), message);
+        };
+        match self.receiver.recv_timeout(patience) {
+            Ok(message) => (true, Some(message)),
+            Err(mpsc::RecvTimeoutError::Timeout) => (true, None),
+            Err(mpsc::RecvTimeoutError::Disconnected) => (false, None),
+        }
+    }
+
+    fn next(&self) -> Option<Message> {
+        self.receiver.try_recv().ok()
+    }
+
+    fn taken(&self) {
+        self.queued.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn run(worker: &Mutex<Worker>, queue: &Queue) -> Vec<oneshot::Sender<()>> {
+    let mut closing = false;
+    let mut patience = None;
+    loop {
+        let (goes_on, mut next) = if closing {
+            let next = queue.next();
+            (next.is_some(), next)
+        } else {
+            queue.wait(patience)
+        };
+        if !goes_on {
+            break;
+        }
+        // Held for the whole turn: who finds it free finds nothing half done.
+        let mut worker = worker.lock();
+        while let Some(message) = next {
+            closing |= worker.take(message);
+            queue.taken();
+            next = if worker.is_full() { None } else { queue.next() };
+        }
+        worker.turn(closing);
+        patience = worker.patience();
+    }
+    worker.lock().end()
 }
 
 /// Says that the journal has ended, also when its thread ends on a fault: nobody is to wait for
@@ -80,6 +153,17 @@ impl Drop for Ended {
     }
 }
 
+/// Fails the journal when it is dropped by a panic.
+struct Fault(Arc<Health>);
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(JournalError::Died);
+        }
+    }
+}
+
 /// What is being gathered for the next append.
 #[derive(Default)]
 struct Group {
@@ -90,6 +174,8 @@ struct Group {
     waiting: VecDeque<Waiting>,
     /// The room of what has been answered from memory.
     rooms: Vec<OwnedSemaphorePermit>,
+    /// When the first record came.
+    begun: Option<Instant>,
 }
 
 /// A submission that is not answered yet.
@@ -107,6 +193,13 @@ struct InFlight {
 }
 
 impl Group {
+    /// How much longer the group may wait for more; `None` when there is nothing in it, or somebody
+    /// waits for its end.
+    fn lingers(&self) -> Option<Duration> {
+        let begun = self.begun.filter(|_| self.waiting.is_empty())?;
+        Some(LINGER.saturating_sub(begun.elapsed()))
+    }
+
     /// Answers everything that waits.
     fn answer(&mut self, outcome: &Result<LogSeq, JournalError>) {
         for Waiting { callback, room, .. } in self.waiting.drain(..) {
@@ -116,9 +209,8 @@ impl Group {
     }
 }
 
-struct Worker {
-    /// Dropped before the queue is: whoever learns that the queue has ended finds out why.
-    _ended: Ended,
+/// What the journal is in the middle of.
+pub(super) struct Worker {
     parts: Parts,
     runtime: tokio::runtime::Runtime,
     group: Group,
@@ -128,42 +220,49 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(mut self) -> Vec<oneshot::Sender<()>> {
-        let mut closing = false;
-        loop {
-            let first = if closing {
-                self.parts.receiver.try_recv().ok()
-            } else {
-                self.parts.receiver.recv().ok()
-            };
-            let Some(first) = first else { break };
-            let mut next = Some(first);
-            while let Some(message) = next {
-                closing |= self.take(message);
-                next = if self.is_full() {
-                    None
-                } else {
-                    self.parts.receiver.try_recv().ok()
-                };
-            }
-            self.look_at_append();
-            if self.is_full() {
-                self.end_append();
-            }
-            if self.in_flight.is_none() {
-                self.append();
-            }
-            if closing {
-                self.drain();
-                // What comes later is refused, so that the rest of the queue has an end.
-                self.parts.health.fail(JournalError::Abandoned);
-            } else {
-                self.take_snapshot();
-            }
+    /// Takes in a submission on the submitter's own thread; gives it back when there is no room.
+    /// Whether the journal's thread has to be told of it: it knows of a group that has begun.
+    pub(super) fn take_here(&mut self, submission: Submission) -> Result<bool, Submission> {
+        if self.is_full() {
+            return Err(submission);
         }
+        let is_first = self.group.begun.is_none();
+        // Should a callback panic, nobody knows what was done and what was not.
+        let guard = Fault(Arc::clone(&self.parts.health));
+        self.gather(submission);
+        drop(guard);
+        Ok(is_first || self.is_full())
+    }
+
+    /// How long there is nothing to do unless a message comes; `None` for ever. The end of an append
+    /// is such a message.
+    fn patience(&self) -> Option<Duration> {
+        self.group.lingers().filter(|_| self.in_flight.is_none())
+    }
+
+    /// Appends what was gathered if that can be done now.
+    fn turn(&mut self, closing: bool) {
+        self.look_at_append();
+        if self.is_full() {
+            self.end_append();
+        }
+        if self.in_flight.is_none() && self.group.lingers().is_none_or(|left| left.is_zero()) {
+            self.append();
+        }
+        if closing {
+            self.drain();
+            // What comes later is refused, so that the rest of the queue has an end.
+            self.parts.health.fail(JournalError::Abandoned);
+        } else {
+            self.take_snapshot();
+        }
+    }
+
+    /// Ends the other threads; who waits for the end.
+    fn end(&mut self) -> Vec<oneshot::Sender<()>> {
         self.parts.appender.end();
         self.parts.snapshots.end();
-        self.closers
+        std::mem::take(&mut self.closers)
     }
 
     fn is_full(&self) -> bool {
@@ -198,6 +297,9 @@ impl Worker {
         }
         for record in &records {
             self.group.encoder.push(record);
+        }
+        if !records.is_empty() {
+            self.group.begun.get_or_insert_with(Instant::now);
         }
         self.group.records += records.len();
         drop(records);
