@@ -5,11 +5,13 @@
 //! lead to the previous version of a block, whole.
 
 use crate::clock::BootTime;
+use hashbrown::DefaultHashBuilder;
 use kvpool_types::{
     Checksum, Epoch, Extent, HostId, Incarnation, Key, Length, NodeName, SegmentId, Version,
 };
 use parking_lot::RwLock;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A store node, as a reply of the master named it.
@@ -76,7 +78,9 @@ impl Located {
 /// The locations that one client remembers.
 #[derive(Debug)]
 pub(crate) struct Locations {
-    entries: Option<moka::sync::Cache<Key, Arc<Located>>>,
+    entries: Option<moka::sync::Cache<Key, Arc<Located>, DefaultHashBuilder>>,
+    /// Whether anything was ever remembered: a client that only puts has nothing to forget.
+    used: AtomicBool,
     /// Raised by every purge. An answer that was asked for before a purge is not remembered after
     /// it.
     purges: RwLock<u64>,
@@ -90,14 +94,24 @@ impl Locations {
     /// Room for `capacity` locations; 0: none are kept.
     pub(crate) fn new(capacity: u64) -> Self {
         Self {
-            entries: (capacity > 0).then(|| moka::sync::Cache::new(capacity)),
+            entries: (capacity > 0).then(|| {
+                moka::sync::Cache::builder()
+                    .max_capacity(capacity)
+                    .build_with_hasher(DefaultHashBuilder::default())
+            }),
+            used: AtomicBool::new(false),
             purges: RwLock::new(0),
         }
     }
 
+    fn used_entries(&self) -> Option<&moka::sync::Cache<Key, Arc<Located>, DefaultHashBuilder>> {
+        let entries = self.entries.as_ref();
+        entries.filter(|_| self.used.load(Ordering::Acquire))
+    }
+
     /// What is known of `key` and may be used now, in `epoch`.
     pub(crate) fn get(&self, key: &Key, epoch: Epoch, now: BootTime) -> Option<Arc<Located>> {
-        let entries = self.entries.as_ref()?;
+        let entries = self.used_entries()?;
         let located = entries.get(key)?;
         let fresh = located.lease.is_some_and(|lease| lease.is_fresh(now));
         if fresh && located.epoch == epoch {
@@ -117,6 +131,7 @@ impl Locations {
         if let (Some(entries), true) = (&self.entries, located.lease.is_some()) {
             let purges = self.purges.read();
             if *purges == begun.0 {
+                self.used.store(true, Ordering::Release);
                 entries.insert(key.clone(), Arc::clone(located));
             }
         }
@@ -124,7 +139,7 @@ impl Locations {
 
     /// Forgets one key because what was remembered of it did not work.
     pub(crate) fn forget(&self, key: &Key) {
-        if let Some(entries) = &self.entries {
+        if let Some(entries) = self.used_entries() {
             entries.invalidate(key);
         }
     }
