@@ -442,7 +442,8 @@ async fn memory_acks_on_many_threads_keep_the_logs_order() {
         submitter.await.unwrap();
     }
     journal.flush().await.unwrap();
-    assert_eq!(*answered.lock(), logged(store).await);
+    let logged = logged(store).await;
+    assert_eq!(*answered.lock(), logged);
     assert!(
         here.load(Ordering::SeqCst) > 0,
         "all were answered by the journal"
