@@ -11,7 +11,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where gRPC is served, `host:port`.
+    /// Where clients and nodes are served, in gRPC and in frames, `host:port`.
     pub listen: String,
     /// Where `/metrics`, `/healthz`, `/readyz` and the JSON views are served, `host:port`.
     pub http_listen: String,

@@ -37,7 +37,7 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip)]
     pub print_config: bool,
-    /// Serve gRPC here [default: 127.0.0.1:7070]
+    /// Serve clients and nodes here, in gRPC and in frames [default: 127.0.0.1:7070]
     #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     listen: Option<String>,

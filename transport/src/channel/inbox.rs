@@ -1,18 +1,18 @@
 //! What has come in over a channel, and who waits for it.
 
 use crate::batch::unreachable;
-use crate::frame::{ReceiveError, decode_header, failure};
+use crate::frame::failure;
 use crate::link::TransferError;
-use kvpool_types::wire::frame::{HEADER_BYTES, Header, MAX_META_BYTES, Op};
-use kvpool_types::{Code, Epoch, Length};
+use kvpool_types::Epoch;
+use kvpool_types::wire::DecodeError;
+use kvpool_types::wire::frame::Op;
+use kvpool_types::wire::incoming::{Frame, Incoming};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// The room that a channel starts with; more is taken while a larger answer comes in.
-const ROOM: usize = 64 << 10;
 /// The largest payload of an answer.
 const MAX_PAYLOAD: u64 = 1 << 20;
 
@@ -31,7 +31,7 @@ pub struct Reply {
 
 type Answer = Result<Reply, TransferError>;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Inbox {
     waiting: Mutex<Waiting>,
     incoming: Mutex<Incoming>,
@@ -66,13 +66,13 @@ impl Slot {
     }
 }
 
-/// Bytes that have come and are not a whole frame yet.
-#[derive(Debug, Default)]
-struct Incoming {
-    buffer: Vec<u8>,
-    /// The part of `buffer` that holds bytes.
-    start: usize,
-    end: usize,
+impl Default for Inbox {
+    fn default() -> Self {
+        Self {
+            waiting: Mutex::default(),
+            incoming: Mutex::new(Incoming::new(MAX_PAYLOAD)),
+        }
+    }
 }
 
 impl Inbox {
@@ -130,7 +130,12 @@ impl Inbox {
         }
     }
 
-    fn deliver(&self, header: &Header, meta: &[u8], payload: &[u8]) -> Result<(), TransferError> {
+    fn deliver(&self, frame: &Frame<'_>) -> Result<(), TransferError> {
+        let Frame {
+            header,
+            meta,
+            payload,
+        } = *frame;
         if header.op == Op::Failure && header.request == 0 {
             return Err(failure(meta));
         }
@@ -205,7 +210,7 @@ impl Reader<'_> {
     ) -> Result<(), TransferError> {
         match read(self.incoming.room()) {
             Ok(0) => return Err(unreachable("it was closed")),
-            Ok(count) => self.incoming.end += count,
+            Ok(count) => self.incoming.filled(count),
             Err(error)
                 if matches!(
                     error.kind(),
@@ -216,69 +221,13 @@ impl Reader<'_> {
             }
             Err(error) => return Err(unreachable(error)),
         }
-        while let Some((header, frame)) = self.incoming.whole_frame()? {
-            let meta_end = HEADER_BYTES + Length(header.meta.into()).as_usize();
-            let bytes = self.incoming.buffer.get(frame.clone()).unwrap_or_default();
-            let (head, payload) = bytes.split_at(meta_end);
-            let meta = head.get(HEADER_BYTES..).unwrap_or_default();
-            self.inbox.deliver(&header, meta, payload)?;
-            self.incoming.start = frame.end;
+        let malformed = |error: DecodeError| TransferError {
+            code: error.code(),
+            message: error.to_string(),
+        };
+        while let Some(frame) = self.incoming.next_frame().map_err(malformed)? {
+            self.inbox.deliver(&frame)?;
         }
         Ok(())
     }
-}
-
-impl Incoming {
-    /// Room to read into, for the rest of the frame that has begun at least.
-    fn room(&mut self) -> &mut [u8] {
-        if self.start == self.end {
-            self.start = 0;
-            self.end = 0;
-            self.buffer.truncate(ROOM);
-            self.buffer.shrink_to(ROOM);
-        }
-        let wanted = self.frame_bytes().unwrap_or(HEADER_BYTES);
-        if self.buffer.len() - self.start < wanted {
-            self.buffer.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
-            let size = self.buffer.len().max(wanted).max(ROOM);
-            self.buffer.resize(size, 0);
-        }
-        self.buffer.get_mut(self.end..).unwrap_or_default()
-    }
-
-    /// The size of the frame that has begun, when its header is there and good.
-    fn frame_bytes(&self) -> Option<usize> {
-        let (header, _) = self.buffer.get(self.start..self.end)?.split_first_chunk()?;
-        let header = decode_header(header).ok()?;
-        Some(total(&header))
-    }
-
-    /// The first frame and where it lies, once all of it is there.
-    fn whole_frame(&self) -> Result<Option<(Header, std::ops::Range<usize>)>, TransferError> {
-        let bytes = self.buffer.get(self.start..self.end).unwrap_or_default();
-        let Some((head, _)) = bytes.split_first_chunk() else {
-            return Ok(None);
-        };
-        let header = decode_header(head).map_err(|error| match error {
-            ReceiveError::Decode { error, .. } => TransferError {
-                code: error.code(),
-                message: error.to_string(),
-            },
-            other => unreachable(other),
-        })?;
-        if header.payload > MAX_PAYLOAD || u64::from(header.meta) > MAX_META_BYTES {
-            return Err(TransferError {
-                code: Code::Malformed,
-                message: format!("an answer of {} bytes was not asked for", header.payload),
-            });
-        }
-        let total = total(&header);
-        Ok((bytes.len() >= total).then(|| (header, self.start..self.start + total)))
-    }
-}
-
-fn total(header: &Header) -> usize {
-    HEADER_BYTES + Length(u64::from(header.meta) + header.payload.min(MAX_PAYLOAD)).as_usize()
 }

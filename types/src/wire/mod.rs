@@ -3,6 +3,7 @@
 
 pub mod data;
 pub mod frame;
+pub mod incoming;
 pub mod keys;
 mod reader;
 

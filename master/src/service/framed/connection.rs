@@ -4,12 +4,14 @@
 //! that wait (for room, for durability) are begun there too; when they do not end soon they go on as
 //! tasks of the runtime and answer when they are done, so that they hold up nothing behind them.
 
-use super::wire::{Error, Incoming, answer, failure};
+use super::wire::{Error, answer, failure};
 use super::{Place, Shared};
 use crate::service::refused::{Refused, refused};
 use futures::future::BoxFuture;
 use kvpool_proto as proto;
+use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::frame::{Header, Op};
+use kvpool_types::wire::incoming::Incoming;
 use kvpool_types::{Code, Epoch};
 use parking_lot::Mutex;
 use prost::Message;
@@ -129,7 +131,8 @@ impl Connection {
             let refused = refused(Code::TooManyHeld, "this master takes no more connections");
             return Ok(self.answers.send(&failure(0, epoch, &refused))?);
         };
-        let mut incoming = Incoming::default();
+        // Calls have no payload.
+        let mut incoming = Incoming::new(0);
         let ended = self.converse(&mut incoming, runtime);
         if let Err(Error::Decode(error)) = &ended {
             let refused = refused(error.code(), error.to_string());
@@ -174,7 +177,7 @@ impl Connection {
     /// The first request, which must be a greeting; how long the client would have this poll.
     fn greet(&self, header: &Header, meta: Bytes) -> Result<Duration, Error> {
         if header.op != Op::Greet {
-            return Err(kvpool_types::wire::DecodeError::BadValue {
+            return Err(DecodeError::BadValue {
                 what: "operation before a greeting",
                 value: (header.op as u16).into(),
             }
@@ -190,7 +193,7 @@ impl Connection {
 
     /// Waits for the next request, polling for `spin` first where cores are spare.
     fn next(&mut self, incoming: &mut Incoming, spin: Duration) -> Result<(Header, Bytes), Error> {
-        if let Some(request) = incoming.next()? {
+        if let Some(request) = take(incoming)? {
             return Ok(request);
         }
         if !spin.is_zero()
@@ -199,13 +202,13 @@ impl Connection {
             return Ok(request);
         }
         loop {
-            match incoming.fill(&mut self.socket) {
+            match fill(incoming, &mut self.socket) {
                 Ok(0) if incoming.has_begun() => {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
                 }
                 Ok(0) => return Err(Error::Closed),
                 Ok(_) => {
-                    if let Some(request) = incoming.next()? {
+                    if let Some(request) = take(incoming)? {
                         return Ok(request);
                     }
                 }
@@ -229,13 +232,13 @@ impl Connection {
         };
         let until = Instant::now() + spin;
         while Instant::now() < until {
-            match incoming.fill(&mut Now(&self.socket)) {
+            match fill(incoming, &mut Now(&self.socket)) {
                 Ok(0) if incoming.has_begun() => {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
                 }
                 Ok(0) => return Err(Error::Closed),
                 Ok(_) => {
-                    if let Some(request) = incoming.next()? {
+                    if let Some(request) = take(incoming)? {
                         return Ok(Some(request));
                     }
                 }
@@ -318,6 +321,19 @@ fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, patience: Duration) -> Optio
         }
         std::thread::park_timeout(left);
     }
+}
+
+/// The next request that is here already.
+fn take(incoming: &mut Incoming) -> Result<Option<(Header, Bytes)>, DecodeError> {
+    let frame = incoming.next_frame()?;
+    Ok(frame.map(|frame| (frame.header, Bytes::copy_from_slice(frame.meta))))
+}
+
+/// Reads once; how many bytes came.
+fn fill(incoming: &mut Incoming, from: &mut impl io::Read) -> io::Result<usize> {
+    let count = from.read(incoming.room())?;
+    incoming.filled(count);
+    Ok(count)
 }
 
 /// Reads what is there and never waits.

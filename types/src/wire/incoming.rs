@@ -1,0 +1,209 @@
+//! Frames put together from bytes that come in pieces of any size.
+
+use super::DecodeError;
+use super::frame::{HEADER_BYTES, Header};
+use crate::Length;
+use std::ops::Range;
+
+/// The room that there is at first.
+const ROOM: usize = 16 << 10;
+/// The room that a larger frame makes is kept for the next one up to this.
+const KEPT_ROOM: usize = 256 << 10;
+
+/// Bytes that have come and are not all taken yet. One read often brings several small frames.
+#[derive(Debug)]
+pub struct Incoming {
+    max_payload: u64,
+    buffer: Vec<u8>,
+    /// The part of `buffer` that holds bytes.
+    start: usize,
+    end: usize,
+}
+
+/// One whole frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    /// Its header.
+    pub header: Header,
+    /// Its meta part.
+    pub meta: &'a [u8],
+    /// Its payload.
+    pub payload: &'a [u8],
+}
+
+impl Incoming {
+    /// Takes frames with payloads of at most `max_payload` bytes.
+    pub const fn new(max_payload: u64) -> Self {
+        Self {
+            max_payload,
+            buffer: Vec::new(),
+            start: 0,
+            end: 0,
+        }
+    }
+
+    /// Room to read into: for the rest of the frame that has begun, at least. Never empty.
+    pub fn room(&mut self) -> &mut [u8] {
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+            self.buffer.truncate(KEPT_ROOM);
+            self.buffer.shrink_to(KEPT_ROOM);
+        }
+        // A header that is refused makes no room: reading it as a frame is an error.
+        let begun = self.header().ok().flatten();
+        let wanted = begun.map_or(HEADER_BYTES, |header| total(&header));
+        if self.buffer.len() - self.start < wanted {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+            let size = self.buffer.len().max(wanted).max(ROOM);
+            self.buffer.resize(size, 0);
+        }
+        self.buffer.get_mut(self.end..).unwrap_or_default()
+    }
+
+    /// So many bytes have been read into the room.
+    pub fn filled(&mut self, count: usize) {
+        self.end = self.end.saturating_add(count).min(self.buffer.len());
+    }
+
+    /// Takes the next frame, once all of it is there.
+    pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, DecodeError> {
+        let Some(header) = self.header()? else {
+            return Ok(None);
+        };
+        let end = self.start + total(&header);
+        if self.end < end {
+            return Ok(None);
+        }
+        let meta_at = self.start + HEADER_BYTES;
+        let payload_at = meta_at + Length(header.meta.into()).as_usize();
+        self.start = end;
+        let part = |range: Range<usize>| self.buffer.get(range).unwrap_or_default();
+        Ok(Some(Frame {
+            header,
+            meta: part(meta_at..payload_at),
+            payload: part(payload_at..end),
+        }))
+    }
+
+    /// Whether a frame has begun to come and was not taken.
+    pub const fn has_begun(&self) -> bool {
+        self.start < self.end
+    }
+
+    /// The header of the frame that has begun, once all of that is there.
+    fn header(&self) -> Result<Option<Header>, DecodeError> {
+        let bytes = self.buffer.get(self.start..self.end).unwrap_or_default();
+        let Some((head, _)) = bytes.split_first_chunk() else {
+            return Ok(None);
+        };
+        let header = Header::decode(head)?;
+        if header.payload > self.max_payload {
+            return Err(DecodeError::BadValue {
+                what: "payload",
+                value: header.payload,
+            });
+        }
+        Ok(Some(header))
+    }
+}
+
+fn total(header: &Header) -> usize {
+    HEADER_BYTES + Length(u64::from(header.meta).saturating_add(header.payload)).as_usize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::{Op, VERSION};
+    use super::*;
+    use crate::Epoch;
+
+    fn frame(number: u8, meta: usize, payload: usize) -> Vec<u8> {
+        let header = Header {
+            version: VERSION,
+            op: Op::Exist,
+            request: number.into(),
+            epoch: Epoch(3),
+            meta: u32::try_from(meta).unwrap(),
+            payload: payload as u64,
+        };
+        let mut bytes = header.encode().to_vec();
+        bytes.resize(bytes.len() + meta, number);
+        bytes.resize(bytes.len() + payload, 0xff - number);
+        bytes
+    }
+
+    #[test]
+    fn frames_come_whole_however_they_are_cut() {
+        let sizes = [
+            (0, 0),
+            (1, 2),
+            (40, 0),
+            (5000, 9),
+            (ROOM, 1),
+            (3 * ROOM, KEPT_ROOM),
+            (7, 7),
+        ];
+        let sent: Vec<u8> = (1..)
+            .zip(sizes)
+            .flat_map(|(number, (meta, payload))| frame(number, meta, payload))
+            .collect();
+        for step in [1, 39, 40, 41, 1000, ROOM, usize::MAX] {
+            let mut left = sent.as_slice();
+            let mut incoming = Incoming::new(1 << 20);
+            let mut seen = Vec::new();
+            while seen.len() < sizes.len() {
+                if let Some(Frame {
+                    header,
+                    meta,
+                    payload,
+                }) = incoming.next_frame().unwrap()
+                {
+                    let number = u8::try_from(header.request).unwrap();
+                    assert_eq!(meta, vec![number; meta.len()]);
+                    assert_eq!(payload, vec![0xff - number; payload.len()]);
+                    assert_eq!(usize::from(number), seen.len() + 1);
+                    seen.push((meta.len(), payload.len()));
+                    continue;
+                }
+                let room = incoming.room();
+                let count = step.min(room.len()).min(left.len());
+                assert!(count > 0, "step {step}");
+                let (now, later) = left.split_at(count);
+                room[..count].copy_from_slice(now);
+                incoming.filled(count);
+                left = later;
+            }
+            assert_eq!(seen, sizes, "step {step}");
+            assert!(!incoming.has_begun());
+        }
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused_by_its_header() {
+        let refused = |change: fn(&mut [u8])| {
+            let mut bytes = frame(1, 0, 0);
+            change(&mut bytes);
+            let mut incoming = Incoming::new(0);
+            incoming.room()[..bytes.len()].copy_from_slice(&bytes);
+            incoming.filled(bytes.len());
+            // Room is made for no frame that will be refused.
+            assert!(incoming.room().len() < ROOM);
+            incoming.next_frame().map(|_| ()).unwrap_err()
+        };
+        assert!(matches!(
+            refused(|bytes| bytes[0] = 0),
+            DecodeError::BadMagic(_)
+        ));
+        assert!(matches!(
+            refused(|bytes| bytes[32] = 1),
+            DecodeError::BadValue { value: 1, .. }
+        ));
+        assert!(matches!(
+            refused(|bytes| bytes[24..28].fill(0xff)),
+            DecodeError::Oversized { .. }
+        ));
+    }
+}
