@@ -288,6 +288,11 @@ impl Control {
                 };
                 let reply = framed::call(&channel, op, self.epoch(), &message, deadline)
                     .await
+                    .inspect_err(|error| {
+                        if error.code == Code::DeadlineExceeded {
+                            master.framed.doubt();
+                        }
+                    })
                     .map_err(|error| failed(error.code, &error.message))?;
                 return M::Reply::decode(bytes::Bytes::from(reply))
                     .map_err(|error| failed(Code::Malformed, &error));

@@ -3,7 +3,7 @@
 //! The bytes of small batches go through the frames' own memory: copying 64 KiB takes less time than
 //! the system calls that would spare it.
 
-use crate::batch::{deadline_exceeded, invalid};
+use crate::batch::{deadline_exceeded, invalid, unreachable};
 use crate::channel::Channel;
 use crate::checksum::{ChunkedSum, Sum, checksum};
 use crate::frame::status;
@@ -54,7 +54,7 @@ pub(crate) fn read(
             Ok(Vec::new())
         } else {
             let call = channel.call(Op::Read, epoch, |out| request.encode(out));
-            by(deadline, call).await.and_then(|reply| {
+            by(&channel, deadline, call).await.and_then(|reply| {
                 let Statuses(codes) = reply.decode(Op::Statuses)?;
                 let into: Vec<&[Slice]> = asked().map(|(op, _)| op.into.as_slice()).collect();
                 hand_out(&request.items, &codes, &into, &reply.payload)
@@ -98,7 +98,7 @@ pub(crate) fn write(
                 channel.call_with_payload(Op::Write, epoch.unwrap_or_default(), &payload, |out| {
                     request.encode(out)
                 });
-            by(deadline, call).await.and_then(|reply| {
+            by(&channel, deadline, call).await.and_then(|reply| {
                 let Statuses(codes) = reply.decode(Op::Statuses)?;
                 expect(codes.len(), whole.len())?;
                 let outcomes = codes.into_iter().zip(whole);
@@ -190,13 +190,19 @@ fn join(
         .collect()
 }
 
+/// Awaits a call until its deadline. One that is not answered by then ends the channel, as it ends a
+/// connection of [`crate::tcp`]: the way to the node may be gone, and nothing else would tell.
 async fn by<T>(
+    channel: &Channel,
     deadline: Instant,
-    work: impl Future<Output = Result<T, TransferError>>,
+    call: impl Future<Output = Result<T, TransferError>>,
 ) -> Result<T, TransferError> {
-    tokio::time::timeout_at(deadline.into(), work)
+    tokio::time::timeout_at(deadline.into(), call)
         .await
-        .unwrap_or_else(|_| Err(deadline_exceeded()))
+        .unwrap_or_else(|_| {
+            channel.fail(unreachable("a request was not answered in time"));
+            Err(deadline_exceeded())
+        })
 }
 
 fn expect(got: usize, wanted: usize) -> Result<(), TransferError> {
@@ -207,4 +213,42 @@ fn expect(got: usize, wanted: usize) -> Result<(), TransferError> {
         code: Code::Malformed,
         message: format!("the node answered with {got} where {wanted} were asked for"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+    use kvpool_types::{Extent, SegmentId};
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    /// A node that hangs, or a way to it that is cut: the link is given up, so that the next one is
+    /// opened anew.
+    #[tokio::test]
+    async fn a_request_that_is_not_answered_in_time_ends_the_channel() {
+        let (ours, _silent) = UnixStream::pair().unwrap();
+        let channel = Arc::new(Channel::from_socket(ours.into()).unwrap());
+        let length = Length(4096);
+        let op = ReadOp {
+            extent: Extent {
+                segment: SegmentId(1),
+                offset: Offset(0),
+                length,
+            },
+            from: Offset(0),
+            into: vec![Region::allocate(length).whole()],
+        };
+        let deadline = Instant::now() + Duration::from_millis(50);
+        let outcomes = read(
+            channel.clone(),
+            Incarnation(1),
+            Epoch(1),
+            vec![op],
+            deadline,
+        )
+        .await;
+        assert_eq!(outcomes, [Err(deadline_exceeded())]);
+        assert!(!channel.is_open());
+    }
 }

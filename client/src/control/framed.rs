@@ -13,6 +13,7 @@ use kvpool_types::{Code, Epoch};
 use parking_lot::RwLock;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -22,6 +23,8 @@ const AGAIN: Duration = Duration::from_secs(30);
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// How long it may take to say so.
 const PING_TIMEOUT: Duration = Duration::from_secs(1);
+/// The same after a call that had less time than that and was not answered.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -30,6 +33,8 @@ pub(super) struct Framed {
     address: String,
     spin: Duration,
     channel: RwLock<Option<Arc<Channel>>>,
+    /// Whether a call was not answered in its time: the master, or the way to it, may be gone.
+    doubtful: AtomicBool,
     /// Held while the connection is being opened; until when it is not tried.
     opening: tokio::sync::Mutex<Option<Instant>>,
 }
@@ -41,6 +46,7 @@ impl Framed {
             address,
             spin,
             channel: RwLock::new(None),
+            doubtful: AtomicBool::new(false),
             opening: tokio::sync::Mutex::new(None),
         }
     }
@@ -52,7 +58,9 @@ impl Framed {
         greeting: impl FnOnce() -> HelloRequest,
         deadline: Deadline,
     ) -> Result<Option<Arc<Channel>>, ControlError> {
-        if let Some(channel) = self.open_channel() {
+        if let Some(channel) = self.open_channel()
+            && !self.doubtful.load(Ordering::Acquire)
+        {
             return Ok(Some(channel));
         }
         let late = |_| {
@@ -60,7 +68,9 @@ impl Framed {
             ControlError::new(Code::DeadlineExceeded, why)
         };
         let mut not_before = deadline.run(self.opening.lock()).await.map_err(late)?;
-        if let Some(channel) = self.open_channel() {
+        if let Some(channel) = self.open_channel()
+            && self.is_there(&channel, deadline).await
+        {
             return Ok(Some(channel));
         }
         if not_before.is_some_and(|then| Instant::now() < then) {
@@ -75,7 +85,8 @@ impl Framed {
         match opened {
             Ok(channel) => {
                 *not_before = None;
-                Ok(channel.inspect(|channel| *self.channel.write() = Some(Arc::clone(channel))))
+                *self.channel.write() = Some(Arc::clone(&channel));
+                Ok(Some(channel))
             }
             Err(error) if error.code == Code::VersionMismatch => {
                 tracing::info!(
@@ -87,6 +98,26 @@ impl Framed {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// A call was not answered in its time: before the next one the master is asked whether it is
+    /// there.
+    pub(super) fn doubt(&self) {
+        self.doubtful.store(true, Ordering::Release);
+    }
+
+    /// Whether the master answers on `channel`; without doubt it is not asked. A channel on which it
+    /// does not is ended.
+    async fn is_there(&self, channel: &Channel, deadline: Deadline) -> bool {
+        if !self.doubtful.swap(false, Ordering::AcqRel) {
+            return true;
+        }
+        let asked = deadline.at_most(PROBE_TIMEOUT).run(channel.ping(Epoch(0)));
+        let answers = matches!(asked.await, Ok(Ok(())));
+        if !answers {
+            channel.fail(silent());
+        }
+        answers
     }
 
     fn open_channel(&self) -> Option<Arc<Channel>> {
@@ -101,7 +132,7 @@ impl Framed {
         &self,
         greeting: HelloRequest,
         deadline: Deadline,
-    ) -> Result<Option<Arc<Channel>>, ControlError> {
+    ) -> Result<Arc<Channel>, ControlError> {
         let failed = |what: &dyn std::fmt::Display| {
             ControlError::new(Code::Unreachable, format!("{}: {what}", self.address))
         };
@@ -117,7 +148,7 @@ impl Framed {
             ..greeting
         };
         match call(&channel, Op::Greet, Epoch(0), &greeting, deadline).await {
-            Ok(_) => Ok(Some(Arc::new(channel))),
+            Ok(_) => Ok(Arc::new(channel)),
             // One that speaks gRPC alone hangs up on what it takes for a bad preface.
             Err(error) if matches!(error.code, Code::Unreachable | Code::Malformed) => {
                 Err(ControlError::new(Code::VersionMismatch, error.message))
@@ -156,20 +187,93 @@ pub(super) async fn call(
         }
         let there = deadline.at_most(PING_TIMEOUT).run(channel.ping(epoch));
         // An answer to the call is as good as one to the question.
-        let silent = tokio::select! {
+        let is_silent = tokio::select! {
             answered = call.as_mut() => return read(answered?),
             there = there => there.is_err(),
         };
-        if silent && !deadline.has_passed() {
-            channel.fail(TransferError {
-                code: Code::Unreachable,
-                message: "it does not answer".to_owned(),
-            });
+        if is_silent && !deadline.has_passed() {
+            channel.fail(silent());
         }
+    }
+}
+
+fn silent() -> TransferError {
+    TransferError {
+        code: Code::Unreachable,
+        message: "it does not answer".to_owned(),
     }
 }
 
 fn read(reply: Reply) -> Result<Vec<u8>, TransferError> {
     reply.expect(Op::Reply)?;
     Ok(reply.meta)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_proto::HelloReply;
+    use kvpool_types::wire::frame::{HEADER_BYTES, Header, VERSION};
+    use prost::Message;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    /// Takes one request; its number.
+    fn take(stream: &mut TcpStream) -> std::io::Result<u64> {
+        let mut head = [0; HEADER_BYTES];
+        stream.read_exact(&mut head)?;
+        let header = Header::decode(&head).unwrap();
+        let mut meta = vec![0; usize::try_from(header.meta).unwrap()];
+        stream.read_exact(&mut meta)?;
+        Ok(header.request)
+    }
+
+    fn answer(stream: &mut TcpStream, request: u64) {
+        let meta = HelloReply::default().encode_to_vec();
+        let header = Header {
+            version: VERSION,
+            op: Op::Reply,
+            request,
+            epoch: Epoch(1),
+            meta: u32::try_from(meta.len()).unwrap(),
+            payload: 0,
+        };
+        stream.write_all(&header.encode()).unwrap();
+        stream.write_all(&meta).unwrap();
+    }
+
+    /// As after a cut of the network: the first connection stays open and nothing comes over it any
+    /// more. Without doubt every later call would wait on it in vain.
+    #[tokio::test]
+    async fn a_connection_that_fell_silent_is_not_used_for_ever() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let serving = std::thread::spawn(move || {
+            let (mut silent, _) = listener.accept().unwrap();
+            let greeting = take(&mut silent).unwrap();
+            answer(&mut silent, greeting);
+            let (mut lively, _) = listener.accept().unwrap();
+            while let Ok(request) = take(&mut lively) {
+                answer(&mut lively, request);
+            }
+            drop(silent);
+        });
+        let framed = Framed::new(address, Duration::ZERO);
+        let deadline = || Deadline::after(Duration::from_millis(1500));
+        let mut answers = Vec::new();
+        for _ in 0..2 {
+            let channel = framed.channel(HelloRequest::default, deadline()).await;
+            let channel = channel.unwrap().unwrap();
+            let short = Deadline::after(Duration::from_millis(200));
+            let request = HelloRequest::default();
+            let answered = call(&channel, Op::Exist, Epoch(0), &request, short).await;
+            if answered.is_err() {
+                framed.doubt();
+            }
+            answers.push(answered.map(|_| ()).map_err(|error| error.code));
+        }
+        assert_eq!(answers, [Err(Code::DeadlineExceeded), Ok(())]);
+        drop(framed);
+        serving.join().unwrap();
+    }
 }
