@@ -212,10 +212,11 @@ impl Node {
     /// True when nothing had to be cut off.
     pub async fn drain(mut self) -> bool {
         let deadline = Instant::now() + self.drain_timeout;
+        // First: once the master is told, it is true.
+        self.store.drain();
         if let Some(agent) = self.agent.read().as_ref() {
             agent.drain();
         }
-        self.store.drain();
         let idle = self.wait_until_idle(deadline).await;
 
         let agent = self.agent.write().take();
