@@ -444,6 +444,18 @@ async fn memory_acks_on_many_threads_keep_the_logs_order() {
     journal.flush().await.unwrap();
     let logged = logged(store).await;
     assert_eq!(*answered.lock(), logged);
+    // What one submitter sends keeps its order: nothing overtakes what is still in the queue.
+    for submitter in 0..4u32 {
+        let sent: Vec<Record> = (0..500)
+            .map(|number| gone(submitter * 1000 + number))
+            .collect();
+        let own: Vec<Record> = logged
+            .iter()
+            .filter(|r| sent.contains(r))
+            .cloned()
+            .collect();
+        assert_eq!(own, sent);
+    }
     assert!(
         here.load(Ordering::SeqCst) > 0,
         "all were answered by the journal"
