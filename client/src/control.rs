@@ -157,6 +157,7 @@ impl Control {
                 client_id: client.to_bytes().to_vec().into(),
                 host_id: host.to_bytes().to_vec().into(),
                 namespace: options.namespace.name.clone(),
+                forward: false,
             }),
             epoch: AtomicU64::new(0),
             agreed: RwLock::new(Agreed {

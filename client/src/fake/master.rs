@@ -434,4 +434,8 @@ impl Pool for Master {
     async fn stats(&self, _: Request<StatsRequest>) -> Answer<StatsReply> {
         Err(coded(Code::InvalidArgument))
     }
+
+    async fn cluster(&self, _: Request<ClusterRequest>) -> Answer<ClusterReply> {
+        Err(coded(Code::InvalidArgument))
+    }
 }

@@ -143,4 +143,11 @@ impl proto::pool_server::Pool for PoolService {
     ) -> Result<Response<proto::StatsReply>, Status> {
         Ok(Response::new(self.calls.stats(request.into_inner())?))
     }
+
+    async fn cluster(
+        &self,
+        _: Request<proto::ClusterRequest>,
+    ) -> Result<Response<proto::ClusterReply>, Status> {
+        Ok(Response::new(self.calls.cluster()))
+    }
 }

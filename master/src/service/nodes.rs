@@ -63,6 +63,7 @@ impl proto::nodes_server::Nodes for NodesService {
                     let refusal = proto::Refusal {
                         code: code.to_wire().into(),
                         message,
+                        leader: String::new(),
                     };
                     send(&outbox, ToNode::Refusal(refusal));
                 }

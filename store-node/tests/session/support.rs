@@ -170,6 +170,7 @@ impl Session {
         self.say(ToNode::Refusal(proto::Refusal {
             code: code.to_wire().into(),
             message: "so says the test".into(),
+            leader: String::new(),
         }));
     }
 

@@ -211,6 +211,16 @@ impl Calls {
         }
         Ok(crate::service::http::stats(&self.pool))
     }
+
+    pub(in crate::service) fn cluster(&self) -> proto::ClusterReply {
+        proto::ClusterReply {
+            epoch: self.pool.epoch.0,
+            cluster_id: super::bytes(&self.pool.cluster.to_bytes()),
+            role: "leader".into(),
+            store: "embedded".into(),
+            ..Default::default()
+        }
+    }
 }
 
 fn pattern(text: &str) -> Result<Regex, Refused> {
