@@ -7,7 +7,8 @@
 //!  start:  recover = snapshots + the log after each ─► the directory
 //! ```
 //!
-//! * [`MetadataStore`] is the trait; [`EmbeddedStore`] the one for a single master.
+//! * [`MetadataStore`] is the trait; [`EmbeddedStore`] the one for a single master, [`etcd`] the one for
+//!   several, with what elects one of them.
 //! * [`record`] is the codec of what is stored; a store itself sees opaque bytes.
 //! * [`journal`] makes groups, appends them and keeps the log short; [`recovery`] reads them back.
 //! * [`conformance`] is the suite that every store passes.
@@ -18,12 +19,14 @@
 pub mod conformance;
 mod embedded;
 mod error;
+pub mod etcd;
 pub mod journal;
 pub mod record;
 pub mod recovery;
 
 pub use embedded::{EmbeddedOptions, EmbeddedStore};
 pub use error::{OpenError, StoreError};
+pub use etcd::{EtcdOptions, EtcdStore};
 pub use journal::{Ack, Journal, JournalError, JournalOptions, SnapshotSource};
 pub use record::Record;
 pub use recovery::{LogState, Recovered, RecoveryError, recover};

@@ -1,0 +1,217 @@
+//! Keeping etcd small: it keeps every version of every key until it is told to compact, and the file
+//! does not shrink until it is told to defragment.
+
+use super::{EtcdStore, Revision};
+use crate::store::StoreError;
+use kvpool_etcd::Error;
+use kvpool_etcd::maintenance::{Alarm, Status};
+use kvpool_types::Epoch;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// History is kept for so long, so that one who follows the log is not cut off by a pause.
+const KEEP: Duration = Duration::from_secs(5);
+/// It is compacted when so much was put since the last time, or so long ago was that.
+const COMPACT_BYTES: u64 = 16 << 20;
+const COMPACT_EVERY: Duration = Duration::from_secs(60);
+/// How long a compaction or a defragmentation may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A full etcd is asked to take writes again so often even if no room was made: its operator may have
+/// raised the quota.
+const DISARM_EVERY: Duration = Duration::from_secs(30);
+/// What an endpoint's file may have free, as a part of what is in use, and still not be worth
+/// defragmenting when etcd is full.
+const FREE_WHEN_FULL: u64 = 8;
+
+/// What [`EtcdStore::maintain`] found and did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Maintained {
+    /// The bytes of the largest endpoint's file.
+    pub db_size: u64,
+    /// The bytes in use of the endpoint that uses most.
+    pub in_use: u64,
+    /// The alarms that were up, in words.
+    pub alarms: Vec<String>,
+    /// The revision before which the history was forgotten.
+    pub compacted: Option<Revision>,
+    /// Whether an endpoint was defragmented.
+    pub defragmented: bool,
+}
+
+/// What is known from the times before.
+#[derive(Debug, Default)]
+pub(super) struct Upkeep {
+    /// Revisions, and when they were the present one; the oldest first.
+    seen: VecDeque<(Instant, Revision)>,
+    compacted: Option<(Instant, Revision)>,
+    disarmed: Option<Instant>,
+}
+
+impl Upkeep {
+    fn see(&mut self, now: Instant, revision: Revision) {
+        self.seen.push_back((now, revision));
+        // The newest of those that are old enough is all that is needed of them.
+        while self
+            .seen
+            .get(1)
+            .is_some_and(|(at, _)| now.duration_since(*at) >= KEEP)
+        {
+            self.seen.pop_front();
+        }
+        self.compacted.get_or_insert((now, Revision(0)));
+    }
+
+    /// The revision to compact at, if that is old enough and not done yet.
+    fn due(&self, now: Instant, urgent: bool) -> Option<Revision> {
+        let (at, old) = *self.seen.front()?;
+        let (since, compacted) = self.compacted?;
+        let is_due = urgent || now.duration_since(since) >= COMPACT_EVERY;
+        (is_due && now.duration_since(at) >= KEEP && old > compacted).then_some(old)
+    }
+}
+
+impl EtcdStore {
+    /// Does what is due: forgets history, makes an endpoint's file smaller (one a call, etcd's leader
+    /// last), and lets a full etcd take writes again when that made room. To be called every few
+    /// seconds by the leader; also by a candidate whom [`StoreError::NoSpace`] keeps from becoming
+    /// one, with epoch 0.
+    pub async fn maintain(&self, epoch: Epoch) -> Result<Maintained, StoreError> {
+        self.check_open()?;
+        let mut upkeep = self.upkeep.lock().await;
+        if epoch > Epoch(0) {
+            self.sweep_now(epoch).await?;
+        }
+        let alarms = self.client.alarms().await?;
+        let is_full = alarms.iter().any(|(_, alarm)| *alarm == Alarm::NoSpace);
+        let compacted = self.compact(&mut upkeep, is_full).await?;
+        let mut statuses = self.statuses().await?;
+        let mut defragmented = false;
+        if let Some(endpoint) = self.to_defragment(&statuses, is_full) {
+            tracing::info!(endpoint, is_full, "defragmenting etcd");
+            self.client.defragment(endpoint, PATIENCE).await?;
+            defragmented = true;
+            statuses = self.statuses().await?;
+        }
+        if is_full {
+            let is_tight = self.to_defragment(&statuses, true).is_none();
+            let now = Instant::now();
+            let is_due = upkeep
+                .disarmed
+                .is_none_or(|at| now.duration_since(at) >= DISARM_EVERY);
+            if is_tight && (defragmented || is_due) {
+                upkeep.disarmed = Some(now);
+                for (member, alarm) in &alarms {
+                    if *alarm == Alarm::NoSpace {
+                        self.client.disarm_no_space(*member).await?;
+                    }
+                }
+            }
+        }
+        let largest = |of: fn(&Status) -> u64| statuses.iter().map(|(_, s)| of(s)).max();
+        Ok(Maintained {
+            db_size: largest(|status| status.db_size).unwrap_or(0),
+            in_use: largest(|status| status.db_size_in_use).unwrap_or(0),
+            alarms: alarms.iter().map(|(_, alarm)| in_words(*alarm)).collect(),
+            compacted,
+            defragmented,
+        })
+    }
+
+    /// The endpoints that answer, and how they are. An error if none does.
+    pub(super) async fn statuses(&self) -> Result<Vec<(usize, Status)>, StoreError> {
+        let mut statuses = Vec::new();
+        let mut failed = None;
+        for endpoint in 0..self.options.endpoints.len() {
+            match self.client.status(endpoint).await {
+                Ok(status) => statuses.push((endpoint, status)),
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            Some(error) if statuses.is_empty() => Err(error.into()),
+            _ => Ok(statuses),
+        }
+    }
+
+    async fn compact(
+        &self,
+        upkeep: &mut Upkeep,
+        is_full: bool,
+    ) -> Result<Option<Revision>, StoreError> {
+        if !self.options.compact {
+            return Ok(None);
+        }
+        let now = Instant::now();
+        let range = self.client.range(self.keys.pointers().limit(1).keys_only());
+        upkeep.see(now, range.await?.revision);
+        let written = self.written.load(Ordering::Relaxed);
+        let urgent = is_full || written >= COMPACT_BYTES;
+        let Some(revision) = upkeep.due(now, urgent) else {
+            return Ok(None);
+        };
+        // Only when the file is to shrink at once it is waited for what is forgotten to be gone.
+        match self.client.compact(revision, is_full, PATIENCE).await {
+            Ok(()) => {}
+            // By another master, or by etcd itself.
+            Err(Error::Compacted) => {}
+            Err(error) => return Err(error.into()),
+        }
+        upkeep.compacted = Some((now, revision));
+        self.written.fetch_sub(written, Ordering::Relaxed);
+        Ok(Some(revision))
+    }
+
+    /// An endpoint whose file has much that is free.
+    fn to_defragment(&self, statuses: &[(usize, Status)], is_full: bool) -> Option<usize> {
+        let above = self.options.defragment_above.as_u64();
+        let is_loose = |status: &Status| {
+            let free = status.db_size.saturating_sub(status.db_size_in_use);
+            if is_full {
+                free > status.db_size_in_use / FREE_WHEN_FULL
+            } else {
+                free > status.db_size_in_use && status.db_size > above
+            }
+        };
+        statuses
+            .iter()
+            .filter(|(_, status)| is_loose(status))
+            .min_by_key(|(_, status)| status.leader == Some(status.member))
+            .map(|(endpoint, _)| *endpoint)
+    }
+}
+
+fn in_words(alarm: Alarm) -> String {
+    match alarm {
+        Alarm::NoSpace => "etcd has used up its space quota",
+        Alarm::Corrupt => "etcd's members hold different data",
+        Alarm::Unknown => "etcd raised an alarm that is not known here",
+    }
+    .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn history_is_kept_for_a_while_and_forgotten_when_enough_has_come() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut upkeep = Upkeep::default();
+        let revision = |seconds: u64| Revision(100 + i64::try_from(seconds).unwrap());
+        for seconds in (0..=20).step_by(2) {
+            upkeep.see(at(seconds), revision(seconds));
+        }
+        assert_eq!(upkeep.due(at(20), false), None);
+        assert_eq!(upkeep.due(at(20), true), Some(revision(14)));
+        upkeep.compacted = Some((at(20), revision(14)));
+        assert_eq!(upkeep.due(at(21), true), None, "nothing new is old enough");
+        for seconds in (22..=90).step_by(2) {
+            upkeep.see(at(seconds), revision(seconds));
+        }
+        assert_eq!(upkeep.due(at(90), false), Some(revision(84)));
+        assert!(upkeep.seen.len() < 6, "{:?}", upkeep.seen);
+    }
+}
