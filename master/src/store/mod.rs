@@ -34,6 +34,7 @@ pub use recovery::{LogState, Recovered, RecoveryError, recover};
 use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_types::{ClusterId, Epoch};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// The position of a group in the log. The first group has 1; 0 stands before it.
@@ -81,6 +82,9 @@ pub struct LogSpan {
     /// The position of the last durable group.
     pub last: LogSeq,
 }
+
+/// Of each shard that has a snapshot: the position that it contains, and its bytes.
+pub type SnapshotPositions = BTreeMap<ShardIndex, (LogSeq, u64)>;
 
 /// A shard's contents at one position of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,6 +148,10 @@ pub trait MetadataStore: Send + Sync + 'static {
 
     /// The shards that have a snapshot, in order of their index.
     async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError>;
+
+    /// Of each shard that has a snapshot: the position that it contains, and its bytes. It may look
+    /// at every part of every snapshot.
+    async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError>;
 
     /// Forgets the groups through `through`. That every snapshot contains them is the caller's
     /// promise. Cutting where the log is cut already does nothing.

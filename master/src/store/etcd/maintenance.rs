@@ -40,6 +40,17 @@ pub struct Maintained {
     pub defragmented: bool,
 }
 
+/// How much etcd holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// The bytes of the largest endpoint's file.
+    pub db_size: u64,
+    /// The bytes in use of the endpoint that uses most.
+    pub in_use: u64,
+    /// The alarms that are up, in words.
+    pub alarms: Vec<String>,
+}
+
 /// What is known from the times before.
 #[derive(Debug, Default)]
 pub(super) struct Upkeep {
@@ -116,6 +127,19 @@ impl EtcdStore {
             alarms: alarms.iter().map(|(_, alarm)| in_words(*alarm)).collect(),
             compacted,
             defragmented,
+        })
+    }
+
+    /// How much etcd holds, and what alarms are up.
+    pub async fn usage(&self) -> Result<Usage, StoreError> {
+        self.check_open()?;
+        let statuses = self.statuses().await?;
+        let alarms = self.client.alarms().await?;
+        let largest = |of: fn(&Status) -> u64| statuses.iter().map(|(_, s)| of(s)).max();
+        Ok(Usage {
+            db_size: largest(|status| status.db_size).unwrap_or(0),
+            in_use: largest(|status| status.db_size_in_use).unwrap_or(0),
+            alarms: alarms.iter().map(|(_, alarm)| in_words(*alarm)).collect(),
         })
     }
 

@@ -32,10 +32,12 @@ pub use follow::LogWatch;
 pub use kvpool_etcd::Tls as TlsOptions;
 pub use kvpool_etcd::kv::Revision;
 pub use kvpool_etcd::lease::LeaseId;
-pub use maintenance::Maintained;
+pub use maintenance::{Maintained, Usage};
 pub use write::Stalled;
 
-use super::{LogSeq, LogSpan, MetadataStore, OpenError, ShardIndex, Snapshot, StoreError};
+use super::{
+    LogSeq, LogSpan, MetadataStore, OpenError, ShardIndex, Snapshot, SnapshotPositions, StoreError,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use bytesize::ByteSize;
@@ -298,7 +300,11 @@ impl MetadataStore for EtcdStore {
     }
 
     async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError> {
-        Ok(self.snapshot_positions().await?.into_keys().collect())
+        Ok(self.positions().await?.into_keys().collect())
+    }
+
+    async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError> {
+        self.positions().await
     }
 
     async fn truncate_log(&self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError> {

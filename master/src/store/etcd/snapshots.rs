@@ -8,11 +8,10 @@ use super::keys::{Pointer, corrupt};
 use super::log::{READ_PIECES, span};
 use super::write::{Term, WhenFull, Written, settled};
 use super::{EtcdStore, STEP_BYTES, STEP_KEYS};
-use crate::store::{LogSeq, LogSpan, ShardIndex, Snapshot, StoreError};
+use crate::store::{LogSeq, LogSpan, ShardIndex, Snapshot, SnapshotPositions, StoreError};
 use bytes::Bytes;
 use kvpool_etcd::kv::{Compare, Op};
 use kvpool_types::Epoch;
-use std::collections::BTreeMap;
 
 /// What is known from the snapshots before. Held while one is put: one comes after another.
 #[derive(Debug, Default)]
@@ -25,9 +24,7 @@ pub(super) struct State {
 
 impl EtcdStore {
     /// The position that each shard's snapshot contains, and its bytes.
-    pub async fn snapshot_positions(
-        &self,
-    ) -> Result<BTreeMap<ShardIndex, (LogSeq, u64)>, StoreError> {
+    pub(super) async fn positions(&self) -> Result<SnapshotPositions, StoreError> {
         self.check_open()?;
         let pointers = self.pointers().await?;
         let position = |pointer: Pointer| (LogSeq(pointer.seq), pointer.bytes);
