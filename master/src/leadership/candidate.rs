@@ -463,6 +463,8 @@ impl Run {
     async fn hold(&self, elected: &Elected, pool: &Arc<Pool>) -> String {
         let mut stopped = self.stand.stopped.clone();
         let mut leading = self.observer.view();
+        // While etcd is away nodes are let go, and nobody can be asked who is heard elsewhere.
+        let mut leads_since = Instant::now();
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let tending = tokio::spawn(tend(Arc::clone(&self.store), Arc::clone(&elected.term)));
@@ -493,7 +495,10 @@ impl Run {
                     if let Err(error) = pool.healthy() {
                         break error;
                     }
-                    if self.is_cut_off(pool) {
+                    if !pool.leads() {
+                        leads_since = Instant::now();
+                    }
+                    if leads_since.elapsed() >= SILENCE * 2 && self.is_cut_off(pool) {
                         break "nobody reaches this master, and standbys are called".to_owned();
                     }
                 }
@@ -515,7 +520,7 @@ impl Run {
     /// Whether no client and under half of the nodes have been heard for a while, and a standby hears
     /// some.
     fn is_cut_off(&self, pool: &Pool) -> bool {
-        if pool.client_silence() < SILENCE || pool.uptime_ms() < 2 * millis(SILENCE) {
+        if pool.client_silence() < SILENCE {
             return false;
         }
         let nodes = pool.members.all();

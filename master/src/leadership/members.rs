@@ -7,7 +7,7 @@ use kvpool_proto as proto;
 use kvpool_types::ClusterId;
 use prost::Message;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval};
 
 /// How often it is told and asked.
@@ -68,6 +68,7 @@ async fn tell_once(
     told.store_in_use_bytes = usage.in_use;
     told.alarms = usage.alarms;
     seat.set_report(Report {
+        at: Some(Instant::now()),
         members: members.collect(),
         store: told,
     });
@@ -97,6 +98,7 @@ pub async fn report_alone(seat: Arc<Seat>, store: Arc<dyn MetadataStore>) {
                     ..Default::default()
                 };
                 seat.set_report(Report {
+                    at: Some(Instant::now()),
                     members: vec![own],
                     store: told,
                 });

@@ -11,6 +11,10 @@ use kvpool_proto as proto;
 use kvpool_types::{ClusterId, Epoch};
 use parking_lot::RwLock;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A report that is older than this says nothing of the present.
+const FRESH: Duration = Duration::from_secs(3);
 
 /// What a master does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +53,8 @@ pub struct Known {
 /// What is told of the store and of the other masters, renewed now and then.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
+    /// When it was made.
+    pub at: Option<Instant>,
     /// Every master, as it last said of itself.
     pub members: Vec<proto::MasterMember>,
     /// The store's part of the reply: log, snapshots, sizes, alarms.
@@ -217,9 +223,12 @@ impl Seat {
             .map_or_else(|_| self.applied(), |pool| pool.log_position())
     }
 
-    /// The other masters, as they last said of themselves.
-    pub fn others(&self, own_address: &str) -> Vec<proto::MasterMember> {
+    /// The other masters, as they said of themselves a moment ago; nothing when that is longer ago.
+    pub(super) fn others(&self, own_address: &str) -> Vec<proto::MasterMember> {
         let report = self.report.read();
+        if report.at.is_none_or(|at| at.elapsed() > FRESH) {
+            return Vec::new();
+        }
         let others = report.members.iter();
         let others = others.filter(|member| member.address != own_address);
         others.cloned().collect()
@@ -234,7 +243,7 @@ impl Seat {
 
     /// The answer to who leads and how the store is, from memory: it is asked for when little works.
     pub fn describe(&self) -> proto::ClusterReply {
-        let Report { members, store } = self.report.read().clone();
+        let Report { members, store, .. } = self.report.read().clone();
         let known = self.known();
         let pool = self.pool().ok();
         let role = self.role();
