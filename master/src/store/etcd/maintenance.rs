@@ -18,12 +18,9 @@ const COMPACT_BYTES: u64 = 16 << 20;
 const COMPACT_EVERY: Duration = Duration::from_secs(60);
 /// How long a compaction or a defragmentation may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A full etcd is asked to take writes again so often even if no room was made: its operator may have
-/// raised the quota.
-const DISARM_EVERY: Duration = Duration::from_secs(30);
-/// What an endpoint's file may have free, as a part of what is in use, and still not be worth
-/// defragmenting when etcd is full.
-const FREE_WHEN_FULL: u64 = 8;
+/// While etcd is full and nothing new can be forgotten, its files are made smaller and it is asked to
+/// take writes again so often all the same: its operator may have raised the quota, or made room.
+const ROUND_EVERY: Duration = Duration::from_secs(30);
 
 /// What [`EtcdStore::maintain`] found and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +43,18 @@ pub(super) struct Upkeep {
     /// Revisions, and when they were the present one; the oldest first.
     seen: VecDeque<(Instant, Revision)>,
     compacted: Option<(Instant, Revision)>,
-    disarmed: Option<Instant>,
+    full: Option<Full>,
+}
+
+/// What is done about a full etcd: a round in which each endpoint is defragmented, and then the alarm
+/// taken back. What an endpoint says is in use does not tell whether it is worth it: it counts what a
+/// compaction freed only after later writes, and a full etcd takes none.
+#[derive(Debug)]
+struct Full {
+    /// When the last round began, or when it was first seen to be full.
+    round: Instant,
+    /// The endpoints that have their turn yet; `None` between rounds.
+    left: Option<Vec<usize>>,
 }
 
 impl Upkeep {
@@ -70,6 +78,41 @@ impl Upkeep {
         let is_due = urgent || now.duration_since(since) >= COMPACT_EVERY;
         (is_due && now.duration_since(at) >= KEEP && old > compacted).then_some(old)
     }
+
+    /// The endpoint of a full etcd whose turn it is.
+    fn full_round(
+        &mut self,
+        now: Instant,
+        has_compacted: bool,
+        will_compact: bool,
+        statuses: &[(usize, Status)],
+    ) -> Option<usize> {
+        // Without a compaction of ours to wait for, the first round begins at once.
+        let begins = self.full.is_none() && !will_compact;
+        let full = self.full.get_or_insert(Full {
+            round: now,
+            left: None,
+        });
+        let is_due = full.left.is_none() && now.duration_since(full.round) >= ROUND_EVERY;
+        if begins || has_compacted || is_due {
+            let order = leader_last(statuses).into_iter().rev();
+            full.left = Some(order.map(|(endpoint, _)| endpoint).collect());
+            full.round = now;
+        }
+        full.left.as_mut()?.pop()
+    }
+
+    /// Whether the round is over with the endpoint that was done.
+    fn ends_round(&mut self, done: Option<usize>) -> bool {
+        let Some(full) = &mut self.full else {
+            return false;
+        };
+        let is_over = done.is_some() && full.left.as_ref().is_some_and(Vec::is_empty);
+        if is_over {
+            full.left = None;
+        }
+        is_over
+    }
 }
 
 impl EtcdStore {
@@ -87,26 +130,25 @@ impl EtcdStore {
         let is_full = alarms.iter().any(|(_, alarm)| *alarm == Alarm::NoSpace);
         let compacted = self.compact(&mut upkeep, is_full).await?;
         let mut statuses = self.statuses().await?;
-        let mut defragmented = false;
-        if let Some(endpoint) = self.to_defragment(&statuses, is_full) {
+        let due = if is_full {
+            upkeep.full_round(
+                Instant::now(),
+                compacted.is_some(),
+                self.options.compact,
+                &statuses,
+            )
+        } else {
+            upkeep.full = None;
+            self.loose(&statuses)
+        };
+        if let Some(endpoint) = due {
             tracing::info!(endpoint, is_full, "defragmenting etcd");
             self.client.defragment(endpoint, PATIENCE).await?;
-            defragmented = true;
             statuses = self.statuses().await?;
         }
-        if is_full {
-            let is_tight = self.to_defragment(&statuses, true).is_none();
-            let now = Instant::now();
-            let is_due = upkeep
-                .disarmed
-                .is_none_or(|at| now.duration_since(at) >= DISARM_EVERY);
-            if is_tight && (defragmented || is_due) {
-                upkeep.disarmed = Some(now);
-                for (member, alarm) in &alarms {
-                    if *alarm == Alarm::NoSpace {
-                        self.client.disarm_no_space(*member).await?;
-                    }
-                }
+        if upkeep.ends_round(due) {
+            for (member, _) in alarms.iter().filter(|(_, alarm)| *alarm == Alarm::NoSpace) {
+                self.client.disarm_no_space(*member).await?;
             }
         }
         let largest = |of: fn(&Status) -> u64| statuses.iter().map(|(_, s)| of(s)).max();
@@ -115,7 +157,7 @@ impl EtcdStore {
             in_use: largest(|status| status.db_size_in_use).unwrap_or(0),
             alarms: alarms.iter().map(|(_, alarm)| in_words(*alarm)).collect(),
             compacted,
-            defragmented,
+            defragmented: due.is_some(),
         })
     }
 
@@ -164,22 +206,27 @@ impl EtcdStore {
     }
 
     /// An endpoint whose file has much that is free.
-    fn to_defragment(&self, statuses: &[(usize, Status)], is_full: bool) -> Option<usize> {
+    fn loose(&self, statuses: &[(usize, Status)]) -> Option<usize> {
         let above = self.options.defragment_above.as_u64();
-        let is_loose = |status: &Status| {
-            let free = status.db_size.saturating_sub(status.db_size_in_use);
-            if is_full {
-                free > status.db_size_in_use / FREE_WHEN_FULL
-            } else {
-                free > status.db_size_in_use && status.db_size > above
-            }
-        };
-        statuses
-            .iter()
-            .filter(|(_, status)| is_loose(status))
-            .min_by_key(|(_, status)| status.leader == Some(status.member))
-            .map(|(endpoint, _)| *endpoint)
+        leader_last(statuses)
+            .into_iter()
+            .filter(|(_, status)| {
+                let free = status.db_size.saturating_sub(status.db_size_in_use);
+                status.db_size > above && free > status.db_size_in_use
+            })
+            .map(|(endpoint, _)| endpoint)
+            .next()
     }
+}
+
+/// The endpoints in the order in which they are defragmented: who leads etcd should not stop for it
+/// while another has it to do as well.
+fn leader_last(statuses: &[(usize, Status)]) -> Vec<(usize, &Status)> {
+    let (leaders, others): (Vec<_>, Vec<_>) = statuses
+        .iter()
+        .map(|(endpoint, status)| (*endpoint, status))
+        .partition(|(_, status)| status.leader == Some(status.member));
+    others.into_iter().chain(leaders).collect()
 }
 
 fn in_words(alarm: Alarm) -> String {
