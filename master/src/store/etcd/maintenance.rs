@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// History is kept for so long, so that one who follows the log is not cut off by a pause.
 const KEEP: Duration = Duration::from_secs(5);
-/// It is compacted when so much was put since the last time, or so long ago was that.
+/// It is compacted when this process put so much of it since the last time, or so long ago was that.
 const COMPACT_BYTES: u64 = 16 << 20;
 const COMPACT_EVERY: Duration = Duration::from_secs(60);
 /// How long a compaction or a defragmentation may take.
@@ -40,10 +40,19 @@ pub struct Maintained {
 /// What is known from the times before.
 #[derive(Debug, Default)]
 pub(super) struct Upkeep {
-    /// Revisions, and when they were the present one; the oldest first.
-    seen: VecDeque<(Instant, Revision)>,
-    compacted: Option<(Instant, Revision)>,
+    /// The oldest first.
+    seen: VecDeque<Seen>,
+    /// What was last compacted at, and when.
+    compacted: Option<(Instant, Seen)>,
     full: Option<Full>,
+}
+
+/// A revision, when it was the present one, and what this process had put by then.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    at: Instant,
+    revision: Revision,
+    written: u64,
 }
 
 /// What is done about a full etcd: a round in which each endpoint is defragmented, and then the alarm
@@ -58,25 +67,34 @@ struct Full {
 }
 
 impl Upkeep {
-    fn see(&mut self, now: Instant, revision: Revision) {
-        self.seen.push_back((now, revision));
+    fn see(&mut self, now: Seen) {
+        self.seen.push_back(now);
         // The newest of those that are old enough is all that is needed of them.
         while self
             .seen
             .get(1)
-            .is_some_and(|(at, _)| now.duration_since(*at) >= KEEP)
+            .is_some_and(|seen| now.at.duration_since(seen.at) >= KEEP)
         {
             self.seen.pop_front();
         }
-        self.compacted.get_or_insert((now, Revision(0)));
+        // What was put before the first time counts as well.
+        let none = Seen {
+            at: now.at,
+            revision: Revision(0),
+            written: 0,
+        };
+        self.compacted.get_or_insert((now.at, none));
     }
 
-    /// The revision to compact at, if that is old enough and not done yet.
-    fn due(&self, now: Instant, urgent: bool) -> Option<Revision> {
-        let (at, old) = *self.seen.front()?;
-        let (since, compacted) = self.compacted?;
-        let is_due = urgent || now.duration_since(since) >= COMPACT_EVERY;
-        (is_due && now.duration_since(at) >= KEEP && old > compacted).then_some(old)
+    /// What to compact at, if that is old enough and enough was put before it.
+    fn due(&self, now: Instant, is_full: bool) -> Option<Seen> {
+        let old = *self.seen.front()?;
+        let (since, before) = self.compacted?;
+        let is_due = is_full
+            || old.written - before.written >= COMPACT_BYTES
+            || now.duration_since(since) >= COMPACT_EVERY;
+        let is_new = old.revision > before.revision;
+        (is_due && is_new && now.duration_since(old.at) >= KEEP).then_some(old)
     }
 
     /// The endpoint of a full etcd whose turn it is.
@@ -186,23 +204,25 @@ impl EtcdStore {
             return Ok(None);
         }
         let now = Instant::now();
-        let range = self.client.range(self.keys.pointers().limit(1).keys_only());
-        upkeep.see(now, range.await?.revision);
         let written = self.written.load(Ordering::Relaxed);
-        let urgent = is_full || written >= COMPACT_BYTES;
-        let Some(revision) = upkeep.due(now, urgent) else {
+        let range = self.client.range(self.keys.pointers().limit(1).keys_only());
+        upkeep.see(Seen {
+            at: now,
+            revision: range.await?.revision,
+            written,
+        });
+        let Some(due) = upkeep.due(now, is_full) else {
             return Ok(None);
         };
         // Only when the file is to shrink at once it is waited for what is forgotten to be gone.
-        match self.client.compact(revision, is_full, PATIENCE).await {
+        match self.client.compact(due.revision, is_full, PATIENCE).await {
             Ok(()) => {}
             // By another master, or by etcd itself.
             Err(Error::Compacted) => {}
             Err(error) => return Err(error.into()),
         }
-        upkeep.compacted = Some((now, revision));
-        self.written.fetch_sub(written, Ordering::Relaxed);
-        Ok(Some(revision))
+        upkeep.compacted = Some((now, due));
+        Ok(Some(due.revision))
     }
 
     /// An endpoint whose file has much that is free.
@@ -246,19 +266,34 @@ mod tests {
     fn history_is_kept_for_a_while_and_forgotten_when_enough_has_come() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
+        let seen = |seconds: u64, written| Seen {
+            at: at(seconds),
+            revision: Revision(100 + i64::try_from(seconds).unwrap()),
+            written,
+        };
         let mut upkeep = Upkeep::default();
-        let revision = |seconds: u64| Revision(100 + i64::try_from(seconds).unwrap());
+        let due = |upkeep: &Upkeep, seconds, is_full| {
+            let due = upkeep.due(at(seconds), is_full);
+            due.map(|due| due.revision.0)
+        };
         for seconds in (0..=20).step_by(2) {
-            upkeep.see(at(seconds), revision(seconds));
+            upkeep.see(seen(seconds, 0));
         }
-        assert_eq!(upkeep.due(at(20), false), None);
-        assert_eq!(upkeep.due(at(20), true), Some(revision(14)));
-        upkeep.compacted = Some((at(20), revision(14)));
-        assert_eq!(upkeep.due(at(21), true), None, "nothing new is old enough");
-        for seconds in (22..=90).step_by(2) {
-            upkeep.see(at(seconds), revision(seconds));
+        assert_eq!(due(&upkeep, 20, false), None);
+        assert_eq!(due(&upkeep, 20, true), Some(114));
+        upkeep.compacted = Some((at(20), seen(14, 0)));
+        assert_eq!(due(&upkeep, 21, true), None, "nothing new is old enough");
+        for seconds in (22..=78).step_by(2) {
+            upkeep.see(seen(seconds, 0));
         }
-        assert_eq!(upkeep.due(at(90), false), Some(revision(84)));
+        assert_eq!(due(&upkeep, 78, false), None);
+        assert_eq!(due(&upkeep, 80, false), Some(172), "a minute has gone");
+        // Much was put, but what is kept for followers is what was put.
+        upkeep.see(seen(82, COMPACT_BYTES));
+        assert_eq!(due(&upkeep, 79, false), None);
+        upkeep.see(seen(88, COMPACT_BYTES));
+        upkeep.compacted = Some((at(80), seen(72, 0)));
+        assert_eq!(due(&upkeep, 88, false), Some(182));
         assert!(upkeep.seen.len() < 6, "{:?}", upkeep.seen);
     }
 }
