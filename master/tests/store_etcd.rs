@@ -373,6 +373,9 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
                 .await;
             assert!(matches!(refused, Err(StoreError::NoSpace)), "{refused:?}");
             assert!(refused.is_err_and(|error| error.is_retryable()));
+            let refused = store.grant_lease(Duration::from_secs(60)).await;
+            assert!(matches!(refused, Err(StoreError::NoSpace)), "{refused:?}");
+            assert!(store.keep_alive(lease).await.unwrap().is_some());
         }
         // The log may be cut all the same, where snapshots allow it.
         store.truncate_log(epoch, last).await.unwrap();

@@ -29,12 +29,12 @@ async fn measure(store: &EtcdStore, what: &str, records: usize, groups: usize) {
     }
     let whole = begun.elapsed().as_secs_f64();
     times.sort_unstable();
-    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
+    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
     println!(
         "{what}, {records} records a group: p50 {:.2?} p99 {:.2?} max {:.2?}, {:.0} groups/s, {:.0} records/s, {:.1} MB/s",
-        at(0.5),
-        at(0.99),
-        at(1.0),
+        at(50),
+        at(99),
+        at(100),
         groups as f64 / whole,
         (groups * records) as f64 / whole,
         (groups * group.len()) as f64 / whole / 1e6,
