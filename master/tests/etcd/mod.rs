@@ -7,6 +7,8 @@ use kvpool_etcd::testing::Etcd;
 use kvpool_master::store::etcd::{Claim, EtcdOptions, EtcdStore, LogWatch};
 use kvpool_master::store::{LogSeq, MetadataStore, StoreError};
 use kvpool_types::Epoch;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A started etcd; where there is none the test says that it skips, and returns.
@@ -55,6 +57,37 @@ pub(crate) async fn append(
 ) {
     for seq in seqs {
         store.append(epoch, LogSeq(seq), group(seq)).await.unwrap();
+    }
+}
+
+/// Appends groups one after another until it is told to stop.
+pub(crate) struct Writer {
+    stop: Arc<AtomicBool>,
+    task: tokio::task::JoinHandle<u64>,
+}
+
+impl Writer {
+    pub(crate) fn start(store: &Arc<EtcdStore>, epoch: Epoch) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (store, stopped) = (Arc::clone(store), Arc::clone(&stop));
+        let task = tokio::spawn(async move {
+            let mut seq = store.log_span().await.unwrap().last.0;
+            while !stopped.load(Ordering::SeqCst) {
+                seq += 1;
+                append(&store, epoch, seq..=seq).await;
+            }
+            seq
+        });
+        Self { stop, task }
+    }
+
+    /// The last position that was acknowledged.
+    pub(crate) async fn stop(self) -> u64 {
+        self.stop.store(true, Ordering::SeqCst);
+        tokio::time::timeout(Duration::from_secs(60), self.task)
+            .await
+            .expect("appends do not go on")
+            .unwrap()
     }
 }
 

@@ -13,17 +13,14 @@ use tokio::time::Instant;
 
 /// History is kept for so long, so that one who follows the log is not cut off by a pause.
 const KEEP: Duration = Duration::from_secs(5);
-/// It is compacted when so much was put since the last time, or so long ago was that.
+/// It is compacted when this process put so much of it since the last time, or so long ago was that.
 const COMPACT_BYTES: u64 = 16 << 20;
 const COMPACT_EVERY: Duration = Duration::from_secs(60);
 /// How long a compaction or a defragmentation may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A full etcd is asked to take writes again so often even if no room was made: its operator may have
-/// raised the quota.
-const DISARM_EVERY: Duration = Duration::from_secs(30);
-/// What an endpoint's file may have free, as a part of what is in use, and still not be worth
-/// defragmenting when etcd is full.
-const FREE_WHEN_FULL: u64 = 8;
+/// While etcd is full and nothing new can be forgotten, its files are made smaller and it is asked to
+/// take writes again so often all the same: its operator may have raised the quota, or made room.
+const ROUND_EVERY: Duration = Duration::from_secs(30);
 
 /// What [`EtcdStore::maintain`] found and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,32 +51,96 @@ pub struct Usage {
 /// What is known from the times before.
 #[derive(Debug, Default)]
 pub(super) struct Upkeep {
-    /// Revisions, and when they were the present one; the oldest first.
-    seen: VecDeque<(Instant, Revision)>,
-    compacted: Option<(Instant, Revision)>,
-    disarmed: Option<Instant>,
+    /// The oldest first.
+    seen: VecDeque<Seen>,
+    /// What was last compacted at, and when.
+    compacted: Option<(Instant, Seen)>,
+    full: Option<Full>,
+}
+
+/// A revision, when it was the present one, and what this process had put by then.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    at: Instant,
+    revision: Revision,
+    written: u64,
+}
+
+/// What is done about a full etcd: a round in which each endpoint is defragmented, and then the alarm
+/// taken back. What an endpoint says is in use does not tell whether it is worth it: it counts what a
+/// compaction freed only after later writes, and a full etcd takes none.
+#[derive(Debug)]
+struct Full {
+    /// When the last round began, or when it was first seen to be full.
+    round: Instant,
+    /// The endpoints that have their turn yet; `None` between rounds.
+    left: Option<Vec<usize>>,
 }
 
 impl Upkeep {
-    fn see(&mut self, now: Instant, revision: Revision) {
-        self.seen.push_back((now, revision));
+    fn see(&mut self, now: Seen) {
+        self.seen.push_back(now);
         // The newest of those that are old enough is all that is needed of them.
         while self
             .seen
             .get(1)
-            .is_some_and(|(at, _)| now.duration_since(*at) >= KEEP)
+            .is_some_and(|seen| now.at.duration_since(seen.at) >= KEEP)
         {
             self.seen.pop_front();
         }
-        self.compacted.get_or_insert((now, Revision(0)));
+        // What was put before the first time counts as well.
+        let none = Seen {
+            at: now.at,
+            revision: Revision(0),
+            written: 0,
+        };
+        self.compacted.get_or_insert((now.at, none));
     }
 
-    /// The revision to compact at, if that is old enough and not done yet.
-    fn due(&self, now: Instant, urgent: bool) -> Option<Revision> {
-        let (at, old) = *self.seen.front()?;
-        let (since, compacted) = self.compacted?;
-        let is_due = urgent || now.duration_since(since) >= COMPACT_EVERY;
-        (is_due && now.duration_since(at) >= KEEP && old > compacted).then_some(old)
+    /// What to compact at, if that is old enough and enough was put before it.
+    fn due(&self, now: Instant, is_full: bool) -> Option<Seen> {
+        let old = *self.seen.front()?;
+        let (since, before) = self.compacted?;
+        let is_due = is_full
+            || old.written - before.written >= COMPACT_BYTES
+            || now.duration_since(since) >= COMPACT_EVERY;
+        let is_new = old.revision > before.revision;
+        (is_due && is_new && now.duration_since(old.at) >= KEEP).then_some(old)
+    }
+
+    /// The endpoint of a full etcd whose turn it is.
+    fn full_round(
+        &mut self,
+        now: Instant,
+        has_compacted: bool,
+        will_compact: bool,
+        statuses: &[(usize, Status)],
+    ) -> Option<usize> {
+        // Without a compaction of ours to wait for, the first round begins at once.
+        let begins = self.full.is_none() && !will_compact;
+        let full = self.full.get_or_insert(Full {
+            round: now,
+            left: None,
+        });
+        let is_due = full.left.is_none() && now.duration_since(full.round) >= ROUND_EVERY;
+        if begins || has_compacted || is_due {
+            let order = leader_last(statuses).into_iter().rev();
+            full.left = Some(order.map(|(endpoint, _)| endpoint).collect());
+            full.round = now;
+        }
+        full.left.as_mut()?.pop()
+    }
+
+    /// Whether the round is over with the endpoint that was done.
+    fn ends_round(&mut self, done: Option<usize>) -> bool {
+        let Some(full) = &mut self.full else {
+            return false;
+        };
+        let is_over = done.is_some() && full.left.as_ref().is_some_and(Vec::is_empty);
+        if is_over {
+            full.left = None;
+        }
+        is_over
     }
 }
 
@@ -98,26 +159,25 @@ impl EtcdStore {
         let is_full = alarms.iter().any(|(_, alarm)| *alarm == Alarm::NoSpace);
         let compacted = self.compact(&mut upkeep, is_full).await?;
         let mut statuses = self.statuses().await?;
-        let mut defragmented = false;
-        if let Some(endpoint) = self.to_defragment(&statuses, is_full) {
+        let due = if is_full {
+            upkeep.full_round(
+                Instant::now(),
+                compacted.is_some(),
+                self.options.compact,
+                &statuses,
+            )
+        } else {
+            upkeep.full = None;
+            self.loose(&statuses)
+        };
+        if let Some(endpoint) = due {
             tracing::info!(endpoint, is_full, "defragmenting etcd");
             self.client.defragment(endpoint, PATIENCE).await?;
-            defragmented = true;
             statuses = self.statuses().await?;
         }
-        if is_full {
-            let is_tight = self.to_defragment(&statuses, true).is_none();
-            let now = Instant::now();
-            let is_due = upkeep
-                .disarmed
-                .is_none_or(|at| now.duration_since(at) >= DISARM_EVERY);
-            if is_tight && (defragmented || is_due) {
-                upkeep.disarmed = Some(now);
-                for (member, alarm) in &alarms {
-                    if *alarm == Alarm::NoSpace {
-                        self.client.disarm_no_space(*member).await?;
-                    }
-                }
+        if upkeep.ends_round(due) {
+            for (member, _) in alarms.iter().filter(|(_, alarm)| *alarm == Alarm::NoSpace) {
+                self.client.disarm_no_space(*member).await?;
             }
         }
         let largest = |of: fn(&Status) -> u64| statuses.iter().map(|(_, s)| of(s)).max();
@@ -126,7 +186,7 @@ impl EtcdStore {
             in_use: largest(|status| status.db_size_in_use).unwrap_or(0),
             alarms: alarms.iter().map(|(_, alarm)| in_words(*alarm)).collect(),
             compacted,
-            defragmented,
+            defragmented: due.is_some(),
         })
     }
 
@@ -168,42 +228,49 @@ impl EtcdStore {
             return Ok(None);
         }
         let now = Instant::now();
-        let range = self.client.range(self.keys.pointers().limit(1).keys_only());
-        upkeep.see(now, range.await?.revision);
         let written = self.written.load(Ordering::Relaxed);
-        let urgent = is_full || written >= COMPACT_BYTES;
-        let Some(revision) = upkeep.due(now, urgent) else {
+        let range = self.client.range(self.keys.pointers().limit(1).keys_only());
+        upkeep.see(Seen {
+            at: now,
+            revision: range.await?.revision,
+            written,
+        });
+        let Some(due) = upkeep.due(now, is_full) else {
             return Ok(None);
         };
         // Only when the file is to shrink at once it is waited for what is forgotten to be gone.
-        match self.client.compact(revision, is_full, PATIENCE).await {
+        match self.client.compact(due.revision, is_full, PATIENCE).await {
             Ok(()) => {}
             // By another master, or by etcd itself.
             Err(Error::Compacted) => {}
             Err(error) => return Err(error.into()),
         }
-        upkeep.compacted = Some((now, revision));
-        self.written.fetch_sub(written, Ordering::Relaxed);
-        Ok(Some(revision))
+        upkeep.compacted = Some((now, due));
+        Ok(Some(due.revision))
     }
 
     /// An endpoint whose file has much that is free.
-    fn to_defragment(&self, statuses: &[(usize, Status)], is_full: bool) -> Option<usize> {
+    fn loose(&self, statuses: &[(usize, Status)]) -> Option<usize> {
         let above = self.options.defragment_above.as_u64();
-        let is_loose = |status: &Status| {
-            let free = status.db_size.saturating_sub(status.db_size_in_use);
-            if is_full {
-                free > status.db_size_in_use / FREE_WHEN_FULL
-            } else {
-                free > status.db_size_in_use && status.db_size > above
-            }
-        };
-        statuses
-            .iter()
-            .filter(|(_, status)| is_loose(status))
-            .min_by_key(|(_, status)| status.leader == Some(status.member))
-            .map(|(endpoint, _)| *endpoint)
+        leader_last(statuses)
+            .into_iter()
+            .filter(|(_, status)| {
+                let free = status.db_size.saturating_sub(status.db_size_in_use);
+                status.db_size > above && free > status.db_size_in_use
+            })
+            .map(|(endpoint, _)| endpoint)
+            .next()
     }
+}
+
+/// The endpoints in the order in which they are defragmented: who leads etcd should not stop for it
+/// while another has it to do as well.
+fn leader_last(statuses: &[(usize, Status)]) -> Vec<(usize, &Status)> {
+    let (leaders, others): (Vec<_>, Vec<_>) = statuses
+        .iter()
+        .map(|(endpoint, status)| (*endpoint, status))
+        .partition(|(_, status)| status.leader == Some(status.member));
+    others.into_iter().chain(leaders).collect()
 }
 
 fn in_words(alarm: Alarm) -> String {
@@ -223,19 +290,34 @@ mod tests {
     fn history_is_kept_for_a_while_and_forgotten_when_enough_has_come() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
+        let seen = |seconds: u64, written| Seen {
+            at: at(seconds),
+            revision: Revision(100 + i64::try_from(seconds).unwrap()),
+            written,
+        };
         let mut upkeep = Upkeep::default();
-        let revision = |seconds: u64| Revision(100 + i64::try_from(seconds).unwrap());
+        let due = |upkeep: &Upkeep, seconds, is_full| {
+            let due = upkeep.due(at(seconds), is_full);
+            due.map(|due| due.revision.0)
+        };
         for seconds in (0..=20).step_by(2) {
-            upkeep.see(at(seconds), revision(seconds));
+            upkeep.see(seen(seconds, 0));
         }
-        assert_eq!(upkeep.due(at(20), false), None);
-        assert_eq!(upkeep.due(at(20), true), Some(revision(14)));
-        upkeep.compacted = Some((at(20), revision(14)));
-        assert_eq!(upkeep.due(at(21), true), None, "nothing new is old enough");
-        for seconds in (22..=90).step_by(2) {
-            upkeep.see(at(seconds), revision(seconds));
+        assert_eq!(due(&upkeep, 20, false), None);
+        assert_eq!(due(&upkeep, 20, true), Some(114));
+        upkeep.compacted = Some((at(20), seen(14, 0)));
+        assert_eq!(due(&upkeep, 21, true), None, "nothing new is old enough");
+        for seconds in (22..=78).step_by(2) {
+            upkeep.see(seen(seconds, 0));
         }
-        assert_eq!(upkeep.due(at(90), false), Some(revision(84)));
+        assert_eq!(due(&upkeep, 78, false), None);
+        assert_eq!(due(&upkeep, 80, false), Some(172), "a minute has gone");
+        // Much was put, but what is kept for followers is what was put.
+        upkeep.see(seen(82, COMPACT_BYTES));
+        assert_eq!(due(&upkeep, 79, false), None);
+        upkeep.see(seen(88, COMPACT_BYTES));
+        upkeep.compacted = Some((at(80), seen(72, 0)));
+        assert_eq!(due(&upkeep, 88, false), Some(182));
         assert!(upkeep.seen.len() < 6, "{:?}", upkeep.seen);
     }
 }

@@ -130,7 +130,7 @@ pub struct EtcdStore {
     /// The term that was begun here last.
     standing: Mutex<Option<election::Standing>>,
     stall: Mutex<Option<write::Stall>>,
-    /// The bytes that were put since the history was last compacted.
+    /// The bytes that were put here.
     written: AtomicU64,
     snapshots: tokio::sync::Mutex<snapshots::State>,
     upkeep: tokio::sync::Mutex<maintenance::Upkeep>,
