@@ -3,7 +3,7 @@
 use futures::future::BoxFuture;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{
-    Caller, CommitRequest, CreateNamespaceReply, CreateNamespaceRequest, DescribeReply,
+    Caller, ClusterReply, ClusterRequest, CommitRequest, CreateNamespaceReply, CreateNamespaceRequest, DescribeReply,
     DescribeRequest, ExistReply, ExistRequest, HelloReply, HelloRequest, ListReply, ListRequest,
     LookupReply, LookupRequest, MIN_VERSION, MatchPrefixReply, MatchPrefixRequest, Outcomes,
     ReleaseRequest, RemoveReply, RemoveRequest, RenewReply, RenewRequest, ReportReplicasRequest,
@@ -72,6 +72,7 @@ messages! {
     DescribeRequest => DescribeReply, describe, "Describe", None;
     ReportReplicasRequest => Outcomes, report_replicas, "ReportReplicas", None;
     StatsRequest => StatsReply, stats, "Stats", None;
+    ClusterRequest => ClusterReply, cluster, "Cluster", None;
 }
 
 impl Message for HelloRequest {
