@@ -131,9 +131,8 @@ impl Framed {
         greeting: HelloRequest,
         deadline: Deadline,
     ) -> Result<Arc<Channel>, ControlError> {
-        let failed = |what: &dyn std::fmt::Display| {
-            ControlError::new(Code::Unreachable, what.to_string())
-        };
+        let failed =
+            |what: &dyn std::fmt::Display| ControlError::new(Code::Unreachable, what.to_string());
         let mut found = tokio::net::lookup_host(&self.address)
             .await
             .map_err(|error| failed(&error))?;

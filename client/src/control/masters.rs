@@ -236,17 +236,21 @@ impl Masters {
         master.ok()
     }
 
-    /// Takes note of the masters that a leader or a standby names: those that were learned and that
-    /// it does not name are forgotten.
-    pub(super) fn learn<'a>(&self, addresses: impl Iterator<Item = &'a str> + Clone) {
+    /// Takes note of the masters that the one at `by` names. Those that were learned before and that it
+    /// does not name are forgotten; one that names nobody knows nothing of the others.
+    pub(super) fn learn(&self, by: &str, addresses: &[&str]) {
+        if addresses.is_empty() {
+            return;
+        }
         {
             let state = &mut *self.state.lock();
             let (given, route) = (state.given, state.route.clone());
             let mut place = 0;
             state.masters.retain(|master| {
                 place += 1;
-                let named = addresses.clone().any(|address| address == master.address);
-                place <= given || named || master.address == route.master.address
+                let address = master.address.as_str();
+                let kept = [by, &route.master.address];
+                place <= given || kept.contains(&address) || addresses.contains(&address)
             });
         }
         for address in addresses {
@@ -254,15 +258,16 @@ impl Masters {
         }
     }
 
-    /// Whom to ask, in order. A master that did not answer comes last; one that said that it does not
-    /// lead comes first, since it may know who does.
-    pub(super) fn in_order(&self) -> Vec<Arc<Master>> {
+    /// Whom to ask, in order: each time another first. In the first round of a search a master that did
+    /// not answer comes last, and one that said that it does not lead first, since it may know who
+    /// does.
+    pub(super) fn in_order(&self, first_round: bool) -> Vec<Arc<Master>> {
         let mut state = self.state.lock();
         state.turn = state.turn.wrapping_add(1);
         let mut order = state.masters.clone();
         let turn = state.turn % order.len().max(1);
         order.rotate_left(turn);
-        if let Some(code) = state.failed {
+        if let Some(code) = state.failed.filter(|_| first_round) {
             let route = &state.route;
             let about = route.leader.as_ref().unwrap_or(&route.master);
             let answered = !matches!(code, Code::Unreachable | Code::DeadlineExceeded);

@@ -14,7 +14,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use kvpool_proto::ClusterReply;
 use kvpool_types::{Code, Epoch};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
@@ -30,14 +30,13 @@ const FIRST_PAUSE: Duration = Duration::from_millis(40);
 pub(super) async fn search(masters: &Masters) {
     let mut backoff = Backoff::from(FIRST_PAUSE);
     let mut thorough = true;
+    let mut words = Words::default();
     loop {
-        match Box::pin(round(masters, thorough)).await {
-            Ok(route) => return masters.found(route),
-            Err(why) => {
-                if !masters.found_nobody(why) {
-                    return;
-                }
-            }
+        if let Some(route) = Box::pin(round(masters, thorough, &mut words)).await {
+            return masters.found(route);
+        }
+        if !masters.found_nobody(words.error()) {
+            return;
         }
         // All have been asked once. From now on one that answers is enough for a round, and each
         // round begins with another: there may be many clients.
@@ -49,8 +48,7 @@ pub(super) async fn search(masters: &Masters) {
 /// Whether `master` says of itself that it leads.
 pub(super) async fn leads(masters: &Masters, master: &Arc<Master>) -> bool {
     let (_, answer) = ask(masters.known(), Arc::clone(master)).await;
-    let mut heard = Heard::default();
-    let word = heard.word(masters, master, answer);
+    let word = Heard::default().word(masters, master, answer, &mut Words::default());
     matches!(word, Word::Leads)
 }
 
@@ -83,13 +81,36 @@ struct Heard {
     read_only: Option<(Epoch, Arc<Master>)>,
     /// One that does not know the question, being older; it may well lead.
     older: Vec<Arc<Master>>,
-    /// For people.
-    words: Vec<String>,
+}
+
+/// What each master said last, for people.
+#[derive(Default)]
+struct Words {
+    of: BTreeMap<String, String>,
+    /// Whether anybody said anything at all.
     answered: bool,
 }
 
-async fn round(masters: &Masters, thorough: bool) -> Result<Route, ControlError> {
-    let mut queue: VecDeque<Arc<Master>> = masters.in_order().into();
+impl Words {
+    fn set(&mut self, master: &Master, words: impl Into<String>) {
+        self.of.insert(master.address.clone(), words.into());
+    }
+
+    fn error(&self) -> ControlError {
+        let code = if self.answered {
+            Code::NotLeader
+        } else {
+            Code::Unreachable
+        };
+        let words = self.of.iter();
+        let words: Vec<String> = words.map(|(who, what)| format!("{who} {what}")).collect();
+        let why = format!("no kvmaster leads: {}", words.join("; "));
+        ControlError::new(code, why)
+    }
+}
+
+async fn round(masters: &Masters, thorough: bool, words: &mut Words) -> Option<Route> {
+    let mut queue: VecDeque<Arc<Master>> = masters.in_order(thorough).into();
     let mut asked: Vec<String> = Vec::new();
     let mut asks = FuturesUnordered::new();
     let mut heard = Heard::default();
@@ -112,8 +133,8 @@ async fn round(masters: &Masters, thorough: bool) -> Result<Route, ControlError>
             Some(answered) = asks.next() => answered,
             () = sleep_until(next_at), if !queue.is_empty() => continue,
         };
-        match heard.word(masters, &master, answer) {
-            Word::Leads => return Ok(Route::to(master, None)),
+        match heard.word(masters, &master, answer, words) {
+            Word::Leads => return Some(Route::to(master, None)),
             Word::Names(epoch, address) => {
                 let leader = masters.at(&address);
                 if let Some(leader) = leader.filter(|_| !asked.contains(&address)) {
@@ -127,7 +148,7 @@ async fn round(masters: &Masters, thorough: bool) -> Result<Route, ControlError>
             Word::Nobody => return heard.conclude(masters),
         }
         if let Some(route) = heard.passed_on(masters) {
-            return Ok(route);
+            return Some(route);
         }
     }
 }
@@ -135,91 +156,85 @@ async fn round(masters: &Masters, thorough: bool) -> Result<Route, ControlError>
 impl Heard {
     /// Reads an answer. Another master's word on who leads is worth something only if it knows of no
     /// older term than the client does.
-    fn word(&mut self, masters: &Masters, master: &Arc<Master>, answer: Answer) -> Word {
+    fn word(
+        &mut self,
+        masters: &Masters,
+        master: &Arc<Master>,
+        answer: Answer,
+        words: &mut Words,
+    ) -> Word {
         let address = &master.address;
         let reply = match answer {
             Ok(reply) => reply,
+            Err(error) if matches!(error.code, Code::Unreachable | Code::DeadlineExceeded) => {
+                words.set(master, "does not answer");
+                self.silent.push(address.clone());
+                return Word::Silence;
+            }
             Err(error) => {
-                let silent = matches!(error.code, Code::Unreachable | Code::DeadlineExceeded);
+                words.answered = true;
+                words.set(master, format!("answered {}", error.code));
                 // That is how gRPC says that there is no such call.
-                let is_older = error.code == Code::VersionMismatch;
-                if silent {
-                    self.words.push(error.message);
-                    self.silent.push(address.clone());
-                    return Word::Silence;
-                }
-                self.answered = true;
-                if is_older {
+                if error.code == Code::VersionMismatch {
                     self.older.push(Arc::clone(master));
-                } else {
-                    self.words.push(error.to_string());
                 }
                 return Word::Nobody;
             }
         };
-        self.answered = true;
+        words.answered = true;
         if masters.known().is_of_another(&reply.cluster_id) {
-            self.words.push(format!("{address} is of another pool"));
+            words.set(master, "is of another pool");
             return Word::Nobody;
         }
         let epoch = Epoch(reply.epoch);
         if let Err(highest) = masters.known().hear(epoch, address) {
-            let words = format!("{address} knows epoch {epoch} only, and {highest} was seen");
-            self.words.push(words);
+            let said = format!("knows of epoch {epoch} only, and {highest} was seen");
+            words.set(master, said);
             return Word::Nobody;
         }
         let members = reply.members.iter().map(|member| member.address.as_str());
-        masters.learn(members.filter(|address| !address.is_empty()));
-        match reply.role.as_str() {
-            "leader" => return Word::Leads,
-            "read-only" => {
-                let older = self.read_only.as_ref().map(|(epoch, _)| *epoch);
-                if older.is_none_or(|older| older < epoch) {
-                    self.read_only = Some((epoch, Arc::clone(master)));
-                }
-            }
-            // What names itself and does not lead is about to, or was until now.
-            _ if !reply.leader.is_empty() && reply.leader != *address => {
-                return Word::Names(epoch, reply.leader);
-            }
-            _ => {}
+        let members: Vec<&str> = members.filter(|address| !address.is_empty()).collect();
+        masters.learn(address, &members);
+        if reply.role == "leader" {
+            return Word::Leads;
         }
-        let reason = Some(reply.reason).filter(|reason| !reason.is_empty());
+        let reason = Some(&reply.reason).filter(|reason| !reason.is_empty());
         let reason = reason.map_or_else(String::new, |reason| format!(" ({reason})"));
-        self.words.push(format!("{address} is {}{reason}", reply.role));
+        if reply.role == "read-only" {
+            let older = self.read_only.as_ref().map(|(epoch, _)| *epoch);
+            if older.is_none_or(|older| older < epoch) {
+                self.read_only = Some((epoch, Arc::clone(master)));
+            }
+        } else if !reply.leader.is_empty() && reply.leader != *address {
+            let said = format!("is {}{reason} and names {}", reply.role, reply.leader);
+            words.set(master, said);
+            return Word::Names(epoch, reply.leader);
+        }
+        // One that names itself and does not lead is about to, or did until now.
+        words.set(master, format!("is {}{reason}", reply.role));
         Word::Nobody
     }
 
     /// The way over a standby to a leader that it names and that does not answer here.
     fn passed_on(&self, masters: &Masters) -> Option<Route> {
-        let (standby, _, leader) = self.named.iter().find(|(_, epoch, leader)| {
-            *epoch >= masters.epoch() && self.silent.contains(leader)
-        })?;
+        let (standby, _, leader) = self
+            .named
+            .iter()
+            .find(|(_, epoch, leader)| *epoch >= masters.epoch() && self.silent.contains(leader))?;
         Some(Route::to(Arc::clone(standby), Some(masters.at(leader)?)))
     }
 
-    /// What is left when all have been asked.
-    fn conclude(self, masters: &Masters) -> Result<Route, ControlError> {
-        if let Some((epoch, master)) = self.read_only
-            && epoch >= masters.epoch()
-        {
-            return Ok(Route::to_read_only(master));
+    /// What is left when nobody more is to be asked: a leader that is read-only, or a master that was
+    /// not understood, which is called as those were before they could be asked.
+    fn conclude(&self, masters: &Masters) -> Option<Route> {
+        let read_only = self.read_only.as_ref();
+        if let Some((_, master)) = read_only.filter(|(epoch, _)| *epoch >= masters.epoch()) {
+            return Some(Route::to_read_only(Arc::clone(master)));
         }
         let failed = masters.failed();
         let is_another = |master: &&Arc<Master>| Some(&master.address) != failed.as_ref();
         let older = self.older.iter().find(is_another);
-        if let Some(older) = older.or(self.older.first()) {
-            return Ok(Route::to(Arc::clone(older), None));
-        }
-        let named = self.named.iter();
-        let named = named.map(|(by, _, leader)| format!("{} names {leader}", by.address));
-        let words: Vec<String> = self.words.into_iter().chain(named).collect();
-        let code = if self.answered {
-            Code::NotLeader
-        } else {
-            Code::Unreachable
-        };
-        let why = format!("no kvmaster leads: {}", words.join("; "));
-        Err(ControlError::new(code, why))
+        let older = older.or(self.older.first())?;
+        Some(Route::to(Arc::clone(older), None))
     }
 }
