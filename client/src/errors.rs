@@ -120,6 +120,12 @@ impl ControlError {
         }
     }
 
+    /// This error, with what came after it.
+    pub(crate) fn then(self, later: &Self) -> Self {
+        let message = format!("{}; then {}", self.message, later.message);
+        Self { message, ..self }
+    }
+
     /// Whether the same call may succeed later with nothing changed by the caller.
     pub const fn is_retryable(&self) -> bool {
         self.code.is_retryable()

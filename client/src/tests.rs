@@ -1,8 +1,10 @@
 //! Whole operations against a pool that fails on command.
 
 mod control;
+mod failover;
 mod get;
 mod put;
+mod read_only;
 
 use crate::fake::Pool;
 use crate::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region};
