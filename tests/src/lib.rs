@@ -8,7 +8,10 @@ pub mod cluster;
 pub mod daemon;
 pub mod grants;
 pub mod hand;
+pub mod net;
 pub mod raw;
+pub mod relay;
+pub mod resident;
 
 pub use cluster::{Cluster, Options};
 pub use daemon::Daemon;
