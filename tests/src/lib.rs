@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod daemon;
 pub mod grants;
 pub mod hand;
+pub mod history;
 pub mod net;
 pub mod raw;
 pub mod relay;
