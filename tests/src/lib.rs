@@ -10,6 +10,7 @@ pub mod grants;
 pub mod hand;
 pub mod history;
 pub mod net;
+pub mod outage;
 pub mod raw;
 pub mod relay;
 pub mod resident;
