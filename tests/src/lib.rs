@@ -9,6 +9,7 @@ pub mod daemon;
 pub mod grants;
 pub mod hand;
 pub mod history;
+pub mod masters;
 pub mod net;
 pub mod outage;
 pub mod raw;
