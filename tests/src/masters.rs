@@ -269,6 +269,14 @@ impl Pool {
         }
     }
 
+    /// The network that it is in, if that can be cut.
+    pub fn net(&self) -> Option<&Net> {
+        match &self.options.layout {
+            Layout::Cuttable(net) => Some(net),
+            _ => None,
+        }
+    }
+
     /// The directory that holds everything of this pool.
     pub fn directory(&self) -> &Path {
         self.directory.path()

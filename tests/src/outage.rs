@@ -40,9 +40,9 @@ impl Default for Load {
         Self {
             writers: 3,
             readers: 2,
-            length: 2048,
+            length: 1024,
             standing: 64,
-            rest: Duration::from_millis(3),
+            rest: Duration::from_millis(5),
         }
     }
 }
@@ -56,6 +56,11 @@ pub enum What {
     Get,
     /// A get by a client that asks the master every time.
     Lookup,
+}
+
+impl What {
+    /// Everything that clients do.
+    pub const ALL: [Self; 3] = [Self::Put, Self::Get, Self::Lookup];
 }
 
 /// What came of it.
@@ -157,13 +162,19 @@ impl Running {
         at
     }
 
-    /// Waits until an operation of each kind has succeeded that began after `since`; says which kinds
-    /// have not within `limit`.
-    pub async fn wait_success(&self, since: Instant, limit: Duration) -> anyhow::Result<()> {
+    /// Waits until an operation of each of these kinds has succeeded that began after `since`; says
+    /// which kinds have not within `limit`.
+    pub async fn wait_success(
+        &self,
+        kinds: &[What],
+        since: Instant,
+        limit: Duration,
+    ) -> anyhow::Result<()> {
         let deadline = Instant::now() + limit;
         loop {
-            let without: Vec<What> = [What::Put, What::Get, What::Lookup]
-                .into_iter()
+            let without: Vec<What> = kinds
+                .iter()
+                .copied()
                 .filter(|what| !self.shared.succeeded(*what, since))
                 .collect();
             if without.is_empty() {

@@ -24,7 +24,7 @@ async fn an_outage_of_the_embedded_master_is_as_long_as_it_was_down_and_loses_no
         cluster.master.kill().unwrap();
         tokio::time::sleep(down).await;
         cluster.restart_master().unwrap();
-        load.wait_success(Instant::now(), Duration::from_secs(30))
+        load.wait_success(&What::ALL, Instant::now(), Duration::from_secs(30))
             .await
             .unwrap();
     }
