@@ -8,7 +8,13 @@ pub mod cluster;
 pub mod daemon;
 pub mod grants;
 pub mod hand;
+pub mod history;
+pub mod masters;
+pub mod net;
+pub mod outage;
 pub mod raw;
+pub mod relay;
+pub mod resident;
 
 pub use cluster::{Cluster, Options};
 pub use daemon::Daemon;

@@ -23,9 +23,25 @@ pub fn http_get(address: &str, path: &str) -> anyhow::Result<String> {
     Ok(body)
 }
 
+/// [`http_get`] whose every step ends within `limit`.
+pub fn http_get_within(address: &str, path: &str, limit: Duration) -> anyhow::Result<String> {
+    let stream = TcpStream::connect_timeout(&address.parse()?, limit)
+        .with_context(|| format!("connect to {address}"))?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.set_write_timeout(Some(limit))?;
+    let (status, body) = http_get_on(stream, address, path)?;
+    if status != 200 {
+        bail!("GET {path} answered {status}: {body}");
+    }
+    Ok(body)
+}
+
 /// The status and body of a GET.
 pub fn http_get_any(address: &str, path: &str) -> anyhow::Result<(u16, String)> {
-    let mut stream = connect(address)?;
+    http_get_on(connect(address)?, address, path)
+}
+
+fn http_get_on(mut stream: TcpStream, address: &str, path: &str) -> anyhow::Result<(u16, String)> {
     write!(
         stream,
         "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"

@@ -1,0 +1,146 @@
+//! Histories of concurrent clients, and whether a pool may have answered so.
+//!
+//! A history is what clients did and were told, each operation between two points in time. [`check`]
+//! decides for every answer whether some order of what was going on explains it. It reasons key by key
+//! about what is certain (a block was surely there from here to there, a value was surely gone by then)
+//! and accuses only an answer that contradicts it. So it accuses no legal history; it may let an illegal
+//! one pass where enough overlaps. The tests beside it hold both.
+//!
+//! ```text
+//!          put a ├────┤ stored                        get ├──┤ a: the value is gone since `!`
+//!                        upsert b ├────┤! stored
+//!                                  ┌── b is surely there ─────────────┐
+//!                                                 get ├──┤ miss       remove ├──…
+//!                                                      lost
+//! ```
+//!
+//! What is allowed beyond one register a key: a read may show what was true up to [`Rules::stale`]
+//! before it began (a cached location is used until its lease ends), blocks may be lost or out of reach
+//! where an [`Excuse`] says so, and an operation whose outcome its client does not know may take effect
+//! once at any time after it began, or never.
+
+mod check;
+mod intervals;
+mod record;
+mod values;
+
+#[cfg(test)]
+mod simulate;
+#[cfg(test)]
+mod tests;
+
+pub use check::check;
+pub use record::Recorder;
+pub use values::{decode, encode};
+
+use std::time::Duration;
+
+/// A point in time, counted from the start of the history.
+pub type At = Duration;
+
+/// What a client did and was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// The number of the key.
+    pub key: u64,
+    /// When the client began.
+    pub start: At,
+    /// When it was answered.
+    pub end: At,
+    /// The rest.
+    pub what: What,
+}
+
+/// An operation and its answer. Every put and upsert of a history has a value of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A put, which leaves a value that is there.
+    Put(u64, Wrote),
+    /// An upsert, which replaces it.
+    Upsert(u64, Wrote),
+    /// A remove.
+    Remove(Removed),
+    /// A get that was answered.
+    Get(Found),
+    /// An exist that was answered.
+    Exist(bool),
+}
+
+/// What a client was told of a value that it put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    /// It is there.
+    Stored,
+    /// A value was there already. (Possibly this one: an earlier try whose answer was lost.)
+    Present,
+    /// It is not there and will not be.
+    Not,
+    /// Neither.
+    Unknown,
+}
+
+/// What a client was told of a remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removed {
+    /// Nothing is there any more.
+    Done,
+    /// Nothing of use.
+    Unknown,
+}
+
+/// What a get found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The value with this number, whole.
+    Value(u64),
+    /// Bytes that are no value of the key.
+    Torn,
+    /// A miss.
+    Nothing,
+}
+
+/// A time in which blocks may be absent although nobody removed them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Excuse {
+    /// Blocks may have been lost for good between two points: a node died, or the pool was full.
+    Lost(At, At),
+    /// Blocks may have been out of reach between two points: a node was suspect.
+    Hidden(At, At),
+}
+
+/// What a pool may do.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// How old the truth of a read may be when the read begins: one lease.
+    pub stale: Duration,
+    /// Where blocks may be absent.
+    pub excuses: Vec<Excuse>,
+}
+
+/// An answer that nothing explains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// What rule it breaks.
+    pub kind: Kind,
+    /// The operation that was answered so.
+    pub operation: Operation,
+    /// Why it is wrong, for people.
+    pub why: String,
+}
+
+/// The rules that an answer can break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The bytes are no value of the key.
+    Torn,
+    /// The value was never put, or its put failed for certain, or came later.
+    NeverWritten,
+    /// The value had been replaced.
+    Stale,
+    /// The value had been removed.
+    Resurrected,
+    /// The key was said to be there while nothing was.
+    Phantom,
+    /// The key was said to be absent while a value was there.
+    Lost,
+}

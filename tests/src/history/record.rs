@@ -1,0 +1,147 @@
+//! Clients that do things at random, and write down what they did and were told.
+
+use super::values::LONGEST;
+use super::{Excuse, Found, Operation, Removed, What, Wrote, decode, encode};
+use crate::blocks;
+use kvpool_client::{
+    Client, GetBlock, GetOptions, Leasing, Lookup, Put, PutBlock, PutError, PutOptions, Region,
+    Remove,
+};
+use kvpool_types::{Code, Key};
+use rand::Rng;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// Writes a history. The keys that its clients use must be fresh in the pool.
+#[derive(Debug)]
+pub struct Recorder {
+    started: Instant,
+    values: AtomicU64,
+    operations: Mutex<Vec<Operation>>,
+}
+
+impl Default for Recorder {
+    fn default() -> Self {
+        Self {
+            started: Instant::now(),
+            values: AtomicU64::new(0),
+            operations: Mutex::default(),
+        }
+    }
+}
+
+impl Recorder {
+    /// Says that blocks may have been lost between two points in time.
+    pub fn lost(&self, from: Instant, to: Instant) -> Excuse {
+        Excuse::Lost(self.at(from), self.at(to))
+    }
+
+    /// Says that blocks may have been out of reach between two points in time.
+    pub fn hidden(&self, from: Instant, to: Instant) -> Excuse {
+        Excuse::Hidden(self.at(from), self.at(to))
+    }
+
+    /// The history so far.
+    pub fn history(&self) -> Vec<Operation> {
+        self.operations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Has a client do things to `keys`, one after the other, until a point in time.
+    pub async fn drive(&self, client: &Client, keys: Range<u64>, until: Instant) {
+        while Instant::now() < until {
+            let (key, dice) = {
+                let mut random = rand::rng();
+                let key = random.random_range(keys.clone());
+                (key, random.random_range(0..100))
+            };
+            let start = Instant::now();
+            let what = match dice {
+                0..20 => Some(self.put(client, key, false).await),
+                20..35 => Some(self.put(client, key, true).await),
+                35..45 => Some(remove(client, key).await),
+                45..85 => get(client, key).await,
+                _ => exist(client, key).await,
+            };
+            if let Some(what) = what {
+                let operation = Operation {
+                    key,
+                    start: self.at(start),
+                    end: self.at(Instant::now()),
+                    what,
+                };
+                self.operations
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(operation);
+            }
+        }
+    }
+
+    async fn put(&self, client: &Client, key: u64, upsert: bool) -> What {
+        let value = self.values.fetch_add(1, Ordering::Relaxed);
+        let put = PutBlock::new(name(key), Region::from(encode(key, value)).whole());
+        let options = PutOptions {
+            upsert,
+            ..PutOptions::default()
+        };
+        let wrote = match client.batch_put(vec![put], &options).await.remove(0) {
+            Ok(Put::Stored { .. }) => Wrote::Stored,
+            Ok(Put::Present) if !upsert => Wrote::Present,
+            Ok(Put::Present) | Err(PutError::OutcomeUnknown { .. }) => Wrote::Unknown,
+            Err(_) => Wrote::Not,
+        };
+        match upsert {
+            true => What::Upsert(value, wrote),
+            false => What::Put(value, wrote),
+        }
+    }
+
+    fn at(&self, instant: Instant) -> super::At {
+        instant.saturating_duration_since(self.started)
+    }
+}
+
+/// The keys of a history, apart from those of other blocks.
+fn name(key: u64) -> Key {
+    blocks::key(1 << 48 | key)
+}
+
+async fn remove(client: &Client, key: u64) -> What {
+    // By force: leases protect from eviction, and are no matter of what a history may be.
+    let removed = client.remove(Remove::Keys(vec![name(key)]), true).await;
+    let code = removed.ok().and_then(|r| r.codes.first().copied());
+    match code {
+        Some(Code::Ok | Code::Missing) => What::Remove(Removed::Done),
+        _ => What::Remove(Removed::Unknown),
+    }
+}
+
+async fn get(client: &Client, key: u64) -> Option<What> {
+    let target = blocks::target(LONGEST);
+    let get = GetBlock::new(name(key), target.clone());
+    let options = GetOptions {
+        // Half of the gets leave a cached location behind for the next.
+        release: key.is_multiple_of(2),
+        ..GetOptions::default()
+    };
+    let found = match client.batch_get(vec![get], &options).await.remove(0) {
+        Ok(Lookup::Hit { length, .. }) => {
+            let mut bytes = target.to_vec();
+            bytes.truncate(usize::try_from(length.0).unwrap_or(usize::MAX));
+            decode(key, &bytes)
+        }
+        Ok(Lookup::Miss) => Found::Nothing,
+        Err(_) => return None,
+    };
+    Some(What::Get(found))
+}
+
+async fn exist(client: &Client, key: u64) -> Option<What> {
+    let answer = client.exist(&[name(key)], Leasing::None).await.ok()?;
+    answer.present.first().copied().map(What::Exist)
+}

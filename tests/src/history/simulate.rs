@@ -1,0 +1,191 @@
+//! Histories of a register that is right, made of chance: whatever the checker says of them is wrong.
+
+use super::{At, Excuse, Found, Operation, Removed, What, Wrote};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What chance decides of one operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Draw {
+    client: u8,
+    key: u64,
+    kind: u8,
+    /// Before it begins, in milliseconds.
+    pause: u16,
+    /// From start to end, in milliseconds.
+    takes: u16,
+    /// Where between start and end it takes effect, of 1000.
+    effect: u16,
+    /// How old a read is, of 1000 of what is allowed.
+    age: u16,
+    /// What else may be otherwise than plain.
+    twist: u8,
+}
+
+/// How far a simulated history may go from a plain register.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct World {
+    pub(super) clients: u8,
+    pub(super) stale: Duration,
+    /// Outcomes are lost now and then.
+    pub(super) forgets: bool,
+    /// Values are lost at this point, as nodes are.
+    pub(super) loses: Option<At>,
+    /// From this point on blocks are out of reach for half a second.
+    pub(super) hides: Option<At>,
+}
+
+pub(super) fn draws(clients: u8) -> impl Strategy<Value = Vec<Draw>> {
+    let draw = (
+        (0..clients, 0..2u64, any::<u8>(), 1..30u16),
+        (1..60u16, 0..=1000u16, 0..=1000u16, any::<u8>()),
+    )
+        .prop_map(
+            |((client, key, kind, pause), (takes, effect, age, twist))| Draw {
+                client,
+                key,
+                kind,
+                pause,
+                takes,
+                effect,
+                age,
+                twist,
+            },
+        );
+    prop::collection::vec(draw, 1..120)
+}
+
+/// An operation before it is known what comes of it.
+struct Planned {
+    draw: Draw,
+    value: u64,
+    start: At,
+    end: At,
+    /// When it takes effect; `None`: never.
+    effect: Option<At>,
+    is_known: bool,
+}
+
+/// Lets a right register live through what chance decided.
+pub(super) fn history(draws: &[Draw], world: &World) -> Vec<Operation> {
+    let mut planned = plan(draws, world);
+    planned.sort_by_key(|planned| planned.effect);
+    let mut kept: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut loss = world.loses;
+    let mut done = Vec::new();
+    for planned in planned {
+        let Some(effect) = planned.effect else {
+            done.push(never(&planned));
+            continue;
+        };
+        if loss.is_some_and(|at| at <= effect) {
+            loss = None;
+            kept.clear();
+        }
+        let is_hidden = world.hides.is_some_and(|from| {
+            effect >= from && effect <= from + HIDDEN && planned.draw.twist % 2 == 0
+        });
+        done.push(Operation {
+            key: planned.draw.key,
+            start: planned.start,
+            end: planned.end,
+            what: apply(&planned, &mut kept, is_hidden),
+        });
+    }
+    done
+}
+
+const HIDDEN: Duration = Duration::from_millis(500);
+
+/// What the checker is to be told of the world.
+pub(super) fn excuses(world: &World) -> Vec<Excuse> {
+    let lost = world.loses.map(|at| Excuse::Lost(at, at));
+    let hidden = world.hides.map(|from| Excuse::Hidden(from, from + HIDDEN));
+    lost.into_iter().chain(hidden).collect()
+}
+
+fn plan(draws: &[Draw], world: &World) -> Vec<Planned> {
+    let mut clocks = vec![At::ZERO; usize::from(world.clients)];
+    let plan = draws.iter().zip(0..).map(|(draw, value)| {
+        let clock = &mut clocks[usize::from(draw.client)];
+        let millis = |number: u16| Duration::from_millis(number.into());
+        let start = *clock + millis(draw.pause);
+        let took = millis(draw.takes);
+        *clock = start + took;
+        let is_read = draw.kind >= 120;
+        let forgotten = world.forgets && !is_read && draw.twist >= 200;
+        let effect = match (is_read, forgotten) {
+            (true, _) => {
+                let oldest = start.saturating_sub(world.stale);
+                Some(oldest + (start + took - oldest) * draw.age.into() / 1000)
+            }
+            (false, false) => Some(start + took * draw.effect.into() / 1000),
+            // Its effect may come long after the client gave up, or never.
+            (false, true) => (draw.age > 300).then(|| start + took * draw.age.into() / 100),
+        };
+        Planned {
+            draw: *draw,
+            value,
+            start,
+            end: *clock,
+            effect,
+            is_known: !forgotten,
+        }
+    });
+    plan.collect()
+}
+
+fn never(planned: &Planned) -> Operation {
+    let what = match planned.draw.kind {
+        0..50 => What::Put(planned.value, not(planned)),
+        50..90 => What::Upsert(planned.value, not(planned)),
+        _ => What::Remove(Removed::Unknown),
+    };
+    Operation {
+        key: planned.draw.key,
+        start: planned.start,
+        end: planned.end,
+        what,
+    }
+}
+
+/// What the client of a put without effect was told.
+fn not(planned: &Planned) -> Wrote {
+    match planned.draw.effect % 2 {
+        0 => Wrote::Not,
+        _ => Wrote::Unknown,
+    }
+}
+
+fn apply(planned: &Planned, kept: &mut BTreeMap<u64, u64>, is_hidden: bool) -> What {
+    let (key, value) = (planned.draw.key, planned.value);
+    let there = kept.get(&key).copied();
+    let seen = there.filter(|_| !is_hidden);
+    let known = |outcome| match planned.is_known {
+        true => outcome,
+        false => Wrote::Unknown,
+    };
+    match planned.draw.kind {
+        0..50 if seen.is_some() => What::Put(value, known(Wrote::Present)),
+        0..50 => {
+            kept.insert(key, value);
+            What::Put(value, known(Wrote::Stored))
+        }
+        50..90 => {
+            kept.insert(key, value);
+            What::Upsert(value, known(Wrote::Stored))
+        }
+        90..120 => {
+            if seen.is_some() {
+                kept.remove(&key);
+            }
+            What::Remove(match planned.is_known {
+                true => Removed::Done,
+                false => Removed::Unknown,
+            })
+        }
+        120..200 => What::Get(seen.map_or(Found::Nothing, Found::Value)),
+        _ => What::Exist(seen.is_some()),
+    }
+}

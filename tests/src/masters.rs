@@ -1,0 +1,501 @@
+//! A whole pool with standby masters: several kvmasters on a real etcd, and their store nodes.
+
+mod store;
+
+pub use store::Store;
+
+use crate::daemon::{Daemon, path_of};
+use crate::net::Net;
+use crate::raw::http_get_within;
+use crate::relay::Relay;
+use anyhow::{Context, bail};
+use kvpool_client::{Client, Options as ClientOptions};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The party of a [`Net`] that etcd is.
+pub const ETCD: &str = "etcd";
+/// The party of a [`Net`] that all clients and store nodes are.
+pub const POOL: &str = "pool";
+/// How long a master may take to say what it is: a stopped one says nothing.
+const ASKING: Duration = Duration::from_millis(500);
+/// How long anything may take that is waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The party of a [`Net`] that a master is.
+pub fn party(master: usize) -> String {
+    format!("master-{master}")
+}
+
+/// A network for so many masters, or a word on standard error that `test` is skipped.
+pub fn net_or_skip(test: &str, masters: usize) -> Option<Arc<Net>> {
+    let masters: Vec<String> = (0..masters).map(party).collect();
+    let parties: Vec<&str> = [ETCD, POOL]
+        .into_iter()
+        .chain(masters.iter().map(String::as_str))
+        .collect();
+    Net::or_skip(test, &parties).map(Arc::new)
+}
+
+/// Whether there are standby masters to be tested on this machine; if not, says on standard error that
+/// `test` is skipped.
+pub fn available(test: &str) -> bool {
+    let reason = missing();
+    if let Some(reason) = &reason {
+        eprintln!("SKIPPED {test}: {reason}");
+    }
+    reason.is_none()
+}
+
+fn missing() -> Option<String> {
+    if let Err(error) = kvpool_etcd::testing::binary() {
+        return Some(error.to_string());
+    }
+    let kvmaster = path_of("kvmaster").expect("the daemons are built before the tests");
+    let help = Command::new(kvmaster)
+        .arg("--help")
+        .output()
+        .expect("kvmaster runs")
+        .stdout;
+    let knows = String::from_utf8_lossy(&help).contains("--etcd");
+    (!knows).then(|| "this kvmaster knows no etcd".to_owned())
+}
+
+/// How the processes reach each other.
+#[derive(Clone, Debug, Default)]
+pub enum Layout {
+    /// Over the loopback.
+    #[default]
+    Plain,
+    /// Each master advertises a relay before it, which can be closed.
+    Relayed,
+    /// In a network that can be cut. The caller is at [`POOL`].
+    Cuttable(Arc<Net>),
+}
+
+/// What a pool is made of.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many masters.
+    pub masters: usize,
+    /// How many members of etcd: 1 or 3.
+    pub etcd: usize,
+    /// How many store nodes.
+    pub nodes: usize,
+    /// The size of each node's one segment, as its flag takes it.
+    pub segment: String,
+    /// More flags for every kvmaster.
+    pub master: Vec<String>,
+    /// How they reach each other.
+    pub layout: Layout,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            masters: 3,
+            etcd: 1,
+            nodes: 2,
+            segment: "256MiB".into(),
+            master: Vec::new(),
+            layout: Layout::Plain,
+        }
+    }
+}
+
+impl Options {
+    /// Adds flags for every kvmaster.
+    #[must_use]
+    pub fn master(mut self, flags: &[&str]) -> Self {
+        self.master
+            .extend(flags.iter().map(|flag| (*flag).to_owned()));
+        self
+    }
+}
+
+/// A pool of real processes in a directory of its own. Dropping it kills them.
+#[derive(Debug)]
+pub struct Pool {
+    options: Options,
+    masters: Vec<Master>,
+    /// The store nodes, named node-0 and so on.
+    pub nodes: Vec<Daemon>,
+    /// etcd.
+    pub store: Store,
+    directory: TempDir,
+}
+
+#[derive(Debug)]
+struct Master {
+    daemon: Daemon,
+    relay: Option<Relay>,
+    is_dead: bool,
+}
+
+/// What a master says of itself and of the pool.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// leader, read-only, standby or starting.
+    pub role: String,
+    /// The latest term that it knows.
+    pub epoch: u64,
+    /// Everything, under the names of `pool.proto`.
+    pub all: Value,
+}
+
+/// Who leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// Which master.
+    pub index: usize,
+    /// Its term.
+    pub epoch: u64,
+}
+
+impl Pool {
+    /// Starts a pool and waits until one master leads, the others stand by, and every node is live.
+    pub fn start(options: Options) -> anyhow::Result<Self> {
+        let directory = TempDir::with_prefix("kvpool-test-")?;
+        let net = match &options.layout {
+            Layout::Cuttable(net) => Some(Arc::clone(net)),
+            _ => None,
+        };
+        let store = Store::start(directory.path(), options.etcd, net)?;
+        let mut pool = Self {
+            options,
+            masters: Vec::new(),
+            nodes: Vec::new(),
+            store,
+            directory,
+        };
+        for index in 0..pool.options.masters {
+            let relay = match pool.options.layout {
+                Layout::Relayed => Some(Relay::listen("127.0.0.1:0")?),
+                _ => None,
+            };
+            let daemon = pool.start_master(index, relay.as_ref(), None)?;
+            if let Some(relay) = &relay {
+                relay.to(&daemon.listen);
+            }
+            pool.masters.push(Master {
+                daemon,
+                relay,
+                is_dead: false,
+            });
+        }
+        for index in 0..pool.options.nodes {
+            let node = pool.start_node(index)?;
+            pool.nodes.push(node);
+        }
+        pool.wait_settled()?;
+        pool.wait_live(pool.options.nodes)?;
+        Ok(pool)
+    }
+
+    fn start_master(
+        &self,
+        index: usize,
+        relay: Option<&Relay>,
+        listen: Option<&str>,
+    ) -> anyhow::Result<Daemon> {
+        let (host, name) = (self.host(&party(index)), party(index));
+        let any_port = format!("{host}:0");
+        let mut flags: Vec<String> = [
+            "--etcd",
+            &self.store.endpoints().join(","),
+            "--cluster",
+            "test",
+            "--listen",
+            listen.unwrap_or(&any_port),
+            "--http-listen",
+            &any_port,
+        ]
+        .map(str::to_owned)
+        .into();
+        if let Some(relay) = relay {
+            flags.extend(["--advertise".into(), format!("http://{}", relay.address())]);
+        }
+        flags.extend(self.options.master.iter().cloned());
+        let directory = self.directory.path().to_owned();
+        self.at(&party(index), move || {
+            Daemon::start("kvmaster", &directory, &name, &flags)
+        })
+    }
+
+    fn start_node(&self, index: usize) -> anyhow::Result<Daemon> {
+        let name = format!("node-{index}");
+        let any_port = format!("{}:0", self.host(POOL));
+        let socket = self.directory.path().join(format!("{name}.sock"));
+        let mut flags: Vec<String> = [
+            "--name",
+            &name,
+            "--listen",
+            &any_port,
+            "--http-listen",
+            &any_port,
+            "--segment",
+            &self.options.segment,
+            "--shm-path",
+            &socket.display().to_string(),
+        ]
+        .map(str::to_owned)
+        .into();
+        for url in self.urls() {
+            flags.extend(["--master".to_owned(), url]);
+        }
+        let directory = self.directory.path().to_owned();
+        self.at(POOL, move || {
+            Daemon::start("kvstore-node", &directory, &name, &flags)
+        })
+    }
+
+    /// The address that a party listens on.
+    fn host(&self, party: &str) -> String {
+        match &self.options.layout {
+            Layout::Cuttable(net) => net.address(party).to_string(),
+            _ => "127.0.0.1".to_owned(),
+        }
+    }
+
+    /// Does something where a party is.
+    fn at<R: Send + 'static>(&self, party: &str, work: impl FnOnce() -> R + Send + 'static) -> R {
+        match &self.options.layout {
+            Layout::Cuttable(net) => net.run(party, |_| work()),
+            _ => work(),
+        }
+    }
+
+    /// The network that it is in, if that can be cut.
+    pub fn net(&self) -> Option<&Net> {
+        match &self.options.layout {
+            Layout::Cuttable(net) => Some(net),
+            _ => None,
+        }
+    }
+
+    /// The directory that holds everything of this pool.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The masters as clients and nodes are told of them.
+    pub fn urls(&self) -> Vec<String> {
+        (0..self.masters.len())
+            .map(|index| self.url(index))
+            .collect()
+    }
+
+    /// A master as clients and nodes are told of it.
+    pub fn url(&self, index: usize) -> String {
+        let master = &self.masters[index];
+        match &master.relay {
+            Some(relay) => format!("http://{}", relay.address()),
+            None => format!("http://{}", master.daemon.listen),
+        }
+    }
+
+    /// A master's process.
+    pub fn master(&self, index: usize) -> &Daemon {
+        &self.masters[index].daemon
+    }
+
+    /// Options of a client of this pool.
+    pub fn client_options(&self) -> ClientOptions {
+        ClientOptions {
+            masters: self.urls(),
+            ..ClientOptions::default()
+        }
+    }
+
+    /// A client of this pool.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        Ok(Client::connect(self.client_options()).await?)
+    }
+
+    /// Kills a master at once (SIGKILL).
+    pub fn kill(&mut self, index: usize) -> anyhow::Result<()> {
+        self.masters[index].is_dead = true;
+        self.masters[index].daemon.kill()
+    }
+
+    /// Asks a master to end (SIGTERM) and waits until it has.
+    pub fn terminate(&mut self, index: usize) -> anyhow::Result<()> {
+        self.masters[index].is_dead = true;
+        self.masters[index].daemon.terminate().map(drop)
+    }
+
+    /// Starts a master again on its port, after it was killed.
+    pub fn restart(&mut self, index: usize) -> anyhow::Result<()> {
+        let master = &self.masters[index];
+        let listen = master.daemon.listen.clone();
+        let daemon = self.start_master(index, master.relay.as_ref(), Some(&listen))?;
+        self.masters[index].daemon = daemon;
+        self.masters[index].is_dead = false;
+        Ok(())
+    }
+
+    /// Stops a master where it stands (SIGSTOP).
+    pub fn pause(&self, index: usize) -> anyhow::Result<()> {
+        self.masters[index].daemon.pause()
+    }
+
+    /// Lets a stopped master go on.
+    pub fn resume(&self, index: usize) -> anyhow::Result<()> {
+        self.masters[index].daemon.resume()
+    }
+
+    /// Has connections to a master refused and those that are open end; it needs [`Layout::Relayed`].
+    /// The master itself goes on, and keeps its etcd.
+    pub fn refuse(&mut self, index: usize) {
+        let relay = self.masters[index].relay.as_mut();
+        relay.expect("a relayed pool").close();
+    }
+
+    /// Lets connections to a master through again.
+    pub fn accept(&mut self, index: usize) -> anyhow::Result<()> {
+        let relay = self.masters[index].relay.as_mut();
+        relay.expect("a relayed pool").open()
+    }
+
+    /// Kills a node at once and starts it anew, as a new incarnation of the same name.
+    pub fn replace_node(&mut self, index: usize) -> anyhow::Result<()> {
+        self.nodes[index].kill()?;
+        self.nodes[index] = self.start_node(index)?;
+        Ok(())
+    }
+
+    /// The JSON that a master's HTTP port answers, asked where the master is: cuts do not matter.
+    pub fn get(&self, index: usize, path: &str) -> anyhow::Result<Value> {
+        let (http, path) = (self.masters[index].daemon.http.clone(), path.to_owned());
+        let body = self.at(&party(index), move || http_get_within(&http, &path, ASKING))?;
+        Ok(serde_json::from_str(&body)?)
+    }
+
+    /// What a master says of itself.
+    pub fn status(&self, index: usize) -> anyhow::Result<Status> {
+        let all = self.get(index, "/api/v1/cluster")?;
+        Ok(Status {
+            role: all["role"].as_str().context("a role")?.to_owned(),
+            epoch: all["epoch"].as_u64().context("an epoch")?,
+            all,
+        })
+    }
+
+    /// What every master that answers says of itself.
+    pub fn statuses(&self) -> Vec<(usize, Status)> {
+        let alive = (0..self.masters.len()).filter(|index| !self.masters[*index].is_dead);
+        alive
+            .filter_map(|index| Some((index, self.status(index).ok()?)))
+            .collect()
+    }
+
+    /// Who leads, of those that answer and say so: the one of the highest epoch.
+    pub fn leader(&self) -> Option<Leader> {
+        let leaders = self
+            .statuses()
+            .into_iter()
+            .filter(|(_, s)| s.role == "leader");
+        let leaders = leaders.map(|(index, status)| Leader {
+            index,
+            epoch: status.epoch,
+        });
+        leaders.max_by_key(|leader| leader.epoch)
+    }
+
+    /// The masters that stand by.
+    pub fn standbys(&self) -> Vec<usize> {
+        let standbys = self
+            .statuses()
+            .into_iter()
+            .filter(|(_, s)| s.role == "standby");
+        standbys.map(|(index, _)| index).collect()
+    }
+
+    /// Waits until one leads of a higher epoch than `epoch`.
+    pub fn wait_leader(&self, epoch: u64) -> anyhow::Result<Leader> {
+        let mut found = None;
+        self.wait_for(&format!("a leader after epoch {epoch}"), || {
+            found = self.leader().filter(|leader| leader.epoch > epoch);
+            Ok(found.is_some())
+        })?;
+        found.context("a leader that was just found")
+    }
+
+    /// Waits until one master leads and every other one stands by.
+    pub fn wait_settled(&self) -> anyhow::Result<Leader> {
+        let mut found = None;
+        self.wait_for("one leader and standbys", || {
+            found = self.leader();
+            Ok(found.is_some() && self.standbys().len() + 1 == self.masters.len())
+        })?;
+        found.context("a leader that was just found")
+    }
+
+    /// Waits until the leader has `count` live nodes.
+    pub fn wait_live(&self, count: usize) -> anyhow::Result<()> {
+        self.wait_for(&format!("{count} live nodes"), || {
+            let Some(leader) = self.leader() else {
+                return Ok(false);
+            };
+            let Ok(nodes) = self.get(leader.index, "/api/v1/nodes") else {
+                return Ok(false);
+            };
+            let nodes = nodes.as_array().into_iter().flatten();
+            Ok(nodes.filter(|node| node["state"] == "live").count() == count)
+        })
+    }
+
+    /// One number of the top level of the leader's counters.
+    pub fn gauge(&self, name: &str) -> anyhow::Result<u64> {
+        let leader = self.leader().context("nobody leads")?;
+        let counters = self.get(leader.index, "/api/v1/counters")?;
+        counters[name]
+            .as_u64()
+            .with_context(|| format!("no {name} in {counters}"))
+    }
+
+    /// Waits until `condition` holds; fails after 30 s, naming `what`.
+    pub fn wait_for(
+        &self,
+        what: &str,
+        mut condition: impl FnMut() -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let limit = Instant::now() + PATIENCE;
+        while !condition()? {
+            if Instant::now() > limit {
+                bail!(
+                    "{what}: not within {PATIENCE:?}; the masters: {:#?}\n{}",
+                    self.statuses(),
+                    self.logs()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// The last lines that each master and node logged.
+    pub fn logs(&self) -> String {
+        let masters = self.masters.iter().map(|master| &master.daemon).enumerate();
+        let nodes = self.nodes.iter().enumerate();
+        let named = masters
+            .map(|(index, daemon)| (party(index), daemon))
+            .chain(nodes.map(|(index, daemon)| (format!("node-{index}"), daemon)));
+        let mut all = String::new();
+        for (name, daemon) in named {
+            let text = daemon.log_text();
+            let lines: Vec<&str> = text.lines().collect();
+            let tail = lines.len().saturating_sub(25);
+            all.push_str(&format!("--- the log of {name} ends with\n"));
+            for line in lines.iter().skip(tail) {
+                all.push_str(line);
+                all.push('\n');
+            }
+        }
+        all
+    }
+}

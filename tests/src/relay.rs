@@ -1,0 +1,162 @@
+//! A relay of TCP connections that can be closed: then connections to it are refused and those that
+//! are open end, while whoever is behind it notices nothing else.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::{JoinHandle, JoinSet};
+
+/// A relay, in the network namespace of the thread that made it. Dropping it closes it.
+#[derive(Debug)]
+pub struct Relay {
+    address: SocketAddr,
+    target: Arc<Mutex<String>>,
+    runtime: Option<Runtime>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Relay {
+    /// Listens on `address`; port 0 is any free one. Until [`Relay::to`] says where connections go,
+    /// they end at once.
+    pub fn listen(address: &str) -> anyhow::Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
+        let listener = std::net::TcpListener::bind(address)?;
+        let mut relay = Self {
+            address: listener.local_addr()?,
+            target: Arc::default(),
+            runtime: Some(runtime),
+            accepting: None,
+        };
+        relay.accept(listener)?;
+        Ok(relay)
+    }
+
+    /// Where it listens, open or closed.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Sends connections that come from now on to `target`, `host:port`.
+    pub fn to(&self, target: &str) {
+        target.clone_into(&mut self.target.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Refuses connections from now on and ends those that are open. It has happened on return.
+    pub fn close(&mut self) {
+        let Some((runtime, accepting)) = self.runtime.as_ref().zip(self.accepting.take()) else {
+            return;
+        };
+        accepting.abort();
+        // The caller may be on a runtime's thread itself, where waiting for another is not allowed.
+        let (gone, is_gone) = std::sync::mpsc::channel();
+        runtime.spawn(async move {
+            let _cancelled = accepting.await;
+            let _waits = gone.send(());
+        });
+        let _ended_otherwise = is_gone.recv();
+    }
+
+    /// Listens again where it did.
+    pub fn open(&mut self) -> anyhow::Result<()> {
+        if self.accepting.is_none() {
+            self.accept(std::net::TcpListener::bind(self.address)?)?;
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, listener: std::net::TcpListener) -> anyhow::Result<()> {
+        listener.set_nonblocking(true)?;
+        let target = Arc::clone(&self.target);
+        if let Some(runtime) = &self.runtime {
+            let _there = runtime.enter();
+            let listener = TcpListener::from_std(listener)?;
+            self.accepting = Some(runtime.spawn(accept(listener, target)));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Relays until it is aborted, which ends the connections with it.
+async fn accept(listener: TcpListener, target: Arc<Mutex<String>>) {
+    let mut open = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let Ok((near, _)) = accepted else { continue };
+                let target = target
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .clone();
+                open.spawn(relay(near, target));
+            }
+            Some(_) = open.join_next() => {}
+        }
+    }
+}
+
+async fn relay(mut near: TcpStream, target: String) {
+    let Ok(mut far) = TcpStream::connect(target).await else {
+        return;
+    };
+    // Relaying must not make small messages wait for each other's acknowledgement.
+    if near.set_nodelay(true).and(far.set_nodelay(true)).is_ok() {
+        let _either_end_left = copy_bidirectional(&mut near, &mut far).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener as Listener, TcpStream as Stream};
+
+    /// A server that sends back what it gets.
+    fn echo() -> SocketAddr {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().map_while(Result::ok) {
+                std::thread::spawn(move || {
+                    let mut other = stream.try_clone().unwrap();
+                    std::io::copy(&mut stream, &mut other)
+                });
+            }
+        });
+        address
+    }
+
+    fn says_back(stream: &mut Stream) -> bool {
+        let mut answer = [0; 4];
+        stream.write_all(b"ping").is_ok() && stream.read_exact(&mut answer).is_ok()
+    }
+
+    #[test]
+    fn a_closed_relay_refuses_and_ends_what_is_open_and_an_opened_one_serves_again() {
+        let mut relay = Relay::listen("127.0.0.1:0").unwrap();
+        relay.to(&echo().to_string());
+        let mut before = Stream::connect(relay.address()).unwrap();
+        assert!(says_back(&mut before));
+        for _ in 0..3 {
+            relay.close();
+            let refused = Stream::connect(relay.address()).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+            assert!(!says_back(&mut before));
+            relay.open().unwrap();
+            before = Stream::connect(relay.address()).unwrap();
+            assert!(says_back(&mut before));
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What users notice when the leader is gone in each way that it can be.
+//!
+//! `KVPOOL_FAILOVERS=20` kills the leader so many times and does each of the other things to it a
+//! quarter as often; without it, numbers that keep the suite quick. What must hold is asserted: nothing
+//! acknowledged is lost, no byte is wrong, no epoch goes back, and the pool comes back. How long that
+//! takes is printed beside the goal: a busy machine must not fail the suite.
+
+use kvpool_tests::masters::{self, ETCD, Layout, Options, POOL, Pool, party};
+use kvpool_tests::net::Net;
+use kvpool_tests::outage::{Load, Report, Summary, What};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Puts and lookups are to work again within this.
+const GOAL: Duration = Duration::from_secs(3);
+/// And must within this.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How long what is not over at once is left as it is: longer than a leader keeps its term without etcd.
+const HELD: Duration = Duration::from_secs(7);
+
+/// Something that happens to a leader.
+struct Fault {
+    name: &'static str,
+    /// How often, of 20.
+    share: u32,
+    /// Whether another master must lead because of it.
+    deposes: bool,
+    hurt: fn(&mut Pool, usize),
+    repair: fn(&mut Pool, usize),
+}
+
+impl Fault {
+    fn runs(&self) -> u32 {
+        let asked = std::env::var("KVPOOL_FAILOVERS").ok();
+        match asked.and_then(|text| text.parse::<u32>().ok()) {
+            Some(kills) => (kills * self.share).div_ceil(20),
+            None => self.share.div_ceil(10),
+        }
+    }
+}
+
+/// Hurts the leader of a pool under load again and again, and says what that was like.
+async fn fail_over(fault: &Fault, layout: Layout) {
+    let options = Options {
+        layout,
+        ..Options::default()
+    };
+    let mut pool = Pool::start(options).unwrap();
+    let mut load = Load::default().start(&pool.client_options()).await.unwrap();
+    for _ in 0..fault.runs() {
+        let leader = pool.wait_settled().unwrap();
+        pool.wait_live(2).unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let begun = load.event(fault.name);
+        (fault.hurt)(&mut pool, leader.index);
+        if fault.deposes {
+            let next = pool.wait_leader(leader.epoch).unwrap();
+            println!("{}: {leader:?}, then {next:?}", fault.name);
+        } else {
+            tokio::time::sleep_until((begun + HELD).into()).await;
+        }
+        let recovered = load.wait_success(&What::ALL, Instant::now(), LIMIT).await;
+        recovered.unwrap_or_else(|error| panic!("{error}\n{}", pool.logs()));
+        load.event("the same, when it is over");
+        (fault.repair)(&mut pool, leader.index);
+    }
+    pool.wait_settled().unwrap();
+    let report = load.end().await.unwrap();
+    judge(fault, &pool, &report).await;
+}
+
+async fn judge(fault: &Fault, pool: &Pool, report: &Report) {
+    let mut summary = Summary::default();
+    summary.add(report);
+    let worst = summary.worst(fault.name);
+    let verdict = match worst.put.max(worst.lookup) < GOAL {
+        true => "met",
+        false => "missed",
+    };
+    println!(
+        "{summary}the goal of {GOAL:?} is {verdict}; {} puts acknowledged, failed {:?}",
+        report.acknowledged(),
+        report.failures(What::Put)
+    );
+    let client = pool.client().await.unwrap();
+    let lost_and_wrong = report.lost_and_wrong(&client).await.unwrap();
+    assert_eq!(lost_and_wrong, (0, 0), "of all acknowledged blocks");
+    assert_eq!(report.wrong(), 0);
+    assert_eq!(report.missed(), 0, "a get of a block that was there missed");
+    let gone_back = report.epochs_gone_back();
+    assert!(gone_back.is_empty(), "two leaders at once: {gone_back:#?}");
+    assert!(worst.put < LIMIT && worst.lookup < LIMIT, "{worst:?}");
+}
+
+/// Runs a test whose processes are all in a network of their own.
+fn inside(net: &Arc<Net>, fault: &Fault) {
+    let layout = Layout::Cuttable(Arc::clone(net));
+    net.inside(POOL, || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(fail_over(fault, layout));
+    });
+}
+
+fn net_of(pool: &Pool) -> &Net {
+    pool.net().expect("a pool that can be cut")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_killed_is_followed() {
+    if !masters::available("a_leader_that_is_killed_is_followed") {
+        return;
+    }
+    let fault = Fault {
+        name: "kill -9 of the leader",
+        share: 20,
+        deposes: true,
+        hurt: |pool, leader| pool.kill(leader).unwrap(),
+        repair: |pool, leader| pool.restart(leader).unwrap(),
+    };
+    fail_over(&fault, Layout::Plain).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_asked_to_end_hands_over() {
+    if !masters::available("a_leader_that_is_asked_to_end_hands_over") {
+        return;
+    }
+    let fault = Fault {
+        name: "SIGTERM of the leader",
+        share: 5,
+        deposes: true,
+        hurt: |pool, leader| pool.terminate(leader).unwrap(),
+        repair: |pool, leader| pool.restart(leader).unwrap(),
+    };
+    fail_over(&fault, Layout::Plain).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_stopped_is_followed_and_stands_by_when_it_goes_on() {
+    if !masters::available("a_leader_that_is_stopped_is_followed_and_stands_by_when_it_goes_on") {
+        return;
+    }
+    let fault = Fault {
+        name: "SIGSTOP of the leader",
+        share: 5,
+        deposes: true,
+        hurt: |pool, leader| pool.pause(leader).unwrap(),
+        repair: |pool, leader| pool.resume(leader).unwrap(),
+    };
+    fail_over(&fault, Layout::Plain).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_refuses_connections_while_it_lives_stops_nobody() {
+    if !masters::available("a_leader_that_refuses_connections_while_it_lives_stops_nobody") {
+        return;
+    }
+    let fault = Fault {
+        name: "connections to the leader refused",
+        share: 5,
+        deposes: false,
+        hurt: Pool::refuse,
+        repair: |pool, leader| pool.accept(leader).unwrap(),
+    };
+    fail_over(&fault, Layout::Relayed).await;
+}
+
+#[test]
+fn a_leader_that_is_cut_off_from_etcd_is_followed() {
+    let test = "a_leader_that_is_cut_off_from_etcd_is_followed";
+    if !masters::available(test) {
+        return;
+    }
+    let Some(net) = masters::net_or_skip(test, 3) else {
+        return;
+    };
+    let fault = Fault {
+        name: "the leader cut off from etcd",
+        share: 5,
+        deposes: true,
+        hurt: |pool, leader| net_of(pool).cut(ETCD, &party(leader)).unwrap(),
+        repair: |pool, leader| net_of(pool).heal(ETCD, &party(leader)).unwrap(),
+    };
+    inside(&net, &fault);
+}
+
+#[test]
+fn a_leader_that_is_cut_off_from_clients_and_nodes_stops_nobody() {
+    let test = "a_leader_that_is_cut_off_from_clients_and_nodes_stops_nobody";
+    if !masters::available(test) {
+        return;
+    }
+    let Some(net) = masters::net_or_skip(test, 3) else {
+        return;
+    };
+    let fault = Fault {
+        name: "the leader cut off from clients and nodes",
+        share: 5,
+        deposes: false,
+        hurt: |pool, leader| net_of(pool).cut(POOL, &party(leader)).unwrap(),
+        repair: |pool, leader| net_of(pool).heal(POOL, &party(leader)).unwrap(),
+    };
+    inside(&net, &fault);
+}
+
+/// Both at once: what a rack sees whose switch died.
+#[test]
+fn a_leader_that_is_cut_off_from_everything_is_followed() {
+    let test = "a_leader_that_is_cut_off_from_everything_is_followed";
+    if !masters::available(test) {
+        return;
+    }
+    let Some(net) = masters::net_or_skip(test, 3) else {
+        return;
+    };
+    let fault = Fault {
+        name: "the leader cut off from everything",
+        share: 5,
+        deposes: true,
+        hurt: |pool, leader| each_other(leader, |other| net_of(pool).cut(other, &party(leader))),
+        repair: |pool, leader| each_other(leader, |other| net_of(pool).heal(other, &party(leader))),
+    };
+    inside(&net, &fault);
+}
+
+/// Does something with every party but a master.
+fn each_other(master: usize, mut work: impl FnMut(&str) -> anyhow::Result<()>) {
+    for other in [ETCD, POOL] {
+        work(other).unwrap();
+    }
+    for other in (0..3).filter(|other| *other != master) {
+        work(&party(other)).unwrap();
+    }
+}
