@@ -352,6 +352,8 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
         tokio::spawn(async move {
             for seq in 1..=30 {
                 store.append(epoch, LogSeq(seq), body.clone()).await?;
+                // etcd looks at its file's size as of a tenth of a second ago.
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Ok::<_, StoreError>(())
         })
