@@ -5,11 +5,16 @@ mod etcd;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use bytesize::ByteSize;
 use etcd::{Writer, append, claim, group, open, started};
 use kvpool_etcd::testing::{Etcd, EtcdCluster, Setup};
 use kvpool_master::store::etcd::{Campaign, EtcdOptions, EtcdStore};
-use kvpool_master::store::{LogSeq, MetadataStore, OpenError, ShardIndex, StoreError, conformance};
-use kvpool_types::Epoch;
+use kvpool_master::store::record::VersionsGranted;
+use kvpool_master::store::{
+    Ack, Journal, JournalError, JournalOptions, LogSeq, MetadataStore, OpenError, Record,
+    ShardIndex, SnapshotSource, StoreError, conformance, recover,
+};
+use kvpool_types::{Epoch, Version};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -352,6 +357,8 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
         tokio::spawn(async move {
             for seq in 1..=30 {
                 store.append(epoch, LogSeq(seq), body.clone()).await?;
+                // etcd looks at its file's size as of a tenth of a second ago.
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Ok::<_, StoreError>(())
         })
@@ -391,4 +398,78 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
         .put_snapshot(epoch, ShardIndex(0), last, vec![group(1)])
         .await
         .unwrap();
+}
+
+/// A directory that knows one thing.
+#[derive(Default)]
+struct Granted(AtomicU32);
+
+impl SnapshotSource for Granted {
+    fn shards(&self) -> u32 {
+        2
+    }
+
+    fn capture(&self, _: ShardIndex) -> Vec<Record> {
+        Vec::new()
+    }
+
+    fn capture_system(&self) -> Vec<Record> {
+        vec![granted(self.0.load(Ordering::SeqCst))]
+    }
+}
+
+fn granted(until: u32) -> Record {
+    let until = Version(until.into());
+    Record::VersionsGranted(VersionsGranted { until })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_journal_writes_to_it_from_threads_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut etcd = started!(
+        "a_journal_writes_to_it_from_threads_of_its_own",
+        Etcd::start(directory.path())
+    );
+    let store: Arc<dyn MetadataStore> = Arc::new(open(&etcd, "c").await);
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let shard_of = |_, _: &_| ShardIndex(0);
+    let empty = recover(&*store, 2, shard_of, |_| panic!("it is new")).await;
+    let source = Arc::new(Granted::default());
+    let options = JournalOptions {
+        log_bytes: ByteSize::b(200),
+        log_ratio: 0,
+        ..JournalOptions::default()
+    };
+    let journal = Journal::start(
+        Arc::clone(&store),
+        epoch,
+        &empty.unwrap().state,
+        Arc::clone(&source) as Arc<dyn SnapshotSource>,
+        options,
+    )
+    .unwrap();
+    for until in 1..=300 {
+        if until == 150 {
+            etcd.kill().unwrap();
+            etcd.restart().await.unwrap();
+        }
+        let (sender, durable) = tokio::sync::oneshot::channel();
+        let source = Arc::clone(&source);
+        let applied = move |outcome: Result<LogSeq, JournalError>| {
+            source.0.store(until, Ordering::SeqCst);
+            let _waits = sender.send(outcome);
+        };
+        let submitted = journal.submit(vec![granted(until)], Ack::Durable, applied);
+        submitted.await.unwrap();
+        durable.await.unwrap().unwrap();
+    }
+    journal.close().await;
+    let span = store.log_span().await.unwrap();
+    assert_eq!(span.last, LogSeq(300));
+    assert!(span.cut > LogSeq(100), "{span:?}");
+    let mut found = None;
+    recover(&*store, 2, shard_of, |record| found = Some(record))
+        .await
+        .unwrap();
+    assert_eq!(found, Some(granted(300)));
 }
