@@ -30,6 +30,8 @@ const SILENCE: Duration = super::heard::LATELY;
 /// A standby revokes a leader's lease no more often than this: where no master can be reached at
 /// what it advertises, they would depose each other for ever.
 const REVOKE: Duration = Duration::from_secs(3);
+/// How often a full etcd is tried to be made less full by one who would lead.
+const MAKE_ROOM: Duration = Duration::from_secs(2);
 /// The bytes of the log that are read at once.
 const READ_BYTES: u64 = 4 << 20;
 /// How many groups wait to be applied.
@@ -279,6 +281,10 @@ impl Run {
                         Ok(None) => {}
                         Err(error) => {
                             tracing::warn!(%error, "the election could not be held");
+                            self.stand.seat.wait(error.to_string());
+                            if matches!(error, Failure::Store(StoreError::NoSpace)) {
+                                self.make_room().await;
+                            }
                             sleep(RETRY).await;
                             continue;
                         }
@@ -365,6 +371,16 @@ impl Run {
             Ok(Err(error)) => tracing::warn!(%error, "a lease was not revoked: it runs out"),
             Err(_) => tracing::warn!("a lease was not revoked in time: it runs out"),
         }
+    }
+
+    /// A full etcd takes no lease. Who leads makes room in it; when nobody does, whoever would does.
+    async fn make_room(&self) {
+        match self.store.maintain(kvpool_types::Epoch(0)).await {
+            Ok(done) => tracing::info!(?done, "room was to be made in etcd"),
+            Err(error) => tracing::warn!(%error, "no room was made in etcd"),
+        }
+        // History is kept for some seconds before it may be forgotten.
+        sleep(MAKE_ROOM).await;
     }
 
     /// One try to be elected.

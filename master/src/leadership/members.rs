@@ -5,7 +5,7 @@ use crate::store::etcd::{Claim, EtcdStore, LeaseId};
 use crate::store::{MetadataStore, StoreError};
 use kvpool_proto as proto;
 use kvpool_types::ClusterId;
-use prost::Message;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval};
@@ -16,6 +16,35 @@ const EVERY: Duration = Duration::from_secs(1);
 const SELDOM: Duration = Duration::from_secs(10);
 /// How long a master that says nothing more is still listed.
 const LISTED: Duration = Duration::from_secs(10);
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What a master says of itself, as it lies in etcd. Later versions may add fields.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Member {
+    address: String,
+    http_address: String,
+    role: String,
+    applied: u64,
+    heard_nodes: u64,
+    heard_clients: u64,
+    version: String,
+}
+
+impl Member {
+    fn into_wire(self) -> proto::MasterMember {
+        proto::MasterMember {
+            address: self.address,
+            http_address: self.http_address,
+            role: self.role,
+            applied: self.applied,
+            heard_nodes: self.heard_nodes,
+            heard_clients: self.heard_clients,
+            version: self.version,
+        }
+    }
+}
 
 /// Tells the other masters of this one, and the seat of them and of the store, until it is dropped.
 pub(super) async fn tell(seat: Arc<Seat>, store: Arc<EtcdStore>, claim: Claim, cluster: ClusterId) {
@@ -47,20 +76,23 @@ async fn tell_once(
         None => store.grant_lease(LISTED).await?,
     };
     *lease = Some(held);
-    let own = proto::MasterMember {
+    let own = Member {
         address: claim.address.clone(),
         http_address: claim.http_address.clone(),
         role: seat.role().label().to_owned(),
         applied: seat.position().0,
         heard_nodes: seat.heard.nodes() as u64,
         heard_clients: seat.heard.clients() as u64,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: VERSION.to_owned(),
     };
-    store
-        .put_member(held, &claim.id, own.encode_to_vec().into())
-        .await?;
+    let told = serde_json::to_vec(&own).map_err(|error| StoreError::Corrupt {
+        reason: format!("what this master says of itself: {error}"),
+    })?;
+    store.put_member(held, &claim.id, told.into()).await?;
     let members = store.members().await?.into_iter();
-    let members = members.filter_map(|(_, member)| proto::MasterMember::decode(member).ok());
+    // One that this version cannot read is of a later one; it is not listed.
+    let members = members.filter_map(|(_, told)| serde_json::from_slice::<Member>(&told).ok());
+    let members = members.map(Member::into_wire);
     let mut told = describe(store, "etcd").await?;
     told.cluster_id = bytes::Bytes::copy_from_slice(&cluster.to_bytes());
     let usage = store.usage().await?;
@@ -94,7 +126,7 @@ pub async fn report_alone(seat: Arc<Seat>, store: Arc<dyn MetadataStore>) {
                     address: known.leader,
                     role: seat.role().label().to_owned(),
                     applied: told.log_last,
-                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                    version: VERSION.to_owned(),
                     ..Default::default()
                 };
                 seat.set_report(Report {
