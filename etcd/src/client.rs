@@ -1,0 +1,405 @@
+//! The connections to etcd and the way a call takes over them.
+
+use crate::error::{Error, wants_new_token};
+use crate::stubs;
+use parking_lot::Mutex;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Request, Status};
+
+/// The largest answer that is taken. etcd has no limit of its own for what it sends.
+const MAX_ANSWER_BYTES: usize = 256 << 20;
+
+/// How etcd is reached.
+#[derive(Clone)]
+pub struct Options {
+    /// Its client addresses, `host:port` or with `http://` or `https://` before.
+    pub endpoints: Vec<String>,
+    /// User name and password, where etcd asks for them.
+    pub user: Option<(String, String)>,
+    /// The certificates, where etcd speaks TLS.
+    pub tls: Option<Tls>,
+    /// How long one endpoint may take for one call.
+    pub request_timeout: Duration,
+}
+
+impl Options {
+    /// Plain connections to endpoints, and a second for each call.
+    pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self {
+            endpoints: endpoints.into_iter().map(Into::into).collect(),
+            user: None,
+            tls: None,
+            request_timeout: Duration::from_secs(1),
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("endpoints", &self.endpoints)
+            .field("user", &self.user.as_ref().map(|(name, _)| name))
+            .field("tls", &self.tls)
+            .field("request_timeout", &self.request_timeout)
+            .finish()
+    }
+}
+
+/// The PEM files of TLS connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// The authority that etcd's certificate is signed by.
+    pub ca: PathBuf,
+    /// The client's certificate, where etcd asks for one. It comes with `key`.
+    pub cert: Option<PathBuf>,
+    /// The key of `cert`.
+    pub key: Option<PathBuf>,
+}
+
+impl Tls {
+    fn read(&self) -> Result<ClientTlsConfig, Error> {
+        let file = |path: &Path| {
+            std::fs::read(path).map_err(|e| Error::Other {
+                reason: format!("{}: {e}", path.display()),
+            })
+        };
+        let mut config =
+            ClientTlsConfig::new().ca_certificate(Certificate::from_pem(file(&self.ca)?));
+        match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => {
+                config = config.identity(Identity::from_pem(file(cert)?, file(key)?));
+            }
+            (None, None) => {}
+            _ => {
+                return Err(Error::Other {
+                    reason: "a client certificate comes with its key, and the key with it".into(),
+                });
+            }
+        }
+        Ok(config)
+    }
+}
+
+/// A handle to etcd, cheap to clone. Calls may be made from any runtime that has a clock; connections
+/// live in the one in which the client was made.
+#[derive(Clone, Debug)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    slots: Vec<Slot>,
+    /// The endpoint that answered last, or the one after it if it failed.
+    preferred: AtomicUsize,
+    user: Option<(String, String)>,
+    token: Mutex<Option<MetadataValue<Ascii>>>,
+    request_timeout: Duration,
+    home: Handle,
+}
+
+/// One endpoint and the connection to it, which is made when it is first used.
+#[derive(Debug)]
+struct Slot {
+    address: String,
+    endpoint: Endpoint,
+    connection: Mutex<Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    /// Which connection to this endpoint it is, so that one is given up once.
+    number: u64,
+    channel: Channel,
+}
+
+/// What a call is made over.
+pub(crate) struct Link {
+    channel: Channel,
+    token: Option<MetadataValue<Ascii>>,
+}
+
+impl Link {
+    pub(crate) fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        request
+    }
+
+    pub(crate) fn kv(self) -> stubs::kv_client::KvClient<Channel> {
+        stubs::kv_client::KvClient::new(self.channel).max_decoding_message_size(MAX_ANSWER_BYTES)
+    }
+
+    pub(crate) fn watch(self) -> stubs::watch_client::WatchClient<Channel> {
+        stubs::watch_client::WatchClient::new(self.channel)
+            .max_decoding_message_size(MAX_ANSWER_BYTES)
+    }
+
+    pub(crate) fn lease(self) -> stubs::lease_client::LeaseClient<Channel> {
+        stubs::lease_client::LeaseClient::new(self.channel)
+    }
+
+    pub(crate) fn maintenance(self) -> stubs::maintenance_client::MaintenanceClient<Channel> {
+        stubs::maintenance_client::MaintenanceClient::new(self.channel)
+    }
+
+    pub(crate) fn cluster(self) -> stubs::cluster_client::ClusterClient<Channel> {
+        stubs::cluster_client::ClusterClient::new(self.channel)
+    }
+
+    pub(crate) fn auth(self) -> stubs::auth_client::AuthClient<Channel> {
+        stubs::auth_client::AuthClient::new(self.channel)
+    }
+}
+
+/// How often a call may be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// At every endpoint in turn until one answers: done twice is like done once.
+    Every,
+    /// At one endpoint: the caller finds out what happened.
+    Once,
+}
+
+impl Client {
+    /// A client of the endpoints. Nothing is connected yet. Must be called in a runtime.
+    pub fn new(options: &Options) -> Result<Self, Error> {
+        let other = |reason: String| Error::Other { reason };
+        let home = Handle::try_current().map_err(|e| other(e.to_string()))?;
+        let tls = options.tls.as_ref().map(Tls::read).transpose()?;
+        let slots = options
+            .endpoints
+            .iter()
+            .map(|address| Slot::new(address, tls.as_ref(), options.request_timeout, &home))
+            .collect::<Result<Vec<_>, _>>()?;
+        if slots.is_empty() {
+            return Err(other("no etcd endpoint is configured".into()));
+        }
+        Ok(Self {
+            inner: Arc::new(Inner {
+                slots,
+                preferred: AtomicUsize::new(0),
+                user: options.user.clone(),
+                token: Mutex::new(None),
+                request_timeout: options.request_timeout,
+                home,
+            }),
+        })
+    }
+
+    /// The endpoints, as they were configured.
+    pub fn endpoints(&self) -> impl Iterator<Item = &str> {
+        self.inner.slots.iter().map(|slot| slot.address.as_str())
+    }
+
+    pub(crate) fn request_timeout(&self) -> Duration {
+        self.inner.request_timeout
+    }
+
+    /// Makes a call at the endpoint that answered last, and at the others in turn if it may be
+    /// repeated.
+    pub(crate) async fn call<T, F, Fut>(&self, repeat: Repeat, make: F) -> Result<T, Error>
+    where
+        F: Fn(Link) -> Fut,
+        Fut: Future<Output = Result<T, Status>>,
+    {
+        self.call_within(repeat, self.inner.request_timeout, make)
+            .await
+    }
+
+    /// [`Client::call`] with another limit for each endpoint.
+    pub(crate) async fn call_within<T, F, Fut>(
+        &self,
+        repeat: Repeat,
+        limit: Duration,
+        make: F,
+    ) -> Result<T, Error>
+    where
+        F: Fn(Link) -> Fut,
+        Fut: Future<Output = Result<T, Status>>,
+    {
+        let count = self.inner.slots.len();
+        let first = self.inner.preferred.load(Ordering::Relaxed) % count;
+        let attempts = match repeat {
+            Repeat::Every => count,
+            Repeat::Once => 1,
+        };
+        let mut failed = Error::unavailable("no endpoint was asked");
+        for attempt in 0..attempts {
+            let index = (first + attempt) % count;
+            match self.call_at(index, limit, &make).await {
+                Err(error @ Error::Unavailable { .. }) => {
+                    self.prefer((index + 1) % count);
+                    failed = error;
+                }
+                answer => {
+                    self.prefer(index);
+                    return answer;
+                }
+            }
+        }
+        Err(failed)
+    }
+
+    /// Makes a call at one endpoint, twice if the first token was refused.
+    pub(crate) async fn call_at<T, F, Fut>(
+        &self,
+        index: usize,
+        limit: Duration,
+        make: F,
+    ) -> Result<T, Error>
+    where
+        F: Fn(Link) -> Fut,
+        Fut: Future<Output = Result<T, Status>>,
+    {
+        // Invariant: there is at least one slot, so the remainder names one.
+        let slot = &self.inner.slots[index % self.inner.slots.len()];
+        let (number, channel) = slot.connection();
+        let once = async {
+            let token = self.token(&channel).await?;
+            let answer = make(Link {
+                channel: channel.clone(),
+                token: token.clone(),
+            });
+            match answer.await {
+                // Nothing was done, so this may be said again, whatever it is.
+                Err(status) if self.inner.user.is_some() && wants_new_token(&status) => {
+                    self.forget(token.as_ref());
+                    let token = self.token(&channel).await?;
+                    let channel = channel.clone();
+                    make(Link { channel, token }).await
+                }
+                answer => answer,
+            }
+        };
+        match tokio::time::timeout(limit, once).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(status)) => Err(match Error::from(status) {
+                Error::Unavailable { reason } => {
+                    Error::unavailable(format!("{}: {reason}", slot.address))
+                }
+                error => error,
+            }),
+            Err(_) => {
+                // Its host may be gone without a word, which TCP notices after minutes. Who else
+                // waits on that connection has a deadline too.
+                slot.renew(number, &self.inner.home);
+                Err(Error::unavailable(format!(
+                    "{}: no answer within {limit:?}",
+                    slot.address
+                )))
+            }
+        }
+    }
+
+    fn prefer(&self, index: usize) {
+        if self.inner.preferred.load(Ordering::Relaxed) != index {
+            self.inner.preferred.store(index, Ordering::Relaxed);
+        }
+    }
+
+    /// The token of the configured user.
+    async fn token(&self, channel: &Channel) -> Result<Option<MetadataValue<Ascii>>, Status> {
+        let Some((name, password)) = &self.inner.user else {
+            return Ok(None);
+        };
+        if let Some(token) = self.inner.token.lock().clone() {
+            return Ok(Some(token));
+        }
+        let request = stubs::AuthenticateRequest {
+            name: name.clone(),
+            password: password.clone(),
+        };
+        let link = Link {
+            channel: channel.clone(),
+            token: None,
+        };
+        let answer = link.auth().authenticate(request).await?.into_inner();
+        let token = MetadataValue::try_from(answer.token)
+            .map_err(|_| Status::internal("etcd's token is no header value"))?;
+        *self.inner.token.lock() = Some(token.clone());
+        Ok(Some(token))
+    }
+
+    /// Forgets a token that was refused, unless it has been replaced already.
+    fn forget(&self, refused: Option<&MetadataValue<Ascii>>) {
+        let mut token = self.inner.token.lock();
+        if token.as_ref() == refused {
+            *token = None;
+        }
+    }
+}
+
+impl Slot {
+    fn new(
+        address: &str,
+        tls: Option<&ClientTlsConfig>,
+        limit: Duration,
+        home: &Handle,
+    ) -> Result<Self, Error> {
+        let refused = |reason: &str| Error::Other {
+            reason: format!("etcd endpoint {address}: {reason}"),
+        };
+        let uri = match (address.split_once("://"), tls) {
+            (None, None) => format!("http://{address}"),
+            (None, Some(_)) => format!("https://{address}"),
+            (Some(("http", _)), None) | (Some(("https", _)), Some(_)) => address.to_owned(),
+            (Some(("http", _)), Some(_)) => {
+                return Err(refused("it says http://, but certificates are configured"));
+            }
+            (Some(("https", _)), None) => {
+                return Err(refused("it says https://, but no CA is configured"));
+            }
+            _ => return Err(refused("it is not host:port")),
+        };
+        // No HTTP/2 pings: etcd ends connections that send them more often than every five seconds,
+        // too seldom to be of use. Every call has a deadline instead, and watches ask for signs of life.
+        let mut endpoint = Endpoint::from_shared(uri)
+            .map_err(|e| refused(&e.to_string()))?
+            .connect_timeout(limit)
+            .tcp_nodelay(true);
+        if let Some(tls) = tls {
+            endpoint = endpoint
+                .tls_config(tls.clone())
+                .map_err(|e| refused(&e.to_string()))?;
+        }
+        let connection = Mutex::new(Connection {
+            number: 0,
+            channel: connect(&endpoint, home),
+        });
+        Ok(Self {
+            address: address.to_owned(),
+            endpoint,
+            connection,
+        })
+    }
+
+    fn connection(&self) -> (u64, Channel) {
+        let connection = self.connection.lock();
+        (connection.number, connection.channel.clone())
+    }
+
+    /// Has the next call connect anew, unless that was done since connection `number`.
+    fn renew(&self, number: u64, home: &Handle) {
+        let mut connection = self.connection.lock();
+        if connection.number == number {
+            connection.number += 1;
+            connection.channel = connect(&self.endpoint, home);
+        }
+    }
+}
+
+/// A connection is served by tasks of the runtime that made it: the home, which runs all the time.
+fn connect(endpoint: &Endpoint, home: &Handle) -> Channel {
+    let _home = home.enter();
+    endpoint.connect_lazy()
+}

@@ -1,0 +1,156 @@
+//! How a pool is found in etcd: the name `etcd://host:port[,host:port...]/cluster`, and the keys under
+//! which its masters announce themselves.
+//!
+//! ```text
+//!  /kvpool/<cluster>/leader        JSON with "address", bound to a lease: who leads
+//!  /kvpool/<cluster>/members/<id>  JSON with "address", bound to a lease: each master that runs
+//! ```
+//!
+//! There is no such name for an etcd that asks for TLS or a password: list the masters instead.
+
+use crate::client::{Client, Options};
+use crate::error::Error;
+use crate::kv::{KeyValue, Op, Range, Txn};
+use std::time::Duration;
+
+/// The key of who leads, under [`root`].
+pub const LEADER: &str = "leader";
+/// What the keys of the masters begin with, under [`root`].
+pub const MEMBERS: &str = "members/";
+
+const SCHEME: &str = "etcd://";
+const MAX_NAME: usize = 64;
+
+/// What all keys of a pool begin with.
+pub fn root(cluster: &str) -> String {
+    format!("/kvpool/{cluster}/")
+}
+
+/// Whether a name can be a cluster's: letters, digits, `.`, `_` and `-`, not more than 64.
+pub fn is_cluster_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+/// Why a pool's name cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{url} is not etcd://host:port[,host:port...]/cluster: {reason}")]
+pub struct BadUrl {
+    url: String,
+    reason: &'static str,
+}
+
+/// Where a pool is to be found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The endpoints of etcd, `host:port`.
+    pub endpoints: Vec<String>,
+    /// The name of the cluster.
+    pub cluster: String,
+}
+
+impl Location {
+    /// Whether an address is meant to be one of these, rightly written or not.
+    pub fn is_meant_by(address: &str) -> bool {
+        address.starts_with(SCHEME)
+    }
+
+    /// Reads `etcd://host:port[,host:port...]/cluster`.
+    pub fn parse(url: &str) -> Result<Self, BadUrl> {
+        let bad = |reason| BadUrl {
+            url: url.to_owned(),
+            reason,
+        };
+        let rest = url
+            .strip_prefix(SCHEME)
+            .ok_or_else(|| bad("it does not begin with etcd://"))?;
+        let (hosts, cluster) = rest
+            .split_once('/')
+            .ok_or_else(|| bad("the cluster's name is missing"))?;
+        if !is_cluster_name(cluster) {
+            return Err(bad(
+                "the cluster's name is 1 to 64 letters, digits, '.', '_' or '-'",
+            ));
+        }
+        let endpoints: Vec<String> = hosts.split(',').map(str::to_owned).collect();
+        let has_port = |endpoint: &String| {
+            endpoint
+                .rsplit_once(':')
+                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        };
+        if !endpoints.iter().all(has_port) {
+            return Err(bad("an endpoint is host:port"));
+        }
+        Ok(Self {
+            endpoints,
+            cluster: cluster.to_owned(),
+        })
+    }
+
+    /// Asks etcd once where the masters are. `request_timeout` is for each endpoint.
+    pub async fn masters(&self, request_timeout: Duration) -> Result<Vec<String>, Error> {
+        let options = Options {
+            request_timeout,
+            ..Options::new(self.endpoints.iter().cloned())
+        };
+        masters(&Client::new(&options)?, &self.cluster).await
+    }
+}
+
+/// The addresses of the masters that run, without repetition: the leader's first, if there is one.
+pub async fn masters(client: &Client, cluster: &str) -> Result<Vec<String>, Error> {
+    let root = root(cluster);
+    let read = Txn::new()
+        .then(Op::get(Range::key(format!("{root}{LEADER}"))))
+        .then(Op::get(Range::prefix(format!("{root}{MEMBERS}"))));
+    let found = client.txn_repeatable(read).await?;
+    let mut addresses: Vec<String> = Vec::new();
+    for address in found
+        .read(0)
+        .iter()
+        .chain(found.read(1))
+        .filter_map(address)
+    {
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    Ok(addresses)
+}
+
+/// The address in an announcement. One that a newer version wrote and this cannot read is passed over.
+fn address(announced: &KeyValue) -> Option<String> {
+    let fields: serde_json::Value = serde_json::from_slice(&announced.value).ok()?;
+    let address = fields.get("address")?.as_str()?;
+    (!address.is_empty()).then(|| address.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_location_names_endpoints_and_a_cluster() {
+        let location = Location::parse("etcd://a:2379,[::1]:23790/prod-1").unwrap();
+        assert_eq!(location.endpoints, ["a:2379", "[::1]:23790"]);
+        assert_eq!(location.cluster, "prod-1");
+    }
+
+    #[test]
+    fn what_is_no_location_is_refused_with_the_reason() {
+        for url in [
+            "http://a:1/x",
+            "etcd://a:1",
+            "etcd://a:1/",
+            "etcd://a:1/x/y",
+            "etcd://a/x",
+            "etcd:///x",
+            "etcd://a:1,/x",
+            "etcd://a:65536/x",
+            "etcd://a:1/a b",
+        ] {
+            let text = Location::parse(url).unwrap_err().to_string();
+            assert!(text.contains(url), "{text}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Watches: each change of some keys, in order.
+
+use crate::client::{Client, Repeat};
+use crate::error::Error;
+use crate::kv::{KeyValue, Range, Revision};
+use crate::stubs::{self, watch_create_request::FilterType, watch_request};
+use std::collections::VecDeque;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataValue;
+use tonic::{Status, Streaming};
+
+/// How often a quiet watch is asked for a sign of life.
+const PROBE: Duration = Duration::from_secs(1);
+/// A watch that is silent for so long is broken.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// One change of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A value was put.
+    Put(KeyValue),
+    /// The key was deleted, at its `modified` revision. There is no value.
+    Delete(KeyValue),
+}
+
+/// Which changes are watched.
+#[derive(Clone, Debug)]
+pub struct WatchOptions {
+    /// The keys; limit, order and revision of the range mean nothing here.
+    pub keys: Range,
+    /// The first revision whose changes are told.
+    pub start: Revision,
+    /// Only values that are put are told, not deletions.
+    pub puts_only: bool,
+}
+
+/// A watch that is open. After an error it is over: open another one behind the last event's revision.
+#[derive(Debug)]
+pub struct Watch {
+    requests: mpsc::Sender<stubs::WatchRequest>,
+    answers: Streaming<stubs::WatchResponse>,
+    events: VecDeque<Event>,
+    heard: Instant,
+    asked: Instant,
+}
+
+impl Client {
+    /// Opens a watch. A member of etcd that loses its leader ends it with [`Error::Unavailable`].
+    pub async fn watch(&self, options: &WatchOptions) -> Result<Watch, Error> {
+        let (key, range_end) = options.keys.bounds();
+        let filters = match options.puts_only {
+            true => vec![FilterType::Nodelete.into()],
+            false => Vec::new(),
+        };
+        let create = message(watch_request::Request::Create(stubs::WatchCreateRequest {
+            key,
+            range_end,
+            start_revision: options.start.0,
+            filters,
+            fragment: true,
+        }));
+        let (requests, answers, first) = self
+            .call(Repeat::Every, |link| {
+                let (requests, queue) = mpsc::channel(4);
+                // Invariant: the channel is new, so it has room.
+                let _queued = requests.try_send(create.clone());
+                let mut request = link.request(ReceiverStream::new(queue));
+                let required = MetadataValue::from_static("true");
+                request.metadata_mut().insert("hasleader", required);
+                async move {
+                    let mut answers = link.watch().watch(request).await?.into_inner();
+                    match answers.message().await? {
+                        Some(first) => Ok((requests, answers, first)),
+                        None => Err(Status::unavailable("the watch ended before it began")),
+                    }
+                }
+            })
+            .await?;
+        let now = Instant::now();
+        let mut watch = Watch {
+            requests,
+            answers,
+            events: VecDeque::new(),
+            heard: now,
+            asked: now,
+        };
+        watch.take(first)?;
+        Ok(watch)
+    }
+}
+
+impl Watch {
+    /// The next change. May be dropped while it waits: nothing is lost then.
+    pub async fn next(&mut self) -> Result<Event, Error> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
+            }
+            let now = Instant::now();
+            let broken = self.heard + SILENCE;
+            if now >= broken {
+                return Err(Error::unavailable(format!(
+                    "the watch was silent for {SILENCE:?}"
+                )));
+            }
+            let probe = self.heard.max(self.asked) + PROBE;
+            if now >= probe {
+                // A queue that is full is as good: it has been asked.
+                let progress = watch_request::Request::Progress(stubs::WatchProgressRequest {});
+                let _queued = self.requests.try_send(message(progress));
+                self.asked = now;
+                continue;
+            }
+            match tokio::time::timeout_at(probe.min(broken), self.answers.message()).await {
+                Ok(Ok(Some(answer))) => self.take(answer)?,
+                Ok(Ok(None)) => return Err(Error::unavailable("etcd ended the watch")),
+                Ok(Err(status)) => return Err(status.into()),
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn take(&mut self, answer: stubs::WatchResponse) -> Result<(), Error> {
+        self.heard = Instant::now();
+        if answer.compact_revision > 0 {
+            return Err(Error::Compacted);
+        }
+        if answer.canceled {
+            let reason = answer.cancel_reason;
+            return Err(if reason.contains("permission denied") {
+                Error::PermissionDenied { reason }
+            } else {
+                Error::unavailable(format!("etcd ended the watch: {reason}"))
+            });
+        }
+        for event in answer.events {
+            let is_put = event.r#type() == stubs::event::Type::Put;
+            let kv = KeyValue::from(event.kv.unwrap_or_default());
+            self.events.push_back(if is_put {
+                Event::Put(kv)
+            } else {
+                Event::Delete(kv)
+            });
+        }
+        Ok(())
+    }
+}
+
+fn message(request: watch_request::Request) -> stubs::WatchRequest {
+    stubs::WatchRequest {
+        request: Some(request),
+    }
+}
