@@ -13,6 +13,7 @@ mod masters;
 mod messages;
 mod search;
 mod status;
+mod survey;
 
 use crate::api::Limits;
 use crate::cache::Locations;
@@ -29,6 +30,7 @@ pub(crate) use messages::Message;
 use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::Duration;
+pub(crate) use survey::{Said, survey};
 use tokio::runtime::Handle;
 
 /// The least time that one attempt of a call gets.

@@ -1,5 +1,6 @@
 //! Whole operations against a pool that fails on command.
 
+mod announced;
 mod control;
 mod failover;
 mod get;

@@ -14,6 +14,7 @@ use super::master::Master;
 use super::search;
 use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError};
+use kvpool_etcd::discover::Location;
 use kvpool_types::{Code, Epoch};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -28,6 +29,10 @@ const MOST_LEARNED: usize = 16;
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// How often a standby is asked whether the leader that it passes a call on to still leads.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+/// How long etcd may take to say where the masters are, each of its endpoints.
+const DISCOVERY: Duration = Duration::from_millis(500);
+/// How often it is asked.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
 /// The least time between two searches while a read-only leader is what there is.
 const CALM: Duration = Duration::from_millis(100);
 
@@ -74,6 +79,8 @@ impl Route {
 #[derive(Debug)]
 pub(super) struct Masters {
     known: Arc<Known>,
+    /// Where masters are announced, besides those that were given by address.
+    announced: Vec<Location>,
     spin: Duration,
     background: Handle,
     state: Mutex<State>,
@@ -86,7 +93,10 @@ struct State {
     /// Those that were given, then those that were learned.
     masters: Vec<Arc<Master>>,
     given: usize,
-    route: Route,
+    /// `None`: nobody has been found yet.
+    route: Option<Route>,
+    /// How many routes there were.
+    routes: u64,
     /// Whether calls may take the route; else they wait for the search.
     usable: bool,
     /// How the route failed.
@@ -99,6 +109,9 @@ struct State {
     /// When a leader that is not reached is tried directly again.
     probe_at: Instant,
     searched_at: Option<Instant>,
+    discovered_at: Option<Instant>,
+    /// Why etcd did not say where the masters are, the last time.
+    undiscovered: Option<String>,
     /// Where the next search begins.
     turn: usize,
 }
@@ -120,21 +133,38 @@ impl Masters {
         known: Arc<Known>,
         background: Handle,
     ) -> Result<Arc<Self>, ConnectError> {
-        let masters = addresses
+        let (announced, direct): (Vec<_>, Vec<_>) = addresses
             .iter()
+            .partition(|address| Location::is_meant_by(address));
+        let announced = announced.into_iter().map(|url| {
+            Location::parse(url).map_err(|error| ConnectError::BadAddress {
+                address: url.clone(),
+                reason: error.to_string(),
+            })
+        });
+        let announced = announced.collect::<Result<Vec<_>, _>>()?;
+        let masters = direct
+            .into_iter()
             .map(|address| Master::new(address, spin, &background).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?;
-        let first = masters.first().ok_or(ConnectError::NoMasters)?;
+        if addresses.is_empty() {
+            return Err(ConnectError::NoMasters);
+        }
+        // A single one need not be asked whether it leads before it is called.
+        let alone = announced.is_empty() && masters.len() == 1;
+        let first = masters.first().filter(|_| alone);
         let (heard, _) = watch::channel(0);
         Ok(Arc::new(Self {
             known,
+            announced,
             spin,
             background,
             heard,
             state: Mutex::new(State {
-                route: Route::to(Arc::clone(first), None),
+                route: first.map(|first| Route::to(Arc::clone(first), None)),
+                routes: 0,
                 given: masters.len(),
-                usable: masters.len() == 1,
+                usable: alone,
                 masters,
                 failed: None,
                 seeking: false,
@@ -142,6 +172,8 @@ impl Masters {
                 nobody: None,
                 probe_at: Instant::now(),
                 searched_at: None,
+                discovered_at: None,
+                undiscovered: None,
                 turn: 0,
             }),
         }))
@@ -152,9 +184,9 @@ impl Masters {
         let mut heard = self.heard.subscribe();
         let _waiting = {
             let mut state = self.state.lock();
-            if state.usable {
+            if let Some(route) = state.usable_route() {
                 self.probe_when_due(&mut state);
-                return Ok(state.route.clone());
+                return Ok(route);
             }
             state.waiting += 1;
             self.search_on(&mut state);
@@ -163,8 +195,8 @@ impl Masters {
         loop {
             let waited = deadline.run(heard.changed()).await;
             let mut state = self.state.lock();
-            if state.usable {
-                return Ok(state.route.clone());
+            if let Some(route) = state.usable_route() {
+                return Ok(route);
             }
             if waited.is_err() {
                 return Err(state.nobody.clone().unwrap_or_else(|| {
@@ -181,7 +213,7 @@ impl Masters {
     /// Of all calls that find so, the first begins the search.
     pub(super) fn doubt(self: &Arc<Self>, route: &Route, code: Code) {
         let mut state = self.state.lock();
-        if state.route.number != route.number {
+        if state.number() != route.number {
             return;
         }
         // What a read-only leader does answer is still asked of it.
@@ -244,12 +276,14 @@ impl Masters {
         }
         {
             let state = &mut *self.state.lock();
-            let (given, route) = (state.given, state.route.clone());
+            let given = state.given;
+            let called = state.route.as_ref();
+            let called = called.map_or_else(String::new, |route| route.master.address.clone());
             let mut place = 0;
             state.masters.retain(|master| {
                 place += 1;
                 let address = master.address.as_str();
-                let kept = [by, &route.master.address];
+                let kept = [by, &called];
                 place <= given || kept.contains(&address) || addresses.contains(&address)
             });
         }
@@ -267,8 +301,9 @@ impl Masters {
         let mut order = state.masters.clone();
         let turn = state.turn % order.len().max(1);
         order.rotate_left(turn);
-        if let Some(code) = state.failed.filter(|_| first_round) {
-            let route = &state.route;
+        if let Some(code) = state.failed.filter(|_| first_round)
+            && let Some(route) = &state.route
+        {
             let about = route.leader.as_ref().unwrap_or(&route.master);
             let answered = !matches!(code, Code::Unreachable | Code::DeadlineExceeded);
             let is_about = |master: &Arc<Master>| master.address == about.address;
@@ -280,8 +315,8 @@ impl Masters {
     /// The address of the master that failed last.
     pub(super) fn failed(&self) -> Option<String> {
         let state = self.state.lock();
-        let master = &state.route.master;
-        state.failed.map(|_| master.address.clone())
+        let route = state.route.as_ref().filter(|_| state.failed.is_some());
+        route.map(|route| route.master.address.clone())
     }
 
     /// A search came to a route.
@@ -292,8 +327,11 @@ impl Masters {
     }
 
     /// A search came to nobody. Whether it is to go on: somebody waits for it.
-    pub(super) fn found_nobody(&self, why: ControlError) -> bool {
+    pub(super) fn found_nobody(&self, mut why: ControlError) -> bool {
         let mut state = self.state.lock();
+        if let Some(more) = &state.undiscovered {
+            why.message = format!("{}; {more}", why.message);
+        }
         if state.nobody.as_ref() != Some(&why) {
             tracing::debug!(%why, "no master can be called");
         }
@@ -305,7 +343,8 @@ impl Masters {
 
     /// Calls go by `route` from now on.
     fn take(&self, state: &mut State, route: Route) {
-        if !state.usable || !state.route.is_like(&route) {
+        let before = state.usable_route();
+        if before.is_none_or(|before| !before.is_like(&route)) {
             tracing::debug!(
                 master = route.master.address,
                 leader = route.leader.as_ref().map(|leader| &leader.address),
@@ -313,8 +352,9 @@ impl Masters {
                 "this is where calls go now"
             );
         }
-        let number = state.route.number + 1;
-        state.route = Route { number, ..route };
+        state.routes += 1;
+        let number = state.routes;
+        state.route = Some(Route { number, ..route });
         state.usable = true;
         state.failed = None;
         state.nobody = None;
@@ -343,7 +383,8 @@ impl Masters {
 
     /// Tries a leader that only a standby reaches, now and then.
     fn probe_when_due(self: &Arc<Self>, state: &mut State) {
-        let Some(leader) = state.route.leader.clone() else {
+        let route = state.route.as_ref();
+        let Some(leader) = route.and_then(|route| route.leader.clone()) else {
             return;
         };
         let now = Instant::now();
@@ -351,19 +392,67 @@ impl Masters {
             return;
         }
         state.probe_at = now + PROBE_INTERVAL;
-        let (masters, number) = (Arc::clone(self), state.route.number);
+        let (masters, number) = (Arc::clone(self), state.number());
         self.background.spawn(async move {
             if search::leads(&masters, &leader).await {
                 let mut state = masters.state.lock();
-                if state.route.number == number {
+                if state.number() == number {
                     masters.take(&mut state, Route::to(leader, None));
                 }
             }
         });
     }
 
+    /// Asks where masters are announced, when that is due. Returns at once where some are known
+    /// already: those announced are then learned of meanwhile.
+    pub(super) async fn discover(self: &Arc<Self>) {
+        let knows_some = {
+            let mut state = self.state.lock();
+            let now = Instant::now();
+            let recent = |then: Instant| now.duration_since(then) < DISCOVERY_INTERVAL;
+            if self.announced.is_empty() || state.discovered_at.is_some_and(recent) {
+                return;
+            }
+            state.discovered_at = Some(now);
+            !state.masters.is_empty()
+        };
+        let masters = Arc::clone(self);
+        let asking = self.background.spawn(async move {
+            for location in &masters.announced {
+                match location.masters(DISCOVERY).await {
+                    Ok(addresses) => {
+                        masters.state.lock().undiscovered = None;
+                        for address in addresses {
+                            masters.at(&address);
+                        }
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "etcd did not say where the masters are");
+                        let why = format!("etcd does not say where they are: {error}");
+                        masters.state.lock().undiscovered = Some(why);
+                    }
+                }
+            }
+        });
+        if !knows_some {
+            // It fails only as the runtime shuts down.
+            let _ended = asking.await;
+        }
+    }
+
     /// The highest epoch seen.
     pub(super) fn epoch(&self) -> Epoch {
         self.known.epoch()
+    }
+}
+
+impl State {
+    fn usable_route(&self) -> Option<Route> {
+        self.route.clone().filter(|_| self.usable)
+    }
+
+    /// Which route it is that calls go by, or went.
+    fn number(&self) -> u64 {
+        self.route.as_ref().map_or(0, |route| route.number)
     }
 }

@@ -27,11 +27,12 @@ const STAGGER: Duration = Duration::from_millis(100);
 const FIRST_PAUSE: Duration = Duration::from_millis(40);
 
 /// Asks until somebody leads, or nobody waits for it any more.
-pub(super) async fn search(masters: &Masters) {
+pub(super) async fn search(masters: &Arc<Masters>) {
     let mut backoff = Backoff::from(FIRST_PAUSE);
     let mut thorough = true;
     let mut words = Words::default();
     loop {
+        masters.discover().await;
         if let Some(route) = Box::pin(round(masters, thorough, &mut words)).await {
             return masters.found(route);
         }
@@ -102,6 +103,9 @@ impl Words {
         } else {
             Code::Unreachable
         };
+        if self.of.is_empty() {
+            return ControlError::new(code, "no kvmaster is announced");
+        }
         let words = self.of.iter();
         let words: Vec<String> = words.map(|(who, what)| format!("{who} {what}")).collect();
         let why = format!("no kvmaster leads: {}", words.join("; "));

@@ -212,6 +212,10 @@ impl Pool for Master {
     async fn hello(&self, request: Request<HelloRequest>) -> Answer<HelloReply> {
         admit!(self, request, hello, false);
         let state = self.called("hello");
+        if let Some(hello) = &self.own().hello {
+            let hello = prost::Message::decode(hello.as_slice()).unwrap();
+            return Ok(Response::new(hello));
+        }
         Ok(Response::new(HelloReply {
             version: 1,
             cluster_id: ClusterId(5).to_bytes().to_vec().into(),

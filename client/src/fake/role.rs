@@ -20,6 +20,8 @@ pub(crate) struct Own {
     pub(crate) epoch: Option<u64>,
     /// Whether it is of a version that does not know the call.
     pub(crate) is_older: bool,
+    /// What it answers to a greeting, as bytes; `None`: what the others do.
+    pub(crate) hello: Option<Vec<u8>>,
     /// How long it takes to say who leads.
     pub(crate) slow: Duration,
     /// How often each method was called here.

@@ -3,13 +3,14 @@
 //! All masters that are known are knocked at, each at a pace of its own: one that hangs keeps the node
 //! from no other, and a standby hears that the node is alive while the leader does not. What a standby
 //! names as the leader is gone to at once. The first welcome ends the hunt, and what else is under
-//! way with it.
+//! way with it. Where masters are announced in etcd, it is asked for them meanwhile.
 
 use super::backoff::Backoff;
 use super::session::{self, End, Failure, Session};
 use super::{Context, Phase};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use kvpool_etcd::discover::Location;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
@@ -24,6 +25,10 @@ pub(super) const GONE: Duration = Duration::from_secs(1);
 const LEAST_WAIT: Duration = Duration::from_millis(20);
 /// When a session ends because the node is to begin anew, how long its master has for itself.
 const ALONE: Duration = Duration::from_millis(500);
+/// How long etcd may take to say where the masters are, each of its endpoints.
+const DISCOVERY: Duration = Duration::from_millis(500);
+/// How often it is asked.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
 /// The most masters beyond those that were given.
 const MOST_LEARNED: usize = 16;
 
@@ -32,6 +37,11 @@ const MOST_LEARNED: usize = 16;
 pub(super) struct Hunt {
     masters: Vec<Master>,
     most: usize,
+    announced: Vec<Location>,
+    /// When etcd is asked for masters again.
+    discovery_due: Instant,
+    /// Why it did not say, as it was logged last.
+    undiscovered: Option<String>,
 }
 
 #[derive(Debug)]
@@ -66,6 +76,13 @@ impl Hunt {
         let mut hunt = Self {
             masters: Vec::new(),
             most: given.len() + MOST_LEARNED,
+            // What cannot be read has been refused with the settings.
+            announced: given
+                .iter()
+                .filter_map(|url| Location::parse(url).ok())
+                .collect(),
+            discovery_due: now,
+            undiscovered: None,
         };
         let (last, wait) = match before {
             Before::Nothing => (None, Duration::ZERO),
@@ -105,8 +122,18 @@ impl Hunt {
         let mut phases = context.phases.clone();
         let mut leaving = std::pin::pin!(phases.wait_for(|phase| *phase == Phase::Leaving));
         let mut knocks = FuturesUnordered::new();
+        let mut discoveries = FuturesUnordered::new();
         loop {
             let now = Instant::now();
+            if self.discovery_due <= now {
+                self.discovery_due = now + DISCOVERY_INTERVAL;
+                if discoveries.is_empty() {
+                    let locations = self.announced.clone().into_iter();
+                    discoveries.extend(
+                        locations.map(|location| async move { location.masters(DISCOVERY).await }),
+                    );
+                }
+            }
             for master in self.masters.iter_mut().filter(|master| master.is_due(now)) {
                 master.asked = true;
                 master.knocked = Some(now);
@@ -118,12 +145,18 @@ impl Hunt {
                 });
             }
             let idle = self.masters.iter().filter(|master| !master.asked);
-            let next = idle.map(|master| master.due).min();
+            let next = idle.map(|master| master.due);
+            let discovery = (!self.announced.is_empty()).then_some(self.discovery_due);
+            let next = next.chain(discovery).min();
             let (address, answer) = tokio::select! {
                 biased;
                 // An error means that whoever would have told is gone.
                 _ = &mut leaving => return Err((End::Left, String::new())),
                 Some(answered) = knocks.next() => answered,
+                Some(found) = discoveries.next() => {
+                    self.discovered(found);
+                    continue;
+                }
                 () = sleep_until(next.unwrap_or(now)), if next.is_some() => continue,
             };
             let entered = answer.and_then(|welcomed| Session::enter(context, &address, welcomed));
@@ -184,6 +217,27 @@ impl Hunt {
             Some(master) => master.hurry(now),
             None if has_room => self.add(leader, now),
             None => {}
+        }
+    }
+
+    /// Knocks at masters that are announced and were not known.
+    fn discovered(&mut self, found: Result<Vec<String>, kvpool_etcd::Error>) {
+        let problem = match found {
+            Ok(addresses) => {
+                for address in &addresses {
+                    if self.find(address).is_none() {
+                        self.names(address);
+                    }
+                }
+                addresses.is_empty().then(|| "none is announced".to_owned())
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        if problem != self.undiscovered {
+            if let Some(error) = &problem {
+                tracing::warn!(error, "etcd does not say where the masters are");
+            }
+            self.undiscovered = problem;
         }
     }
 

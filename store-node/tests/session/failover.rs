@@ -3,6 +3,7 @@
 use crate::support::{
     Master, SEGMENT, extent, grant, node, read, ready, stands_by, tcp_link, write,
 };
+use kvpool_etcd::testing::Etcd;
 use kvpool_types::Code;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -147,4 +148,35 @@ async fn a_leader_that_hangs_is_left_after_its_silence_for_one_that_stands_ready
         "{took:?}"
     );
     drop(node);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_finds_masters_that_etcd_announces_before_and_after_it_starts() {
+    let directory = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start(directory.path()).await.unwrap();
+    let announced = etcd.endpoints().join(",").replace("http://", "");
+    let place = format!("etcd://{announced}/pool-1");
+    let client = etcd.client().unwrap();
+    let announce = async |name: &str, url: String| {
+        let key = format!("/kvpool/pool-1/members/{name}");
+        let value = format!(r#"{{"address":"{url}"}}"#);
+        client.put(key, value, None).await.unwrap();
+    };
+    let (mut first, _) = Master::start().await;
+    let (mut second, _) = Master::start().await;
+    let node = node(vec![place], &directory).await;
+    announce("a", first.url()).await;
+    let session = first.session().await;
+    session.welcome(1, SEGMENT);
+    ready(&node).await;
+    announce("b", second.url()).await;
+    drop(first);
+    session.cut();
+    let lost = Instant::now();
+    second.session().await.welcome(2, SEGMENT);
+    assert!(
+        lost.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        lost.elapsed()
+    );
 }

@@ -61,6 +61,30 @@ async fn a_node_says_who_it_is_and_serves_nobody_before_its_welcome() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_welcome_of_the_version_before_is_a_welcome() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut master, epoch) = Master::start().await;
+    let node = node(vec![master.url()], &directory).await;
+    let mut session = master.session().await;
+    assert!(session.register.min_version <= 1 && session.register.max_version >= 1);
+    // As a master of version 1 wrote it.
+    let digits = include_str!("../../../proto/fixtures/v1/welcome.hex");
+    let digits: Vec<u8> = digits.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let bytes: Vec<u8> = digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect();
+    let welcome = prost::Message::decode(bytes.as_slice()).unwrap();
+    epoch.store(7, Ordering::Relaxed);
+    session.say(kvpool_proto::master_message::Body::Welcome(welcome));
+    ready(&node).await;
+    assert!(matches!(
+        session.next().await,
+        Some((_, Body::Heartbeat(_)))
+    ));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_fenced_extent_is_gone_and_its_grant_with_it() {
     let directory = tempfile::tempdir().unwrap();
     let (mut master, _) = Master::start().await;
