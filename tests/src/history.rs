@@ -14,10 +14,10 @@
 //!                                                      lost
 //! ```
 //!
-//! What is allowed beyond one register a key: a read may show what was true up to [`Rules::stale`]
-//! before it began (a cached location is used until its lease ends), blocks may be lost or out of reach
-//! where an [`Excuse`] says so, and an operation whose outcome its client does not know may take effect
-//! once at any time after it began, or never.
+//! What is allowed beyond one register a key: a hit may be of a value that was there up to
+//! [`Rules::stale`] before the get began, if its client remembers locations (they are used until their
+//! lease ends); an [`Excuse`] says where more is; and an operation whose outcome its client does not
+//! know may take effect once at any time after it began, or never.
 
 mod check;
 mod intervals;
@@ -47,6 +47,8 @@ pub struct Operation {
     pub start: At,
     /// When it was answered.
     pub end: At,
+    /// Whether the client remembers where values are.
+    pub remembers: bool,
     /// The rest.
     pub what: What,
 }
@@ -84,7 +86,9 @@ pub enum Wrote {
 pub enum Removed {
     /// Nothing is there any more.
     Done,
-    /// Nothing of use.
+    /// It was refused in the end; an earlier try whose answer was lost may have been done.
+    Refused,
+    /// Nothing of use: it may be done yet.
     Unknown,
 }
 
@@ -99,21 +103,24 @@ pub enum Found {
     Nothing,
 }
 
-/// A time in which blocks may be absent although nobody removed them.
+/// A time in which answers may be otherwise than those of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Excuse {
     /// Blocks may have been lost for good between two points: a node died, or the pool was full.
     Lost(At, At),
     /// Blocks may have been out of reach between two points: a node was suspect.
     Hidden(At, At),
+    /// A deposed leader may have answered between two points: any read may show what was true up to
+    /// [`Rules::stale`] before it began.
+    Deposed(At, At),
 }
 
 /// What a pool may do.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// How old the truth of a read may be when the read begins: one lease.
+    /// How long a value that was replaced or removed may still be read where that is allowed: one lease.
     pub stale: Duration,
-    /// Where blocks may be absent.
+    /// Where more is allowed.
     pub excuses: Vec<Excuse>,
 }
 

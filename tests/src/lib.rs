@@ -5,6 +5,7 @@
 
 pub mod blocks;
 pub mod cluster;
+pub mod commits;
 pub mod daemon;
 pub mod grants;
 pub mod hand;

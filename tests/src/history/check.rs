@@ -83,6 +83,7 @@ impl<'a> Key<'a> {
                         ends.push(End { span, value: None });
                     }
                 }
+                What::Remove(Removed::Refused) => removals.push((operation.start, operation.end)),
                 What::Remove(Removed::Unknown) => removals.push((operation.start, NEVER)),
                 _ => {}
             }
@@ -214,10 +215,15 @@ fn written(operations: &[Operation]) -> (Written, Vec<u64>) {
 }
 
 impl Rules {
-    /// Of when a read may tell the truth.
+    /// Of when a read may tell the truth. A miss is never remembered.
     fn seen(&self, operation: &Operation) -> Span {
-        let from = operation.start.saturating_sub(self.stale);
-        (from, operation.end)
+        let asked = (operation.start, operation.end);
+        let is_hit = matches!(operation.what, What::Get(Found::Value(_)));
+        let by_deposed = |excuse: &Excuse| matches!(*excuse, Excuse::Deposed(from, to) if meet((from, to), asked));
+        match (is_hit && operation.remembers) || self.excuses.iter().any(by_deposed) {
+            true => (operation.start.saturating_sub(self.stale), operation.end),
+            false => asked,
+        }
     }
 
     /// Whether blocks may have been out of reach at some point of a span.

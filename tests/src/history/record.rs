@@ -9,10 +9,12 @@ use kvpool_client::{
 };
 use kvpool_types::{Code, Key};
 use rand::Rng;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// For how long a key is changed.
+const ROUND: Duration = Duration::from_secs(5);
 
 /// Writes a history. The keys that its clients use must be fresh in the pool.
 #[derive(Debug)]
@@ -51,20 +53,36 @@ impl Recorder {
             .clone()
     }
 
-    /// Has a client do things to `keys`, one after the other, until a point in time.
-    pub async fn drive(&self, client: &Client, keys: Range<u64>, until: Instant) {
+    /// Says that a deposed leader may have answered between two points in time.
+    pub fn deposed(&self, from: Instant, to: Instant) -> Excuse {
+        Excuse::Deposed(self.at(from), self.at(to))
+    }
+
+    /// Has a client do things to keys, one after the other, until a point in time. `keys` of them are
+    /// changed for a while; then they are only read, and others are changed. After an outcome that
+    /// nobody knows little is certain of a key, so none is used for long. `remembers` says whether the
+    /// client was told to remember locations.
+    pub async fn drive(&self, client: &Client, remembers: bool, keys: u64, until: Instant) {
         while Instant::now() < until {
+            let start = Instant::now();
+            let round = self.at(start).as_secs() / ROUND.as_secs();
             let (key, dice) = {
                 let mut random = rand::rng();
-                let key = random.random_range(keys.clone());
-                (key, random.random_range(0..100))
+                let dice = random.random_range(0..100);
+                let earlier = match dice {
+                    80.. => random.random_range(0..=round.min(4)),
+                    _ => 0,
+                };
+                (
+                    (round - earlier) * keys + random.random_range(0..keys),
+                    dice,
+                )
             };
-            let start = Instant::now();
             let what = match dice {
-                0..20 => Some(self.put(client, key, false).await),
-                20..35 => Some(self.put(client, key, true).await),
-                35..45 => Some(remove(client, key).await),
-                45..85 => get(client, key).await,
+                0..12 => Some(self.put(client, key, false).await),
+                12..20 => Some(self.put(client, key, true).await),
+                20..26 => Some(remove(client, key).await),
+                26..65 | 80..95 => get(client, key).await,
                 _ => exist(client, key).await,
             };
             if let Some(what) = what {
@@ -72,6 +90,7 @@ impl Recorder {
                     key,
                     start: self.at(start),
                     end: self.at(Instant::now()),
+                    remembers,
                     what,
                 };
                 self.operations
@@ -117,19 +136,19 @@ async fn remove(client: &Client, key: u64) -> What {
     let code = removed.ok().and_then(|r| r.codes.first().copied());
     match code {
         Some(Code::Ok | Code::Missing) => What::Remove(Removed::Done),
-        _ => What::Remove(Removed::Unknown),
+        Some(_) => What::Remove(Removed::Refused),
+        None => What::Remove(Removed::Unknown),
     }
 }
 
 async fn get(client: &Client, key: u64) -> Option<What> {
     let target = blocks::target(LONGEST);
     let get = GetBlock::new(name(key), target.clone());
-    let options = GetOptions {
-        // Half of the gets leave a cached location behind for the next.
-        release: key.is_multiple_of(2),
-        ..GetOptions::default()
-    };
-    let found = match client.batch_get(vec![get], &options).await.remove(0) {
+    let found = match client
+        .batch_get(vec![get], &GetOptions::default())
+        .await
+        .remove(0)
+    {
         Ok(Lookup::Hit { length, .. }) => {
             let mut bytes = target.to_vec();
             bytes.truncate(usize::try_from(length.0).unwrap_or(usize::MAX));

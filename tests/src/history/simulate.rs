@@ -34,6 +34,8 @@ pub(super) struct World {
     pub(super) loses: Option<At>,
     /// From this point on blocks are out of reach for half a second.
     pub(super) hides: Option<At>,
+    /// From this point on a deposed leader answers for half a second.
+    pub(super) deposes: Option<At>,
 }
 
 pub(super) fn draws(clients: u8) -> impl Strategy<Value = Vec<Draw>> {
@@ -65,6 +67,10 @@ struct Planned {
     /// When it takes effect; `None`: never.
     effect: Option<At>,
     is_known: bool,
+    /// A remove that was done is said not to have been: its first answer was lost.
+    is_refused: bool,
+    /// A read that tells the truth of before it began, by a location that was remembered.
+    is_of_memory: bool,
 }
 
 /// Lets a right register live through what chance decided.
@@ -84,25 +90,29 @@ pub(super) fn history(draws: &[Draw], world: &World) -> Vec<Operation> {
             kept.clear();
         }
         let is_hidden = world.hides.is_some_and(|from| {
-            effect >= from && effect <= from + HIDDEN && planned.draw.twist % 2 == 0
+            effect >= from && effect <= from + TROUBLE && planned.draw.twist % 2 == 0
         });
-        done.push(Operation {
-            key: planned.draw.key,
-            start: planned.start,
-            end: planned.end,
-            what: apply(&planned, &mut kept, is_hidden),
-        });
+        let what = apply(&planned, &mut kept, is_hidden);
+        // Only a location that was there can have been remembered.
+        if planned.is_of_memory && !matches!(what, What::Get(Found::Value(_))) {
+            continue;
+        }
+        done.push(operation(&planned, what));
     }
     done
 }
 
-const HIDDEN: Duration = Duration::from_millis(500);
+/// For how long a [`World`] is in trouble.
+const TROUBLE: Duration = Duration::from_millis(500);
 
 /// What the checker is to be told of the world.
 pub(super) fn excuses(world: &World) -> Vec<Excuse> {
     let lost = world.loses.map(|at| Excuse::Lost(at, at));
-    let hidden = world.hides.map(|from| Excuse::Hidden(from, from + HIDDEN));
-    lost.into_iter().chain(hidden).collect()
+    let hidden = world.hides.map(|from| Excuse::Hidden(from, from + TROUBLE));
+    let deposed = world
+        .deposes
+        .map(|from| Excuse::Deposed(from, from + TROUBLE));
+    lost.into_iter().chain(hidden).chain(deposed).collect()
 }
 
 fn plan(draws: &[Draw], world: &World) -> Vec<Planned> {
@@ -115,11 +125,16 @@ fn plan(draws: &[Draw], world: &World) -> Vec<Planned> {
         *clock = start + took;
         let is_read = draw.kind >= 120;
         let forgotten = world.forgets && !is_read && draw.twist >= 200;
+        let by_deposed = world
+            .deposes
+            .is_some_and(|from| start <= from + TROUBLE && start + took >= from);
+        let is_of_memory = is_read && remembers(draw) && !by_deposed;
         let effect = match (is_read, forgotten) {
-            (true, _) => {
+            (true, _) if is_of_memory || by_deposed => {
                 let oldest = start.saturating_sub(world.stale);
                 Some(oldest + (start + took - oldest) * draw.age.into() / 1000)
             }
+            (true, _) => Some(start + took * draw.effect.into() / 1000),
             (false, false) => Some(start + took * draw.effect.into() / 1000),
             // Its effect may come long after the client gave up, or never.
             (false, true) => (draw.age > 300).then(|| start + took * draw.age.into() / 100),
@@ -131,6 +146,8 @@ fn plan(draws: &[Draw], world: &World) -> Vec<Planned> {
             end: *clock,
             effect,
             is_known: !forgotten,
+            is_of_memory,
+            is_refused: world.forgets && draw.twist % 5 == 0,
         }
     });
     plan.collect()
@@ -142,12 +159,21 @@ fn never(planned: &Planned) -> Operation {
         50..90 => What::Upsert(planned.value, not(planned)),
         _ => What::Remove(Removed::Unknown),
     };
+    operation(planned, what)
+}
+
+fn operation(planned: &Planned, what: What) -> Operation {
     Operation {
         key: planned.draw.key,
         start: planned.start,
         end: planned.end,
+        remembers: remembers(&planned.draw),
         what,
     }
+}
+
+fn remembers(draw: &Draw) -> bool {
+    draw.client % 2 == 1
 }
 
 /// What the client of a put without effect was told.
@@ -181,6 +207,7 @@ fn apply(planned: &Planned, kept: &mut BTreeMap<u64, u64>, is_hidden: bool) -> W
                 kept.remove(&key);
             }
             What::Remove(match planned.is_known {
+                true if planned.is_refused => Removed::Refused,
                 true => Removed::Done,
                 false => Removed::Unknown,
             })

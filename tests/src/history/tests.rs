@@ -10,6 +10,7 @@ const PLAIN: World = World {
     forgets: false,
     loses: None,
     hides: None,
+    deposes: None,
 };
 
 fn ms(number: u64) -> Duration {
@@ -21,6 +22,7 @@ fn during(start: u64, end: u64, what: What) -> Operation {
         key: 7,
         start: ms(start),
         end: ms(end),
+        remembers: true,
         what,
     }
 }
@@ -81,12 +83,14 @@ proptest! {
         forgets: bool,
         loses in prop::option::of(0..900u64),
         hides in prop::option::of(0..900u64),
+        deposes in prop::option::of(0..900u64),
     ) {
         let world = World {
             stale: ms(stale),
             forgets,
             loses: loses.map(ms),
             hides: hides.map(ms),
+            deposes: deposes.map(ms),
             ..PLAIN
         };
         let rules = Rules { stale: ms(stale), excuses: excuses(&world) };
@@ -139,6 +143,9 @@ fn an_acknowledged_put_that_is_missed_is_lost() {
     breaks(&[remove(1, 2), put(3, 4, 0), miss(6, 7)], Kind::Lost);
     let unknown = during(1, 2, What::Remove(Removed::Unknown));
     is_legal(&[unknown, put(3, 4, 0), miss(6, 7)], &Rules::default());
+    let refused = during(1, 3, What::Remove(Removed::Refused));
+    is_legal(&[refused, put(1, 2, 0), miss(6, 7)], &Rules::default());
+    breaks(&[refused, put(4, 5, 0), miss(6, 7)], Kind::Lost);
 }
 
 #[test]
@@ -178,8 +185,19 @@ fn a_value_that_was_removed_does_not_come_back() {
         &[put(1, 2, 0), remove(3, 6), miss(4, 5), miss(7, 8)],
         &Rules::default(),
     );
-    // Within one lease of the remove it may still be seen.
-    is_legal(&[put(1, 2, 0), remove(3, 4), hit(5, 6, 0)], &stale(1));
+    // Within one lease of the remove it may still be seen, by a client that remembered where it is.
+    let seen = [put(1, 2, 0), remove(3, 4), hit(5, 6, 0)];
+    is_legal(&seen, &stale(1));
+    let asked = seen.map(|operation| Operation {
+        remembers: false,
+        ..operation
+    });
+    assert_eq!(kinds(&asked, &stale(1)), [Kind::Resurrected]);
+    let deposed = Rules {
+        excuses: vec![Excuse::Deposed(ms(6), ms(9))],
+        ..stale(1)
+    };
+    is_legal(&asked, &deposed);
     // A miss says that it is gone, too.
     let unknown = during(3, 4, What::Remove(Removed::Unknown));
     breaks(
