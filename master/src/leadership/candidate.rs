@@ -564,6 +564,7 @@ impl Run {
         }
         if timeout(REVOKING, pool.retire()).await.is_err() {
             self.store.abandon(pool.epoch);
+            pool.lapse();
         }
         self.revoke(elected.lease).await;
         drop(elected);

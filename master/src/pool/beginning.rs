@@ -153,6 +153,7 @@ impl Pool {
             settled: AtomicBool::new(false),
             settled_told: tokio::sync::Notify::new(),
             leading: AtomicBool::new(true),
+            lapse_told: tokio::sync::Notify::new(),
             heard_client: AtomicU64::new(now.0),
             store: Arc::clone(&store),
             clock,

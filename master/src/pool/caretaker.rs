@@ -23,11 +23,13 @@ pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
 }
 
 impl Pool {
-    /// Whether the term lasts. Once it does not, nodes are let go, so that they look for another leader;
+    /// Whether the term lasts. Once it does not, nodes are let go, so that they look for another leader, and
+    /// whoever waits for the store is told;
     /// when it is confirmed after all they are given the time to come back.
     fn mind_term(&self, now: Millis) -> bool {
         let leads = self.leads();
         if self.leading.swap(leads, Ordering::AcqRel) != leads {
+            self.lapse_told.notify_waiters();
             for node in self.members.all() {
                 if leads {
                     node.wait_from(now);

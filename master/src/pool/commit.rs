@@ -67,31 +67,35 @@ impl Pool {
         let indexes: Vec<usize> = batch.accepted.iter().map(|a| a.index).collect();
         let (done, published) = oneshot::channel();
         let pool = Arc::clone(self);
-        let submitted = self
-            .journal()
-            .submit(records, self.ack(), move |durable| {
-                let outcome = match durable {
-                    Ok(_) => pool.publish(namespace, batch),
-                    Err(error) => {
-                        let outcome = vec![error.code(); batch.accepted.len()];
-                        // When durability is unknown the puts stay committing: neither visible
-                        // nor given up. The journal is unhealthy from then on, and the next
-                        // start finds out.
-                        if !error.is_outcome_unknown() {
-                            pool.give_up(&batch.accepted);
-                        }
-                        outcome
+        let submitting = self.journal().submit(records, self.ack(), move |durable| {
+            let outcome = match durable {
+                Ok(_) => pool.publish(namespace, batch),
+                Err(error) => {
+                    let outcome = vec![error.code(); batch.accepted.len()];
+                    // When durability is unknown the puts stay committing: neither visible
+                    // nor given up. The journal is unhealthy from then on, and the next
+                    // start finds out.
+                    if !error.is_outcome_unknown() {
+                        pool.give_up(&batch.accepted);
                     }
-                };
-                let _caller_left = done.send(outcome);
-            })
-            .await;
-        if let Err(error) = submitted {
-            tracing::error!(%error, "a commit was not logged");
-        }
-        let outcome = published
-            .await
-            .unwrap_or_else(|_| vec![Code::StoreFailed; indexes.len()]);
+                    outcome
+                }
+            };
+            let _caller_left = done.send(outcome);
+        });
+        let answered = async {
+            if let Err(error) = submitting.await {
+                tracing::error!(%error, "a commit was not logged");
+            }
+            published.await.ok()
+        };
+        let outcome = tokio::select! {
+            biased;
+            outcome = answered => outcome,
+            // It may yet be done. Whoever puts it again at the next leader finds out.
+            () = self.lapsed() => None,
+        };
+        let outcome = outcome.unwrap_or_else(|| vec![Code::StoreFailed; indexes.len()]);
         for (index, code) in indexes.into_iter().zip(outcome) {
             if let Some(slot) = codes.get_mut(index) {
                 *slot = code;

@@ -103,6 +103,7 @@ pub struct Pool {
     settled_told: Notify,
     /// Whether the term lasted when that was last looked at.
     leading: AtomicBool,
+    lapse_told: Notify,
     /// When a client last called this master itself.
     heard_client: AtomicU64,
 }
@@ -150,6 +151,18 @@ impl Pool {
     /// Whether this master may grant, lease and change anything now.
     pub fn leads(&self) -> bool {
         self.term.leads(self.now())
+    }
+
+    /// Ends once the term is past its deadline, or over: what waits for the store need not wait here.
+    async fn lapsed(&self) {
+        loop {
+            let mut told = std::pin::pin!(self.lapse_told.notified());
+            told.as_mut().enable();
+            if !self.leading.load(Ordering::Acquire) {
+                return;
+            }
+            told.await;
+        }
     }
 
     /// How long the term lasts if nobody renews it; `None` without a deadline.
@@ -287,6 +300,13 @@ impl Pool {
             node.hang_up();
         }
         self.journal().close().await;
+        self.lapse();
+    }
+
+    /// Tells whoever still waits for the store that it will not be told here.
+    pub fn lapse(&self) {
+        self.leading.store(false, Ordering::Release);
+        self.lapse_told.notify_waiters();
     }
 
     /// Makes durable what is queued and closes the store.

@@ -142,7 +142,12 @@ impl Pool {
         self.submit_removal(removed, move |outcome| {
             let _caller_left = done.send(outcome);
         });
-        match durable.await {
+        let outcome = tokio::select! {
+            biased;
+            outcome = durable => outcome,
+            () = self.lapsed() => return Err(Code::StoreFailed),
+        };
+        match outcome {
             Ok(Ok(())) => Ok(()),
             _ => Err(Code::StoreFailed),
         }

@@ -43,13 +43,13 @@ pub(super) fn check_leads(pool: &Pool) -> Result<(), Refused> {
     if pool.leads() {
         return Ok(());
     }
-    let overdue = std::time::Duration::from_millis(
-        u64::try_from(pool.overdue().as_millis()).unwrap_or(u64::MAX),
-    );
+    // Only the masters of an etcd have a deadline.
+    let millis = u64::try_from(pool.overdue().as_millis()).unwrap_or(u64::MAX);
+    let overdue = std::time::Duration::from_millis(millis);
     Err(refused(
         Code::NotLeader,
         format!(
-            "read-only: the metadata store has not confirmed epoch {} for {} beyond its deadline",
+            "read-only: etcd has not confirmed epoch {} in time, which was over {} ago",
             pool.epoch,
             humantime::format_duration(overdue)
         ),

@@ -22,7 +22,7 @@ impl Health for SeatHealth {
         match self.0.role() {
             Role::Leader => self.healthy(),
             Role::Standby => Ok(()),
-            Role::ReadOnly => Err("read-only: the metadata store does not answer".to_owned()),
+            Role::ReadOnly => Err("read-only: etcd has not confirmed this term in time".to_owned()),
             Role::Starting => Err(self.0.reason()),
         }
     }
