@@ -1,7 +1,9 @@
 //! The command line: what every command shares, and which command it is.
 
 use crate::bench::agent as bench_agent;
-use crate::commands::{self, bench, demo, describe, exist, get, ls, put, replay, rm, status};
+use crate::commands::{
+    self, bench, cluster, demo, describe, exist, get, ls, put, replay, rm, status,
+};
 use crate::connection::Connection;
 use crate::output::Format;
 use crate::{exit, process, worker};
@@ -11,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 
 /// The command line of kvpool, the distributed pool for the KV cache of language models
 ///
-/// Commands that look at a pool or change it need one: name its master with --master. `demo` and
+/// Commands that look at a pool or change it need one: name its masters with --master. `demo` and
 /// `replay` bring a pool of their own.
 #[derive(Debug, Parser)]
 #[command(name = "kvctl", version, after_help = exit::HELP, after_long_help = LONG_HELP)]
@@ -50,6 +52,7 @@ pub(crate) struct Context {
 #[derive(Debug, Subcommand)]
 enum Command {
     Status(status::Args),
+    Cluster(cluster::Args),
     Ls(ls::Args),
     Get(get::Args),
     Put(put::Args),
@@ -92,6 +95,7 @@ impl Cli {
         let context = &self.context;
         match self.command {
             Command::Status(args) => commands::status::run(args, context).await,
+            Command::Cluster(args) => commands::cluster::run(args, context).await,
             Command::Ls(args) => commands::ls::run(args, context).await,
             Command::Get(args) => commands::get::run(args, context).await,
             Command::Put(args) => commands::put::run(args, context).await,

@@ -18,7 +18,9 @@ const DEFAULT_MASTER: &str = "http://127.0.0.1:7070";
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
-    /// The pool's master, http://HOST:PORT [default: http://127.0.0.1:7070]
+    /// The pool's masters, http://HOST:PORT[,http://HOST:PORT...] (any of them will do, whichever
+    /// leads), or where etcd has them, etcd://HOST:PORT[,HOST:PORT...]/CLUSTER [default:
+    /// http://127.0.0.1:7070]
     #[arg(long, global = true, env = "KVPOOL_MASTER", value_name = "URL")]
     pub(crate) master: Option<String>,
     /// The namespace of the keys
@@ -69,9 +71,15 @@ impl Connection {
         }
     }
 
-    /// The pool's master: the one that was named, or the one that is there when nothing was set.
+    /// The pool's masters as one text: those that were named, or the one that is there when nothing
+    /// was set.
     pub(crate) fn master(&self) -> &str {
         self.master.as_deref().unwrap_or(DEFAULT_MASTER)
+    }
+
+    /// The pool's masters, one by one.
+    pub(crate) fn masters(&self) -> Vec<String> {
+        masters(self.master())
     }
 
     /// The flags that say all this to another kvctl.
@@ -91,7 +99,7 @@ impl Connection {
     /// What the client library is told.
     pub(crate) fn options(&self) -> Options {
         Options {
-            masters: vec![self.master().to_owned()],
+            masters: self.masters(),
             namespace: Namespace {
                 name: self.namespace.clone(),
                 ..Namespace::default()
@@ -117,6 +125,25 @@ impl Connection {
     }
 }
 
+/// The masters in a list with commas. Those between `etcd://` and the cluster's name belong to it.
+pub(crate) fn masters(list: &str) -> Vec<String> {
+    let is_open = |url: &String| {
+        url.strip_prefix("etcd://")
+            .is_some_and(|rest| !rest.contains('/'))
+    };
+    let mut masters: Vec<String> = Vec::new();
+    for part in list.split(',') {
+        match masters.last_mut().filter(|last| is_open(last)) {
+            Some(last) => {
+                last.push(',');
+                last.push_str(part);
+            }
+            None => masters.push(part.trim().to_owned()),
+        }
+    }
+    masters
+}
+
 /// The error with the exit code that it deserves.
 pub(crate) fn connect_error(error: ConnectError) -> anyhow::Error {
     match error {
@@ -136,11 +163,11 @@ pub(crate) fn control_error(error: ControlError) -> anyhow::Error {
     }
 }
 
-/// Whether the code says that nobody answered.
+/// Whether the code says that nobody was there to answer.
 pub(crate) const fn is_unreachable(code: Code) -> bool {
     matches!(
         code,
-        Code::Unreachable | Code::DeadlineExceeded | Code::NoNodes
+        Code::Unreachable | Code::DeadlineExceeded | Code::NoNodes | Code::NotLeader
     )
 }
 
@@ -166,4 +193,27 @@ pub(crate) fn put_error(error: PutError) -> anyhow::Error {
         return exit::Unreachable(error.to_string()).into();
     }
     error.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masters_are_told_apart_from_the_endpoints_of_etcd() {
+        assert_eq!(masters("http://a:1"), ["http://a:1"]);
+        assert_eq!(
+            masters("http://a:1, http://b:1"),
+            ["http://a:1", "http://b:1"]
+        );
+        assert_eq!(
+            masters("etcd://a:1,b:1/pool,http://c:1,etcd://d:1/x"),
+            ["etcd://a:1,b:1/pool", "http://c:1", "etcd://d:1/x"]
+        );
+        assert_eq!(
+            masters("etcd://a:1,b:1"),
+            ["etcd://a:1,b:1"],
+            "the client says what is amiss"
+        );
+    }
 }

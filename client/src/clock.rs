@@ -114,18 +114,32 @@ impl Deadline {
 
 /// The pauses between attempts: they double up to a bound, and each is cut by chance to between
 /// half and all of it, so that clients that failed together do not come back together.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
+    first: Duration,
     attempts: u32,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::from(Self::FIRST)
+    }
 }
 
 impl Backoff {
     const FIRST: Duration = Duration::from_millis(4);
-    const LONGEST: Duration = Duration::from_millis(400);
+    /// What a pool that is back after a pause of its own waits for its clients, at the most.
+    const LONGEST: Duration = Duration::from_millis(250);
+
+    /// Pauses of which the first is `first` long.
+    pub(crate) const fn from(first: Duration) -> Self {
+        Self { first, attempts: 0 }
+    }
 
     /// The pause before the next attempt.
     pub(crate) fn next(&mut self) -> Duration {
-        let full = Self::FIRST
+        let full = self
+            .first
             .saturating_mul(1 << self.attempts.min(16))
             .min(Self::LONGEST);
         self.attempts = self.attempts.saturating_add(1);

@@ -2,12 +2,18 @@
 //!
 //! Every reply carries its master's epoch. One below the highest seen comes from a deposed leader
 //! and is refused; one above it ends the use of every location that was remembered. A call that
-//! fails with a retryable code is repeated, on the next master when this one is gone or does not
-//! lead, until its deadline; a call whose repetition would do harm says so ([`Call::once`]).
+//! fails with a retryable code is repeated, where this master is gone or does not lead on the one
+//! that does ([`masters`]), until its deadline; a call whose repetition would do harm says so
+//! ([`Call::once`]).
 
 mod framed;
+mod known;
+mod master;
+mod masters;
 mod messages;
+mod search;
 mod status;
+mod survey;
 
 use crate::api::Limits;
 use crate::cache::Locations;
@@ -15,50 +21,36 @@ use crate::clock::{Backoff, Deadline};
 use crate::counters::Counting;
 use crate::errors::{ConnectError, ControlError};
 use crate::options::Options;
-use framed::Framed;
-use kvpool_proto::pool_client::PoolClient;
-use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest, MAX_MESSAGE_BYTES};
+use known::Known;
+use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest, MIN_VERSION, VERSION};
 use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, HostId, Length};
+use master::Sending;
+use masters::{Masters, Route};
 pub(crate) use messages::Message;
 use parking_lot::RwLock;
-use prost::Message as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
+pub(crate) use survey::{Said, survey};
 use tokio::runtime::Handle;
-use tonic::transport::{Channel, Endpoint};
 
-/// How long opening a connection to a master may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// A master that does not answer a ping for so long, while calls wait on it, is gone.
-const PING_INTERVAL: Duration = Duration::from_secs(2);
-const PING_TIMEOUT: Duration = Duration::from_secs(1);
 /// The least time that one attempt of a call gets.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(500);
+/// The most that one attempt gets where a standby passes it on, unless the leader may take its time.
+const FORWARDED_ATTEMPT: Duration = Duration::from_secs(1);
+/// So often in a row a call goes to another master at once; then it pauses: they may name each other.
+const MOVES: u32 = 3;
 
 /// One client's side of the conversation with the masters.
 #[derive(Debug)]
 pub(crate) struct Control {
-    masters: Vec<Master>,
-    /// The master that answered last, as an index into `masters`.
-    current: AtomicUsize,
+    masters: Arc<Masters>,
     client: ClientId,
     host: HostId,
-    /// What every request says of who makes it; the epoch is filled in.
-    caller: RwLock<Caller>,
-    epoch: AtomicU64,
+    known: Arc<Known>,
     agreed: RwLock<Agreed>,
-    locations: Arc<Locations>,
     counting: Arc<Counting>,
     /// Where what nobody waits for runs.
     background: Handle,
-}
-
-#[derive(Debug)]
-struct Master {
-    address: String,
-    pool: PoolClient<Channel>,
-    framed: Framed,
 }
 
 /// What hello settled.
@@ -66,6 +58,13 @@ struct Master {
 struct Agreed {
     cluster: Option<ClusterId>,
     limits: Limits,
+}
+
+/// Why one attempt of a call failed.
+struct Failed {
+    error: ControlError,
+    /// Whether that says that another master should be looked for.
+    leave: bool,
 }
 
 /// How one call is to be made.
@@ -137,29 +136,27 @@ impl Control {
         counting: Arc<Counting>,
         background: Handle,
     ) -> Result<Self, ConnectError> {
-        if options.masters.is_empty() {
-            return Err(ConnectError::NoMasters);
-        }
-        let masters = options
-            .masters
-            .iter()
-            .map(|address| Master::new(address, options.spin, &background))
-            .collect::<Result<Vec<_>, _>>()?;
         let client = ClientId(rand::random());
+        let caller = Caller {
+            cluster_id: bytes::Bytes::new(),
+            epoch: 0,
+            client_id: client.to_bytes().to_vec().into(),
+            host_id: host.to_bytes().to_vec().into(),
+            namespace: options.namespace.name.clone(),
+            forward: false,
+        };
+        let known = Arc::new(Known::new(caller, locations, Arc::clone(&counting)));
+        let masters = Masters::new(
+            &options.masters,
+            options.spin,
+            Arc::clone(&known),
+            background.clone(),
+        )?;
         let control = Self {
             masters,
-            current: AtomicUsize::new(0),
             client,
             host,
-            caller: RwLock::new(Caller {
-                cluster_id: bytes::Bytes::new(),
-                epoch: 0,
-                client_id: client.to_bytes().to_vec().into(),
-                host_id: host.to_bytes().to_vec().into(),
-                namespace: options.namespace.name.clone(),
-                forward: false,
-            }),
-            epoch: AtomicU64::new(0),
+            known,
             agreed: RwLock::new(Agreed {
                 cluster: None,
                 limits: Limits {
@@ -168,7 +165,6 @@ impl Control {
                     lease_ttl: Duration::ZERO,
                 },
             }),
-            locations,
             counting,
             background,
         };
@@ -210,7 +206,7 @@ impl Control {
 
     /// The highest epoch seen.
     pub(crate) fn epoch(&self) -> Epoch {
-        Epoch(self.epoch.load(Ordering::Acquire))
+        self.known.epoch()
     }
 
     /// What hello settled.
@@ -229,86 +225,111 @@ impl Control {
         message: M,
         call: Call,
     ) -> Result<M::Reply, ControlError> {
+        self.call_noting(message, call, &mut false).await
+    }
+
+    /// The same, noting whether an attempt may have been carried out although it was not answered.
+    pub(crate) async fn call_noting<M: Message>(
+        &self,
+        message: M,
+        call: Call,
+        unknown: &mut bool,
+    ) -> Result<M::Reply, ControlError> {
         let mut backoff = Backoff::default();
+        let mut last: Option<(Route, ControlError)> = None;
+        let mut moves = 0;
         loop {
-            let at = self.current.load(Ordering::Relaxed);
-            let Some(master) = self.masters.get(at % self.masters.len()) else {
-                return Err(ControlError::new(Code::Internal, "no master is named"));
-            };
-            let error = match self.attempt(master, message.clone(), call).await {
-                Ok(reply) => return Ok(reply),
-                Err(error) => error,
-            };
-            if moves_on(error.code) {
-                self.leave(at);
+            let mut route = self.masters.route(call.deadline).await;
+            if let (Ok(next), Some((before, error))) = (&route, &last) {
+                moves += 1;
+                if moves >= MOVES || next.is_like(before) {
+                    moves = 0;
+                    if !call.deadline.pause(backoff.next()).await {
+                        return Err(error.clone());
+                    }
+                    route = self.masters.route(call.deadline).await;
+                }
+                Counting::one(&self.counting.control_retries);
             }
+            let route = match (route, last) {
+                (Ok(route), _) => route,
+                (Err(nobody), None) => return Err(nobody),
+                (Err(nobody), Some((_, error))) => return Err(error.then(&nobody)),
+            };
+            let error = match self.attempt(&route, message.clone(), call).await {
+                Ok(reply) => return Ok(reply),
+                Err(failed) => {
+                    if failed.leave {
+                        self.masters.doubt(&route, failed.error.code);
+                    }
+                    failed.error
+                }
+            };
+            *unknown |= may_have_been_done(error.code);
             let fixed = call.epoch.is_some() && error.code == Code::StaleEpoch;
             if error.code == Code::StaleEpoch {
-                self.learn_epoch(master, call.deadline).await;
+                self.learn_epoch(&route, call.deadline).await;
             }
             if !call.repeat || fixed || !error.is_retryable() {
                 return Err(error);
             }
-            if !call.deadline.pause(backoff.next()).await {
-                return Err(error);
-            }
-            Counting::one(&self.counting.control_retries);
+            last = Some((route, error));
         }
+    }
+
+    /// Returns once there is a master that can be called; at the deadline, why there is none.
+    pub(crate) async fn ready(&self, deadline: Deadline) -> Result<(), ControlError> {
+        self.masters.route(deadline).await.map(|_| ())
+    }
+
+    /// A store node spoke of a newer term than any master has: who leads is asked anew.
+    pub(crate) fn hear_of_newer_term(&self) {
+        self.masters.look_about();
     }
 
     async fn attempt<M: Message>(
         &self,
-        master: &Master,
+        route: &Route,
         mut message: M,
         call: Call,
-    ) -> Result<M::Reply, ControlError> {
-        let deadline = call.attempt();
-        message.set_caller(self.caller(call.epoch));
-        let reply = self.send(master, message, call, deadline).await?;
-        self.judge_epoch(master, Epoch(M::epoch_of(&reply)))?;
-        Ok(reply)
-    }
-
-    /// Sends a message the quickest way that its master takes.
-    async fn send<M: Message>(
-        &self,
-        master: &Master,
-        message: M,
-        call: Call,
-        deadline: Deadline,
-    ) -> Result<M::Reply, ControlError> {
-        if let Some(op) = M::OP.filter(|_| !call.aside) {
-            let greeting = || {
-                let mut greeting = HelloRequest::default();
-                greeting.set_caller(self.caller(None));
-                greeting
-            };
-            if let Some(channel) = master.framed.channel(greeting, deadline).await? {
-                let failed = |code, why: &dyn std::fmt::Display| {
-                    ControlError::new(code, format!("{} at {}: {why}", M::NAME, master.address))
-                };
-                let reply = framed::call(&channel, op, self.epoch(), &message, deadline)
-                    .await
-                    .inspect_err(|error| {
-                        if error.code == Code::DeadlineExceeded {
-                            master.framed.doubt();
-                        }
-                    })
-                    .map_err(|error| failed(error.code, &error.message))?;
-                return M::Reply::decode(bytes::Bytes::from(reply))
-                    .map_err(|error| failed(Code::Malformed, &error));
+    ) -> Result<M::Reply, Failed> {
+        let forwarded = route.leader.is_some();
+        let mut caller = self.known.caller(call.epoch);
+        caller.forward = forwarded;
+        message.set_caller(caller);
+        let deadline = if forwarded && !call.waits {
+            call.attempt().at_most(FORWARDED_ATTEMPT)
+        } else {
+            call.attempt()
+        };
+        let sending = Sending {
+            deadline,
+            framed: !forwarded && !call.aside,
+            epoch: self.epoch(),
+            greeting: self.known.caller(None),
+        };
+        let sent = route.master.send(message, sending);
+        let answered = tokio::select! {
+            biased;
+            answered = sent => answered,
+            why = self.masters.outdated(route), if forwarded => {
+                Err(ControlError::new(Code::Unreachable, why))
             }
-        }
-        let mut request = tonic::Request::new(message);
-        request.set_timeout(deadline.left());
-        match deadline.run(M::send(master.pool.clone(), request)).await {
-            Ok(Ok(reply)) => Ok(reply.into_inner()),
-            Ok(Err(status)) => Err(status::error(&master.address, M::NAME, &status)),
-            Err(_) => Err(ControlError::new(
-                Code::DeadlineExceeded,
-                format!("kvmaster at {} did not answer {}", master.address, M::NAME),
-            )),
-        }
+        };
+        let reply = answered.map_err(|error| Failed {
+            leave: moves_on(error.code),
+            error,
+        })?;
+        let epoch = Epoch(M::epoch_of(&reply));
+        let address = &route.master.address;
+        let heard = self.known.hear(epoch, address);
+        heard.map(|()| reply).map_err(|highest| Failed {
+            error: ControlError::new(
+                Code::StaleEpoch,
+                format!("kvmaster at {address} is of epoch {epoch}, and {highest} was seen"),
+            ),
+            leave: true,
+        })
     }
 
     /// Runs what nobody waits for. Its calls are made [`Call::aside`].
@@ -316,54 +337,16 @@ impl Control {
         self.background.spawn(work);
     }
 
-    /// Refuses what comes from a lower epoch than the highest seen; forgets all locations when the
-    /// epoch is a new one.
-    fn judge_epoch(&self, master: &Master, epoch: Epoch) -> Result<(), ControlError> {
-        let before = Epoch(self.epoch.fetch_max(epoch.0, Ordering::AcqRel));
-        if epoch < before {
-            return Err(ControlError::new(
-                Code::StaleEpoch,
-                format!(
-                    "kvmaster at {} is of epoch {epoch}, and {before} was seen",
-                    master.address
-                ),
-            ));
-        }
-        if epoch > before {
-            Counting::one(&self.counting.epochs_seen);
-            self.locations.purge_all();
-            tracing::info!(%epoch, %before, master = master.address, "a new term of the master");
-        }
-        Ok(())
-    }
-
     /// A stale epoch says that there is a newer one: hello says which.
-    async fn learn_epoch(&self, master: &Master, deadline: Deadline) {
+    async fn learn_epoch(&self, route: &Route, deadline: Deadline) {
         let call = Call::by(deadline);
-        if let Ok(hello) = Box::pin(self.attempt(master, HelloRequest::default(), call)).await {
-            tracing::debug!(
+        match Box::pin(self.attempt(route, HelloRequest::default(), call)).await {
+            Ok(hello) => tracing::debug!(
                 epoch = hello.epoch,
                 "greeted the master again for a stale epoch"
-            );
-        } else {
-            self.leave(self.current.load(Ordering::Relaxed));
+            ),
+            Err(failed) => self.masters.doubt(route, failed.error.code),
         }
-    }
-
-    /// Turns to the master after `at`, unless another call did already.
-    fn leave(&self, at: usize) {
-        let _ = self.current.compare_exchange(
-            at,
-            at.wrapping_add(1),
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
-    }
-
-    fn caller(&self, epoch: Option<Epoch>) -> Caller {
-        let mut caller = self.caller.read().clone();
-        caller.epoch = epoch.unwrap_or_else(|| self.epoch()).0;
-        caller
     }
 
     fn agree(
@@ -371,6 +354,15 @@ impl Control {
         hello: &kvpool_proto::HelloReply,
         max_batch_keys: usize,
     ) -> Result<(), ControlError> {
+        if !(MIN_VERSION..=VERSION).contains(&hello.version) {
+            return Err(ControlError::new(
+                Code::VersionMismatch,
+                format!(
+                    "the master speaks version {}, this client {MIN_VERSION} to {VERSION}",
+                    hello.version
+                ),
+            ));
+        }
         let cluster = ClusterId::from_slice(&hello.cluster_id).ok_or_else(|| {
             ControlError::new(
                 Code::Malformed,
@@ -389,7 +381,7 @@ impl Control {
                 ),
             ));
         }
-        self.caller.write().cluster_id = hello.cluster_id.clone();
+        self.known.join(hello.cluster_id.clone());
         let theirs = usize::try_from(hello.max_batch_keys).unwrap_or(usize::MAX);
         *self.agreed.write() = Agreed {
             cluster: Some(cluster),
@@ -403,43 +395,19 @@ impl Control {
     }
 }
 
-impl Master {
-    fn new(address: &str, spin: Duration, background: &Handle) -> Result<Self, ConnectError> {
-        let bad = |reason: String| ConnectError::BadAddress {
-            address: address.to_owned(),
-            reason,
-        };
-        let Some(authority) = address.strip_prefix("http://") else {
-            return Err(bad("it does not begin with http://".to_owned()));
-        };
-        let endpoint = Endpoint::from_shared(address.to_owned())
-            .map_err(|error| bad(error.to_string()))?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT)
-            .initial_stream_window_size(Some(4 << 20))
-            .initial_connection_window_size(Some(16 << 20));
-        // The connection's tasks run where this is.
-        let _there = background.enter();
-        Ok(Self {
-            address: address.to_owned(),
-            framed: Framed::new(authority.trim_end_matches('/').to_owned(), spin),
-            pool: PoolClient::new(endpoint.connect_lazy())
-                .max_decoding_message_size(MAX_MESSAGE_BYTES)
-                .max_encoding_message_size(MAX_MESSAGE_BYTES),
-        })
-    }
-}
-
-/// Whether a failure says that another master should be asked.
+/// Whether a failure says that another master should be looked for. One that knows a newer term than
+/// the caller is no such failure.
 const fn moves_on(code: Code) -> bool {
     matches!(
         code,
-        Code::Unreachable
-            | Code::NotLeader
-            | Code::DeadlineExceeded
-            | Code::Draining
-            | Code::StaleEpoch
+        Code::Unreachable | Code::NotLeader | Code::DeadlineExceeded | Code::Draining
+    )
+}
+
+/// Whether a call that failed with `code` may have been carried out.
+const fn may_have_been_done(code: Code) -> bool {
+    !matches!(
+        code,
+        Code::NotLeader | Code::StaleEpoch | Code::Draining | Code::GrantEnded
     )
 }

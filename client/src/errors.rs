@@ -7,7 +7,9 @@ use kvpool_types::{Code, Length, Offset};
 #[non_exhaustive]
 pub enum ConnectError {
     /// No master is named.
-    #[error("no master is named: give at least one as http://host:port")]
+    #[error(
+        "no master is named: give at least one as http://host:port, or etcd://host:port/cluster"
+    )]
     NoMasters,
     /// A master's address is no address.
     #[error("{address:?} is no master address (http://host:port): {reason}")]
@@ -118,6 +120,12 @@ impl ControlError {
             code,
             message: message.into(),
         }
+    }
+
+    /// This error, with what came after it.
+    pub(crate) fn then(self, later: &Self) -> Self {
+        let message = format!("{}; then {}", self.message, later.message);
+        Self { message, ..self }
     }
 
     /// Whether the same call may succeed later with nothing changed by the caller.

@@ -94,6 +94,9 @@ impl<'a> Hunt<'a> {
         if verdict == Next::ReportUnreachable {
             self.inner.links.shun(&target.choice.replica.node);
         }
+        if error.code == Code::StaleEpoch {
+            self.inner.control.hear_of_newer_term();
+        }
         if verdict == Next::ReportMismatch {
             Counting::one(&self.inner.counting.checksum_mismatches);
         }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!              ┌────────── Client ──────────┐
-//!  batch_put ─►│ put    reserve write commit│──gRPC──► kvmaster
+//!  batch_put ─►│ put    reserve write commit│──gRPC──► kvmaster (the one that leads)
 //!  batch_get ─►│ get    locate  read  verify│
 //!  get_range ─►│ range  (64 KiB chunks)     │══bytes═► kvstore-node (shm or TCP)
 //!  get_view  ─►│ view   pin, read in place  │
@@ -22,6 +22,7 @@ mod batch;
 mod cache;
 mod client;
 mod clock;
+mod cluster;
 mod control;
 mod counters;
 mod dialer;
@@ -51,6 +52,7 @@ pub use api::{
     Removed, SegmentStats, ViewOptions,
 };
 pub use client::Client;
+pub use cluster::{ClusterStatus, MasterStatus, SnapshotStatus, cluster_status};
 pub use counters::Counters;
 pub use errors::{ConnectError, ControlError, GetError, PutError};
 pub use kvpool_transport::{Region, Slice};

@@ -7,7 +7,9 @@ use std::time::Duration;
 /// How a client reaches the pool and how long it is patient.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The masters, as `http://host:port`. The first that answers as the leader is used.
+    /// The masters, as `http://host:port`; or where they are announced, as
+    /// `etcd://host:port[,host:port...]/cluster`. Any of them will do: the one that leads is found
+    /// from there, and followed when another takes its place.
     pub masters: Vec<String>,
     /// The namespace that all keys of this client belong to. It is made known at connect.
     pub namespace: Namespace,

@@ -1,8 +1,11 @@
 //! Whole operations against a pool that fails on command.
 
+mod announced;
 mod control;
+mod failover;
 mod get;
 mod put;
+mod read_only;
 
 use crate::fake::Pool;
 use crate::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region};

@@ -121,6 +121,15 @@ impl Range {
         self
     }
 
+    /// Whether a key is one of them.
+    pub fn contains(&self, key: &[u8]) -> bool {
+        match &self.end[..] {
+            [] => key == self.start,
+            [0] => key >= &self.start[..],
+            end => key >= &self.start[..] && key < end,
+        }
+    }
+
     pub(crate) fn bounds(&self) -> (Bytes, Bytes) {
         (self.start.clone(), self.end.clone())
     }

@@ -5,6 +5,7 @@
 
 use kvpool_master::clock::BootClock;
 use kvpool_master::membership::{Node, Registration, Reported};
+use kvpool_master::metrics::Metrics;
 use kvpool_master::pool::{CommitItem, Pool, ReserveOptions, Written};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
 use kvpool_master::{CommitAck, Config};
@@ -61,7 +62,8 @@ impl Bench {
             drop_after: Duration::from_secs(1 << 21),
             ..Config::default()
         };
-        let pool = Pool::start(config, Arc::new(store), Arc::new(BootClock)).await?;
+        let metrics = Arc::new(Metrics::new()?);
+        let pool = Pool::start(config, Arc::new(store), Arc::new(BootClock), metrics).await?;
         let registration = Registration {
             name: NodeName("n".into()),
             incarnation: Incarnation(7),

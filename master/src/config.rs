@@ -15,8 +15,29 @@ pub struct Config {
     pub listen: String,
     /// Where `/metrics`, `/healthz`, `/readyz` and the JSON views are served, `host:port`.
     pub http_listen: String,
+    /// Where others reach `listen`, `host:port`; by default the address that it is bound to.
+    pub advertise: Option<String>,
     /// Where the embedded metadata store keeps its files.
     pub data_dir: PathBuf,
+    /// The etcd servers, `http://host:port` each; without any the metadata store is the embedded one.
+    pub etcd: Vec<String>,
+    /// Which pool's metadata in etcd: the name in its keys.
+    pub cluster: String,
+    /// The etcd user; empty for none.
+    pub etcd_user: String,
+    /// The file that holds its password.
+    pub etcd_password_file: Option<PathBuf>,
+    /// The certificates that etcd's are checked against, PEM; for `https://` servers.
+    pub etcd_ca: Option<PathBuf>,
+    /// The certificate that etcd checks, PEM.
+    pub etcd_cert: Option<PathBuf>,
+    /// Its key, PEM.
+    pub etcd_key: Option<PathBuf>,
+    /// How long a leader leads that etcd does not hear of.
+    #[serde(with = "humantime_serde")]
+    pub leader_ttl: Duration,
+    /// Whether the leader compacts etcd's history. Not where others share the etcd and need theirs.
+    pub etcd_compact: bool,
     /// When a commit is answered.
     pub commit_ack: CommitAck,
     /// No more than this share of a segment is ever used; reaching it starts eviction.
@@ -70,7 +91,17 @@ impl Default for Config {
         Self {
             listen: "127.0.0.1:7070".into(),
             http_listen: "127.0.0.1:7071".into(),
+            advertise: None,
             data_dir: "data/kvmaster".into(),
+            etcd: Vec::new(),
+            cluster: "default".into(),
+            etcd_user: String::new(),
+            etcd_password_file: None,
+            etcd_ca: None,
+            etcd_cert: None,
+            etcd_key: None,
+            leader_ttl: Duration::from_secs(3),
+            etcd_compact: true,
             commit_ack: CommitAck::Durable,
             eviction_high_watermark_ratio: 0.95,
             eviction_ratio: 0.05,
@@ -140,6 +171,30 @@ impl Config {
             return invalid(
                 "max_block_size",
                 format!("{largest} bytes is not between 1 and 4 GiB"),
+            );
+        }
+        if self.leader_ttl < Duration::from_secs(2) {
+            return invalid(
+                "leader_ttl",
+                "shorter than 2s, the least that etcd keeps".into(),
+            );
+        }
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if self.cluster.is_empty() || !self.cluster.chars().all(is_name) {
+            return invalid(
+                "cluster",
+                format!("{:?} is not made of letters, digits, - _ .", self.cluster),
+            );
+        }
+        if self.etcd_cert.is_some() != self.etcd_key.is_some() {
+            return invalid("etcd_cert", "a certificate and its key go together".into());
+        }
+        if self.etcd_ca.is_none()
+            && (self.etcd_cert.is_some() || self.etcd.iter().any(|e| e.starts_with("https:")))
+        {
+            return invalid(
+                "etcd_ca",
+                "not given: etcd's certificates cannot be checked".into(),
             );
         }
         if self.max_batch_keys == 0 {

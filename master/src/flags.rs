@@ -45,7 +45,47 @@ pub struct Flags {
     #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     http_listen: Option<String>,
-    /// Keep the metadata in this directory [default: data/kvmaster]
+    /// Tell others to reach --listen here [default: the address it is bound to]
+    #[arg(long, value_name = "HOST:PORT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advertise: Option<String>,
+    /// Keep the metadata in etcd: its servers, separated by commas
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etcd: Option<Vec<String>>,
+    /// The pool's name in etcd's keys, the same for all its masters [default: default]
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster: Option<String>,
+    /// Log in to etcd as this user
+    #[arg(long, value_name = "USER")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etcd_user: Option<String>,
+    /// The file that holds the user's password
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etcd_password_file: Option<PathBuf>,
+    /// Check etcd's certificates against these
+    #[arg(long, value_name = "PEM")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etcd_ca: Option<PathBuf>,
+    /// Show etcd this certificate
+    #[arg(long, value_name = "PEM")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etcd_cert: Option<PathBuf>,
+    /// The certificate's key
+    #[arg(long, value_name = "PEM")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etcd_key: Option<PathBuf>,
+    /// Another master may lead when etcd has not heard of this one for so long [default: 3s]
+    #[arg(long, value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    leader_ttl: Option<String>,
+    /// Whether the leader compacts etcd's history [default: true]
+    #[arg(long, value_name = "BOOL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etcd_compact: Option<bool>,
+    /// Keep the metadata in this directory, without etcd [default: data/kvmaster]
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     data_dir: Option<PathBuf>,

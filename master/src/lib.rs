@@ -14,15 +14,18 @@ pub mod clock;
 mod config;
 pub mod directory;
 mod flags;
+pub mod leadership;
 pub mod membership;
 pub mod metrics;
 pub mod namespaces;
 pub mod placement;
 pub mod pool;
+pub mod replica;
 pub mod reservations;
 mod server;
 pub mod service;
 pub mod store;
+pub mod term;
 
 pub use config::{CommitAck, Config, InvalidSetting};
 pub use flags::Flags;

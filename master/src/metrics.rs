@@ -1,6 +1,7 @@
 //! What a kvmaster counts. The table of metrics is in `docs/operations/metrics.md`.
 
 use crate::placement::Usage;
+use kvpool_proto::ClusterReply;
 use kvpool_types::{Code, Length};
 use parking_lot::Mutex;
 use prometheus::proto::MetricType;
@@ -33,7 +34,28 @@ pub struct Metrics {
     capacity_bytes: IntGauge,
     quarantine_bytes: IntGauge,
     above_watermark_ms: IntGauge,
+    standing: Standing,
+    terms_begun: IntCounter,
     above_for: Mutex<Duration>,
+}
+
+/// A master's place among others, and the store.
+#[derive(Debug)]
+struct Standing {
+    leads: IntGauge,
+    epoch: IntGauge,
+    log_applied: IntGauge,
+    log_last: IntGauge,
+    log_cut: IntGauge,
+    snapshot_oldest: IntGauge,
+    store_bytes: IntGauge,
+    store_in_use_bytes: IntGauge,
+    store_alarms: IntGauge,
+    term_left_ms: IntGauge,
+}
+
+fn whole(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 impl Metrics {
@@ -101,6 +123,31 @@ impl Metrics {
                 "above_watermark_milliseconds_max",
                 "The longest time for which more than the high watermark was used.",
             )?,
+            standing: Standing {
+                leads: gauge("leads", "1 on the master that leads, 0 on all others.")?,
+                epoch: gauge("epoch", "The latest term that is known here.")?,
+                log_applied: gauge(
+                    "log_applied",
+                    "The last group of the log that is held here.",
+                )?,
+                log_last: gauge("log_last", "The last group of the log in the store.")?,
+                log_cut: gauge("log_cut", "The groups through this one have been cut.")?,
+                snapshot_oldest: gauge(
+                    "snapshot_oldest",
+                    "The last group that the oldest snapshot contains.",
+                )?,
+                store_bytes: gauge("store_bytes", "Bytes that the metadata store takes.")?,
+                store_in_use_bytes: gauge(
+                    "store_in_use_bytes",
+                    "Bytes of the metadata store that are not free.",
+                )?,
+                store_alarms: gauge("store_alarms", "Alarms that etcd has raised.")?,
+                term_left_ms: gauge(
+                    "term_left_milliseconds",
+                    "How long the term lasts if etcd hears no more of this master.",
+                )?,
+            },
+            terms_begun: counter("terms_begun_total", "Terms that this master has led.")?,
             above_for: Mutex::default(),
             registry,
         })
@@ -170,10 +217,9 @@ impl Metrics {
 
     /// Notes how full the pool is; called every `tick`.
     pub(crate) fn watch_usage(&self, usage: &Usage, tick: Duration) {
-        let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-        self.used_bytes.set(gauge(usage.used));
-        self.capacity_bytes.set(gauge(usage.capacity));
-        self.quarantine_bytes.set(gauge(usage.quarantined));
+        self.used_bytes.set(whole(usage.used));
+        self.capacity_bytes.set(whole(usage.capacity));
+        self.quarantine_bytes.set(whole(usage.quarantined));
         let mut above_for = self.above_for.lock();
         if usage.used > usage.limit {
             *above_for += tick;
@@ -183,6 +229,37 @@ impl Metrics {
         } else {
             *above_for = Duration::ZERO;
         }
+    }
+
+    pub(crate) fn term_begun(&self) {
+        self.terms_begun.inc();
+    }
+
+    /// Notes what a master tells of itself and of the store; `applied` is the last group it holds.
+    pub(crate) fn watch_standing(&self, told: &ClusterReply, applied: u64) {
+        let Standing {
+            leads,
+            epoch,
+            log_applied,
+            log_last,
+            log_cut,
+            snapshot_oldest,
+            store_bytes,
+            store_in_use_bytes,
+            store_alarms,
+            term_left_ms,
+        } = &self.standing;
+        leads.set(i64::from(told.role == "leader"));
+        epoch.set(whole(told.epoch));
+        log_applied.set(whole(applied));
+        log_last.set(whole(told.log_last));
+        log_cut.set(whole(told.log_cut));
+        let oldest = told.snapshots.iter().map(|s| s.through).min();
+        snapshot_oldest.set(whole(oldest.unwrap_or(0)));
+        store_bytes.set(whole(told.store_bytes));
+        store_in_use_bytes.set(whole(told.store_in_use_bytes));
+        store_alarms.set(whole(told.alarms.len() as u64));
+        term_left_ms.set(whole(told.term_left_ms));
     }
 
     /// Every counter and gauge by its short name, for the stats call.

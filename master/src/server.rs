@@ -1,12 +1,14 @@
-//! A running kvmaster: its pool behind its two ports.
+//! A running kvmaster: its seat behind its two ports.
 
 use crate::clock::BootClock;
 use crate::config::Config;
+use crate::leadership::{self, Seat};
+use crate::metrics::Metrics;
 use crate::pool::Pool;
 use crate::service::{self, NodesService, PoolService, framed};
 use crate::store::{EmbeddedOptions, EmbeddedStore};
 use anyhow::Context;
-use kvpool_daemon::{bind, probe, warn_if_exposed};
+use kvpool_daemon::{advertise, bind, probe, warn_if_exposed};
 use kvpool_proto::MAX_MESSAGE_BYTES;
 use kvpool_proto::nodes_server::NodesServer;
 use kvpool_proto::pool_server::PoolServer;
@@ -15,6 +17,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -24,74 +27,77 @@ const DRAIN: Duration = Duration::from_secs(3);
 /// A kvmaster that serves.
 #[derive(Debug)]
 pub struct Server {
-    pool: Arc<Pool>,
+    lead: Lead,
     grpc: SocketAddr,
     http: SocketAddr,
     stop: watch::Sender<bool>,
     tasks: tokio::sync::Mutex<JoinSet<()>>,
 }
 
+/// How this master comes to lead.
+#[derive(Debug)]
+enum Lead {
+    /// It is the only one of an embedded store.
+    Alone(Arc<Pool>),
+    /// It stands for election in etcd.
+    Elected(leadership::Candidate),
+}
+
 impl Server {
     /// Binds the ports, recovers the metadata, and serves. The ports are bound first, so that one in
-    /// use is told before anything is changed.
+    /// use is told before anything is changed. With etcd it serves before it leads: it says then who
+    /// does.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         let grpc = bind(&config.listen, "the gRPC port").await?;
         let http = bind(&config.http_listen, "the HTTP port").await?;
-        warn_if_exposed(grpc.local_addr()?, false);
-        let options = EmbeddedOptions {
-            directory: config.data_dir.clone(),
-            cache: config.store_cache,
-        };
-        let store = EmbeddedStore::open(&options)
-            .with_context(|| format!("data directory {}", config.data_dir.display()))?;
+        let addresses = (grpc.local_addr()?, http.local_addr()?);
+        warn_if_exposed(addresses.0, false);
         let ready_file = config.ready_file.clone();
-        let pool = Pool::start(config, Arc::new(store), Arc::new(BootClock)).await?;
+        let clock = Arc::new(BootClock);
+        let metrics = Arc::new(Metrics::new()?);
+        let seat = Arc::new(Seat::new(
+            config.clone(),
+            Arc::clone(&metrics),
+            Arc::clone(&clock) as _,
+        ));
         let (stop, stopped) = watch::channel(false);
-        let server = Self {
-            grpc: grpc.local_addr()?,
-            http: http.local_addr()?,
-            tasks: tokio::sync::Mutex::new(JoinSet::new()),
-            pool: Arc::clone(&pool),
-            stop,
+        let mut tasks = JoinSet::new();
+        let lead = if config.etcd.is_empty() {
+            let options = EmbeddedOptions {
+                directory: config.data_dir.clone(),
+                cache: config.store_cache,
+            };
+            let store = EmbeddedStore::open(&options)
+                .with_context(|| format!("data directory {}", config.data_dir.display()))?;
+            let store = Arc::new(store);
+            let pool = Pool::start(config, Arc::clone(&store) as _, clock, metrics).await?;
+            let advertised = advertise::decide(pool.config.advertise.as_deref(), addresses.0);
+            let address = advertised.map_or_else(|_| addresses.0.to_string(), |a| a.address);
+            seat.lead(Arc::clone(&pool), &format!("http://{address}"));
+            tasks.spawn(leadership::report_alone(Arc::clone(&seat), store));
+            Lead::Alone(pool)
+        } else {
+            let advertised = advertise::decide(config.advertise.as_deref(), addresses.0)?;
+            let address = format!("http://{}", advertised.address);
+            let http_address = addresses.1.to_string();
+            let candidate =
+                leadership::Candidate::start(Arc::clone(&seat), clock, address, http_address)
+                    .await?;
+            Lead::Elected(candidate)
         };
-        let mut tasks = server.tasks.lock().await;
-        let router = service::router(Arc::clone(&pool));
-        let http_stopped = told(stopped.clone());
-        tasks.spawn(async move {
-            if let Err(error) = probe::serve(http, router, http_stopped).await {
-                tracing::error!(%error, "the HTTP port failed");
-            }
-        });
-        let clients = PoolServer::new(PoolService::new(Arc::clone(&pool)))
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let calls = Arc::clone(&pool);
-        let nodes =
-            NodesServer::new(NodesService::new(pool)).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let serving = tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(Duration::from_secs(10)))
-            .initial_stream_window_size(4 << 20)
-            .initial_connection_window_size(16 << 20)
-            .add_service(clients)
-            .add_service(nodes);
-        let incoming = framed::serve(calls, grpc, stopped.clone(), &mut tasks);
-        tasks.spawn(async move {
-            let served = serving
-                .serve_with_incoming_shutdown(incoming, told(stopped))
-                .await;
-            if let Err(error) = served {
-                tracing::error!(%error, "the gRPC port failed");
-            }
-        });
-        drop(tasks);
+        serve(&seat, grpc, http, &stopped, &mut tasks);
         if let Some(file) = ready_file {
-            write_ready_file(&file, server.grpc, server.http)?;
+            write_ready_file(&file, addresses.0, addresses.1)?;
         }
-        let Self {
-            grpc, http, pool, ..
-        } = &server;
-        tracing::info!(%grpc, %http, cluster = %pool.cluster, epoch = %pool.epoch, "kvmaster serves");
-        Ok(server)
+        let (grpc, http) = addresses;
+        tracing::info!(%grpc, %http, role = seat.role().label(), "kvmaster serves");
+        Ok(Self {
+            lead,
+            grpc,
+            http,
+            stop,
+            tasks: tokio::sync::Mutex::new(tasks),
+        })
     }
 
     /// Where gRPC is served.
@@ -104,23 +110,77 @@ impl Server {
         self.http
     }
 
-    /// Ends when a node knows a later term than this master's. It is stored by then.
+    /// Ends when a node knows a later term than that of this master, which leads alone. It is stored by
+    /// then. Where masters are elected this never ends: another election settles it.
     pub async fn superseded(&self) -> anyhow::Result<Epoch> {
-        Ok(self.pool.superseded().await?)
+        match &self.lead {
+            Lead::Alone(pool) => {
+                let later = pool.superseded().await;
+                Ok(pool.give_way(later).await?)
+            }
+            Lead::Elected(_) => std::future::pending().await,
+        }
     }
 
-    /// Stops taking requests, lets those in progress end for a while, and closes the store.
+    /// Stops taking requests, lets those in progress end for a while, gives up the lead, and closes
+    /// the store.
     pub async fn stop(&self) {
-        self.pool.quiesce();
+        if let Lead::Alone(pool) = &self.lead {
+            pool.quiesce();
+        }
+        if let Lead::Elected(candidate) = &self.lead {
+            // First, so that another leads while the last requests end here.
+            candidate.stop().await;
+        }
         let _everyone_left = self.stop.send(true);
         let mut tasks = self.tasks.lock().await;
         // Sessions of nodes last for ever: they are cut when the time is up.
         let _in_time =
             tokio::time::timeout(DRAIN, async { while tasks.join_next().await.is_some() {} }).await;
         tasks.shutdown().await;
-        self.pool.stop().await;
+        if let Lead::Alone(pool) = &self.lead {
+            pool.stop().await;
+        }
         tracing::info!("kvmaster stopped");
     }
+}
+
+/// Serves both ports until `stopped` says so.
+fn serve(
+    seat: &Arc<Seat>,
+    grpc: TcpListener,
+    http: TcpListener,
+    stopped: &watch::Receiver<bool>,
+    tasks: &mut JoinSet<()>,
+) {
+    let router = service::router(Arc::clone(seat));
+    let http_stopped = told(stopped.clone());
+    tasks.spawn(async move {
+        if let Err(error) = probe::serve(http, router, http_stopped).await {
+            tracing::error!(%error, "the HTTP port failed");
+        }
+    });
+    let clients = PoolServer::new(PoolService::new(Arc::clone(seat)))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let nodes = NodesServer::new(NodesService::new(Arc::clone(seat)))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let serving = tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(16 << 20)
+        .add_service(clients)
+        .add_service(nodes);
+    let incoming = framed::serve(Arc::clone(seat), grpc, stopped.clone(), tasks);
+    let grpc_stopped = told(stopped.clone());
+    tasks.spawn(async move {
+        let served = serving
+            .serve_with_incoming_shutdown(incoming, grpc_stopped)
+            .await;
+        if let Err(error) = served {
+            tracing::error!(%error, "the gRPC port failed");
+        }
+    });
 }
 
 async fn told(mut stopped: watch::Receiver<bool>) {

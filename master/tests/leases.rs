@@ -2,6 +2,7 @@
 
 use kvpool_master::clock::{Clock, ManualClock, Millis};
 use kvpool_master::membership::{Node, Outbox, Registration, Reported};
+use kvpool_master::metrics::Metrics;
 use kvpool_master::pool::{CommitItem, Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
 use kvpool_master::{CommitAck, Config};
@@ -25,6 +26,10 @@ struct Bench {
     node: Arc<Node>,
     inbox: UnboundedReceiver<Result<proto::MasterMessage, tonic::Status>>,
     _directory: TempDir,
+}
+
+fn metrics() -> Arc<Metrics> {
+    Arc::new(Metrics::new().unwrap())
 }
 
 /// What a node of one segment says of itself.
@@ -57,7 +62,7 @@ impl Bench {
             ..Config::default()
         };
         let clock_for_pool = Arc::clone(&clock) as Arc<dyn Clock>;
-        let pool = Pool::start(config, Arc::new(store), clock_for_pool)
+        let pool = Pool::start(config, Arc::new(store), clock_for_pool, metrics())
             .await
             .unwrap();
         let registration = registration(Length(4 * BLOCK));
@@ -272,7 +277,7 @@ async fn a_new_node_is_not_taken_for_one_that_has_long_been_silent() {
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
     // The machine has been up for longer than any node may be silent.
     let clock = Arc::new(ManualClock::new(Millis(1 << 40)));
-    let pool = Pool::start(Config::default(), Arc::new(store), clock)
+    let pool = Pool::start(Config::default(), Arc::new(store), clock, metrics())
         .await
         .unwrap();
     let registration = registration(Length(BLOCK));

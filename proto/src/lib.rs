@@ -15,8 +15,9 @@ pub use generated::*;
 
 /// The oldest control protocol version spoken here.
 pub const MIN_VERSION: u32 = 1;
-/// The newest control protocol version spoken here.
-pub const VERSION: u32 = 1;
+/// The newest control protocol version spoken here: since 2 there are standbys, which say who leads and
+/// pass calls on.
+pub const VERSION: u32 = 2;
 /// The metadata entry of a failed call that holds its `kvpool_types::Code`, in decimal.
 pub const CODE_METADATA: &str = "kvpool-code";
 /// The largest gRPC message accepted, in bytes. Senders split batches well below it.

@@ -2,6 +2,7 @@
 
 use bytesize::ByteSize;
 use kvpool_daemon::telemetry::LogFormat;
+use kvpool_etcd::discover::Location;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,7 +19,8 @@ const HUGEPAGE: u64 = 2 << 20;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where kvmasters serve gRPC, as `http://host:port`; the node keeps a session with one.
+    /// Where kvmasters serve gRPC, as `http://host:port`, or where they are announced, as
+    /// `etcd://host:port[,host:port...]/cluster`; the node keeps a session with the one that leads.
     pub master: Vec<String>,
     /// What the node is called, the same over its lives; empty for host name and data port.
     pub name: String,
@@ -146,13 +148,22 @@ impl Config {
             );
         }
         for master in &self.master {
+            if Location::is_meant_by(master) {
+                Location::parse(master).map_err(|error| InvalidSetting {
+                    setting: "master",
+                    problem: error.to_string(),
+                })?;
+                continue;
+            }
             let host = master.strip_prefix("http://");
             let valid = host.is_some_and(|host| !host.is_empty() && !host.starts_with(':'))
                 && tonic::transport::Endpoint::from_shared(master.clone()).is_ok();
             if !valid {
                 return invalid(
                     "master",
-                    format!("`{master}` is no address: write http://HOST:PORT"),
+                    format!(
+                        "`{master}` is no address: write http://HOST:PORT, or etcd://HOST:PORT/CLUSTER"
+                    ),
                 );
             }
         }
@@ -262,6 +273,9 @@ mod tests {
     #[test]
     fn each_bad_setting_is_named() {
         good().validate().unwrap();
+        let announced = "etcd://h:2379,[::1]:2379/pool-1".to_owned();
+        let master = vec![announced, "http://h:7070".to_owned()];
+        Config { master, ..good() }.validate().unwrap();
         let (setting, text) = complaint(|c| c.segment.clear());
         assert_eq!(setting, "segment");
         assert!(text.contains("--segment 8GiB"), "{text}");
@@ -281,6 +295,8 @@ mod tests {
             "http://",
             "http://:7070",
             "http://a b",
+            "etcd://h:1",
+            "etcd://h/pool",
         ] {
             assert_eq!(
                 complaint(|c| c.master = vec![master.into()]).0,

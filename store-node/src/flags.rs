@@ -37,8 +37,8 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip)]
     pub print_config: bool,
-    /// Register with the kvmaster here; repeat for others to try when it is gone [default:
-    /// http://127.0.0.1:7070]
+    /// Register with the kvmaster here, or with those announced at etcd://HOST:PORT[,HOST:PORT]/CLUSTER;
+    /// repeat for others: the one that leads is found from any [default: http://127.0.0.1:7070]
     #[arg(long, value_name = "URL")]
     master: Vec<String>,
     /// Call the node this, in every life of it [default: host name and data port]

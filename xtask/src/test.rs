@@ -20,6 +20,7 @@ pub(crate) fn run(quick: bool) -> Result<bool> {
     tally.check("clippy", lint::clippy()?);
     if !quick {
         provide_ip()?;
+        provide_etcd()?;
         // The cluster tests start these from where this puts them.
         let built = succeeds(cargo(&["build"]).args(DAEMONS))?;
         tally.check("the daemons' build", built);
@@ -78,25 +79,48 @@ fn with_cargo_test(quick: bool, tally: &mut Tally) -> Result<()> {
 /// Installs `ip`, with which some tests cut a network, where that takes no question. Where it cannot
 /// be had, those tests say that they skip.
 fn provide_ip() -> Result<()> {
-    if answers(Command::new("ip").arg("-V")) {
+    let is_there = answers(Command::new("ip").arg("-V"));
+    if !is_there && !install("iproute2")? {
+        eprintln!("\n`ip` is not installed (package iproute2): tests that cut a network will skip");
+    }
+    Ok(())
+}
+
+/// Installs etcd, which some tests start processes of, in the same way.
+fn provide_etcd() -> Result<()> {
+    let is_there =
+        std::env::var_os("KVPOOL_ETCD").is_some() || answers(Command::new("etcd").arg("--version"));
+    if is_there {
         return Ok(());
     }
+    if !install("etcd-server")? {
+        eprintln!("\netcd is not installed (package etcd-server): tests over etcd will skip");
+    } else if answers(Command::new("systemctl").args(["is-active", "--quiet", "etcd"])) {
+        // The package starts a service, which nobody asked for. Tests use ports of their own.
+        let mut stop = Command::new("systemctl");
+        stop.args(["disable", "--now", "etcd"]);
+        if !succeeds(&mut stop)? {
+            eprintln!("\nthe etcd service that its package started could not be stopped");
+        }
+    }
+    Ok(())
+}
+
+/// Installs a package where that takes no question: by root, with apt-get. Whether it is there then.
+fn install(package: &str) -> Result<bool> {
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|of_self| of_self.uid() == 0);
     if !is_root || !answers(Command::new("apt-get").arg("--version")) {
-        eprintln!("\n`ip` is not installed (package iproute2): tests that cut a network will skip");
-        return Ok(());
+        return Ok(false);
     }
     let install = || {
         let mut install = Command::new("apt-get");
-        install.args(["install", "--yes", "--no-install-recommends", "iproute2"]);
+        install.args(["install", "--yes", "--no-install-recommends", package]);
         install.env("DEBIAN_FRONTEND", "noninteractive");
         succeeds(&mut install)
     };
     // Package lists may be absent or old: they are fetched only if it does not go without.
-    let installed = install()?
-        || (succeeds(Command::new("apt-get").args(["update", "--quiet"]))? && install()?);
-    if !installed {
-        eprintln!("\niproute2 could not be installed: tests that cut a network will skip");
-    }
-    Ok(())
+    Ok(
+        install()?
+            || (succeeds(Command::new("apt-get").args(["update", "--quiet"]))? && install()?),
+    )
 }

@@ -1,6 +1,7 @@
 //! The commands, one a file.
 
 pub(crate) mod bench;
+pub(crate) mod cluster;
 pub(crate) mod demo;
 pub(crate) mod describe;
 pub(crate) mod exist;

@@ -3,6 +3,7 @@
 //! A master that does not speak the protocol, as those of older versions, is called over gRPC; after a
 //! while the client looks again.
 
+use super::master::{CONNECT_TIMEOUT, PING_INTERVAL, PING_TIMEOUT};
 use crate::clock::Deadline;
 use crate::errors::ControlError;
 use kvpool_proto::HelloRequest;
@@ -19,11 +20,8 @@ use tokio::time::Instant;
 
 /// For how long a master that does not speak the protocol is called over gRPC.
 const AGAIN: Duration = Duration::from_secs(30);
-/// A master that has not answered for so long is asked whether it is still there.
-const PING_INTERVAL: Duration = Duration::from_secs(2);
-/// How long it may take to say so.
-const PING_TIMEOUT: Duration = Duration::from_secs(1);
-/// The same after a call that had less time than that and was not answered.
+/// How long a master may take to say that it is there after a call that had less time than it takes
+/// to ask in its midst.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// See the module's documentation.
@@ -76,7 +74,7 @@ impl Framed {
         if not_before.is_some_and(|then| Instant::now() < then) {
             return Ok(None);
         }
-        let limit = deadline.at_most(super::CONNECT_TIMEOUT);
+        let limit = deadline.at_most(CONNECT_TIMEOUT);
         let opened = limit.run(self.open(greeting(), limit));
         let opened = opened.await.unwrap_or_else(|_| {
             let why = "kvmaster did not greet back in time";
@@ -133,9 +131,8 @@ impl Framed {
         greeting: HelloRequest,
         deadline: Deadline,
     ) -> Result<Arc<Channel>, ControlError> {
-        let failed = |what: &dyn std::fmt::Display| {
-            ControlError::new(Code::Unreachable, format!("{}: {what}", self.address))
-        };
+        let failed =
+            |what: &dyn std::fmt::Display| ControlError::new(Code::Unreachable, what.to_string());
         let mut found = tokio::net::lookup_host(&self.address)
             .await
             .map_err(|error| failed(&error))?;

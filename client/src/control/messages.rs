@@ -3,11 +3,12 @@
 use futures::future::BoxFuture;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{
-    Caller, CommitRequest, CreateNamespaceReply, CreateNamespaceRequest, DescribeReply,
-    DescribeRequest, ExistReply, ExistRequest, HelloReply, HelloRequest, ListReply, ListRequest,
-    LookupReply, LookupRequest, MIN_VERSION, MatchPrefixReply, MatchPrefixRequest, Outcomes,
-    ReleaseRequest, RemoveReply, RemoveRequest, RenewReply, RenewRequest, ReportReplicasRequest,
-    ReserveReply, ReserveRequest, RevokeRequest, StatsReply, StatsRequest, VERSION,
+    Caller, ClusterReply, ClusterRequest, CommitRequest, CreateNamespaceReply,
+    CreateNamespaceRequest, DescribeReply, DescribeRequest, ExistReply, ExistRequest, HelloReply,
+    HelloRequest, ListReply, ListRequest, LookupReply, LookupRequest, MIN_VERSION,
+    MatchPrefixReply, MatchPrefixRequest, Outcomes, ReleaseRequest, RemoveReply, RemoveRequest,
+    RenewReply, RenewRequest, ReportReplicasRequest, ReserveReply, ReserveRequest, RevokeRequest,
+    StatsReply, StatsRequest, VERSION,
 };
 use kvpool_types::wire::frame::Op;
 use tonic::transport::Channel;
@@ -72,6 +73,7 @@ messages! {
     DescribeRequest => DescribeReply, describe, "Describe", None;
     ReportReplicasRequest => Outcomes, report_replicas, "ReportReplicas", None;
     StatsRequest => StatsReply, stats, "Stats", None;
+    ClusterRequest => ClusterReply, cluster, "Cluster", None;
 }
 
 impl Message for HelloRequest {

@@ -1,11 +1,13 @@
 //! A master that behaves as it is told. It keeps what is asked of it, for tests to look at.
 
+use super::role::{Own, Role};
 use kvpool_proto::pool_server::Pool;
 use kvpool_proto::*;
 use kvpool_types::wire::keys::unpack;
 use kvpool_types::{ClusterId, Code, HostId, Incarnation};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 /// The two nodes of a fake pool, by their incarnations.
@@ -20,14 +22,20 @@ pub(crate) enum CommitFault {
     Refused(Code),
 }
 
+/// One master; those of one pool share what the pool is.
 #[derive(Debug, Default)]
-pub(crate) struct Master(Mutex<State>);
+pub(crate) struct Master {
+    pool: Arc<Mutex<State>>,
+    own: Mutex<Own>,
+}
 
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) epoch: u64,
     pub(crate) lease_ttl_ms: u64,
     pub(crate) max_batch_keys: u32,
+    /// Whether the nodes are on the host of whoever asks.
+    pub(crate) is_near: bool,
     /// Whether renewals work.
     pub(crate) renews: bool,
     /// Whether a replica that was reported unreachable is hidden.
@@ -69,6 +77,7 @@ impl Default for State {
             epoch: 1,
             lease_ttl_ms: 60_000,
             max_batch_keys: 1000,
+            is_near: false,
             renews: true,
             hides: true,
             reserve_codes: HashMap::new(),
@@ -89,29 +98,57 @@ impl Default for State {
 }
 
 impl Master {
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
+    /// Another master of the pool of this one.
+    pub(crate) fn beside(&self, role: Role) -> Self {
+        Self {
+            pool: Arc::clone(&self.pool),
+            own: Mutex::new(Own {
+                role,
+                ..Own::default()
+            }),
+        }
     }
 
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.pool.lock()
+    }
+
+    /// What is this master's alone.
+    pub(crate) fn own(&self) -> MutexGuard<'_, Own> {
+        self.own.lock()
+    }
+
+    /// How often a method was called at any master of the pool.
     pub(crate) fn calls(&self, method: &'static str) -> usize {
         self.state().calls.get(method).copied().unwrap_or(0)
     }
 
+    /// How often it was called at this one.
+    pub(crate) fn own_calls(&self, method: &'static str) -> usize {
+        self.own().calls.get(method).copied().unwrap_or(0)
+    }
+
     fn called(&self, method: &'static str) -> MutexGuard<'_, State> {
+        self.count(method);
         let mut state = self.state();
         *state.calls.entry(method).or_default() += 1;
         state
     }
+
+    fn count(&self, method: &'static str) {
+        *self.own().calls.entry(method).or_default() += 1;
+    }
+
+    fn lease(&self, state: &State) -> Option<Lease> {
+        let unleased = matches!(self.own().role, Role::ReadOnly(_));
+        Some(Lease {
+            token: 1,
+            ttl_ms: if unleased { 0 } else { state.lease_ttl_ms },
+        })
+    }
 }
 
 impl State {
-    fn lease(&self) -> Option<Lease> {
-        Some(Lease {
-            token: 1,
-            ttl_ms: self.lease_ttl_ms,
-        })
-    }
-
     /// Ends the term: what it granted is void.
     pub(crate) fn fail_over(&mut self) {
         self.epoch += 1;
@@ -123,20 +160,26 @@ fn keys(packed: &[u8]) -> Vec<String> {
     unpack(packed).map(|key| key.unwrap().to_string()).collect()
 }
 
-fn nodes() -> Vec<NodeAddress> {
+fn nodes(state: &State) -> Vec<NodeAddress> {
+    let host = crate::host::host_id().unwrap();
+    let (host, socket) = if state.is_near {
+        (host, "socket")
+    } else {
+        (HostId(77), "")
+    };
     NODES
         .iter()
         .map(|id| NodeAddress {
             name: format!("n{id}"),
             incarnation: Incarnation(*id).to_bytes().to_vec().into(),
             data_address: "127.0.0.1:1".to_owned(),
-            shm_path: String::new(),
-            host_id: HostId(77).to_bytes().to_vec().into(),
+            shm_path: socket.to_owned(),
+            host_id: host.to_bytes().to_vec().into(),
         })
         .collect()
 }
 
-fn coded(code: Code) -> Status {
+pub(super) fn coded(code: Code) -> Status {
     let mut status = Status::failed_precondition("as told");
     let value = code.to_wire().to_string().parse().unwrap();
     status.metadata_mut().insert(CODE_METADATA, value);
@@ -147,12 +190,32 @@ fn wire(code: Code) -> u32 {
     code.to_wire().into()
 }
 
+/// Refuses or passes on what is not for this master.
+macro_rules! admit {
+    ($self:ident, $request:ident, $method:ident, $changes:literal) => {
+        let caller = $request.get_ref().caller.as_ref();
+        let passed = $self.own().passes_on(caller, $changes);
+        if passed.is_err() {
+            $self.count("refused");
+        }
+        if let Some(leader) = passed? {
+            $self.count("passed on");
+            return leader.$method($request).await;
+        }
+    };
+}
+
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Pool for Master {
-    async fn hello(&self, _: Request<HelloRequest>) -> Answer<HelloReply> {
+    async fn hello(&self, request: Request<HelloRequest>) -> Answer<HelloReply> {
+        admit!(self, request, hello, false);
         let state = self.called("hello");
+        if let Some(hello) = &self.own().hello {
+            let hello = prost::Message::decode(hello.as_slice()).unwrap();
+            return Ok(Response::new(hello));
+        }
         Ok(Response::new(HelloReply {
             version: 1,
             cluster_id: ClusterId(5).to_bytes().to_vec().into(),
@@ -166,8 +229,9 @@ impl Pool for Master {
 
     async fn create_namespace(
         &self,
-        _: Request<CreateNamespaceRequest>,
+        request: Request<CreateNamespaceRequest>,
     ) -> Answer<CreateNamespaceReply> {
+        admit!(self, request, create_namespace, true);
         Ok(Response::new(CreateNamespaceReply {
             epoch: self.state().epoch,
             created: true,
@@ -175,6 +239,7 @@ impl Pool for Master {
     }
 
     async fn reserve(&self, request: Request<ReserveRequest>) -> Answer<ReserveReply> {
+        admit!(self, request, reserve, true);
         let request = request.into_inner();
         let mut state = self.called("reserve");
         let mut reservations = Vec::new();
@@ -222,13 +287,14 @@ impl Pool for Master {
         }
         Ok(Response::new(ReserveReply {
             epoch: state.epoch,
-            nodes: nodes(),
+            nodes: nodes(&state),
             reservations,
             grant_ttl_ms: request.grant_ttl_ms,
         }))
     }
 
     async fn commit(&self, request: Request<CommitRequest>) -> Answer<Outcomes> {
+        admit!(self, request, commit, true);
         let request = request.into_inner();
         let mut state = self.called("commit");
         if request.caller.as_ref().unwrap().epoch != state.epoch {
@@ -280,6 +346,7 @@ impl Pool for Master {
     }
 
     async fn revoke(&self, request: Request<RevokeRequest>) -> Answer<Outcomes> {
+        admit!(self, request, revoke, true);
         let request = request.into_inner();
         let mut state = self.called("revoke");
         for version in &request.versions {
@@ -294,6 +361,7 @@ impl Pool for Master {
     }
 
     async fn lookup(&self, request: Request<LookupRequest>) -> Answer<LookupReply> {
+        admit!(self, request, lookup, false);
         let state = self.called("lookup");
         let locations = keys(&request.into_inner().keys)
             .iter()
@@ -321,13 +389,14 @@ impl Pool for Master {
             .collect();
         Ok(Response::new(LookupReply {
             epoch: state.epoch,
-            nodes: nodes(),
+            nodes: nodes(&state),
             locations,
-            lease: state.lease(),
+            lease: self.lease(&state),
         }))
     }
 
     async fn exist(&self, request: Request<ExistRequest>) -> Answer<ExistReply> {
+        admit!(self, request, exist, false);
         let state = self.called("exist");
         let keys = keys(&request.into_inner().keys);
         assert!(keys.len() <= state.max_batch_keys as usize);
@@ -340,11 +409,12 @@ impl Pool for Master {
         Ok(Response::new(ExistReply {
             epoch: state.epoch,
             present: present.into(),
-            lease: state.lease(),
+            lease: self.lease(&state),
         }))
     }
 
     async fn match_prefix(&self, request: Request<MatchPrefixRequest>) -> Answer<MatchPrefixReply> {
+        admit!(self, request, match_prefix, false);
         let state = self.called("match_prefix");
         let keys = keys(&request.into_inner().keys);
         let blocks = keys
@@ -354,11 +424,12 @@ impl Pool for Master {
         Ok(Response::new(MatchPrefixReply {
             epoch: state.epoch,
             blocks: u32::try_from(blocks).unwrap(),
-            lease: state.lease(),
+            lease: self.lease(&state),
         }))
     }
 
     async fn renew(&self, request: Request<RenewRequest>) -> Answer<RenewReply> {
+        admit!(self, request, renew, true);
         let state = self.called("renew");
         let keys = keys(&request.into_inner().keys);
         let code = if state.renews {
@@ -369,11 +440,12 @@ impl Pool for Master {
         Ok(Response::new(RenewReply {
             epoch: state.epoch,
             codes: vec![wire(code); keys.len()],
-            lease: state.lease(),
+            lease: self.lease(&state),
         }))
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Answer<Outcomes> {
+        admit!(self, request, release, true);
         let state = self.called("release");
         if state.release_fails {
             return Err(Status::unavailable("the answer is lost"));
@@ -386,6 +458,7 @@ impl Pool for Master {
     }
 
     async fn remove(&self, request: Request<RemoveRequest>) -> Answer<RemoveReply> {
+        admit!(self, request, remove, true);
         let mut state = self.called("remove");
         let Some(remove_request::What::Keys(packed)) = request.into_inner().what else {
             return Err(coded(Code::InvalidArgument));
@@ -414,6 +487,7 @@ impl Pool for Master {
     }
 
     async fn report_replicas(&self, request: Request<ReportReplicasRequest>) -> Answer<Outcomes> {
+        admit!(self, request, report_replicas, false);
         let request = request.into_inner();
         let mut state = self.called("report");
         for (key, report) in keys(&request.keys).iter().zip(&request.reports) {
@@ -436,6 +510,12 @@ impl Pool for Master {
     }
 
     async fn cluster(&self, _: Request<ClusterRequest>) -> Answer<ClusterReply> {
-        Err(coded(Code::InvalidArgument))
+        self.count("cluster");
+        let slow = self.own().slow;
+        if !slow.is_zero() {
+            tokio::time::sleep(slow).await;
+        }
+        let epoch = self.state().epoch;
+        self.own().cluster(epoch).map(Response::new)
     }
 }

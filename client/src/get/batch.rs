@@ -432,6 +432,9 @@ impl<'a> Batch<'a> {
             if verdict == Next::ReportUnreachable {
                 self.inner.links.shun(&done.node);
             }
+            if error.code == Code::StaleEpoch {
+                self.inner.control.hear_of_newer_term();
+            }
             Counting::one(&self.inner.counting.transfer_retries);
             let version = located.version;
             let item = self.item(at);

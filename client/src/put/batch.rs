@@ -46,6 +46,8 @@ struct Item {
     backoff: Backoff,
     /// Why the last attempt failed.
     last: Option<PutError>,
+    /// Whether the answer to a commit was lost: the block may be visible, whatever comes after.
+    unknown: bool,
 }
 
 enum Stage {
@@ -73,6 +75,8 @@ enum Step {
     Committed {
         items: Vec<(usize, Written)>,
         codes: Result<Vec<Code>, ControlError>,
+        /// Whether it may have been done without the client being told.
+        unknown: bool,
     },
 }
 
@@ -109,6 +113,7 @@ impl<'a> Batch<'a> {
                 stage: Stage::Waiting,
                 backoff: Backoff::default(),
                 last: None,
+                unknown: false,
             })
             .collect();
         Self {
@@ -128,7 +133,11 @@ impl<'a> Batch<'a> {
                 Step::Late(items) => items.into_iter().for_each(|at| self.late(at)),
                 Step::Reserved { items, reply } => self.reserved(&items, reply),
                 Step::Wrote(results) => self.wrote(results),
-                Step::Committed { items, codes } => self.committed(items, codes),
+                Step::Committed {
+                    items,
+                    codes,
+                    unknown,
+                } => self.committed(items, codes, unknown),
             }
         }
         self.items
@@ -159,6 +168,11 @@ impl<'a> Batch<'a> {
         self.work.push(Box::pin(async move {
             if !deadline.pause(pause.unwrap_or_default()).await {
                 return Step::Late(items);
+            }
+            // What is left is counted from when there is somebody to ask.
+            if let Err(error) = inner.control.ready(deadline).await {
+                let reply = Err(error);
+                return Step::Reserved { items, reply };
             }
             let left = deadline.left();
             let wait = wait_for_room(left, many);
@@ -302,6 +316,9 @@ impl<'a> Batch<'a> {
                         Ok(written) => item.stage = Stage::Written(written),
                         Err(error) => {
                             Counting::one(&self.inner.counting.transfer_retries);
+                            if error.code == Code::StaleEpoch {
+                                self.inner.control.hear_of_newer_term();
+                            }
                             if self.failed(at, transfer_failed(error)) {
                                 again.push(at);
                             }
@@ -356,11 +373,17 @@ impl<'a> Batch<'a> {
             let (inner, deadline) = (self.inner, self.deadline);
             self.work.push(Box::pin(async move {
                 let call = Call::by(deadline).under(epoch);
-                let codes = inner.control.call(request, call).await.and_then(|reply| {
+                let mut unknown = false;
+                let reply = inner.control.call_noting(request, call, &mut unknown);
+                let codes = reply.await.and_then(|reply| {
                     expect_answers(reply.codes.len(), items.len())?;
                     Ok(reply.codes.into_iter().map(code_of).collect())
                 });
-                Step::Committed { items, codes }
+                Step::Committed {
+                    items,
+                    codes,
+                    unknown,
+                }
             }));
         }
     }
@@ -402,7 +425,12 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn committed(&mut self, items: Vec<(usize, Written)>, codes: Result<Vec<Code>, ControlError>) {
+    fn committed(
+        &mut self,
+        items: Vec<(usize, Written)>,
+        codes: Result<Vec<Code>, ControlError>,
+        unknown: bool,
+    ) {
         let changed: Vec<Key> = items
             .iter()
             .map(|(at, _)| self.item(*at).key.clone())
@@ -424,6 +452,8 @@ impl<'a> Batch<'a> {
                         Code::Ok => self.settle(at, Ok(Put::Stored { replicas })),
                         Code::Exists => self.settle(at, Ok(Put::Present)),
                         code => {
+                            // The store may have it all the same.
+                            self.item(at).unknown |= code == Code::StoreFailed;
                             if self.failed(at, refused(code)) {
                                 again.push(at);
                             }
@@ -431,23 +461,18 @@ impl<'a> Batch<'a> {
                     }
                 }
             }
+            // Under a new term the grants are void, and elsewhere nobody may know what became of the
+            // commit: the block is put again, and is present if it was committed.
             Err(error) => {
-                // Under a new term the grants are void: the block is put again. With any other
-                // failure that may have come after the commit, nobody knows.
-                let unknown = error.is_retryable() && error.code != Code::StaleEpoch;
                 for (at, written) in items {
-                    if unknown {
-                        drop(written);
-                        let outcome = PutError::OutcomeUnknown {
-                            code: error.code,
-                            message: error.message.clone(),
-                        };
-                        self.settle(at, Err(outcome));
-                    } else {
+                    if error.code == Code::StaleEpoch {
                         written.used_up();
-                        if self.failed(at, error.clone().into()) {
-                            again.push(at);
-                        }
+                    } else {
+                        drop(written);
+                    }
+                    self.item(at).unknown |= unknown;
+                    if self.failed(at, error.clone().into()) {
+                        again.push(at);
                     }
                 }
             }
@@ -492,7 +517,14 @@ impl<'a> Batch<'a> {
     }
 
     fn settle(&mut self, at: usize, outcome: Result<Put, PutError>) {
-        self.item(at).stage = Stage::Settled(outcome);
+        let item = self.item(at);
+        let outcome = outcome.map_err(|error| match error {
+            PutError::Failed { code, message } if item.unknown => {
+                PutError::OutcomeUnknown { code, message }
+            }
+            error => error,
+        });
+        item.stage = Stage::Settled(outcome);
     }
 
     fn again(&mut self, items: Vec<usize>) {

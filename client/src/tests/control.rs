@@ -1,5 +1,5 @@
 use super::{block, get_one, key, put_twice};
-use crate::fake::{Master, pool, pool_with, serve};
+use crate::fake::{Master, connect, options, pool, pool_with, serve};
 use crate::{Client, ConnectError, Leasing, Lookup, Options, PutOptions, Timeouts};
 use kvpool_types::{Code, Key};
 use std::sync::Arc;
@@ -110,6 +110,50 @@ async fn the_next_master_is_asked_when_one_is_gone() {
     let options = impatient(vec!["http://127.0.0.1:1".to_owned(), address]);
     let client = Client::connect(options).await.unwrap();
     assert_eq!(client.is_exist(&[key("a")]).await.unwrap(), [false]);
+}
+
+/// What a master of version 1 answered to a greeting, as its own code wrote it.
+fn hello_of_version_1() -> Vec<u8> {
+    let digits = include_str!("../../../proto/fixtures/v1/hello_reply.hex");
+    let digits: Vec<u8> = digits.bytes().filter(u8::is_ascii_hexdigit).collect();
+    digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn a_master_of_the_version_before_is_a_master() {
+    let master = Arc::new(Master::default());
+    master.state().epoch = 7;
+    master.own().hello = Some(hello_of_version_1());
+    master.own().is_older = true;
+    let address = serve(Arc::clone(&master));
+    // Also where it is one of two, and so first asked what it does not know.
+    for masters in [
+        vec![address.clone()],
+        vec!["http://127.0.0.1:1".to_owned(), address],
+    ] {
+        let (_nodes, client) = connect(options(masters)).await;
+        let cluster: Vec<u8> = (0x10..0x20).collect();
+        assert_eq!(client.cluster_id().to_bytes().as_slice(), cluster);
+        assert_eq!(client.epoch().0, 7);
+        assert_eq!(client.limits().lease_ttl, Duration::from_secs(10));
+        assert!(client.put(&key("a"), b"x".to_vec()).await.is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_master_of_a_version_to_come_is_refused() {
+    let master = Arc::new(Master::default());
+    let mut hello = hello_of_version_1();
+    hello[1] = 3;
+    master.own().hello = Some(hello);
+    let error = Client::connect(impatient(vec![serve(master)]))
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Code::VersionMismatch);
+    assert!(error.to_string().contains("version 3"), "{error}");
 }
 
 #[tokio::test]

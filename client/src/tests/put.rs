@@ -84,10 +84,13 @@ async fn a_commit_whose_answer_was_lost_is_asked_again() {
 #[tokio::test]
 async fn a_commit_whose_answer_stays_lost_claims_nothing() {
     let pool = pool().await;
-    pool.master
-        .state()
-        .commit_faults
-        .extend([CommitFault::AnswerLost; 1000]);
+    {
+        let state = &mut *pool.master.state();
+        state.commit_faults.extend([CommitFault::AnswerLost; 1000]);
+        // Nor can a second reserve tell.
+        let codes = [Code::Ok].into_iter().chain([Code::InProgress; 1000]);
+        state.reserve_codes.insert("a".into(), codes.collect());
+    }
     let options = PutOptions {
         timeout: Some(Duration::from_millis(300)),
         ..PutOptions::default()
@@ -100,6 +103,17 @@ async fn a_commit_whose_answer_stays_lost_claims_nothing() {
         matches!(outcomes[0], Err(PutError::OutcomeUnknown { .. })),
         "{outcomes:?}"
     );
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_stays_lost_is_settled_by_putting_again() {
+    let pool = pool().await;
+    pool.master
+        .state()
+        .commit_faults
+        .extend([CommitFault::AnswerLost; 1000]);
+    let outcome = pool.client.put(&key("a"), b"x".to_vec()).await;
+    assert_eq!(outcome, Ok(Put::Present));
 }
 
 #[tokio::test]

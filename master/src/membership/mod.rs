@@ -182,6 +182,11 @@ impl Node {
         self.session.lock().last_heard
     }
 
+    /// Counts its silence from `now` on.
+    pub(crate) fn wait_from(&self, now: Millis) {
+        self.session.lock().last_heard = now;
+    }
+
     /// What it last reported of itself.
     pub fn reported(&self) -> Reported {
         self.session.lock().reported

@@ -1,7 +1,9 @@
 //! The thread that watches clocks: ended grants, ended leases on freed extents, silent nodes.
 
 use super::Pool;
+use crate::clock::Millis;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(20);
@@ -21,12 +23,33 @@ pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
 }
 
 impl Pool {
+    /// Whether the term lasts. Once it does not, nodes are let go, so that they look for another leader;
+    /// when it is confirmed after all they are given the time to come back.
+    fn mind_term(&self, now: Millis) -> bool {
+        let leads = self.leads();
+        if self.leading.swap(leads, Ordering::AcqRel) != leads {
+            for node in self.members.all() {
+                if leads {
+                    node.wait_from(now);
+                } else {
+                    node.hang_up();
+                }
+            }
+            tracing::warn!(epoch = %self.epoch, leads, "the term was confirmed late, or was not");
+        }
+        leads
+    }
+
     fn tend(self: &Arc<Self>) {
         let now = self.now();
+        self.settle();
+        // Without a term nothing is given up: it could not be made durable.
+        if !self.mind_term(now) {
+            return;
+        }
         let expired = self.reservations.take_expired(now);
         self.metrics.grants_expired(expired.len());
         self.end_reservations(expired);
-        self.settle();
         self.quarantine.tick(now);
         for node in self.members.all() {
             self.quarantine.mark_stuck(&node, now);

@@ -34,7 +34,7 @@ fn run(pool: &Arc<Pool>) {
             Duration::from_millis(500)
         };
         pool.demand.wait(patience);
-        if pool.demand.bytes.load(Ordering::Acquire) > 0 && !pool.is_stopping() {
+        if pool.demand.bytes.load(Ordering::Acquire) > 0 && !pool.is_stopping() && pool.leads() {
             pool.evict_round();
         }
     }

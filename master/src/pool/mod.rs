@@ -13,20 +13,20 @@
 //! Lock order: reservations, then a directory shard, then its lineage; segments before the extents of
 //! one. No directory shard is held while reservations or extents are locked.
 
+mod beginning;
 mod caretaker;
 mod commit;
 mod evictor;
 mod nodes;
 mod read;
-mod recovery;
 mod remove;
 mod reserve;
 mod snapshot;
 
+pub use beginning::{Beginning, StartError};
 pub use commit::{CommitItem, Written};
 pub use nodes::RegisterError;
 pub use read::{Bitmap, Described, DescribedReplica, Found, Leased, Listed, Page};
-pub use recovery::StartError;
 pub use remove::{Removal, RemoveReport};
 pub use reserve::{Granted, ReserveOptions};
 
@@ -40,7 +40,8 @@ use crate::placement::Placement;
 use crate::placement::quarantine::{Freed, Quarantine};
 use crate::reservations::Reservations;
 use crate::store::journal::{Ack, Journal};
-use crate::store::{MetadataStore, StoreError};
+use crate::store::{LogSeq, MetadataStore, StoreError};
+use crate::term::Term;
 use kvpool_types::{ClusterId, Epoch, Extent, GrantId, Length, Offset, SegmentId, Version};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashSet;
@@ -60,8 +61,10 @@ pub struct Pool {
     pub cluster: ClusterId,
     /// This term.
     pub epoch: Epoch,
-    /// What it counts.
-    pub metrics: Metrics,
+    /// How long it lasts.
+    pub term: Arc<Term>,
+    /// What the process counts.
+    pub metrics: Arc<Metrics>,
     /// The store nodes.
     pub members: Members,
     /// Their segments.
@@ -98,6 +101,10 @@ pub struct Pool {
     /// Whether the nodes that the last term knew have had their time to come back.
     settled: AtomicBool,
     settled_told: Notify,
+    /// Whether the term lasted when that was last looked at.
+    leading: AtomicBool,
+    /// When a client last called this master itself.
+    heard_client: AtomicU64,
 }
 
 /// The room that waiting puts ask for, which wakes the evictor.
@@ -138,6 +145,32 @@ impl std::fmt::Debug for Pool {
 impl Pool {
     fn now(&self) -> Millis {
         self.clock.now()
+    }
+
+    /// Whether this master may grant, lease and change anything now.
+    pub fn leads(&self) -> bool {
+        self.term.leads(self.now())
+    }
+
+    /// How long the term lasts if nobody renews it; `None` without a deadline.
+    pub fn term_left(&self) -> Option<Duration> {
+        self.term.left(self.now())
+    }
+
+    /// For how long nobody has confirmed the term beyond its deadline.
+    pub fn overdue(&self) -> Duration {
+        self.term.overdue(self.now())
+    }
+
+    /// Notes that a client has called this master itself.
+    pub fn heard_client(&self) {
+        self.heard_client.store(self.now().0, Ordering::Relaxed);
+    }
+
+    /// How long ago a client called this master itself, or since the term began.
+    pub fn client_silence(&self) -> Duration {
+        let heard = Millis(self.heard_client.load(Ordering::Relaxed));
+        self.now().since(heard)
     }
 
     fn journal(&self) -> &Journal {
@@ -213,18 +246,27 @@ impl Pool {
         self.journal().healthy().map_err(|error| error.to_string())
     }
 
-    /// Ends when a node has been found that knows a later term than this one. That term is stored by
-    /// then, so the next start is above it.
-    pub async fn superseded(&self) -> Result<Epoch, StoreError> {
-        let later = loop {
+    /// Ends when a node has been found that knows a later term than this one. The next term has to be
+    /// above it.
+    pub async fn superseded(&self) -> Epoch {
+        loop {
             let told = self.superseded_told.notified();
             let known = *self.superseded.lock();
             match known {
                 Some(epoch) => break epoch,
                 None => told.await,
             }
-        };
+        }
+    }
+
+    /// Stores a later term than this one, so that the next start is above it.
+    pub async fn give_way(&self, later: Epoch) -> Result<Epoch, StoreError> {
         self.store.begin_epoch(later).await
+    }
+
+    /// The position of the last group of the log.
+    pub fn log_position(&self) -> LogSeq {
+        self.journal().position()
     }
 
     /// Lets nothing wait any more: puts that wait for room are answered, the threads end.
@@ -234,6 +276,17 @@ impl Pool {
         self.changed.notify_waiters();
         self.settled.store(true, Ordering::Release);
         self.settled_told.notify_waiters();
+    }
+
+    /// Ends the term here: nothing is answered any more, sessions of nodes end, and what waits for the
+    /// log is told that it may not be there.
+    pub async fn retire(&self) {
+        self.term.end();
+        self.quiesce();
+        for node in self.members.all() {
+            node.hang_up();
+        }
+        self.journal().close().await;
     }
 
     /// Makes durable what is queued and closes the store.

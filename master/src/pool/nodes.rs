@@ -76,6 +76,12 @@ impl Pool {
                 ),
             ));
         }
+        if !self.leads() {
+            return Err(refuse(
+                Code::NotLeader,
+                format!("epoch {} is not confirmed, or over", self.epoch),
+            ));
+        }
         if self.members.is_dropped(registration.incarnation) {
             return Err(refuse(
                 Code::IncarnationDropped,
@@ -323,6 +329,9 @@ impl Pool {
         let _one_at_a_time = self.namespace_creation.lock().await;
         let (id, is_new) = self.namespaces.find_or_number(&namespace)?;
         if is_new {
+            if !self.leads() {
+                return Err(Code::NotLeader);
+            }
             let record = record::Namespace {
                 id,
                 namespace: namespace.clone(),

@@ -198,6 +198,7 @@ impl Pool {
     ) -> Leased<Vec<Option<Found>>> {
         let keys = keys.into();
         let mut found = vec![None; keys.len()];
+        let lease = lease && self.leads();
         let (token, ttl) = self.lease_end(lease);
         let now = self.now();
         let ticks = self.directory.ticks(keys.len());
@@ -259,6 +260,7 @@ impl Pool {
     ) -> Leased<Bitmap> {
         let keys = keys.into();
         let mut present = Bitmap::new(keys.len());
+        let lease = lease && self.leads();
         let (token, ttl) = self.lease_end(lease);
         let now = self.now();
         let ticks = self.directory.ticks(keys.len());
@@ -289,6 +291,7 @@ impl Pool {
         lease: bool,
     ) -> Leased<usize> {
         let chain = chain.into();
+        let lease = lease && self.leads();
         let (token, ttl) = self.lease_end(lease);
         let now = self.now();
         let ticks = self.directory.ticks(chain.len());

@@ -20,6 +20,9 @@ pub(super) struct Caller {
 pub(super) fn caller(pool: &Pool, caller: Option<&proto::Caller>) -> Result<Caller, Refused> {
     let caller = caller.ok_or_else(|| refused(Code::Malformed, "the request names no caller"))?;
     check_term(pool, caller)?;
+    if !caller.forward {
+        pool.heard_client();
+    }
     let namespace = pool.namespace(&caller.namespace).map_err(|code| {
         refused(
             code,
@@ -33,6 +36,24 @@ pub(super) fn caller(pool: &Pool, caller: Option<&proto::Caller>) -> Result<Call
         namespace,
         host: HostId::from_slice(&caller.host_id),
     })
+}
+
+/// Checks that this master may change anything now.
+pub(super) fn check_leads(pool: &Pool) -> Result<(), Refused> {
+    if pool.leads() {
+        return Ok(());
+    }
+    let overdue = std::time::Duration::from_millis(
+        u64::try_from(pool.overdue().as_millis()).unwrap_or(u64::MAX),
+    );
+    Err(refused(
+        Code::NotLeader,
+        format!(
+            "read-only: the metadata store has not confirmed epoch {} for {} beyond its deadline",
+            pool.epoch,
+            humantime::format_duration(overdue)
+        ),
+    ))
 }
 
 /// Checks that the caller means this pool and knows no later term.
@@ -49,6 +70,12 @@ pub(super) fn check_term(pool: &Pool, caller: &proto::Caller) -> Result<(), Refu
                 ),
             ));
         }
+    }
+    if pool.term.is_over() {
+        return Err(refused(
+            Code::NotLeader,
+            format!("epoch {} is over", pool.epoch),
+        ));
     }
     if caller.epoch > pool.epoch.0 {
         return Err(refused(

@@ -1,24 +1,67 @@
 //! The gRPC service that clients and operators call.
 
-use super::calls::Calls;
-use crate::pool::Pool;
+use super::calls::{Calls, calls_at};
+use super::passing::{Called, Passing};
+use super::refused::Refused;
+use crate::leadership::Seat;
 use kvpool_proto as proto;
+use proto::pool_client::PoolClient;
 use std::sync::Arc;
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-/// The `Pool` gRPC service over a pool.
-#[derive(Clone, Debug)]
+/// The `Pool` gRPC service of a master: answers while it leads, and else passes on what it is asked to.
+#[derive(Debug)]
 pub struct PoolService {
-    calls: Calls,
+    seat: Arc<Seat>,
+    passing: Passing,
 }
 
 impl PoolService {
-    /// The service of `pool`.
-    pub fn new(pool: Arc<Pool>) -> Self {
+    /// The service of the master at `seat`.
+    pub fn new(seat: Arc<Seat>) -> Self {
         Self {
-            calls: Calls::new(pool),
+            seat,
+            passing: Passing::default(),
         }
     }
+
+    async fn answer<M: Called, R, Here, There>(
+        &self,
+        request: Request<M>,
+        here: impl FnOnce(Calls, M) -> Here,
+        there: impl FnOnce(PoolClient<Channel>, Request<M>) -> There,
+    ) -> Result<Response<R>, Status>
+    where
+        Here: Future<Output = Result<R, Refused>>,
+        There: Future<Output = Result<Response<R>, Status>>,
+    {
+        let refused = match calls_at(&self.seat, request.get_ref().caller()) {
+            Ok(calls) => return Ok(Response::new(here(calls, request.into_inner()).await?)),
+            Err(refused) => refused,
+        };
+        let leader = self.seat.known().leader;
+        if leader.is_empty() || !Passing::is_wanted(&request) {
+            return Err(refused.into());
+        }
+        let leader = self.passing.client(&leader)?;
+        there(leader, Passing::readdress(request))
+            .await
+            .map_err(Passing::outcome)
+    }
+}
+
+/// Answers a call here, or has the leader answer it.
+macro_rules! answer {
+    ($self:ident, $request:ident, $call:ident, |$calls:ident, $message:ident| $here:expr) => {
+        $self
+            .answer(
+                $request,
+                async move |$calls, $message| $here,
+                async move |mut leader, request| leader.$call(request).await,
+            )
+            .await
+    };
 }
 
 #[tonic::async_trait]
@@ -27,127 +70,133 @@ impl proto::pool_server::Pool for PoolService {
         &self,
         request: Request<proto::HelloRequest>,
     ) -> Result<Response<proto::HelloReply>, Status> {
-        Ok(Response::new(self.calls.hello(request.into_inner())?))
+        answer!(self, request, hello, |calls, message| calls.hello(message))
     }
 
     async fn create_namespace(
         &self,
         request: Request<proto::CreateNamespaceRequest>,
     ) -> Result<Response<proto::CreateNamespaceReply>, Status> {
-        Ok(Response::new(
-            self.calls.create_namespace(request.into_inner()).await?,
-        ))
+        answer!(self, request, create_namespace, |calls, message| calls
+            .create_namespace(message)
+            .await)
     }
 
     async fn reserve(
         &self,
         request: Request<proto::ReserveRequest>,
     ) -> Result<Response<proto::ReserveReply>, Status> {
-        self.calls.settled().await;
-        Ok(Response::new(
-            self.calls.reserve(request.into_inner()).await?,
-        ))
+        answer!(self, request, reserve, |calls, message| {
+            calls.settled().await;
+            calls.reserve(message).await
+        })
     }
 
     async fn commit(
         &self,
         request: Request<proto::CommitRequest>,
     ) -> Result<Response<proto::Outcomes>, Status> {
-        Ok(Response::new(
-            self.calls.commit(request.into_inner()).await?,
-        ))
+        answer!(self, request, commit, |calls, message| calls
+            .commit(message)
+            .await)
     }
 
     async fn revoke(
         &self,
         request: Request<proto::RevokeRequest>,
     ) -> Result<Response<proto::Outcomes>, Status> {
-        Ok(Response::new(self.calls.revoke(request.into_inner())?))
+        answer!(self, request, revoke, |calls, message| calls
+            .revoke(message))
     }
 
     async fn lookup(
         &self,
         request: Request<proto::LookupRequest>,
     ) -> Result<Response<proto::LookupReply>, Status> {
-        self.calls.settled().await;
-        Ok(Response::new(self.calls.lookup(request.into_inner())?))
+        answer!(self, request, lookup, |calls, message| {
+            calls.settled().await;
+            calls.lookup(message)
+        })
     }
 
     async fn exist(
         &self,
         request: Request<proto::ExistRequest>,
     ) -> Result<Response<proto::ExistReply>, Status> {
-        self.calls.settled().await;
-        Ok(Response::new(self.calls.exist(request.into_inner())?))
+        answer!(self, request, exist, |calls, message| {
+            calls.settled().await;
+            calls.exist(message)
+        })
     }
 
     async fn match_prefix(
         &self,
         request: Request<proto::MatchPrefixRequest>,
     ) -> Result<Response<proto::MatchPrefixReply>, Status> {
-        self.calls.settled().await;
-        Ok(Response::new(
-            self.calls.match_prefix(request.into_inner())?,
-        ))
+        answer!(self, request, match_prefix, |calls, message| {
+            calls.settled().await;
+            calls.match_prefix(message)
+        })
     }
 
     async fn renew(
         &self,
         request: Request<proto::RenewRequest>,
     ) -> Result<Response<proto::RenewReply>, Status> {
-        Ok(Response::new(self.calls.renew(request.into_inner())?))
+        answer!(self, request, renew, |calls, message| calls.renew(message))
     }
 
     async fn release(
         &self,
         request: Request<proto::ReleaseRequest>,
     ) -> Result<Response<proto::Outcomes>, Status> {
-        Ok(Response::new(self.calls.release(request.into_inner())?))
+        answer!(self, request, release, |calls, message| calls
+            .release(message))
     }
 
     async fn remove(
         &self,
         request: Request<proto::RemoveRequest>,
     ) -> Result<Response<proto::RemoveReply>, Status> {
-        Ok(Response::new(
-            self.calls.remove(request.into_inner()).await?,
-        ))
+        answer!(self, request, remove, |calls, message| calls
+            .remove(message)
+            .await)
     }
 
     async fn list(
         &self,
         request: Request<proto::ListRequest>,
     ) -> Result<Response<proto::ListReply>, Status> {
-        Ok(Response::new(self.calls.list(request.into_inner())?))
+        answer!(self, request, list, |calls, message| calls.list(message))
     }
 
     async fn describe(
         &self,
         request: Request<proto::DescribeRequest>,
     ) -> Result<Response<proto::DescribeReply>, Status> {
-        Ok(Response::new(self.calls.describe(request.into_inner())?))
+        answer!(self, request, describe, |calls, message| calls
+            .describe(message))
     }
 
     async fn report_replicas(
         &self,
         request: Request<proto::ReportReplicasRequest>,
     ) -> Result<Response<proto::Outcomes>, Status> {
-        Ok(Response::new(
-            self.calls.report_replicas(request.into_inner())?,
-        ))
+        answer!(self, request, report_replicas, |calls, message| calls
+            .report_replicas(message))
     }
 
     async fn stats(
         &self,
         request: Request<proto::StatsRequest>,
     ) -> Result<Response<proto::StatsReply>, Status> {
-        Ok(Response::new(self.calls.stats(request.into_inner())?))
+        answer!(self, request, stats, |calls, message| calls.stats(message))
     }
 
     async fn cluster(
         &self,
         _: Request<proto::ClusterRequest>,
     ) -> Result<Response<proto::ClusterReply>, Status> {
-        Ok(Response::new(self.calls.cluster()))
+        Ok(Response::new(self.seat.describe()))
     }
 }

@@ -1,7 +1,9 @@
 //! The HTTP port: probes, metrics, and a read-only JSON view of nodes, segments and counters.
 
+use crate::leadership::{Role, Seat};
 use crate::pool::Pool;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::routing::get;
 use axum::{Json, Router};
 use kvpool_daemon::probe::{self, Health};
@@ -9,29 +11,45 @@ use kvpool_proto as proto;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-struct PoolHealth(Arc<Pool>);
+struct SeatHealth(Arc<Seat>);
 
-impl Health for PoolHealth {
+impl Health for SeatHealth {
     fn healthy(&self) -> Result<(), String> {
-        self.0.healthy()
+        self.0.pool().map_or(Ok(()), |pool| pool.healthy())
     }
 
     fn ready(&self) -> Result<(), String> {
-        self.0.healthy()
+        match self.0.role() {
+            Role::Leader => self.healthy(),
+            Role::Standby => Ok(()),
+            Role::ReadOnly => Err("read-only: the metadata store does not answer".to_owned()),
+            Role::Starting => Err(self.0.reason()),
+        }
     }
 }
 
 /// Everything that the HTTP port serves.
-pub fn router(pool: Arc<Pool>) -> Router {
-    let health = Arc::new(PoolHealth(Arc::clone(&pool)));
-    let registry = pool.metrics.registry().clone();
+pub fn router(seat: Arc<Seat>) -> Router {
+    let health = Arc::new(SeatHealth(Arc::clone(&seat)));
+    let registry = seat.metrics.registry().clone();
     let views = Router::new()
         .route("/api/v1/nodes", get(nodes))
         .route("/api/v1/segments", get(segments))
         .route("/api/v1/counters", get(counters))
-        .with_state(pool);
+        .route("/api/v1/cluster", get(cluster))
+        .with_state(seat);
     probe::router(registry, health).merge(views)
 }
+
+/// The pool that is led here; elsewhere the view says who leads.
+fn led(seat: &Seat) -> Result<Arc<Pool>, (StatusCode, Json<Value>)> {
+    seat.pool().map_err(|elsewhere| {
+        let told = json!({ "error": elsewhere.reason, "leader": elsewhere.leader });
+        (StatusCode::SERVICE_UNAVAILABLE, Json(told))
+    })
+}
+
+type View = Result<Json<Value>, (StatusCode, Json<Value>)>;
 
 /// What the stats call answers; the JSON views show the same.
 pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
@@ -92,7 +110,8 @@ fn segment_view(node: &proto::NodeStats, segment: &proto::SegmentStats) -> Value
     })
 }
 
-async fn nodes(State(pool): State<Arc<Pool>>) -> Json<Value> {
+async fn nodes(State(seat): State<Arc<Seat>>) -> View {
+    let pool = led(&seat)?;
     let views: Vec<Value> = stats(&pool)
         .nodes
         .iter()
@@ -108,22 +127,24 @@ async fn nodes(State(pool): State<Arc<Pool>>) -> Json<Value> {
             })
         })
         .collect();
-    Json(Value::Array(views))
+    Ok(Json(Value::Array(views)))
 }
 
-async fn segments(State(pool): State<Arc<Pool>>) -> Json<Value> {
+async fn segments(State(seat): State<Arc<Seat>>) -> View {
+    let pool = led(&seat)?;
     let stats = stats(&pool);
     let views = stats.nodes.iter().flat_map(|node| {
         node.segments
             .iter()
             .map(move |segment| segment_view(node, segment))
     });
-    Json(views.collect())
+    Ok(Json(views.collect()))
 }
 
-async fn counters(State(pool): State<Arc<Pool>>) -> Json<Value> {
+async fn counters(State(seat): State<Arc<Seat>>) -> View {
+    let pool = led(&seat)?;
     let stats = stats(&pool);
-    Json(json!({
+    Ok(Json(json!({
         "cluster": pool.cluster.to_string(),
         "epoch": stats.epoch,
         "uptime_ms": stats.uptime_ms,
@@ -134,5 +155,42 @@ async fn counters(State(pool): State<Arc<Pool>>) -> Json<Value> {
         "quarantine_bytes": stats.quarantine_bytes,
         "namespaces": stats.namespaces,
         "counters": stats.counters,
+    })))
+}
+
+async fn cluster(State(seat): State<Arc<Seat>>) -> Json<Value> {
+    let told = seat.describe();
+    let members = told.members.iter().map(|member| {
+        json!({
+            "address": member.address,
+            "http_address": member.http_address,
+            "role": member.role,
+            "applied": member.applied,
+            "heard_nodes": member.heard_nodes,
+            "heard_clients": member.heard_clients,
+            "version": member.version,
+        })
+    });
+    let snapshots = told.snapshots.iter().map(|snapshot| {
+        json!({
+            "shard": snapshot.shard,
+            "through": snapshot.through,
+            "size_bytes": snapshot.size_bytes,
+        })
+    });
+    Json(json!({
+        "epoch": told.epoch,
+        "leader": told.leader,
+        "role": told.role,
+        "reason": told.reason,
+        "members": members.collect::<Vec<_>>(),
+        "log_last": told.log_last,
+        "log_cut": told.log_cut,
+        "store": told.store,
+        "store_bytes": told.store_bytes,
+        "store_in_use_bytes": told.store_in_use_bytes,
+        "alarms": told.alarms,
+        "snapshots": snapshots.collect::<Vec<_>>(),
+        "term_left_ms": told.term_left_ms,
     }))
 }

@@ -7,6 +7,7 @@ pub mod framed;
 mod grpc;
 mod http;
 mod nodes;
+mod passing;
 mod refused;
 mod status;
 

@@ -1,6 +1,7 @@
 //! The gRPC service that store nodes call: one session a node.
 
 use super::status::status;
+use crate::leadership::Seat;
 use crate::membership::{Node, Outbox, Registration, Reported};
 use crate::pool::{Pool, RegisterError};
 use kvpool_proto as proto;
@@ -15,16 +16,16 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// The `Nodes` gRPC service over a pool.
+/// The `Nodes` gRPC service of a master, whether it leads or not.
 #[derive(Clone, Debug)]
 pub struct NodesService {
-    pool: Arc<Pool>,
+    seat: Arc<Seat>,
 }
 
 impl NodesService {
-    /// The service of `pool`.
-    pub fn new(pool: Arc<Pool>) -> Self {
-        Self { pool }
+    /// The service of the master at `seat`.
+    pub fn new(seat: Arc<Seat>) -> Self {
+        Self { seat }
     }
 }
 
@@ -40,7 +41,7 @@ impl proto::nodes_server::Nodes for NodesService {
         // What the master says is bounded by what it has freed and not heard of: tickets, not this
         // channel, hold that memory.
         let (outbox, outgoing) = mpsc::unbounded_channel();
-        let pool = Arc::clone(&self.pool);
+        let seat = Arc::clone(&self.seat);
         tokio::spawn(async move {
             let first = match inbox.message().await {
                 Ok(Some(proto::NodeMessage {
@@ -49,6 +50,19 @@ impl proto::nodes_server::Nodes for NodesService {
                 _ => {
                     let error = status(Code::Malformed, "a session begins with a registration");
                     let _left = outbox.send(Err(error));
+                    return;
+                }
+            };
+            let pool = match seat.pool() {
+                Ok(pool) => pool,
+                Err(elsewhere) => {
+                    seat.heard.node(&first.name);
+                    let refusal = proto::Refusal {
+                        code: Code::NotLeader.to_wire().into(),
+                        message: elsewhere.reason,
+                        leader: elsewhere.leader,
+                    };
+                    send(&outbox, ToNode::Refusal(refusal));
                     return;
                 }
             };

@@ -13,7 +13,9 @@
 //! the generation before, or of a snapshot that a crash cut short) are removed behind it or at the
 //! next start.
 
-use super::{LogSeq, LogSpan, MetadataStore, OpenError, ShardIndex, Snapshot, StoreError};
+use super::{
+    LogSeq, LogSpan, MetadataStore, OpenError, ShardIndex, Snapshot, SnapshotPositions, StoreError,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use bytesize::ByteSize;
@@ -418,6 +420,25 @@ impl MetadataStore for EmbeddedStore {
                 .map_err(failed)?
                 .map(|entry| Ok(ShardIndex(entry.map_err(failed)?.0.value())))
                 .collect()
+        })
+    }
+
+    async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError> {
+        self.read(|t| {
+            let (table, parts) = (t.open_table(SNAPSHOT), t.open_table(PART));
+            let (table, parts) = (table.map_err(failed)?, parts.map_err(failed)?);
+            let mut positions = SnapshotPositions::new();
+            for entry in table.iter().map_err(failed)? {
+                let (shard, pointer) = entry.map_err(failed)?;
+                let (seq, generation) = pointer.value();
+                let mut bytes = 0;
+                let range = (generation, 0)..=(generation, u32::MAX);
+                for part in parts.range(range).map_err(failed)? {
+                    bytes += part.map_err(failed)?.1.value().len() as u64;
+                }
+                positions.insert(ShardIndex(shard.value()), (LogSeq(seq), bytes));
+            }
+            Ok(positions)
         })
     }
 

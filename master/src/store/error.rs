@@ -2,6 +2,7 @@
 
 use super::LogSeq;
 use kvpool_types::{Code, Epoch};
+use std::time::Duration;
 
 /// Why a metadata store did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +42,20 @@ pub enum StoreError {
         /// What the store said.
         reason: String,
     },
+    /// The store has used up its space and takes no more until room was made. Nothing was changed.
+    #[error("the metadata store has used up its space")]
+    NoSpace,
+    /// The lease has run out or was revoked. Nothing was changed.
+    #[error("the lease in the metadata store is gone")]
+    LeaseGone,
+    /// The store gives no lease of the time that was asked for.
+    #[error("the metadata store gave a lease of {granted:?} where {asked:?} was asked for")]
+    LeaseTtl {
+        /// The time that was asked for.
+        asked: Duration,
+        /// The time that was granted.
+        granted: Duration,
+    },
     /// What the store holds cannot be what was written to it.
     #[error("the metadata store is corrupt: {reason}")]
     Corrupt {
@@ -62,7 +77,7 @@ impl StoreError {
     /// Whether the same call may succeed later with nothing changed by the caller. A write whose
     /// outcome is unknown has to be read back first.
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Unavailable { .. })
+        matches!(self, Self::Unavailable { .. } | Self::NoSpace)
     }
 
     /// The stable code that a client is told.
@@ -75,7 +90,7 @@ impl StoreError {
     }
 }
 
-/// Why the embedded store's directory could not be opened.
+/// Why a metadata store could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -113,11 +128,27 @@ pub enum OpenError {
         /// What is wrong.
         reason: String,
     },
+    /// etcd did not answer.
+    #[error("etcd at {endpoints} cannot be used: {reason}")]
+    Unreachable {
+        /// The endpoints that were asked.
+        endpoints: String,
+        /// What the last one said.
+        reason: String,
+    },
+    /// etcd refused, or what is configured about it cannot be right.
+    #[error("etcd at {endpoints} cannot be used as configured: {reason}")]
+    Refused {
+        /// The endpoints that are configured.
+        endpoints: String,
+        /// What is wrong.
+        reason: String,
+    },
 }
 
 impl OpenError {
     /// Whether opening may succeed later with nothing changed by the caller.
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::InUse { .. })
+        matches!(self, Self::InUse { .. } | Self::Unreachable { .. })
     }
 }

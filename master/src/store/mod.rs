@@ -7,7 +7,8 @@
 //!  start:  recover = snapshots + the log after each ─► the directory
 //! ```
 //!
-//! * [`MetadataStore`] is the trait; [`EmbeddedStore`] the one for a single master.
+//! * [`MetadataStore`] is the trait; [`EmbeddedStore`] the one for a single master, [`etcd`] the one for
+//!   several, with what elects one of them.
 //! * [`record`] is the codec of what is stored; a store itself sees opaque bytes.
 //! * [`journal`] makes groups, appends them and keeps the log short; [`recovery`] reads them back.
 //! * [`conformance`] is the suite that every store passes.
@@ -18,12 +19,14 @@
 pub mod conformance;
 mod embedded;
 mod error;
+pub mod etcd;
 pub mod journal;
 pub mod record;
 pub mod recovery;
 
 pub use embedded::{EmbeddedOptions, EmbeddedStore};
 pub use error::{OpenError, StoreError};
+pub use etcd::{EtcdOptions, EtcdStore};
 pub use journal::{Ack, Journal, JournalError, JournalOptions, SnapshotSource};
 pub use record::Record;
 pub use recovery::{LogState, Recovered, RecoveryError, recover};
@@ -31,6 +34,7 @@ pub use recovery::{LogState, Recovered, RecoveryError, recover};
 use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_types::{ClusterId, Epoch};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// The position of a group in the log. The first group has 1; 0 stands before it.
@@ -78,6 +82,9 @@ pub struct LogSpan {
     /// The position of the last durable group.
     pub last: LogSeq,
 }
+
+/// Of each shard that has a snapshot: the position that it contains, and its bytes.
+pub type SnapshotPositions = BTreeMap<ShardIndex, (LogSeq, u64)>;
 
 /// A shard's contents at one position of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,6 +148,10 @@ pub trait MetadataStore: Send + Sync + 'static {
 
     /// The shards that have a snapshot, in order of their index.
     async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError>;
+
+    /// Of each shard that has a snapshot: the position that it contains, and its bytes. It may look
+    /// at every part of every snapshot.
+    async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError>;
 
     /// Forgets the groups through `through`. That every snapshot contains them is the caller's
     /// promise. Cutting where the log is cut already does nothing.

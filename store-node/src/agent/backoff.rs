@@ -4,8 +4,6 @@ use std::time::Duration;
 
 /// The first wait is at most this long.
 const FIRST: Duration = Duration::from_millis(100);
-/// No wait is longer than this.
-const CAP: Duration = Duration::from_secs(1);
 
 /// Waits that double up to a cap, each cut by chance to between half and all of it, so that the
 /// nodes of a pool do not all come back at the same moment.
@@ -21,11 +19,11 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The next wait.
-    pub(super) fn next(&mut self) -> Duration {
-        let wait = self.limit.mul_f64(rand::random_range(0.5..=1.0));
-        self.limit = (self.limit * 2).min(CAP);
-        wait
+    /// The next wait, `cap` at most.
+    pub(super) fn next(&mut self, cap: Duration) -> Duration {
+        let limit = self.limit.min(cap);
+        self.limit = limit * 2;
+        limit.mul_f64(rand::random_range(0.5..=1.0))
     }
 }
 
@@ -35,12 +33,15 @@ mod tests {
 
     #[test]
     fn the_first_try_is_soon_and_no_wait_is_long() {
+        let cap = Duration::from_secs(1);
         let mut backoff = Backoff::default();
-        assert!(backoff.next() <= FIRST);
+        assert!(backoff.next(cap) <= FIRST);
         for _ in 0..20 {
-            backoff.next();
+            backoff.next(cap);
         }
-        let wait = backoff.next();
-        assert!(wait >= CAP / 2 && wait <= CAP, "{wait:?}");
+        let wait = backoff.next(cap);
+        assert!(wait >= cap / 2 && wait <= cap, "{wait:?}");
+        let shorter = Duration::from_millis(250);
+        assert!(backoff.next(shorter) <= shorter);
     }
 }

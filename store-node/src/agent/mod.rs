@@ -5,21 +5,23 @@
 //! to another thread.
 //!
 //! ```text
-//!            ┌────────────── broken, silent, refused: back off, next master ──────────┐
+//!            ┌────────────────────────── broken, silent, ended ───────────────────────┐
 //!            ▼                                                                        │
-//!  connect ► Register ► Welcome: enter the term ► heartbeats, fences, verifications ──┤
+//!  hunt: Register here and there ► Welcome: enter the term ► heartbeats, fences, ... ─┤
 //!            ▲            │ IncarnationDropped: a new life                            │
 //!            └────────────┘                                      Draining ► Goodbye ► end
 //! ```
 
 mod backoff;
+mod hunt;
 mod message;
 mod session;
 
 use crate::serve::Store;
 use backoff::Backoff;
+use hunt::{Before, GONE, Hunt};
 use kvpool_types::Epoch;
-use session::{End, Session};
+use session::{End, Introduction};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,6 +77,7 @@ impl Agent {
             phases,
             connected: Arc::clone(&connected),
             epoch_seen: Epoch(0),
+            has_several: false,
         };
         let thread = std::thread::Builder::new()
             .name("kvnode-agent".into())
@@ -133,20 +136,31 @@ struct Context {
     phases: watch::Receiver<Phase>,
     connected: Arc<AtomicBool>,
     epoch_seen: Epoch,
+    /// Whether more than one master is known.
+    has_several: bool,
 }
 
 impl Context {
     async fn run(mut self) {
-        let mut backoff = Backoff::default();
-        let mut told = None;
         let masters = self.options.masters.clone();
-        for master in masters.iter().cycle() {
-            let (end, welcomed) = Box::pin(self.attend(master)).await;
-            if welcomed {
-                backoff = Backoff::default();
-                told = None;
-            }
-            match end {
+        let mut backoff = Backoff::default();
+        let mut hunt = Hunt::new(&masters, &Before::Nothing);
+        loop {
+            let (end, master) = match Box::pin(hunt.run(&mut self)).await {
+                Ok((session, master)) => {
+                    backoff = Backoff::default();
+                    self.has_several = hunt.is_of_several();
+                    self.connected.store(true, Ordering::Release);
+                    self.store.metrics().session_open.set(1);
+                    let end = Box::pin(session.run(&mut self)).await;
+                    self.connected.store(false, Ordering::Release);
+                    self.store.metrics().session_open.set(0);
+                    (end, master)
+                }
+                Err(ended) => ended,
+            };
+            let mut leader = String::new();
+            let before = match end {
                 End::Left => return,
                 End::NewLife { keep_cluster, why } => {
                     tracing::warn!(
@@ -158,41 +172,35 @@ impl Context {
                         self.epoch_seen = Epoch(0);
                     }
                     self.store.renew(keep_cluster);
+                    Before::Anew(&master, backoff.next(GONE))
                 }
-                End::Again(why) => tracing::info!(master, why, "registering again"),
-                End::Failed(error) => {
-                    // A master that stays away is worth a line, not one a second.
-                    let error = error.to_string();
-                    if told.as_ref() != Some(&error) {
-                        tracing::warn!(master, error, "no session with the master");
-                        told = Some(error);
-                    }
+                End::Again(why) => {
+                    tracing::info!(master, why, "registering again");
+                    Before::Anew(&master, backoff.next(GONE))
                 }
-            }
-            let left = self.phases.wait_for(|phase| *phase == Phase::Leaving);
-            if tokio::time::timeout(backoff.next(), left).await.is_ok() {
-                // Either the node leaves, or whoever would have told is gone.
-                return;
-            }
+                End::Failed(failure) => {
+                    tracing::warn!(master, error = %failure, "the session has ended");
+                    leader.push_str(failure.not_leader().unwrap_or_default());
+                    Before::Lost(&master)
+                }
+            };
+            hunt = Hunt::new(&masters, &before);
+            hunt.names(&leader);
         }
     }
 
-    /// One session from connecting to its end, and whether it came to a welcome.
-    async fn attend(&mut self, master: &str) -> (End, bool) {
-        let mut leaving = self.phases.clone();
-        let begun = tokio::select! {
-            begun = Session::begin(self, master) => begun,
-            _ = leaving.wait_for(|phase| *phase == Phase::Leaving) => return (End::Left, false),
-        };
-        let session = match begun {
-            Ok(session) => session,
-            Err(end) => return (end, false),
-        };
-        self.connected.store(true, Ordering::Release);
-        self.store.metrics().session_open.set(1);
-        let end = session.run(self).await;
-        self.connected.store(false, Ordering::Release);
-        self.store.metrics().session_open.set(0);
-        (end, true)
+    /// What the node says of itself now.
+    fn introduction(&self) -> Introduction {
+        let snapshot = self.store.snapshot();
+        Introduction {
+            register: message::register(
+                self.store.identity(),
+                &self.options,
+                &snapshot,
+                self.epoch_seen,
+            ),
+            incarnation: snapshot.incarnation,
+            numbered: snapshot.segments.iter().all(|(_, id)| id.is_some()),
+        }
     }
 }

@@ -4,13 +4,13 @@ use super::message::{self, Malformed};
 use super::{Context, Phase};
 use crate::fence::TermError;
 use kvpool_proto as proto;
-use kvpool_types::{Checksum, Code};
+use kvpool_types::{Checksum, Code, Incarnation};
 use proto::master_message::Body as FromMaster;
 use proto::node_message::Body as ToMaster;
 use proto::nodes_client::NodesClient;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Endpoint;
@@ -29,6 +29,8 @@ const VERIFICATIONS: usize = 1024;
 const TICKETS: usize = 4096;
 /// So many heartbeats without an answer end the session.
 const SILENT_INTERVALS: u32 = 4;
+/// The same where there is another master to go to.
+const SILENT_INTERVALS_OF_SEVERAL: u32 = 3;
 /// How often tickets that wait for pins on boards are looked at.
 const LOOK: Duration = Duration::from_millis(4);
 /// A session is not ended for less silence than this.
@@ -60,8 +62,14 @@ pub(super) enum Failure {
         humantime::format_duration(REGISTER)
     )]
     Unanswered,
-    #[error("refused: {message} ({code})")]
-    Refused { code: String, message: String },
+    #[error("refused: {message} ({})", code.map_or_else(|raw| raw.to_string(), |code| code.to_string()))]
+    Refused {
+        /// Or the number of one that is not known here.
+        code: Result<Code, u32>,
+        message: String,
+        /// Where the leader is, from one that is not.
+        leader: String,
+    },
     #[error(transparent)]
     Term(#[from] TermError),
     #[error(transparent)]
@@ -74,6 +82,20 @@ pub(super) enum Failure {
     TermOver { theirs: u64, ours: u64 },
     #[error("the master does not read: {OUTBOX} messages wait")]
     Stuck,
+}
+
+impl Failure {
+    /// Where the leader is when the master does not lead; empty when it does not know.
+    pub(super) fn not_leader(&self) -> Option<&str> {
+        match self {
+            Self::Refused {
+                code: Ok(Code::NotLeader),
+                leader,
+                ..
+            } => Some(leader),
+            _ => None,
+        }
+    }
 }
 
 /// What lies at the bottom of an error: tonic's own words for it only say that there is one.
@@ -91,6 +113,52 @@ impl<E: Into<Failure>> From<E> for End {
     }
 }
 
+/// What the node says of itself when it registers.
+pub(super) struct Introduction {
+    pub(super) register: proto::Register,
+    pub(super) incarnation: Incarnation,
+    /// Whether all extents that are held could be named.
+    pub(super) numbered: bool,
+}
+
+/// What a master answered with a welcome.
+pub(super) struct Welcomed {
+    introduction: Introduction,
+    welcome: message::Welcome,
+    outbox: mpsc::Sender<proto::NodeMessage>,
+    inbox: Streaming<proto::MasterMessage>,
+}
+
+/// Connects to a master and registers there.
+pub(super) async fn introduce(master: &str, introduction: Introduction) -> Result<Welcomed, End> {
+    let endpoint = Endpoint::from_shared(master.to_owned())?;
+    let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);
+    let mut client = NodesClient::new(endpoint.connect().await?)
+        .max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
+    let (outbox, outgoing) = mpsc::channel(OUTBOX);
+    // Cannot fail: the channel is empty and its other end is here.
+    let _ = outbox.try_send(envelope(ToMaster::Register(introduction.register.clone())));
+    let answered = timeout(REGISTER, async {
+        let outgoing = ReceiverStream::new(outgoing);
+        let mut inbox = client.session(outgoing).await?.into_inner();
+        let first = inbox.message().await?;
+        Ok::<_, tonic::Status>((inbox, first.and_then(|message| message.body)))
+    });
+    let (inbox, first) = answered.await.map_err(|_| Failure::Unanswered)??;
+    let welcome = match first {
+        Some(FromMaster::Welcome(welcome)) => message::welcome(&welcome)?,
+        Some(FromMaster::Refusal(refusal)) => return Err(refused(refusal)),
+        Some(_) => return Err(Failure::Unexpected("something else").into()),
+        None => return Err(Failure::Ended.into()),
+    };
+    Ok(Welcomed {
+        introduction,
+        welcome,
+        outbox,
+        inbox,
+    })
+}
+
 /// A welcomed session.
 pub(super) struct Session {
     outbox: mpsc::Sender<proto::NodeMessage>,
@@ -103,38 +171,18 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Connects, registers, and enters the term of the master that answers.
-    pub(super) async fn begin(context: &mut Context, master: &str) -> Result<Self, End> {
-        let endpoint = Endpoint::from_shared(master.to_owned())?;
-        let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);
-        let mut client = NodesClient::new(endpoint.connect().await?)
-            .max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
-
-        let snapshot = context.store.snapshot();
-        let numbered = snapshot.segments.iter().all(|(_, id)| id.is_some());
-        let register = message::register(
-            context.store.identity(),
-            &context.options,
-            &snapshot,
-            context.epoch_seen,
-        );
-        let (outbox, outgoing) = mpsc::channel(OUTBOX);
-        // Cannot fail: the channel is empty and its other end is here.
-        let _ = outbox.try_send(envelope(ToMaster::Register(register)));
-        let answered = timeout(REGISTER, async {
-            let outgoing = ReceiverStream::new(outgoing);
-            let mut inbox = client.session(outgoing).await?.into_inner();
-            let first = inbox.message().await?;
-            Ok::<_, tonic::Status>((inbox, first.and_then(|message| message.body)))
-        });
-        let (inbox, first) = answered.await.map_err(|_| Failure::Unanswered)??;
-        let welcome = match first {
-            Some(FromMaster::Welcome(welcome)) => message::welcome(&welcome)?,
-            Some(FromMaster::Refusal(refusal)) => return Err(refused(refusal)),
-            Some(_) => return Err(Failure::Unexpected("something else").into()),
-            None => return Err(Failure::Ended.into()),
-        };
-
+    /// Enters the term of the master that gave the welcome.
+    pub(super) fn enter(
+        context: &mut Context,
+        master: &str,
+        welcomed: Welcomed,
+    ) -> Result<Self, End> {
+        let Welcomed {
+            introduction,
+            welcome,
+            outbox,
+            inbox,
+        } = welcomed;
         let epoch = welcome.term.epoch;
         if epoch < context.epoch_seen {
             let seen = context.epoch_seen;
@@ -160,8 +208,8 @@ impl Session {
             master,
             cluster = %welcome.cluster,
             %epoch,
-            incarnation = %snapshot.incarnation,
-            held = snapshot.held.len(),
+            incarnation = %introduction.incarnation,
+            held = introduction.register.held.len(),
             "registered"
         );
         Ok(Self {
@@ -170,7 +218,7 @@ impl Session {
             interval: welcome.heartbeat_interval,
             epoch: epoch.0,
             sequence: 0,
-            untold: !numbered && !context.store.snapshot().held.is_empty(),
+            untold: !introduction.numbered && !context.store.snapshot().held.is_empty(),
         })
     }
 
@@ -189,7 +237,12 @@ impl Session {
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let patience = (self.interval * SILENT_INTERVALS).max(LEAST_SILENCE);
+        let intervals = if context.has_several {
+            SILENT_INTERVALS_OF_SEVERAL
+        } else {
+            SILENT_INTERVALS
+        };
+        let patience = (self.interval * intervals).max(LEAST_SILENCE);
         let mut heard = Instant::now();
         let mut phase = Phase::Serving;
         let mut phases = context.phases.clone();
@@ -198,9 +251,6 @@ impl Session {
             tokio::select! {
                 biased;
                 due = beats.tick() => {
-                    if heard.elapsed() > patience {
-                        return Err(Failure::Silent(patience).into());
-                    }
                     context.store.metrics().heartbeat(due.elapsed());
                     self.heartbeat(context)?;
                 }
@@ -228,6 +278,8 @@ impl Session {
                         self.hear(context, body, &verified)?;
                     }
                 }
+                // Last: what has come and was not read yet, for want of time, is no silence.
+                () = sleep_until(heard + patience) => return Err(Failure::Silent(patience).into()),
             }
         }
     }
@@ -341,8 +393,9 @@ fn refused(refusal: proto::Refusal) -> End {
             why: refusal.message,
         },
         _ => End::Failed(Failure::Refused {
-            code: code.map_or_else(|| refusal.code.to_string(), |code| code.to_string()),
+            code: code.ok_or(refusal.code),
             message: refusal.message,
+            leader: refusal.leader,
         }),
     }
 }

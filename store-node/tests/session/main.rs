@@ -2,6 +2,7 @@
 //! and how it comes back.
 
 mod boards;
+mod failover;
 mod support;
 
 use kvpool_proto::node_message::Body;
@@ -57,6 +58,30 @@ async fn a_node_says_who_it_is_and_serves_nobody_before_its_welcome() {
     let refused = tcp_link(&node, Incarnation(1)).await.unwrap_err();
     assert_eq!(refused.code, Code::WrongIncarnation);
     tcp_link(&node, session.incarnation()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_welcome_of_the_version_before_is_a_welcome() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut master, epoch) = Master::start().await;
+    let node = node(vec![master.url()], &directory).await;
+    let mut session = master.session().await;
+    assert!(session.register.min_version <= 1 && session.register.max_version >= 1);
+    // As a master of version 1 wrote it.
+    let digits = include_str!("../../../proto/fixtures/v1/welcome.hex");
+    let digits: Vec<u8> = digits.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let bytes: Vec<u8> = digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect();
+    let welcome = prost::Message::decode(bytes.as_slice()).unwrap();
+    epoch.store(7, Ordering::Relaxed);
+    session.say(kvpool_proto::master_message::Body::Welcome(welcome));
+    ready(&node).await;
+    assert!(matches!(
+        session.next().await,
+        Some((_, Body::Heartbeat(_)))
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -245,10 +270,11 @@ async fn a_silent_master_is_left_for_the_next() {
     let session = silent.session().await;
     session.welcome(1, SEGMENT);
     ready(&node).await;
+    other.forget();
     let since = Instant::now();
     let next = other.session().await;
     assert!(
-        since.elapsed() < Duration::from_secs(3),
+        since.elapsed() < Duration::from_secs(2),
         "{:?}",
         since.elapsed()
     );

@@ -15,8 +15,8 @@ use kvpool_types::{
 use proto::master_message::Body as ToNode;
 use proto::node_message::Body as FromNode;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -133,6 +133,12 @@ impl Master {
         format!("http://{}", self.address)
     }
 
+    /// Lets go of the sessions that were opened until now: a node that waits for a welcome knocks at
+    /// others too.
+    pub(crate) fn forget(&mut self) {
+        while self.sessions.try_recv().is_ok() {}
+    }
+
     /// The next session that the node opens.
     pub(crate) async fn session(&mut self) -> Session {
         tokio::time::timeout(PATIENCE, self.sessions.recv())
@@ -140,6 +146,19 @@ impl Master {
             .expect("the node registers")
             .unwrap()
     }
+}
+
+/// A master that refuses every node as a standby does; when each refusal was.
+pub(crate) fn stands_by(mut master: Master, leader: String) -> Arc<Mutex<Vec<Instant>>> {
+    let refusals = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&refusals);
+    tokio::spawn(async move {
+        while let Some(session) = master.sessions.recv().await {
+            session.refuse_naming(Code::NotLeader, &leader);
+            noted.lock().unwrap().push(Instant::now());
+        }
+    });
+    refusals
 }
 
 impl Drop for Master {
@@ -167,10 +186,15 @@ impl Session {
     }
 
     pub(crate) fn refuse(&self, code: Code) {
+        self.refuse_naming(code, "");
+    }
+
+    /// Refuses as a standby does that names this leader.
+    pub(crate) fn refuse_naming(&self, code: Code, leader: &str) {
         self.say(ToNode::Refusal(proto::Refusal {
             code: code.to_wire().into(),
             message: "so says the test".into(),
-            leader: String::new(),
+            leader: leader.into(),
         }));
     }
 

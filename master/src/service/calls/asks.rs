@@ -120,7 +120,7 @@ impl Calls {
         &self,
         request: proto::RenewRequest,
     ) -> Result<proto::RenewReply, Refused> {
-        let caller = self.caller(request.caller.as_ref())?;
+        let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
         let renewed = self
             .pool

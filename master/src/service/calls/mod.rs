@@ -5,9 +5,10 @@ mod asks;
 mod puts;
 mod upkeep;
 
-use super::batch::{Caller, caller};
-use super::refused::Refused;
+use super::batch::{Caller, caller, check_leads};
+use super::refused::{Refused, refused};
 use crate::directory::Replica;
+use crate::leadership::Seat;
 use crate::membership::Node;
 use crate::placement::Segments;
 use crate::pool::{Leased, Pool};
@@ -22,9 +23,19 @@ pub(super) struct Calls {
     pool: Arc<Pool>,
 }
 
+/// The calls of the pool that is led from here. A caller who is refused counts as heard.
+pub(super) fn calls_at(seat: &Seat, caller: Option<&proto::Caller>) -> Result<Calls, Refused> {
+    seat.pool().map(Calls::new).map_err(|elsewhere| {
+        if let Some(caller) = caller {
+            seat.heard.client(&caller.client_id);
+        }
+        refused(Code::NotLeader, elsewhere.reason)
+    })
+}
+
 impl Calls {
     /// The calls of `pool`.
-    pub(super) const fn new(pool: Arc<Pool>) -> Self {
+    const fn new(pool: Arc<Pool>) -> Self {
         Self { pool }
     }
 
@@ -46,6 +57,13 @@ impl Calls {
 
     fn caller(&self, from: Option<&proto::Caller>) -> Result<Caller, Refused> {
         caller(&self.pool, from)
+    }
+
+    /// The same of a call that changes something.
+    fn writer(&self, from: Option<&proto::Caller>) -> Result<Caller, Refused> {
+        let caller = self.caller(from)?;
+        check_leads(&self.pool)?;
+        Ok(caller)
     }
 
     fn outcomes(&self, codes: &[Code]) -> proto::Outcomes {

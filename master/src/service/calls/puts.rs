@@ -3,7 +3,7 @@
 use super::{Calls, NodeTable, bytes, millis, optional_ms};
 use crate::placement::Wish;
 use crate::pool::{CommitItem, ReserveOptions};
-use crate::service::batch::{check_lengths, unpack};
+use crate::service::batch::{check_leads, check_lengths, unpack};
 use crate::service::refused::{Refused, refused};
 use kvpool_proto as proto;
 use kvpool_types::{Code, Extent, GrantId, Length, NodeName, SegmentId, Version};
@@ -14,7 +14,7 @@ impl Calls {
         &self,
         request: proto::ReserveRequest,
     ) -> Result<proto::ReserveReply, Refused> {
-        let caller = self.caller(request.caller.as_ref())?;
+        let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
         check_lengths("lengths", request.lengths.len(), keys.len())?;
         let lengths: Vec<Length> = request.lengths.iter().map(|l| Length(*l)).collect();
@@ -35,6 +35,8 @@ impl Calls {
             .pool
             .reserve(caller.namespace, &keys, &lengths, &options)
             .await;
+        // The term may have run out while this waited for room. What was granted ends by itself.
+        check_leads(&self.pool)?;
         let mut table = NodeTable::default();
         let segments = self.pool.placement.segments();
         let reservations = outcomes
@@ -86,7 +88,7 @@ impl Calls {
         &self,
         request: proto::CommitRequest,
     ) -> Result<proto::Outcomes, Refused> {
-        let caller = self.caller(request.caller.as_ref())?;
+        let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
         let parents = unpack(&self.pool, &request.parents)?;
         check_lengths("items", request.items.len(), keys.len())?;
@@ -122,7 +124,7 @@ impl Calls {
         &self,
         request: proto::RevokeRequest,
     ) -> Result<proto::Outcomes, Refused> {
-        let caller = self.caller(request.caller.as_ref())?;
+        let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
         check_lengths("versions", request.versions.len(), keys.len())?;
         let versions: Vec<Version> = request.versions.iter().map(|v| Version(*v)).collect();

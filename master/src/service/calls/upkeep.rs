@@ -39,10 +39,12 @@ impl Calls {
             .create_namespace(namespace)
             .await
             .map_err(|code| {
-                refused(
-                    code,
-                    format!("namespace {name:?} is there with other fields"),
-                )
+                let why = match code {
+                    Code::NotLeader => "cannot be made now: this master is read-only",
+                    Code::StoreFailed => "could not be made durable",
+                    _ => "is there with other fields",
+                };
+                refused(code, format!("namespace {name:?} {why}"))
             })?;
         Ok(proto::CreateNamespaceReply {
             epoch: self.pool.epoch.0,
@@ -55,7 +57,7 @@ impl Calls {
         request: proto::RemoveRequest,
     ) -> Result<proto::RemoveReply, Refused> {
         use proto::remove_request::What;
-        let caller = self.caller(request.caller.as_ref())?;
+        let caller = self.writer(request.caller.as_ref())?;
         let what = request.what.ok_or_else(|| {
             refused(
                 Code::InvalidArgument,
@@ -180,7 +182,7 @@ impl Calls {
         &self,
         request: proto::ReportReplicasRequest,
     ) -> Result<proto::Outcomes, Refused> {
-        let caller = self.caller(request.caller.as_ref())?;
+        let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
         check_lengths("reports", request.reports.len(), keys.len())?;
         let mut reports = Vec::with_capacity(keys.len());
@@ -210,16 +212,6 @@ impl Calls {
             check_term(&self.pool, caller)?;
         }
         Ok(crate::service::http::stats(&self.pool))
-    }
-
-    pub(in crate::service) fn cluster(&self) -> proto::ClusterReply {
-        proto::ClusterReply {
-            epoch: self.pool.epoch.0,
-            cluster_id: super::bytes(&self.pool.cluster.to_bytes()),
-            role: "leader".into(),
-            store: "embedded".into(),
-            ..Default::default()
-        }
     }
 }
 

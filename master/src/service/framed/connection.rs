@@ -6,6 +6,7 @@
 
 use super::wire::{Error, answer, failure};
 use super::{Place, Shared};
+use crate::service::calls::{Calls, calls_at};
 use crate::service::refused::{Refused, refused};
 use futures::future::BoxFuture;
 use kvpool_proto as proto;
@@ -126,7 +127,7 @@ impl Connection {
     /// Serves until the connection ends.
     pub(super) fn serve(mut self, runtime: &Handle) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
-        let epoch = shared.calls.epoch();
+        let epoch = shared.seat.known().epoch;
         let Some(_open) = shared.open.add(&self.answers) else {
             let refused = refused(Code::TooManyHeld, "this master takes no more connections");
             return Ok(self.answers.send(&failure(0, epoch, &refused))?);
@@ -148,10 +149,12 @@ impl Connection {
 
     fn converse(&mut self, incoming: &mut Incoming, runtime: &Handle) -> Result<(), Error> {
         let (header, meta) = self.next(incoming, Duration::ZERO)?;
-        let spin = self.greet(&header, meta)?;
+        let Some((calls, spin)) = self.greet(&header, meta)? else {
+            return Ok(());
+        };
         loop {
             let (header, meta) = self.next(incoming, spin)?;
-            match self.begin(&header, meta, runtime)? {
+            match begin(&calls, &header, meta, runtime) {
                 Begun::Answered(frame) => self.answers.send(&frame)?,
                 Begun::Goes(mut call) => {
                     let patience = if incoming.has_begun() {
@@ -174,8 +177,9 @@ impl Connection {
         }
     }
 
-    /// The first request, which must be a greeting; how long the client would have this poll.
-    fn greet(&self, header: &Header, meta: Bytes) -> Result<Duration, Error> {
+    /// The first request, which must be a greeting: whom all others are put to, and how long the
+    /// client would have this poll. `None` where no pool is led: the client is told and hung up on.
+    fn greet(&self, header: &Header, meta: Bytes) -> Result<Option<(Calls, Duration)>, Error> {
         if header.op != Op::Greet {
             return Err(DecodeError::BadValue {
                 what: "operation before a greeting",
@@ -183,12 +187,22 @@ impl Connection {
             }
             .into());
         }
-        let calls = &self.shared.calls;
         let request = decode::<proto::HelloRequest>(meta);
+        let seat = &self.shared.seat;
+        let calls = match calls_at(seat, request.as_ref().ok().and_then(|r| r.caller.as_ref())) {
+            Ok(calls) => calls,
+            Err(refused) => {
+                let epoch = seat.known().epoch;
+                self.answers
+                    .send(&failure(header.request, epoch, &refused))?;
+                return Ok(None);
+            }
+        };
         let spin = request.as_ref().map_or(0, |request| request.spin_us);
         let reply = request.and_then(|request| calls.hello(request));
         self.answers.send(&encode(header, calls.epoch(), reply))?;
-        Ok(MOST_SPIN.min(Duration::from_micros(spin.into())))
+        let spin = MOST_SPIN.min(Duration::from_micros(spin.into()));
+        Ok(Some((calls, spin)))
     }
 
     /// Waits for the next request, polling for `spin` first where cores are spare.
@@ -248,54 +262,53 @@ impl Connection {
         }
         Ok(None)
     }
+}
 
-    fn begin(&self, header: &Header, meta: Bytes, runtime: &Handle) -> Result<Begun, Error> {
-        let calls = &self.shared.calls;
-        let epoch = calls.epoch();
-        let asks = matches!(
-            header.op,
-            Op::Reserve | Op::Lookup | Op::Exist | Op::MatchPrefix
-        );
-        if asks && !calls.is_settled() {
-            runtime.block_on(calls.settled());
-        }
-        macro_rules! now {
-            ($call:ident) => {
-                encode(header, epoch, decode(meta).and_then(|r| calls.$call(r)))
-            };
-        }
-        macro_rules! later {
-            ($call:ident) => {{
-                let (calls, header) = (calls.clone(), *header);
-                let call = Box::pin(async move {
-                    let reply = match decode(meta) {
-                        Ok(request) => calls.$call(request).await,
-                        Err(refused) => Err(refused),
-                    };
-                    encode(&header, epoch, reply)
-                });
-                return Ok(Begun::Goes(call));
-            }};
-        }
-        Ok(Begun::Answered(match header.op {
-            Op::Exist => now!(exist),
-            Op::MatchPrefix => now!(match_prefix),
-            Op::Lookup => now!(lookup),
-            Op::Renew => now!(renew),
-            Op::Release => now!(release),
-            Op::Reserve => later!(reserve),
-            Op::Commit => later!(commit),
-            Op::Ping => answer(Op::Pong, header.request, epoch, |_| {}),
-            other => failure(
-                header.request,
-                epoch,
-                &refused(
-                    Code::InvalidArgument,
-                    format!("{other:?} is no call that a master answers"),
-                ),
-            ),
-        }))
+fn begin(calls: &Calls, header: &Header, meta: Bytes, runtime: &Handle) -> Begun {
+    let epoch = calls.epoch();
+    let asks = matches!(
+        header.op,
+        Op::Reserve | Op::Lookup | Op::Exist | Op::MatchPrefix
+    );
+    if asks && !calls.is_settled() {
+        runtime.block_on(calls.settled());
     }
+    macro_rules! now {
+        ($call:ident) => {
+            encode(header, epoch, decode(meta).and_then(|r| calls.$call(r)))
+        };
+    }
+    macro_rules! later {
+        ($call:ident) => {{
+            let (calls, header) = (calls.clone(), *header);
+            let call = Box::pin(async move {
+                let reply = match decode(meta) {
+                    Ok(request) => calls.$call(request).await,
+                    Err(refused) => Err(refused),
+                };
+                encode(&header, epoch, reply)
+            });
+            return Begun::Goes(call);
+        }};
+    }
+    Begun::Answered(match header.op {
+        Op::Exist => now!(exist),
+        Op::MatchPrefix => now!(match_prefix),
+        Op::Lookup => now!(lookup),
+        Op::Renew => now!(renew),
+        Op::Release => now!(release),
+        Op::Reserve => later!(reserve),
+        Op::Commit => later!(commit),
+        Op::Ping => answer(Op::Pong, header.request, epoch, |_| {}),
+        other => failure(
+            header.request,
+            epoch,
+            &refused(
+                Code::InvalidArgument,
+                format!("{other:?} is no call that a master answers"),
+            ),
+        ),
+    })
 }
 
 /// Waits for a call on this thread, for `patience` at most.

@@ -15,12 +15,11 @@ mod connection;
 mod open;
 mod wire;
 
-use super::calls::Calls;
-use crate::pool::Pool;
+use crate::leadership::Seat;
 use connection::Connection;
 use futures::Stream;
 use kvpool_types::wire::frame::MAGIC;
-use open::Open;
+pub use open::Open;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -40,8 +39,8 @@ const BACKLOG: usize = 256;
 /// What all framed connections share.
 #[derive(Debug)]
 struct Shared {
-    calls: Calls,
-    open: Open,
+    seat: Arc<Seat>,
+    open: Arc<Open>,
     /// How many connections may poll for their next request at a time: half of the cores.
     most_spinning: usize,
     spinning: AtomicUsize,
@@ -65,15 +64,15 @@ impl Stream for GrpcConnections {
 /// Accepts connections on `listener` until `stopped` says so, serves the framed ones, and gives the
 /// others away. The task of the accepting is spawned into `tasks`.
 pub fn serve(
-    pool: Arc<Pool>,
+    seat: Arc<Seat>,
     listener: TcpListener,
     stopped: watch::Receiver<bool>,
     tasks: &mut JoinSet<()>,
 ) -> GrpcConnections {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let shared = Arc::new(Shared {
-        calls: Calls::new(pool),
-        open: Open::default(),
+        open: seat.connections(),
+        seat,
         most_spinning: (cores / 2).max(1),
         spinning: AtomicUsize::new(0),
     });

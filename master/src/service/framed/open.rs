@@ -8,8 +8,9 @@ use std::sync::Arc;
 /// The most connections at a time: each has a thread.
 const MOST: usize = 8192;
 
+/// The framed connections that are open.
 #[derive(Debug, Default)]
-pub(super) struct Open(Mutex<State>);
+pub struct Open(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -36,6 +37,13 @@ impl Open {
         state.next += 1;
         state.connections.insert(number, Arc::clone(connection));
         Some(Entry { open: self, number })
+    }
+
+    /// Lets no connection take another request. New ones may come.
+    pub(crate) fn end_present(&self) {
+        for connection in self.0.lock().connections.values() {
+            connection.end();
+        }
     }
 
     /// Lets no connection take another request, nor a new one come.

@@ -120,6 +120,9 @@ pub struct JournalOptions {
     pub log_bytes: ByteSize,
     /// The log may grow to this many times the size of all snapshots before a shard is captured.
     pub log_ratio: u64,
+    /// Whether appends are waited for on a thread of their own, so that the next group is gathered and
+    /// encoded meanwhile. It costs a wake-up, which a store far away is worth.
+    pub appends_aside: bool,
 }
 
 impl Default for JournalOptions {
@@ -130,6 +133,7 @@ impl Default for JournalOptions {
             queue_bytes: ByteSize::mib(16),
             log_bytes: ByteSize::mib(16),
             log_ratio: 2,
+            appends_aside: false,
         }
     }
 }
@@ -151,6 +155,7 @@ struct Shared {
     room: Arc<Semaphore>,
     queue_bytes: u32,
     health: Arc<Health>,
+    position: Arc<AtomicU64>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -269,6 +274,7 @@ impl Journal {
         let snapshots =
             snapshots::Thread::start(Arc::clone(&store), epoch, source.shards(), sender.clone())?;
         let appender = appender::Thread::start(Arc::clone(&store), epoch, sender.clone())?;
+        let position = Arc::new(AtomicU64::new(state.span.last.0));
         let parts = worker::Parts {
             store,
             epoch,
@@ -276,6 +282,7 @@ impl Journal {
             source,
             options,
             last: state.span.last,
+            position: Arc::clone(&position),
             room: Arc::clone(&room),
             health: Arc::clone(&health),
             snapshots,
@@ -289,6 +296,7 @@ impl Journal {
                 room,
                 queue_bytes,
                 health,
+                position,
             }),
         })
     }
@@ -355,6 +363,11 @@ impl Journal {
         })
         .await?;
         durable.await.unwrap_or(Err(JournalError::Died))
+    }
+
+    /// The position of the last group that was handed to the store.
+    pub fn position(&self) -> LogSeq {
+        LogSeq(self.shared.position.load(Ordering::Acquire))
     }
 
     /// Whether records can be made durable: what `/readyz` asks.

@@ -65,6 +65,10 @@ impl MetadataStore for Faulty {
     async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError> {
         self.store.snapshots().await
     }
+
+    async fn snapshot_positions(&self) -> Result<crate::store::SnapshotPositions, StoreError> {
+        self.store.snapshot_positions().await
+    }
     async fn truncate_log(&self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError> {
         self.store.truncate_log(epoch, through).await
     }

@@ -26,6 +26,8 @@ pub(super) struct Parts {
     pub(super) epoch: Epoch,
     pub(super) retention: Retention,
     pub(super) last: LogSeq,
+    /// The same, for others to see.
+    pub(super) position: Arc<AtomicU64>,
     pub(super) source: Arc<dyn SnapshotSource>,
     pub(super) options: JournalOptions,
     pub(super) room: Arc<Semaphore>,
@@ -350,8 +352,9 @@ impl Worker {
         } else {
             let bytes = std::mem::take(&mut group.encoder).finish(0);
             let size = bytes.len() as u64;
-            let in_background = group.answered;
+            let in_background = group.answered || self.parts.options.appends_aside;
             self.parts.last = seq;
+            self.parts.position.store(seq.0, Ordering::Release);
             self.in_flight = Some(InFlight { seq, size, group });
             if in_background {
                 self.parts.appender.append(seq, bytes);

@@ -1,0 +1,74 @@
+//! Who calls, and which term is known: what every request says and every answer may change.
+
+use crate::cache::Locations;
+use crate::counters::Counting;
+use bytes::Bytes;
+use kvpool_proto::Caller;
+use kvpool_types::Epoch;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// The epoch in it is not used.
+    caller: RwLock<Caller>,
+    epoch: AtomicU64,
+    locations: Arc<Locations>,
+    counting: Arc<Counting>,
+}
+
+impl Known {
+    /// Of one who knows no term yet.
+    pub(super) const fn new(
+        caller: Caller,
+        locations: Arc<Locations>,
+        counting: Arc<Counting>,
+    ) -> Self {
+        Self {
+            caller: RwLock::new(caller),
+            epoch: AtomicU64::new(0),
+            locations,
+            counting,
+        }
+    }
+
+    /// The highest epoch seen.
+    pub(super) fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Ordering::Acquire))
+    }
+
+    /// What a request says of who makes it, under `epoch` or else the highest one seen.
+    pub(super) fn caller(&self, epoch: Option<Epoch>) -> Caller {
+        let mut caller = self.caller.read().clone();
+        caller.epoch = epoch.unwrap_or_else(|| self.epoch()).0;
+        caller
+    }
+
+    /// The pool is this one: requests name it from now on.
+    pub(super) fn join(&self, cluster: Bytes) {
+        self.caller.write().cluster_id = cluster;
+    }
+
+    /// Whether an answer that names `cluster` is not of the pool that the client belongs to.
+    pub(super) fn is_of_another(&self, cluster: &Bytes) -> bool {
+        let caller = self.caller.read();
+        !caller.cluster_id.is_empty() && !cluster.is_empty() && caller.cluster_id != cluster
+    }
+
+    /// Takes note of an epoch that the master at `address` named; the highest seen where that is
+    /// another. A new one ends the use of every location that was remembered.
+    pub(super) fn hear(&self, epoch: Epoch, address: &str) -> Result<(), Epoch> {
+        let before = Epoch(self.epoch.fetch_max(epoch.0, Ordering::AcqRel));
+        if epoch < before {
+            return Err(before);
+        }
+        if epoch > before {
+            Counting::one(&self.counting.epochs_seen);
+            self.locations.purge_all();
+            tracing::info!(%epoch, %before, master = address, "a new term of the master");
+        }
+        Ok(())
+    }
+}

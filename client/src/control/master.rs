@@ -1,0 +1,139 @@
+//! One master: its gRPC channel and its framed connection.
+
+use super::framed::{self, Framed};
+use super::messages::Message;
+use super::status;
+use crate::clock::Deadline;
+use crate::errors::{ConnectError, ControlError};
+use kvpool_proto::pool_client::PoolClient;
+use kvpool_proto::{Caller, ClusterReply, ClusterRequest, HelloRequest, MAX_MESSAGE_BYTES};
+use kvpool_types::{Code, Epoch};
+use prost::Message as _;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tonic::transport::{Channel, Endpoint};
+
+/// How long opening a connection to a master may take.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// A master that has not answered for so long, while calls wait on it, is asked whether it is there.
+pub(super) const PING_INTERVAL: Duration = Duration::from_millis(500);
+/// How long it may take to say so.
+pub(super) const PING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Master {
+    /// `http://host:port`.
+    pub(super) address: String,
+    pool: PoolClient<Channel>,
+    framed: Framed,
+}
+
+/// How one message is sent.
+#[derive(Debug)]
+pub(super) struct Sending {
+    /// When it must have been answered.
+    pub(super) deadline: Deadline,
+    /// Whether a framed connection may be used.
+    pub(super) framed: bool,
+    /// The highest epoch seen.
+    pub(super) epoch: Epoch,
+    /// What opens a framed connection.
+    pub(super) greeting: Caller,
+}
+
+impl Master {
+    /// The master at `address`, which is connected to when it is first called. The connection's
+    /// tasks run on `background`.
+    pub(super) fn new(
+        address: &str,
+        spin: Duration,
+        background: &Handle,
+    ) -> Result<Self, ConnectError> {
+        let bad = |reason: String| ConnectError::BadAddress {
+            address: address.to_owned(),
+            reason,
+        };
+        let Some(authority) = address.strip_prefix("http://") else {
+            return Err(bad("it does not begin with http://".to_owned()));
+        };
+        let endpoint = Endpoint::from_shared(address.to_owned())
+            .map_err(|error| bad(error.to_string()))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .initial_stream_window_size(Some(4 << 20))
+            .initial_connection_window_size(Some(16 << 20));
+        // The connection's tasks run where this is.
+        let _there = background.enter();
+        Ok(Self {
+            address: address.to_owned(),
+            framed: Framed::new(authority.trim_end_matches('/').to_owned(), spin),
+            pool: PoolClient::new(endpoint.connect_lazy())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                .max_encoding_message_size(MAX_MESSAGE_BYTES),
+        })
+    }
+
+    /// Sends a message the quickest way that the master takes.
+    pub(super) async fn send<M: Message>(
+        &self,
+        message: M,
+        sending: Sending,
+    ) -> Result<M::Reply, ControlError> {
+        let deadline = sending.deadline;
+        let failed = |code, why: &dyn std::fmt::Display| {
+            ControlError::new(code, format!("{} at {}: {why}", M::NAME, self.address))
+        };
+        if let Some(op) = M::OP.filter(|_| sending.framed) {
+            let greeting = || {
+                let mut greeting = HelloRequest::default();
+                greeting.set_caller(sending.greeting.clone());
+                greeting
+            };
+            let channel = self.framed.channel(greeting, deadline).await;
+            let channel = channel.map_err(|error| failed(error.code, &error.message))?;
+            if let Some(channel) = channel {
+                let reply = framed::call(&channel, op, sending.epoch, &message, deadline)
+                    .await
+                    .inspect_err(|error| {
+                        if error.code == Code::DeadlineExceeded {
+                            self.framed.doubt();
+                        }
+                    })
+                    .map_err(|error| failed(error.code, &error.message))?;
+                return M::Reply::decode(bytes::Bytes::from(reply))
+                    .map_err(|error| failed(Code::Malformed, &error));
+            }
+        }
+        let mut request = tonic::Request::new(message);
+        request.set_timeout(deadline.left());
+        match deadline.run(M::send(self.pool.clone(), request)).await {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => Err(status::error(&self.address, M::NAME, &status)),
+            Err(_) => Err(ControlError::new(
+                Code::DeadlineExceeded,
+                format!("kvmaster at {} did not answer {}", self.address, M::NAME),
+            )),
+        }
+    }
+
+    /// Asks who leads.
+    pub(super) async fn ask(
+        &self,
+        caller: Caller,
+        deadline: Deadline,
+    ) -> Result<ClusterReply, ControlError> {
+        let message = ClusterRequest {
+            caller: Some(caller.clone()),
+        };
+        let sending = Sending {
+            deadline,
+            framed: false,
+            epoch: Epoch(caller.epoch),
+            greeting: caller,
+        };
+        self.send(message, sending).await
+    }
+}

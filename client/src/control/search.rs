@@ -1,0 +1,244 @@
+//! The search for the leader: rounds of questions to the masters, until one is found that leads.
+//!
+//! In a round the next master is asked when the one before it has answered something of no use, or
+//! has not answered for a while. Whom an answer names as the leader is asked at once: only its own
+//! word counts, since the others may be behind. When it does not answer, the one that named it is to
+//! pass calls on.
+
+use super::known::Known;
+use super::master::Master;
+use super::masters::{Masters, Route};
+use crate::clock::{Backoff, Deadline};
+use crate::errors::ControlError;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use kvpool_proto::ClusterReply;
+use kvpool_types::{Code, Epoch};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+
+/// How long a master may take to say who leads.
+const PATIENCE: Duration = Duration::from_millis(400);
+/// After so long without an answer another master is asked too.
+const STAGGER: Duration = Duration::from_millis(100);
+/// About how long the first pause between two rounds is.
+const FIRST_PAUSE: Duration = Duration::from_millis(40);
+
+/// Asks until somebody leads, or nobody waits for it any more.
+pub(super) async fn search(masters: &Arc<Masters>) {
+    let mut backoff = Backoff::from(FIRST_PAUSE);
+    let mut thorough = true;
+    let mut words = Words::default();
+    loop {
+        masters.discover().await;
+        if let Some(route) = Box::pin(round(masters, thorough, &mut words)).await {
+            return masters.found(route);
+        }
+        if !masters.found_nobody(words.error()) {
+            return;
+        }
+        // All have been asked once. From now on one that answers is enough for a round, and each
+        // round begins with another: there may be many clients.
+        thorough = false;
+        tokio::time::sleep(backoff.next()).await;
+    }
+}
+
+/// Whether `master` says of itself that it leads.
+pub(super) async fn leads(masters: &Masters, master: &Arc<Master>) -> bool {
+    let (_, answer) = ask(masters.known(), Arc::clone(master)).await;
+    let word = Heard::default().word(masters, master, answer, &mut Words::default());
+    matches!(word, Word::Leads)
+}
+
+type Answer = Result<ClusterReply, ControlError>;
+
+async fn ask(known: &Known, master: Arc<Master>) -> (Arc<Master>, Answer) {
+    let answer = master.ask(known.caller(None), Deadline::after(PATIENCE));
+    let answer = answer.await;
+    (master, answer)
+}
+
+/// What one answer says.
+enum Word {
+    /// I lead.
+    Leads,
+    /// That one does, in this term.
+    Names(Epoch, String),
+    /// I cannot tell.
+    Nobody,
+    /// Nothing: there was no answer.
+    Silence,
+}
+
+/// What has been heard in one round.
+#[derive(Default)]
+struct Heard {
+    /// Who named whom.
+    named: Vec<(Arc<Master>, Epoch, String)>,
+    silent: Vec<String>,
+    read_only: Option<(Epoch, Arc<Master>)>,
+    /// One that does not know the question, being older; it may well lead.
+    older: Vec<Arc<Master>>,
+}
+
+/// What each master said last, for people.
+#[derive(Default)]
+struct Words {
+    of: BTreeMap<String, String>,
+    /// Whether anybody said anything at all.
+    answered: bool,
+}
+
+impl Words {
+    fn set(&mut self, master: &Master, words: impl Into<String>) {
+        self.of.insert(master.address.clone(), words.into());
+    }
+
+    fn error(&self) -> ControlError {
+        let code = if self.answered {
+            Code::NotLeader
+        } else {
+            Code::Unreachable
+        };
+        if self.of.is_empty() {
+            return ControlError::new(code, "no kvmaster is announced");
+        }
+        let words = self.of.iter();
+        let words: Vec<String> = words.map(|(who, what)| format!("{who} {what}")).collect();
+        let why = format!("no kvmaster leads: {}", words.join("; "));
+        ControlError::new(code, why)
+    }
+}
+
+async fn round(masters: &Masters, thorough: bool, words: &mut Words) -> Option<Route> {
+    let mut queue: VecDeque<Arc<Master>> = masters.in_order(thorough).into();
+    let mut asked: Vec<String> = Vec::new();
+    let mut asks = FuturesUnordered::new();
+    let mut heard = Heard::default();
+    let mut next_at = Instant::now();
+    loop {
+        if asks.is_empty() || Instant::now() >= next_at {
+            if let Some(master) = queue.pop_front() {
+                if !asked.contains(&master.address) {
+                    asked.push(master.address.clone());
+                    asks.push(ask(masters.known(), master));
+                    next_at = Instant::now() + STAGGER;
+                }
+                continue;
+            }
+            if asks.is_empty() {
+                return heard.conclude(masters);
+            }
+        }
+        let (master, answer) = tokio::select! {
+            Some(answered) = asks.next() => answered,
+            () = sleep_until(next_at), if !queue.is_empty() => continue,
+        };
+        match heard.word(masters, &master, answer, words) {
+            Word::Leads => return Some(Route::to(master, None)),
+            Word::Names(epoch, address) => {
+                let leader = masters.at(&address);
+                if let Some(leader) = leader.filter(|_| !asked.contains(&address)) {
+                    queue.push_front(leader);
+                    next_at = Instant::now();
+                }
+                heard.named.push((master, epoch, address));
+            }
+            Word::Silence => next_at = Instant::now(),
+            Word::Nobody if thorough => next_at = Instant::now(),
+            Word::Nobody => return heard.conclude(masters),
+        }
+        if let Some(route) = heard.passed_on(masters) {
+            return Some(route);
+        }
+    }
+}
+
+impl Heard {
+    /// Reads an answer. Another master's word on who leads is worth something only if it knows of no
+    /// older term than the client does.
+    fn word(
+        &mut self,
+        masters: &Masters,
+        master: &Arc<Master>,
+        answer: Answer,
+        words: &mut Words,
+    ) -> Word {
+        let address = &master.address;
+        let reply = match answer {
+            Ok(reply) => reply,
+            Err(error) if matches!(error.code, Code::Unreachable | Code::DeadlineExceeded) => {
+                words.set(master, "does not answer");
+                self.silent.push(address.clone());
+                return Word::Silence;
+            }
+            Err(error) => {
+                words.answered = true;
+                words.set(master, format!("answered {}", error.code));
+                // That is how gRPC says that there is no such call.
+                if error.code == Code::VersionMismatch {
+                    self.older.push(Arc::clone(master));
+                }
+                return Word::Nobody;
+            }
+        };
+        words.answered = true;
+        if masters.known().is_of_another(&reply.cluster_id) {
+            words.set(master, "is of another pool");
+            return Word::Nobody;
+        }
+        let epoch = Epoch(reply.epoch);
+        if let Err(highest) = masters.known().hear(epoch, address) {
+            let said = format!("knows of epoch {epoch} only, and {highest} was seen");
+            words.set(master, said);
+            return Word::Nobody;
+        }
+        let members = reply.members.iter().map(|member| member.address.as_str());
+        let members: Vec<&str> = members.filter(|address| !address.is_empty()).collect();
+        masters.learn(address, &members);
+        if reply.role == "leader" {
+            return Word::Leads;
+        }
+        let reason = Some(&reply.reason).filter(|reason| !reason.is_empty());
+        let reason = reason.map_or_else(String::new, |reason| format!(" ({reason})"));
+        if reply.role == "read-only" {
+            let older = self.read_only.as_ref().map(|(epoch, _)| *epoch);
+            if older.is_none_or(|older| older < epoch) {
+                self.read_only = Some((epoch, Arc::clone(master)));
+            }
+        } else if !reply.leader.is_empty() && reply.leader != *address {
+            let said = format!("is {}{reason} and names {}", reply.role, reply.leader);
+            words.set(master, said);
+            return Word::Names(epoch, reply.leader);
+        }
+        // One that names itself and does not lead is about to, or did until now.
+        words.set(master, format!("is {}{reason}", reply.role));
+        Word::Nobody
+    }
+
+    /// The way over a standby to a leader that it names and that does not answer here.
+    fn passed_on(&self, masters: &Masters) -> Option<Route> {
+        let (standby, _, leader) = self
+            .named
+            .iter()
+            .find(|(_, epoch, leader)| *epoch >= masters.epoch() && self.silent.contains(leader))?;
+        Some(Route::to(Arc::clone(standby), Some(masters.at(leader)?)))
+    }
+
+    /// What is left when nobody more is to be asked: a leader that is read-only, or a master that was
+    /// not understood, which is called as those were before they could be asked.
+    fn conclude(&self, masters: &Masters) -> Option<Route> {
+        let read_only = self.read_only.as_ref();
+        if let Some((_, master)) = read_only.filter(|(epoch, _)| *epoch >= masters.epoch()) {
+            return Some(Route::to_read_only(Arc::clone(master)));
+        }
+        let failed = masters.failed();
+        let is_another = |master: &&Arc<Master>| Some(&master.address) != failed.as_ref();
+        let older = self.older.iter().find(is_another);
+        let older = older.or(self.older.first())?;
+        Some(Route::to(Arc::clone(older), None))
+    }
+}

@@ -1,0 +1,78 @@
+//! What every master that can be found says of the cluster, whoever leads.
+
+use super::master::Master;
+use crate::clock::Deadline;
+use crate::errors::{ConnectError, ControlError};
+use futures::future::join_all;
+use kvpool_etcd::discover::Location;
+use kvpool_proto::{Caller, ClusterReply};
+use kvpool_types::Code;
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// One master's word, or why there is none.
+pub(crate) type Said = (String, Result<ClusterReply, ControlError>);
+
+/// Asks the masters at `addresses`, and then those that they name as leaders. Must be called on a
+/// tokio runtime.
+pub(crate) async fn survey(
+    addresses: &[String],
+    timeout: Duration,
+) -> Result<Vec<Said>, ConnectError> {
+    if addresses.is_empty() {
+        return Err(ConnectError::NoMasters);
+    }
+    let mut given: Vec<String> = Vec::new();
+    for address in addresses {
+        if !Location::is_meant_by(address) {
+            given.push(address.clone());
+            continue;
+        }
+        let location = Location::parse(address).map_err(|error| ConnectError::BadAddress {
+            address: address.clone(),
+            reason: error.to_string(),
+        })?;
+        let found = location.masters(timeout).await;
+        let found = found.map_err(|error| refused(address, error.to_string()))?;
+        if found.is_empty() {
+            return Err(refused(
+                address,
+                "no kvmaster is announced there".to_owned(),
+            ));
+        }
+        given.extend(found);
+    }
+    given.sort_unstable();
+    given.dedup();
+    let mut said = ask_all(&given, timeout).await?;
+    let mut leaders: Vec<String> = said
+        .iter()
+        .filter_map(|(_, answer)| Some(answer.as_ref().ok()?.leader.clone()))
+        .filter(|leader| !leader.is_empty() && !given.contains(leader))
+        .collect();
+    leaders.sort_unstable();
+    leaders.dedup();
+    said.extend(ask_all(&leaders, timeout).await?);
+    Ok(said)
+}
+
+async fn ask_all(addresses: &[String], timeout: Duration) -> Result<Vec<Said>, ConnectError> {
+    let background = Handle::current();
+    let masters = addresses
+        .iter()
+        .map(|address| Master::new(address, Duration::ZERO, &background));
+    let masters = masters.collect::<Result<Vec<_>, _>>()?;
+    let deadline = Deadline::after(timeout);
+    let asks = masters.into_iter().map(|master| async move {
+        let answer = master.ask(Caller::default(), deadline).await;
+        (master.address, answer)
+    });
+    Ok(join_all(asks).await)
+}
+
+fn refused(address: &str, message: String) -> ConnectError {
+    ConnectError::Refused {
+        masters: address.to_owned(),
+        source: ControlError::new(Code::Unreachable, message),
+    }
+}

@@ -1,0 +1,137 @@
+//! A leader that may not lead much longer: it answers what changes nothing, without leases.
+
+use super::{block, get_one, key, put_twice};
+use crate::fake::{Pool, Role, pool, pool_with};
+use crate::{
+    GetError, GetOptions, Leasing, Lookup, PutError, PutOptions, Region, TransportChoice,
+    ViewOptions,
+};
+use kvpool_types::{Code, Length, Offset};
+use std::time::{Duration, Instant};
+
+const WHY: &str = "read-only: etcd has not answered for 4.2 s";
+
+fn make_read_only(pool: &Pool) {
+    pool.master.own().role = Role::ReadOnly(WHY.to_owned());
+}
+
+#[tokio::test]
+async fn an_unleased_block_is_copied_and_verified_and_its_location_forgotten() {
+    let pool = pool().await;
+    put_twice(&pool, "a", b"bytes").await;
+    make_read_only(&pool);
+    for asked in 1..4 {
+        let (outcome, bytes) = get_one(&pool, "a", 5).await;
+        assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+        assert_eq!(bytes, b"bytes");
+        assert_eq!(pool.master.calls("lookup"), asked);
+    }
+    assert_eq!(pool.client.get(&key("a")).await.unwrap().unwrap(), b"bytes");
+    let memory = Region::allocate(Length(3));
+    let options = GetOptions::default();
+    let buffers = vec![memory.whole()];
+    let key_a = key("a");
+    let ranged = pool.client.get_range(&key_a, Offset(1), buffers, &options);
+    assert!(ranged.await.unwrap().is_hit());
+    assert_eq!(memory.whole().to_vec(), b"yte");
+    // Nothing is held, so there is nothing to extend or to end.
+    let found = pool
+        .client
+        .exist(&[key("a")], Leasing::Lease)
+        .await
+        .unwrap();
+    assert_eq!(found.present, [true]);
+    assert!(found.lease.is_empty());
+    let mut prefix = pool.client.match_prefix(&[key("a")]).await.unwrap();
+    assert_eq!((prefix.blocks, prefix.lease.renew().await), (1, Ok(0)));
+    prefix.lease.release().await.unwrap();
+    assert_eq!(pool.master.calls("renew") + pool.master.calls("release"), 0);
+}
+
+#[tokio::test]
+async fn an_unleased_block_gives_no_view() {
+    let pool = pool_with(|options| options.transport = TransportChoice::Auto).await;
+    put_twice(&pool, "a", b"bytes").await;
+    pool.master.state().is_near = true;
+    make_read_only(&pool);
+    let options = ViewOptions::default();
+    let error = pool.client.get_view(&key("a"), &options).await.unwrap_err();
+    assert!(matches!(error, GetError::Failed { .. }), "{error:?}");
+    assert_eq!(error.code(), Code::NotLeader);
+    assert!(error.is_retryable());
+    assert!(error.to_string().contains("no leases"), "{error}");
+}
+
+#[tokio::test]
+async fn a_put_waits_to_its_deadline_and_says_why_it_is_refused_while_gets_go_on() {
+    let pool = pool().await;
+    put_twice(&pool, "a", b"bytes").await;
+    make_read_only(&pool);
+    let client = pool.client.clone();
+    let begun = Instant::now();
+    let putting = tokio::spawn(async move {
+        let options = PutOptions {
+            timeout: Some(Duration::from_secs(1)),
+            ..PutOptions::default()
+        };
+        client.batch_put(vec![block("b", b"x")], &options).await
+    });
+    while !putting.is_finished() {
+        let asked = Instant::now();
+        let (outcome, _) = get_one(&pool, "a", 5).await;
+        assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+        let took = asked.elapsed();
+        assert!(took < Duration::from_millis(150), "{took:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let outcome = putting.await.unwrap().remove(0);
+    assert!(begun.elapsed() > Duration::from_millis(600), "it waited");
+    let Err(PutError::Failed { code, message }) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(code, Code::NotLeader);
+    assert!(message.contains(WHY), "{message}");
+}
+
+#[tokio::test]
+async fn a_put_goes_through_once_the_leader_may_lead_again() {
+    let pool = pool().await;
+    make_read_only(&pool);
+    let client = pool.client.clone();
+    let putting = tokio::spawn(async move { client.put(&key("b"), b"x".to_vec()).await });
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert!(!putting.is_finished());
+    pool.master.own().role = Role::Leader;
+    let freed = Instant::now();
+    putting.await.unwrap().unwrap();
+    assert!(
+        freed.elapsed() < Duration::from_millis(450),
+        "{:?}",
+        freed.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn a_commit_that_a_read_only_leader_refuses_is_not_unknown() {
+    let pool = pool().await;
+    pool.nodes
+        .set(1, crate::fake::Mode::Slow(Duration::from_millis(100)));
+    let client = pool.client.clone();
+    let putting = tokio::spawn(async move {
+        let options = PutOptions {
+            timeout: Some(Duration::from_millis(600)),
+            ..PutOptions::default()
+        };
+        client.batch_put(vec![block("b", b"x")], &options).await
+    });
+    while pool.master.calls("reserve") == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    make_read_only(&pool);
+    let outcome = putting.await.unwrap().remove(0);
+    assert!(
+        matches!(outcome, Err(PutError::Failed { .. })),
+        "{outcome:?}"
+    );
+    assert!(outcome.unwrap_err().to_string().contains(WHY));
+}

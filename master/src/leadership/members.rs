@@ -1,0 +1,164 @@
+//! What the masters of a cluster know of each other, and of their store.
+
+use super::{Report, Seat};
+use crate::store::etcd::{Claim, EtcdStore, LeaseId};
+use crate::store::{MetadataStore, StoreError};
+use kvpool_proto as proto;
+use kvpool_types::ClusterId;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::{MissedTickBehavior, interval};
+
+/// How often it is told and asked.
+const EVERY: Duration = Duration::from_secs(1);
+/// How often a store is asked that looks at all of its snapshots for the answer.
+const SELDOM: Duration = Duration::from_secs(10);
+/// How long a master that says nothing more is still listed.
+const LISTED: Duration = Duration::from_secs(10);
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What a master says of itself, as it lies in etcd. Later versions may add fields.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Member {
+    address: String,
+    http_address: String,
+    role: String,
+    applied: u64,
+    heard_nodes: u64,
+    heard_clients: u64,
+    version: String,
+}
+
+impl Member {
+    fn into_wire(self) -> proto::MasterMember {
+        proto::MasterMember {
+            address: self.address,
+            http_address: self.http_address,
+            role: self.role,
+            applied: self.applied,
+            heard_nodes: self.heard_nodes,
+            heard_clients: self.heard_clients,
+            version: self.version,
+        }
+    }
+}
+
+/// Tells the other masters of this one, and the seat of them and of the store, until it is dropped.
+pub(super) async fn tell(seat: Arc<Seat>, store: Arc<EtcdStore>, claim: Claim, cluster: ClusterId) {
+    let mut lease = None;
+    let mut times = interval(EVERY);
+    times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        times.tick().await;
+        if let Err(error) = tell_once(&seat, &store, &claim, cluster, &mut lease).await {
+            tracing::debug!(%error, "the other masters were not told of this one");
+            lease = None;
+        }
+    }
+}
+
+async fn tell_once(
+    seat: &Seat,
+    store: &EtcdStore,
+    claim: &Claim,
+    cluster: ClusterId,
+    lease: &mut Option<LeaseId>,
+) -> Result<(), StoreError> {
+    let kept = match *lease {
+        Some(held) => store.keep_alive(held).await?.map(|_| held),
+        None => None,
+    };
+    let held = match kept {
+        Some(held) => held,
+        None => store.grant_lease(LISTED).await?,
+    };
+    *lease = Some(held);
+    let own = Member {
+        address: claim.address.clone(),
+        http_address: claim.http_address.clone(),
+        role: seat.role().label().to_owned(),
+        applied: seat.position().0,
+        heard_nodes: seat.heard.nodes() as u64,
+        heard_clients: seat.heard.clients() as u64,
+        version: VERSION.to_owned(),
+    };
+    let told = serde_json::to_vec(&own).map_err(|error| StoreError::Corrupt {
+        reason: format!("what this master says of itself: {error}"),
+    })?;
+    store.put_member(held, &claim.id, told.into()).await?;
+    let members = store.members().await?.into_iter();
+    // One that this version cannot read is of a later one; it is not listed.
+    let members = members.filter_map(|(_, told)| serde_json::from_slice::<Member>(&told).ok());
+    let members = members.map(Member::into_wire);
+    let mut told = describe(store, "etcd").await?;
+    told.cluster_id = bytes::Bytes::copy_from_slice(&cluster.to_bytes());
+    let usage = store.usage().await?;
+    told.store_bytes = usage.db_size;
+    told.store_in_use_bytes = usage.in_use;
+    told.alarms = usage.alarms;
+    seat.set_report(Report {
+        at: Some(Instant::now()),
+        members: members.collect(),
+        store: told,
+    });
+    Ok(())
+}
+
+/// Tells the seat of the store of a master that is the only one, until it is dropped.
+pub async fn report_alone(seat: Arc<Seat>, store: Arc<dyn MetadataStore>) {
+    let mut times = interval(SELDOM);
+    times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        times.tick().await;
+        let known = seat.known();
+        let told = async {
+            let mut told = describe(&*store, "embedded").await?;
+            told.store_bytes = store.size_on_disk().await?;
+            told.store_in_use_bytes = told.store_bytes;
+            Ok::<_, StoreError>(told)
+        };
+        match told.await {
+            Ok(told) => {
+                let own = proto::MasterMember {
+                    address: known.leader,
+                    role: seat.role().label().to_owned(),
+                    applied: told.log_last,
+                    version: VERSION.to_owned(),
+                    ..Default::default()
+                };
+                seat.set_report(Report {
+                    at: Some(Instant::now()),
+                    members: vec![own],
+                    store: told,
+                });
+            }
+            Err(StoreError::Closed) => return,
+            Err(error) => tracing::debug!(%error, "the store did not say how it is"),
+        }
+    }
+}
+
+async fn describe(
+    store: &dyn MetadataStore,
+    kind: &str,
+) -> Result<proto::ClusterReply, StoreError> {
+    let span = store.log_span().await?;
+    let snapshots = store.snapshot_positions().await?;
+    let snapshots = snapshots
+        .into_iter()
+        .map(|(shard, (through, size))| proto::SnapshotStats {
+            shard: shard.0,
+            through: through.0,
+            size_bytes: size,
+        });
+    Ok(proto::ClusterReply {
+        log_last: span.last.0,
+        log_cut: span.cut.0,
+        snapshots: snapshots.collect(),
+        store: kind.to_owned(),
+        ..Default::default()
+    })
+}

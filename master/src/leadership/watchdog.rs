@@ -1,0 +1,68 @@
+//! Whether anything listens where the leader should. A process that was killed closes its sockets at
+//! once, seconds before its lease runs out.
+
+use std::io;
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+/// How long connecting may take.
+const CONNECT: Duration = Duration::from_secs(1);
+/// How long after a refusal the next try is: a port that is just being opened is no dead leader.
+const AGAIN: Duration = Duration::from_millis(40);
+/// So many refusals in a row say that nobody listens.
+const REFUSALS: u32 = 3;
+/// How often a leader is tried that is neither there nor refuses.
+const SILENT: Duration = Duration::from_millis(500);
+
+/// Ends when connections to `address` (`http://host:port`) are refused. One that is cut off or silent
+/// is not told from a slow one: only its lease can.
+pub(super) async fn refuses(address: &str) {
+    let address = address.strip_prefix("http://").unwrap_or(address);
+    let mut refusals = 0;
+    while refusals < REFUSALS {
+        match timeout(CONNECT, TcpStream::connect(address)).await {
+            Ok(Ok(mut stream)) => {
+                refusals = 0;
+                // It says nothing; the end of the connection is what is waited for.
+                let _ended = stream.read(&mut [0; 1]).await;
+            }
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                refusals += 1;
+                sleep(AGAIN).await;
+            }
+            Ok(Err(_)) | Err(_) => {
+                refusals = 0;
+                sleep(SILENT).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn a_listener_that_goes_is_noticed_at_once_and_one_that_stays_never() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let serving = tokio::spawn(async move {
+            let mut kept = Vec::new();
+            loop {
+                kept.push(listener.accept().await.unwrap());
+            }
+        });
+        let noticed = refuses(&address);
+        let mut noticed = std::pin::pin!(noticed);
+        assert!(
+            timeout(Duration::from_millis(300), noticed.as_mut())
+                .await
+                .is_err()
+        );
+        serving.abort();
+        assert!(timeout(Duration::from_secs(5), noticed).await.is_ok());
+    }
+}

@@ -1,0 +1,104 @@
+//! Passing calls on to the leader, for clients that cannot reach it themselves.
+
+use super::refused::{Refused, refused};
+use kvpool_proto as proto;
+use kvpool_proto::pool_client::PoolClient;
+use kvpool_types::Code;
+use parking_lot::Mutex;
+use proto::MAX_MESSAGE_BYTES;
+use std::time::Duration;
+use tonic::metadata::{AsciiMetadataKey, MetadataMap, MetadataValue};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+/// How long connecting to the leader may take.
+const CONNECT: Duration = Duration::from_secs(1);
+/// A leader that does not answer a ping for so long is cut off from here too.
+const PING: Duration = Duration::from_secs(1);
+/// Marks a call that has been passed on: it is passed on once.
+const PASSED: &str = "kvpool-passed";
+/// What is left of the caller's time.
+const TIMEOUT: &str = "grpc-timeout";
+
+/// A request that says who makes it.
+pub(super) trait Called: Send + 'static {
+    fn caller(&self) -> Option<&proto::Caller>;
+}
+
+macro_rules! called {
+    ($($request:ident)*) => {
+        $(impl Called for proto::$request {
+            fn caller(&self) -> Option<&proto::Caller> {
+                self.caller.as_ref()
+            }
+        })*
+    };
+}
+
+called! {
+    HelloRequest CreateNamespaceRequest ReserveRequest CommitRequest RevokeRequest LookupRequest
+    ExistRequest MatchPrefixRequest RenewRequest ReleaseRequest RemoveRequest ListRequest
+    DescribeRequest ReportReplicasRequest StatsRequest
+}
+
+/// The connection to the leader, made when it is first needed.
+#[derive(Debug, Default)]
+pub(super) struct Passing(Mutex<Option<(String, PoolClient<Channel>)>>);
+
+impl Passing {
+    /// Whether a call is to be passed on: its client asks for it, and nobody has done it yet.
+    pub(super) fn is_wanted<M: Called>(request: &Request<M>) -> bool {
+        let asks = |caller: &proto::Caller| caller.forward;
+        request.get_ref().caller().is_some_and(asks) && !request.metadata().contains_key(PASSED)
+    }
+
+    /// The client for the leader at `address`.
+    pub(super) fn client(&self, address: &str) -> Result<PoolClient<Channel>, Refused> {
+        let mut kept = self.0.lock();
+        if let Some((known, client)) = &*kept
+            && known == address
+        {
+            return Ok(client.clone());
+        }
+        let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| {
+            refused(
+                Code::Unreachable,
+                format!("the leader's address {address:?}: {error}"),
+            )
+        })?;
+        let channel = endpoint
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(PING)
+            .keep_alive_timeout(PING)
+            .connect_lazy();
+        let client = PoolClient::new(channel)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        *kept = Some((address.to_owned(), client.clone()));
+        Ok(client)
+    }
+
+    /// The same request for the leader, with what is left of its time.
+    pub(super) fn readdress<M>(request: Request<M>) -> Request<M> {
+        let (from, _, message) = request.into_parts();
+        let mut metadata = MetadataMap::new();
+        metadata.insert(PASSED, MetadataValue::from_static("1"));
+        if let Some(timeout) = from.get(TIMEOUT) {
+            metadata.insert(AsciiMetadataKey::from_static(TIMEOUT), timeout.clone());
+        }
+        Request::from_parts(metadata, tonic::Extensions::new(), message)
+    }
+
+    /// What became of a call that was passed on. A leader that cannot be reached from here has to be
+    /// told from one that refused.
+    pub(super) fn outcome(status: Status) -> Status {
+        if status.metadata().contains_key(proto::CODE_METADATA) {
+            return status;
+        }
+        Status::from(refused(
+            Code::Unreachable,
+            format!("the leader cannot be reached from this standby: {status}"),
+        ))
+    }
+}

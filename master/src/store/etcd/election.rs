@@ -1,0 +1,373 @@
+//! Who leads: leases, the leader's key, and the members.
+
+use super::keys::{Keys, corrupt, decimal};
+use super::write::{Term, epoch_of, floor};
+use super::{BACKOFF, EtcdStore, LeaseId, Revision};
+use crate::store::StoreError;
+use bytes::Bytes;
+use kvpool_etcd::kv::{Compare, KeyValue, Op, Range, Txn};
+use kvpool_etcd::watch::{Watch, WatchOptions};
+use kvpool_etcd::{Client, Error};
+use kvpool_types::Epoch;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How much longer than asked for a lease may be. etcd counts whole seconds.
+const TTL_SLACK: Duration = Duration::from_secs(1);
+/// How long a candidate asks what became of its claim, in request timeouts.
+const READ_BACK: u32 = 4;
+
+/// What a master that leads says of itself.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Which life of which master it is: no two have the same.
+    pub id: String,
+    /// Where it serves the pool, `http://host:port`.
+    pub address: String,
+    /// Where it serves its metrics and probes.
+    pub http_address: String,
+}
+
+/// Who leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// What it says of itself.
+    pub claim: Claim,
+    /// The epoch of its term.
+    pub epoch: Epoch,
+    /// The lease that its key is bound to; 0 where a term was begun without one.
+    pub lease: LeaseId,
+}
+
+/// How a campaign ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Campaign {
+    /// A new term has begun, with this epoch.
+    Won(Epoch),
+    /// Somebody leads.
+    Lost(Leader),
+}
+
+/// A term that was begun here, and as whose.
+#[derive(Clone, Debug)]
+pub(super) struct Standing {
+    pub(super) term: Term,
+    /// `None`: it was begun without an election.
+    candidate: Option<(LeaseId, Claim)>,
+}
+
+/// The leader of a term that nobody was elected for.
+fn nobody() -> Claim {
+    Claim {
+        id: String::new(),
+        address: String::new(),
+        http_address: String::new(),
+    }
+}
+
+fn read_leader(found: &KeyValue, floor: u64) -> Result<Leader, StoreError> {
+    Ok(Leader {
+        claim: serde_json::from_slice(&found.value)
+            .map_err(|e| corrupt("the leader's key", &e.to_string()))?,
+        epoch: epoch_of(floor, found.created),
+        lease: found.lease.unwrap_or(LeaseId(0)),
+    })
+}
+
+async fn find_leader(
+    client: &Client,
+    keys: &Keys,
+) -> Result<(Revision, Option<Leader>), StoreError> {
+    let read = Txn::new()
+        .then(Op::get(Range::key(keys.leader())))
+        .then(Op::get(Range::key(keys.epoch_floor())));
+    let read = client.txn_repeatable(read).await?;
+    let floor = floor(read.get(1))?;
+    let leader = read.get(0).map(|found| read_leader(found, floor));
+    Ok((read.revision, leader.transpose()?))
+}
+
+impl EtcdStore {
+    /// Asks for a lease. It has to be renewed within `ttl`, or else it ends with its keys.
+    pub async fn grant_lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.check_open()?;
+        let granted = self.client.lease_grant(ttl).await?;
+        if granted.ttl < ttl || granted.ttl > ttl + TTL_SLACK {
+            let _runs_out = self.client.lease_revoke(granted.id).await;
+            return Err(StoreError::LeaseTtl {
+                asked: ttl,
+                granted: granted.ttl,
+            });
+        }
+        Ok(granted.id)
+    }
+
+    /// Renews a lease once: its time from when etcd answered, or `None` if it is gone.
+    pub async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, StoreError> {
+        self.check_open()?;
+        Ok(self.client.lease_keep_alive(lease).await?)
+    }
+
+    /// Ends a lease and deletes its keys. One that is gone already is as good.
+    pub async fn revoke_lease(&self, lease: LeaseId) -> Result<(), StoreError> {
+        match self.client.lease_revoke(lease).await {
+            Ok(()) | Err(Error::LeaseNotFound) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Who leads now.
+    pub async fn leader(&self) -> Result<Option<Leader>, StoreError> {
+        self.check_open()?;
+        Ok(find_leader(&self.client, &self.keys).await?.1)
+    }
+
+    /// Tries once to become the leader, as long as the lease lives.
+    ///
+    /// When it is not known whether that worked it is looked up. An error leaves it open: the key may
+    /// still be put, and another campaign with this lease then finds that it has won.
+    pub async fn campaign(&self, lease: LeaseId, claim: &Claim) -> Result<Campaign, StoreError> {
+        self.check_open()?;
+        let value = claim_value(claim)?;
+        let txn = self
+            .claim(value, Some(lease))
+            .otherwise(Op::get(Range::key(self.keys.leader())))
+            .otherwise(Op::get(Range::key(self.keys.epoch_floor())));
+        let (epoch, created) = match self.client.txn(txn).await {
+            Ok(outcome) if outcome.succeeded => {
+                let floor = floor(outcome.get(2))?;
+                (epoch_of(floor, outcome.revision), outcome.revision)
+            }
+            Ok(outcome) => {
+                let found = outcome.get(0);
+                let found = found.ok_or_else(|| corrupt("the leader's key", "is and is not"))?;
+                let leader = read_leader(found, floor(outcome.get(1))?)?;
+                if !is_ours(&leader, lease, claim) {
+                    return Ok(Campaign::Lost(leader));
+                }
+                (leader.epoch, found.created)
+            }
+            Err(error @ Error::Unavailable { .. }) => {
+                return self.read_back(lease, claim, error).await;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.stand(epoch, created, Some((lease, claim.clone())));
+        Ok(Campaign::Won(epoch))
+    }
+
+    /// Finds out what became of a claim.
+    async fn read_back(
+        &self,
+        lease: LeaseId,
+        claim: &Claim,
+        mut error: Error,
+    ) -> Result<Campaign, StoreError> {
+        let limit = Instant::now() + self.options.request_timeout * READ_BACK;
+        let mut pause = BACKOFF.0;
+        while Instant::now() < limit {
+            match self.client.get(self.keys.leader()).await {
+                Ok(None) => break,
+                Ok(Some(found)) => {
+                    let read = self.client.get(self.keys.epoch_floor()).await;
+                    let floor = floor(read?.as_ref())?;
+                    let leader = read_leader(&found, floor)?;
+                    if !is_ours(&leader, lease, claim) {
+                        return Ok(Campaign::Lost(leader));
+                    }
+                    self.stand(leader.epoch, found.created, Some((lease, claim.clone())));
+                    return Ok(Campaign::Won(leader.epoch));
+                }
+                Err(later) => error = later,
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(BACKOFF.1);
+        }
+        Err(error.into())
+    }
+
+    /// The transaction that begins a term if nobody leads. Its third step reads the epoch floor.
+    fn claim(&self, value: Bytes, lease: Option<LeaseId>) -> Txn {
+        let key = self.keys.leader();
+        let put = match lease {
+            Some(lease) => Op::put_leased(key.clone(), value, lease),
+            None => Op::put(key.clone(), value),
+        };
+        Txn::new()
+            .when(Compare::absent(key))
+            .then(put)
+            .then(Op::put(self.keys.term(), ""))
+            .then(Op::get(Range::key(self.keys.epoch_floor())))
+    }
+
+    fn stand(&self, epoch: Epoch, created: Revision, candidate: Option<(LeaseId, Claim)>) {
+        let term = Term { epoch, created };
+        *self.standing.lock() = Some(Standing { term, candidate });
+    }
+
+    /// Begins a term whoever leads, with an epoch of at least `at_least`. The leader's key stays that of
+    /// the candidate who won here last; without one it is bound to no lease, and nobody is elected until
+    /// another term is begun like this.
+    pub(super) async fn take_over(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
+        self.check_open()?;
+        let standing = self.standing.lock().clone();
+        let candidate = standing.and_then(|standing| standing.candidate);
+        let (lease, value) = match &candidate {
+            Some((lease, claim)) => (Some(*lease), claim_value(claim)?),
+            None => (None, claim_value(&nobody())?),
+        };
+        let limit = Instant::now() + self.options.connect_timeout;
+        loop {
+            let error = match self.try_take_over(at_least, lease, &value).await {
+                Ok(Some((epoch, created))) => {
+                    self.stand(epoch, created, candidate);
+                    return Ok(epoch);
+                }
+                // Somebody came between.
+                Ok(None) => continue,
+                Err(error) => error,
+            };
+            if !error.is_retryable() || Instant::now() > limit {
+                return Err(error);
+            }
+            tokio::time::sleep(BACKOFF.1).await;
+        }
+    }
+
+    async fn try_take_over(
+        &self,
+        at_least: Epoch,
+        lease: Option<LeaseId>,
+        value: &Bytes,
+    ) -> Result<Option<(Epoch, Revision)>, StoreError> {
+        let (leader, floor_key) = (self.keys.leader(), self.keys.epoch_floor());
+        let read = Txn::new()
+            .then(Op::get(Range::key(leader.clone())))
+            .then(Op::get(Range::key(floor_key.clone())));
+        let read = self.client.txn_repeatable(read).await?;
+        let modified = |found: Option<&KeyValue>| found.map_or(Revision(0), |found| found.modified);
+        // The new key cannot be created before the next revision.
+        let next = read.revision.next();
+        let mut floor = floor(read.get(1))?;
+        let mut end = Txn::new()
+            .when(Compare::modified(leader.clone(), modified(read.get(0))))
+            .when(Compare::modified(floor_key.clone(), modified(read.get(1))))
+            .then(Op::delete(Range::key(leader)));
+        let mut floor_put = modified(read.get(1));
+        let raise = epoch_of(floor, next) < at_least;
+        if raise {
+            floor = at_least.0 - next.0.unsigned_abs();
+            end = end.then(Op::put(floor_key.clone(), decimal(floor)));
+        }
+        let ended = self.client.txn(end).await?;
+        if !ended.succeeded {
+            return Ok(None);
+        }
+        if raise {
+            floor_put = ended.revision;
+        }
+        let begin = self
+            .claim(value.clone(), lease)
+            .when(Compare::modified(floor_key, floor_put));
+        let begun = self.client.txn(begin).await?;
+        let created = begun.revision;
+        Ok(begun.succeeded.then(|| (epoch_of(floor, created), created)))
+    }
+
+    /// Announces a master as long as the lease lives. `member` is JSON with at least an `address`.
+    pub async fn put_member(
+        &self,
+        lease: LeaseId,
+        id: &str,
+        member: Bytes,
+    ) -> Result<(), StoreError> {
+        self.check_open()?;
+        let key = self.keys.member(id);
+        self.client.put(key, member, Some(lease)).await?;
+        Ok(())
+    }
+
+    /// The masters that are announced, by id.
+    pub async fn members(&self) -> Result<Vec<(String, Bytes)>, StoreError> {
+        self.check_open()?;
+        let found = self
+            .client
+            .range(Range::prefix(self.keys.members()))
+            .await?;
+        let member = |found: KeyValue| Some((self.keys.member_id(&found.key)?, found.value));
+        Ok(found.kvs.into_iter().filter_map(member).collect())
+    }
+
+    /// Watches who leads.
+    pub async fn watch_leader(&self) -> Result<LeaderWatch, StoreError> {
+        self.check_open()?;
+        Ok(LeaderWatch {
+            client: self.client.clone(),
+            keys: self.keys.clone(),
+            watch: None,
+            unread: true,
+            told: None,
+        })
+    }
+}
+
+fn is_ours(leader: &Leader, lease: LeaseId, claim: &Claim) -> bool {
+    leader.lease == lease && leader.claim.id == claim.id
+}
+
+fn claim_value(claim: &Claim) -> Result<Bytes, StoreError> {
+    serde_json::to_vec(claim)
+        .map(Bytes::from)
+        .map_err(|e| corrupt("a claim", &e.to_string()))
+}
+
+/// Tells who leads, now and at each change.
+#[derive(Debug)]
+pub struct LeaderWatch {
+    client: Client,
+    keys: Keys,
+    /// `None` until it is opened, and again when it broke.
+    watch: Option<Watch>,
+    /// Whether the key may have changed since it was last read.
+    unread: bool,
+    /// What was told last; `None` before anything was.
+    told: Option<Option<Leader>>,
+}
+
+impl LeaderWatch {
+    /// Who leads: at first as it is, then whenever it has changed, `None` being that nobody does. Changes
+    /// in quick succession may be told as one.
+    ///
+    /// After [`StoreError::Unavailable`] it may be called again, and goes on with what is so then. It may
+    /// be dropped while it waits.
+    pub async fn next(&mut self) -> Result<Option<Leader>, StoreError> {
+        loop {
+            if let (false, Some(watch)) = (self.unread, &mut self.watch) {
+                let event = watch.next().await;
+                self.unread = true;
+                if let Err(error) = event {
+                    self.watch = None;
+                    if error != Error::Compacted {
+                        return Err(error.into());
+                    }
+                }
+            }
+            // The event says who, the epoch's floor is needed too: both are read.
+            let (revision, leader) = find_leader(&self.client, &self.keys).await?;
+            if self.watch.is_none() {
+                let options = WatchOptions {
+                    keys: Range::key(self.keys.leader()),
+                    start: revision.next(),
+                    puts_only: false,
+                };
+                self.watch = Some(self.client.watch(&options).await?);
+            }
+            self.unread = false;
+            if self.told.as_ref() != Some(&leader) {
+                self.told = Some(leader.clone());
+                return Ok(leader);
+            }
+        }
+    }
+}

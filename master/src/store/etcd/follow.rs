@@ -1,0 +1,147 @@
+//! The log as it grows, for one that replays it.
+
+use super::keys::Keys;
+use super::log::{ReadSize, group, position, seq_of};
+use super::{EtcdStore, Revision};
+use crate::store::{LogSeq, StoreError};
+use bytes::Bytes;
+use kvpool_etcd::kv::{KeyValue, Op, Range, Txn};
+use kvpool_etcd::watch::{Event, Watch, WatchOptions};
+use kvpool_etcd::{Client, Error};
+use std::collections::VecDeque;
+
+impl EtcdStore {
+    /// Follows the log behind `after`. What is cut away before it was told is an error of the watch.
+    pub async fn follow(&self, after: LogSeq) -> Result<LogWatch, StoreError> {
+        self.check_open()?;
+        let mut follow = LogWatch {
+            client: self.client.clone(),
+            keys: self.keys.clone(),
+            next: LogSeq(after.0.saturating_add(1)),
+            found: VecDeque::new(),
+            source: Source::Read,
+            size: ReadSize::new(),
+        };
+        follow.read().await?;
+        Ok(follow)
+    }
+}
+
+/// Tells the groups of the log, in order and without a gap.
+#[derive(Debug)]
+pub struct LogWatch {
+    client: Client,
+    keys: Keys,
+    /// The position that is told next.
+    next: LogSeq,
+    /// What was found of the positions from `next` on.
+    found: VecDeque<KeyValue>,
+    source: Source,
+    size: ReadSize,
+}
+
+/// Where more groups come from.
+#[derive(Debug)]
+enum Source {
+    /// The log as it is.
+    Read,
+    /// What comes behind a revision through which it was read.
+    Behind(Revision),
+    /// A watch that is open.
+    Watch(Box<Watch>),
+}
+
+impl LogWatch {
+    /// The next group, once it is durable. May be dropped while it waits.
+    ///
+    /// [`StoreError::OutsideLog`]: it has been cut away, and only snapshots contain it. After
+    /// [`StoreError::Unavailable`] this may be called again, and goes on where it was.
+    pub async fn next(&mut self) -> Result<(LogSeq, Bytes), StoreError> {
+        loop {
+            if let Some(found) = self.found.front() {
+                let seq = seq_of(&self.keys, found)?;
+                if seq < self.next {
+                    self.found.pop_front();
+                    continue;
+                }
+                if seq == self.next {
+                    let value = found.value.clone();
+                    if let Some(group) = group(&self.client, &self.keys, seq, value).await? {
+                        self.found.pop_front();
+                        self.next = seq.next();
+                        return Ok((seq, group));
+                    }
+                }
+                // It has gone, or one before it was not told: the log says what there is.
+                self.found.clear();
+                self.source = Source::Read;
+            }
+            self.find().await?;
+        }
+    }
+
+    async fn find(&mut self) -> Result<(), StoreError> {
+        match &mut self.source {
+            Source::Read => self.read().await,
+            Source::Behind(revision) => {
+                let options = WatchOptions {
+                    keys: self.keys.log_from(LogSeq(0)),
+                    start: revision.next(),
+                    puts_only: true,
+                };
+                match self.client.watch(&options).await {
+                    Ok(watch) => self.source = Source::Watch(Box::new(watch)),
+                    Err(error) => return self.broken(error),
+                }
+                Ok(())
+            }
+            Source::Watch(watch) => match watch.next().await {
+                Ok(Event::Put(found)) => {
+                    self.found.push_back(found);
+                    Ok(())
+                }
+                Ok(Event::Delete(_)) => Ok(()),
+                Err(error) => self.broken(error),
+            },
+        }
+    }
+
+    /// Goes back to reading. That the history is gone is no harm: the log may still be there.
+    fn broken(&mut self, error: Error) -> Result<(), StoreError> {
+        self.source = Source::Read;
+        match error {
+            Error::Compacted => Ok(()),
+            error => Err(error.into()),
+        }
+    }
+
+    /// Reads on from `next`, and goes over to watching when the end is reached.
+    async fn read(&mut self) -> Result<(), StoreError> {
+        let groups = self.keys.log_from(self.next).limit(self.size.groups());
+        let first = self.keys.log_from(LogSeq(0)).limit(1).keys_only();
+        let read = Txn::new()
+            .then(Op::get(groups))
+            .then(Op::get(Range::key(self.keys.last())))
+            .then(Op::get(first));
+        let read = self.client.txn_repeatable(read).await?;
+        let last = position(read.get(1))?;
+        let cut = match read.get(2) {
+            Some(first) => LogSeq(seq_of(&self.keys, first)?.0.saturating_sub(1)),
+            None => last,
+        };
+        let after = LogSeq(self.next.0 - 1);
+        if after < cut || after > last {
+            return Err(StoreError::OutsideLog {
+                asked: after,
+                cut,
+                last,
+            });
+        }
+        self.size.learn(read.read(0));
+        self.found = read.read(0).to_vec().into();
+        if !read.more(0) {
+            self.source = Source::Behind(read.revision);
+        }
+        Ok(())
+    }
+}

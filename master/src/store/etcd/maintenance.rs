@@ -1,0 +1,323 @@
+//! Keeping etcd small: it keeps every version of every key until it is told to compact, and the file
+//! does not shrink until it is told to defragment.
+
+use super::{EtcdStore, Revision};
+use crate::store::StoreError;
+use kvpool_etcd::Error;
+use kvpool_etcd::maintenance::{Alarm, Status};
+use kvpool_types::Epoch;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// History is kept for so long, so that one who follows the log is not cut off by a pause.
+const KEEP: Duration = Duration::from_secs(5);
+/// It is compacted when this process put so much of it since the last time, or so long ago was that.
+const COMPACT_BYTES: u64 = 16 << 20;
+const COMPACT_EVERY: Duration = Duration::from_secs(60);
+/// How long a compaction or a defragmentation may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// While etcd is full and nothing new can be forgotten, its files are made smaller and it is asked to
+/// take writes again so often all the same: its operator may have raised the quota, or made room.
+const ROUND_EVERY: Duration = Duration::from_secs(30);
+
+/// What [`EtcdStore::maintain`] found and did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Maintained {
+    /// The bytes of the largest endpoint's file.
+    pub db_size: u64,
+    /// The bytes in use of the endpoint that uses most.
+    pub in_use: u64,
+    /// The alarms that were up, in words.
+    pub alarms: Vec<String>,
+    /// The revision before which the history was forgotten.
+    pub compacted: Option<Revision>,
+    /// Whether an endpoint was defragmented.
+    pub defragmented: bool,
+}
+
+/// How much etcd holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// The bytes of the largest endpoint's file.
+    pub db_size: u64,
+    /// The bytes in use of the endpoint that uses most.
+    pub in_use: u64,
+    /// The alarms that are up, in words.
+    pub alarms: Vec<String>,
+}
+
+/// What is known from the times before.
+#[derive(Debug, Default)]
+pub(super) struct Upkeep {
+    /// The oldest first.
+    seen: VecDeque<Seen>,
+    /// What was last compacted at, and when.
+    compacted: Option<(Instant, Seen)>,
+    full: Option<Full>,
+}
+
+/// A revision, when it was the present one, and what this process had put by then.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    at: Instant,
+    revision: Revision,
+    written: u64,
+}
+
+/// What is done about a full etcd: a round in which each endpoint is defragmented, and then the alarm
+/// taken back. What an endpoint says is in use does not tell whether it is worth it: it counts what a
+/// compaction freed only after later writes, and a full etcd takes none.
+#[derive(Debug)]
+struct Full {
+    /// When the last round began, or when it was first seen to be full.
+    round: Instant,
+    /// The endpoints that have their turn yet; `None` between rounds.
+    left: Option<Vec<usize>>,
+}
+
+impl Upkeep {
+    fn see(&mut self, now: Seen) {
+        self.seen.push_back(now);
+        // The newest of those that are old enough is all that is needed of them.
+        while self
+            .seen
+            .get(1)
+            .is_some_and(|seen| now.at.duration_since(seen.at) >= KEEP)
+        {
+            self.seen.pop_front();
+        }
+        // What was put before the first time counts as well.
+        let none = Seen {
+            at: now.at,
+            revision: Revision(0),
+            written: 0,
+        };
+        self.compacted.get_or_insert((now.at, none));
+    }
+
+    /// What to compact at, if that is old enough and enough was put before it.
+    fn due(&self, now: Instant, is_full: bool) -> Option<Seen> {
+        let old = *self.seen.front()?;
+        let (since, before) = self.compacted?;
+        let is_due = is_full
+            || old.written - before.written >= COMPACT_BYTES
+            || now.duration_since(since) >= COMPACT_EVERY;
+        let is_new = old.revision > before.revision;
+        (is_due && is_new && now.duration_since(old.at) >= KEEP).then_some(old)
+    }
+
+    /// The endpoint of a full etcd whose turn it is.
+    fn full_round(
+        &mut self,
+        now: Instant,
+        has_compacted: bool,
+        will_compact: bool,
+        statuses: &[(usize, Status)],
+    ) -> Option<usize> {
+        // Without a compaction of ours to wait for, the first round begins at once.
+        let begins = self.full.is_none() && !will_compact;
+        let full = self.full.get_or_insert(Full {
+            round: now,
+            left: None,
+        });
+        let is_due = full.left.is_none() && now.duration_since(full.round) >= ROUND_EVERY;
+        if begins || has_compacted || is_due {
+            let order = leader_last(statuses).into_iter().rev();
+            full.left = Some(order.map(|(endpoint, _)| endpoint).collect());
+            full.round = now;
+        }
+        full.left.as_mut()?.pop()
+    }
+
+    /// Whether the round is over with the endpoint that was done.
+    fn ends_round(&mut self, done: Option<usize>) -> bool {
+        let Some(full) = &mut self.full else {
+            return false;
+        };
+        let is_over = done.is_some() && full.left.as_ref().is_some_and(Vec::is_empty);
+        if is_over {
+            full.left = None;
+        }
+        is_over
+    }
+}
+
+impl EtcdStore {
+    /// Does what is due: forgets history, makes an endpoint's file smaller (one a call, etcd's leader
+    /// last), and lets a full etcd take writes again when that made room. To be called every few
+    /// seconds by the leader; also by a candidate whom [`StoreError::NoSpace`] keeps from becoming
+    /// one, with epoch 0.
+    pub async fn maintain(&self, epoch: Epoch) -> Result<Maintained, StoreError> {
+        self.check_open()?;
+        let mut upkeep = self.upkeep.lock().await;
+        if epoch > Epoch(0) {
+            self.sweep_now(epoch).await?;
+        }
+        let alarms = self.client.alarms().await?;
+        let is_full = alarms.iter().any(|(_, alarm)| *alarm == Alarm::NoSpace);
+        let compacted = self.compact(&mut upkeep, is_full).await?;
+        let mut statuses = self.statuses().await?;
+        let due = if is_full {
+            upkeep.full_round(
+                Instant::now(),
+                compacted.is_some(),
+                self.options.compact,
+                &statuses,
+            )
+        } else {
+            upkeep.full = None;
+            self.loose(&statuses)
+        };
+        if let Some(endpoint) = due {
+            tracing::info!(endpoint, is_full, "defragmenting etcd");
+            self.client.defragment(endpoint, PATIENCE).await?;
+            statuses = self.statuses().await?;
+        }
+        if upkeep.ends_round(due) {
+            for (member, _) in alarms.iter().filter(|(_, alarm)| *alarm == Alarm::NoSpace) {
+                self.client.disarm_no_space(*member).await?;
+            }
+        }
+        let largest = |of: fn(&Status) -> u64| statuses.iter().map(|(_, s)| of(s)).max();
+        Ok(Maintained {
+            db_size: largest(|status| status.db_size).unwrap_or(0),
+            in_use: largest(|status| status.db_size_in_use).unwrap_or(0),
+            alarms: alarms.iter().map(|(_, alarm)| in_words(*alarm)).collect(),
+            compacted,
+            defragmented: due.is_some(),
+        })
+    }
+
+    /// How much etcd holds, and what alarms are up.
+    pub async fn usage(&self) -> Result<Usage, StoreError> {
+        self.check_open()?;
+        let statuses = self.statuses().await?;
+        let alarms = self.client.alarms().await?;
+        let largest = |of: fn(&Status) -> u64| statuses.iter().map(|(_, s)| of(s)).max();
+        Ok(Usage {
+            db_size: largest(|status| status.db_size).unwrap_or(0),
+            in_use: largest(|status| status.db_size_in_use).unwrap_or(0),
+            alarms: alarms.iter().map(|(_, alarm)| in_words(*alarm)).collect(),
+        })
+    }
+
+    /// The endpoints that answer, and how they are. An error if none does.
+    pub(super) async fn statuses(&self) -> Result<Vec<(usize, Status)>, StoreError> {
+        let mut statuses = Vec::new();
+        let mut failed = None;
+        for endpoint in 0..self.options.endpoints.len() {
+            match self.client.status(endpoint).await {
+                Ok(status) => statuses.push((endpoint, status)),
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            Some(error) if statuses.is_empty() => Err(error.into()),
+            _ => Ok(statuses),
+        }
+    }
+
+    async fn compact(
+        &self,
+        upkeep: &mut Upkeep,
+        is_full: bool,
+    ) -> Result<Option<Revision>, StoreError> {
+        if !self.options.compact {
+            return Ok(None);
+        }
+        let now = Instant::now();
+        let written = self.written.load(Ordering::Relaxed);
+        let range = self.client.range(self.keys.pointers().limit(1).keys_only());
+        upkeep.see(Seen {
+            at: now,
+            revision: range.await?.revision,
+            written,
+        });
+        let Some(due) = upkeep.due(now, is_full) else {
+            return Ok(None);
+        };
+        // Only when the file is to shrink at once it is waited for what is forgotten to be gone.
+        match self.client.compact(due.revision, is_full, PATIENCE).await {
+            Ok(()) => {}
+            // By another master, or by etcd itself.
+            Err(Error::Compacted) => {}
+            Err(error) => return Err(error.into()),
+        }
+        upkeep.compacted = Some((now, due));
+        Ok(Some(due.revision))
+    }
+
+    /// An endpoint whose file has much that is free.
+    fn loose(&self, statuses: &[(usize, Status)]) -> Option<usize> {
+        let above = self.options.defragment_above.as_u64();
+        leader_last(statuses)
+            .into_iter()
+            .filter(|(_, status)| {
+                let free = status.db_size.saturating_sub(status.db_size_in_use);
+                status.db_size > above && free > status.db_size_in_use
+            })
+            .map(|(endpoint, _)| endpoint)
+            .next()
+    }
+}
+
+/// The endpoints in the order in which they are defragmented: who leads etcd should not stop for it
+/// while another has it to do as well.
+fn leader_last(statuses: &[(usize, Status)]) -> Vec<(usize, &Status)> {
+    let (leaders, others): (Vec<_>, Vec<_>) = statuses
+        .iter()
+        .map(|(endpoint, status)| (*endpoint, status))
+        .partition(|(_, status)| status.leader == Some(status.member));
+    others.into_iter().chain(leaders).collect()
+}
+
+fn in_words(alarm: Alarm) -> String {
+    match alarm {
+        Alarm::NoSpace => "etcd has used up its space quota",
+        Alarm::Corrupt => "etcd's members hold different data",
+        Alarm::Unknown => "etcd raised an alarm that is not known here",
+    }
+    .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn history_is_kept_for_a_while_and_forgotten_when_enough_has_come() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let seen = |seconds: u64, written| Seen {
+            at: at(seconds),
+            revision: Revision(100 + i64::try_from(seconds).unwrap()),
+            written,
+        };
+        let mut upkeep = Upkeep::default();
+        let due = |upkeep: &Upkeep, seconds, is_full| {
+            let due = upkeep.due(at(seconds), is_full);
+            due.map(|due| due.revision.0)
+        };
+        for seconds in (0..=20).step_by(2) {
+            upkeep.see(seen(seconds, 0));
+        }
+        assert_eq!(due(&upkeep, 20, false), None);
+        assert_eq!(due(&upkeep, 20, true), Some(114));
+        upkeep.compacted = Some((at(20), seen(14, 0)));
+        assert_eq!(due(&upkeep, 21, true), None, "nothing new is old enough");
+        for seconds in (22..=78).step_by(2) {
+            upkeep.see(seen(seconds, 0));
+        }
+        assert_eq!(due(&upkeep, 78, false), None);
+        assert_eq!(due(&upkeep, 80, false), Some(172), "a minute has gone");
+        // Much was put, but what is kept for followers is what was put.
+        upkeep.see(seen(82, COMPACT_BYTES));
+        assert_eq!(due(&upkeep, 79, false), None);
+        upkeep.see(seen(88, COMPACT_BYTES));
+        upkeep.compacted = Some((at(80), seen(72, 0)));
+        assert_eq!(due(&upkeep, 88, false), Some(182));
+        assert!(upkeep.seen.len() < 6, "{:?}", upkeep.seen);
+    }
+}

@@ -1,0 +1,328 @@
+//! The store of several masters, one of which leads: etcd, and the election by it.
+//!
+//! ```text
+//!  leader   ─► every write: one transaction "the leader's key is still the one I created" ─► etcd
+//!  others   ─► watch the leader's key; follow the log ◄──────────────────────────────────────┘
+//! ```
+//!
+//! `docs/operations/etcd.md` has the keys. In short: the leader's key is bound to its lease, and a term's
+//! epoch is the revision at which that key was created, so it grows by itself and a transaction can
+//! compare it. `epoch_floor` is added to it, for an etcd that was set up anew behind nodes that know
+//! higher epochs. The log is a key for each group; where it was cut is where its first key lies, so
+//! that cutting only deletes, which etcd allows even when it is full.
+//!
+//! * `write` has the fenced transaction and what is done when its outcome is unknown: it is made again
+//!   until it is known, or until the term is abandoned. All are idempotent.
+//! * `log`, `snapshots`: the log and the snapshots. `election`: leases, the leader, the members.
+//! * `follow`: the log as it grows, for a standby. `maintenance`: keeps etcd small.
+//!
+//! Architecture invariant: nothing of a term is written after another has begun, and a group that was
+//! acknowledged stands in the log once.
+
+mod election;
+mod follow;
+mod keys;
+mod log;
+mod maintenance;
+mod snapshots;
+mod write;
+
+pub use election::{Campaign, Claim, Leader, LeaderWatch};
+pub use follow::LogWatch;
+pub use kvpool_etcd::Tls as TlsOptions;
+pub use kvpool_etcd::kv::Revision;
+pub use kvpool_etcd::lease::LeaseId;
+pub use maintenance::{Maintained, Usage};
+pub use write::Stalled;
+
+use super::{
+    LogSeq, LogSpan, MetadataStore, OpenError, ShardIndex, Snapshot, SnapshotPositions, StoreError,
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use bytesize::ByteSize;
+use keys::{Keys, decimal, from_decimal};
+use kvpool_etcd::kv::{Compare, Op, Range, Txn};
+use kvpool_etcd::{Client, Error, discover};
+use kvpool_types::{ClusterId, Epoch};
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+const FORMAT: u64 = 1;
+/// The most bytes of one value, and of the values of one transaction (but for a single value). etcd takes
+/// requests of 1.5 MiB unless it is told otherwise.
+const STEP_BYTES: usize = 1 << 20;
+/// The most keys that one transaction puts or ranges that it deletes. etcd takes 128 unless it is told
+/// otherwise.
+const STEP_KEYS: usize = 100;
+/// How long is waited before what failed is tried again, at first and at most.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+
+/// How the store is reached and kept.
+#[derive(Clone)]
+pub struct EtcdOptions {
+    /// The client addresses of etcd.
+    pub endpoints: Vec<String>,
+    /// The name of the cluster: what its keys lie under.
+    pub cluster: String,
+    /// User name and password, where etcd asks for them.
+    pub user: Option<(String, String)>,
+    /// The certificates, where etcd speaks TLS.
+    pub tls: Option<TlsOptions>,
+    /// How long one endpoint may take for one request.
+    pub request_timeout: Duration,
+    /// How long [`EtcdStore::open`] tries.
+    pub connect_timeout: Duration,
+    /// The size of an endpoint's file above which it is defragmented, if half of it is free.
+    pub defragment_above: ByteSize,
+    /// Whether etcd's history is compacted. Switch it off where etcd does so itself.
+    pub compact: bool,
+}
+
+impl EtcdOptions {
+    /// The default options for a cluster in an etcd without TLS or password.
+    pub fn new(
+        endpoints: impl IntoIterator<Item = impl Into<String>>,
+        cluster: impl Into<String>,
+    ) -> Self {
+        Self {
+            endpoints: endpoints.into_iter().map(Into::into).collect(),
+            cluster: cluster.into(),
+            user: None,
+            tls: None,
+            request_timeout: Duration::from_secs(1),
+            connect_timeout: Duration::from_secs(10),
+            defragment_above: ByteSize::mib(256),
+            compact: true,
+        }
+    }
+}
+
+impl fmt::Debug for EtcdOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdOptions")
+            .field("endpoints", &self.endpoints)
+            .field("cluster", &self.cluster)
+            .field("user", &self.user.as_ref().map(|(name, _)| name))
+            .field("tls", &self.tls)
+            .field("request_timeout", &self.request_timeout)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("defragment_above", &self.defragment_above)
+            .field("compact", &self.compact)
+            .finish()
+    }
+}
+
+/// A [`MetadataStore`] in etcd. Any number of processes may have it open.
+///
+/// Its connections live in the runtime in which it was opened, which has to run for as long; calls may
+/// be made from others.
+#[derive(Debug)]
+pub struct EtcdStore {
+    client: Client,
+    keys: Keys,
+    options: EtcdOptions,
+    stop: watch::Sender<write::Stop>,
+    /// The term that was begun here last.
+    standing: Mutex<Option<election::Standing>>,
+    stall: Mutex<Option<write::Stall>>,
+    /// The bytes that were put here.
+    written: AtomicU64,
+    snapshots: tokio::sync::Mutex<snapshots::State>,
+    upkeep: tokio::sync::Mutex<maintenance::Upkeep>,
+}
+
+impl EtcdStore {
+    /// Opens the store, or makes a new one. Tries until `connect_timeout` has passed.
+    pub async fn open(options: &EtcdOptions) -> Result<Self, OpenError> {
+        let refused = |reason: String| OpenError::Refused {
+            endpoints: options.endpoints.join(","),
+            reason,
+        };
+        if !discover::is_cluster_name(&options.cluster) {
+            return Err(refused(format!(
+                "{:?} is no name for a cluster: 1 to 64 letters, digits, '.', '_' or '-'",
+                options.cluster
+            )));
+        }
+        let client = Client::new(&kvpool_etcd::Options {
+            endpoints: options.endpoints.clone(),
+            user: options.user.clone(),
+            tls: options.tls.clone(),
+            request_timeout: options.request_timeout,
+        })
+        .map_err(|e| refused(e.to_string()))?;
+        let keys = Keys::new(&options.cluster);
+        let path = || format!("{} in etcd at {}", keys.root(), options.endpoints.join(","));
+        let limit = Instant::now() + options.connect_timeout;
+        let format = loop {
+            let error = match prepare(&client, &keys).await {
+                Ok(format) => break format,
+                Err(error) => error,
+            };
+            if !error.is_retryable() {
+                return Err(refused(error.to_string()));
+            }
+            if Instant::now() >= limit {
+                return Err(OpenError::Unreachable {
+                    endpoints: options.endpoints.join(","),
+                    reason: error.to_string(),
+                });
+            }
+            tokio::time::sleep(BACKOFF.1).await;
+        };
+        match from_decimal("the format", &format) {
+            Ok(FORMAT) => {}
+            Ok(found) => {
+                return Err(OpenError::Format {
+                    path: path(),
+                    found,
+                    known: FORMAT,
+                });
+            }
+            Err(error) => {
+                return Err(OpenError::Corrupt {
+                    path: path(),
+                    reason: error.to_string(),
+                });
+            }
+        }
+        Ok(Self {
+            client,
+            keys,
+            options: options.clone(),
+            stop: watch::Sender::new(write::Stop::default()),
+            standing: Mutex::new(None),
+            stall: Mutex::new(None),
+            written: AtomicU64::new(0),
+            snapshots: tokio::sync::Mutex::default(),
+            upkeep: tokio::sync::Mutex::default(),
+        })
+    }
+}
+
+/// The stored format. A store that has none is new: it gets this one, and an empty log.
+async fn prepare(client: &Client, keys: &Keys) -> Result<Bytes, Error> {
+    // A full etcd refuses a transaction that might put, so it is asked first.
+    if let Some(found) = client.get(keys.format()).await? {
+        return Ok(found.value);
+    }
+    let make = Txn::new()
+        .when(Compare::absent(keys.format()))
+        .then(Op::put(keys.format(), decimal(FORMAT)))
+        .then(Op::put(keys.last(), decimal(0)));
+    client.txn_repeatable(make).await?;
+    let found = client.get(keys.format()).await?;
+    Ok(found.map(|found| found.value).unwrap_or_default())
+}
+
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::NoSpace => Self::NoSpace,
+            Error::LeaseNotFound => Self::LeaseGone,
+            error => Self::Unavailable {
+                reason: error.to_string(),
+            },
+        }
+    }
+}
+
+#[async_trait]
+impl MetadataStore for EtcdStore {
+    async fn cluster_id(&self, fresh: ClusterId) -> Result<ClusterId, StoreError> {
+        self.check_open()?;
+        let key = self.keys.cluster_id();
+        let mut found = self.client.get(key.clone()).await?;
+        if found.is_none() {
+            let make = Txn::new()
+                .when(Compare::absent(key.clone()))
+                .then(Op::put(key.clone(), format!("{:032x}", fresh.0)));
+            self.client.txn_repeatable(make).await?;
+            found = self.client.get(key).await?;
+        }
+        let id = found.as_ref().and_then(|found| {
+            let text = std::str::from_utf8(&found.value).ok()?;
+            u128::from_str_radix(text, 16).ok()
+        });
+        id.map(ClusterId)
+            .ok_or_else(|| keys::corrupt("the cluster's id", "is no hexadecimal number"))
+    }
+
+    async fn epoch(&self) -> Result<Epoch, StoreError> {
+        self.check_open()?;
+        let read = Txn::new()
+            .then(Op::get(Range::key(self.keys.term())))
+            .then(Op::get(Range::key(self.keys.epoch_floor())));
+        let read = self.client.txn_repeatable(read).await?;
+        write::latest_epoch(read.get(0), read.get(1))
+    }
+
+    async fn begin_epoch(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
+        self.take_over(at_least).await
+    }
+
+    async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
+        self.append_group(epoch, seq, group).await
+    }
+
+    async fn log_span(&self) -> Result<LogSpan, StoreError> {
+        self.check_open()?;
+        log::span(&self.client, &self.keys).await
+    }
+
+    async fn read_log(
+        &self,
+        after: LogSeq,
+        limit_bytes: u64,
+    ) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
+        self.check_open()?;
+        log::read(&self.client, &self.keys, after, limit_bytes).await
+    }
+
+    async fn put_snapshot(
+        &self,
+        epoch: Epoch,
+        shard: ShardIndex,
+        seq: LogSeq,
+        parts: Vec<Bytes>,
+    ) -> Result<(), StoreError> {
+        self.replace_snapshot(epoch, shard, seq, parts).await
+    }
+
+    async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError> {
+        self.check_open()?;
+        self.load_snapshot(shard).await
+    }
+
+    async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError> {
+        Ok(self.positions().await?.into_keys().collect())
+    }
+
+    async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError> {
+        self.positions().await
+    }
+
+    async fn truncate_log(&self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError> {
+        self.cut(epoch, through).await
+    }
+
+    async fn size_on_disk(&self) -> Result<u64, StoreError> {
+        self.check_open()?;
+        let statuses = self.statuses().await?;
+        Ok(statuses
+            .iter()
+            .map(|(_, status)| status.db_size)
+            .max()
+            .unwrap_or(0))
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        self.stop.send_modify(|stop| stop.closed = true);
+        Ok(())
+    }
+}

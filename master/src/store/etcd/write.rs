@@ -1,0 +1,264 @@
+//! The transaction that every write of a term is, and what is done until its outcome is known.
+
+use super::keys::{corrupt, from_decimal};
+use super::{BACKOFF, EtcdStore};
+use crate::store::StoreError;
+use kvpool_etcd::Error;
+use kvpool_etcd::kv::{Compare, KeyValue, Op, Outcome, Range, Revision, Txn};
+use kvpool_types::Epoch;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A term as transactions see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Term {
+    pub(super) epoch: Epoch,
+    /// When the leader's key was created.
+    pub(super) created: Revision,
+}
+
+/// Which writes are to end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stop {
+    /// Those of this term and of those before it.
+    abandoned: Epoch,
+    pub(super) closed: bool,
+}
+
+/// Why writes wait.
+#[derive(Clone, Debug)]
+pub(super) struct Stall {
+    since: Instant,
+    error: Error,
+}
+
+/// Why writes wait, to be shown to people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stalled {
+    /// For how long nothing has been written although something was to be.
+    pub waited: Duration,
+    /// Whether etcd is full: [`EtcdStore::maintain`] tries to make room.
+    pub no_space: bool,
+    /// What etcd said last.
+    pub reason: String,
+}
+
+/// What is done with a write that etcd has no space for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WhenFull {
+    Wait,
+    Fail,
+}
+
+/// How a write ended.
+#[derive(Debug)]
+pub(super) enum Written {
+    Done,
+    /// The term goes on, but something else that was compared did not hold.
+    Refused(Answer),
+    /// The term is over; which one is the latest.
+    Deposed(Epoch, Answer),
+}
+
+/// What the other branch of a refused write read.
+#[derive(Debug)]
+pub(super) struct Answer {
+    outcome: Outcome,
+    /// Whether the same transaction was made before without an answer, and may have been done then.
+    pub(super) uncertain: bool,
+}
+
+impl Answer {
+    /// What a step read that the caller had added, counted from 0.
+    pub(super) fn get(&self, step: usize) -> Option<&KeyValue> {
+        self.outcome.get(OWN_STEPS + step)
+    }
+}
+
+/// The steps that the other branch of [`EtcdStore::fenced`] begins with.
+const OWN_STEPS: usize = 3;
+
+impl EtcdStore {
+    /// Ends a term for this process: pending and later writes of it and of earlier ones answer
+    /// [`StoreError::Unavailable`]. What is on its way may still be done until another term begins.
+    pub fn abandon(&self, epoch: Epoch) {
+        self.stop
+            .send_modify(|stop| stop.abandoned = stop.abandoned.max(epoch));
+    }
+
+    /// Why writes wait; `None` while they do not.
+    pub fn health(&self) -> Option<Stalled> {
+        let stall = self.stall.lock();
+        stall.as_ref().map(|stall| Stalled {
+            waited: stall.since.elapsed(),
+            no_space: stall.error == Error::NoSpace,
+            reason: stall.error.to_string(),
+        })
+    }
+
+    pub(super) fn check_open(&self) -> Result<(), StoreError> {
+        if self.stop.borrow().closed {
+            Err(StoreError::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The term of an epoch. It need not be the present one: a transaction finds out.
+    pub(super) async fn term(&self, epoch: Epoch) -> Result<Term, StoreError> {
+        self.check_open()?;
+        let standing = self.standing.lock().as_ref().map(|standing| standing.term);
+        if let Some(term) = standing.filter(|term| term.epoch == epoch) {
+            return Ok(term);
+        }
+        let read = Txn::new()
+            .then(Op::get(Range::key(self.keys.term())))
+            .then(Op::get(Range::key(self.keys.epoch_floor())));
+        let read = self.client.txn_repeatable(read).await?;
+        let created = epoch
+            .0
+            .checked_sub(floor(read.get(1))?)
+            .and_then(|created| i64::try_from(created).ok())
+            .filter(|created| *created > 0);
+        match created {
+            Some(created) => Ok(Term {
+                epoch,
+                created: Revision(created),
+            }),
+            // No term can have had that epoch.
+            None => Err(StoreError::Fenced {
+                asked: epoch,
+                current: latest_epoch(read.get(0), read.get(1))?,
+            }),
+        }
+    }
+
+    /// A transaction that does something only while the term goes on, to be completed.
+    pub(super) fn fenced(&self, term: Term) -> Txn {
+        Txn::new()
+            .when(Compare::created(self.keys.leader(), term.created))
+            .otherwise(Op::get(Range::key(self.keys.leader())))
+            .otherwise(Op::get(Range::key(self.keys.term())))
+            .otherwise(Op::get(Range::key(self.keys.epoch_floor())))
+    }
+
+    /// Makes an idempotent transaction of [`EtcdStore::fenced`] until its outcome is known, or until
+    /// the term is abandoned. `bytes` is what it puts.
+    pub(super) async fn write(
+        &self,
+        term: Term,
+        txn: Txn,
+        bytes: u64,
+        when_full: WhenFull,
+    ) -> Result<Written, StoreError> {
+        let mut stop = self.stop.subscribe();
+        let mut uncertain = false;
+        let mut pause = BACKOFF.0;
+        loop {
+            let tried = async {
+                let outcome = self.client.txn(txn.clone()).await;
+                if let Err(error) = &outcome {
+                    self.stalled(error);
+                    if !matches!(error, Error::TooLarge { .. }) {
+                        tokio::time::sleep(pause).await;
+                    }
+                }
+                outcome
+            };
+            let outcome = tokio::select! {
+                biased;
+                stopped = stop.wait_for(|stop| stop.closed || stop.abandoned >= term.epoch) => {
+                    *self.stall.lock() = None;
+                    let closed = stopped.is_ok_and(|stop| stop.closed);
+                    return Err(if closed && !uncertain {
+                        StoreError::Closed
+                    } else {
+                        StoreError::Unavailable { reason: "the term was abandoned".into() }
+                    });
+                }
+                outcome = tried => outcome,
+            };
+            pause = (pause * 2).min(BACKOFF.1);
+            match outcome {
+                Ok(outcome) => {
+                    *self.stall.lock() = None;
+                    return self.judge(term, outcome, uncertain, bytes);
+                }
+                Err(Error::TooLarge { .. }) => return Err(StoreError::TooLarge { size: bytes }),
+                Err(Error::NoSpace) if when_full == WhenFull::Fail => {
+                    return Err(StoreError::NoSpace);
+                }
+                Err(Error::Unavailable { .. }) => uncertain = true,
+                // Refused without having been done: etcd is full, or its users are being changed.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        term: Term,
+        outcome: Outcome,
+        uncertain: bool,
+        bytes: u64,
+    ) -> Result<Written, StoreError> {
+        if outcome.succeeded {
+            self.written.fetch_add(bytes, Ordering::Relaxed);
+            return Ok(Written::Done);
+        }
+        let goes_on = outcome
+            .get(0)
+            .is_some_and(|leader| leader.created == term.created);
+        let latest = latest_epoch(outcome.get(1), outcome.get(2))?;
+        let answer = Answer { outcome, uncertain };
+        Ok(if goes_on {
+            Written::Refused(answer)
+        } else {
+            Written::Deposed(latest, answer)
+        })
+    }
+
+    fn stalled(&self, error: &Error) {
+        let mut stall = self.stall.lock();
+        let since = match &*stall {
+            Some(stall) => stall.since,
+            None => {
+                tracing::warn!(%error, "etcd does not take a write; trying again");
+                Instant::now()
+            }
+        };
+        *stall = Some(Stall {
+            since,
+            error: error.clone(),
+        });
+    }
+}
+
+/// The outcome of a write that compares nothing but the term.
+pub(super) fn settled(asked: Epoch, written: Written) -> Result<(), StoreError> {
+    match written {
+        Written::Done => Ok(()),
+        Written::Deposed(current, _) => Err(StoreError::Fenced { asked, current }),
+        Written::Refused(_) => Err(corrupt("the leader's key", "is and is not as expected")),
+    }
+}
+
+/// What is added to a revision to get an epoch.
+pub(super) fn floor(epoch_floor: Option<&KeyValue>) -> Result<u64, StoreError> {
+    epoch_floor.map_or(Ok(0), |floor| from_decimal("the epoch floor", &floor.value))
+}
+
+/// The epoch of a term whose leader's key was created at a revision.
+pub(super) fn epoch_of(floor: u64, created: Revision) -> Epoch {
+    Epoch(floor.saturating_add(created.0.unsigned_abs()))
+}
+
+/// The epoch of the latest term; 0 before the first.
+pub(super) fn latest_epoch(
+    term: Option<&KeyValue>,
+    epoch_floor: Option<&KeyValue>,
+) -> Result<Epoch, StoreError> {
+    let floor = floor(epoch_floor)?;
+    Ok(term.map_or(Epoch(0), |term| epoch_of(floor, term.modified)))
+}

@@ -1,0 +1,107 @@
+//! One term of leading: its number, and until when its master may act on it.
+
+use crate::clock::Millis;
+use kvpool_types::Epoch;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A term. Past its deadline the master may answer and change nothing, until somebody renews the term;
+/// once it is over it is never renewed.
+///
+/// The deadline is on the clock since boot, so a master that was stopped finds it passed when it wakes.
+#[derive(Debug)]
+pub struct Term {
+    /// Its number.
+    pub epoch: Epoch,
+    deadline: AtomicU64,
+}
+
+/// No deadline.
+const NEVER: u64 = u64::MAX;
+/// It is over.
+const OVER: u64 = 0;
+
+impl Term {
+    /// A term that lasts until it is ended: that of the only master of an embedded store.
+    pub const fn unlimited(epoch: Epoch) -> Self {
+        Self {
+            epoch,
+            deadline: AtomicU64::new(NEVER),
+        }
+    }
+
+    /// A term that has to be renewed before `deadline`.
+    pub const fn until(epoch: Epoch, deadline: Millis) -> Self {
+        Self {
+            epoch,
+            deadline: AtomicU64::new(deadline.0),
+        }
+    }
+
+    /// Whether its master may grant and change anything.
+    pub fn leads(&self, now: Millis) -> bool {
+        now.0 < self.deadline.load(Ordering::Acquire)
+    }
+
+    /// Moves the deadline to a later moment; a term that is over stays so.
+    pub fn renew(&self, deadline: Millis) {
+        // Fails when the term is over, or lasts longer already.
+        let _kept = self
+            .deadline
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+                (now != OVER && now < deadline.0).then_some(deadline.0)
+            });
+    }
+
+    /// Ends the term.
+    pub fn end(&self) {
+        self.deadline.store(OVER, Ordering::Release);
+    }
+
+    /// Whether it has been ended.
+    pub fn is_over(&self) -> bool {
+        self.deadline.load(Ordering::Acquire) == OVER
+    }
+
+    /// How long it lasts if nobody renews it; `None` without a deadline.
+    pub fn left(&self, now: Millis) -> Option<Duration> {
+        let deadline = self.deadline.load(Ordering::Acquire);
+        (deadline != NEVER).then(|| Millis(deadline).since(now))
+    }
+
+    /// For how long the deadline has been passed.
+    pub fn overdue(&self, now: Millis) -> Duration {
+        now.since(Millis(self.deadline.load(Ordering::Acquire)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn past_its_deadline_a_term_leads_no_more_until_it_is_renewed() {
+        let term = Term::until(Epoch(3), Millis(100));
+        assert!(term.leads(Millis(99)));
+        assert!(!term.leads(Millis(100)));
+        term.renew(Millis(200));
+        assert!(term.leads(Millis(199)));
+        // An answer that comes late speaks of an earlier moment.
+        term.renew(Millis(150));
+        assert!(term.leads(Millis(199)));
+        assert_eq!(term.overdue(Millis(260)), Duration::from_millis(60));
+    }
+
+    #[test]
+    fn a_term_that_is_over_is_never_renewed() {
+        let term = Term::until(Epoch(3), Millis(100));
+        term.end();
+        term.renew(Millis(500));
+        assert!(!term.leads(Millis(1)));
+        assert!(term.is_over());
+        let unlimited = Term::unlimited(Epoch(1));
+        assert!(unlimited.leads(Millis(u64::MAX - 1)));
+        unlimited.end();
+        assert!(!unlimited.leads(Millis(0)));
+    }
+}

@@ -1,0 +1,257 @@
+//! What a master does past its own deadline, and after its term.
+
+use kvpool_master::Config;
+use kvpool_master::clock::{Clock, ManualClock, Millis};
+use kvpool_master::leadership::{Role, Seat};
+use kvpool_master::membership::{Node, Registration, Reported};
+use kvpool_master::metrics::Metrics;
+use kvpool_master::pool::{Beginning, Pool};
+use kvpool_master::replica::Replica;
+use kvpool_master::service::PoolService;
+use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, MetadataStore};
+use kvpool_master::term::Term;
+use kvpool_proto as proto;
+use kvpool_types::wire::keys;
+use kvpool_types::{ClusterId, Code, Epoch, HostId, Incarnation, Key, Length, NodeName};
+use proto::pool_server::Pool as _;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use tonic::{Request, Status};
+
+const TTL: Duration = Duration::from_secs(3);
+
+/// A master with a term of three seconds and one live node.
+struct Bench {
+    seat: Arc<Seat>,
+    pool: Arc<Pool>,
+    service: PoolService,
+    clock: Arc<ManualClock>,
+    term: Arc<Term>,
+    node: Arc<Node>,
+    _directory: TempDir,
+}
+
+fn registration() -> Registration {
+    Registration {
+        name: NodeName("n".into()),
+        incarnation: Incarnation(7),
+        data_address: "127.0.0.1:1".into(),
+        shm_path: String::new(),
+        host: HostId(1),
+        epoch_seen: Epoch(0),
+        segments: vec![(Length(4 << 20), None)],
+        held: Vec::new(),
+    }
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+        let store: Arc<dyn MetadataStore> = Arc::new(store);
+        let clock = Arc::new(ManualClock::new(Millis(1_000_000)));
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let config = Config::default();
+        let seat = Seat::new(
+            config.clone(),
+            Arc::clone(&metrics),
+            Arc::clone(&clock) as _,
+        );
+        let seat = Arc::new(seat);
+        let epoch = store.begin_epoch(Epoch(5)).await.unwrap();
+        let replica = Replica::load(&*store, &config, Arc::clone(&clock) as _);
+        let replica = replica.await.unwrap();
+        let term = Arc::new(Term::until(epoch, clock.now().after(TTL)));
+        let beginning = Beginning {
+            config,
+            cluster: ClusterId(1),
+            store,
+            journal: JournalOptions::default(),
+            clock: Arc::clone(&clock) as _,
+            metrics,
+        };
+        let pool = Pool::lead(beginning, replica, Arc::clone(&term));
+        let pool = pool.await.unwrap();
+        seat.lead(Arc::clone(&pool), "http://here:1");
+        let node = Self::register(&pool).await.unwrap();
+        Self {
+            service: PoolService::new(Arc::clone(&seat)),
+            seat,
+            pool,
+            clock,
+            term,
+            node,
+            _directory: directory,
+        }
+    }
+
+    async fn register(pool: &Arc<Pool>) -> Result<Arc<Node>, Code> {
+        let registration = registration();
+        let node = pool.register(&registration).await.map_err(|e| e.code)?;
+        // Nobody reads what the master says: the test is about what it does.
+        let (outbox, _) = tokio::sync::mpsc::unbounded_channel();
+        pool.activate(&node, &registration, outbox);
+        pool.heard(&node, Some(Reported::default()));
+        Ok(node)
+    }
+
+    fn caller(&self) -> Option<proto::Caller> {
+        Some(proto::Caller {
+            epoch: self.pool.epoch.0,
+            ..Default::default()
+        })
+    }
+
+    async fn reserve(&self, name: &str) -> Result<proto::Reservation, Code> {
+        let request = proto::ReserveRequest {
+            caller: self.caller(),
+            keys: packed(name),
+            lengths: vec![100],
+            timeout_ms: 10,
+            ..Default::default()
+        };
+        let reply = self.service.reserve(Request::new(request)).await;
+        let mut reply = reply.map_err(|status| code(&status))?.into_inner();
+        Ok(reply.reservations.remove(0))
+    }
+
+    async fn commit(&self, name: &str, of: &proto::Reservation) -> Result<Code, Code> {
+        let item = proto::CommitItem {
+            version: of.version,
+            length: 100,
+            segments: of.extents.iter().map(|extent| extent.segment).collect(),
+            ..Default::default()
+        };
+        let request = proto::CommitRequest {
+            caller: self.caller(),
+            keys: packed(name),
+            items: vec![item],
+            ..Default::default()
+        };
+        let reply = self.service.commit(Request::new(request)).await;
+        let reply = reply.map_err(|status| code(&status))?.into_inner();
+        Ok(from_wire(reply.codes[0]))
+    }
+
+    /// Whether a key is there, and for how long it is leased.
+    async fn exist(&self, name: &str) -> Result<(bool, u64), Code> {
+        let request = proto::ExistRequest {
+            caller: self.caller(),
+            keys: packed(name),
+            no_lease: false,
+        };
+        let reply = self.service.exist(Request::new(request)).await;
+        let reply = reply.map_err(|status| code(&status))?.into_inner();
+        Ok((reply.present[0] & 1 == 1, reply.lease.unwrap().ttl_ms))
+    }
+
+    async fn remove(&self, name: &str) -> Result<u64, Code> {
+        let request = proto::RemoveRequest {
+            caller: self.caller(),
+            what: Some(proto::remove_request::What::Keys(packed(name))),
+            force: true,
+        };
+        let reply = self.service.remove(Request::new(request)).await;
+        Ok(reply.map_err(|status| code(&status))?.into_inner().removed)
+    }
+
+    async fn create(&self, namespace: &str) -> Result<bool, Code> {
+        let request = proto::CreateNamespaceRequest {
+            caller: self.caller(),
+            namespace: Some(proto::Namespace {
+                name: namespace.into(),
+                ..Default::default()
+            }),
+        };
+        let reply = self.service.create_namespace(Request::new(request)).await;
+        Ok(reply.map_err(|status| code(&status))?.into_inner().created)
+    }
+}
+
+fn packed(name: &str) -> bytes::Bytes {
+    keys::pack([&Key::parse(name).unwrap()]).into()
+}
+
+fn from_wire(code: u32) -> Code {
+    Code::from_wire(u16::try_from(code).unwrap()).unwrap()
+}
+
+fn code(status: &Status) -> Code {
+    let code = status.metadata().get(proto::CODE_METADATA).unwrap();
+    from_wire(code.to_str().unwrap().parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn past_its_deadline_a_leader_answers_without_leases_and_changes_nothing() {
+    let bench = Bench::new().await;
+    let first = bench.reserve("a").await.unwrap();
+    assert_eq!(bench.commit("a", &first).await, Ok(Code::Ok));
+    assert_eq!(bench.create("known").await, Ok(true));
+    let late = bench.reserve("b").await.unwrap();
+    assert_eq!(bench.exist("a").await, Ok((true, 5000)));
+
+    bench.clock.advance(TTL);
+    assert_eq!(bench.seat.role(), Role::ReadOnly);
+    assert_eq!(bench.exist("a").await, Ok((true, 0)), "it is unleased");
+    assert_eq!(bench.reserve("c").await.unwrap_err(), Code::NotLeader);
+    assert_eq!(bench.commit("b", &late).await, Err(Code::NotLeader));
+    assert_eq!(bench.remove("a").await, Err(Code::NotLeader));
+    assert_eq!(bench.create("new").await, Err(Code::NotLeader));
+    assert_eq!(bench.create("known").await, Ok(false), "nothing changes");
+    assert_eq!(
+        Bench::register(&bench.pool).await.unwrap_err(),
+        Code::NotLeader
+    );
+
+    // The store answers, and nobody has led meanwhile.
+    bench.term.renew(bench.clock.now().after(TTL));
+    assert_eq!(bench.seat.role(), Role::Leader);
+    assert_eq!(bench.commit("b", &late).await, Ok(Code::Ok));
+    assert_eq!(bench.exist("a").await, Ok((true, 5000)));
+    assert_eq!(bench.remove("a").await, Ok(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_are_let_go_at_the_deadline_and_given_time_to_come_back() {
+    let bench = Bench::new().await;
+    let first = bench.reserve("a").await.unwrap();
+    assert_eq!(bench.commit("a", &first).await, Ok(Code::Ok));
+    // Far beyond the time after which a silent node is dropped with its blocks.
+    bench.clock.advance(Config::default().drop_after * 2);
+    wait(|| !bench.node.is_connected()).await;
+    assert_eq!(bench.exist("a").await, Ok((true, 0)), "reads go on");
+    bench.term.renew(bench.clock.now().after(TTL));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(bench.node.is_readable(), "it has not had the time to speak");
+    assert_eq!(bench.exist("a").await, Ok((true, 5000)));
+    Bench::register(&bench.pool).await.unwrap();
+    assert!(bench.node.is_connected(), "the same incarnation is back");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_its_term_a_master_answers_nothing_whoever_still_holds_its_pool() {
+    let bench = Bench::new().await;
+    bench.term.end();
+    assert_eq!(bench.exist("a").await.unwrap_err(), Code::NotLeader);
+    bench.term.renew(bench.clock.now().after(TTL));
+    assert_eq!(bench.exist("a").await.unwrap_err(), Code::NotLeader);
+    bench.seat.step_down("another leads");
+    bench.seat.learn("http://there:1", Epoch(9));
+    let told = bench
+        .service
+        .cluster(Request::new(proto::ClusterRequest::default()));
+    let told = told.await.unwrap().into_inner();
+    assert_eq!((told.leader.as_str(), told.epoch), ("http://there:1", 9));
+    assert_eq!(bench.exist("a").await.unwrap_err(), Code::NotLeader);
+}
+
+async fn wait(mut until: impl FnMut() -> bool) {
+    for _ in 0..500 {
+        if until() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it did not happen in 5 s");
+}

@@ -1,0 +1,323 @@
+//! The hunt for a master that welcomes the node.
+//!
+//! All masters that are known are knocked at, each at a pace of its own: one that hangs keeps the node
+//! from no other, and a standby hears that the node is alive while the leader does not. What a standby
+//! names as the leader is gone to at once. The first welcome ends the hunt, and what else is under
+//! way with it. Where masters are announced in etcd, it is asked for them meanwhile.
+
+use super::backoff::Backoff;
+use super::session::{self, End, Failure, Session};
+use super::{Context, Phase};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use kvpool_etcd::discover::Location;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+
+/// After so long without a welcome the next master is knocked at too.
+const STAGGER: Duration = Duration::from_millis(20);
+/// The longest wait before a master is knocked at again, while any of them answers that it does not
+/// lead: soon one will.
+const STANDING_BY: Duration = Duration::from_millis(250);
+/// The same while none answers so.
+pub(super) const GONE: Duration = Duration::from_secs(1);
+/// One master is knocked at no sooner than this after the last time, whoever names it.
+const LEAST_WAIT: Duration = Duration::from_millis(20);
+/// When a session ends because the node is to begin anew, how long its master has for itself.
+const ALONE: Duration = Duration::from_millis(500);
+/// How long etcd may take to say where the masters are, each of its endpoints.
+const DISCOVERY: Duration = Duration::from_millis(500);
+/// How often it is asked.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
+/// The most masters beyond those that were given.
+const MOST_LEARNED: usize = 16;
+
+/// The masters that are known during one hunt.
+#[derive(Debug)]
+pub(super) struct Hunt {
+    masters: Vec<Master>,
+    most: usize,
+    announced: Vec<Location>,
+    /// When etcd is asked for masters again.
+    discovery_due: Instant,
+    /// Why it did not say, as it was logged last.
+    undiscovered: Option<String>,
+}
+
+#[derive(Debug)]
+struct Master {
+    address: String,
+    due: Instant,
+    knocked: Option<Instant>,
+    /// Whether its answer is waited for.
+    asked: bool,
+    backoff: Backoff,
+    /// It said last that it does not lead.
+    stands_by: bool,
+    /// What was logged of it last: a master that stays away is worth a line, not one a second.
+    told: Option<String>,
+}
+
+/// How the session before ended, and with whom.
+#[derive(Debug)]
+pub(super) enum Before<'a> {
+    /// There was none.
+    Nothing,
+    /// The master is gone, or leads no more.
+    Lost(&'a str),
+    /// The node is to register there anew, after a pause.
+    Anew(&'a str, Duration),
+}
+
+impl Hunt {
+    /// Among the masters that were given and the one before, which need not be one of them.
+    pub(super) fn new(given: &[String], before: &Before<'_>) -> Self {
+        let now = Instant::now();
+        let mut hunt = Self {
+            masters: Vec::new(),
+            most: given.len() + MOST_LEARNED,
+            // What cannot be read has been refused with the settings.
+            announced: given
+                .iter()
+                .filter_map(|url| Location::parse(url).ok())
+                .collect(),
+            discovery_due: now,
+            undiscovered: None,
+        };
+        let (last, wait) = match before {
+            Before::Nothing => (None, Duration::ZERO),
+            // It is the likeliest to be away; and alone, it is given a moment.
+            Before::Lost(master) => (Some(*master), Backoff::default().next(GONE)),
+            Before::Anew(master, pause) => (Some(*master), *pause),
+        };
+        let others = match before {
+            Before::Anew(..) => now + ALONE,
+            _ => now,
+        };
+        let mut turn = 0;
+        for address in given
+            .iter()
+            .filter(|address| Some(address.as_str()) != last)
+        {
+            hunt.add(address, others + STAGGER * turn);
+            turn += 1;
+        }
+        if let Some(last) = last {
+            hunt.add(last, now + wait);
+        }
+        hunt
+    }
+
+    /// Whether there is more than one master to go to.
+    pub(super) const fn is_of_several(&self) -> bool {
+        self.masters.len() > 1
+    }
+
+    /// Knocks until a master welcomes the node; which one it was. Failures that end the incarnation
+    /// or the node end the hunt.
+    pub(super) async fn run(
+        &mut self,
+        context: &mut Context,
+    ) -> Result<(Session, String), (End, String)> {
+        let mut phases = context.phases.clone();
+        let mut leaving = std::pin::pin!(phases.wait_for(|phase| *phase == Phase::Leaving));
+        let mut knocks = FuturesUnordered::new();
+        let mut discoveries = FuturesUnordered::new();
+        loop {
+            let now = Instant::now();
+            if self.discovery_due <= now {
+                self.discovery_due = now + DISCOVERY_INTERVAL;
+                if discoveries.is_empty() {
+                    let locations = self.announced.clone().into_iter();
+                    discoveries.extend(
+                        locations.map(|location| async move { location.masters(DISCOVERY).await }),
+                    );
+                }
+            }
+            for master in self.masters.iter_mut().filter(|master| master.is_due(now)) {
+                master.asked = true;
+                master.knocked = Some(now);
+                let introduction = context.introduction();
+                let address = master.address.clone();
+                knocks.push(async move {
+                    let answer = session::introduce(&address, introduction).await;
+                    (address, answer)
+                });
+            }
+            let idle = self.masters.iter().filter(|master| !master.asked);
+            let next = idle.map(|master| master.due);
+            let discovery = (!self.announced.is_empty()).then_some(self.discovery_due);
+            let next = next.chain(discovery).min();
+            let (address, answer) = tokio::select! {
+                biased;
+                // An error means that whoever would have told is gone.
+                _ = &mut leaving => return Err((End::Left, String::new())),
+                Some(answered) = knocks.next() => answered,
+                Some(found) = discoveries.next() => {
+                    self.discovered(found);
+                    continue;
+                }
+                () = sleep_until(next.unwrap_or(now)), if next.is_some() => continue,
+            };
+            let entered = answer.and_then(|welcomed| Session::enter(context, &address, welcomed));
+            match entered {
+                Ok(session) => return Ok((session, address)),
+                Err(End::Failed(failure)) => self.failed(&address, &failure),
+                Err(end) => return Err((end, address)),
+            }
+        }
+    }
+
+    fn add(&mut self, address: &str, due: Instant) {
+        self.masters.push(Master {
+            address: address.to_owned(),
+            due,
+            knocked: None,
+            asked: false,
+            backoff: Backoff::default(),
+            stands_by: false,
+            told: None,
+        });
+    }
+
+    /// Settles when the master is knocked at again, and goes to the one that it named.
+    fn failed(&mut self, address: &str, failure: &Failure) {
+        let now = Instant::now();
+        let leader = failure.not_leader();
+        let any_stands_by = self
+            .masters
+            .iter()
+            .any(|master| master.stands_by && master.address != address);
+        if let Some(master) = self.find(address) {
+            master.asked = false;
+            master.stands_by = leader.is_some();
+            let cap = if any_stands_by || master.stands_by {
+                STANDING_BY
+            } else {
+                GONE
+            };
+            master.due = now + master.backoff.next(cap);
+            let text = failure.to_string();
+            if master.told.as_ref() != Some(&text) {
+                tracing::warn!(master = address, error = text, "no session with the master");
+                master.told = Some(text);
+            }
+        }
+        if let Some(leader) = leader.filter(|leader| *leader != address) {
+            self.names(leader);
+        }
+    }
+
+    /// Somebody says that this master leads; nothing, for want of knowledge, when it is empty.
+    pub(super) fn names(&mut self, leader: &str) {
+        let now = Instant::now();
+        let has_room = self.masters.len() < self.most;
+        match self.find(leader) {
+            _ if leader.is_empty() => {}
+            Some(master) => master.hurry(now),
+            None if has_room => self.add(leader, now),
+            None => {}
+        }
+    }
+
+    /// Knocks at masters that are announced and were not known.
+    fn discovered(&mut self, found: Result<Vec<String>, kvpool_etcd::Error>) {
+        let problem = match found {
+            Ok(addresses) => {
+                for address in &addresses {
+                    if self.find(address).is_none() {
+                        self.names(address);
+                    }
+                }
+                addresses.is_empty().then(|| "none is announced".to_owned())
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        if problem != self.undiscovered {
+            if let Some(error) = &problem {
+                tracing::warn!(error, "etcd does not say where the masters are");
+            }
+            self.undiscovered = problem;
+        }
+    }
+
+    fn find(&mut self, address: &str) -> Option<&mut Master> {
+        let mut masters = self.masters.iter_mut();
+        masters.find(|master| master.address == address)
+    }
+}
+
+impl Master {
+    fn is_due(&self, now: Instant) -> bool {
+        !self.asked && self.due <= now
+    }
+
+    /// Somebody says that it leads.
+    fn hurry(&mut self, now: Instant) {
+        let soonest = self.knocked.map_or(now, |knocked| knocked + LEAST_WAIT);
+        self.due = self.due.min(soonest.max(now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(leader: &str) -> Failure {
+        Failure::Refused {
+            code: Ok(kvpool_types::Code::NotLeader),
+            message: "as told".into(),
+            leader: leader.into(),
+        }
+    }
+
+    fn due_in(hunt: &mut Hunt, address: &str) -> Duration {
+        let due = hunt.find(address).unwrap().due;
+        due.saturating_duration_since(Instant::now())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_others_come_first_when_a_master_was_lost() {
+        let given = ["a", "b", "c"].map(str::to_owned);
+        let mut hunt = Hunt::new(&given, &Before::Lost("a"));
+        assert_eq!(due_in(&mut hunt, "b"), Duration::ZERO);
+        assert_eq!(due_in(&mut hunt, "c"), STAGGER);
+        assert!(due_in(&mut hunt, "a") >= STAGGER);
+        let mut hunt = Hunt::new(&given, &Before::Lost("learned"));
+        assert!(due_in(&mut hunt, "learned") <= Duration::from_millis(100));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_are_short_while_somebody_stands_by_and_longer_when_nobody_answers() {
+        let given = ["a", "b"].map(str::to_owned);
+        let mut hunt = Hunt::new(&given, &Before::Nothing);
+        for _ in 0..10 {
+            hunt.failed("a", &Failure::Ended);
+            hunt.failed("b", &Failure::Ended);
+        }
+        assert!(due_in(&mut hunt, "a") >= GONE / 2);
+        hunt.failed("b", &refused(""));
+        hunt.failed("a", &Failure::Ended);
+        for address in ["a", "b"] {
+            let wait = due_in(&mut hunt, address);
+            assert!(wait <= STANDING_BY, "{wait:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_is_named_is_due_at_once_but_not_over_and_over() {
+        let given = ["a".to_owned()];
+        let mut hunt = Hunt::new(&given, &Before::Nothing);
+        hunt.failed("a", &refused("b"));
+        assert_eq!(due_in(&mut hunt, "b"), Duration::ZERO);
+        hunt.find("b").unwrap().knocked = Some(Instant::now());
+        hunt.failed("b", &Failure::Ended);
+        hunt.failed("a", &refused("b"));
+        assert_eq!(due_in(&mut hunt, "b"), LEAST_WAIT);
+        // Whoever answers cannot make the list grow without bound.
+        for n in 0..100 {
+            hunt.failed("a", &refused(&format!("x{n}")));
+        }
+        assert!(hunt.masters.len() <= 1 + MOST_LEARNED);
+    }
+}
