@@ -1,30 +1,24 @@
 //! A whole pool with standby masters: several kvmasters on a real etcd, and their store nodes.
 
 mod store;
+mod views;
 
 pub use store::Store;
+pub use views::{Leader, Status};
 
 use crate::daemon::{Daemon, path_of};
 use crate::net::Net;
-use crate::raw::http_get_within;
 use crate::relay::Relay;
-use anyhow::{Context, bail};
 use kvpool_client::{Client, Options as ClientOptions};
-use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// The party of a [`Net`] that etcd is.
 pub const ETCD: &str = "etcd";
 /// The party of a [`Net`] that all clients and store nodes are.
 pub const POOL: &str = "pool";
-/// How long a master may take to say what it is: a stopped one says nothing.
-const ASKING: Duration = Duration::from_millis(500);
-/// How long anything may take that is waited for.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The party of a [`Net`] that a master is.
 pub fn party(master: usize) -> String {
@@ -134,26 +128,6 @@ struct Master {
     daemon: Daemon,
     relay: Option<Relay>,
     is_dead: bool,
-}
-
-/// What a master says of itself and of the pool.
-#[derive(Clone, Debug)]
-pub struct Status {
-    /// leader, read-only, standby or starting.
-    pub role: String,
-    /// The latest term that it knows.
-    pub epoch: u64,
-    /// Everything, under the names of `pool.proto`.
-    pub all: Value,
-}
-
-/// Who leads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leader {
-    /// Which master.
-    pub index: usize,
-    /// Its term.
-    pub epoch: u64,
 }
 
 impl Pool {
@@ -366,136 +340,5 @@ impl Pool {
         self.nodes[index].kill()?;
         self.nodes[index] = self.start_node(index)?;
         Ok(())
-    }
-
-    /// The JSON that a master's HTTP port answers, asked where the master is: cuts do not matter.
-    pub fn get(&self, index: usize, path: &str) -> anyhow::Result<Value> {
-        let (http, path) = (self.masters[index].daemon.http.clone(), path.to_owned());
-        let body = self.at(&party(index), move || http_get_within(&http, &path, ASKING))?;
-        Ok(serde_json::from_str(&body)?)
-    }
-
-    /// What a master says of itself.
-    pub fn status(&self, index: usize) -> anyhow::Result<Status> {
-        let all = self.get(index, "/api/v1/cluster")?;
-        Ok(Status {
-            role: all["role"].as_str().context("a role")?.to_owned(),
-            epoch: all["epoch"].as_u64().context("an epoch")?,
-            all,
-        })
-    }
-
-    /// What every master that answers says of itself.
-    pub fn statuses(&self) -> Vec<(usize, Status)> {
-        let alive = (0..self.masters.len()).filter(|index| !self.masters[*index].is_dead);
-        alive
-            .filter_map(|index| Some((index, self.status(index).ok()?)))
-            .collect()
-    }
-
-    /// Who leads, of those that answer and say so: the one of the highest epoch.
-    pub fn leader(&self) -> Option<Leader> {
-        let leaders = self
-            .statuses()
-            .into_iter()
-            .filter(|(_, s)| s.role == "leader");
-        let leaders = leaders.map(|(index, status)| Leader {
-            index,
-            epoch: status.epoch,
-        });
-        leaders.max_by_key(|leader| leader.epoch)
-    }
-
-    /// The masters that stand by.
-    pub fn standbys(&self) -> Vec<usize> {
-        let standbys = self
-            .statuses()
-            .into_iter()
-            .filter(|(_, s)| s.role == "standby");
-        standbys.map(|(index, _)| index).collect()
-    }
-
-    /// Waits until one leads of a higher epoch than `epoch`.
-    pub fn wait_leader(&self, epoch: u64) -> anyhow::Result<Leader> {
-        let mut found = None;
-        self.wait_for(&format!("a leader after epoch {epoch}"), || {
-            found = self.leader().filter(|leader| leader.epoch > epoch);
-            Ok(found.is_some())
-        })?;
-        found.context("a leader that was just found")
-    }
-
-    /// Waits until one master leads and every other one stands by.
-    pub fn wait_settled(&self) -> anyhow::Result<Leader> {
-        let mut found = None;
-        self.wait_for("one leader and standbys", || {
-            found = self.leader();
-            Ok(found.is_some() && self.standbys().len() + 1 == self.masters.len())
-        })?;
-        found.context("a leader that was just found")
-    }
-
-    /// Waits until the leader has `count` live nodes.
-    pub fn wait_live(&self, count: usize) -> anyhow::Result<()> {
-        self.wait_for(&format!("{count} live nodes"), || {
-            let Some(leader) = self.leader() else {
-                return Ok(false);
-            };
-            let Ok(nodes) = self.get(leader.index, "/api/v1/nodes") else {
-                return Ok(false);
-            };
-            let nodes = nodes.as_array().into_iter().flatten();
-            Ok(nodes.filter(|node| node["state"] == "live").count() == count)
-        })
-    }
-
-    /// One number of the top level of the leader's counters.
-    pub fn gauge(&self, name: &str) -> anyhow::Result<u64> {
-        let leader = self.leader().context("nobody leads")?;
-        let counters = self.get(leader.index, "/api/v1/counters")?;
-        counters[name]
-            .as_u64()
-            .with_context(|| format!("no {name} in {counters}"))
-    }
-
-    /// Waits until `condition` holds; fails after 30 s, naming `what`.
-    pub fn wait_for(
-        &self,
-        what: &str,
-        mut condition: impl FnMut() -> anyhow::Result<bool>,
-    ) -> anyhow::Result<()> {
-        let limit = Instant::now() + PATIENCE;
-        while !condition()? {
-            if Instant::now() > limit {
-                bail!(
-                    "{what}: not within {PATIENCE:?}; the masters: {:#?}\n{}",
-                    self.statuses(),
-                    self.logs()
-                );
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
-    }
-
-    /// The last lines that each master and node logged.
-    pub fn logs(&self) -> String {
-        let masters = self.masters.iter().map(|master| &master.daemon).enumerate();
-        let nodes = self.nodes.iter().enumerate();
-        let named = masters
-            .map(|(index, daemon)| (party(index), daemon))
-            .chain(nodes.map(|(index, daemon)| (format!("node-{index}"), daemon)));
-        let mut all = String::new();
-        for (name, daemon) in named {
-            let text = daemon.log_text();
-            let lines: Vec<&str> = text.lines().collect();
-            let tail = lines.len().saturating_sub(25);
-            all.push_str(&format!("--- the log of {name} ends with\n"));
-            for line in lines.iter().skip(tail) {
-                all.push_str(line);
-                all.push('\n');
-            }
-        }
-        all
     }
 }
