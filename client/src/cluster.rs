@@ -142,7 +142,9 @@ impl ClusterStatus {
         Self {
             epoch: Epoch(reply.epoch),
             cluster: ClusterId::from_slice(&reply.cluster_id),
-            leader: Some(reply.leader).filter(|leader| !leader.is_empty()),
+            leader: Some(reply.leader)
+                .filter(|leader| !leader.is_empty())
+                .or_else(|| (reply.role == "leader").then(|| told_by.clone())),
             told_by,
             role: reply.role,
             reason: reply.reason,

@@ -304,9 +304,7 @@ impl Control {
         };
         let sending = Sending {
             deadline,
-            framed: !forwarded && !call.aside,
-            epoch: self.epoch(),
-            greeting: self.known.caller(None),
+            framed: (!forwarded && !call.aside).then_some(&*self.known),
         };
         let sent = route.master.send(message, sending);
         let answered = tokio::select! {

@@ -1,13 +1,14 @@
 //! One master: its gRPC channel and its framed connection.
 
 use super::framed::{self, Framed};
+use super::known::Known;
 use super::messages::Message;
 use super::status;
 use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError};
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{Caller, ClusterReply, ClusterRequest, HelloRequest, MAX_MESSAGE_BYTES};
-use kvpool_types::{Code, Epoch};
+use kvpool_types::Code;
 use prost::Message as _;
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -31,15 +32,11 @@ pub(super) struct Master {
 
 /// How one message is sent.
 #[derive(Debug)]
-pub(super) struct Sending {
+pub(super) struct Sending<'a> {
     /// When it must have been answered.
     pub(super) deadline: Deadline,
-    /// Whether a framed connection may be used.
-    pub(super) framed: bool,
-    /// The highest epoch seen.
-    pub(super) epoch: Epoch,
-    /// What opens a framed connection.
-    pub(super) greeting: Caller,
+    /// Who opens a framed connection and in which term; `None`: gRPC is used.
+    pub(super) framed: Option<&'a Known>,
 }
 
 impl Master {
@@ -80,22 +77,22 @@ impl Master {
     pub(super) async fn send<M: Message>(
         &self,
         message: M,
-        sending: Sending,
+        sending: Sending<'_>,
     ) -> Result<M::Reply, ControlError> {
         let deadline = sending.deadline;
         let failed = |code, why: &dyn std::fmt::Display| {
             ControlError::new(code, format!("{} at {}: {why}", M::NAME, self.address))
         };
-        if let Some(op) = M::OP.filter(|_| sending.framed) {
+        if let (Some(op), Some(known)) = (M::OP, sending.framed) {
             let greeting = || {
                 let mut greeting = HelloRequest::default();
-                greeting.set_caller(sending.greeting.clone());
+                greeting.set_caller(known.caller(None));
                 greeting
             };
             let channel = self.framed.channel(greeting, deadline).await;
             let channel = channel.map_err(|error| failed(error.code, &error.message))?;
             if let Some(channel) = channel {
-                let reply = framed::call(&channel, op, sending.epoch, &message, deadline)
+                let reply = framed::call(&channel, op, known.epoch(), &message, deadline)
                     .await
                     .inspect_err(|error| {
                         if error.code == Code::DeadlineExceeded {
@@ -126,13 +123,11 @@ impl Master {
         deadline: Deadline,
     ) -> Result<ClusterReply, ControlError> {
         let message = ClusterRequest {
-            caller: Some(caller.clone()),
+            caller: Some(caller),
         };
         let sending = Sending {
             deadline,
-            framed: false,
-            epoch: Epoch(caller.epoch),
-            greeting: caller,
+            framed: None,
         };
         self.send(message, sending).await
     }

@@ -181,8 +181,7 @@ impl Masters {
 
     /// Where calls go now, after the search for it when there is one.
     pub(super) async fn route(self: &Arc<Self>, deadline: Deadline) -> Result<Route, ControlError> {
-        let mut heard = self.heard.subscribe();
-        let _waiting = {
+        let (_waiting, mut heard) = {
             let mut state = self.state.lock();
             if let Some(route) = state.usable_route() {
                 self.probe_when_due(&mut state);
@@ -190,7 +189,7 @@ impl Masters {
             }
             state.waiting += 1;
             self.search_on(&mut state);
-            Waiting(self)
+            (Waiting(self), self.heard.subscribe())
         };
         loop {
             let waited = deadline.run(heard.changed()).await;

@@ -94,13 +94,10 @@ impl Hunt {
             Before::Anew(..) => now + ALONE,
             _ => now,
         };
-        let mut turn = 0;
-        for address in given
-            .iter()
-            .filter(|address| Some(address.as_str()) != last)
-        {
+        let direct = given.iter().filter(|url| !Location::is_meant_by(url));
+        let others_first = direct.filter(|url| Some(url.as_str()) != last);
+        for (address, turn) in others_first.zip(0u32..) {
             hunt.add(address, others + STAGGER * turn);
-            turn += 1;
         }
         if let Some(last) = last {
             hunt.add(last, now + wait);
@@ -285,6 +282,13 @@ mod tests {
         assert!(due_in(&mut hunt, "a") >= STAGGER);
         let mut hunt = Hunt::new(&given, &Before::Lost("learned"));
         assert!(due_in(&mut hunt, "learned") <= Duration::from_millis(100));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_masters_are_announced_nobody_knocks() {
+        let given = ["etcd://a:2379/pool".to_owned(), "b".to_owned()];
+        let hunt = Hunt::new(&given, &Before::Nothing);
+        assert_eq!((hunt.masters.len(), hunt.announced.len()), (1, 1));
     }
 
     #[tokio::test(start_paused = true)]
