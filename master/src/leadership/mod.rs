@@ -11,7 +11,7 @@
 //! ```
 //!
 //! * [`Seat`] is what the ports see of it: the pool that is led here, or who leads elsewhere.
-//! * [`Candidate`] is the task that goes through this; [`keeper`] renews the term on a thread of its
+//! * [`Candidate`] starts and ends the task that goes through this (`terms`); [`keeper`] renews the term on a thread of its
 //!   own; [`watchdog`] tells whether anything listens where the leader should.
 //! * [`members`] tells the other masters of this one, and this one of them and of the store.
 //!
@@ -22,9 +22,11 @@
 mod candidate;
 mod heard;
 mod keeper;
+mod log;
 mod members;
 mod observer;
 mod seat;
+mod terms;
 mod watchdog;
 
 pub use candidate::Candidate;

@@ -108,7 +108,10 @@ impl Leader {
     }
 }
 
-fn contents(replica: &Replica) -> Vec<(Key, Version, Vec<(SegmentId, Offset)>)> {
+/// A block and its places.
+type Place = (Key, Version, Vec<(SegmentId, Offset)>);
+
+fn contents(replica: &Replica) -> Vec<Place> {
     let mut all: Vec<_> = (0..replica.directory.shards())
         .flat_map(|shard| replica.directory.snapshot(shard))
         .map(|block| {

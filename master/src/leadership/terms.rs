@@ -1,0 +1,460 @@
+//! From standing by to leading, and back.
+
+use super::keeper::{Keeper, usable};
+use super::log::Groups;
+use super::observer::{Leading, Observer};
+use super::{Seat, members, watchdog};
+use crate::clock::Clock;
+use crate::pool::{Beginning, Pool, StartError};
+use crate::replica::{ApplyError, Replica};
+use crate::store::etcd::{Campaign, Claim, EtcdOptions, EtcdStore, Leader, LeaseId};
+use crate::store::{JournalOptions, MetadataStore, RecoveryError, StoreError};
+use crate::term::Term;
+use bytesize::ByteSize;
+use kvpool_types::ClusterId;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+/// How soon what failed is tried again.
+pub(super) const RETRY: Duration = Duration::from_millis(200);
+/// How often a leader looks at itself.
+const LOOK: Duration = Duration::from_millis(250);
+/// How often the store is tended.
+const MAINTAIN: Duration = Duration::from_secs(5);
+/// A leader whose silence towards everybody is at least this long asks who is heard elsewhere.
+const SILENCE: Duration = super::heard::LATELY;
+/// A standby revokes a leader's lease no more often than this: where no master can be reached at
+/// what it advertises, they would depose each other for ever.
+const REVOKE: Duration = Duration::from_secs(3);
+/// How often a full etcd is tried to be made less full by one who would lead.
+const MAKE_ROOM: Duration = Duration::from_secs(2);
+/// The bytes of the log that are read at once.
+const READ_BYTES: u64 = 4 << 20;
+/// How long giving up a lease may take.
+const REVOKING: Duration = Duration::from_secs(1);
+
+/// Why standing by ended without a lead.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("the metadata store: {0}")]
+    Store(#[from] StoreError),
+    #[error("the metadata cannot be loaded: {0}")]
+    Load(#[from] RecoveryError),
+    #[error("the log cannot be followed: {0}")]
+    Apply(#[from] ApplyError),
+    #[error("the term could not begin: {0}")]
+    Start(#[from] StartError),
+    #[error("the term could not begin in {}", humantime::format_duration(*.0))]
+    Slow(Duration),
+    #[error("a thread cannot be started: {0}")]
+    Thread(#[from] std::io::Error),
+    #[error("loading the metadata ended on a fault")]
+    Fault,
+}
+
+/// An election that was won.
+struct Elected {
+    lease: LeaseId,
+    term: Arc<Term>,
+    keeper: Keeper,
+}
+
+/// What the task works with before it has a store.
+#[derive(Clone)]
+pub(super) struct Stand {
+    pub(super) seat: Arc<Seat>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) options: EtcdOptions,
+    pub(super) claim: Claim,
+    pub(super) stopped: watch::Receiver<bool>,
+}
+
+/// What it works with.
+pub(super) struct Run {
+    pub(super) stand: Stand,
+    pub(super) store: Arc<EtcdStore>,
+    pub(super) cluster: ClusterId,
+    pub(super) observer: Observer,
+    pub(super) revoked: Option<Instant>,
+}
+
+impl Run {
+    /// Stands by and leads, in turns, until the master is to stop.
+    pub(super) async fn run(&mut self) {
+        let mut stopped = self.stand.stopped.clone();
+        let telling = tokio::spawn(members::tell(
+            Arc::clone(&self.stand.seat),
+            Arc::clone(&self.store),
+            self.stand.claim.clone(),
+            self.cluster,
+        ));
+        loop {
+            let led = tokio::select! {
+                led = self.stand_by() => led,
+                () = told(&mut stopped) => break,
+            };
+            match led {
+                Ok((elected, pool)) => {
+                    let why = self.hold(&elected, &pool).await;
+                    self.step_down(elected, &pool, why).await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "standing by begins anew");
+                    self.stand.seat.wait(error.to_string());
+                    sleep(RETRY).await;
+                }
+            }
+            if *stopped.borrow() {
+                break;
+            }
+        }
+        telling.abort();
+    }
+
+    /// Loads what is there, follows the log, and campaigns whenever nobody leads, until an election is
+    /// won and its term has begun.
+    async fn stand_by(&mut self) -> Result<(Elected, Arc<Pool>), Failure> {
+        let mut replica = self.load().await?;
+        self.stand.seat.follow(replica.applied());
+        let mut leading = self.observer.view();
+        let mut groups = Groups::follow(&self.store, replica.applied());
+        loop {
+            let now = leading.borrow_and_update().clone();
+            self.note(&now);
+            match &now {
+                Leading::Nobody => {
+                    match self.campaign().await {
+                        Ok(Some(elected)) => {
+                            drop(groups);
+                            return self.begin(elected, replica).await;
+                        }
+                        // The watch will say who won.
+                        Ok(None) => {}
+                        Err(error) => {
+                            tracing::warn!(%error, "the election could not be held");
+                            self.stand.seat.wait(error.to_string());
+                            if matches!(error, Failure::Store(StoreError::NoSpace)) {
+                                self.make_room().await;
+                            }
+                            sleep(RETRY).await;
+                            continue;
+                        }
+                    }
+                }
+                // What is left of an earlier election of this very master.
+                Leading::By(leader) if leader.claim.id == self.stand.claim.id => {
+                    self.revoke(leader.lease).await;
+                    sleep(Duration::from_millis(50)).await;
+                }
+                Leading::By(_) | Leading::Unknown => {}
+            }
+            let refused = async {
+                match &now {
+                    Leading::By(leader) => watchdog::refuses(&leader.claim.address).await,
+                    _ => std::future::pending().await,
+                }
+            };
+            let mut refused = std::pin::pin!(refused);
+            loop {
+                tokio::select! {
+                    group = groups.next() => {
+                        let (seq, group) = group?;
+                        replica.apply(seq, &group)?;
+                        self.stand.seat.follow(seq);
+                    }
+                    changed = leading.changed() => {
+                        // The observer lives as long as this does.
+                        let _changed = changed;
+                        break;
+                    }
+                    () = &mut refused => {
+                        if let Leading::By(leader) = &now {
+                            self.depose(leader).await;
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn load(&self) -> Result<Replica, Failure> {
+        let (store, config) = (Arc::clone(&self.store), self.stand.seat.config.clone());
+        let clock = Arc::clone(&self.stand.clock);
+        // It is long work without a pause.
+        let loading = tokio::task::spawn_blocking(move || {
+            Handle::current().block_on(Replica::load(&*store, &config, clock))
+        });
+        Ok(loading.await.map_err(|_| Failure::Fault)??)
+    }
+
+    /// Tells the seat who leads. While a pool is led here, its own end is what tells.
+    fn note(&self, leading: &Leading) {
+        match leading {
+            Leading::Unknown => {}
+            Leading::Nobody => {
+                let epoch = self.stand.seat.known().epoch;
+                self.stand.seat.learn("", epoch);
+            }
+            Leading::By(leader) => self.stand.seat.learn(&leader.claim.address, leader.epoch),
+        }
+    }
+
+    /// Revokes the lease of a leader where nobody listens. Should it live all the same, its writes are
+    /// refused by the store from then on.
+    async fn depose(&mut self, leader: &Leader) {
+        if self.revoked.is_some_and(|then| then.elapsed() < REVOKE) {
+            sleep(RETRY).await;
+            return;
+        }
+        tracing::warn!(
+            leader = leader.claim.address,
+            epoch = %leader.epoch,
+            "nobody listens where the leader should: its lease is revoked"
+        );
+        self.revoked = Some(Instant::now());
+        self.revoke(leader.lease).await;
+    }
+
+    async fn revoke(&self, lease: LeaseId) {
+        match timeout(REVOKING, self.store.revoke_lease(lease)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "a lease was not revoked: it runs out"),
+            Err(_) => tracing::warn!("a lease was not revoked in time: it runs out"),
+        }
+    }
+
+    /// A full etcd takes no lease. Who leads makes room in it; when nobody does, whoever would does.
+    async fn make_room(&self) {
+        match self.store.maintain(kvpool_types::Epoch(0)).await {
+            Ok(done) => tracing::info!(?done, "room was to be made in etcd"),
+            Err(error) => tracing::warn!(%error, "no room was made in etcd"),
+        }
+        // History is kept for some seconds before it may be forgotten.
+        sleep(MAKE_ROOM).await;
+    }
+
+    /// One try to be elected.
+    async fn campaign(&self) -> Result<Option<Elected>, Failure> {
+        let ttl = self.stand.seat.config.leader_ttl;
+        let asked = self.stand.clock.now();
+        let lease = self.store.grant_lease(ttl).await?;
+        match self.store.campaign(lease, &self.stand.claim).await? {
+            Campaign::Won(epoch) => {
+                let term = Arc::new(Term::until(epoch, asked.after(usable(ttl))));
+                let keeper = Keeper::start(
+                    self.stand.options.clone(),
+                    lease,
+                    ttl,
+                    Arc::clone(&term),
+                    Arc::clone(&self.stand.clock),
+                )?;
+                tracing::info!(%epoch, "elected");
+                Ok(Some(Elected {
+                    lease,
+                    term,
+                    keeper,
+                }))
+            }
+            Campaign::Lost(_) => {
+                self.revoke(lease).await;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Catches up with the last leader and begins the term.
+    async fn begin(
+        &self,
+        elected: Elected,
+        replica: Replica,
+    ) -> Result<(Elected, Arc<Pool>), Failure> {
+        let patience = self.stand.seat.config.leader_ttl * 3;
+        let begun = tokio::select! {
+            begun = timeout(patience, self.promote(&elected, replica)) => {
+                begun.unwrap_or(Err(Failure::Slow(patience)))
+            }
+            () = elected.keeper.lost() => Err(Failure::Slow(patience)),
+        };
+        match begun {
+            Ok(pool) => {
+                self.stand
+                    .seat
+                    .lead(Arc::clone(&pool), &self.stand.claim.address);
+                Ok((elected, pool))
+            }
+            Err(error) => {
+                elected.term.end();
+                self.store.abandon(elected.term.epoch);
+                self.revoke(elected.lease).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn promote(&self, elected: &Elected, mut replica: Replica) -> Result<Arc<Pool>, Failure> {
+        let began = Instant::now();
+        // Nobody else can append from here on, so this is the end of the log.
+        let span = self.store.log_span().await?;
+        if replica.applied() < span.cut {
+            replica = self.load().await?;
+        }
+        while replica.applied() < span.last {
+            let groups = self.store.read_log(replica.applied(), READ_BYTES).await?;
+            if groups.is_empty() {
+                return Err(StoreError::Corrupt {
+                    reason: format!("the log ends before group {}", span.last),
+                }
+                .into());
+            }
+            for (seq, group) in groups {
+                replica.apply(seq, &group)?;
+            }
+        }
+        replica.note(span.cut, self.store.snapshot_positions().await?);
+        let beginning = Beginning {
+            config: self.stand.seat.config.clone(),
+            cluster: self.cluster,
+            store: Arc::clone(&self.store) as _,
+            journal: journal_options(),
+            clock: Arc::clone(&self.stand.clock),
+            metrics: Arc::clone(&self.stand.seat.metrics),
+        };
+        let pool = Pool::lead(beginning, replica, Arc::clone(&elected.term)).await?;
+        let took_ms = began.elapsed().as_millis();
+        tracing::info!(epoch = %pool.epoch, blocks = pool.blocks(), took_ms, "promoted");
+        Ok(pool)
+    }
+
+    /// Leads until there is a reason to stop.
+    async fn hold(&self, elected: &Elected, pool: &Arc<Pool>) -> String {
+        let mut stopped = self.stand.stopped.clone();
+        let mut leading = self.observer.view();
+        // While etcd is away nodes are let go, and nobody can be asked who is heard elsewhere.
+        let mut leads_since = Instant::now();
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let tending = tokio::spawn(tend(Arc::clone(&self.store), Arc::clone(&elected.term)));
+        let why = loop {
+            tokio::select! {
+                () = told(&mut stopped) => break "it is stopped".to_owned(),
+                () = elected.keeper.lost() => {
+                    break "etcd no longer knows this master's lease".to_owned();
+                }
+                later = pool.superseded() => break match pool.give_way(later).await {
+                    Ok(_) => format!("a node knows epoch {later}"),
+                    Err(error) => format!("a node knows epoch {later}, and {error}"),
+                },
+                _ = leading.changed() => {
+                    let now = leading.borrow_and_update().clone();
+                    let is_other = match &now {
+                        Leading::By(leader) => leader.epoch > pool.epoch,
+                        // What was seen may be older than the election.
+                        Leading::Nobody => !self.still_leads(pool).await,
+                        Leading::Unknown => false,
+                    };
+                    if is_other {
+                        self.note(&now);
+                        break "another master was elected, or its lease was revoked".to_owned();
+                    }
+                }
+                _ = looks.tick() => {
+                    if let Err(error) = pool.healthy() {
+                        break error;
+                    }
+                    if !pool.leads() {
+                        leads_since = Instant::now();
+                    }
+                    if leads_since.elapsed() >= SILENCE * 2 && self.is_cut_off(pool) {
+                        break "nobody reaches this master, and standbys are called".to_owned();
+                    }
+                }
+            }
+        };
+        tending.abort();
+        why
+    }
+
+    /// Whether etcd still names this term's leader; when it does not say, it may.
+    async fn still_leads(&self, pool: &Pool) -> bool {
+        match self.store.leader().await {
+            Ok(Some(leader)) => leader.epoch == pool.epoch,
+            Ok(None) => false,
+            Err(_) => true,
+        }
+    }
+
+    /// Whether no client and under half of the nodes have been heard for a while, and a standby hears
+    /// some.
+    fn is_cut_off(&self, pool: &Pool) -> bool {
+        if pool.client_silence() < SILENCE {
+            return false;
+        }
+        let nodes = pool.members.all();
+        let heard =
+            |node: &&Arc<crate::membership::Node>| pool.age_ms(node.last_heard()) < millis(SILENCE);
+        let live = nodes.iter().filter(heard).count();
+        if live * 2 >= nodes.len().max(1) {
+            return false;
+        }
+        self.stand
+            .seat
+            .others(&self.stand.claim.address)
+            .iter()
+            .any(|member| member.heard_clients + member.heard_nodes > 0)
+    }
+
+    async fn step_down(&self, elected: Elected, pool: &Arc<Pool>, why: String) {
+        tracing::warn!(epoch = %pool.epoch, why, "steps down");
+        let is_stopping = *self.stand.stopped.borrow();
+        elected.term.end();
+        self.stand.seat.step_down(why);
+        if !is_stopping {
+            // What waits to be appended may be there or not: whoever leads next reads it.
+            self.store.abandon(pool.epoch);
+        }
+        if timeout(REVOKING, pool.retire()).await.is_err() {
+            self.store.abandon(pool.epoch);
+            pool.lapse();
+        }
+        self.revoke(elected.lease).await;
+        drop(elected);
+    }
+}
+
+/// Ends when the master is to stop.
+pub(super) async fn told(stopped: &mut watch::Receiver<bool>) {
+    // An error means that whoever would say so is gone, which is the same.
+    let _stopped = stopped.wait_for(|stopped| *stopped).await;
+}
+
+/// Keeps the store small for as long as the term lasts.
+async fn tend(store: Arc<EtcdStore>, term: Arc<Term>) {
+    let mut times = interval(MAINTAIN);
+    times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while !term.is_over() {
+        times.tick().await;
+        match store.maintain(term.epoch).await {
+            Ok(done) => tracing::debug!(?done, "the metadata store was tended"),
+            Err(error) => tracing::warn!(%error, "the metadata store was not tended"),
+        }
+    }
+}
+
+/// Values in etcd are copied to each of its members: the log is kept shorter than on a local disk, and
+/// an append takes long enough to be waited for elsewhere.
+fn journal_options() -> JournalOptions {
+    JournalOptions {
+        log_bytes: ByteSize::mib(8),
+        log_ratio: 1,
+        appends_aside: true,
+        ..JournalOptions::default()
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
