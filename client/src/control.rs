@@ -335,12 +335,19 @@ impl Control {
             framed: (!forwarded && !call.aside).then_some(&*self.known),
         };
         let sent = route.master.send(message, sending);
-        let answered = tokio::select! {
-            biased;
-            answered = sent => answered,
-            why = self.masters.outdated(route), if forwarded => {
-                Err(ControlError::new(Code::Unreachable, why))
-            }
+        let answered = if forwarded {
+            let outdated = self.masters.outdated(route);
+            // Rare, and large beside what all other calls need.
+            Box::pin(async {
+                tokio::select! {
+                    biased;
+                    answered = sent => answered,
+                    why = outdated => Err(ControlError::new(Code::Unreachable, why)),
+                }
+            })
+            .await
+        } else {
+            sent.await
         };
         let reply = answered.map_err(|error| Failed {
             leave: moves_on(error.code),
