@@ -72,13 +72,13 @@ impl Client {
         let host = host::host_id()?;
         let counting = Arc::new(Counting::default());
         let locations = Arc::new(Locations::new(options.location_cache));
-        let control = Control::connect(
+        let control = Box::pin(Control::connect(
             &options,
             host,
             Arc::clone(&locations),
             Arc::clone(&counting),
             background,
-        )
+        ))
         .await?;
         let control = Arc::new(control);
         let links = Links::new(

@@ -27,7 +27,7 @@ use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, HostId, 
 use master::Sending;
 use masters::{Masters, Route};
 pub(crate) use messages::Message;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::time::Duration;
 pub(crate) use survey::{Said, survey};
@@ -37,6 +37,8 @@ use tokio::runtime::Handle;
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(500);
 /// The most that one attempt gets where a standby passes it on, unless the leader may take its time.
 const FORWARDED_ATTEMPT: Duration = Duration::from_secs(1);
+/// How long connecting waits for a read-only leader to take the namespace.
+const READ_ONLY_PATIENCE: Duration = Duration::from_secs(1);
 /// So often in a row a call goes to another master at once; then it pauses: they may name each other.
 const MOVES: u32 = 3;
 
@@ -48,6 +50,8 @@ pub(crate) struct Control {
     host: HostId,
     known: Arc<Known>,
     agreed: RwLock<Agreed>,
+    /// The namespace, while no master has been told of it: it is before the first put.
+    untold: Mutex<Option<CreateNamespaceRequest>>,
     counting: Arc<Counting>,
     /// Where what nobody waits for runs.
     background: Handle,
@@ -165,6 +169,7 @@ impl Control {
                     lease_ttl: Duration::ZERO,
                 },
             }),
+            untold: Mutex::new(None),
             counting,
             background,
         };
@@ -190,8 +195,24 @@ impl Control {
                 salt: options.namespace.salt.clone(),
             }),
         };
-        control.call(create, call).await.map_err(refused)?;
+        control.tell(create, call).await.map_err(refused)?;
         Ok(control)
+    }
+
+    /// Makes the namespace known. A leader that is read-only now cannot take it, and is good enough for
+    /// who wants to read.
+    async fn tell(&self, create: CreateNamespaceRequest, call: Call) -> Result<(), ControlError> {
+        let soon = Call::by(call.deadline.at_most(READ_ONLY_PATIENCE));
+        let told = match self.call(create.clone(), soon).await {
+            Err(error) if error.code == Code::NotLeader && self.masters.are_read_only() => {
+                tracing::warn!(%error, "the namespace is made known before the first put");
+                *self.untold.lock() = Some(create);
+                return Ok(());
+            }
+            Err(error) if error.is_retryable() => self.call(create, call).await,
+            told => told,
+        };
+        told.map(|_| ())
     }
 
     /// Which life of which client this is.
@@ -277,9 +298,16 @@ impl Control {
         }
     }
 
-    /// Returns once there is a master that can be called; at the deadline, why there is none.
+    /// Returns once there is a master that can be called, and that has been told of the namespace; at
+    /// the deadline, why there is none.
     pub(crate) async fn ready(&self, deadline: Deadline) -> Result<(), ControlError> {
-        self.masters.route(deadline).await.map(|_| ())
+        self.masters.route(deadline).await?;
+        let untold = self.untold.lock().clone();
+        if let Some(create) = untold {
+            self.call(create, Call::by(deadline)).await?;
+            *self.untold.lock() = None;
+        }
+        Ok(())
     }
 
     /// A store node spoke of a newer term than any master has: who leads is asked anew.
@@ -307,12 +335,19 @@ impl Control {
             framed: (!forwarded && !call.aside).then_some(&*self.known),
         };
         let sent = route.master.send(message, sending);
-        let answered = tokio::select! {
-            biased;
-            answered = sent => answered,
-            why = self.masters.outdated(route), if forwarded => {
-                Err(ControlError::new(Code::Unreachable, why))
-            }
+        let answered = if forwarded {
+            let outdated = self.masters.outdated(route);
+            // Rare, and large beside what all other calls need.
+            Box::pin(async {
+                tokio::select! {
+                    biased;
+                    answered = sent => answered,
+                    why = outdated => Err(ControlError::new(Code::Unreachable, why)),
+                }
+            })
+            .await
+        } else {
+            sent.await
         };
         let reply = answered.map_err(|error| Failed {
             leave: moves_on(error.code),

@@ -222,6 +222,12 @@ impl Masters {
         self.search_on(&mut state);
     }
 
+    /// Whether the leader that calls go to answers only what changes nothing.
+    pub(super) fn are_read_only(&self) -> bool {
+        let state = self.state.lock();
+        state.usable_route().is_some_and(|route| route.read_only)
+    }
+
     /// Somebody else speaks of a term that no master here has named: they are asked, while calls go
     /// on.
     pub(super) fn look_about(self: &Arc<Self>) {

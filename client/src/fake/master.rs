@@ -233,7 +233,7 @@ impl Pool for Master {
     ) -> Answer<CreateNamespaceReply> {
         admit!(self, request, create_namespace, true);
         Ok(Response::new(CreateNamespaceReply {
-            epoch: self.state().epoch,
+            epoch: self.called("namespace").epoch,
             created: true,
         }))
     }

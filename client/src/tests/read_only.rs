@@ -1,7 +1,7 @@
 //! A leader that may not lead much longer: it answers what changes nothing, without leases.
 
 use super::{block, get_one, key, put_twice};
-use crate::fake::{Pool, Role, pool, pool_with};
+use crate::fake::{Pool, Role, connect, options, pool, pool_with};
 use crate::{
     GetError, GetOptions, Leasing, Lookup, PutError, PutOptions, Region, TransportChoice,
     ViewOptions,
@@ -134,4 +134,21 @@ async fn a_commit_that_a_read_only_leader_refuses_is_not_unknown() {
         "{outcome:?}"
     );
     assert!(outcome.unwrap_err().to_string().contains(WHY));
+}
+
+#[tokio::test]
+async fn a_read_only_leader_lets_readers_in_and_hears_of_their_namespace_before_a_put() {
+    let pool = pool().await;
+    put_twice(&pool, "a", b"bytes").await;
+    make_read_only(&pool);
+    let address = pool.master.own().address.clone();
+    let begun = Instant::now();
+    let (_nodes, client) = connect(options(vec![address])).await;
+    assert!(begun.elapsed() < Duration::from_millis(1500));
+    assert_eq!(client.is_exist(&[key("a")]).await.unwrap(), [true]);
+    let created = pool.master.calls("namespace");
+    pool.master.own().role = Role::Leader;
+    client.put(&key("b"), b"x".to_vec()).await.unwrap();
+    client.put(&key("c"), b"x".to_vec()).await.unwrap();
+    assert_eq!(pool.master.calls("namespace"), created + 1);
 }
