@@ -64,9 +64,19 @@ async fn an_unleased_block_gives_no_view() {
 
 #[tokio::test]
 async fn a_put_waits_to_its_deadline_and_says_why_it_is_refused_while_gets_go_on() {
-    let pool = pool().await;
+    // Another master hangs: who leads is asked in vain for a while, again and again.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let hung = format!("http://{}", silent.local_addr().unwrap());
+    let pool = pool_with(|options| options.masters.push(hung)).await;
     put_twice(&pool, "a", b"bytes").await;
     make_read_only(&pool);
+    // The first put finds out.
+    let short = PutOptions {
+        timeout: Some(Duration::from_millis(700)),
+        ..PutOptions::default()
+    };
+    let outcomes = pool.client.batch_put(vec![block("b", b"x")], &short).await;
+    assert!(outcomes[0].is_err());
     let client = pool.client.clone();
     let begun = Instant::now();
     let putting = tokio::spawn(async move {
