@@ -191,7 +191,7 @@ impl Pool {
         .map(str::to_owned)
         .into();
         if let Some(relay) = relay {
-            flags.extend(["--advertise".into(), format!("http://{}", relay.address())]);
+            flags.extend(["--advertise".into(), relay.address().to_string()]);
         }
         flags.extend(self.options.master.iter().cloned());
         let directory = self.directory.path().to_owned();
