@@ -94,9 +94,29 @@ impl Daemon {
         Ok(())
     }
 
-    /// Stops the process where it stands; it does not notice.
+    /// Stops the process where it stands; it does not notice. On return none of its threads runs.
     pub fn pause(&self) -> anyhow::Result<()> {
-        self.signal(Signal::STOP)
+        self.signal(Signal::STOP)?;
+        let limit = Instant::now() + PATIENCE;
+        while !self.is_stopped()? {
+            if Instant::now() > limit {
+                bail!("not stopped within {PATIENCE:?} of SIGSTOP");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn is_stopped(&self) -> anyhow::Result<bool> {
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.pid()))? {
+            let stat = std::fs::read_to_string(task?.path().join("stat"))?;
+            // The state follows the name, which is in parentheses and may contain anything.
+            let state = stat.rsplit_once(") ").map(|(_, rest)| rest);
+            if !state.is_some_and(|state| state.starts_with('T')) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Lets a paused process go on.

@@ -4,10 +4,13 @@
 //! `KVPOOL_HISTORY_SECONDS=600` goes on for so long; without it, 20 s.
 
 use kvpool_client::{Client, Options as ClientOptions};
-use kvpool_tests::history::{Excuse, Found, Operation, Recorder, Rules, What, Wrote, check};
+use kvpool_tests::history::{
+    Excuse, Found, Operation, Recorder, Rules, Violation, What, Wrote, check,
+};
 use kvpool_tests::masters::{self, Pool};
 use kvpool_tests::{Cluster, Options};
 use rand::Rng;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -64,13 +67,15 @@ impl Clients {
             excuses,
         };
         let violations = check(&history, &rules);
-        assert!(
-            violations.is_empty(),
-            "{} answers that nothing explains, the first {:#?}; excuses {:?}",
-            violations.len(),
-            violations[0],
-            rules.excuses
-        );
+        if let Some(first) = violations.first() {
+            panic!(
+                "{} answers that nothing explains: {}\nthe first {first:#?}\nin {}\nexcuses {:?}",
+                violations.len(),
+                summed_up(&violations),
+                around(&history, &first.operation),
+                rules.excuses
+            );
+        }
         let found = found_of_changed(&history, &rules);
         println!("of {CHANGED} answers that were changed {found} are found to be wrong");
         assert!(found * 2 > CHANGED, "too little is certain of this history");
@@ -79,6 +84,46 @@ impl Clients {
         let hits = count(|o| matches!(o.what, What::Get(Found::Value(_))));
         assert!(stored > 50 && hits > 50, "the clients got nothing done");
     }
+}
+
+/// How many answers break each rule, and from when to when.
+fn summed_up(violations: &[Violation]) -> String {
+    let mut kinds: BTreeMap<String, (usize, BTreeSet<u64>, Duration, Duration)> = BTreeMap::new();
+    for Violation {
+        kind, operation, ..
+    } in violations
+    {
+        let name = format!("{kind:?}");
+        let (count, keys, from, to) =
+            kinds
+                .entry(name)
+                .or_insert((0, BTreeSet::new(), Duration::MAX, Duration::ZERO));
+        *count += 1;
+        keys.insert(operation.key);
+        *from = operation.start.min(*from);
+        *to = operation.end.max(*to);
+    }
+    let lines = kinds.iter().map(|(kind, (count, keys, from, to))| {
+        format!("\n  {kind}: {count}, from {from:?} to {to:?}, of keys {keys:?}")
+    });
+    lines.collect()
+}
+
+/// What else was done to the key of an operation before and after it.
+fn around(history: &[Operation], operation: &Operation) -> String {
+    let mut of_key: Vec<&Operation> = history.iter().filter(|o| o.key == operation.key).collect();
+    of_key.sort_by_key(|other| other.start);
+    let at = of_key.partition_point(|other| other.start < operation.start);
+    let near = at.saturating_sub(12)..of_key.len().min(at + 12);
+    let lines = of_key[near].iter().map(|other| {
+        let remembers = if other.remembers { "remembers" } else { "" };
+        let (start, end) = (other.start, other.end);
+        format!(
+            "\n  {start:>14.6?} to {end:>14.6?} {remembers:>9} {:?}",
+            other.what
+        )
+    });
+    lines.collect()
 }
 
 /// How many answers are changed to see whether that is found.
@@ -109,7 +154,7 @@ fn found_of_changed(history: &[Operation], rules: &Rules) -> usize {
 }
 
 fn described(history: &[Operation]) -> String {
-    let mut counts = std::collections::BTreeMap::new();
+    let mut counts = BTreeMap::new();
     for operation in history {
         let text = match operation.what {
             What::Put(_, wrote) => format!("put {wrote:?}"),
@@ -168,14 +213,19 @@ async fn every_answer_is_explained_while_masters_die_and_hang_and_nodes_die() {
     let mut pool = Pool::start(options).unwrap();
     let clients = Clients::start(pool.client_options()).await;
     let mut excuses = Vec::new();
-    let mut done = Vec::new();
     while Instant::now() + Duration::from_secs(6) < clients.until {
         let (rest, dice) = {
             let mut random = rand::rng();
             (random.random_range(500..2500), random.random_range(0..10))
         };
         tokio::time::sleep(Duration::from_millis(rest)).await;
-        done.push(dice);
+        let what = match dice {
+            0..4 => "the leader killed",
+            4..7 => "the leader stopped",
+            7 => "a standby killed",
+            _ => "a node killed",
+        };
+        println!("{:>14.6?} {what}", clients.recorder.now());
         match dice {
             0..4 => {
                 let leader = pool.wait_settled().unwrap();
@@ -207,6 +257,5 @@ async fn every_answer_is_explained_while_masters_die_and_hang_and_nodes_die() {
             }
         }
     }
-    println!("done to it (0..4 kill, 4..7 stop, 7 kill a standby, 8.. a node): {done:?}");
     clients.judge(excuses).await;
 }

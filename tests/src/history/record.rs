@@ -120,6 +120,11 @@ impl Recorder {
         }
     }
 
+    /// The present point in time of the history.
+    pub fn now(&self) -> super::At {
+        self.at(Instant::now())
+    }
+
     fn at(&self, instant: Instant) -> super::At {
         instant.saturating_duration_since(self.started)
     }
