@@ -232,3 +232,37 @@ async fn a_call_that_waits_holds_up_none_behind_it() {
     );
     assert!(begun.elapsed() >= wait, "{:?}", begun.elapsed());
 }
+
+/// A master that waits for the nodes of the last term is there: a client that pings it meanwhile must
+/// not take it for gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_waits_for_its_nodes_answers_pings_meanwhile() {
+    let mut cluster = Cluster::start(Options::default()).unwrap();
+    put_all(&cluster.client().await.unwrap(), 0..1, 1000)
+        .await
+        .unwrap();
+    cluster.nodes[0].pause().unwrap();
+    cluster.master.kill().unwrap();
+    cluster.restart_master().unwrap();
+    let control = Control::connect(&cluster.master_url()).await.unwrap();
+    let mut port = greeted(&cluster, &control);
+    let exist = proto::ExistRequest {
+        caller: control.caller(),
+        keys: packed(0..1),
+        no_lease: true,
+    };
+    let asked = Instant::now();
+    let question = port.send(Op::Exist, Epoch(0), &exist.encode_to_vec(), &[]);
+    let question = question.unwrap();
+    let ping = port.send(Op::Ping, Epoch(0), &[], &[]).unwrap();
+    let (first, _, _) = port.receive().unwrap();
+    assert_eq!((first.op, first.request), (Op::Pong, ping));
+    let (second, _, _) = port.receive().unwrap();
+    assert_eq!((second.op, second.request), (Op::Reply, question));
+    assert!(
+        asked.elapsed() > Duration::from_millis(500),
+        "it did not wait: {:?}",
+        asked.elapsed()
+    );
+    cluster.nodes[0].resume().unwrap();
+}

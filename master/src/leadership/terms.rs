@@ -23,7 +23,7 @@ pub(super) const RETRY: Duration = Duration::from_millis(200);
 /// How often a leader looks at itself.
 const LOOK: Duration = Duration::from_millis(250);
 /// How often the store is tended.
-const MAINTAIN: Duration = Duration::from_secs(5);
+const MAINTAIN: Duration = Duration::from_secs(1);
 /// A leader whose silence towards everybody is at least this long asks who is heard elsewhere.
 const SILENCE: Duration = super::heard::LATELY;
 /// A standby revokes a leader's lease no more often than this: where no master can be reached at

@@ -154,7 +154,7 @@ impl Connection {
         };
         loop {
             let (header, meta) = self.next(incoming, spin)?;
-            match begin(&calls, &header, meta, runtime) {
+            match begin(&calls, &header, meta) {
                 Begun::Answered(frame) => self.answers.send(&frame)?,
                 Begun::Goes(mut call) => {
                     let patience = if incoming.has_begun() {
@@ -264,14 +264,22 @@ impl Connection {
     }
 }
 
-fn begin(calls: &Calls, header: &Header, meta: Bytes, runtime: &Handle) -> Begun {
+fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
     let epoch = calls.epoch();
     let asks = matches!(
         header.op,
         Op::Reserve | Op::Lookup | Op::Exist | Op::MatchPrefix
     );
     if asks && !calls.is_settled() {
-        runtime.block_on(calls.settled());
+        // Aside, so that pings are answered meanwhile: the master is there.
+        let (calls, header) = (calls.clone(), *header);
+        return Begun::Goes(Box::pin(async move {
+            calls.settled().await;
+            match begin(&calls, &header, meta) {
+                Begun::Answered(frame) => frame,
+                Begun::Goes(call) => call.await,
+            }
+        }));
     }
     macro_rules! now {
         ($call:ident) => {

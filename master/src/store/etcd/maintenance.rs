@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// History is kept for so long, so that one who follows the log is not cut off by a pause.
-const KEEP: Duration = Duration::from_secs(5);
+/// History is kept for so long. One who follows the log and falls behind it by more reads the log
+/// instead, so it need not be long.
+const KEEP: Duration = Duration::from_secs(2);
 /// It is compacted when this process put so much of it since the last time, or so long ago was that.
 const COMPACT_BYTES: u64 = 16 << 20;
 const COMPACT_EVERY: Duration = Duration::from_secs(60);
@@ -304,14 +305,14 @@ mod tests {
             upkeep.see(seen(seconds, 0));
         }
         assert_eq!(due(&upkeep, 20, false), None);
-        assert_eq!(due(&upkeep, 20, true), Some(114));
-        upkeep.compacted = Some((at(20), seen(14, 0)));
+        assert_eq!(due(&upkeep, 20, true), Some(118));
+        upkeep.compacted = Some((at(20), seen(18, 0)));
         assert_eq!(due(&upkeep, 21, true), None, "nothing new is old enough");
         for seconds in (22..=78).step_by(2) {
             upkeep.see(seen(seconds, 0));
         }
         assert_eq!(due(&upkeep, 78, false), None);
-        assert_eq!(due(&upkeep, 80, false), Some(172), "a minute has gone");
+        assert_eq!(due(&upkeep, 80, false), Some(176), "a minute has gone");
         // Much was put, but what is kept for followers is what was put.
         upkeep.see(seen(82, COMPACT_BYTES));
         assert_eq!(due(&upkeep, 79, false), None);

@@ -96,7 +96,7 @@ impl EtcdOptions {
             tls: None,
             request_timeout: Duration::from_secs(1),
             connect_timeout: Duration::from_secs(10),
-            defragment_above: ByteSize::mib(256),
+            defragment_above: ByteSize::mib(96),
             compact: true,
         }
     }
