@@ -252,13 +252,13 @@ async fn a_master_that_waits_for_its_nodes_answers_pings_meanwhile() {
         no_lease: true,
     };
     let asked = Instant::now();
-    let question = port.send(Op::Exist, Epoch(0), &exist.encode_to_vec(), &[]);
-    let question = question.unwrap();
-    let ping = port.send(Op::Ping, Epoch(0), &[], &[]).unwrap();
+    port.send(Op::Exist, Epoch(0), &exist.encode_to_vec(), &[])
+        .unwrap();
+    port.send(Op::Ping, Epoch(0), &[], &[]).unwrap();
     let (first, _, _) = port.receive().unwrap();
-    assert_eq!((first.op, first.request), (Op::Pong, ping));
+    assert_eq!(first.op, Op::Pong);
     let (second, _, _) = port.receive().unwrap();
-    assert_eq!((second.op, second.request), (Op::Reply, question));
+    assert_eq!(second.op, Op::Reply);
     assert!(
         asked.elapsed() > Duration::from_millis(500),
         "it did not wait: {:?}",
