@@ -6,7 +6,7 @@
 //! and the replica with it. A commit all of whose replicas have gone still ends the version before.
 
 use super::record::{self, Record, RecordError};
-use super::{LogSeq, LogSpan, MetadataStore, ShardIndex, StoreError};
+use super::{LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, StoreError};
 use bytes::Bytes;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Key};
@@ -106,60 +106,148 @@ pub struct Recovered {
     pub skipped: u64,
 }
 
+/// How often what a leader changes meanwhile is read again before this is given up.
+const TRIES: u32 = 50;
+
 /// Reads everything back: calls `apply` for each record in an order in which they can be applied.
 /// A later record about a key replaces what an earlier one said.
 ///
 /// `shard_of` says which of the directory's `shards` shards a key belongs to. When this fails,
 /// part of the records may have been applied.
+///
+/// A leader may write meanwhile: what is read is the state at one position of the log, whatever comes
+/// behind it.
 pub async fn recover(
     store: &dyn MetadataStore,
     shards: u32,
     shard_of: impl Fn(NamespaceId, &Key) -> ShardIndex,
     mut apply: impl FnMut(Record),
 ) -> Result<Recovered, RecoveryError> {
+    let Stored {
+        snapshots,
+        span,
+        groups,
+    } = Stored::read(store, shards).await?;
     let mut recovered = Recovered::default();
-    recovered.state.span = store.log_span().await?;
-    let stored = store.snapshots().await?;
-
+    recovered.state.span = span;
     let mut load = Load {
-        store,
         shards,
         apply: &mut apply,
         recovered: &mut recovered,
     };
-    if stored.contains(&ShardIndex::SYSTEM) {
-        load.snapshot(ShardIndex::SYSTEM).await?;
-    }
-    load.log(|record| record.place().is_none().then_some(ShardIndex::SYSTEM))
-        .await?;
-    for shard in stored
+    let (system, others): (Vec<_>, Vec<_>) = snapshots
         .into_iter()
-        .filter(|shard| *shard != ShardIndex::SYSTEM)
-    {
-        load.snapshot(shard).await?;
+        .partition(|(shard, _)| *shard == ShardIndex::SYSTEM);
+    for (shard, snapshot) in system {
+        load.snapshot(shard, snapshot)?;
     }
-    load.log(|record| {
+    load.log(&groups, |record| {
+        record.place().is_none().then_some(ShardIndex::SYSTEM)
+    })?;
+    for (shard, snapshot) in others {
+        load.snapshot(shard, snapshot)?;
+    }
+    load.log(&groups, |record| {
         record
             .place()
             .map(|(namespace, key)| shard_of(namespace, key))
-    })
-    .await?;
-    load.check_all_snapshots()?;
+    })?;
     Ok(recovered)
 }
 
+/// Everything that is stored, as it lies there: snapshots none of which is behind the log's cut or ahead
+/// of its end, and the whole log between these.
+struct Stored {
+    snapshots: BTreeMap<ShardIndex, Snapshot>,
+    span: LogSpan,
+    groups: Vec<(LogSeq, Bytes)>,
+}
+
+impl Stored {
+    /// Reads snapshots, then where the log stands, then the log. A leader that replaces a snapshot and
+    /// cuts the log in between makes what was read too old: only that is read again.
+    async fn read(store: &dyn MetadataStore, shards: u32) -> Result<Self, RecoveryError> {
+        let mut snapshots = BTreeMap::new();
+        let mut lost = (LogSeq(0), ShardIndex::SYSTEM);
+        for _ in 0..TRIES {
+            for shard in store.snapshots().await? {
+                if !snapshots.contains_key(&shard)
+                    && let Some(snapshot) = store.read_snapshot(shard).await?
+                {
+                    snapshots.insert(shard, snapshot);
+                }
+            }
+            // Read after the snapshots, so the log's end is behind all of them.
+            let span = store.log_span().await?;
+            let all = || (0..shards).map(ShardIndex).chain([ShardIndex::SYSTEM]);
+            let position = |shard: &ShardIndex| {
+                let snapshot: Option<&Snapshot> = snapshots.get(shard);
+                snapshot.map_or(LogSeq(0), |snapshot| snapshot.seq)
+            };
+            let old: Vec<ShardIndex> = all().filter(|shard| position(shard) < span.cut).collect();
+            if let Some(oldest) = old.iter().min_by_key(|shard| position(shard)) {
+                lost = (position(oldest).next(), *oldest);
+                for shard in old {
+                    snapshots.remove(&shard);
+                }
+                continue;
+            }
+            match read_log(store, span).await? {
+                Ok(groups) => {
+                    return Ok(Self {
+                        snapshots,
+                        span,
+                        groups,
+                    });
+                }
+                Err(Gap(missing)) => {
+                    let needs = all().find(|shard| position(shard) < missing);
+                    lost = (missing, needs.unwrap_or(ShardIndex::SYSTEM));
+                }
+            }
+        }
+        let (missing, shard) = lost;
+        Err(RecoveryError::LostGroups { missing, shard })
+    }
+}
+
+/// The first group that is not where it should be.
+struct Gap(LogSeq);
+
+/// The groups of a span, unless the first ones have been cut meanwhile.
+async fn read_log(
+    store: &dyn MetadataStore,
+    span: LogSpan,
+) -> Result<Result<Vec<(LogSeq, Bytes)>, Gap>, RecoveryError> {
+    let mut all = Vec::new();
+    let mut expected = span.cut.next();
+    while expected <= span.last {
+        let groups = store.read_log(LogSeq(expected.0 - 1), READ_BYTES).await?;
+        if groups.is_empty() {
+            return Ok(Err(Gap(expected)));
+        }
+        for (seq, group) in groups {
+            if seq > span.last {
+                break;
+            }
+            if seq != expected {
+                return Ok(Err(Gap(expected)));
+            }
+            all.push((seq, group));
+            expected = seq.next();
+        }
+    }
+    Ok(Ok(all))
+}
+
 struct Load<'a, A> {
-    store: &'a dyn MetadataStore,
     shards: u32,
     apply: &'a mut A,
     recovered: &'a mut Recovered,
 }
 
 impl<A: FnMut(Record)> Load<'_, A> {
-    async fn snapshot(&mut self, shard: ShardIndex) -> Result<(), RecoveryError> {
-        let Some(snapshot) = self.store.read_snapshot(shard).await? else {
-            return Ok(());
-        };
+    fn snapshot(&mut self, shard: ShardIndex, snapshot: Snapshot) -> Result<(), RecoveryError> {
         let seq = snapshot.seq;
         for (part, bytes) in snapshot.parts.iter().enumerate() {
             let decoded =
@@ -186,28 +274,14 @@ impl<A: FnMut(Record)> Load<'_, A> {
 
     /// Applies the log's records to which `wanted` gives a shard, unless that shard's snapshot
     /// contains them.
-    async fn log(
+    fn log(
         &mut self,
+        groups: &[(LogSeq, Bytes)],
         wanted: impl Fn(&Record) -> Option<ShardIndex>,
     ) -> Result<(), RecoveryError> {
-        let LogSpan { cut, last } = self.recovered.state.span;
         self.recovered.state.groups.clear();
-        let mut expected = cut.next();
-        while expected <= last {
-            let groups = self
-                .store
-                .read_log(LogSeq(expected.0 - 1), READ_BYTES)
-                .await?;
-            if groups.is_empty() {
-                return Err(self.lost(expected));
-            }
-            for (seq, group) in groups {
-                if seq != expected {
-                    return Err(self.lost(expected));
-                }
-                self.group(seq, &group, &wanted)?;
-                expected = seq.next();
-            }
+        for (seq, group) in groups {
+            self.group(*seq, group, &wanted)?;
         }
         Ok(())
     }
@@ -245,29 +319,5 @@ impl<A: FnMut(Record)> Load<'_, A> {
             .snapshots
             .get(&shard)
             .map_or(LogSeq(0), |(seq, _)| *seq)
-    }
-
-    /// The log has to reach back to every shard's snapshot.
-    fn check_all_snapshots(&self) -> Result<(), RecoveryError> {
-        let cut = self.recovered.state.span.cut;
-        let all = (0..self.shards).map(ShardIndex).chain([ShardIndex::SYSTEM]);
-        match all.map(|shard| (self.position(shard), shard)).min() {
-            Some((position, shard)) if position < cut => Err(RecoveryError::LostGroups {
-                missing: position.next(),
-                shard,
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    fn lost(&self, missing: LogSeq) -> RecoveryError {
-        let needs = (0..self.shards)
-            .map(ShardIndex)
-            .find(|shard| self.position(*shard) < missing)
-            .unwrap_or(ShardIndex::SYSTEM);
-        RecoveryError::LostGroups {
-            missing,
-            shard: needs,
-        }
     }
 }
