@@ -120,6 +120,9 @@ pub enum Excuse {
 pub struct Rules {
     /// How long a value that was replaced or removed may still be read where that is allowed: one lease.
     pub stale: Duration,
+    /// A put or upsert may take effect more than once until it is answered: a client whose commit's
+    /// answer was lost does the whole again. In between another client may have changed the key.
+    pub repeats: bool,
     /// Where more is allowed.
     pub excuses: Vec<Excuse>,
 }

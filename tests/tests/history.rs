@@ -62,9 +62,18 @@ impl Clients {
         }
         let history = self.recorder.history();
         println!("{}", described(&history));
-        let rules = Rules {
+        let strict = Rules {
             stale: self.stale,
+            repeats: false,
             excuses,
+        };
+        println!(
+            "{} answers say that a put was done twice",
+            check(&history, &strict).len()
+        );
+        let rules = Rules {
+            repeats: true,
+            ..strict
         };
         let violations = check(&history, &rules);
         if let Some(first) = violations.first() {

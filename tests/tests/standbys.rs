@@ -88,8 +88,9 @@ async fn compare(pool: &mut Pool, times: usize) {
             .collect();
         assert!(
             differ.is_empty(),
-            "take-over {time}: {leader:?} then {next:?}: {} keys differ: {differ:?}",
-            differ.len()
+            "take-over {time}: {leader:?} then {next:?}: {} keys differ: {differ:?}\n{}",
+            differ.len(),
+            pool.logs()
         );
         pool.restart(leader.index).unwrap();
     }
@@ -101,7 +102,7 @@ async fn rounds(test: &str, amid: fn(&mut Pool)) {
     }
     let mut pool = Pool::start(Options::default()).unwrap();
     let values = Arc::new(AtomicU64::new(0));
-    for round in 0..3 {
+    for round in 0..6 {
         println!("round {round}");
         trouble(&mut pool, &values, amid).await;
         compare(&mut pool, 3).await;

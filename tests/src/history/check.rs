@@ -40,7 +40,7 @@ struct Key<'a> {
 
 impl<'a> Key<'a> {
     fn new(operations: &[Operation], rules: &'a Rules) -> Self {
-        let (written, failed) = written(operations);
+        let (written, failed) = written(operations, rules.repeats);
         let mut sightings = Vec::new();
         let mut absences = vec![(At::ZERO, At::ZERO)];
         let mut ends = Vec::new();
@@ -183,7 +183,7 @@ impl<'a> Key<'a> {
 }
 
 /// The values that were or may have been written, and those that certainly were not.
-fn written(operations: &[Operation]) -> (Written, Vec<u64>) {
+fn written(operations: &[Operation], repeats: bool) -> (Written, Vec<u64>) {
     let (mut written, mut failed) = (Written::new(), Vec::new());
     for operation in operations {
         let (What::Put(value, wrote) | What::Upsert(value, wrote)) = operation.what else {
@@ -206,7 +206,11 @@ fn written(operations: &[Operation]) -> (Written, Vec<u64>) {
         if let What::Get(Found::Value(value)) = operation.what
             && let Some(writing) = written.get_mut(&value)
         {
-            let seen = operation.end.max(writing.start);
+            let seen = match repeats {
+                // It may come once more, until its client is answered.
+                true => writing.latest,
+                false => operation.end.max(writing.start),
+            };
             writing.by = writing.by.min(seen);
             writing.latest = writing.latest.min(seen);
         }

@@ -34,6 +34,8 @@ pub(super) struct World {
     pub(super) loses: Option<At>,
     /// From this point on blocks are out of reach for half a second.
     pub(super) hides: Option<At>,
+    /// Writes are done twice now and then.
+    pub(super) repeats: bool,
     /// From this point on a deposed leader answers for half a second.
     pub(super) deposes: Option<At>,
 }
@@ -59,6 +61,7 @@ pub(super) fn draws(clients: u8) -> impl Strategy<Value = Vec<Draw>> {
 }
 
 /// An operation before it is known what comes of it.
+#[derive(Clone, Copy)]
 struct Planned {
     draw: Draw,
     value: u64,
@@ -71,11 +74,16 @@ struct Planned {
     is_refused: bool,
     /// A read that tells the truth of before it began, by a location that was remembered.
     is_of_memory: bool,
+    /// It has taken effect before.
+    is_again: bool,
 }
 
 /// Lets a right register live through what chance decided.
 pub(super) fn history(draws: &[Draw], world: &World) -> Vec<Operation> {
     let mut planned = plan(draws, world);
+    if world.repeats {
+        repeat(&mut planned);
+    }
     planned.sort_by_key(|planned| planned.effect);
     let mut kept: BTreeMap<u64, u64> = BTreeMap::new();
     let mut loss = world.loses;
@@ -94,6 +102,9 @@ pub(super) fn history(draws: &[Draw], world: &World) -> Vec<Operation> {
         });
         let what = apply(&planned, &mut kept, is_hidden);
         // Only a location that was there can have been remembered.
+        if planned.is_again {
+            continue;
+        }
         if planned.is_of_memory && !matches!(what, What::Get(Found::Value(_))) {
             continue;
         }
@@ -104,6 +115,21 @@ pub(super) fn history(draws: &[Draw], world: &World) -> Vec<Operation> {
 
 /// For how long a [`World`] is in trouble.
 const TROUBLE: Duration = Duration::from_millis(500);
+
+/// Has some writes take effect a second time, between the first and the end, unseen by their clients.
+fn repeat(planned: &mut Vec<Planned>) {
+    let again = planned.iter().filter_map(|first| {
+        let effect = first.effect.filter(|effect| *effect < first.end)?;
+        let draw = first.draw;
+        (draw.kind < 90 && draw.twist % 3 == 0).then(|| Planned {
+            effect: Some(effect + (first.end - effect) * draw.age.into() / 1000),
+            is_again: true,
+            ..*first
+        })
+    });
+    let again: Vec<Planned> = again.collect();
+    planned.extend(again);
+}
 
 /// What the checker is to be told of the world.
 pub(super) fn excuses(world: &World) -> Vec<Excuse> {
@@ -147,6 +173,7 @@ fn plan(draws: &[Draw], world: &World) -> Vec<Planned> {
             effect,
             is_known: !forgotten,
             is_of_memory,
+            is_again: false,
             is_refused: world.forgets && draw.twist % 5 == 0,
         }
     });

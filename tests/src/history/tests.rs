@@ -11,6 +11,7 @@ const PLAIN: World = World {
     loses: None,
     hides: None,
     deposes: None,
+    repeats: false,
 };
 
 fn ms(number: u64) -> Duration {
@@ -84,6 +85,7 @@ proptest! {
         loses in prop::option::of(0..900u64),
         hides in prop::option::of(0..900u64),
         deposes in prop::option::of(0..900u64),
+        repeats: bool,
     ) {
         let world = World {
             stale: ms(stale),
@@ -91,9 +93,10 @@ proptest! {
             loses: loses.map(ms),
             hides: hides.map(ms),
             deposes: deposes.map(ms),
+            repeats,
             ..PLAIN
         };
-        let rules = Rules { stale: ms(stale), excuses: excuses(&world) };
+        let rules = Rules { stale: ms(stale), repeats, excuses: excuses(&world) };
         let history = history(&draws, &world);
         prop_assert_eq!(check(&history, &rules), vec![], "{:#?}", history);
     }
@@ -214,6 +217,25 @@ fn a_value_that_nobody_put_is_found_out() {
     let early = check(&[hit(1, 2, 5), put(3, 4, 5)], &Rules::default());
     assert_eq!(early[0].kind, Kind::NeverWritten);
     breaks(&[exist(1, 2, true)], Kind::Phantom);
+}
+
+#[test]
+fn a_put_that_was_done_twice_is_found_unless_it_is_allowed() {
+    let twice = [
+        upsert(1, 20, 0),
+        hit(2, 3, 0),
+        upsert(4, 5, 1),
+        hit(6, 7, 0),
+    ];
+    breaks(&twice, Kind::Stale);
+    let repeats = Rules {
+        repeats: true,
+        ..Rules::default()
+    };
+    is_legal(&twice, &repeats);
+    // Not after its client was answered.
+    let late = [upsert(1, 5, 0), hit(2, 3, 0), upsert(6, 7, 1), hit(8, 9, 0)];
+    assert_eq!(kinds(&late, &repeats), [Kind::Stale]);
 }
 
 #[test]
