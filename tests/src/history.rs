@@ -84,8 +84,10 @@ pub enum Wrote {
 /// What a client was told of a remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removed {
-    /// Nothing is there any more.
+    /// The key was there and is not any more.
     Done,
+    /// Nothing was there.
+    Missing,
     /// It was refused in the end; an earlier try whose answer was lost may have been done.
     Refused,
     /// Nothing of use: it may be done yet.
@@ -123,6 +125,9 @@ pub struct Rules {
     /// A put or upsert may take effect more than once until it is answered: a client whose commit's
     /// answer was lost does the whole again. In between another client may have changed the key.
     pub repeats: bool,
+    /// A removal may be seen before it is durable, and be undone with the leader that made it; its
+    /// client is not answered then.
+    pub undone: bool,
     /// Where more is allowed.
     pub excuses: Vec<Excuse>,
 }

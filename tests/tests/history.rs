@@ -65,14 +65,26 @@ impl Clients {
         let strict = Rules {
             stale: self.stale,
             repeats: false,
+            undone: false,
             excuses,
         };
+        let (repeats, undone) = (true, true);
+        let twice = Rules {
+            undone,
+            ..strict.clone()
+        };
+        let seen = Rules {
+            repeats,
+            ..strict.clone()
+        };
         println!(
-            "{} answers say that a put was done twice",
-            check(&history, &strict).len()
+            "{} answers say that a put was done twice, {} that a removal was seen and undone",
+            check(&history, &twice).len(),
+            check(&history, &seen).len()
         );
         let rules = Rules {
-            repeats: true,
+            repeats,
+            undone,
             ..strict
         };
         let violations = check(&history, &rules);

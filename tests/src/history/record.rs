@@ -140,7 +140,8 @@ async fn remove(client: &Client, key: u64) -> What {
     let removed = client.remove(Remove::Keys(vec![name(key)]), true).await;
     let code = removed.ok().and_then(|r| r.codes.first().copied());
     match code {
-        Some(Code::Ok | Code::Missing) => What::Remove(Removed::Done),
+        Some(Code::Ok) => What::Remove(Removed::Done),
+        Some(Code::Missing) => What::Remove(Removed::Missing),
         Some(_) => What::Remove(Removed::Refused),
         None => What::Remove(Removed::Unknown),
     }

@@ -235,6 +235,7 @@ fn apply(planned: &Planned, kept: &mut BTreeMap<u64, u64>, is_hidden: bool) -> W
             }
             What::Remove(match planned.is_known {
                 true if planned.is_refused => Removed::Refused,
+                true if seen.is_none() => Removed::Missing,
                 true => Removed::Done,
                 false => Removed::Unknown,
             })
