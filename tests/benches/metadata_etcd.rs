@@ -117,10 +117,12 @@ fn cold_start(pool: &mut Pool, blocks: u64) -> anyhow::Result<()> {
     pool.restart(leader.index)
 }
 
-/// Prints what a master logged of its term.
+/// Prints what a master logged of its last election: how long it took from winning to serving.
 fn said(pool: &Pool, index: usize) {
     let log = pool.master(index).log_text();
-    for line in log.lines().filter(|line| line.contains("lead")) {
+    let is_of_it = |line: &&str| line.contains("elected") || line.contains("promoted");
+    let lines: Vec<&str> = log.lines().filter(is_of_it).collect();
+    for line in lines.iter().skip(lines.len().saturating_sub(2)) {
         println!("    {line}");
     }
 }
