@@ -64,6 +64,7 @@ impl Pool {
         let (mut freed, mut last) = (0, 0);
         while freed < goal && !self.is_stopping() {
             let want = (goal - freed).min(STEP_BYTES);
+            let _until_submitted = self.removing.read();
             let victims = self.directory.evict(want, self.now(), self.lease_floor);
             let Some(latest) = victims.last() else { break };
             last = latest.footprint();

@@ -101,6 +101,8 @@ pub struct Pool {
     /// Whether the nodes that the last term knew have had their time to come back.
     settled: AtomicBool,
     settled_told: Notify,
+    /// Held for reading from when blocks leave the directory until that has been submitted to the log.
+    removing: RwLock<()>,
     /// Whether the term lasted when that was last looked at.
     leading: AtomicBool,
     lapse_told: Notify,

@@ -43,14 +43,25 @@ impl Pool {
         keys: &[KeyRef<'_>],
         force: bool,
     ) -> Result<RemoveReport, Code> {
-        let (removed, codes) = self.take_out(namespace, keys, force);
-        let count = |wanted: Code| codes.iter().filter(|code| **code == wanted).count() as u64;
-        let report = RemoveReport {
-            removed: count(Code::Ok),
-            kept: count(Code::Leased),
-            codes,
+        let (report, durable) = {
+            let _until_submitted = self.removing.read();
+            let (removed, codes) = self.take_out(namespace, keys, force);
+            let count = |wanted: Code| codes.iter().filter(|code| **code == wanted).count() as u64;
+            let report = RemoveReport {
+                removed: count(Code::Ok),
+                kept: count(Code::Leased),
+                codes,
+            };
+            (report, self.submit_removed(removed))
         };
-        self.make_removal_durable(removed).await?;
+        tokio::select! {
+            biased;
+            durable = durable => durable?,
+            () = self.lapsed() => return Err(Code::StoreFailed),
+        }
+        if report.codes.contains(&Code::Missing) {
+            self.earlier_removals_are_durable().await?;
+        }
         Ok(report)
     }
 
@@ -133,24 +144,34 @@ impl Pool {
         (removed, codes)
     }
 
-    async fn make_removal_durable(self: &Arc<Self>, removed: Vec<Removed>) -> Result<(), Code> {
-        if removed.is_empty() {
-            return Ok(());
-        }
-        self.metrics.removed(removed.len());
-        let (done, durable) = oneshot::channel();
-        self.submit_removal(removed, move |outcome| {
-            let _caller_left = done.send(outcome);
-        });
-        let outcome = tokio::select! {
+    /// What is missing may have been removed a moment ago, and would be back if the master died before
+    /// that is durable: whoever is told that it is missing is told so after that.
+    async fn earlier_removals_are_durable(&self) -> Result<(), Code> {
+        // What has left the directory has been submitted once this is free.
+        drop(self.removing.write());
+        tokio::select! {
             biased;
-            outcome = durable => outcome,
-            () = self.lapsed() => return Err(Code::StoreFailed),
-        };
-        match outcome {
-            Ok(Ok(())) => Ok(()),
-            _ => Err(Code::StoreFailed),
+            flushed = self.journal().flush() => flushed.map(|_| ()).map_err(|error| error.code()),
+            () = self.lapsed() => Err(Code::StoreFailed),
         }
+    }
+
+    /// Submits a removal; the future ends when it is durable.
+    fn submit_removed(
+        self: &Arc<Self>,
+        removed: Vec<Removed>,
+    ) -> impl Future<Output = Result<(), Code>> + use<> {
+        let (done, durable) = oneshot::channel();
+        if removed.is_empty() {
+            // Cannot fail: the other end is here.
+            let _told = done.send(Ok(()));
+        } else {
+            self.metrics.removed(removed.len());
+            self.submit_removal(removed, move |outcome| {
+                let _caller_left = done.send(outcome);
+            });
+        }
+        async move { durable.await.unwrap_or(Err(Code::StoreFailed)) }
     }
 
     /// Logs the removal of blocks that have left the directory; frees their extents once that is

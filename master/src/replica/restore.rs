@@ -92,6 +92,13 @@ impl Replica {
                 block.replicas.iter().filter_map(move |r| Some((r, id?)))
             });
         segments.set_owners(owned);
+        drop(segments);
+        // A commit that is older than what is there takes no room.
+        for (published, block) in published.iter().zip(&placed) {
+            if published.id.is_none() {
+                self.placement.release(&block.replicas);
+            }
+        }
         published
     }
 

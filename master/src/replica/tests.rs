@@ -248,3 +248,24 @@ async fn what_was_freed_stays_shut_for_a_lease_unless_the_leader_grants_it() {
     replica.lately.tick(clock.now());
     assert_eq!(replica.lately.len(), 0);
 }
+
+#[tokio::test]
+async fn a_commit_that_is_older_than_what_is_there_takes_no_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    let mut replica = load(&store).await;
+    let mut leader = Leader::default();
+    let node = leader.new_node();
+    let put = |key| Change::Put {
+        key,
+        child_of: None,
+    };
+    let older = leader.records(&put(1));
+    let newer = leader.records(&put(1));
+    for (seq, records) in [vec![node], newer, older].iter().enumerate() {
+        let seq = LogSeq(seq as u64 + 1);
+        replica.apply(seq, &encode_group(records)).unwrap();
+    }
+    assert_eq!(used(&replica), [GRANULE]);
+    assert_eq!(contents(&replica).len(), 1);
+}
