@@ -1,7 +1,7 @@
 //! The connections to etcd and the way a call takes over them.
 
 use crate::error::{Error, wants_new_token};
-use crate::stubs;
+use crate::generated;
 use parking_lot::Mutex;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -135,29 +135,30 @@ impl Link {
         request
     }
 
-    pub(crate) fn kv(self) -> stubs::kv_client::KvClient<Channel> {
-        stubs::kv_client::KvClient::new(self.channel).max_decoding_message_size(MAX_ANSWER_BYTES)
-    }
-
-    pub(crate) fn watch(self) -> stubs::watch_client::WatchClient<Channel> {
-        stubs::watch_client::WatchClient::new(self.channel)
+    pub(crate) fn kv(self) -> generated::kv_client::KvClient<Channel> {
+        generated::kv_client::KvClient::new(self.channel)
             .max_decoding_message_size(MAX_ANSWER_BYTES)
     }
 
-    pub(crate) fn lease(self) -> stubs::lease_client::LeaseClient<Channel> {
-        stubs::lease_client::LeaseClient::new(self.channel)
+    pub(crate) fn watch(self) -> generated::watch_client::WatchClient<Channel> {
+        generated::watch_client::WatchClient::new(self.channel)
+            .max_decoding_message_size(MAX_ANSWER_BYTES)
     }
 
-    pub(crate) fn maintenance(self) -> stubs::maintenance_client::MaintenanceClient<Channel> {
-        stubs::maintenance_client::MaintenanceClient::new(self.channel)
+    pub(crate) fn lease(self) -> generated::lease_client::LeaseClient<Channel> {
+        generated::lease_client::LeaseClient::new(self.channel)
     }
 
-    pub(crate) fn cluster(self) -> stubs::cluster_client::ClusterClient<Channel> {
-        stubs::cluster_client::ClusterClient::new(self.channel)
+    pub(crate) fn maintenance(self) -> generated::maintenance_client::MaintenanceClient<Channel> {
+        generated::maintenance_client::MaintenanceClient::new(self.channel)
     }
 
-    pub(crate) fn auth(self) -> stubs::auth_client::AuthClient<Channel> {
-        stubs::auth_client::AuthClient::new(self.channel)
+    pub(crate) fn cluster(self) -> generated::cluster_client::ClusterClient<Channel> {
+        generated::cluster_client::ClusterClient::new(self.channel)
+    }
+
+    pub(crate) fn auth(self) -> generated::auth_client::AuthClient<Channel> {
+        generated::auth_client::AuthClient::new(self.channel)
     }
 }
 
@@ -315,7 +316,7 @@ impl Client {
         if let Some(token) = self.inner.token.lock().clone() {
             return Ok(Some(token));
         }
-        let request = stubs::AuthenticateRequest {
+        let request = generated::AuthenticateRequest {
             name: name.clone(),
             password: password.clone(),
         };

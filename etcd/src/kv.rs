@@ -2,8 +2,8 @@
 
 use crate::client::{Client, Repeat};
 use crate::error::Error;
+use crate::generated::{self, compare, request_op, response_op};
 use crate::lease::LeaseId;
-use crate::stubs::{self, compare, request_op, response_op};
 use bytes::Bytes;
 use std::fmt;
 use tonic::Response;
@@ -41,8 +41,8 @@ pub struct KeyValue {
     pub lease: Option<LeaseId>,
 }
 
-impl From<stubs::KeyValue> for KeyValue {
-    fn from(kv: stubs::KeyValue) -> Self {
+impl From<generated::KeyValue> for KeyValue {
+    fn from(kv: generated::KeyValue) -> Self {
         Self {
             key: kv.key,
             value: kv.value,
@@ -134,14 +134,14 @@ impl Range {
         (self.start.clone(), self.end.clone())
     }
 
-    fn request(self) -> stubs::RangeRequest {
-        use stubs::range_request::SortOrder;
+    fn request(self) -> generated::RangeRequest {
+        use generated::range_request::SortOrder;
         let order = if self.descending {
             SortOrder::Descend
         } else {
             SortOrder::None
         };
-        stubs::RangeRequest {
+        generated::RangeRequest {
             key: self.start,
             range_end: self.end,
             limit: self.limit,
@@ -151,8 +151,8 @@ impl Range {
         }
     }
 
-    fn deletion(self) -> stubs::DeleteRangeRequest {
-        stubs::DeleteRangeRequest {
+    fn deletion(self) -> generated::DeleteRangeRequest {
+        generated::DeleteRangeRequest {
             key: self.start,
             range_end: self.end,
         }
@@ -189,8 +189,8 @@ impl Ranged {
     }
 }
 
-impl From<stubs::RangeResponse> for Ranged {
-    fn from(answer: stubs::RangeResponse) -> Self {
+impl From<generated::RangeResponse> for Ranged {
+    fn from(answer: generated::RangeResponse) -> Self {
         Self {
             revision: revision(answer.header.as_ref()),
             kvs: answer.kvs.into_iter().map(Into::into).collect(),
@@ -199,13 +199,13 @@ impl From<stubs::RangeResponse> for Ranged {
     }
 }
 
-pub(crate) fn revision(header: Option<&stubs::ResponseHeader>) -> Revision {
+pub(crate) fn revision(header: Option<&generated::ResponseHeader>) -> Revision {
     Revision(header.map_or(0, |header| header.revision))
 }
 
 /// What a transaction asks before it does anything.
 #[derive(Clone, Debug)]
-pub struct Compare(stubs::Compare);
+pub struct Compare(generated::Compare);
 
 impl Compare {
     /// Whether the key was created at a revision. 0: whether it is absent.
@@ -239,7 +239,7 @@ impl Compare {
     }
 
     fn of(target: compare::Target, key: Bytes, operand: compare::Operand) -> Self {
-        Self(stubs::Compare {
+        Self(generated::Compare {
             result: compare::Result::Equal.into(),
             target: target.into(),
             key,
@@ -250,7 +250,7 @@ impl Compare {
 
 /// A step of a transaction.
 #[derive(Clone, Debug)]
-pub struct Op(stubs::RequestOp);
+pub struct Op(generated::RequestOp);
 
 impl Op {
     /// Puts a value.
@@ -278,14 +278,14 @@ impl Op {
     }
 
     fn of(request: request_op::Request) -> Self {
-        Self(stubs::RequestOp {
+        Self(generated::RequestOp {
             request: Some(request),
         })
     }
 }
 
-fn put_request(key: Bytes, value: Bytes, lease: Option<LeaseId>) -> stubs::PutRequest {
-    stubs::PutRequest {
+fn put_request(key: Bytes, value: Bytes, lease: Option<LeaseId>) -> generated::PutRequest {
+    generated::PutRequest {
         key,
         value,
         lease: lease.map_or(0, |lease| lease.0),
@@ -294,7 +294,7 @@ fn put_request(key: Bytes, value: Bytes, lease: Option<LeaseId>) -> stubs::PutRe
 
 /// A transaction: if all comparisons hold, one list of steps, and the other otherwise.
 #[derive(Clone, Debug, Default)]
-pub struct Txn(stubs::TxnRequest);
+pub struct Txn(generated::TxnRequest);
 
 impl Txn {
     /// One that compares nothing and does nothing.
@@ -352,9 +352,9 @@ impl Outcome {
     }
 }
 
-impl From<stubs::TxnResponse> for Outcome {
-    fn from(answer: stubs::TxnResponse) -> Self {
-        let read = |op: stubs::ResponseOp| match op.response {
+impl From<generated::TxnResponse> for Outcome {
+    fn from(answer: generated::TxnResponse) -> Self {
+        let read = |op: generated::ResponseOp| match op.response {
             Some(response_op::Response::Range(range)) => range.into(),
             _ => Ranged::default(),
         };

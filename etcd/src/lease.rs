@@ -2,7 +2,7 @@
 
 use crate::client::{Client, Repeat};
 use crate::error::Error;
-use crate::stubs;
+use crate::generated;
 use std::fmt;
 use std::time::Duration;
 use tonic::{Response, Status};
@@ -32,7 +32,7 @@ impl Client {
     /// time runs out by itself.
     pub async fn lease_grant(&self, ttl: Duration) -> Result<Granted, Error> {
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
-        let message = stubs::LeaseGrantRequest {
+        let message = generated::LeaseGrantRequest {
             ttl: i64::try_from(seconds.max(1)).unwrap_or(i64::MAX),
             id: 0,
         };
@@ -58,7 +58,7 @@ impl Client {
     pub async fn lease_keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         let renewed = self
             .call(Repeat::Every, |link| {
-                let message = stubs::LeaseKeepAliveRequest { id: lease.0 };
+                let message = generated::LeaseKeepAliveRequest { id: lease.0 };
                 let request = link.request(tokio_stream::once(message));
                 async move {
                     let answers = link.lease().lease_keep_alive(request).await?;
@@ -81,7 +81,7 @@ impl Client {
     /// when an earlier try of this same call ended it.
     pub async fn lease_revoke(&self, lease: LeaseId) -> Result<(), Error> {
         self.call(Repeat::Every, |link| {
-            let request = link.request(stubs::LeaseRevokeRequest { id: lease.0 });
+            let request = link.request(generated::LeaseRevokeRequest { id: lease.0 });
             async move { link.lease().lease_revoke(request).await }
         })
         .await?;
@@ -92,7 +92,7 @@ impl Client {
     pub async fn lease_time_to_live(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         let answer = self
             .call(Repeat::Every, |link| {
-                let request = link.request(stubs::LeaseTimeToLiveRequest { id: lease.0 });
+                let request = link.request(generated::LeaseTimeToLiveRequest { id: lease.0 });
                 async move {
                     let answer = link.lease().lease_time_to_live(request).await;
                     answer.map(Response::into_inner)

@@ -9,7 +9,7 @@
 //! * [`discover`] finds the masters of a pool: which keys they announce themselves under is said there.
 //! * `testing` (a feature) starts real etcd processes.
 //!
-//! The stubs are generated from a file of our own (ADR 0010 says why). This is no general client: it
+//! The messages and services are generated from a file of our own (ADR 0010 says why). This is no general client: it
 //! has neither range streams nor locks, roles or members' administration.
 
 mod client;
@@ -33,6 +33,6 @@ pub use error::Error;
     clippy::allow_attributes_without_reason,
     reason = "generated; the .proto file carries the documentation"
 )]
-mod stubs {
+mod generated {
     tonic::include_proto!("etcdserverpb");
 }

@@ -2,8 +2,8 @@
 
 use crate::client::{Client, Repeat};
 use crate::error::Error;
+use crate::generated::{self, alarm_request::Action};
 use crate::kv::Revision;
-use crate::stubs::{self, alarm_request::Action};
 use std::time::Duration;
 use tonic::Response;
 
@@ -57,7 +57,7 @@ impl Client {
     pub async fn status(&self, endpoint: usize) -> Result<Status, Error> {
         let answer = self
             .call_at(endpoint, self.request_timeout(), |link| {
-                let request = link.request(stubs::StatusRequest {});
+                let request = link.request(generated::StatusRequest {});
                 async move { link.maintenance().status(request).await }
             })
             .await?
@@ -77,7 +77,7 @@ impl Client {
     /// Makes an endpoint's file as small as what is in use. It answers nothing else meanwhile.
     pub async fn defragment(&self, endpoint: usize, limit: Duration) -> Result<(), Error> {
         self.call_at(endpoint, limit, |link| {
-            let request = link.request(stubs::DefragmentRequest {});
+            let request = link.request(generated::DefragmentRequest {});
             async move { link.maintenance().defragment(request).await }
         })
         .await?;
@@ -86,19 +86,19 @@ impl Client {
 
     /// The alarms that are up, and whose.
     pub async fn alarms(&self) -> Result<Vec<(MemberId, Alarm)>, Error> {
-        let message = stubs::AlarmRequest::default();
+        let message = generated::AlarmRequest::default();
         let answer = self
             .call(Repeat::Every, |link| {
                 let request = link.request(message);
                 async move { link.maintenance().alarm(request).await }
             })
             .await?;
-        let known = |alarm: stubs::AlarmMember| {
+        let known = |alarm: generated::AlarmMember| {
             let member = MemberId(alarm.member_id);
             match alarm.alarm() {
-                stubs::AlarmType::Nospace => (member, Alarm::NoSpace),
-                stubs::AlarmType::Corrupt => (member, Alarm::Corrupt),
-                stubs::AlarmType::None => (member, Alarm::Unknown),
+                generated::AlarmType::Nospace => (member, Alarm::NoSpace),
+                generated::AlarmType::Corrupt => (member, Alarm::Corrupt),
+                generated::AlarmType::None => (member, Alarm::Unknown),
             }
         };
         Ok(answer.into_inner().alarms.into_iter().map(known).collect())
@@ -106,10 +106,10 @@ impl Client {
 
     /// Takes back a member's alarm that there is no space. It is raised again when that is so.
     pub async fn disarm_no_space(&self, member: MemberId) -> Result<(), Error> {
-        let message = stubs::AlarmRequest {
+        let message = generated::AlarmRequest {
             action: Action::Deactivate.into(),
             member_id: member.0,
-            alarm: stubs::AlarmType::Nospace.into(),
+            alarm: generated::AlarmType::Nospace.into(),
         };
         self.call(Repeat::Every, |link| {
             let request = link.request(message);
@@ -127,7 +127,7 @@ impl Client {
         physical: bool,
         limit: Duration,
     ) -> Result<(), Error> {
-        let message = stubs::CompactionRequest {
+        let message = generated::CompactionRequest {
             revision: revision.0,
             physical,
         };
@@ -143,14 +143,14 @@ impl Client {
     pub async fn members(&self) -> Result<Vec<Member>, Error> {
         let answer = self
             .call(Repeat::Every, |link| {
-                let request = link.request(stubs::MemberListRequest {});
+                let request = link.request(generated::MemberListRequest {});
                 async move {
                     let answer = link.cluster().member_list(request).await;
                     answer.map(Response::into_inner)
                 }
             })
             .await?;
-        let member = |member: stubs::Member| Member {
+        let member = |member: generated::Member| Member {
             id: MemberId(member.id),
             name: member.name,
             client_urls: member.client_urls,

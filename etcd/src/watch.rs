@@ -2,8 +2,8 @@
 
 use crate::client::{Client, Repeat};
 use crate::error::Error;
+use crate::generated::{self, watch_create_request::FilterType, watch_request};
 use crate::kv::{KeyValue, Range, Revision};
-use crate::stubs::{self, watch_create_request::FilterType, watch_request};
 use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -40,8 +40,8 @@ pub struct WatchOptions {
 /// A watch that is open. After an error it is over: open another one behind the last event's revision.
 #[derive(Debug)]
 pub struct Watch {
-    requests: mpsc::Sender<stubs::WatchRequest>,
-    answers: Streaming<stubs::WatchResponse>,
+    requests: mpsc::Sender<generated::WatchRequest>,
+    answers: Streaming<generated::WatchResponse>,
     events: VecDeque<Event>,
     heard: Instant,
     asked: Instant,
@@ -55,13 +55,15 @@ impl Client {
             true => vec![FilterType::Nodelete.into()],
             false => Vec::new(),
         };
-        let create = message(watch_request::Request::Create(stubs::WatchCreateRequest {
-            key,
-            range_end,
-            start_revision: options.start.0,
-            filters,
-            fragment: true,
-        }));
+        let create = message(watch_request::Request::Create(
+            generated::WatchCreateRequest {
+                key,
+                range_end,
+                start_revision: options.start.0,
+                filters,
+                fragment: true,
+            },
+        ));
         let (requests, answers, first) = self
             .call(Repeat::Every, |link| {
                 let (requests, queue) = mpsc::channel(4);
@@ -109,7 +111,7 @@ impl Watch {
             let probe = self.heard.max(self.asked) + PROBE;
             if now >= probe {
                 // A queue that is full is as good: it has been asked.
-                let progress = watch_request::Request::Progress(stubs::WatchProgressRequest {});
+                let progress = watch_request::Request::Progress(generated::WatchProgressRequest {});
                 let _queued = self.requests.try_send(message(progress));
                 self.asked = now;
                 continue;
@@ -123,7 +125,7 @@ impl Watch {
         }
     }
 
-    fn take(&mut self, answer: stubs::WatchResponse) -> Result<(), Error> {
+    fn take(&mut self, answer: generated::WatchResponse) -> Result<(), Error> {
         self.heard = Instant::now();
         if answer.compact_revision > 0 {
             return Err(Error::Compacted);
@@ -137,7 +139,7 @@ impl Watch {
             });
         }
         for event in answer.events {
-            let is_put = event.r#type() == stubs::event::Type::Put;
+            let is_put = event.r#type() == generated::event::Type::Put;
             let kv = KeyValue::from(event.kv.unwrap_or_default());
             self.events.push_back(if is_put {
                 Event::Put(kv)
@@ -149,8 +151,8 @@ impl Watch {
     }
 }
 
-fn message(request: watch_request::Request) -> stubs::WatchRequest {
-    stubs::WatchRequest {
+fn message(request: watch_request::Request) -> generated::WatchRequest {
+    generated::WatchRequest {
         request: Some(request),
     }
 }

@@ -3,8 +3,8 @@
 use super::certificates::Certificates;
 use crate::client::{Client, Link, Options, Repeat};
 use crate::error::Error;
+use crate::generated;
 use crate::kv::Range;
-use crate::stubs;
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::fs::File;
@@ -397,19 +397,19 @@ async fn ask_for_password(etcd: &Etcd, password: &str) -> Result<(), Error> {
     let root = || "root".to_owned();
     let make = async |link: Link| {
         let mut auth = link.auth();
-        auth.role_add(stubs::RoleAddRequest { name: root() })
+        auth.role_add(generated::RoleAddRequest { name: root() })
             .await?;
-        auth.user_add(stubs::UserAddRequest {
+        auth.user_add(generated::UserAddRequest {
             name: root(),
             password: password.to_owned(),
         })
         .await?;
-        auth.user_grant_role(stubs::UserGrantRoleRequest {
+        auth.user_grant_role(generated::UserGrantRoleRequest {
             user: root(),
             role: root(),
         })
         .await?;
-        auth.auth_enable(stubs::AuthEnableRequest {}).await
+        auth.auth_enable(generated::AuthEnableRequest {}).await
     };
     client
         .call_within(Repeat::Once, PATIENCE, make)
