@@ -12,6 +12,7 @@ pub mod host;
 pub mod link;
 pub mod memory;
 mod quick;
+pub mod rdma;
 mod service;
 pub mod shm;
 mod socket;

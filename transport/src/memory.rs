@@ -239,6 +239,11 @@ impl Region {
         self.whole().slice(from, length)
     }
 
+    /// A number that no other region has while this one, or a [`WeakRegion`] of it, is there.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.owned).addr()
+    }
+
     fn new(start: NonNull<u8>, length: usize, writable: bool, owner: Owner) -> Self {
         Self {
             owned: Arc::new(Owned {
@@ -260,6 +265,11 @@ impl Region {
 }
 
 impl WeakRegion {
+    /// Whether anyone still keeps the region.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
     /// The region, if anyone still keeps it.
     pub(crate) fn upgrade(&self) -> Option<Region> {
         self.0.upgrade().map(|owned| Region { owned })
@@ -380,6 +390,11 @@ impl Slice {
         // SAFETY: both ranges lie inside living regions and the target's is writable, checked above;
         // they are further apart than they are long.
         unsafe { streaming::copy(start.cast_const(), end, length) };
+    }
+
+    /// The region that it is a part of.
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
     }
 
     /// The address of the slice's first byte, for the calls that hand memory to the kernel and for

@@ -1,0 +1,464 @@
+//! The side of a queue pair that submits: flow control, selective signalling, outcomes.
+//!
+//! ```text
+//!  Open ─ bad completion, refused post, abort ─► Closing (ERR, draining) ─► Ended (destroyed)
+//! ```
+//!
+//! Every work request that was posted is in `posted`, in order, until a completion tells its end or
+//! the queue pair is destroyed. Reads always have a completion, for its byte count; of writes some
+//! do, and a success tells of all before it, since a reliable connection works in order.
+
+// UNSAFETY: posts work requests that name memory. Operations keep it until their work has ended.
+#![allow(unsafe_code, reason = "posts work requests that name memory")]
+
+use super::completions::{DRAIN, Place, Shared};
+use super::device::Device;
+use super::operation::{Finished, Operation};
+use super::plan::Bounds;
+use super::queue::{Chain, QueuePair};
+use super::sys;
+use super::turns::{Turns, Window};
+use super::work::{Transfer, Way, WorkError};
+use parking_lot::{Condvar, Mutex};
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// How many work requests are posted at once.
+const CHAIN: usize = 32;
+
+/// A connected queue pair to submit to. Dropping it is [`Lane::abort`].
+pub struct Lane {
+    inner: Arc<Inner>,
+}
+
+/// What the lane shares with the completion thread.
+pub(super) struct Inner {
+    device: Arc<Device>,
+    shared: Arc<Shared>,
+    place: Place,
+    number: u32,
+    bounds: Bounds,
+    is_open: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    phase: Phase,
+    queue: Option<QueuePair>,
+    operations: HashMap<u64, Operation>,
+    next_operation: u64,
+    turns: Turns,
+    window: Window,
+    posted: VecDeque<Posted>,
+    /// The sequence number of the first in `posted`.
+    first: u32,
+    /// How much was posted since the last that has a completion.
+    unsignalled: (u32, u64),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Open,
+    Closing,
+    Ended,
+}
+
+#[derive(Clone, Copy)]
+struct Posted {
+    operation: u64,
+    work: usize,
+    length: u32,
+    way: Way,
+}
+
+impl Lane {
+    /// Takes over a queue pair that has been connected.
+    pub fn new(queue: QueuePair) -> Self {
+        let rail = queue.rail().clone();
+        let shared = rail.completions.shared().clone();
+        let inner = shared.enter(|place| {
+            let limits = rail.limits();
+            Arc::new(Inner {
+                device: rail.device.clone(),
+                shared: shared.clone(),
+                place,
+                number: queue.address().number,
+                bounds: Bounds {
+                    slice: limits.slice,
+                    scatter: limits.scatter,
+                },
+                is_open: AtomicBool::new(true),
+                state: Mutex::new(State {
+                    phase: Phase::Open,
+                    window: Window::new(queue.depth(), rail.options.window),
+                    queue: Some(queue),
+                    operations: HashMap::new(),
+                    next_operation: 0,
+                    turns: Turns::default(),
+                    posted: VecDeque::new(),
+                    first: 0,
+                    unsignalled: (0, 0),
+                }),
+                changed: Condvar::new(),
+            })
+        });
+        // After it has its place: a device that fails from here on closes it itself.
+        if !shared.is_usable() {
+            inner.close(WorkError::local("device failure", "the device has failed"));
+        }
+        Self { inner }
+    }
+
+    /// Moves bytes. `done` is called once, with one outcome an item, in order: on the completion
+    /// thread, so it must be quick, or on the caller's when there is nothing to wait for. Every slice
+    /// and registration is kept until its work has ended.
+    ///
+    /// After an outcome that is an error, and not [`Fault::Invalid`](super::Fault::Invalid), the lane
+    /// is closed.
+    pub fn submit(
+        &self,
+        transfers: Vec<Transfer>,
+        done: impl FnOnce(Vec<Result<(), WorkError>>) + Send + 'static,
+    ) {
+        let inner = &self.inner;
+        let mut finished = Vec::new();
+        let mut operation = Operation::new(transfers, &inner.device, inner.bounds, Box::new(done));
+        let mut state = inner.state.lock();
+        if state.phase != Phase::Open {
+            operation.cancel(&WorkError::flushed("the lane is closed"));
+        }
+        if operation.is_finished() {
+            drop(state);
+            Finished::tell(vec![operation.finish()]);
+            return;
+        }
+        let key = state.next_operation;
+        state.next_operation += 1;
+        state.operations.insert(key, operation);
+        state.turns.enter(key);
+        inner.pump_locked(&mut state, &mut finished);
+        drop(state);
+        Finished::tell(finished);
+    }
+
+    /// False once it takes no more work.
+    pub fn is_open(&self) -> bool {
+        self.inner.is_open.load(Ordering::Acquire)
+    }
+
+    /// Ends everything in flight, now. When this returns the queue pair has been destroyed, and no
+    /// memory here or at the peer is touched for this lane any more; what had not ended has been
+    /// answered with an error. Takes a quarter of a second at most, far less as a rule.
+    pub fn abort(&self) {
+        self.inner.close(WorkError::flushed("the lane was aborted"));
+        self.inner.drain();
+        self.inner.end();
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lane")
+            .field("number", &self.inner.number)
+            .field("is_open", &self.is_open())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// Takes a completion: of this work request, and with it of those before.
+    pub(super) fn completed(
+        self: &Arc<Self>,
+        sequence: u32,
+        completion: &sys::Wc,
+        finished: &mut Vec<Finished>,
+    ) {
+        let mut state = self.state.lock();
+        let ahead = sequence.wrapping_sub(state.first) as usize;
+        let Some(&posted) = state.posted.get(ahead) else {
+            tracing::error!(sequence, "an RDMA completion belongs to no work request");
+            return;
+        };
+        let outcome = judge(posted, completion);
+        let mut failure = outcome.as_ref().err().cloned();
+        for _ in 0..ahead {
+            // Writes without a completion of their own have succeeded if this has. If not, they may
+            // have, but nothing says so; and a read without a completion never counts.
+            let before = match state.posted.front() {
+                Some(before) if before.way == Way::Write && failure.is_none() => Ok(()),
+                Some(before) if before.way == Way::Read => Err(WorkError::local(
+                    "no completion",
+                    "a read ended without a word",
+                )),
+                _ => Err(WorkError::flushed(
+                    "the queue pair failed before this was heard of",
+                )),
+            };
+            if let Err(error) = &before {
+                failure.get_or_insert_with(|| error.clone());
+            }
+            self.retire_first(&mut state, &before, finished);
+        }
+        self.retire_first(&mut state, &outcome, finished);
+        if let Some(failure) = failure {
+            self.close_locked(&mut state, &failure, finished);
+        }
+        if state.posted.is_empty() {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Posts what there is room for.
+    pub(super) fn pump(self: &Arc<Self>, finished: &mut Vec<Finished>) {
+        let mut state = self.state.lock();
+        self.pump_locked(&mut state, finished);
+    }
+
+    /// Takes no more work; what is in flight ends with an error, soon.
+    pub(super) fn close(self: &Arc<Self>, failure: WorkError) {
+        let mut finished = Vec::new();
+        let mut state = self.state.lock();
+        self.close_locked(&mut state, &failure, &mut finished);
+        drop(state);
+        Finished::tell(finished);
+    }
+
+    /// Destroys the queue pair and answers for all that has not ended. When this returns that has
+    /// been done, here or by another thread.
+    pub(super) fn end(&self) {
+        let mut state = self.state.lock();
+        let Some(mut queue) = state.queue.take() else {
+            while state.phase != Phase::Ended {
+                self.changed.wait(&mut state);
+            }
+            return;
+        };
+        if !state.posted.is_empty() {
+            queue.leaves_completions();
+        }
+        drop(state);
+        // The rail may go with its last queue pair, and then waits for the completion thread, which
+        // may be waiting here for the end.
+        let rail = queue.rail().clone();
+        drop(queue);
+        let mut finished = Vec::new();
+        state = self.state.lock();
+        let flushed = Err(WorkError::flushed("the queue pair was destroyed"));
+        while !state.posted.is_empty() {
+            self.retire_first(&mut state, &flushed, &mut finished);
+        }
+        state.phase = Phase::Ended;
+        drop(state);
+        self.changed.notify_all();
+        self.shared.leave(self.place);
+        Finished::tell(finished);
+        drop(rail);
+    }
+
+    /// Whether nothing that was posted has yet to end.
+    pub(super) fn is_drained(&self) -> bool {
+        self.state.lock().posted.is_empty()
+    }
+
+    /// Whether this is the number of its queue pair.
+    pub(super) fn has_queue_pair(&self, number: u32) -> bool {
+        self.number == number && self.is_open.load(Ordering::Acquire)
+    }
+
+    /// Waits for what is in flight to end by itself, a while.
+    fn drain(&self) {
+        // The completion thread would wait for itself.
+        if self.shared.is_completion_thread() {
+            return;
+        }
+        let deadline = Instant::now() + DRAIN;
+        let mut state = self.state.lock();
+        while !state.posted.is_empty() {
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                return;
+            }
+        }
+    }
+
+    fn pump_locked(self: &Arc<Self>, state: &mut State, finished: &mut Vec<Finished>) {
+        while state.phase == Phase::Open {
+            let mut chain = self.fill(state);
+            let length = chain.len();
+            if length == 0 {
+                return;
+            }
+            let Some(queue) = &state.queue else {
+                return;
+            };
+            self.shared.posted(length);
+            // SAFETY: each request of the chain is a work of an operation in `operations`, which
+            // keeps the slices and registrations that it names until the work is retired: by its
+            // completion, or once the queue pair has been dropped.
+            let Err(refused) = (unsafe { queue.post(&mut chain) }) else {
+                continue;
+            };
+            let failure = WorkError::refused(&refused.error);
+            for _ in refused.taken..length {
+                self.retire_last(state, &failure, finished);
+            }
+            // What was taken may have no completion of its own, and nothing posted after it will
+            // tell: ending the queue pair does.
+            self.close_locked(state, &failure, finished);
+        }
+    }
+
+    /// The next work requests, as many as may go now, counted as posted.
+    fn fill(&self, state: &mut State) -> Chain {
+        let mut chain = Chain::default();
+        while chain.len() < CHAIN
+            && let Some(key) = state.turns.current()
+        {
+            let operation = state
+                .operations
+                .get_mut(&key)
+                .expect("invariant: an operation has its turn while it has work");
+            let (work, parts) = operation
+                .next()
+                .expect("invariant: an operation has its turn while it has work");
+            let (length, way) = (work.length, work.way);
+            if !state.window.admits(length) {
+                break;
+            }
+            let sequence = state.first.wrapping_add(
+                u32::try_from(state.posted.len()).expect("invariant: a send queue's depth"),
+            );
+            chain.push(self.place.id(sequence), way, work.remote, parts, false);
+            let work = operation.posted();
+            let has_more = operation.next().is_some();
+            state.turns.took(length, has_more);
+            state.window.enter(length);
+            state.posted.push_back(Posted {
+                operation: key,
+                work,
+                length,
+                way,
+            });
+            let (works, bytes) = state.unsignalled;
+            let (works, bytes) = (works + 1, bytes + u64::from(length));
+            if way == Way::Read || !has_more || state.window.wants_signal(works, bytes) {
+                chain.signal_last();
+                state.unsignalled = (0, 0);
+            } else {
+                state.unsignalled = (works, bytes);
+            }
+        }
+        if chain.len() > 0 {
+            chain.signal_last();
+            state.unsignalled = (0, 0);
+        }
+        chain
+    }
+
+    fn close_locked(
+        self: &Arc<Self>,
+        state: &mut State,
+        failure: &WorkError,
+        finished: &mut Vec<Finished>,
+    ) {
+        if state.phase != Phase::Open {
+            return;
+        }
+        state.phase = Phase::Closing;
+        self.is_open.store(false, Ordering::Release);
+        if let Some(queue) = &state.queue {
+            queue.fail();
+        }
+        tracing::debug!(number = self.number, %failure, "an RDMA lane closes");
+        state.turns.clear();
+        let flushed = WorkError::flushed(format!("the lane was closed: {}", failure.message));
+        for operation in state.operations.values_mut() {
+            operation.cancel(&flushed);
+        }
+        let done = state
+            .operations
+            .extract_if(|_, operation| operation.is_finished());
+        finished.extend(done.map(|(_, operation)| operation.finish()));
+        if !state.posted.is_empty() {
+            self.shared.end_later(self.clone());
+        }
+    }
+
+    fn retire_first(
+        &self,
+        state: &mut State,
+        outcome: &Result<(), WorkError>,
+        finished: &mut Vec<Finished>,
+    ) {
+        if let Some(posted) = state.posted.pop_front() {
+            state.first = state.first.wrapping_add(1);
+            self.retire(state, posted, outcome, finished);
+        }
+    }
+
+    fn retire_last(&self, state: &mut State, failure: &WorkError, finished: &mut Vec<Finished>) {
+        if let Some(posted) = state.posted.pop_back() {
+            self.retire(state, posted, &Err(failure.clone()), finished);
+        }
+    }
+
+    fn retire(
+        &self,
+        state: &mut State,
+        posted: Posted,
+        outcome: &Result<(), WorkError>,
+        finished: &mut Vec<Finished>,
+    ) {
+        self.shared.retired(1);
+        state.window.leave(posted.length);
+        let Some(operation) = state.operations.get_mut(&posted.operation) else {
+            unreachable!("invariant: an operation stays while it has work in flight")
+        };
+        operation.retire(posted.work, outcome);
+        if operation.is_finished()
+            && let Some(operation) = state.operations.remove(&posted.operation)
+        {
+            finished.push(operation.finish());
+        }
+    }
+}
+
+/// What a completion says about the work request that it is of.
+fn judge(posted: Posted, completion: &sys::Wc) -> Result<(), WorkError> {
+    if completion.status != sys::WC_SUCCESS {
+        return Err(WorkError::of_completion(completion));
+    }
+    let expected = match posted.way {
+        Way::Read => sys::WC_RDMA_READ,
+        Way::Write => sys::WC_RDMA_WRITE,
+    };
+    if completion.opcode != expected {
+        return Err(WorkError::local(
+            "wrong completion",
+            format!(
+                "the completion of a {:?} has the code {}",
+                posted.way, completion.opcode
+            ),
+        ));
+    }
+    // Only a read's completion tells how many bytes came.
+    if posted.way == Way::Read && completion.byte_len != posted.length {
+        return Err(WorkError::local(
+            "short read",
+            format!(
+                "{} of {} bytes were read",
+                completion.byte_len, posted.length
+            ),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,38 @@
+//! One-sided reads and writes over RDMA verbs, between memory that is registered on both sides.
+//!
+//! ```text
+//!  Fabric ─► Rail (one port: protection domain, registrations, one completion thread)
+//!              └─ QueuePair ─► Lane: submit ─► plan ─► post ─► completions ─► done
+//! ```
+//!
+//! - [`options`] what an operator can set, and why there may be no RDMA here
+//! - [`device`] the library, the ports of this host, their limits
+//! - [`registry`] registered memory, and the cache for callers who do not register
+//! - [`queue`] one reliable connection, from its creation to its end
+//! - [`work`] what a lane is asked to do and how it may end
+//! - `plan`, `turns`, `operation` transfers as work requests, their order, their outcomes
+//! - [`lane`] the side of a queue pair that submits
+//! - `completions` the thread that hears of ends
+//! - `sys` libibverbs, loaded at run time
+//!
+//! What is in flight owns its memory: a slice that was submitted is kept until its work request has
+//! ended or its queue pair has been destroyed, whatever its submitter does meanwhile.
+
+mod completions;
+pub mod device;
+pub mod lane;
+mod operation;
+pub mod options;
+mod plan;
+pub mod queue;
+pub mod registry;
+mod sys;
+mod turns;
+pub mod work;
+
+pub use device::{Fabric, Limits, Rail};
+pub use lane::Lane;
+pub use options::{RdmaOptions, Retry, Unavailable};
+pub use queue::{Allows, QueueAddress, QueuePair};
+pub use registry::{Access, Registration};
+pub use work::{Fault, Remote, Transfer, Way, WorkError};

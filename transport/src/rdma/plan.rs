@@ -1,0 +1,133 @@
+//! Transfers as work requests: neighbours become one, what is too long becomes several.
+
+use super::sys::Sge;
+use super::work::{Remote, Way};
+use std::ops::Range;
+
+/// What a work request is held to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// The most bytes.
+    pub(super) slice: u32,
+    /// The most parts of memory here.
+    pub(super) scatter: u32,
+}
+
+/// One item of a submission, by addresses and keys.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) way: Way,
+    pub(super) remote: Remote,
+    pub(super) parts: Vec<Part>,
+}
+
+/// A part of an item's memory here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) address: u64,
+    pub(super) length: u64,
+    pub(super) lkey: u32,
+}
+
+/// One work request to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Work {
+    pub(super) way: Way,
+    pub(super) remote: Remote,
+    pub(super) length: u32,
+    /// Which items it moves bytes of.
+    pub(super) items: Range<usize>,
+    parts: Range<usize>,
+}
+
+/// The work requests of one submission, in the order of its items.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    works: Vec<Work>,
+    parts: Vec<Sge>,
+}
+
+impl Plan {
+    /// Plans the next item. What continues the item before it, at the peer, becomes part of the same
+    /// work request; what continues it here too becomes part of the same part.
+    pub(super) fn add(&mut self, number: usize, item: &Item, bounds: Bounds) {
+        let mut remote = item.remote;
+        for part in &item.parts {
+            let mut part = *part;
+            while part.length > 0 {
+                let taken = self.take(number, item.way, remote, part, bounds);
+                remote.address = remote.address.wrapping_add(u64::from(taken));
+                part.address = part.address.wrapping_add(u64::from(taken));
+                part.length -= u64::from(taken);
+            }
+        }
+    }
+
+    pub(super) fn works(&self) -> &[Work] {
+        &self.works
+    }
+
+    /// The parts of memory here that a work request names.
+    pub(super) fn parts(&self, work: &Work) -> &[Sge] {
+        &self.parts[work.parts.clone()]
+    }
+
+    /// Plans as much of a part as one work request takes; how much that is.
+    fn take(&mut self, number: usize, way: Way, remote: Remote, part: Part, bounds: Bounds) -> u32 {
+        let room = self.room(way, remote, part, bounds);
+        let room = if room == 0 {
+            self.works.push(Work {
+                way,
+                remote,
+                length: 0,
+                items: number..number,
+                parts: self.parts.len()..self.parts.len(),
+            });
+            bounds.slice
+        } else {
+            room
+        };
+        let taken = u32::try_from(part.length).map_or(room, |length| length.min(room));
+        let Some(work) = self.works.last_mut() else {
+            unreachable!("invariant: one was there or has been added")
+        };
+        work.length += taken;
+        work.items.end = number + 1;
+        match self.parts[work.parts.clone()].last_mut() {
+            Some(last) if continues(last, part) => last.length += taken,
+            _ => {
+                self.parts.push(Sge {
+                    addr: part.address,
+                    length: taken,
+                    lkey: part.lkey,
+                });
+                work.parts.end += 1;
+            }
+        }
+        taken
+    }
+
+    /// How many bytes of a part the last work request still takes.
+    fn room(&self, way: Way, remote: Remote, part: Part, bounds: Bounds) -> u32 {
+        let Some(work) = self.works.last() else {
+            return 0;
+        };
+        let end = work.remote.address.wrapping_add(u64::from(work.length));
+        if work.way != way || work.remote.rkey != remote.rkey || end != remote.address {
+            return 0;
+        }
+        let parts = self.parts(work);
+        let is_same_part = parts.last().is_some_and(|last| continues(last, part));
+        if !is_same_part && parts.len() >= bounds.scatter as usize {
+            return 0;
+        }
+        bounds.slice.saturating_sub(work.length)
+    }
+}
+
+fn continues(last: &Sge, part: Part) -> bool {
+    last.lkey == part.lkey && last.addr.wrapping_add(u64::from(last.length)) == part.address
+}
+
+#[cfg(test)]
+mod tests;
