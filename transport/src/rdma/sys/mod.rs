@@ -1,15 +1,13 @@
 //! The calls of libibverbs that are used here, found at run time.
 //!
 //! Nothing is needed at build time and nothing is linked: a process on a host without the library
-//! starts like any other and learns here that there is no RDMA. `layout.rs` compares every structure
-//! and constant with the C headers, under the feature `rdma-sys`.
+//! starts like any other and learns here that there is no RDMA. `types/layout.rs` compares every
+//! structure and constant with the C headers, under the feature `rdma-sys`.
 
 // UNSAFETY: foreign functions behind pointers. The signatures and structures are those of the
 // library's stable ABI; who calls a function keeps the library's rules for its arguments.
 #![allow(unsafe_code, reason = "calls a C library that is loaded at run time")]
 
-#[cfg(all(test, feature = "rdma-sys"))]
-mod layout;
 mod types;
 
 pub(super) use types::*;

@@ -1,5 +1,8 @@
 //! The structures and constants of libibverbs, as far as they are used.
 
+#[cfg(all(test, feature = "rdma-sys"))]
+mod layout;
+
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// `struct ibv_device`, from its beginning as far as it is read.
@@ -312,6 +315,8 @@ zeroed!(
 
 pub(in crate::rdma) const TRANSPORT_IWARP: c_int = 1;
 pub(in crate::rdma) const PORT_ACTIVE: c_int = 4;
+/// Of an enum without a name, which the generated bindings leave out: software RoCE, which reports it,
+/// connects only with it.
 pub(in crate::rdma) const LINK_LAYER_ETHERNET: u8 = 2;
 pub(in crate::rdma) const GID_TYPE_ROCE_V1: u32 = 1;
 pub(in crate::rdma) const GID_TYPE_ROCE_V2: u32 = 2;
