@@ -1,0 +1,257 @@
+//! However a connection ends: nothing is touched afterwards, nothing hangs, nothing is left.
+
+use crate::ends::{Ends, LIMIT, Memory, pair, run, run_one, start, transfer};
+use kvpool_transport::rdma::{Access, Allows, Fault, Lane, RdmaOptions, Retry, Transfer, Way};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const CANARY: u8 = 0xc5;
+
+/// Long enough for what is still under way to arrive.
+const WHILE: Duration = Duration::from_millis(500);
+
+/// Gives a silent peer up after about half a second.
+fn impatient() -> RdmaOptions {
+    RdmaOptions {
+        retry: Retry {
+            count: 6,
+            timeout: 14,
+        },
+        ..RdmaOptions::default()
+    }
+}
+
+fn all_of(ends: &Ends, here: &Memory, way: Way, rounds: u64) -> Vec<Transfer> {
+    let pieces = here.slice.length().0 / MIB;
+    (0..rounds * pieces)
+        .map(|i| {
+            let at = i * 7 % pieces * MIB;
+            transfer(way, ends.there.remote(at), vec![here.part(at, MIB)])
+        })
+        .collect()
+}
+
+fn assert_untouched(memory: &Memory, what: &str) {
+    memory.fill_with(CANARY);
+    std::thread::sleep(WHILE);
+    assert!(
+        memory.slice.to_vec().iter().all(|byte| *byte == CANARY),
+        "{what}"
+    );
+}
+
+#[test]
+fn after_an_abort_no_memory_is_touched() {
+    let rail = rail!("after_an_abort_no_memory_is_touched");
+    for way in [Way::Read, Way::Write] {
+        for wait in [0, 3, 20] {
+            let ends = Ends::connect(&rail, Allows::Writes, 32 * MIB);
+            let here = Memory::new(&rail, 32 * MIB, Access::Local);
+            here.fill(1);
+            ends.there.fill(2);
+            let answer = start(&ends.lane, all_of(&ends, &here, way, 8));
+            std::thread::sleep(Duration::from_millis(wait));
+            let begun = Instant::now();
+            ends.lane.abort();
+            assert!(
+                begun.elapsed() < Duration::from_secs(5),
+                "{:?}",
+                begun.elapsed()
+            );
+            here.fill_with(CANARY);
+            assert_untouched(&ends.there, "the peer's memory");
+            assert!(
+                here.slice.to_vec().iter().all(|byte| *byte == CANARY),
+                "memory here"
+            );
+            let outcomes = answer.recv_timeout(LIMIT).unwrap();
+            assert_eq!(outcomes.len(), 256);
+            assert!(
+                outcomes.iter().any(Result::is_err),
+                "{way:?} was over before the abort"
+            );
+            assert!(!ends.lane.is_open());
+            assert_eq!(rail.in_flight(), 0);
+        }
+    }
+}
+
+#[test]
+fn after_the_serving_queue_pair_is_gone_no_memory_is_touched() {
+    let rail = rail!(
+        "after_the_serving_queue_pair_is_gone_no_memory_is_touched",
+        impatient()
+    );
+    let Ends {
+        lane,
+        serving,
+        there,
+    } = Ends::connect(&rail, Allows::Writes, 32 * MIB);
+    let here = Memory::new(&rail, 32 * MIB, Access::Local);
+    here.fill(1);
+    let transfers = (0..256)
+        .map(|i| {
+            let at = i * 7 % 32 * MIB;
+            transfer(Way::Write, there.remote(at), vec![here.part(at, MIB)])
+        })
+        .collect();
+    let (sender, answer) = mpsc::channel();
+    // On kernels where posting is sending, submitting takes as long as the first window does.
+    let submitter = std::thread::spawn(move || {
+        lane.submit(transfers, move |outcomes| sender.send(outcomes).unwrap());
+        lane
+    });
+    std::thread::sleep(Duration::from_millis(30));
+    drop(serving);
+    assert_untouched(&there, "memory whose queue pair is gone");
+    let outcomes = answer.recv_timeout(LIMIT).unwrap();
+    assert!(outcomes.iter().any(Result::is_err));
+    drop(submitter.join().unwrap());
+}
+
+#[test]
+fn a_peer_that_vanishes_ends_in_an_error_in_bounded_time() {
+    let rail = rail!(
+        "a_peer_that_vanishes_ends_in_an_error_in_bounded_time",
+        impatient()
+    );
+    for way in [Way::Read, Way::Write] {
+        let mut ends = Ends::connect(&rail, Allows::Writes, 32 * MIB);
+        let here = Memory::new(&rail, 32 * MIB, Access::Local);
+        let transfers = all_of(&ends, &here, way, 8);
+        let answer = start(&ends.lane, transfers);
+        std::thread::sleep(Duration::from_millis(20));
+        let other = pair(&rail, &rail, Allows::Writes).1;
+        drop(std::mem::replace(&mut ends.serving, other));
+        let begun = Instant::now();
+        let outcomes = answer.recv_timeout(LIMIT).unwrap();
+        assert!(
+            begun.elapsed() < Duration::from_secs(15),
+            "{:?}",
+            begun.elapsed()
+        );
+        let faults: Vec<Fault> = outcomes
+            .iter()
+            .filter_map(|outcome| outcome.as_ref().err())
+            .map(|e| e.fault)
+            .collect();
+        assert!(faults.contains(&Fault::Path), "{way:?}: {faults:?}");
+        assert!(!ends.lane.is_open());
+    }
+}
+
+#[test]
+fn a_queue_pair_that_is_failed_answers_for_its_work() {
+    let rail = rail!(
+        "a_queue_pair_that_is_failed_answers_for_its_work",
+        impatient()
+    );
+    let ends = Ends::connect(&rail, Allows::Writes, 8 * MIB);
+    let here = Memory::new(&rail, 8 * MIB, Access::Local);
+    ends.serving.fail();
+    let write = transfer(Way::Write, ends.there.remote(0), vec![here.part(0, MIB)]);
+    let error = run_one(&ends.lane, write).unwrap_err();
+    assert!(
+        matches!(error.fault, Fault::Path | Fault::Remote),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_queue_pair_that_is_not_connected_takes_no_work() {
+    let rail = rail!("a_queue_pair_that_is_not_connected_takes_no_work");
+    let queue = kvpool_transport::rdma::QueuePair::create(&rail, Allows::Nothing).unwrap();
+    let lane = Lane::new(queue);
+    let here = Memory::new(&rail, MIB, Access::RemoteReadWrite);
+    let remote = here.remote(0);
+    let transfers = (0..4)
+        .map(|i| transfer(Way::Write, remote, vec![here.part(i * 2 * 4096, 4096)]))
+        .collect();
+    let outcomes = run(&lane, transfers);
+    assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
+    assert!(!lane.is_open());
+}
+
+#[test]
+fn two_hundred_connections_leave_nothing_behind() {
+    let rail = rail!("two_hundred_connections_leave_nothing_behind");
+    let before = rail.registrations();
+    for round in 0..200 {
+        let ends = Ends::connect(&rail, Allows::Writes, MIB);
+        let here = Memory::new(&rail, MIB, Access::Local);
+        here.fill(round);
+        let way = if round % 2 == 0 {
+            Way::Write
+        } else {
+            Way::Read
+        };
+        let one = transfer(way, ends.there.remote(0), vec![here.part(0, MIB)]);
+        if round % 3 == 0 {
+            // Left in the middle.
+            ends.lane.submit(vec![one], |_| {});
+        } else {
+            run_one(&ends.lane, one).unwrap();
+            assert!(here.slice.to_vec() == ends.there.slice.to_vec());
+        }
+    }
+    assert_eq!(rail.lanes(), 0);
+    assert_eq!(rail.in_flight(), 0);
+    // What was answered for on the completion thread may be let go a moment later.
+    let limit = Instant::now() + LIMIT;
+    while rail.registrations() > before {
+        assert!(
+            Instant::now() < limit,
+            "{} are left",
+            rail.registrations() - before
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_lane_may_be_dropped_at_the_end_of_its_work() {
+    let rail = rail!("a_lane_may_be_dropped_at_the_end_of_its_work");
+    let Ends {
+        lane,
+        serving,
+        there,
+    } = Ends::connect(&rail, Allows::Writes, MIB);
+    let here = Memory::new(&rail, MIB, Access::Local);
+    let lane = Arc::new(lane);
+    let held = lane.clone();
+    let (sender, receiver) = mpsc::channel();
+    let (dropped, is_dropped) = mpsc::channel::<()>();
+    let all = (0..64)
+        .map(|i| {
+            transfer(
+                Way::Write,
+                there.remote(i * 8192),
+                vec![here.part(i * 8192, 4096)],
+            )
+        })
+        .collect();
+    lane.submit(all, move |outcomes| {
+        // The last one to hold it is this thread, and with it goes the rail.
+        is_dropped.recv_timeout(LIMIT).unwrap();
+        drop(held);
+        sender.send(outcomes).unwrap();
+    });
+    drop(lane);
+    drop((serving, rail));
+    let keys = (there, here);
+    dropped.send(()).unwrap();
+    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), vec![Ok(()); 64]);
+    drop(keys);
+}
+
+#[test]
+fn who_panics_at_the_end_of_its_work_harms_nobody_else() {
+    let rail = rail!("who_panics_at_the_end_of_its_work_harms_nobody_else");
+    let ends = Ends::connect(&rail, Allows::Writes, MIB);
+    let here = Memory::new(&rail, MIB, Access::Local);
+    let write = transfer(Way::Write, ends.there.remote(0), vec![here.part(0, MIB)]);
+    ends.lane
+        .submit(vec![write.clone()], |_| panic!("as this test wants it"));
+    assert_eq!(run_one(&ends.lane, write), Ok(()));
+}

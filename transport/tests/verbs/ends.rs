@@ -1,0 +1,158 @@
+//! Two connected ends, and what is done between them.
+
+use kvpool_transport::rdma::{
+    Access, Allows, Fabric, Lane, QueuePair, Rail, RdmaOptions, Registration, Remote, Transfer,
+    Way, WorkError,
+};
+use kvpool_transport::{Region, Slice};
+use kvpool_types::{Length, Offset};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// Longer than any answer may take.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// The rail that a test runs on; without one the test says so and ends.
+macro_rules! rail {
+    ($name:literal) => {
+        rail!($name, kvpool_transport::rdma::RdmaOptions::default())
+    };
+    ($name:literal, $options:expr) => {
+        match crate::ends::open(&$options) {
+            Ok(rail) => rail,
+            Err(why) => {
+                eprintln!("SKIPPED {}: {why}", $name);
+                return;
+            }
+        }
+    };
+}
+
+/// The first rail of this machine.
+pub(crate) fn open(options: &RdmaOptions) -> Result<Arc<Rail>, String> {
+    match Fabric::open(options) {
+        Ok(fabric) => Ok(fabric.rails()[0].clone()),
+        // Whoever says that there is a device does not want to hear of tests that were skipped.
+        Err(why) if std::env::var_os("KVPOOL_RDMA").is_some() => panic!("{why}"),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+/// One connection, and the memory of the end that serves.
+pub(crate) struct Ends {
+    pub(crate) lane: Lane,
+    pub(crate) serving: QueuePair,
+    pub(crate) there: Memory,
+}
+
+/// Registered memory.
+pub(crate) struct Memory {
+    pub(crate) registration: Registration,
+    pub(crate) slice: Slice,
+}
+
+impl Memory {
+    pub(crate) fn new(rail: &Arc<Rail>, bytes: u64, access: Access) -> Self {
+        let slice = Region::allocate(Length(bytes)).whole();
+        let registration = rail.register(&slice, access).unwrap();
+        Self {
+            registration,
+            slice,
+        }
+    }
+
+    /// Where a byte of it is for the peer.
+    pub(crate) fn remote(&self, from: u64) -> Remote {
+        Remote {
+            address: self.registration.address() + from,
+            rkey: self.registration.rkey(),
+        }
+    }
+
+    pub(crate) fn part(&self, from: u64, length: u64) -> (Registration, Slice) {
+        let slice = self.slice.slice(Offset(from), Length(length)).unwrap();
+        (self.registration.clone(), slice)
+    }
+
+    /// Every byte its own.
+    pub(crate) fn fill(&self, seed: u64) {
+        let mut state = seed | 1;
+        let mut bytes = vec![0; self.slice.length().as_usize()];
+        for chunk in bytes.chunks_mut(8) {
+            state = state
+                .wrapping_mul(0x5851_f42d_4c95_7f2d)
+                .wrapping_add(0x1405_7b7e_f767_814f);
+            chunk.copy_from_slice(&(state ^ state >> 29).to_le_bytes()[..chunk.len()]);
+        }
+        self.slice.write_at(Offset(0), &bytes);
+    }
+
+    pub(crate) fn fill_with(&self, byte: u8) {
+        self.slice
+            .write_at(Offset(0), &vec![byte; self.slice.length().as_usize()]);
+    }
+}
+
+impl Ends {
+    /// Connected, with `bytes` of memory at the end that serves.
+    pub(crate) fn connect(rail: &Arc<Rail>, allows: Allows, bytes: u64) -> Self {
+        let access = match allows {
+            Allows::Writes => Access::RemoteReadWrite,
+            _ => Access::RemoteRead,
+        };
+        Self::with_access(rail, allows, access, bytes)
+    }
+
+    pub(crate) fn with_access(
+        rail: &Arc<Rail>,
+        allows: Allows,
+        access: Access,
+        bytes: u64,
+    ) -> Self {
+        let (asking, serving) = pair(rail, rail, allows);
+        Self {
+            lane: Lane::new(asking),
+            serving,
+            there: Memory::new(rail, bytes, access),
+        }
+    }
+}
+
+/// Two queue pairs, connected; the second serves.
+pub(crate) fn pair(here: &Arc<Rail>, there: &Arc<Rail>, allows: Allows) -> (QueuePair, QueuePair) {
+    let asking = QueuePair::create(here, Allows::Nothing).unwrap();
+    let serving = QueuePair::create(there, allows).unwrap();
+    serving.connect(asking.address()).unwrap();
+    asking.connect(serving.address()).unwrap();
+    (asking, serving)
+}
+
+pub(crate) fn transfer(way: Way, remote: Remote, local: Vec<(Registration, Slice)>) -> Transfer {
+    Transfer { way, remote, local }
+}
+
+/// Submits and waits for the outcomes.
+pub(crate) fn run(lane: &Lane, transfers: Vec<Transfer>) -> Vec<Result<(), WorkError>> {
+    start(lane, transfers)
+        .recv_timeout(LIMIT)
+        .expect("an answer in time")
+}
+
+/// Submits, to be waited for.
+pub(crate) fn start(
+    lane: &Lane,
+    transfers: Vec<Transfer>,
+) -> mpsc::Receiver<Vec<Result<(), WorkError>>> {
+    let (sender, receiver) = mpsc::channel();
+    lane.submit(transfers, move |outcomes| {
+        let _ = sender.send(outcomes);
+    });
+    receiver
+}
+
+/// Submits one transfer and waits for its outcome.
+pub(crate) fn run_one(lane: &Lane, transfer: Transfer) -> Result<(), WorkError> {
+    let mut outcomes = run(lane, vec![transfer]);
+    assert_eq!(outcomes.len(), 1);
+    outcomes.remove(0)
+}
