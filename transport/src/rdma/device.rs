@@ -357,7 +357,12 @@ impl DeviceList {
         // SAFETY: the length is ours to fill.
         let first = unsafe { (library.get_device_list)(&raw mut length) };
         let Some(first) = NonNull::new(first) else {
-            return Err(Unavailable::NoPort(io::Error::last_os_error().to_string()));
+            let error = io::Error::last_os_error();
+            // What a kernel says that has none of RDMA loaded.
+            return Err(match error.raw_os_error() {
+                Some(libc::ENOSYS) => Unavailable::NoDevice,
+                _ => Unavailable::NoPort(format!("they cannot be listed: {error}")),
+            });
         };
         let list = Self {
             library,

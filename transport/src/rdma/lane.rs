@@ -78,19 +78,24 @@ struct Posted {
 impl Lane {
     /// Takes over a queue pair that has been connected.
     pub fn new(queue: QueuePair) -> Self {
+        let limits = queue.rail().limits();
+        let bounds = Bounds {
+            slice: limits.slice,
+            scatter: limits.scatter,
+        };
+        Self::bounded(queue, bounds)
+    }
+
+    fn bounded(queue: QueuePair, bounds: Bounds) -> Self {
         let rail = queue.rail().clone();
         let shared = rail.completions.shared().clone();
         let inner = shared.enter(|place| {
-            let limits = rail.limits();
             Arc::new(Inner {
                 device: rail.device.clone(),
                 shared: shared.clone(),
                 place,
                 number: queue.address().number,
-                bounds: Bounds {
-                    slice: limits.slice,
-                    scatter: limits.scatter,
-                },
+                bounds,
                 is_open: AtomicBool::new(true),
                 state: Mutex::new(State {
                     phase: Phase::Open,
@@ -462,3 +467,6 @@ fn judge(posted: Posted, completion: &sys::Wc) -> Result<(), WorkError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -80,7 +80,7 @@ pub(super) struct Chain {
     parts: Vec<sys::Sge>,
 }
 
-/// The device took only the first `taken` requests of a chain.
+/// The device took the first `taken` requests of a chain, or may have; the others it did not.
 pub(super) struct Refused {
     pub(super) taken: usize,
     pub(super) error: io::Error,
@@ -246,11 +246,12 @@ impl QueuePair {
         // SAFETY: the queue pair lives; `link` made the chain valid, and it is borrowed uniquely for
         // the call; the memory that it names is the caller's word.
         let code = unsafe { sys::post_send(self.raw.as_ptr(), first, &raw mut bad) };
+        // A driver that names none may have taken all.
         let taken = chain
             .requests
             .iter()
             .position(|request| std::ptr::from_ref(request) == bad.cast_const())
-            .unwrap_or(0);
+            .unwrap_or(chain.requests.len());
         chain.requests.clear();
         chain.parts.clear();
         check(code).map_err(|error| Refused { taken, error })

@@ -118,7 +118,13 @@ impl Registration {
             }
             register(flags & !sys::ACCESS_RELAXED_ORDERING)
         });
-        let raw = raw.map_err(|error| explain(&error, length as u64))?;
+        let raw = raw.map_err(|error| match error.raw_os_error() {
+            Some(libc::EFAULT) if !is_writable => io::Error::new(
+                io::ErrorKind::Unsupported,
+                "before Linux 6.3 memory that is mapped for reading only cannot be registered",
+            ),
+            _ => explain(&error, length as u64),
+        })?;
         Ok(Self::new(
             device,
             raw,

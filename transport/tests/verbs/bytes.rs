@@ -171,7 +171,7 @@ fn cached_registrations_are_found_again_and_never_for_other_memory() {
         // Freed and allocated anew, most often at the same address: but of other pages.
         let region = Region::allocate(Length(32 * MIB));
         let slice = region.whole();
-        slice.write_at(Offset(0), &vec![round + 1; 32 * MIB as usize]);
+        slice.write_at(Offset(0), &vec![round + 1; 32 << 20]);
         let registration = rail.cached(&slice).unwrap();
         reused += u32::from(addresses.contains(&registration.address()));
         addresses.push(registration.address());

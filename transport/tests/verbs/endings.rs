@@ -221,6 +221,7 @@ fn a_lane_may_be_dropped_at_the_end_of_its_work() {
     let lane = Arc::new(lane);
     let held = lane.clone();
     let (sender, receiver) = mpsc::channel();
+    let (ended, has_ended) = mpsc::channel();
     let (dropped, is_dropped) = mpsc::channel::<()>();
     let all = (0..64)
         .map(|i| {
@@ -232,17 +233,17 @@ fn a_lane_may_be_dropped_at_the_end_of_its_work() {
         })
         .collect();
     lane.submit(all, move |outcomes| {
+        ended.send(()).unwrap();
         // The last one to hold it is this thread, and with it goes the rail.
         is_dropped.recv_timeout(LIMIT).unwrap();
         drop(held);
         sender.send(outcomes).unwrap();
     });
-    drop(lane);
-    drop((serving, rail));
-    let keys = (there, here);
+    has_ended.recv_timeout(LIMIT).unwrap();
+    drop((lane, serving, rail));
     dropped.send(()).unwrap();
     assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), vec![Ok(()); 64]);
-    drop(keys);
+    drop((there, here));
 }
 
 #[test]

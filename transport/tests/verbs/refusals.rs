@@ -2,10 +2,12 @@
 
 use crate::ends::{Ends, LIMIT, Memory, run, run_one, transfer};
 use kvpool_transport::Region;
+use kvpool_transport::memory::{create_segment, read_only_fd};
 use kvpool_transport::rdma::{
     Access, Allows, Fabric, Fault, RdmaOptions, Remote, Transfer, Unavailable, Way, WorkError,
 };
-use kvpool_types::Length;
+use kvpool_types::{Length, Offset};
+use std::os::fd::AsFd;
 use std::time::Instant;
 
 const SIZE: u64 = 64 << 10;
@@ -168,6 +170,41 @@ fn memory_of_no_bytes_is_not_registered() {
     let rail = rail!("memory_of_no_bytes_is_not_registered");
     let nothing = Region::allocate(Length(0)).whole();
     assert!(rail.register(&nothing, Access::Local).is_err());
+}
+
+#[test]
+fn what_is_no_dmabuf_is_not_registered_as_one() {
+    let rail = rail!("what_is_no_dmabuf_is_not_registered_as_one");
+    let file = tempfile::tempfile().unwrap();
+    let before = rail.registrations();
+    let registered = rail.register_dmabuf(file.as_fd(), 0, 4096, 0, Access::RemoteReadWrite);
+    assert!(registered.is_err());
+    assert_eq!(rail.registrations(), before);
+}
+
+#[test]
+fn memory_that_is_only_read_is_a_source_and_no_destination() {
+    let rail = rail!("memory_that_is_only_read_is_a_source_and_no_destination");
+    let ends = Ends::connect(&rail, Allows::Writes, SIZE);
+    let (fd, writable) = create_segment(Length(SIZE), false, "verbs").unwrap();
+    writable.whole().write_at(Offset(0), &[7; 64 << 10]);
+    let only_read = Region::map(read_only_fd(&fd).unwrap().as_fd(), Length(SIZE), false);
+    let slice = only_read.unwrap().whole();
+    assert!(rail.register(&slice, Access::RemoteReadWrite).is_err());
+    let registration = match rail.cached(&slice) {
+        Ok(registration) => registration,
+        Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {
+            eprintln!("SKIPPED memory_that_is_only_read_is_a_source_and_no_destination: {error}");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let local = vec![(registration, slice)];
+    let read = transfer(Way::Read, ends.there.remote(0), local.clone());
+    assert_eq!(run_one(&ends.lane, read).unwrap_err().fault, Fault::Invalid);
+    let write = transfer(Way::Write, ends.there.remote(0), local);
+    assert_eq!(run_one(&ends.lane, write), Ok(()));
+    assert_eq!(ends.there.slice.to_vec(), [7; 64 << 10]);
 }
 
 #[test]

@@ -1,0 +1,105 @@
+use super::*;
+use crate::Region;
+use crate::rdma::{Access, Allows, Fabric, Fault, RdmaOptions, Remote};
+use kvpool_types::{Length, Offset};
+use std::sync::mpsc;
+use std::time::Duration;
+
+fn completion(status: i32, opcode: i32, bytes: u32) -> sys::Wc {
+    use sys::Zeroed;
+    let mut completion = sys::Wc::zeroed();
+    completion.status = status;
+    completion.opcode = opcode;
+    completion.byte_len = bytes;
+    completion
+}
+
+fn posted(way: Way, length: u32) -> Posted {
+    Posted {
+        operation: 0,
+        work: 0,
+        length,
+        way,
+    }
+}
+
+#[test]
+fn a_completion_counts_only_with_its_status_its_kind_and_its_bytes() {
+    let read = posted(Way::Read, 100);
+    let write = posted(Way::Write, 100);
+    let (as_read, as_write) = (sys::WC_RDMA_READ, sys::WC_RDMA_WRITE);
+    assert_eq!(judge(read, &completion(0, as_read, 100)), Ok(()));
+    // What a write's completion says of bytes is not defined.
+    assert_eq!(judge(write, &completion(0, as_write, 0)), Ok(()));
+    for (work, bad) in [
+        (read, completion(0, as_read, 99)),
+        (read, completion(0, as_read, 0)),
+        (read, completion(0, as_write, 100)),
+        (write, completion(0, as_read, 100)),
+        (read, completion(1, as_read, 100)),
+    ] {
+        assert_eq!(judge(work, &bad).unwrap_err().fault, Fault::Local);
+    }
+    let fault = |status| {
+        judge(read, &completion(status, as_read, 100))
+            .unwrap_err()
+            .fault
+    };
+    assert_eq!(fault(10), Fault::Remote);
+    assert_eq!(fault(12), Fault::Path);
+    assert_eq!(fault(5), Fault::Flushed);
+}
+
+#[test]
+fn a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all() {
+    const NAME: &str = "a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all";
+    let fabric = match Fabric::open(&RdmaOptions::default()) {
+        Ok(fabric) => fabric,
+        Err(why) => {
+            eprintln!("SKIPPED {NAME}: {why}");
+            return;
+        }
+    };
+    let rail = &fabric.rails()[0];
+    let asking = QueuePair::create(rail, Allows::Nothing).unwrap();
+    let serving = QueuePair::create(rail, Allows::Writes).unwrap();
+    serving.connect(asking.address()).unwrap();
+    asking.connect(serving.address()).unwrap();
+    // The lane believes that a work request takes more parts than the device does.
+    let bounds = Bounds {
+        slice: 1 << 20,
+        scatter: 1000,
+    };
+    let lane = Lane::bounded(asking, bounds);
+    let memory = Region::allocate(Length(1 << 20)).whole();
+    let registration = rail.register(&memory, Access::RemoteReadWrite).unwrap();
+    let write = |number: u64, parts: u64| Transfer {
+        way: Way::Write,
+        remote: Remote {
+            address: registration.address() + number * 65536,
+            rkey: registration.rkey(),
+        },
+        local: (0..parts)
+            .map(|part| {
+                let from = Offset((1 << 19) + part * 64);
+                (
+                    registration.clone(),
+                    memory.slice(from, Length(32)).unwrap(),
+                )
+            })
+            .collect(),
+    };
+    let (sender, receiver) = mpsc::channel();
+    let all = vec![write(0, 1), write(2, 1), write(4, 500), write(6, 1)];
+    lane.submit(all, move |outcomes| sender.send(outcomes).unwrap());
+    let outcomes = receiver.recv_timeout(Duration::from_secs(10)).unwrap();
+    let faults: Vec<Option<Fault>> = outcomes
+        .iter()
+        .map(|outcome| outcome.as_ref().err().map(|error| error.fault))
+        .collect();
+    // Nothing told of the first two: they had no completion of their own.
+    let (flushed, local) = (Some(Fault::Flushed), Some(Fault::Local));
+    assert_eq!(faults, [flushed, flushed, local, local], "{outcomes:?}");
+    assert!(!lane.is_open());
+    assert_eq!(rail.in_flight(), 0);
+}
