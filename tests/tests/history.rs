@@ -212,6 +212,10 @@ async fn every_answer_is_explained_while_the_one_embedded_master_and_a_node_die(
     clients.judge(excuses).await;
 }
 
+/// Longer than it takes a node to reach the leader again over a network that was cut: its connections
+/// wait for a retransmission, or are given up.
+const SURELY_BACK: Duration = Duration::from_secs(5);
+
 /// What befalls a pool with standby masters.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
@@ -284,7 +288,13 @@ impl Trouble {
             Self::LeaderCut(from) => {
                 let links = from.iter().map(|other| (party(leader.index), *other));
                 cut_for(pool, links.collect(), lasts).await;
-                vec![recorder.deposed(begun, Instant::now())]
+                let over = Instant::now();
+                let mut excuses = vec![recorder.deposed(begun, over)];
+                if from.contains(&POOL) {
+                    // The nodes have to notice too, and no leader waits for them for ever.
+                    excuses.push(recorder.hidden(begun, over + SURELY_BACK));
+                }
+                excuses
             }
             Self::EtcdCut => {
                 let links = (0..MASTERS).map(|index| (party(index), ETCD));

@@ -18,6 +18,8 @@ pub(crate) const NODES: [u128; 2] = [1, 2];
 pub(crate) enum CommitFault {
     /// It is made, and its answer is lost.
     AnswerLost,
+    /// It is made, and answered by a master that takes an earlier epoch for the latest.
+    AnsweredByOld,
     /// Every block of it is refused with this.
     Refused(Code),
 }
@@ -339,8 +341,9 @@ impl Pool for Master {
         if fault == Some(CommitFault::AnswerLost) {
             return Err(Status::unavailable("the answer is lost"));
         }
+        let age = u64::from(fault == Some(CommitFault::AnsweredByOld));
         Ok(Response::new(Outcomes {
-            epoch: state.epoch,
+            epoch: state.epoch - age,
             codes,
         }))
     }
