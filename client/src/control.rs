@@ -69,6 +69,8 @@ struct Failed {
     error: ControlError,
     /// Whether that says that another master should be looked for.
     leave: bool,
+    /// Whether it may have been carried out all the same.
+    maybe_done: bool,
 }
 
 /// How one call is to be made.
@@ -283,10 +285,10 @@ impl Control {
                     if failed.leave {
                         self.masters.doubt(&route, failed.error.code);
                     }
+                    *unknown |= failed.maybe_done;
                     failed.error
                 }
             };
-            *unknown |= may_have_been_done(error.code);
             let fixed = call.epoch.is_some() && error.code == Code::StaleEpoch;
             if error.code == Code::StaleEpoch {
                 self.learn_epoch(&route, call.deadline).await;
@@ -351,6 +353,7 @@ impl Control {
         };
         let reply = answered.map_err(|error| Failed {
             leave: moves_on(error.code),
+            maybe_done: may_have_been_done(error.code),
             error,
         })?;
         let epoch = Epoch(M::epoch_of(&reply));
@@ -362,6 +365,8 @@ impl Control {
                 format!("kvmaster at {address} is of epoch {epoch}, and {highest} was seen"),
             ),
             leave: true,
+            // A leader of an earlier term did it, perhaps while that was still the latest.
+            maybe_done: true,
         })
     }
 

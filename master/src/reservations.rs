@@ -36,6 +36,8 @@ pub struct Pending {
     pub soft_pin: Option<std::time::Duration>,
     /// Whether its block is never to be evicted.
     pub hard_pin: bool,
+    /// What names the request that it was granted to; 0: nothing.
+    pub request: u64,
     committing: bool,
 }
 
@@ -49,6 +51,7 @@ impl Pending {
             expires: Millis(u64::MAX),
             soft_pin: None,
             hard_pin: false,
+            request: 0,
             committing: false,
         }
     }
@@ -278,6 +281,23 @@ impl Locked<'_> {
         let pending = &self.inner.puts.at(place).held().pending;
         let revocable = pending.version == version && !pending.committing;
         revocable.then(|| self.inner.end(place))
+    }
+
+    /// Ends the put of a key that was granted to one of these requests, which are sorted: its owner never heard of the
+    /// grant. Not one that is committing.
+    pub fn take_lost(
+        &mut self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        requests: &[u64],
+    ) -> Option<Pending> {
+        if requests.is_empty() {
+            return None;
+        }
+        let place = self.inner.find(namespace, key)?;
+        let pending = &self.inner.puts.at(place).held().pending;
+        let is_lost = pending.request != 0 && requests.binary_search(&pending.request).is_ok();
+        (is_lost && !pending.committing).then(|| self.inner.end(place))
     }
 
     /// Ends every put that was to write to one of `segments`, except those that are committing.

@@ -104,7 +104,18 @@ impl Bench {
     }
 
     async fn reserve(&self, name: &str) -> Result<proto::Reservation, Code> {
+        self.reserve_instead(name, 0, &[]).await
+    }
+
+    async fn reserve_instead(
+        &self,
+        name: &str,
+        request: u64,
+        instead_of: &[u64],
+    ) -> Result<proto::Reservation, Code> {
         let request = proto::ReserveRequest {
+            request,
+            instead_of: instead_of.to_vec(),
             caller: self.caller(),
             keys: packed(name),
             lengths: vec![100],
@@ -180,6 +191,22 @@ fn from_wire(code: u32) -> Code {
 fn code(status: &Status) -> Code {
     let code = status.metadata().get(proto::CODE_METADATA).unwrap();
     from_wire(code.to_str().unwrap().parse().unwrap())
+}
+
+/// The client that lost the answer is not kept waiting by its own grant.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_whose_answer_was_lost_ends_when_its_owner_asks_again() {
+    let bench = Bench::new().await;
+    let lost = bench.reserve_instead("a", 70, &[]).await.unwrap();
+    let in_progress = Code::InProgress.to_wire();
+    let others = bench.reserve_instead("a", 71, &[69]).await.unwrap();
+    assert_eq!(others.code, u32::from(in_progress), "it is another's");
+    let again = bench.reserve_instead("a", 72, &[90, 70]).await.unwrap();
+    assert_eq!(again.code, 0);
+    assert_ne!(again.version, lost.version);
+    assert_ne!(again.extents[0].offset, lost.extents[0].offset);
+    assert_eq!(bench.commit("a", &lost).await, Ok(Code::GrantEnded));
+    assert_eq!(bench.commit("a", &again).await, Ok(Code::Ok));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -125,9 +125,6 @@ pub struct Rules {
     /// A put or upsert may take effect more than once until it is answered: a client whose commit's
     /// answer was lost does the whole again. In between another client may have changed the key.
     pub repeats: bool,
-    /// A removal may be seen before it is durable, and be undone with the leader that made it; its
-    /// client is not answered then.
-    pub undone: bool,
     /// Where more is allowed.
     pub excuses: Vec<Excuse>,
 }

@@ -18,6 +18,8 @@ pub(crate) const NODES: [u128; 2] = [1, 2];
 pub(crate) enum CommitFault {
     /// It is made, and its answer is lost.
     AnswerLost,
+    /// It is made, and answered by a master that takes an earlier epoch for the latest.
+    AnsweredByOld,
     /// Every block of it is refused with this.
     Refused(Code),
 }
@@ -47,6 +49,10 @@ pub(crate) struct State {
     /// Whether single replicas go to one node after the other; else all to the first.
     pub(crate) alternates: bool,
     pub(crate) commit_faults: VecDeque<CommitFault>,
+    /// How many reserves are carried out and not answered.
+    pub(crate) lost_reserves: usize,
+    /// What each reserve was named, and which it came instead of.
+    pub(crate) reserves: Vec<(u64, Vec<u64>)>,
     pub(crate) release_fails: bool,
     pub(crate) blocks: HashMap<String, Block>,
     pub(crate) reservations: HashMap<u64, (String, Vec<u32>, u64)>,
@@ -88,6 +94,8 @@ impl Default for State {
             blocks: HashMap::new(),
             reservations: HashMap::new(),
             next: 1,
+            lost_reserves: 0,
+            reserves: Vec::new(),
             commits: Vec::new(),
             parents: HashMap::new(),
             revoked: Vec::new(),
@@ -242,6 +250,12 @@ impl Pool for Master {
         admit!(self, request, reserve, true);
         let request = request.into_inner();
         let mut state = self.called("reserve");
+        let named = (request.request, request.instead_of.clone());
+        state.reserves.push(named);
+        if state.lost_reserves > 0 {
+            state.lost_reserves -= 1;
+            return Err(Status::unavailable("the answer is lost"));
+        }
         let mut reservations = Vec::new();
         for key in keys(&request.keys) {
             let told = state
@@ -339,8 +353,9 @@ impl Pool for Master {
         if fault == Some(CommitFault::AnswerLost) {
             return Err(Status::unavailable("the answer is lost"));
         }
+        let age = u64::from(fault == Some(CommitFault::AnsweredByOld));
         Ok(Response::new(Outcomes {
-            epoch: state.epoch,
+            epoch: state.epoch - age,
             codes,
         }))
     }

@@ -48,6 +48,8 @@ struct Item {
     last: Option<PutError>,
     /// Whether the answer to a commit was lost: the block may be visible, whatever comes after.
     unknown: bool,
+    /// The requests for a reservation that were not answered: they may have been granted it.
+    unanswered: Vec<u64>,
 }
 
 enum Stage {
@@ -70,6 +72,8 @@ enum Step {
     Reserved {
         items: Vec<usize>,
         reply: Result<ReserveReply, ControlError>,
+        /// The request, when it may have been carried out although it was not answered.
+        unanswered: Option<u64>,
     },
     Wrote(Vec<(usize, SegmentId, TransferResult)>),
     Committed {
@@ -114,6 +118,7 @@ impl<'a> Batch<'a> {
                 backoff: Backoff::default(),
                 last: None,
                 unknown: false,
+                unanswered: Vec::new(),
             })
             .collect();
         Self {
@@ -131,7 +136,16 @@ impl<'a> Batch<'a> {
         while let Some(step) = self.work.next().await {
             match step {
                 Step::Late(items) => items.into_iter().for_each(|at| self.late(at)),
-                Step::Reserved { items, reply } => self.reserved(&items, reply),
+                Step::Reserved {
+                    items,
+                    reply,
+                    unanswered,
+                } => {
+                    for at in &items {
+                        self.item(*at).unanswered.extend(unanswered);
+                    }
+                    self.reserved(&items, reply);
+                }
                 Step::Wrote(results) => self.wrote(results),
                 Step::Committed {
                     items,
@@ -163,6 +177,9 @@ impl<'a> Batch<'a> {
         let named = || items.iter().filter_map(|at| self.items.get(*at));
         let keys = pack(named().map(|item| &item.key));
         let lengths = named().map(|item| item.length.0).collect();
+        let mut instead_of: Vec<u64> = named().flat_map(|i| i.unanswered.clone()).collect();
+        instead_of.sort_unstable();
+        instead_of.dedup();
         let (inner, options, deadline) = (self.inner, self.options, self.deadline);
         let many = items.len() > 1;
         self.work.push(Box::pin(async move {
@@ -172,17 +189,29 @@ impl<'a> Batch<'a> {
             // What is left is counted from when there is somebody to ask.
             if let Err(error) = inner.control.ready(deadline).await {
                 let reply = Err(error);
-                return Step::Reserved { items, reply };
+                let unanswered = None;
+                return Step::Reserved {
+                    items,
+                    reply,
+                    unanswered,
+                };
             }
             let left = deadline.left();
             let wait = wait_for_room(left, many);
-            let request = reserve_request(keys, lengths, options, wait, left);
+            let request = reserve_request(keys, lengths, options, wait, left, instead_of);
+            let name = request.request;
             // Not repeated as it is: the wait that it names must fit what is left.
             let call = Call::by(deadline.at_most(wait + RESERVE_MARGIN))
                 .once()
                 .waiting();
-            let reply = inner.control.call(request, call).await;
-            Step::Reserved { items, reply }
+            let mut unknown = false;
+            let reply = inner.control.call_noting(request, call, &mut unknown);
+            let reply = reply.await;
+            Step::Reserved {
+                items,
+                reply,
+                unanswered: unknown.then_some(name),
+            }
         }));
     }
 

@@ -30,6 +30,7 @@ pub(super) fn reserve_request(
     options: &PutOptions,
     wait: Duration,
     left: Duration,
+    instead_of: Vec<u64>,
 ) -> ReserveRequest {
     ReserveRequest {
         caller: None,
@@ -43,6 +44,8 @@ pub(super) fn reserve_request(
         grant_ttl_ms: millis(left),
         soft_pin_ttl_ms: options.soft_pin.map_or(0, millis),
         hard_pin: options.hard_pin,
+        request: rand::random(),
+        instead_of,
     }
 }
 

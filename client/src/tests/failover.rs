@@ -347,6 +347,30 @@ async fn a_commit_that_the_store_failed_is_put_again() {
     assert_eq!(error.code(), Code::StoreFailed);
 }
 
+/// It was stopped, say, and goes on under a successor that has what it committed.
+#[tokio::test]
+async fn a_commit_that_a_deposed_leader_answers_may_have_been_made() {
+    let two = Two::start().await;
+    let (_nodes, client) = two.connect().await;
+    assert_eq!(put(&client, "a").await, STORED);
+    let by_old = CommitFault::AnsweredByOld;
+    two.a.state().commit_faults.extend([by_old; 1000]);
+    let options = PutOptions {
+        upsert: true,
+        timeout: Some(Duration::from_millis(300)),
+        ..PutOptions::default()
+    };
+    let error = client
+        .batch_put(vec![block("a", b"y")], &options)
+        .await
+        .remove(0)
+        .unwrap_err();
+    assert!(
+        matches!(error, PutError::OutcomeUnknown { .. }),
+        "{error:?}"
+    );
+}
+
 #[tokio::test]
 async fn a_commit_whose_leader_dies_is_present_when_it_is_put_again() {
     let two = Arc::new(Two::start().await);

@@ -47,6 +47,34 @@ async fn a_put_waits_for_room_and_then_says_full() {
     );
 }
 
+/// Whatever it was granted would keep the key from the put itself until the grant ends.
+#[tokio::test]
+async fn a_reservation_whose_answer_was_lost_is_named_when_it_is_asked_for_again() {
+    let pool = pool().await;
+    pool.master.state().lost_reserves = 2;
+    let blocks = vec![block("a", b"x"), block("b", b"y")];
+    let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
+    assert_eq!(outcomes, [STORED, STORED]);
+    let outcomes = pool
+        .client
+        .batch_put(vec![block("c", b"z")], &PutOptions::default())
+        .await;
+    assert_eq!(outcomes, [STORED]);
+    let reserves = pool.master.state().reserves.clone();
+    let names: Vec<u64> = reserves.iter().map(|(name, _)| *name).collect();
+    let sorted = |names: &[u64]| {
+        let mut names = names.to_vec();
+        names.sort_unstable();
+        names
+    };
+    let [first, second, ..] = names[..] else {
+        panic!("{names:?}")
+    };
+    let instead: Vec<Vec<u64>> = reserves.into_iter().map(|(_, instead)| instead).collect();
+    let both = sorted(&[first, second]);
+    assert_eq!(instead, [vec![], vec![first], both, vec![]]);
+}
+
 #[tokio::test]
 async fn a_key_that_another_writes_holds_up_no_neighbour() {
     let pool = pool().await;

@@ -152,7 +152,7 @@ impl Pool {
             superseded_told: tokio::sync::Notify::new(),
             settled: AtomicBool::new(false),
             settled_told: tokio::sync::Notify::new(),
-            removing: RwLock::default(),
+            evicting: RwLock::default(),
             leading: AtomicBool::new(true),
             lapse_told: tokio::sync::Notify::new(),
             heard_client: AtomicU64::new(now.0),

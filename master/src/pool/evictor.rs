@@ -64,7 +64,7 @@ impl Pool {
         let (mut freed, mut last) = (0, 0);
         while freed < goal && !self.is_stopping() {
             let want = (goal - freed).min(STEP_BYTES);
-            let _until_submitted = self.removing.read();
+            let _until_submitted = self.evicting.read();
             let victims = self.directory.evict(want, self.now(), self.lease_floor);
             let Some(latest) = victims.last() else { break };
             last = latest.footprint();
@@ -103,6 +103,7 @@ impl Pool {
             if segment.extents().largest_free() >= length || segment.settled() < segment.used() {
                 return;
             }
+            let _until_submitted = self.evicting.read();
             let run = self.directory.evict_run(
                 segment.id,
                 || segment.extents(),
@@ -117,6 +118,7 @@ impl Pool {
         }
         // There is room in the pool but in no single segment, or nothing can be taken in one piece.
         let want = if least == 0 { length.0 } else { least };
+        let _until_submitted = self.evicting.read();
         let victims = self.directory.evict(want, self.now(), self.lease_floor);
         self.submit_victims(victims);
     }
@@ -125,7 +127,7 @@ impl Pool {
         let bytes = victims.iter().map(Removed::footprint).sum();
         if !victims.is_empty() {
             self.metrics.evicted(victims.len(), bytes);
-            self.submit_removal(victims, |_| {});
+            self.submit_left(&victims);
         }
         bytes
     }

@@ -102,7 +102,7 @@ pub struct Pool {
     settled: AtomicBool,
     settled_told: Notify,
     /// Held for reading from when blocks leave the directory until that has been submitted to the log.
-    removing: RwLock<()>,
+    evicting: RwLock<()>,
     /// Whether the term lasted when that was last looked at.
     leading: AtomicBool,
     lapse_told: Notify,

@@ -1,8 +1,9 @@
 //! Removal at an operator's or a client's word, and replicas that were found wrong.
 
 use super::Pool;
-use crate::directory::{self, Removed, Replica, Verdict};
+use crate::directory::{BlockId, BlockRef, Removed, Replica, Verdict};
 use crate::placement::quarantine::{Freed, Suspected};
+use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Key, KeyRef, SegmentId, Version};
@@ -35,34 +36,61 @@ pub struct RemoveReport {
     pub codes: Vec<Code>,
 }
 
+/// A block that is to be removed, as it was when that was decided.
+struct Leaving {
+    /// Which of the call's keys it has.
+    index: usize,
+    id: BlockId,
+    namespace: NamespaceId,
+    key: Key,
+    version: Version,
+}
+
+impl Leaving {
+    fn record(&self) -> Record {
+        Record::Remove(record::Remove {
+            namespace: self.namespace,
+            key: self.key.clone(),
+            version: self.version,
+        })
+    }
+}
+
 impl Pool {
     /// Removes blocks by key. Leased and pinned ones only with `force`.
+    ///
+    /// A block stays visible until its removal is durable: nobody sees it gone who might see it again
+    /// after a fail-over.
     pub async fn remove(
         self: &Arc<Self>,
         namespace: NamespaceId,
         keys: &[KeyRef<'_>],
         force: bool,
     ) -> Result<RemoveReport, Code> {
-        let (report, durable) = {
-            let _until_submitted = self.removing.read();
-            let (removed, codes) = self.take_out(namespace, keys, force);
-            let count = |wanted: Code| codes.iter().filter(|code| **code == wanted).count() as u64;
-            let report = RemoveReport {
-                removed: count(Code::Ok),
-                kept: count(Code::Leased),
-                codes,
+        let mut codes = vec![Code::Ok; keys.len()];
+        let mut left: Vec<usize> = (0..keys.len()).collect();
+        // A block that was replaced, or taken by another, before its removal was durable is looked at
+        // again: what is answered was true at some moment since the call began.
+        while !left.is_empty() {
+            let leaving = self.leaving(namespace, keys, &left, force, &mut codes);
+            let taken = self.submit_leaving(&leaving);
+            let taken = tokio::select! {
+                biased;
+                taken = taken => taken?,
+                () = self.lapsed() => return Err(Code::StoreFailed),
             };
-            (report, self.submit_removed(removed))
-        };
-        tokio::select! {
-            biased;
-            durable = durable => durable?,
-            () = self.lapsed() => return Err(Code::StoreFailed),
+            let again = leaving.iter().zip(taken).filter(|(_, taken)| !taken);
+            left = again.map(|(block, _)| block.index).collect();
         }
-        if report.codes.contains(&Code::Missing) {
-            self.earlier_removals_are_durable().await?;
+        if codes.contains(&Code::Missing) {
+            self.earlier_evictions_are_durable().await?;
         }
-        Ok(report)
+        let count = |wanted: Code| codes.iter().filter(|code| **code == wanted).count() as u64;
+        Ok(RemoveReport {
+            removed: count(Code::Ok),
+            kept: count(Code::Leased),
+            codes,
+        })
     }
 
     /// Removes many blocks in bounded steps. Each step is durable before the next begins.
@@ -105,50 +133,102 @@ impl Pool {
         }
     }
 
-    fn take_out(
+    /// Which of `keys`, by index, are to be removed; the others get their codes.
+    fn leaving(
         &self,
         namespace: NamespaceId,
         keys: &[KeyRef<'_>],
+        wanted: &[usize],
         force: bool,
-    ) -> (Vec<Removed>, Vec<Code>) {
+        codes: &mut [Code],
+    ) -> Vec<Leaving> {
         let now = self.now();
-        let outcomes = self.directory.remove(namespace, keys, |block| {
+        let asked: Vec<KeyRef<'_>> = wanted
+            .iter()
+            .filter_map(|at| keys.get(*at))
+            .copied()
+            .collect();
+        let mut leaving = Vec::new();
+        let mut missing = Vec::new();
+        self.directory.visit(namespace, &asked[..], |at, block| {
+            let Some(&index) = wanted.get(at) else { return };
+            let Some(block) = block else {
+                missing.push(index);
+                return;
+            };
+            let block = block.view();
             let held = block.is_leased(now, self.lease_floor_of(block.version()));
             let pinned = block.is_hard_pinned() || block.soft_pin_until().is_some_and(|t| t > now);
-            if !force && (held || pinned) {
-                Verdict::Keep
-            } else {
-                Verdict::Remove
+            if force || !(held || pinned) {
+                leaving.push(Leaving {
+                    index,
+                    id: block.id(),
+                    namespace,
+                    key: block.key(),
+                    version: block.version(),
+                });
+            } else if let Some(code) = codes.get_mut(index) {
+                *code = Code::Leased;
             }
         });
         let reservations = self.reservations.lock();
-        let mut removed = Vec::new();
-        let codes = outcomes
-            .into_iter()
-            .zip(keys)
-            .map(|(outcome, key)| match outcome {
-                directory::Removal::Removed(block) => {
-                    removed.push(block);
-                    Code::Ok
-                }
-                directory::Removal::Kept => Code::Leased,
-                directory::Removal::Missing => {
-                    if reservations.is_pending(namespace, *key) {
-                        Code::InProgress
-                    } else {
-                        Code::Missing
-                    }
-                }
-            })
-            .collect();
-        (removed, codes)
+        for index in missing {
+            if let (Some(key), Some(code)) = (keys.get(index), codes.get_mut(index)) {
+                *code = if reservations.is_pending(namespace, *key) {
+                    Code::InProgress
+                } else {
+                    Code::Missing
+                };
+            }
+        }
+        leaving
     }
 
-    /// What is missing may have been removed a moment ago, and would be back if the master died before
-    /// that is durable: whoever is told that it is missing is told so after that.
-    async fn earlier_removals_are_durable(&self) -> Result<(), Code> {
+    /// Logs that blocks are to leave. Once that is durable they do, and their extents are freed, whether
+    /// or not anyone still waits: the future says of each whether it was still there to be taken out.
+    fn submit_leaving(
+        self: &Arc<Self>,
+        leaving: &[Leaving],
+    ) -> impl Future<Output = Result<Vec<bool>, Code>> + use<> {
+        let (done, durable) = oneshot::channel();
+        if leaving.is_empty() {
+            // Cannot fail: the other end is here.
+            let _told = done.send(Ok(Vec::new()));
+        } else {
+            let records = leaving.iter().map(Leaving::record).collect();
+            let blocks: Vec<_> = leaving.iter().map(|b| (b.id, b.version)).collect();
+            let pool = Arc::clone(self);
+            self.journal()
+                .submit_now(records, Ack::Durable, move |durable| {
+                    let taken = match durable {
+                        Ok(_) => Ok(pool.take_out(&blocks)),
+                        Err(_) => Err(Code::StoreFailed),
+                    };
+                    let _caller_left = done.send(taken);
+                });
+        }
+        async move { durable.await.unwrap_or(Err(Code::StoreFailed)) }
+    }
+
+    /// Takes out blocks whose removal is durable and frees their extents; false for one that is gone.
+    fn take_out(self: &Arc<Self>, blocks: &[(BlockId, Version)]) -> Vec<bool> {
+        let take = |(id, version): &(BlockId, Version)| {
+            let allow = |_: &BlockRef<'_>| Verdict::Remove;
+            let removed = self.directory.remove_by_id(*id, *version, allow)?;
+            self.free(self.freed(&removed));
+            Some(())
+        };
+        let taken: Vec<bool> = blocks.iter().map(|block| take(block).is_some()).collect();
+        self.metrics
+            .removed(taken.iter().filter(|taken| **taken).count());
+        taken
+    }
+
+    /// What is missing may have been evicted a moment ago, and would be back if the master died before
+    /// that is durable: whoever removes it is told that it is missing after that.
+    async fn earlier_evictions_are_durable(&self) -> Result<(), Code> {
         // What has left the directory has been submitted once this is free.
-        drop(self.removing.write());
+        drop(self.evicting.write());
         tokio::select! {
             biased;
             flushed = self.journal().flush() => flushed.map(|_| ()).map_err(|error| error.code()),
@@ -156,45 +236,17 @@ impl Pool {
         }
     }
 
-    /// Submits a removal; the future ends when it is durable.
-    fn submit_removed(
-        self: &Arc<Self>,
-        removed: Vec<Removed>,
-    ) -> impl Future<Output = Result<(), Code>> + use<> {
-        let (done, durable) = oneshot::channel();
-        if removed.is_empty() {
-            // Cannot fail: the other end is here.
-            let _told = done.send(Ok(()));
-        } else {
-            self.metrics.removed(removed.len());
-            self.submit_removal(removed, move |outcome| {
-                let _caller_left = done.send(outcome);
-            });
-        }
-        async move { durable.await.unwrap_or(Err(Code::StoreFailed)) }
-    }
-
-    /// Logs the removal of blocks that have left the directory; frees their extents once that is
-    /// durable, then calls `then`.
-    pub(super) fn submit_removal(
-        self: &Arc<Self>,
-        removed: Vec<Removed>,
-        then: impl FnOnce(Result<(), Code>) + Send + 'static,
-    ) {
-        let records = removed.iter().map(removal_record).collect();
-        let freed: Vec<Freed> = removed.iter().flat_map(|block| self.freed(block)).collect();
+    /// Logs that blocks have left the directory; frees their extents once that is durable.
+    pub(super) fn submit_left(self: &Arc<Self>, left: &[Removed]) {
+        let records = left.iter().map(removal_record).collect();
+        let freed: Vec<Freed> = left.iter().flat_map(|block| self.freed(block)).collect();
         let pool = Arc::clone(self);
-        self.journal().submit_now(
-            records,
-            crate::store::journal::Ack::Durable,
-            move |durable| match durable {
-                Ok(_) => {
+        self.journal()
+            .submit_now(records, Ack::Durable, move |durable| {
+                if durable.is_ok() {
                     pool.free(freed);
-                    then(Ok(()));
                 }
-                Err(_) => then(Err(Code::StoreFailed)),
-            },
-        );
+            });
     }
 
     /// Notes what clients found wrong with replicas: a wrong checksum hides the copy until its node
@@ -295,7 +347,7 @@ impl Pool {
         self.hidden.write().remove(&place);
         let Some(dropped) = dropped else { return };
         match dropped.removed {
-            Some(block) => self.submit_removal(vec![block], |_| {}),
+            Some(block) => self.submit_left(&[block]),
             None => {
                 let not_before = dropped.lease_until.max(self.lease_floor_of(version));
                 let freed =
@@ -307,9 +359,8 @@ impl Pool {
                     version,
                     segment: extent.segment,
                 });
-                let ack = crate::store::journal::Ack::Durable;
                 self.journal()
-                    .submit_now(vec![record], ack, move |durable| {
+                    .submit_now(vec![record], Ack::Durable, move |durable| {
                         if durable.is_ok() {
                             pool.free(freed);
                         }

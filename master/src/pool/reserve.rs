@@ -26,6 +26,10 @@ pub struct ReserveOptions {
     pub soft_pin: Option<Duration>,
     /// Whether the blocks are never evicted.
     pub hard_pin: bool,
+    /// What names the request; 0: nothing.
+    pub request: u64,
+    /// Requests whose answers were lost, sorted: what they were granted of these keys ends.
+    pub instead_of: Vec<u64>,
 }
 
 /// The right to write one block.
@@ -161,10 +165,12 @@ impl Pool {
             self.settle_present(namespace, keys, outcomes);
         }
         let expires = self.now().after(self.grant_ttl(options.grant_ttl));
+        let mut lost = Vec::new();
         for ((key, length), outcome) in keys.iter().zip(lengths).zip(outcomes.iter_mut()) {
             if outcome.as_ref().is_some_and(|settled| !is_open(settled)) {
                 continue;
             }
+            lost.extend(reservations.take_lost(namespace, key, &options.instead_of));
             if reservations.is_pending(namespace, key) {
                 open.writers = true;
                 *outcome = Some(Err(Code::InProgress));
@@ -182,6 +188,7 @@ impl Pool {
                     pending.expires = expires;
                     pending.soft_pin = options.soft_pin;
                     pending.hard_pin = options.hard_pin;
+                    pending.request = options.request;
                     reservations.insert(namespace, key, pending);
                     open.granted = true;
                     Ok(Granted { version, replicas })
@@ -200,6 +207,10 @@ impl Pool {
                 }
             });
         }
+        drop(reservations);
+        drop(room);
+        drop(segments);
+        self.end_reservations(lost);
         open
     }
 

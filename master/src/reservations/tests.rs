@@ -136,3 +136,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_put_whose_grant_was_never_heard_of_ends_by_the_name_of_its_request() {
+    let reservations = Reservations::default();
+    let mut locked = reservations.lock();
+    for (n, request) in [(1, 70), (2, 0), (3, 70)] {
+        let pending = Pending {
+            request,
+            ..pending(n, u64::from(n), 9)
+        };
+        locked.insert(NS, key(n).as_ref(), pending);
+    }
+    let mut lost = |n: u8, requests: &[u64]| {
+        let ended = locked.take_lost(NS, key(n).as_ref(), requests);
+        ended.map(|pending| pending.version.0)
+    };
+    assert_eq!(lost(1, &[]), None);
+    assert_eq!(lost(1, &[69, 71]), None);
+    assert_eq!(lost(1, &[69, 70]), Some(1));
+    assert_eq!(lost(1, &[70]), None);
+    // What has no name is nobody's.
+    assert_eq!(lost(2, &[0]), None);
+    let begun = locked.begin_commit(NS, key(3).as_ref(), Version(3), SIZE, &[], Millis(0));
+    assert!(begun.is_ok());
+    assert!(locked.take_lost(NS, key(3).as_ref(), &[70]).is_none());
+}

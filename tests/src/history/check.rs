@@ -55,10 +55,8 @@ impl<'a> Key<'a> {
                 });
             }
         }
-        let unanswered = unanswered(operations, rules);
         for operation in operations {
             let read = rules.seen(operation);
-            let may_be_undone = || unanswered.iter().any(|span| meet(*span, read));
             match operation.what {
                 What::Put(_, Wrote::Present) => sightings.push((operation.start, operation.end)),
                 What::Get(Found::Value(value)) => {
@@ -69,21 +67,18 @@ impl<'a> Key<'a> {
                     });
                 }
                 What::Exist(true) => sightings.push(read),
-                What::Get(Found::Nothing) | What::Exist(false)
-                    if !rules.hid(read) && !may_be_undone() =>
-                {
+                What::Get(Found::Nothing) | What::Exist(false) if !rules.hid(read) => {
                     absences.push(read);
                     ends.push(End {
                         span: read,
                         value: None,
                     });
                 }
-                What::Remove(removed @ (Removed::Done | Removed::Missing)) => {
+                What::Remove(Removed::Done | Removed::Missing) => {
                     let span = (operation.start, operation.end);
                     removals.push(span);
-                    let is_settled = removed == Removed::Done || !may_be_undone();
                     // What it could not see it may have left.
-                    if is_settled && !rules.hid(span) {
+                    if !rules.hid(span) {
                         absences.push(span);
                         ends.push(End { span, value: None });
                     }
@@ -221,15 +216,6 @@ fn written(operations: &[Operation], repeats: bool) -> (Written, Vec<u64>) {
         }
     }
     (written, failed)
-}
-
-/// The times in which removals were asked for that nobody acknowledged, if those may be seen.
-fn unanswered(operations: &[Operation], rules: &Rules) -> Vec<Span> {
-    let is_one = |o: &&Operation| rules.undone && o.what == What::Remove(Removed::Unknown);
-    let removals = operations.iter().filter(is_one);
-    removals
-        .map(|removal| (removal.start, removal.end))
-        .collect()
 }
 
 impl Rules {

@@ -86,7 +86,6 @@ proptest! {
         hides in prop::option::of(0..900u64),
         deposes in prop::option::of(0..900u64),
         repeats: bool,
-        undone: bool,
     ) {
         let world = World {
             stale: ms(stale),
@@ -97,7 +96,7 @@ proptest! {
             repeats,
             ..PLAIN
         };
-        let rules = Rules { stale: ms(stale), repeats, undone, excuses: excuses(&world) };
+        let rules = Rules { stale: ms(stale), repeats, excuses: excuses(&world) };
         let history = history(&draws, &world);
         prop_assert_eq!(check(&history, &rules), vec![], "{:#?}", history);
     }
@@ -240,22 +239,17 @@ fn a_put_that_was_done_twice_is_found_unless_it_is_allowed() {
 }
 
 #[test]
-fn a_removal_that_was_undone_is_found_unless_it_is_allowed() {
+fn a_removal_that_was_undone_is_found() {
     let unanswered = during(3, 20, What::Remove(Removed::Unknown));
     let missing = during(7, 8, What::Remove(Removed::Missing));
-    let undone = [put(1, 2, 0), unanswered, miss(5, 6), hit(30, 31, 0)];
-    breaks(&undone, Kind::Resurrected);
-    let missed = [put(1, 2, 0), unanswered, missing, hit(30, 31, 0)];
-    breaks(&missed, Kind::Resurrected);
-    let rules = Rules {
-        undone: true,
-        ..Rules::default()
-    };
-    is_legal(&undone, &rules);
-    is_legal(&missed, &rules);
-    // One that was acknowledged is not undone.
-    let acknowledged = [put(1, 2, 0), remove(3, 20), miss(5, 6), hit(30, 31, 0)];
-    assert_eq!(kinds(&acknowledged, &rules), [Kind::Resurrected]);
+    breaks(
+        &[put(1, 2, 0), unanswered, miss(5, 6), hit(30, 31, 0)],
+        Kind::Resurrected,
+    );
+    breaks(
+        &[put(1, 2, 0), unanswered, missing, hit(30, 31, 0)],
+        Kind::Resurrected,
+    );
 }
 
 #[test]

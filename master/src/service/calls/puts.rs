@@ -19,6 +19,8 @@ impl Calls {
         check_lengths("lengths", request.lengths.len(), keys.len())?;
         let lengths: Vec<Length> = request.lengths.iter().map(|l| Length(*l)).collect();
         let preferred = request.preferred_node;
+        let mut instead_of = request.instead_of;
+        instead_of.sort_unstable();
         let options = ReserveOptions {
             wish: Wish {
                 replicas: request.replicas as usize,
@@ -30,6 +32,8 @@ impl Calls {
             grant_ttl: Duration::from_millis(request.grant_ttl_ms),
             soft_pin: optional_ms(request.soft_pin_ttl_ms),
             hard_pin: request.hard_pin,
+            request: request.request,
+            instead_of,
         };
         let outcomes = self
             .pool
