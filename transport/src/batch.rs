@@ -10,6 +10,7 @@
 
 use crate::link::TransferError;
 use futures::channel::oneshot;
+use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::Code;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -123,6 +124,21 @@ impl<T> State<T> {
             drop(done.send(outcomes));
         }
     }
+}
+
+/// The outcomes, with a link kept open until they are there.
+pub(crate) fn resolve<T: Send + 'static>(
+    open: Arc<impl Send + Sync + 'static>,
+    outcomes: Outcomes<T>,
+) -> BoxFuture<'static, Vec<Outcome<T>>> {
+    async move {
+        let outcomes = outcomes
+            .await
+            .expect("invariant: every item of a batch is ended");
+        drop(open);
+        outcomes
+    }
+    .boxed()
 }
 
 /// The outcome of an item that its deadline has ended.

@@ -79,7 +79,7 @@ pub trait Host: Send + Sync + 'static {
         item: &ReadItem,
     ) -> Result<Slice, Refused>;
 
-    /// Judges a write that comes over TCP: incarnation, epoch, proof, range, not fenced, not
+    /// Judges a write that comes over TCP or RDMA: incarnation, epoch, proof, range, not fenced, not
     /// written before, no other receive into the extent in progress.
     fn admit_write(
         &self,
@@ -100,6 +100,10 @@ pub trait Host: Send + Sync + 'static {
         incarnation: Incarnation,
         extent: &Extent,
     ) -> Result<Vec<Checksum>, Refused>;
+
+    /// The memory of every segment, whole, to be registered with devices. Who may write it is the
+    /// matter of [`Host::admit_write`].
+    fn memory(&self, incarnation: Incarnation) -> Result<Vec<(SegmentId, Slice)>, Refused>;
 
     /// A descriptor of a segment's memory and its size; read-only unless `writable`.
     fn map(

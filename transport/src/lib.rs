@@ -6,6 +6,9 @@
 mod batch;
 pub mod channel;
 pub mod checksum;
+mod control;
+mod copiers;
+mod deadlines;
 mod frame;
 mod handshake;
 pub mod host;

@@ -14,6 +14,8 @@ use std::time::Instant;
 pub enum TransportKind {
     /// Shared memory with a node on the same host.
     Shm,
+    /// One-sided reads and writes over RDMA verbs.
+    Rdma,
     /// TCP to any host.
     Tcp,
 }

@@ -6,7 +6,7 @@ use crate::link::{ReadOp, TransferError, TransferResult, WriteOp};
 use crate::memory::{Slice, total_length};
 use kvpool_types::wire::data::ReadItem;
 use kvpool_types::wire::frame::MAX_PAYLOAD_BYTES;
-use kvpool_types::{Checksum, Code, Length, Offset};
+use kvpool_types::{Checksum, Code, Extent, Length, Offset};
 
 /// The payload at which a frame is full: small enough for connections to share a large batch and for
 /// small requests to find gaps, large enough to cost nothing.
@@ -78,6 +78,26 @@ pub(crate) fn check_read(read: &ReadOp) -> Result<Length, TransferError> {
         )));
     }
     Ok(length)
+}
+
+/// The range of the segment that a read is of.
+pub(crate) fn source(read: &ReadOp) -> Result<Extent, TransferError> {
+    let length = check_read(read)?;
+    let offset = read.extent.offset.0.checked_add(read.from.0);
+    let source = offset.map(|offset| Extent {
+        segment: read.extent.segment,
+        offset: Offset(offset),
+        length,
+    });
+    source
+        .filter(|source| read.extent.contains(source))
+        .ok_or_else(|| TransferError {
+            code: Code::OutOfRange,
+            message: format!(
+                "{length} bytes from {} lie outside {}",
+                read.from, read.extent
+            ),
+        })
 }
 
 /// The length of a write whose arguments are in range.

@@ -13,6 +13,8 @@
 //! - `plan`, `turns`, `operation` transfers as work requests, their order, their outcomes
 //! - [`lane`] the side of a queue pair that submits
 //! - `completions` the thread that hears of ends
+//! - `link`, `read`, `write` the [`Link`](crate::Link) of a client, agreed on over the data port
+//! - `serve` the node's side of it
 //! - `sys` libibverbs, loaded at run time
 //!
 //! What is in flight owns its memory: a slice that was submitted is kept until its work request has
@@ -21,18 +23,25 @@
 mod completions;
 pub mod device;
 pub mod lane;
+mod link;
 mod operation;
 pub mod options;
 mod plan;
 pub mod queue;
+mod read;
 pub mod registry;
+mod serve;
 mod sys;
 mod turns;
 pub mod work;
+mod write;
 
 pub use device::{Fabric, Limits, Rail};
 pub use lane::Lane;
+pub use link::connect;
 pub use options::{RdmaOptions, Retry, Unavailable};
 pub use queue::{Allows, QueueAddress, QueuePair};
 pub use registry::{Access, Registration};
+pub use serve::Serving;
+pub(crate) use serve::Session;
 pub use work::{Fault, Remote, Transfer, Way, WorkError};

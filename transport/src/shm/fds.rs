@@ -118,7 +118,7 @@ pub(super) fn send_with_fd(
 
 /// Receives up to `bytes`, and a descriptor when one stands beside them; 0 when the other side has
 /// closed.
-pub(super) fn receive_with_fd(
+pub(crate) fn receive_with_fd(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
 ) -> io::Result<(usize, Option<OwnedFd>)> {

@@ -1,13 +1,14 @@
 //! The asking side.
 
 use super::board::Pinner;
-use super::control::{Answer, Control};
-use super::copy::Copiers;
 use super::read;
 use super::segments::Segments;
 use super::write::{self, Writes};
-use crate::batch::{Batch, Outcomes, deadline_exceeded, invalid, unreachable};
+use crate::batch::{deadline_exceeded, invalid, resolve, unreachable};
 use crate::channel::Channel;
+use crate::control::{Answer, Control, ask_sums};
+use crate::copiers::Copiers;
+use crate::deadlines::Deadlines;
 use crate::frame::status;
 use crate::handshake::say_hello;
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
@@ -15,24 +16,17 @@ use crate::memory::{OwnProcess, Slice};
 use crate::quick::{self, is_small};
 use crate::socket::set_timeouts;
 use crate::split::{check_write, pack};
-use crate::timer::Timer;
 use futures::future::{BoxFuture, FutureExt};
-use kvpool_types::wire::data::{
-    Hello, HelloReply, MapReply, MapRequest, PinRequest, ReadItem, ReadRequest, Statuses, SumsReply,
-};
+use kvpool_types::wire::data::{Hello, HelloReply, MapReply, MapRequest, PinRequest, Statuses};
 use kvpool_types::wire::frame::Op;
-use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Offset};
-use parking_lot::Mutex;
+use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-
-/// The most checksums that one frame asks for, in bytes: they come back as meta.
-const SUMS_BYTES: u64 = 1 << 20;
 
 /// How a link works.
 #[derive(Clone, Debug)]
@@ -79,13 +73,7 @@ pub fn connect_with(
     } else {
         None
     };
-    let control = Arc::new(Control::start(socket).map_err(unreachable)?);
-    let batches: Arc<Batches> = Arc::default();
-    let timer = Timer::start("kvpool-shm-timer", {
-        let batches = batches.clone();
-        move |now| batches.expire(now)
-    })
-    .map_err(unreachable)?;
+    let control = Arc::new(Control::start(socket, "shm").map_err(unreachable)?);
     let link = ShmLink(Arc::new(Open {
         segments: Segments::new(control.clone(), reply.incarnation),
         board: ask_for_board(&control, reply.incarnation),
@@ -93,9 +81,8 @@ pub fn connect_with(
         quick,
         incarnation: reply.incarnation,
         process: OwnProcess::mark().map_err(unreachable)?,
-        copiers: Copiers::start(options.copy_threads).map_err(unreachable)?,
-        batches,
-        timer,
+        copiers: Copiers::start("kvpool-shm-copy", options.copy_threads).map_err(unreachable)?,
+        deadlines: Deadlines::start("kvpool-shm-timer").map_err(unreachable)?,
     }));
     Ok((Arc::new(link), reply))
 }
@@ -175,88 +162,10 @@ pub(super) struct Open {
     /// What pins are taken on at once, when the node has given it.
     board: Arc<OnceLock<Arc<Pinner>>>,
     process: OwnProcess,
-    batches: Arc<Batches>,
-    timer: Timer,
-}
-
-/// What the deadline ends.
-trait Expire: Send + Sync {
-    fn expire(&self);
-    fn is_done(&self) -> bool;
-}
-
-impl<T: Send> Expire for Batch<T> {
-    fn expire(&self) {
-        Batch::expire(self);
-    }
-
-    fn is_done(&self) -> bool {
-        Batch::is_done(self)
-    }
-}
-
-/// The batches in progress and their deadlines.
-#[derive(Default)]
-struct Batches(Mutex<Tracked>);
-
-#[derive(Default)]
-struct Tracked {
-    batches: Vec<(Instant, Weak<dyn Expire>)>,
-    /// How many there may be before those that are done are thrown out.
-    sweep_at: usize,
-}
-
-impl Batches {
-    fn track(&self, deadline: Instant, batch: Weak<dyn Expire>) {
-        let mut tracked = self.0.lock();
-        if tracked.batches.len() >= tracked.sweep_at {
-            tracked.batches.retain(|(_, batch)| is_live(batch));
-            tracked.sweep_at = 64 + 2 * tracked.batches.len();
-        }
-        tracked.batches.push((deadline, batch));
-    }
-
-    /// Ends what waits past its deadline; when the next one is due.
-    fn expire(&self, now: Instant) -> Option<Instant> {
-        let mut late = Vec::new();
-        let next = {
-            let mut tracked = self.0.lock();
-            tracked.batches.retain(|(deadline, batch)| {
-                if *deadline <= now {
-                    late.extend(batch.upgrade());
-                }
-                *deadline > now && is_live(batch)
-            });
-            let deadlines = tracked.batches.iter().map(|(deadline, _)| *deadline);
-            deadlines.min()
-        };
-        for batch in late {
-            batch.expire();
-        }
-        next
-    }
-}
-
-fn is_live(batch: &Weak<dyn Expire>) -> bool {
-    batch.upgrade().is_some_and(|batch| !batch.is_done())
+    deadlines: Deadlines,
 }
 
 impl Open {
-    /// A batch that its deadline ends, and its outcomes.
-    fn batch<T: Send + 'static>(
-        &self,
-        count: usize,
-        deadline: Instant,
-    ) -> (Arc<Batch<T>>, Outcomes<T>) {
-        let (batch, outcomes) = Batch::new(count);
-        if count > 0 {
-            let tracked: Arc<dyn Expire> = batch.clone();
-            self.batches.track(deadline, Arc::downgrade(&tracked));
-            self.timer.sooner(deadline);
-        }
-        (batch, outcomes)
-    }
-
     /// Whether a thread of the caller may touch the mappings: the link has not failed, and the caller
     /// is no child of the process that opened it, for a child does not inherit them.
     pub(super) fn is_usable(&self) -> bool {
@@ -281,7 +190,7 @@ impl Link for ShmLink {
         ops: Vec<ReadOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>> {
-        let (batch, outcomes) = self.0.batch(ops.len(), deadline);
+        let (batch, outcomes) = self.0.deadlines.batch(ops.len(), deadline);
         read::start(&self.0, &batch, ops, deadline);
         resolve(self.0.clone(), outcomes)
     }
@@ -305,7 +214,7 @@ impl Link for ShmLink {
         {
             return quick::write(quick.clone(), self.0.incarnation, ops, deadline);
         }
-        let (batch, outcomes) = self.0.batch(ops.len(), deadline);
+        let (batch, outcomes) = self.0.deadlines.batch(ops.len(), deadline);
         let mut writes = Vec::with_capacity(ops.len());
         for (item, write) in ops.into_iter().enumerate() {
             match check_write(&write) {
@@ -333,47 +242,9 @@ impl Link for ShmLink {
         extents: Vec<Extent>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<Result<Vec<Checksum>, TransferError>>> {
-        let (batch, outcomes) = self.0.batch(extents.len(), deadline);
-        let extents = extents.into_iter().enumerate();
-        let extents = extents
-            .map(|(item, extent)| (extent.length.chunks() * 8, (item, extent)))
-            .collect();
-        pack(extents, SUMS_BYTES, |_, extents| {
-            let (indices, items): (Vec<usize>, Vec<ReadItem>) = extents
-                .into_iter()
-                .map(|(item, extent)| {
-                    let whole = ReadItem {
-                        extent,
-                        from: Offset(0),
-                        length: extent.length,
-                    };
-                    (item, whole)
-                })
-                .unzip();
-            let request = ReadRequest {
-                incarnation: self.0.incarnation,
-                items,
-            };
-            let batch = batch.clone();
-            self.0
-                .control
-                .request(Op::Sums, epoch, &request, move |answer| {
-                    let reply = answer.and_then(|answer| answer.decode(Op::SumsReply));
-                    match reply {
-                        Ok(SumsReply(sums)) if sums.len() == indices.len() => {
-                            for (item, sums) in indices.into_iter().zip(sums) {
-                                batch.end(item, sums.map_err(status));
-                            }
-                        }
-                        reply => {
-                            let error = reply.err().unwrap_or_else(|| status(Code::Malformed));
-                            for item in indices {
-                                batch.end(item, Err(error.clone()));
-                            }
-                        }
-                    }
-                });
-        });
+        let (batch, outcomes) = self.0.deadlines.batch(extents.len(), deadline);
+        let (control, incarnation) = (&self.0.control, self.0.incarnation);
+        ask_sums(control, incarnation, epoch, extents, &batch);
         resolve(self.0.clone(), outcomes)
     }
 
@@ -383,7 +254,7 @@ impl Link for ShmLink {
         extent: Extent,
         deadline: Instant,
     ) -> BoxFuture<'static, Result<Slice, TransferError>> {
-        let (batch, outcomes) = self.0.batch::<Slice>(1, deadline);
+        let (batch, outcomes) = self.0.deadlines.batch::<Slice>(1, deadline);
         let open = self.0.clone();
         let request = PinRequest {
             incarnation: open.incarnation,
@@ -463,19 +334,4 @@ impl Drop for Pin {
                 }
             });
     }
-}
-
-/// The outcomes, with the link kept open until they are there.
-fn resolve<T: Send + 'static>(
-    open: Arc<Open>,
-    outcomes: Outcomes<T>,
-) -> BoxFuture<'static, Vec<Result<T, TransferError>>> {
-    async move {
-        let outcomes = outcomes
-            .await
-            .expect("invariant: every item of a batch is ended");
-        drop(open);
-        outcomes
-    }
-    .boxed()
 }

@@ -12,9 +12,7 @@
 //! taken back: until the end, or the death of the process, the node keeps the extent as it is.
 
 pub mod board;
-mod control;
-mod copy;
-mod fds;
+pub(crate) mod fds;
 mod link;
 mod peers;
 mod read;

@@ -1,15 +1,15 @@
 //! A batch of reads: straight out of the mapping. Nobody is asked, and the caller's lease and the
 //! block's checksum say whether what was copied counts.
 
-use super::copy::{Job, by_segment, grouped};
 use super::link::Open;
 use crate::batch::{Batch, deadline_exceeded, unreachable};
 use crate::checksum::{Private, copy_with_whole_sum};
+use crate::copiers::{Job, by_segment, grouped};
 use crate::frame::status;
 use crate::link::{ReadOp, TransferError, TransferResult};
 use crate::memory::{Region, Slice, total_length};
-use crate::split::check_read;
-use kvpool_types::{Checksum, Code, Extent, Offset, SegmentId};
+use crate::split::source;
+use kvpool_types::{Checksum, Code, Extent, SegmentId};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -134,24 +134,4 @@ fn part(region: &Region, source: &Extent) -> Result<Slice, TransferError> {
     region
         .slice(source.offset, source.length)
         .ok_or_else(|| status(Code::OutOfRange))
-}
-
-/// The range of the segment that a read is of.
-fn source(read: &ReadOp) -> Result<Extent, TransferError> {
-    let length = check_read(read)?;
-    let offset = read.extent.offset.0.checked_add(read.from.0);
-    let source = offset.map(|offset| Extent {
-        segment: read.extent.segment,
-        offset: Offset(offset),
-        length,
-    });
-    source
-        .filter(|source| read.extent.contains(source))
-        .ok_or_else(|| TransferError {
-            code: Code::OutOfRange,
-            message: format!(
-                "{length} bytes from {} lie outside {}",
-                read.from, read.extent
-            ),
-        })
 }

@@ -1,7 +1,7 @@
 //! The node's segments as this process has mapped them: read-only on the first read, and a second
 //! time, writable, on the first write.
 
-use super::control::{Answer, Control};
+use crate::control::{Answer, Control};
 use crate::link::TransferError;
 use crate::memory::{Populate, Region, populate_step};
 use kvpool_types::wire::data::{MapReply, MapRequest};

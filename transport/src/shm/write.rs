@@ -5,15 +5,15 @@
 //!                └ deadline, or no mapping ──► WriteEnd without: given up
 //! ```
 
-use super::control::{Answer, Control};
-use super::copy::{Job, by_segment, grouped};
 use super::link::Open;
 use crate::batch::{Batch, deadline_exceeded};
 use crate::checksum::{BlockSums, Private, copy_with_sum};
+use crate::control::{Answer, Control, codes};
+use crate::copiers::{Job, by_segment, grouped};
 use crate::frame::status;
 use crate::link::{TransferError, WriteOp};
 use crate::memory::Region;
-use kvpool_types::wire::data::{Statuses, WriteEnd, WriteRequest};
+use kvpool_types::wire::data::{WriteEnd, WriteRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Code, Epoch, GrantId};
 use std::sync::Arc;
@@ -186,16 +186,4 @@ fn end(control: &Control, batch: &Arc<Batch<Checksum>>, ends: Vec<End>) {
             }
         },
     );
-}
-
-fn codes(answer: Result<Answer, TransferError>, count: usize) -> Result<Vec<Code>, TransferError> {
-    let Statuses(codes) = answer?.decode(Op::Statuses)?;
-    if codes.len() == count {
-        Ok(codes)
-    } else {
-        Err(TransferError {
-            code: Code::Malformed,
-            message: "the node sent statuses of another number of items".to_owned(),
-        })
-    }
 }

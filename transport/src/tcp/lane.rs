@@ -311,7 +311,7 @@ fn check_incarnation(expected: Incarnation, reply: &HelloReply) -> Result<(), Tr
 }
 
 /// Opens a connection and says hello, both by `deadline`.
-pub(super) fn open(
+pub(crate) fn open(
     address: SocketAddr,
     hello: &Hello,
     options: &ConnectOptions,

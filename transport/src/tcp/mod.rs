@@ -18,5 +18,6 @@ mod send;
 mod server;
 mod session;
 
+pub(crate) use lane::open;
 pub use link::{ConnectOptions, connect, connect_with};
 pub use server::{Server, ServerHandle, ServerOptions};

@@ -3,6 +3,7 @@
 use super::session::Session;
 use crate::frame::refuse;
 use crate::host::{Host, Refused};
+use crate::rdma::Serving;
 use crate::service::{Connection, Serve, Service};
 use crate::socket::{ask_buffers, shrink_buffers_on_one_machine};
 use kvpool_types::Code;
@@ -23,6 +24,8 @@ pub struct ServerOptions {
     pub handshake: Duration,
     /// The size of socket buffers that the kernel is asked for, in bytes.
     pub socket_buffer: usize,
+    /// What is served over RDMA to clients that ask for it; `None`: nothing.
+    pub rdma: Option<Arc<Serving>>,
 }
 
 impl Default for ServerOptions {
@@ -32,6 +35,7 @@ impl Default for ServerOptions {
             stall: Duration::from_secs(30),
             handshake: Duration::from_secs(5),
             socket_buffer: 4 << 20,
+            rdma: None,
         }
     }
 }

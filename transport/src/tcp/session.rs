@@ -3,14 +3,17 @@
 use super::server::ServerOptions;
 use crate::frame::{decode_header, encode_head, receive_exact, receive_meta, send};
 use crate::handshake::{End, answer_sums, take_hello};
-use crate::host::{Abort, Admission, Host, WriteGuard};
+use crate::host::{Abort, Admission, Host, Refused, WriteGuard};
 use crate::quick::WHOLE_BYTES;
+use crate::rdma;
 use crate::service::Connection;
 use crate::socket::{Gather, LongSleep, Scatter, set_timeouts};
 use kvpool_types::wire::DecodeError;
-use kvpool_types::wire::data::{Failure, Meta, ReadRequest, Statuses, WriteRequest};
+use kvpool_types::wire::data::{Failure, Meta, ReadRequest, Statuses, WriteEnd, WriteRequest};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
+use kvpool_types::wire::rdma::RdmaOpen;
 use kvpool_types::{Checksum, Code, Grant, Length, Offset};
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -23,6 +26,8 @@ pub(super) struct Session<'a> {
     connection: &'a Arc<Connection>,
     host: &'a dyn Host,
     options: &'a ServerOptions,
+    /// What was agreed on for RDMA, on a connection that carries what is beside it.
+    rdma: RefCell<Option<rdma::Session>>,
 }
 
 /// A write that the host has admitted and whose bytes are to come.
@@ -44,6 +49,7 @@ impl<'a> Session<'a> {
             connection,
             host,
             options,
+            rdma: RefCell::default(),
         }
     }
 
@@ -106,6 +112,27 @@ impl<'a> Session<'a> {
                 let reply = answer_sums(self.host, header.epoch, &request);
                 self.reply(header, Op::SumsReply, &reply)
             }
+            Op::RdmaOpen => {
+                let request = RdmaOpen::decode(meta).map_err(malformed)?;
+                self.open_rdma(header, &request)
+            }
+            Op::WriteBegin if self.rdma.borrow().is_some() => {
+                let request = WriteRequest::decode(meta).map_err(malformed)?;
+                let codes = self
+                    .rdma
+                    .borrow_mut()
+                    .as_mut()
+                    .map(|session| session.begin(self.host, self.connection, &request));
+                self.reply(header, Op::Statuses, &Statuses(codes.unwrap_or_default()))
+            }
+            Op::WriteEnd if self.rdma.borrow().is_some() => {
+                let request = WriteEnd::decode(meta).map_err(malformed)?;
+                let mut session = self.rdma.borrow_mut();
+                let codes = session
+                    .as_mut()
+                    .map(|session| session.end(self.host, request));
+                self.reply(header, Op::Statuses, &Statuses(codes.unwrap_or_default()))
+            }
             Op::Ping => Ok(self.send_head(header, Op::Pong, |_| {})?),
             other => self.reply(
                 header,
@@ -115,6 +142,30 @@ impl<'a> Session<'a> {
                     message: format!("{other:?} is not served over TCP"),
                 },
             ),
+        }
+    }
+
+    /// Has this connection stand beside queue pairs from now on; they go with it.
+    fn open_rdma(&self, header: &Header, request: &RdmaOpen) -> Result<(), End> {
+        let opened = match &self.options.rdma {
+            Some(_) if self.rdma.borrow().is_some() => Err(Refused {
+                code: Code::InvalidArgument,
+                message: "this connection has queue pairs already".to_owned(),
+            }),
+            Some(serving) => rdma::Session::open(serving, self.host, request),
+            None => Err(Refused {
+                code: Code::InvalidArgument,
+                message: "this node has no RDMA".to_owned(),
+            }),
+        };
+        match opened {
+            Ok((session, opened)) => {
+                *self.rdma.borrow_mut() = Some(session);
+                self.reply(header, Op::RdmaOpened, &opened)
+            }
+            Err(Refused { code, message }) => {
+                self.reply(header, Op::Failure, &Failure { code, message })
+            }
         }
     }
 

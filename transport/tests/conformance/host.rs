@@ -399,6 +399,14 @@ impl Host for TestHost {
         sums.ok_or_else(|| refused(Code::OutOfRange))
     }
 
+    fn memory(&self, incarnation: Incarnation) -> Result<Vec<(SegmentId, Slice)>, Refused> {
+        let state = self.state.lock();
+        match Self::judge(&state, state.epoch, incarnation) {
+            Code::Ok => Ok(vec![(SEGMENT, self.region.whole())]),
+            code => Err(refused(code)),
+        }
+    }
+
     fn map(
         &self,
         incarnation: Incarnation,

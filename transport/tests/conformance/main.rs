@@ -4,6 +4,7 @@ mod board;
 mod host;
 mod mapping;
 mod now;
+mod rdma;
 mod shm;
 mod speed;
 mod tcp;
@@ -35,6 +36,12 @@ fn open(kind: TransportKind, segment: u64) -> Opened {
             let server = tcp::serve(&host, Default::default());
             let hello = host.hello();
             let connected = kvpool_transport::tcp::connect(server.local_addr(), hello, soon());
+            (connected.unwrap().0, Box::new(server))
+        }
+        TransportKind::Rdma => {
+            let server = rdma::serve(&host);
+            let (fabric, address) = (rdma::fabric().unwrap(), server.local_addr());
+            let connected = kvpool_transport::rdma::connect(&fabric, address, host.hello(), soon());
             (connected.unwrap().0, Box::new(server))
         }
         TransportKind::Shm => {
@@ -472,6 +479,23 @@ macro_rules! conformance {
         mod over_shm {
             use super::TransportKind;
             $(#[test] fn $name() { super::$name(TransportKind::Shm); })*
+        }
+        mod over_rdma {
+            use super::{TransportKind, rdma};
+            $(#[test] fn $name() {
+                if rdma::is_here(concat!("over_rdma::", stringify!($name))) {
+                    super::$name(TransportKind::Rdma);
+                }
+            })*
+        }
+        mod over_rdma_on_a_runtime {
+            use super::{TransportKind, rdma};
+            $(#[test] fn $name() {
+                if rdma::is_here(concat!("over_rdma_on_a_runtime::", stringify!($name))) {
+                    let _entered = super::runtime().enter();
+                    super::$name(TransportKind::Rdma);
+                }
+            })*
         }
         mod over_shm_on_a_runtime {
             use super::TransportKind;

@@ -443,7 +443,7 @@ impl Meta for Failure {
     }
 }
 
-fn put_count(out: &mut Vec<u8>, count: usize) {
+pub(super) fn put_count(out: &mut Vec<u8>, count: usize) {
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     out.extend_from_slice(&count.to_le_bytes());
 }
@@ -461,7 +461,7 @@ fn put_sums(out: &mut Vec<u8>, sums: &[Checksum]) {
     }
 }
 
-fn list<'a, T>(
+pub(super) fn list<'a, T>(
     r: &mut Reader<'a>,
     mut item: impl FnMut(&mut Reader<'a>) -> Result<T, DecodeError>,
 ) -> Result<Vec<T>, DecodeError> {
@@ -507,6 +507,9 @@ fn code(r: &mut Reader<'_>) -> Result<Code, DecodeError> {
         value: raw.into(),
     })
 }
+
+#[cfg(test)]
+pub(super) use tests::check;
 
 #[cfg(test)]
 mod tests;

@@ -48,6 +48,10 @@ pub enum Op {
     Sums = 9,
     /// Nothing but an answer.
     Ping = 10,
+    /// Asks for queue pairs of the node's, and for where its memory is (TCP):
+    /// [`super::rdma::RdmaOpen`]. From then on the connection announces and ends writes as on a Unix
+    /// socket, and the bytes go by verbs.
+    RdmaOpen = 11,
     /// Opens a connection to a master. The meta of this and of the calls below is the protobuf
     /// request of the gRPC method of that name (`HelloRequest` here); [`Op::Reply`] answers them.
     Greet = 32,
@@ -75,6 +79,8 @@ pub enum Op {
     MapReply = 68,
     /// Answers [`Op::Ping`].
     Pong = 69,
+    /// Answers [`Op::RdmaOpen`]: [`super::rdma::RdmaOpened`].
+    RdmaOpened = 71,
     /// Answers any request that failed as a whole: [`super::data::Failure`].
     Failure = 70,
     /// Answers a call to a master: the protobuf reply of that call.
@@ -95,6 +101,7 @@ impl Op {
             8 => Self::Unpin,
             9 => Self::Sums,
             10 => Self::Ping,
+            11 => Self::RdmaOpen,
             32 => Self::Greet,
             33 => Self::Reserve,
             34 => Self::Commit,
@@ -109,6 +116,7 @@ impl Op {
             68 => Self::MapReply,
             69 => Self::Pong,
             70 => Self::Failure,
+            71 => Self::RdmaOpened,
             72 => Self::Reply,
             _ => return None,
         })

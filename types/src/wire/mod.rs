@@ -5,6 +5,7 @@ pub mod data;
 pub mod frame;
 pub mod incoming;
 pub mod keys;
+pub mod rdma;
 mod reader;
 
 pub use reader::Reader;

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 /// Holds the rules of every part: it comes back as it was, and is refused when cut short anywhere or
 /// followed by anything.
-fn check<M: Meta + PartialEq + Debug>(part: &M) -> Result<(), TestCaseError> {
+pub(in super::super) fn check<M: Meta + PartialEq + Debug>(part: &M) -> Result<(), TestCaseError> {
     let mut bytes = part.to_bytes();
     let decoded = M::decode(&bytes);
     prop_assert_eq!(decoded.as_ref(), Ok(part));

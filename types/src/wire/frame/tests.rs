@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const OPS: [Op; 25] = [
+const OPS: [Op; 27] = [
     Op::Hello,
     Op::Read,
     Op::Write,
@@ -12,6 +12,7 @@ const OPS: [Op; 25] = [
     Op::Unpin,
     Op::Sums,
     Op::Ping,
+    Op::RdmaOpen,
     Op::Greet,
     Op::Reserve,
     Op::Commit,
@@ -26,6 +27,7 @@ const OPS: [Op; 25] = [
     Op::MapReply,
     Op::Pong,
     Op::Failure,
+    Op::RdmaOpened,
     Op::Reply,
 ];
 

@@ -1,16 +1,17 @@
-//! The control socket seen from a client: requests go out in order, answers come back to callbacks.
+//! The socket beside a data path that needs none, seen from a client: requests go out in order, answers come back to callbacks.
 //!
 //! Nobody who asks ever waits on the socket: one thread sends, another receives and runs the
 //! callbacks, which therefore must be quick.
 
-use super::fds::receive_with_fd;
-use crate::batch::unreachable;
-use crate::frame::{decode_header, encode_head, failure, receive_meta};
+use crate::batch::{Batch, unreachable};
+use crate::frame::{decode_header, encode_head, failure, receive_meta, status};
 use crate::link::TransferError;
+use crate::shm::fds::receive_with_fd;
 use crate::socket::{Gather, shut_down};
-use kvpool_types::wire::data::Meta;
+use crate::split::pack;
+use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, Statuses, SumsReply};
 use kvpool_types::wire::frame::{HEADER_BYTES, Op};
-use kvpool_types::{Code, Epoch};
+use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Offset};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -18,8 +19,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The most checksums that one frame asks for, in bytes: they come back as meta.
+const SUMS_BYTES: u64 = 1 << 20;
+
 /// What came back: never a failure, which is an error.
-pub(super) struct Answer {
+pub(crate) struct Answer {
     op: Op,
     meta: Vec<u8>,
     fd: Option<OwnedFd>,
@@ -28,7 +32,7 @@ pub(super) struct Answer {
 type Callback = Box<dyn FnOnce(Result<Answer, TransferError>) + Send>;
 
 /// The socket, closed once everything that was queued has been sent.
-pub(super) struct Control(Arc<Shared>);
+pub(crate) struct Control(Arc<Shared>);
 
 struct Shared {
     socket: OwnedFd,
@@ -44,11 +48,13 @@ struct State {
     next: u64,
     closing: bool,
     failed: Option<TransferError>,
+    /// What is done once it has failed.
+    then: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Answer {
     /// The meta of an answer that must be an `op`.
-    pub(super) fn decode<M: Meta>(&self, op: Op) -> Result<M, TransferError> {
+    pub(crate) fn decode<M: Meta>(&self, op: Op) -> Result<M, TransferError> {
         if self.op != op {
             return Err(TransferError {
                 code: Code::Malformed,
@@ -62,14 +68,14 @@ impl Answer {
     }
 
     /// The descriptor that came with it.
-    pub(super) fn fd(&mut self) -> Option<OwnedFd> {
+    pub(crate) fn fd(&mut self) -> Option<OwnedFd> {
         self.fd.take()
     }
 }
 
 impl Control {
-    /// Takes over a socket that has said hello.
-    pub(super) fn start(socket: OwnedFd) -> io::Result<Self> {
+    /// Takes over a socket that has said hello. Its threads are called `kvpool-NAME-recv` and `-send`.
+    pub(crate) fn start(socket: OwnedFd, name: &str) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             socket,
             state: Mutex::new(State {
@@ -78,25 +84,26 @@ impl Control {
                 next: 1,
                 closing: false,
                 failed: None,
+                then: None,
             }),
             changed: Condvar::new(),
             has_failed: AtomicBool::new(false),
         });
         let control = Self(shared.clone());
         std::thread::Builder::new()
-            .name("kvpool-shm-recv".to_owned())
+            .name(format!("kvpool-{name}-recv"))
             .spawn({
                 let shared = shared.clone();
                 move || shared.receive_all()
             })?;
         std::thread::Builder::new()
-            .name("kvpool-shm-send".to_owned())
+            .name(format!("kvpool-{name}-send"))
             .spawn(move || shared.send_all())?;
         Ok(control)
     }
 
     /// Asks, and has `answered` called with what comes back: here, when the socket has failed.
-    pub(super) fn request(
+    pub(crate) fn request(
         &self,
         op: Op,
         epoch: Epoch,
@@ -128,8 +135,86 @@ impl Control {
         }
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    /// Has something done when the socket fails: now, if it has. It is done once, before any callback
+    /// hears of the failure.
+    pub(crate) fn when_failed(&self, then: impl FnOnce() + Send + 'static) {
+        let mut state = self.0.state.lock();
+        if state.failed.is_none() {
+            state.then = Some(Box::new(then));
+            return;
+        }
+        drop(state);
+        then();
+    }
+
+    /// Ends it: whoever waits for an answer gets the error.
+    pub(crate) fn abort(&self, error: &TransferError) {
+        self.0.fail(error);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
         !self.0.has_failed.load(Ordering::Acquire)
+    }
+}
+
+/// Asks for the chunk checksums of extents, one item of the batch each.
+pub(crate) fn ask_sums(
+    control: &Control,
+    incarnation: Incarnation,
+    epoch: Epoch,
+    extents: Vec<Extent>,
+    batch: &Arc<Batch<Vec<Checksum>>>,
+) {
+    let extents = extents.into_iter().enumerate();
+    let extents = extents
+        .map(|(item, extent)| (extent.length.chunks() * 8, (item, extent)))
+        .collect();
+    pack(extents, SUMS_BYTES, |_, extents| {
+        let (indices, items): (Vec<usize>, Vec<ReadItem>) = extents
+            .into_iter()
+            .map(|(item, extent)| {
+                let whole = ReadItem {
+                    extent,
+                    from: Offset(0),
+                    length: extent.length,
+                };
+                (item, whole)
+            })
+            .unzip();
+        let request = ReadRequest { incarnation, items };
+        let batch = batch.clone();
+        control.request(Op::Sums, epoch, &request, move |answer| {
+            let reply = answer.and_then(|answer| answer.decode(Op::SumsReply));
+            match reply {
+                Ok(SumsReply(sums)) if sums.len() == indices.len() => {
+                    for (item, sums) in indices.into_iter().zip(sums) {
+                        batch.end(item, sums.map_err(status));
+                    }
+                }
+                reply => {
+                    let error = reply.err().unwrap_or_else(|| status(Code::Malformed));
+                    for item in indices {
+                        batch.end(item, Err(error.clone()));
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// The codes that an answer to a request for `count` things holds.
+pub(crate) fn codes(
+    answer: Result<Answer, TransferError>,
+    count: usize,
+) -> Result<Vec<Code>, TransferError> {
+    let Statuses(codes) = answer?.decode(Op::Statuses)?;
+    if codes.len() == count {
+        Ok(codes)
+    } else {
+        Err(TransferError {
+            code: Code::Malformed,
+            message: "the node sent statuses of another number of items".to_owned(),
+        })
     }
 }
 
@@ -219,14 +304,17 @@ impl Shared {
 
     fn fail(&self, error: &TransferError) {
         shut_down(self.socket.as_fd());
-        let pending = {
+        let (pending, then) = {
             let mut state = self.state.lock();
             state.failed.get_or_insert_with(|| error.clone());
             self.has_failed.store(true, Ordering::Release);
             state.queue.clear();
-            std::mem::take(&mut state.pending)
+            (std::mem::take(&mut state.pending), state.then.take())
         };
         self.changed.notify_one();
+        if let Some(then) = then {
+            then();
+        }
         for callback in pending.into_values() {
             callback(Err(error.clone()));
         }

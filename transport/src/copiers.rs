@@ -1,5 +1,5 @@
-//! The threads that copy between mappings and callers' memory, so that no runtime's thread does, and
-//! how a batch is cut into jobs for them.
+//! The threads that copy and sum callers' memory, so that no runtime's thread does, and how a batch is
+//! cut into jobs for them.
 
 use kvpool_types::{Length, SegmentId};
 use parking_lot::{Condvar, Mutex};
@@ -12,10 +12,10 @@ use std::sync::Arc;
 const GROUP_BYTES: u64 = 1 << 20;
 
 /// What one thread does without a break.
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// A few threads with one queue. Dropping it lets them finish what is queued, then end.
-pub(super) struct Copiers(Arc<Shared>);
+pub(crate) struct Copiers(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
@@ -30,12 +30,13 @@ struct State {
 }
 
 impl Copiers {
-    pub(super) fn start(threads: usize) -> io::Result<Self> {
+    /// Starts them under a name.
+    pub(crate) fn start(name: &str, threads: usize) -> io::Result<Self> {
         let copiers = Self(Arc::default());
         for _ in 0..threads {
             let shared = copiers.0.clone();
             std::thread::Builder::new()
-                .name("kvpool-shm-copy".to_owned())
+                .name(name.to_owned())
                 .spawn(move || {
                     while let Some(job) = shared.next() {
                         job();
@@ -46,7 +47,7 @@ impl Copiers {
     }
 
     /// Queues jobs, all at once.
-    pub(super) fn submit(&self, jobs: impl ExactSizeIterator<Item = Job>) {
+    pub(crate) fn submit(&self, jobs: impl ExactSizeIterator<Item = Job>) {
         let several = jobs.len() > 1;
         self.0.state.lock().jobs.extend(jobs);
         if several {
@@ -80,7 +81,7 @@ impl Shared {
 }
 
 /// Sorts the items of a batch by their segments, each of which is mapped on its own. Nodes have few.
-pub(super) fn by_segment<T>(
+pub(crate) fn by_segment<T>(
     items: Vec<T>,
     segment_of: impl Fn(&T) -> SegmentId,
 ) -> Vec<(SegmentId, Vec<T>)> {
@@ -96,7 +97,7 @@ pub(super) fn by_segment<T>(
 }
 
 /// Cuts a batch into jobs: neighbours go together until they are worth a job.
-pub(super) fn grouped<T>(items: Vec<T>, length_of: impl Fn(&T) -> Length) -> Vec<Vec<T>> {
+pub(crate) fn grouped<T>(items: Vec<T>, length_of: impl Fn(&T) -> Length) -> Vec<Vec<T>> {
     let mut groups = Vec::new();
     let mut open = Vec::new();
     let mut bytes = 0;

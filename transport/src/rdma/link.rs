@@ -1,0 +1,352 @@
+//! The asking side: a connection to agree over, and two lanes a port, one to read by and one to write by.
+
+use super::device::{Fabric, Rail};
+use super::lane::Lane;
+use super::queue::{Allows, QueuePair};
+use super::serve::{from_wire, to_wire};
+use super::work::{Remote, Transfer, Way, WorkError};
+use super::{read, write};
+use crate::batch::{deadline_exceeded, resolve, unreachable};
+use crate::channel::Channel;
+use crate::control::{Control, ask_sums};
+use crate::copiers::Copiers;
+use crate::deadlines::{Deadlines, Expire};
+use crate::frame::{failure, receive_by, send, status};
+use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
+use crate::memory::Slice;
+use crate::quick::{self, is_small};
+use crate::split::{check_write, pack};
+use crate::tcp;
+use futures::future::{BoxFuture, FutureExt};
+
+use kvpool_types::wire::data::{Hello, HelloReply, Meta};
+use kvpool_types::wire::frame::Op;
+use kvpool_types::wire::rdma::{Offer, RdmaOpen, RdmaOpened, Registered};
+use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, SegmentId};
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// How many threads register and sum.
+const THREADS: usize = 2;
+
+/// Opens a link to the node whose data port is at `address`, by `deadline`. Blocks.
+///
+/// Fails with [`Code::InvalidArgument`] when the node has no RDMA.
+pub fn connect(
+    fabric: &Arc<Fabric>,
+    address: SocketAddr,
+    hello: Hello,
+    deadline: Instant,
+) -> Result<(Arc<dyn Link>, HelloReply), TransferError> {
+    let options = tcp::ConnectOptions::default();
+    let (socket, reply) = tcp::open(address, &hello, &options, deadline)?;
+    let hello = Hello {
+        incarnation: reply.incarnation,
+        ..hello
+    };
+    let ends = agree(fabric, &socket, reply.incarnation, deadline)?;
+    // Without a runtime there is no channel, and small writes are announced like large ones.
+    let quick = if tokio::runtime::Handle::try_current().is_ok() {
+        let (socket, _) = tcp::open(address, &hello, &options, deadline)?;
+        Some(Arc::new(Channel::from_socket(socket).map_err(unreachable)?))
+    } else {
+        None
+    };
+    let open = Arc::new(Open {
+        control: Arc::new(Control::start(socket, "rdma").map_err(unreachable)?),
+        quick,
+        incarnation: reply.incarnation,
+        ends,
+        copiers: Copiers::start("kvpool-rdma-sum", THREADS).map_err(unreachable)?,
+        deadlines: Deadlines::start("kvpool-rdma-timer").map_err(unreachable)?,
+        turn: AtomicUsize::new(0),
+    });
+    let weak = Arc::downgrade(&open);
+    open.control.when_failed(move || {
+        if let Some(open) = weak.upgrade() {
+            open.abort_lanes();
+        }
+    });
+    Ok((Arc::new(RdmaLink { address, open }), reply))
+}
+
+/// Makes queue pairs on every port, has the node make theirs, and connects them.
+fn agree(
+    fabric: &Fabric,
+    socket: &OwnedFd,
+    incarnation: Incarnation,
+    deadline: Instant,
+) -> Result<Vec<Ends>, TransferError> {
+    let failed = |error: io::Error| unreachable(format!("a queue pair: {error}"));
+    let mut queues = Vec::new();
+    for rail in fabric.rails().iter().filter(|rail| rail.is_usable()) {
+        for writes in [false, true] {
+            let queue = QueuePair::create(rail, Allows::Nothing).map_err(failed)?;
+            queues.push((queue, writes));
+        }
+    }
+    let offers = queues.iter().map(|(queue, writes)| Offer {
+        queue: to_wire(queue.address()),
+        writes: *writes,
+    });
+    let request = RdmaOpen {
+        incarnation,
+        offers: offers.collect(),
+    };
+    send(socket.as_fd(), Op::RdmaOpen, 1, Epoch::default(), &request).map_err(unreachable)?;
+    let (header, meta) = receive_by(socket.as_fd(), deadline).map_err(unreachable)?;
+    let opened = match header.op {
+        Op::RdmaOpened => RdmaOpened::decode(&meta).map_err(|_| status(Code::Malformed))?,
+        Op::Failure => return Err(failure(&meta)),
+        _ => return Err(status(Code::Malformed)),
+    };
+    if opened.taken.len() != queues.len() || queues.is_empty() {
+        return Err(unreachable("queue pairs were offered and not taken"));
+    }
+    let mut ends = Vec::new();
+    let mut queues = queues.into_iter().zip(&opened.taken);
+    while let (Some(((reads, _), its)), Some(((writes, _), theirs))) =
+        (queues.next(), queues.next())
+    {
+        if its.rail != theirs.rail {
+            return Err(status(Code::Malformed));
+        }
+        reads.connect(&from_wire(&its.queue)).map_err(failed)?;
+        writes.connect(&from_wire(&theirs.queue)).map_err(failed)?;
+        let there = opened.registered.iter().filter(|r| r.rail == its.rail);
+        ends.push(Ends {
+            rail: reads.rail().clone(),
+            reads: Lane::new(reads),
+            writes: Lane::new(writes),
+            segments: there.map(|r| (r.segment, *r)).collect(),
+        });
+    }
+    Ok(ends)
+}
+
+struct RdmaLink {
+    address: SocketAddr,
+    open: Arc<Open>,
+}
+
+/// What a link has, until it and all that it was asked to do are done.
+pub(super) struct Open {
+    pub(super) control: Arc<Control>,
+    /// For small writes.
+    quick: Option<Arc<Channel>>,
+    pub(super) incarnation: Incarnation,
+    ends: Vec<Ends>,
+    pub(super) copiers: Copiers,
+    pub(super) deadlines: Deadlines,
+    /// Which port comes next.
+    turn: AtomicUsize,
+}
+
+/// One port's lanes, and where it finds the node's segments.
+pub(super) struct Ends {
+    rail: Arc<Rail>,
+    reads: Lane,
+    writes: Lane,
+    segments: HashMap<SegmentId, Registered>,
+}
+
+impl Open {
+    /// The ports take turns.
+    pub(super) fn next_end(&self) -> &Ends {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        self.ends
+            .get(turn % self.ends.len())
+            .expect("invariant: a link has at least one port")
+    }
+
+    /// Ends the link: what is in flight ends with an error, and the node ends its queue pairs.
+    pub(super) fn fail(&self, error: &TransferError) {
+        self.control.abort(error);
+    }
+
+    fn abort_lanes(&self) {
+        for ends in &self.ends {
+            ends.reads.abort();
+            ends.writes.abort();
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        let lanes = |ends: &Ends| ends.reads.is_open() && ends.writes.is_open();
+        self.control.is_open() && self.ends.iter().all(lanes)
+    }
+}
+
+impl Ends {
+    /// Moving one range of a segment.
+    pub(super) fn transfer(
+        &self,
+        way: Way,
+        range: &Extent,
+        local: &[Slice],
+    ) -> Result<Transfer, TransferError> {
+        let there = self.segments.get(&range.segment);
+        let end = range.offset.0.checked_add(range.length.0);
+        let (Some(there), Some(end)) = (there, end) else {
+            return Err(status(Code::OutOfRange));
+        };
+        if end > there.length.0 {
+            return Err(status(Code::OutOfRange));
+        }
+        let register = |slice: &Slice| Ok((self.rail.cached(slice)?, slice.clone()));
+        let local: io::Result<Vec<_>> = local.iter().map(register).collect();
+        Ok(Transfer {
+            way,
+            remote: Remote {
+                address: there.address + range.offset.0,
+                rkey: there.rkey,
+            },
+            local: local.map_err(|error| {
+                unreachable(format!("memory cannot be registered for RDMA: {error}"))
+            })?,
+        })
+    }
+
+    /// Moves bytes; `done` gets one outcome an item, and must be quick.
+    pub(super) fn submit(
+        &self,
+        open: &Arc<Open>,
+        way: Way,
+        transfers: Vec<Transfer>,
+        deadline: Instant,
+        done: impl FnOnce(Vec<Result<(), TransferError>>) + Send + 'static,
+    ) {
+        let flight = Arc::new(Flight {
+            open: Arc::downgrade(open),
+            is_done: AtomicBool::new(false),
+        });
+        let tracked: Arc<dyn Expire> = flight.clone();
+        open.deadlines.track(deadline, &tracked);
+        let lane = match way {
+            Way::Read => &self.reads,
+            Way::Write => &self.writes,
+        };
+        lane.submit(transfers, move |outcomes| {
+            flight.is_done.store(true, Ordering::Release);
+            let late = Instant::now() >= deadline;
+            let outcomes = outcomes.into_iter();
+            done(
+                outcomes
+                    .map(|outcome| outcome.map_err(|error| failed(&error, late)))
+                    .collect(),
+            );
+        });
+    }
+}
+
+fn failed(error: &WorkError, late: bool) -> TransferError {
+    if late {
+        deadline_exceeded()
+    } else {
+        unreachable(error)
+    }
+}
+
+/// Work on a lane that has to end by a deadline. A device cannot take one work request back, so the
+/// link ends.
+struct Flight {
+    open: Weak<Open>,
+    is_done: AtomicBool,
+}
+
+impl Expire for Flight {
+    fn expire(&self) {
+        if !self.is_done()
+            && let Some(open) = self.open.upgrade()
+        {
+            open.fail(&deadline_exceeded());
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_done.load(Ordering::Acquire)
+    }
+}
+
+impl std::fmt::Debug for RdmaLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rdma::Link({})", self.address)
+    }
+}
+
+impl Link for RdmaLink {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Rdma
+    }
+
+    fn read(
+        &self,
+        _epoch: Epoch,
+        ops: Vec<ReadOp>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Vec<TransferResult>> {
+        let (batch, outcomes) = self.open.deadlines.batch(ops.len(), deadline);
+        read::start(&self.open, &batch, ops, deadline);
+        resolve(self.open.clone(), outcomes)
+    }
+
+    fn write(
+        &self,
+        ops: Vec<WriteOp>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Vec<TransferResult>> {
+        if let Some(quick) = &self.open.quick
+            && is_small(ops.iter().map(|op| op.grant.extent.length.0))
+        {
+            return quick::write(quick.clone(), self.open.incarnation, ops, deadline);
+        }
+        let (batch, outcomes) = self.open.deadlines.batch(ops.len(), deadline);
+        let mut writes = Vec::with_capacity(ops.len());
+        for (item, write) in ops.into_iter().enumerate() {
+            match check_write(&write) {
+                Ok(length) => writes.push((length.0, (item, write))),
+                Err(error) => batch.end(item, Err(error)),
+            }
+        }
+        pack(writes, u64::MAX, |_, items| {
+            let batch = batch.clone();
+            write::start(&self.open, batch, items, deadline);
+        });
+        resolve(self.open.clone(), outcomes)
+    }
+
+    fn sums(
+        &self,
+        epoch: Epoch,
+        extents: Vec<Extent>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Vec<Result<Vec<Checksum>, TransferError>>> {
+        let (batch, outcomes) = self.open.deadlines.batch(extents.len(), deadline);
+        let (control, incarnation) = (&self.open.control, self.open.incarnation);
+        ask_sums(control, incarnation, epoch, extents, &batch);
+        resolve(self.open.clone(), outcomes)
+    }
+
+    fn pin(
+        &self,
+        _epoch: Epoch,
+        _extent: Extent,
+        _deadline: Instant,
+    ) -> BoxFuture<'static, Result<Slice, TransferError>> {
+        let error = TransferError {
+            code: Code::InvalidArgument,
+            message: "views need shared memory, not RDMA".to_owned(),
+        };
+        futures::future::ready(Err(error)).boxed()
+    }
+
+    fn is_open(&self) -> bool {
+        let quick = self.open.quick.as_ref();
+        self.open.is_open() && quick.is_none_or(|quick| quick.is_open())
+    }
+}

@@ -1,0 +1,110 @@
+//! A batch of reads: the client's device reads the node's memory, and the bytes are summed when they are
+//! here. Nobody is asked, and the caller's lease and the block's checksum say whether what was read
+//! counts.
+
+use super::link::Open;
+use super::work::Way;
+use crate::batch::{Batch, unreachable};
+use crate::checksum::Sum;
+use crate::copiers::{Job, grouped};
+use crate::link::{ReadOp, TransferError};
+use crate::memory::Slice;
+use crate::split::source;
+use kvpool_types::{Checksum, Extent, Offset};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// One read whose arguments are in range.
+struct Read {
+    /// Which item of the batch it is.
+    item: usize,
+    /// The range of the segment.
+    source: Extent,
+    into: Vec<Slice>,
+}
+
+/// Has the batch read, in groups, so that the first are summed while the last are on their way.
+pub(super) fn start(
+    open: &Arc<Open>,
+    batch: &Arc<Batch<Checksum>>,
+    ops: Vec<ReadOp>,
+    deadline: Instant,
+) {
+    let is_open = open.control.is_open();
+    let mut reads = Vec::with_capacity(ops.len());
+    for (item, op) in ops.into_iter().enumerate() {
+        match source(&op) {
+            Ok(source) if is_open => reads.push(Read {
+                item,
+                source,
+                into: op.into,
+            }),
+            Ok(_) => batch.end(item, Err(unreachable("the node closed it"))),
+            Err(error) => batch.end(item, Err(error)),
+        }
+    }
+    if reads.is_empty() {
+        return;
+    }
+    let groups = grouped(reads, |read| read.source.length);
+    let (asked, batch) = (open.clone(), batch.clone());
+    let job: Job = Box::new(move || {
+        for group in groups {
+            submit(&asked, &batch, group, deadline);
+        }
+    });
+    open.copiers.submit(std::iter::once(job));
+}
+
+fn submit(open: &Arc<Open>, batch: &Arc<Batch<Checksum>>, group: Vec<Read>, deadline: Instant) {
+    let ends = open.next_end();
+    let mut transfers = Vec::with_capacity(group.len());
+    let mut flying = Vec::with_capacity(group.len());
+    for read in group {
+        if !batch.begin(read.item) {
+            continue;
+        }
+        match ends.transfer(Way::Read, &read.source, &read.into) {
+            Ok(transfer) => {
+                transfers.push(transfer);
+                flying.push(read);
+            }
+            Err(error) => batch.end(read.item, Err(error)),
+        }
+    }
+    if transfers.is_empty() {
+        return;
+    }
+    let (asked, batch) = (open.clone(), batch.clone());
+    ends.submit(open, Way::Read, transfers, deadline, move |outcomes| {
+        let open = asked.clone();
+        let job: Job = Box::new(move || land(&open, &batch, flying, outcomes));
+        asked.copiers.submit(std::iter::once(job));
+    });
+}
+
+/// Sums what has come.
+fn land(
+    open: &Open,
+    batch: &Batch<Checksum>,
+    reads: Vec<Read>,
+    outcomes: Vec<Result<(), TransferError>>,
+) {
+    let failure = outcomes.iter().find_map(|o| o.as_ref().err().cloned());
+    for (read, outcome) in reads.into_iter().zip(outcomes) {
+        let sum = outcome.map(|()| {
+            let mut sum = Sum::default();
+            for slice in &read.into {
+                sum.update_private(slice, Offset(0), slice.length());
+            }
+            sum.finish()
+        });
+        // The caller's memory is let go of before the caller is told.
+        drop(read.into);
+        batch.end(read.item, sum);
+    }
+    // Its lane has closed: the rest of the link goes too, at both ends.
+    if let Some(error) = failure {
+        open.fail(&error);
+    }
+}

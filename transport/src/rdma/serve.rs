@@ -1,0 +1,243 @@
+//! The node's side of links: queue pairs made to a client's offer, and writes announced and ended.
+//!
+//! The bytes come and go without a word, so what a client may write is bounded in time by its queue
+//! pairs: they go with the connection that they were agreed on over, before the guards of the writes
+//! that were announced on it. A host that fences a grant aborts that connection.
+
+use super::device::Fabric;
+use super::queue::{Allows, QueueAddress, QueuePair};
+use super::registry::{Access, Registration};
+use crate::host::{Abort, Admission, Host, Refused, WriteGuard};
+use crate::memory::Slice;
+
+use kvpool_types::wire::data::{WriteEnd, WriteRequest};
+use kvpool_types::wire::rdma::{Queue, RdmaOpen, RdmaOpened, Registered, Taken};
+use kvpool_types::{Code, GrantId, Length};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+/// The most queue pairs of one connection.
+const MAX_OFFERS: usize = 64;
+
+/// What a node serves over RDMA: its memory, registered on every port.
+pub struct Serving {
+    fabric: Arc<Fabric>,
+    memory: Mutex<Vec<Memory>>,
+}
+
+struct Memory {
+    whole: Slice,
+    /// One a rail, in order.
+    registrations: Vec<Registration>,
+}
+
+impl Serving {
+    /// Serves over all ports of a fabric.
+    pub fn new(fabric: Arc<Fabric>) -> Self {
+        Self {
+            fabric,
+            memory: Mutex::default(),
+        }
+    }
+
+    /// Registers a segment on every port, unless it is. Locks its pages, which takes a while.
+    pub fn register(&self, whole: &Slice) -> io::Result<()> {
+        self.registered(whole).map(drop)
+    }
+
+    fn registered(&self, whole: &Slice) -> io::Result<Vec<Registration>> {
+        let mut memory = self.memory.lock();
+        let same = |known: &&Memory| {
+            (known.whole.as_ptr(), known.whole.length()) == (whole.as_ptr(), whole.length())
+        };
+        if let Some(known) = memory.iter().find(same) {
+            return Ok(known.registrations.clone());
+        }
+        let rails = self.fabric.rails().iter();
+        let registrations = rails
+            .map(|rail| rail.register(whole, Access::RemoteReadWrite))
+            .collect::<io::Result<Vec<_>>>()?;
+        memory.push(Memory {
+            whole: whole.clone(),
+            registrations: registrations.clone(),
+        });
+        Ok(registrations)
+    }
+}
+
+impl fmt::Debug for Serving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rails = self
+            .fabric
+            .rails()
+            .iter()
+            .map(|rail| rail.name().to_owned());
+        f.debug_tuple("Serving")
+            .field(&rails.collect::<Vec<_>>())
+            .finish()
+    }
+}
+
+/// What one connection has agreed on.
+pub(crate) struct Session {
+    // Dropped in this order: no byte comes any more once a guard goes.
+    queues: Vec<QueuePair>,
+    guards: HashMap<GrantId, Box<dyn WriteGuard>>,
+}
+
+impl Session {
+    /// Makes the other ends of a client's queue pairs.
+    pub(crate) fn open(
+        serving: &Serving,
+        host: &dyn Host,
+        request: &RdmaOpen,
+    ) -> Result<(Self, RdmaOpened), Refused> {
+        if request.offers.is_empty() || request.offers.len() > MAX_OFFERS {
+            return Err(Refused {
+                code: Code::InvalidArgument,
+                message: format!(
+                    "{} queue pairs were offered, not 1 to {MAX_OFFERS}",
+                    request.offers.len()
+                ),
+            });
+        }
+        let failed = |what: &str, error: io::Error| Refused {
+            code: Code::Internal,
+            message: format!("RDMA: {what}: {error}"),
+        };
+        let segments = host.memory(request.incarnation)?;
+        let rails = serving.fabric.rails();
+        let mut registered = Vec::new();
+        for (segment, whole) in &segments {
+            let registrations = serving
+                .registered(whole)
+                .map_err(|error| failed("a segment cannot be registered", error))?;
+            registered.extend(
+                (0..)
+                    .zip(&registrations)
+                    .map(|(rail, registration)| Registered {
+                        rail,
+                        segment: *segment,
+                        address: registration.address(),
+                        length: Length(registration.length()),
+                        rkey: registration.rkey(),
+                    }),
+            );
+        }
+        let mut queues = Vec::with_capacity(request.offers.len());
+        let mut taken = Vec::with_capacity(request.offers.len());
+        // A client offers its ports in order, each with a queue pair to read by and one to write by.
+        for (number, offer) in request.offers.iter().enumerate() {
+            let at = (number / 2) % rails.len();
+            let (Some(rail), Ok(at)) = (rails.get(at), u8::try_from(at)) else {
+                break;
+            };
+            let allows = if offer.writes {
+                Allows::Writes
+            } else {
+                Allows::Reads
+            };
+            let made = QueuePair::create(rail, allows)
+                .and_then(|made| made.connect(&from_wire(&offer.queue)).map(|()| made))
+                .map_err(|error| failed("a queue pair cannot be connected", error))?;
+            taken.push(Taken {
+                queue: to_wire(made.address()),
+                rail: at,
+            });
+            queues.push(made);
+        }
+        let session = Self {
+            queues,
+            guards: HashMap::new(),
+        };
+        Ok((session, RdmaOpened { taken, registered }))
+    }
+
+    /// Announced writes: those that are admitted may come from now on.
+    pub(crate) fn begin(
+        &mut self,
+        host: &dyn Host,
+        abort: &Arc<impl Abort + 'static>,
+        request: &WriteRequest,
+    ) -> Vec<Code> {
+        let admit = |grant| match host.admit_write(request.incarnation, grant, abort.clone()) {
+            Admission::Write(guard) => {
+                self.guards.insert(grant.id, guard);
+                Code::Ok
+            }
+            Admission::Refuse(refused) => {
+                tracing::debug!(%refused, extent = %grant.extent, "a write is refused");
+                refused.code
+            }
+        };
+        request.grants.iter().map(admit).collect()
+    }
+
+    /// Writes that their client says have ended: with all bytes in place when there are sums.
+    pub(crate) fn end(&mut self, host: &dyn Host, request: WriteEnd) -> Vec<Code> {
+        let mut written = 0;
+        let end = |(grant, sums): (GrantId, Vec<_>)| match self.guards.remove(&grant) {
+            None => Code::GrantRefused,
+            Some(_) if sums.is_empty() => Code::Ok,
+            Some(guard) => {
+                let length = guard.target().length();
+                if sums.len() as u64 != length.chunks() {
+                    return Code::InvalidArgument;
+                }
+                written += length.0;
+                guard.finish(sums)
+            }
+        };
+        let codes = request.items.into_iter().map(end).collect();
+        host.count(Length(0), Length(written));
+        codes
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let announced = self.guards.len();
+        tracing::debug!(queues = self.queues.len(), announced, "an RDMA link ends");
+    }
+}
+
+pub(super) const fn to_wire(address: &QueueAddress) -> Queue {
+    let QueueAddress {
+        number,
+        psn,
+        gid,
+        lid,
+        mtu,
+        reads,
+    } = *address;
+    Queue {
+        number,
+        psn,
+        gid,
+        lid,
+        mtu,
+        reads,
+    }
+}
+
+pub(super) const fn from_wire(queue: &Queue) -> QueueAddress {
+    let Queue {
+        number,
+        psn,
+        gid,
+        lid,
+        mtu,
+        reads,
+    } = *queue;
+    QueueAddress {
+        number,
+        psn,
+        gid,
+        lid,
+        mtu,
+        reads,
+    }
+}

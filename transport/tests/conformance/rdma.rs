@@ -1,0 +1,180 @@
+//! What RDMA alone owes. Where there is no device, these tests and the suite over RDMA say that they
+//! are skipped.
+
+use super::*;
+use kvpool_transport::rdma::{Fabric, RdmaOptions, Serving, Unavailable};
+use kvpool_transport::tcp::{Server, ServerHandle, ServerOptions};
+use std::sync::OnceLock;
+
+/// The ports of this host.
+pub(crate) fn fabric() -> Result<Arc<Fabric>, Unavailable> {
+    static FABRIC: OnceLock<Result<Arc<Fabric>, Unavailable>> = OnceLock::new();
+    FABRIC
+        .get_or_init(|| Fabric::open(&RdmaOptions::default()))
+        .clone()
+}
+
+/// Whether there is RDMA here; if not, says on standard error that `test` is skipped.
+pub(crate) fn is_here(test: &str) -> bool {
+    let fabric = fabric();
+    if let Err(reason) = &fabric {
+        eprintln!("SKIPPED {test}: {reason}");
+    }
+    fabric.is_ok()
+}
+
+pub(crate) fn serve(host: &Arc<TestHost>) -> ServerHandle {
+    let options = ServerOptions {
+        rdma: Some(Arc::new(Serving::new(fabric().unwrap()))),
+        ..ServerOptions::default()
+    };
+    tcp::serve(host, options)
+}
+
+/// A link, its host, and the server.
+fn pair(segment: u64) -> (Arc<dyn Link>, Arc<TestHost>, ServerHandle) {
+    let host = TestHost::new(Length(segment));
+    let server = serve(&host);
+    let (address, hello) = (server.local_addr(), host.hello());
+    let opened = kvpool_transport::rdma::connect(&fabric().unwrap(), address, hello, soon());
+    (opened.unwrap().0, host, server)
+}
+
+#[test]
+fn a_node_without_rdma_says_so() {
+    if !is_here("a_node_without_rdma_says_so") {
+        return;
+    }
+    let host = TestHost::new(Length(1 << 20));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start(listener, host.clone(), ServerOptions::default()).unwrap();
+    let (address, hello) = (server.local_addr(), host.hello());
+    let refused = kvpool_transport::rdma::connect(&fabric().unwrap(), address, hello, soon());
+    let error = refused.unwrap_err();
+    assert_eq!(error.code, Code::InvalidArgument, "{error}");
+    assert!(error.message.contains("no RDMA"), "{error}");
+}
+
+/// The writer goes on after its grant has been fenced, as one that was stopped in between does.
+#[test]
+fn a_writer_whose_grant_was_fenced_cannot_touch_the_extent() {
+    if !is_here("a_writer_whose_grant_was_fenced_cannot_touch_the_extent") {
+        return;
+    }
+    let (link, host, _server) = pair(64 << 20);
+    let bytes = pattern(32 << 20, 1);
+    let grant = host.grant(32 << 20);
+    let writing = link.write(vec![write_op(grant, &bytes)], soon());
+    let writing = std::thread::spawn(move || wait(writing));
+    assert!(host.wait_for(|held| held.receiving == 1));
+    assert!(host.fence(grant.id, Duration::from_secs(5)), "it is fenced");
+    // From here on the extent may be another's.
+    let extent = host.slice(&grant.extent);
+    let others = pattern(32 << 20, 2);
+    extent.write_at(Offset(0), &others);
+    let written = writing.join().unwrap();
+    assert_eq!(codes(&written), [Code::Unreachable], "{written:?}");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(extent.to_vec() == others, "the extent was touched");
+    assert!(!link.is_open());
+    assert!(!host.is_written(grant.id));
+}
+
+/// The same for one that dies: nothing of it is left at the node.
+#[test]
+fn a_link_that_is_dropped_in_mid_write_leaves_nothing_behind() {
+    if !is_here("a_link_that_is_dropped_in_mid_write_leaves_nothing_behind") {
+        return;
+    }
+    let fabric = fabric().unwrap();
+    let (link, host, server) = pair(64 << 20);
+    let bytes = pattern(32 << 20, 1);
+    let grant = host.grant(32 << 20);
+    let deadline = Instant::now() + Duration::from_millis(60);
+    let written = wait(link.write(vec![write_op(grant, &bytes)], deadline));
+    assert!(Instant::now() < deadline + Duration::from_secs(1));
+    if written[0].is_err() {
+        assert_eq!(codes(&written), [Code::DeadlineExceeded]);
+    }
+    drop(link);
+    assert!(host.wait_for(|held| held.receiving == 0));
+    let ended = Instant::now() + Duration::from_secs(5);
+    while server.connections() > 0 && Instant::now() < ended {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(server.connections(), 0);
+    for rail in fabric.rails() {
+        assert_eq!(rail.in_flight(), 0, "{}", rail.name());
+    }
+}
+
+/// The node goes while a read is on its way.
+#[test]
+fn a_read_from_a_node_that_goes_ends_with_an_error() {
+    if !is_here("a_read_from_a_node_that_goes_ends_with_an_error") {
+        return;
+    }
+    let (link, host, server) = pair(64 << 20);
+    let extent = host.stored(&pattern(32 << 20, 1));
+    let into = room(32 << 20);
+    let reading = link.read(EPOCH, vec![read_op(extent, &into)], soon());
+    let reading = std::thread::spawn(move || wait(reading));
+    std::thread::sleep(Duration::from_millis(10));
+    let gone = Instant::now();
+    drop(server);
+    let read = reading.join().unwrap();
+    assert!(
+        gone.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        gone.elapsed()
+    );
+    if read[0].is_ok() {
+        eprintln!("the read was over before the node went");
+    } else {
+        assert_eq!(codes(&read), [Code::Unreachable], "{read:?}");
+    }
+    // What has ended touches nothing any more.
+    into[0].write_at(Offset(0), &[7; 4096]);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(into[0].to_vec()[..4096] == [7; 4096]);
+    assert!(!link.is_open());
+}
+
+/// No registration, queue pair or work request is left of links that are gone.
+#[test]
+fn two_hundred_links_one_after_the_other_leave_nothing() {
+    if !is_here("two_hundred_links_one_after_the_other_leave_nothing") {
+        return;
+    }
+    let host = TestHost::new(Length(1 << 20));
+    let server = serve(&host);
+    let fabric = fabric().unwrap();
+    let bytes = pattern(100_000, 1);
+    let extent = host.stored(&bytes);
+    let counts = || -> Vec<(usize, usize)> {
+        let of_rail = |rail: &Arc<kvpool_transport::rdma::Rail>| (rail.lanes(), rail.in_flight());
+        fabric.rails().iter().map(of_rail).collect()
+    };
+    for _ in 0..200 {
+        let (address, hello) = (server.local_addr(), host.hello());
+        let opened = kvpool_transport::rdma::connect(&fabric, address, hello, soon());
+        let link = opened.unwrap().0;
+        let into = room(100_000);
+        let read = wait(link.read(EPOCH, vec![read_op(extent, &into)], soon()));
+        assert_eq!(read, [Ok(checksum(&bytes))]);
+    }
+    let deadline = soon();
+    let is_clear = || server.connections() == 0 && counts().iter().all(|c| *c == (0, 0));
+    while !is_clear() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(
+        is_clear(),
+        "{} connections, {:?}",
+        server.connections(),
+        counts()
+    );
+    for rail in fabric.rails() {
+        rail.forget_cached();
+    }
+}

@@ -1,0 +1,252 @@
+//! How queue pairs are agreed on over the data port.
+//!
+//! ```text
+//!  client: queue pairs made ── RdmaOpen ──► node: its own made and connected
+//!  client: connected        ◄─ RdmaOpened ─ and where its segments are
+//! ```
+
+use super::data::{Meta, list, put_count};
+use super::{DecodeError, Reader};
+use crate::{Incarnation, Length, SegmentId};
+
+/// What a peer must know to connect to a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// Its number on its device.
+    pub number: u32,
+    /// The number of the first packet that it will send.
+    pub psn: u32,
+    /// The address of its port.
+    pub gid: [u8; 16],
+    /// The local identifier of its port; 0 on Ethernet.
+    pub lid: u16,
+    /// The largest packet that it takes, in bytes.
+    pub mtu: u32,
+    /// How many reads it serves at once.
+    pub reads: u8,
+}
+
+/// A queue pair of a client, and what it is to be for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The queue pair.
+    pub queue: Queue,
+    /// Whether it writes as well as reads.
+    pub writes: bool,
+}
+
+/// Asks for the other ends of queue pairs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaOpen {
+    /// The life of the node that is meant.
+    pub incarnation: Incarnation,
+    /// The client's queue pairs.
+    pub offers: Vec<Offer>,
+}
+
+/// The other end of one offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The node's queue pair.
+    pub queue: Queue,
+    /// Which of the node's ports it is on: registrations are a port's.
+    pub rail: u8,
+}
+
+/// Where a port of the node finds a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registered {
+    /// The port.
+    pub rail: u8,
+    /// The segment.
+    pub segment: SegmentId,
+    /// The address of its first byte.
+    pub address: u64,
+    /// Its bytes.
+    pub length: Length,
+    /// The key of its registration.
+    pub rkey: u32,
+}
+
+/// Answers [`RdmaOpen`], one end an offer, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaOpened {
+    /// The other ends.
+    pub taken: Vec<Taken>,
+    /// Where the segments are.
+    pub registered: Vec<Registered>,
+}
+
+impl Meta for RdmaOpen {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.incarnation.to_bytes());
+        put_count(out, self.offers.len());
+        for offer in &self.offers {
+            put_queue(out, &offer.queue);
+            out.push(u8::from(offer.writes));
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "rdma open");
+        let incarnation = Incarnation(r.u128()?);
+        let offers = list(&mut r, |r| {
+            let queue = queue(r)?;
+            let writes = match r.u8()? {
+                0 => false,
+                1 => true,
+                other => {
+                    return Err(DecodeError::BadValue {
+                        what: "flag of a queue pair",
+                        value: other.into(),
+                    });
+                }
+            };
+            Ok(Offer { queue, writes })
+        })?;
+        r.finish()?;
+        Ok(Self {
+            incarnation,
+            offers,
+        })
+    }
+}
+
+impl Meta for RdmaOpened {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_count(out, self.taken.len());
+        for taken in &self.taken {
+            put_queue(out, &taken.queue);
+            out.push(taken.rail);
+        }
+        put_count(out, self.registered.len());
+        for registered in &self.registered {
+            out.push(registered.rail);
+            out.extend_from_slice(&registered.segment.0.to_le_bytes());
+            out.extend_from_slice(&registered.address.to_le_bytes());
+            out.extend_from_slice(&registered.length.0.to_le_bytes());
+            out.extend_from_slice(&registered.rkey.to_le_bytes());
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "rdma opened");
+        let taken = list(&mut r, |r| {
+            Ok(Taken {
+                queue: queue(r)?,
+                rail: r.u8()?,
+            })
+        })?;
+        let registered = list(&mut r, |r| {
+            Ok(Registered {
+                rail: r.u8()?,
+                segment: SegmentId(r.u32()?),
+                address: r.u64()?,
+                length: Length(r.u64()?),
+                rkey: r.u32()?,
+            })
+        })?;
+        r.finish()?;
+        Ok(Self { taken, registered })
+    }
+}
+
+fn put_queue(out: &mut Vec<u8>, queue: &Queue) {
+    out.extend_from_slice(&queue.number.to_le_bytes());
+    out.extend_from_slice(&queue.psn.to_le_bytes());
+    out.extend_from_slice(&queue.gid);
+    out.extend_from_slice(&queue.lid.to_le_bytes());
+    out.extend_from_slice(&queue.mtu.to_le_bytes());
+    out.push(queue.reads);
+}
+
+fn queue(r: &mut Reader<'_>) -> Result<Queue, DecodeError> {
+    Ok(Queue {
+        number: r.u32()?,
+        psn: r.u32()?,
+        gid: *r.array()?,
+        lid: r.u16()?,
+        mtu: r.u32()?,
+        reads: r.u8()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::data::check;
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    fn queues() -> impl Strategy<Value = Queue> {
+        let values = (
+            any::<u32>(),
+            any::<u32>(),
+            any::<[u8; 16]>(),
+            any::<u16>(),
+            any::<u32>(),
+            any::<u8>(),
+        );
+        values.prop_map(|(number, psn, gid, lid, mtu, reads)| Queue {
+            number,
+            psn,
+            gid,
+            lid,
+            mtu,
+            reads,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn offers_round_trip(incarnation: u128, offers in vec((queues(), any::<bool>()), 0..4)) {
+            let offers = offers.into_iter().map(|(queue, writes)| Offer { queue, writes });
+            check(&RdmaOpen {
+                incarnation: Incarnation(incarnation),
+                offers: offers.collect(),
+            })?;
+        }
+
+        #[test]
+        fn answers_to_offers_round_trip(
+            taken in vec((queues(), any::<u8>()), 0..4),
+            places in vec((any::<u8>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u32>()), 0..4),
+        ) {
+            let taken = taken.into_iter().map(|(queue, rail)| Taken { queue, rail });
+            let registered = places.into_iter().map(|(rail, segment, address, length, rkey)| {
+                Registered {
+                    rail,
+                    segment: SegmentId(segment),
+                    address,
+                    length: Length(length),
+                    rkey,
+                }
+            });
+            check(&RdmaOpened {
+                taken: taken.collect(),
+                registered: registered.collect(),
+            })?;
+        }
+    }
+
+    #[test]
+    fn a_flag_is_one_bit() {
+        let open = RdmaOpen {
+            incarnation: Incarnation(1),
+            offers: vec![Offer {
+                queue: Queue {
+                    number: 1,
+                    psn: 2,
+                    gid: [3; 16],
+                    lid: 4,
+                    mtu: 5,
+                    reads: 6,
+                },
+                writes: true,
+            }],
+        };
+        let mut bytes = open.to_bytes();
+        *bytes.last_mut().unwrap() = 2;
+        assert!(RdmaOpen::decode(&bytes).is_err());
+    }
+}
