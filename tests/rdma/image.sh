@@ -1,16 +1,17 @@
 #!/bin/bash
-# image.sh KERNEL_DIR: makes KERNEL_DIR/base.cpio, the file system of a guest without the case and its
-# programs: the modules that kernel.sh has left there, and what this machine has installed of
-# busybox, iproute2, rdma-core and perftest, with the libraries that they need.
+# image.sh IMAGE: makes IMAGE/base.cpio, the file system of a guest without what run.sh adds for each
+# run: the modules that kernel.sh has left in the directory IMAGE, and what this machine has installed
+# of busybox, iproute2, rdma-core and perftest, with the libraries that they need.
 set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin
 here=$(cd "$(dirname "$0")" && pwd)
-kernel=$(cd "$1" && pwd)
+image=$(cd "$1" && pwd)
 . "$here/files.sh"
 
 # Found at run time and not by ldd: the verbs, the connection manager, and what the C library opens.
 late=(libibverbs.so.1 librdmacm.so.1 libgcc_s.so.1)
 
-root=$(mktemp -d "$kernel/root.XXXXXX")
+root=$(mktemp -d "$image/root.XXXXXX")
 trap 'rm -rf "$root"' EXIT
 mkdir -p "$root"/{dev,etc,proc,root,run,sys,tmp,usr/bin,usr/lib,usr/lib64,var}
 # As Debian has it, so that a library is found by whichever path names it.
@@ -18,7 +19,7 @@ for dir in bin sbin lib lib64; do ln -s "usr/${dir/sbin/bin}" "$root/$dir"; done
 ln -s bin "$root/usr/sbin"
 ln -s ../run "$root/var/run"
 
-cp -r "$kernel/modules/lib/modules" "$root/usr/lib/"
+cp -r "$image/modules/lib/modules" "$root/usr/lib/"
 # The guest reads every byte of its modules under emulation: debug information would be most of them.
 find "$root/usr/lib/modules" -name '*.ko' -exec strip --strip-debug {} +
 
@@ -36,13 +37,10 @@ done
 for library in "${late[@]}"; do add_library "$root" "$library"; done
 add_provider "$root" rxe
 
-cp "$here/init.sh" "$root/init"
-chmod +x "$root/init"
-cp "$here/guest.sh" "$root/lib/guest.sh"
-echo guest > "$root/etc/hostname"
 echo 'root:x:0:0::/root:/bin/sh' > "$root/etc/passwd"
 printf '127.0.0.1 localhost\n10.77.0.1 a\n10.77.0.2 b\n' > "$root/etc/hosts"
 : > "$root/etc/nsswitch.conf"
 
-pack "$root" > "$kernel/base.cpio.part"
-mv "$kernel/base.cpio.part" "$kernel/base.cpio"
+# In place at once: another run may be reading it.
+pack "$root" > "$root.cpio"
+mv "$root.cpio" "$image/base.cpio"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The first process of a guest: makes the file systems, the network and the RoCE device, runs /case,
 # and ends the machine with its status.
-export PATH=/usr/bin HOME=/root
+export PATH=/usr/bin HOME=/root NO_COLOR=1 RUST_BACKTRACE=1
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
@@ -31,10 +31,18 @@ if [ -e /etc/pair ]; then
   busybox httpd -p 9 -h /tmp/told
 fi
 
-sh /case < /dev/null
-status=$?
+# What the host says of this run: a line NAME=value each.
+set -a
+. /etc/settings
+set +a
+
+# Through a pipe, so that no program takes the console for somebody's terminal. What the case has left
+# running may hold the pipe for ever: the last line ends it.
+{ sh /case < /dev/null 2>&1; echo "status-of-case $?"; } |
+  awk '$1 == "status-of-case" { print $2 > "/run/status"; exit } { print; fflush() }'
+status=$(cat /run/status)
 # What the kernel had to say matters when something went wrong.
-case $status in 0|77) ;; *) echo "-- the kernel's last words:"; dmesg | tail -n 25 ;; esac
+case $status in 0 | 77) ;; *) echo "-- the kernel's last words:"; dmesg | tail -n 25 ;; esac
 echo "guest $(hostname): status $status after $(cut -d' ' -f1 /proc/uptime) s"
 # A byte to this port ends qemu with the status twice the byte and one.
 printf "$(printf '\\%03o' "$status")" | dd of=/dev/port bs=1 seek=1281 count=1 2>/dev/null
