@@ -5,6 +5,7 @@
 
 address_a=10.77.0.1
 address_b=10.77.0.2
+case $(hostname) in b) own=$address_b ;; *) own=$address_a ;; esac
 
 # say WORDS: a line on the console that stands out.
 say() { echo "== $*"; }
@@ -61,4 +62,32 @@ told() {
   case $(hostname) in a) _other=$address_b ;; *) _other=$address_a ;; esac
   # Debian's static wget crashes when it is given a timeout of its own.
   busybox timeout 2 busybox wget -q -O /dev/null "http://$_other:9/$1" 2>/dev/null
+}
+
+# number NAME FILE: the first number of that name in JSON with a line for each.
+number() { awk -v name="\"$1\":" '$1 == name { gsub("[^0-9.]", "", $2); print $2; exit }' "$2"; }
+
+# start_pool SEGMENT: a kvmaster and a kvstore-node with a segment of that size, for whoever reaches
+# this guest's address, in the background.
+start_pool() {
+  kvmaster --listen 0.0.0.0:7070 --advertise "$(hostname):7070" --data-dir /tmp/master \
+    > /tmp/kvmaster.log 2>&1 &
+  within 30 busybox wget -q -O /dev/null http://127.0.0.1:7071/readyz 2> /dev/null ||
+    { cat /tmp/kvmaster.log; fail "kvmaster does not serve"; }
+  kvstore-node --master http://127.0.0.1:7070 --listen 0.0.0.0:7072 --advertise "$own" \
+    --name "$(hostname)" --segment "$1" > /tmp/kvstore-node.log 2>&1 &
+  within 60 busybox wget -q -O /dev/null http://127.0.0.1:7073/readyz 2> /dev/null ||
+    { cat /tmp/kvstore-node.log; fail "kvstore-node does not serve"; }
+}
+
+# run_tests PROGRAM: a test binary of cargo's, and what it came to. TESTS, if the host has set it, is a
+# part of the names of those that are wanted. Here is what every test needs: none may skip.
+run_tests() {
+  "$1" --test-threads=2 --show-output ${TESTS:-} > /tmp/tests 2>&1
+  _status=$?
+  grep -v '^$' /tmp/tests
+  say "$(grep '^test result:' /tmp/tests || echo "no result")"
+  [ "$_status" = 0 ] || fail "$1 ended with $_status"
+  grep '^SKIPPED ' /tmp/tests && fail "a test has skipped"
+  return 0
 }

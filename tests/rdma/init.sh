@@ -13,12 +13,11 @@ dmesg -n 4
 ulimit -l unlimited
 ulimit -n 65536
 
-. /lib/guest.sh
 hostname -F /etc/hostname
+. /lib/guest.sh
 ip link set lo up
 modprobe virtio_pci
 modprobe virtio_net
-if [ "$(hostname)" = b ]; then own=$address_b; else own=$address_a; fi
 # Alone, a guest has no Ethernet device: the frames of a RoCE device go round inside it.
 ip link show eth0 > /dev/null 2>&1 || ip link add eth0 type dummy
 ip addr add "$own/24" dev eth0
