@@ -1,6 +1,6 @@
 # The layer over verbs, against the kernel's own: devices, memory, queue pairs, completions, errors.
 #: guests 1
-#: programs test:kvpool-transport/verbs
+#: programs test:transport/verbs
 #: limit 300
 . /lib/guest.sh
 
