@@ -1,7 +1,7 @@
 //! `cargo xtask rdma`: runs what needs an RDMA device in virtual machines that have a software one.
 //!
 //! ```text
-//!  cargo build --release, cargo test --no-run      Debian's packages
+//!  cargo build, cargo test --no-run                 Debian's packages
 //!         │ programs                                  │ kernel.sh, image.sh: target/rdma/SERIES
 //!         ▼                                           ▼
 //!  tests/rdma/cases/NAME.sh ──► run.sh (a guest) or pair.sh (two on one Ethernet) ──► exit status
@@ -35,6 +35,9 @@ pub(crate) struct Args {
     /// Only the cases whose name contains one of these
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
+    /// Leave out what measures: it needs a release build, and takes most of the time
+    #[arg(long)]
+    quick: bool,
     /// Of the test binaries, only the tests whose name contains this
     #[arg(long, value_name = "PART")]
     tests: Option<String>,
@@ -76,7 +79,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
                 .iter()
                 .any(|part| case.name.contains(part.as_str()))
     };
-    let cases: Vec<&Case> = cases.iter().filter(wanted).collect();
+    let cases = cases.iter().filter(wanted);
+    let cases = cases.filter(|case| !args.quick || !case.is_measurement());
+    let cases: Vec<&Case> = cases.collect();
     if cases.is_empty() {
         bail!("no case is called so: they are the files in tests/rdma/cases");
     }

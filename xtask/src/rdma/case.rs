@@ -1,11 +1,13 @@
 //! The cases: scripts that run in guests, each with lines at its top that say what it needs.
 //!
 //! ```text
-//! #: guests 2                       one, or two on one Ethernet
-//! #: programs kvctl test:transport/verbs    binaries; `test:` and a package's directory, a test of it
-//! #: limit 300                      seconds, after which it has failed
-//! #: memory 2048                    MiB of each guest
+//! #: guests 2                    one, or two on one Ethernet
+//! #: programs kvctl test:transport/verbs    binaries, and a package's tests by its directory
+//! #: limit 300                   seconds, after which it has failed
+//! #: memory 2048                 MiB of each guest
 //! ```
+//!
+//! A binary `release:kvctl` is one of a release build: for cases that measure.
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -31,10 +33,18 @@ pub(super) struct Case {
 /// A program that a case needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Program {
-    /// A binary of a release build.
-    Binary(String),
+    /// A binary of the repository.
+    Binary { name: String, release: bool },
     /// A test of a package, by the package's directory and the test's name.
     Test { directory: String, name: String },
+}
+
+impl Case {
+    /// Whether it measures: it needs a build of its own, and takes longer.
+    pub(super) fn is_measurement(&self) -> bool {
+        let mut programs = self.programs.iter();
+        programs.any(|program| matches!(program, Program::Binary { release: true, .. }))
+    }
 }
 
 /// All cases in a directory, by name.
@@ -83,12 +93,16 @@ fn program(word: &str) -> Program {
     let test = word
         .strip_prefix("test:")
         .and_then(|test| test.split_once('/'));
-    match test {
-        Some((directory, name)) => Program::Test {
+    if let Some((directory, name)) = test {
+        return Program::Test {
             directory: directory.to_owned(),
             name: name.to_owned(),
-        },
-        None => Program::Binary(word.to_owned()),
+        };
+    }
+    let optimised = word.strip_prefix("release:");
+    Program::Binary {
+        name: optimised.unwrap_or(word).to_owned(),
+        release: optimised.is_some(),
     }
 }
 
@@ -121,9 +135,13 @@ mod tests {
 
     #[test]
     fn a_case_says_what_it_needs() {
-        let text =
-            "# Words.\n#: guests 2\n#: programs kvctl test:transport/verbs\n#: limit 60\nexit 0\n";
+        let text = "# Words.\n#: guests 2\n#: programs kvctl release:kvctl test:transport/verbs\n#: limit 60\nexit 0\n";
         let case = read(Path::new("cases/x.sh"), text).unwrap();
+        let binary = |release| Program::Binary {
+            name: "kvctl".into(),
+            release,
+        };
+        assert!(case.is_measurement());
         assert_eq!(
             (case.name.as_str(), case.guests, case.limit, case.memory),
             ("x", 2, 60, MEMORY)
@@ -131,7 +149,8 @@ mod tests {
         assert_eq!(
             case.programs,
             [
-                Program::Binary("kvctl".into()),
+                binary(false),
+                binary(true),
                 Program::Test {
                     directory: "transport".into(),
                     name: "verbs".into()

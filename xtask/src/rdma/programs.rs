@@ -15,21 +15,26 @@ impl Programs {
     /// Builds all that the cases need.
     pub(super) fn build(cases: &[&Case]) -> Result<Self> {
         let mut programs = BTreeMap::new();
-        let is_binary = |program: &&Program| matches!(program, Program::Binary(_));
-        let mut needed = cases.iter().flat_map(|case| &case.programs);
-        // The figures of a build that is not optimised would be worth nothing.
-        if needed.any(|program| is_binary(&program))
-            && !succeeds(cargo(&["build", "--release"]).args(DAEMONS))?
-        {
-            bail!("what the cases run does not build");
+        for (optimised, flags) in [(false, [].as_slice()), (true, &["--release"])] {
+            let is_such = |program: &Program| match program {
+                Program::Binary { release, .. } => *release == optimised,
+                Program::Test { .. } => false,
+            };
+            let mut needed = cases.iter().flat_map(|case| &case.programs);
+            if needed.any(is_such) && !succeeds(cargo(&["build"]).args(flags).args(DAEMONS))? {
+                bail!("what the cases run does not build");
+            }
         }
-        let release = target_dir()?.join("release");
+        let built = target_dir()?;
         for program in cases.iter().flat_map(|case| &case.programs) {
             if programs.contains_key(program) {
                 continue;
             }
             let path = match program {
-                Program::Binary(name) => Some(release.join(name)),
+                Program::Binary { name, release } => {
+                    let profile = if *release { "release" } else { "debug" };
+                    Some(built.join(profile).join(name))
+                }
                 Program::Test { directory, name } => build_test(directory, name)?,
             };
             programs.insert(program.clone(), path);
@@ -42,7 +47,7 @@ impl Programs {
         let argument = |program: &Program| {
             let path = self.0.get(program).and_then(Option::as_ref);
             match (program, path) {
-                (Program::Binary(_), Some(path)) => Ok(path.clone().into_os_string()),
+                (Program::Binary { .. }, Some(path)) => Ok(path.clone().into_os_string()),
                 // Cargo names a test's binary with a hash.
                 (Program::Test { name, .. }, Some(path)) => {
                     let mut argument = path.clone().into_os_string();
@@ -50,7 +55,7 @@ impl Programs {
                     argument.push(name);
                     Ok(argument)
                 }
-                (Program::Binary(name), None) => Err(format!("there is no {name}")),
+                (Program::Binary { name, .. }, None) => Err(format!("there is no {name}")),
                 (Program::Test { directory, name }, None) => {
                     Err(format!("{directory}/tests has no {name}"))
                 }
