@@ -32,23 +32,30 @@ fi
 
 within 60 told pool || fail "a has no pool"
 
-# A process of kvctl that takes one command a line and answers it. What it computes for a block is
-# determined by the block's key, so that it can tell every wrong byte.
+# start_client: a process of kvctl that takes one command a line and answers it. What it computes for a
+# block is determined by the block's key, so that it can tell every wrong byte.
 mkfifo /tmp/commands /tmp/answers
-kvctl worker --block-bytes "$block" --block-tokens 16 --master http://a:7070 \
-  --transport "$transport" --timeout "${deadline}s" < /tmp/commands > /tmp/answers 2> /tmp/worker.log &
-exec 3> /tmp/commands 4< /tmp/answers
+start_client() {
+  exec 3>&- 4<&-
+  kvctl worker --block-bytes "$block" --block-tokens 16 --master http://a:7070 \
+    --transport "$transport" --timeout "${deadline}s" \
+    < /tmp/commands > /tmp/answers 2> /tmp/client.log &
+  exec 3> /tmp/commands 4< /tmp/answers
+  ask ''
+  case $answer in *'"ready"'*) return 0 ;; *) return 1 ;; esac
+}
 
 # ask COMMAND: its answer, in $answer.
 ask() {
   [ -z "$1" ] || echo "$1" >&3
-  read -r answer <&4 || { cat /tmp/worker.log; fail "the client is gone"; }
+  read -r answer <&4 || { cat /tmp/client.log; fail "the client is gone"; }
 }
 
 # in_answer NAME: a number that the answer has.
 in_answer() { echo "$answer" | sed -n "s/.*\"$1\":\([0-9]*\).*/\1/p"; }
 
-# work SECONDS: new blocks put, each got back and checked, for so long; then what that came to.
+# work SECONDS [gone]: new blocks put, each got back and checked, for so long. Only while the network is
+# gone may a client find that it cannot reach the pool, and end; another one takes its place.
 work() {
   _end=$(($(seconds) + $1))
   right=0 refused=0 slowest=0
@@ -64,7 +71,13 @@ work() {
       # A prefill is three calls, each with its own deadline.
       [ "$_took" -le $((3 * deadline + 2)) ] || fail "$_took s for $_command"
       case $answer in
-        *'"failed":{"message"'*) fail "the client gave up: $answer" ;;
+        *'"failed":{"message"'*'"unreachable":true'*)
+          [ "${2:-}" = gone ] || fail "the client gave up: $answer"
+          refused=$((refused + blocks))
+          within $((3 * deadline)) start_client || fail "no client reaches the pool: $answer"
+          break
+          ;;
+        *'"failed":{"message"'*) fail "the client failed: $answer" ;;
         *'"decoded"'*)
           [ "$(in_answer wrong)" = 0 ] || fail "wrong bytes: $answer"
           _checked=$(in_answer checked)
@@ -82,8 +95,7 @@ report() {
   say "$1: $right blocks of $((block / 1024)) KiB right, $refused not there, slowest call $slowest s"
 }
 
-ask ''
-case $answer in *'"ready"'*) ;; *) fail "the client has not reached the pool: $answer" ;; esac
+start_client || fail "the client has not reached the pool: $answer"
 
 work 10
 report "network whole"
@@ -91,8 +103,9 @@ report "network whole"
 
 for down in 2 15; do
   { sleep 3; ip link set eth0 down; sleep "$down"; ip link set eth0 up; } &
-  work $((down + 10))
-  wait $!
+  _link=$!
+  work $((down + 10)) gone
+  wait "$_link"
   report "network gone for $down s"
   within 30 told pool || fail "the network has not come back"
   work 10
