@@ -15,7 +15,7 @@ use kvpool_types::{
     Checksum, ClientId, Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, SegmentId,
 };
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Why a host refuses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,8 +102,13 @@ pub trait Host: Send + Sync + 'static {
     ) -> Result<Vec<Checksum>, Refused>;
 
     /// The memory of every segment, whole, to be registered with devices. Who may write it is the
-    /// matter of [`Host::admit_write`].
-    fn memory(&self, incarnation: Incarnation) -> Result<Vec<(SegmentId, Slice)>, Refused>;
+    /// matter of [`Host::admit_write`]. A host that gives the incarnation up aborts the connection
+    /// that asked.
+    fn memory(
+        &self,
+        incarnation: Incarnation,
+        abort: Weak<dyn Abort>,
+    ) -> Result<Vec<(SegmentId, Slice)>, Refused>;
 
     /// A descriptor of a segment's memory and its size; read-only unless `writable`.
     fn map(

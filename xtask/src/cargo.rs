@@ -26,6 +26,14 @@ pub(crate) fn root() -> &'static Path {
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
+    // What cargo says to xtask of xtask's own package is not for other packages' build scripts: some
+    // ask to run again when it changes, and a build from a shell would undo this one, and this one it.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
     // A relative target directory is relative to where the caller is, not to the root.
     for name in ["CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR"] {
         if let Some(dir) = std::env::var_os(name).filter(|dir| !dir.is_empty())

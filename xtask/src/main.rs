@@ -1,10 +1,12 @@
-//! The repository's own tasks: `cargo xtask demo | test | lint | switch-off`.
+//! The repository's own tasks: `cargo xtask demo | test | lint | rdma | switch-off`.
 //!
 //! It builds and runs the other packages as their users do, through cargo, and depends on none of them.
 
 mod cargo;
 mod demo;
 mod lint;
+mod packages;
+mod rdma;
 mod switch_off;
 mod tally;
 mod test;
@@ -36,6 +38,8 @@ enum Task {
     },
     /// Check the format, the lints, and the dependencies where cargo-deny is installed
     Lint,
+    /// Run what needs an RDMA device in virtual machines with a software one; the last line is the tally
+    Rdma(rdma::Args),
     /// Switch off, in a copy of the tree, each mechanism that an invariant rests on, and see that the
     /// invariant's test fails without it
     SwitchOff {
@@ -49,6 +53,7 @@ fn main() -> ExitCode {
         Task::Demo { args } => demo::run(&args),
         Task::Test { quick } => test::run(quick),
         Task::Lint => lint::run(),
+        Task::Rdma(args) => rdma::run(&args),
         Task::SwitchOff { invariant } => switch_off::run(invariant),
     };
     match outcome {

@@ -29,6 +29,12 @@ impl Tally {
         }
     }
 
+    /// Counts something that could not be had here; the line says what and why.
+    pub(crate) fn skip(&mut self, what: &str, why: &str) {
+        self.skipped += 1;
+        self.skips.insert(format!("{SKIPPED}{what}: {why}"));
+    }
+
     /// Adds what a runner counted. `ended_well` is the runner's exit: one that failed without a failed
     /// test has itself failed.
     pub(crate) fn add(&mut self, step: &'static str, other: Self, ended_well: bool) {

@@ -2,9 +2,9 @@
 
 use crate::cargo::{DAEMONS, answers, cargo, root, succeeds, watch};
 use crate::lint;
+use crate::packages::install;
 use crate::tally::{Doctests, Libtest, Nextest, Tally};
 use anyhow::Result;
-use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 /// The package whose tests start real daemons.
@@ -80,7 +80,7 @@ fn with_cargo_test(quick: bool, tally: &mut Tally) -> Result<()> {
 /// be had, those tests say that they skip.
 fn provide_ip() -> Result<()> {
     let is_there = answers(Command::new("ip").arg("-V"));
-    if !is_there && !install("iproute2")? {
+    if !is_there && !install(&["iproute2"])? {
         eprintln!("\n`ip` is not installed (package iproute2): tests that cut a network will skip");
     }
     Ok(())
@@ -93,7 +93,7 @@ fn provide_etcd() -> Result<()> {
     if is_there {
         return Ok(());
     }
-    if !install("etcd-server")? {
+    if !install(&["etcd-server"])? {
         eprintln!("\netcd is not installed (package etcd-server): tests over etcd will skip");
     } else if answers(Command::new("systemctl").args(["is-active", "--quiet", "etcd"])) {
         // The package starts a service, which nobody asked for. Tests use ports of their own.
@@ -104,23 +104,4 @@ fn provide_etcd() -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Installs a package where that takes no question: by root, with apt-get. Whether it is there then.
-fn install(package: &str) -> Result<bool> {
-    let is_root = std::fs::metadata("/proc/self").is_ok_and(|of_self| of_self.uid() == 0);
-    if !is_root || !answers(Command::new("apt-get").arg("--version")) {
-        return Ok(false);
-    }
-    let install = || {
-        let mut install = Command::new("apt-get");
-        install.args(["install", "--yes", "--no-install-recommends", package]);
-        install.env("DEBIAN_FRONTEND", "noninteractive");
-        succeeds(&mut install)
-    };
-    // Package lists may be absent or old: they are fetched only if it does not go without.
-    Ok(
-        install()?
-            || (succeeds(Command::new("apt-get").args(["update", "--quiet"]))? && install()?),
-    )
 }

@@ -1,53 +1,43 @@
 //! The completion queue of a rail and the thread that empties it.
 //!
-//! The thread spins only while work is in flight and for a moment; then it has the device send an
-//! event at the next completion, looks once more, and sleeps. A work request is known by the slot of
-//! its lane, the slot's generation, and a number in the lane: a completion that comes after its lane
-//! is gone finds another generation and is passed over.
+//! A work request is known by the slot of its lane, the slot's generation, and a number in the lane:
+//! a completion that comes after its lane is gone finds another generation and is passed over. Every
+//! queue pair reserves room for all completions that it can cause, so the queue never overflows.
 
-// UNSAFETY: polls a completion queue and reads events. The queue and its channel are made here and
-// destroyed once, when the last that uses them is gone.
+// UNSAFETY: makes a completion queue with its channel, and destroys them once. Who uses the queue keeps
+// `Shared`, so nobody does by then.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
-use super::device::{Device, check};
+mod thread;
+
+use super::device::Device;
 use super::lane::Inner;
-use super::operation::Finished;
 use super::registry::Cache;
-use super::sys::{self, Zeroed};
+use super::sys;
 use super::work::WorkError;
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
-use std::ffi::{c_int, c_uint};
+use rustix::event::EventfdFlags;
+use std::ffi::c_int;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
+use thread::Loop;
 
 /// How many completions the queue has room for, unless the device or locked memory allows less.
 const MOST_ENTRIES: u32 = 1 << 16;
 const LEAST_ENTRIES: u32 = 1 << 10;
-
-/// How many completions are taken at once.
-const BATCH: usize = 64;
-
-/// How long the thread looks on after the last completion, while more are to come.
-const SPIN: Duration = Duration::from_micros(50);
-
-/// How many events are acknowledged at once: each time takes a lock.
-const ACKNOWLEDGED_AT_ONCE: c_uint = 128;
 
 /// How long work that was given up is waited for before its queue pair is destroyed.
 pub(super) const DRAIN: Duration = Duration::from_millis(250);
 
 /// How long a queue pair waits for room in the completion queue that others have just left.
 const ROOM: Duration = Duration::from_millis(500);
-
-/// How often the registrations of regions that are gone are looked for.
-const SWEEP: Duration = Duration::from_secs(1);
 
 /// The thread, which ends with this.
 pub(super) struct Completions {
@@ -133,7 +123,12 @@ impl Completions {
             .spawn({
                 let shared = shared.clone();
                 let cache = cache.clone();
-                move || Loop::new(shared, cache).run()
+                move || {
+                    let thread = AssertUnwindSafe(|| Loop::new(shared.clone(), cache).run());
+                    if std::panic::catch_unwind(thread).is_err() {
+                        shared.give_up("its completion thread panicked");
+                    }
+                }
             })?;
         *shared.thread.lock() = Some(thread.thread().id());
         Ok(Self {
@@ -336,6 +331,17 @@ impl Shared {
             .collect()
     }
 
+    /// Nothing will come any more: ends all there is.
+    fn give_up(&self, why: &str) {
+        if self.usable.swap(false, Ordering::AcqRel) {
+            tracing::error!(%why, "an RDMA device has failed");
+        }
+        for lane in self.all_lanes() {
+            lane.close(WorkError::local("device failure", why));
+            lane.end();
+        }
+    }
+
     fn channel_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel lives as long as this value.
         let fd = unsafe { self.channel.as_ref() }.fd;
@@ -389,253 +395,6 @@ impl Drop for Reserved {
             room.free += self.entries;
             drop(room);
             self.shared.room_made.notify_all();
-        }
-    }
-}
-
-/// What the thread has for itself.
-struct Loop {
-    shared: Arc<Shared>,
-    cache: Arc<Cache>,
-    batch: Vec<sys::Wc>,
-    unacknowledged: c_uint,
-    may_spin: bool,
-    swept: Instant,
-}
-
-impl Loop {
-    fn new(shared: Arc<Shared>, cache: Arc<Cache>) -> Self {
-        Self {
-            shared,
-            cache,
-            batch: vec![sys::Wc::zeroed(); BATCH],
-            unacknowledged: 0,
-            may_spin: std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1),
-            swept: Instant::now(),
-        }
-    }
-
-    fn run(mut self) {
-        let mut quiet_since = Instant::now();
-        while !self.shared.stop.load(Ordering::Acquire) {
-            if self.take() {
-                quiet_since = Instant::now();
-                continue;
-            }
-            self.end_overdue();
-            let is_expecting = self.may_spin && self.shared.in_flight() > 0;
-            if is_expecting && quiet_since.elapsed() < SPIN {
-                std::hint::spin_loop();
-                continue;
-            }
-            // SAFETY: the queue lives as long as what is shared.
-            let code = unsafe { sys::req_notify_cq(self.shared.queue.as_ptr()) };
-            if let Err(error) = check(code) {
-                self.give_up(&format!("no event can be asked for: {error}"));
-                return;
-            }
-            if !self.take() {
-                self.sleep();
-            }
-            quiet_since = Instant::now();
-        }
-        self.acknowledge(0);
-    }
-
-    /// Takes completions that are there and tells their lanes; whether there were any.
-    fn take(&mut self) -> bool {
-        let room = c_int::try_from(self.batch.len()).expect("invariant: a small batch");
-        // SAFETY: the queue lives as long as what is shared, and the batch has this much room.
-        let taken =
-            unsafe { sys::poll_cq(self.shared.queue.as_ptr(), room, self.batch.as_mut_ptr()) };
-        let Ok(taken) = usize::try_from(taken) else {
-            self.give_up("the completion queue cannot be read");
-            return false;
-        };
-        if taken == 0 {
-            self.free_room();
-            return false;
-        }
-        let mut finished = Vec::new();
-        let mut lanes: Vec<(Place, Arc<Inner>)> = Vec::new();
-        for completion in &self.batch[..taken] {
-            let (place, sequence) = Place::of_id(completion.wr_id);
-            let known = lanes.iter().position(|(other, _)| *other == place);
-            let at = known.or_else(|| {
-                lanes.push((place, self.shared.lane(place)?));
-                Some(lanes.len() - 1)
-            });
-            // A lane that is gone has answered for all its work already.
-            if let Some((_, lane)) = at.and_then(|at| lanes.get(at)) {
-                lane.completed(sequence, completion, &mut finished);
-            }
-        }
-        for (_, lane) in &lanes {
-            lane.pump(&mut finished);
-        }
-        Finished::tell(finished);
-        true
-    }
-
-    /// What queue pairs that are gone left in the completion queue is out.
-    fn free_room(&self) {
-        let mut room = self.shared.room.lock();
-        if room.left > 0 {
-            room.free += std::mem::take(&mut room.left);
-            drop(room);
-            self.shared.room_made.notify_all();
-        }
-    }
-
-    /// Destroys the queue pairs of lanes that were given time to drain and have not.
-    fn end_overdue(&self) {
-        // Not under the lock: lanes take it while they hold their own.
-        let closing = std::mem::take(&mut *self.shared.closing.lock());
-        if closing.is_empty() {
-            return;
-        }
-        let now = Instant::now();
-        let mut later = Vec::new();
-        for (deadline, lane) in closing {
-            if lane.is_drained() {
-                continue;
-            }
-            if deadline <= now {
-                lane.end();
-            } else {
-                later.push((deadline, lane));
-            }
-        }
-        self.shared.closing.lock().extend(later);
-    }
-
-    /// Sleeps until the device, somebody here, or the time has something.
-    fn sleep(&mut self) {
-        let shared = self.shared.clone();
-        let deadline = shared
-            .closing
-            .lock()
-            .iter()
-            .map(|(deadline, _)| *deadline)
-            .min();
-        let until = match deadline {
-            Some(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
-            None if self.cache.is_empty() => None,
-            None => Some(SWEEP),
-        };
-        let until = until.map(|time| Timespec {
-            tv_sec: i64::try_from(time.as_secs()).unwrap_or(1),
-            tv_nsec: i64::from(time.subsec_nanos()),
-        });
-        let mut fds = [
-            PollFd::from_borrowed_fd(shared.channel_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(shared.async_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(shared.wake.as_fd(), PollFlags::IN),
-        ];
-        match rustix::event::poll(&mut fds, until.as_ref()) {
-            Ok(_) => {
-                let [channel, device, wake] = fds.map(|fd| !fd.revents().is_empty());
-                if channel {
-                    self.take_events();
-                }
-                if device {
-                    self.take_news();
-                }
-                if wake {
-                    let mut count = [0; 8];
-                    // Only emptied: what it was for is looked up anyway.
-                    let _ = rustix::io::read(&shared.wake, &mut count);
-                }
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => self.give_up(&format!("events cannot be waited for: {error}")),
-        }
-        if self.swept.elapsed() >= SWEEP {
-            self.cache.sweep();
-            self.swept = Instant::now();
-        }
-    }
-
-    fn take_events(&mut self) {
-        let mut queue = std::ptr::null_mut();
-        let mut context = std::ptr::null_mut();
-        loop {
-            // SAFETY: the channel lives as long as what is shared; the rest is ours to fill.
-            let code = unsafe {
-                (self.shared.device.library.get_cq_event)(
-                    self.shared.channel.as_ptr(),
-                    &raw mut queue,
-                    &raw mut context,
-                )
-            };
-            if code != 0 {
-                break;
-            }
-            self.unacknowledged += 1;
-        }
-        self.acknowledge(ACKNOWLEDGED_AT_ONCE);
-    }
-
-    fn acknowledge(&mut self, from: c_uint) {
-        if self.unacknowledged > 0 && self.unacknowledged >= from {
-            let count = std::mem::take(&mut self.unacknowledged);
-            // SAFETY: so many events of this queue were taken and not acknowledged.
-            unsafe {
-                (self.shared.device.library.ack_cq_events)(self.shared.queue.as_ptr(), count);
-            }
-        }
-    }
-
-    /// What the device says about itself and its queue pairs.
-    fn take_news(&mut self) {
-        loop {
-            let mut event = sys::AsyncEvent::zeroed();
-            let library = self.shared.device.library;
-            // SAFETY: the context lives as long as the device, and the event is ours to fill.
-            let code = unsafe {
-                (library.get_async_event)(self.shared.device.context.as_ptr(), &raw mut event)
-            };
-            if code != 0 {
-                return;
-            }
-            let is_of_queue_pair = matches!(
-                event.event_type,
-                sys::EVENT_QP_FATAL | sys::EVENT_QP_REQ_ERR | sys::EVENT_QP_ACCESS_ERR
-            );
-            let number = is_of_queue_pair.then(|| {
-                // SAFETY: such an event names a queue pair, whose destruction waits until the event
-                // has been acknowledged.
-                unsafe { (*event.element).qp_num }
-            });
-            // SAFETY: taken above and acknowledged once.
-            unsafe { (library.ack_async_event)(&raw mut event) };
-            tracing::debug!(kind = event.event_type, ?number, "an RDMA device reports");
-            if let Some(number) = number {
-                for lane in self.shared.all_lanes() {
-                    if lane.has_queue_pair(number) {
-                        lane.close(WorkError::local(
-                            "QP event",
-                            "the device failed the queue pair",
-                        ));
-                    }
-                }
-            } else if matches!(
-                event.event_type,
-                sys::EVENT_CQ_ERR | sys::EVENT_DEVICE_FATAL
-            ) {
-                self.give_up("the device reports a failure that it does not recover from");
-            }
-        }
-    }
-
-    /// Nothing will come any more: ends all there is.
-    fn give_up(&self, why: &str) {
-        if self.shared.usable.swap(false, Ordering::AcqRel) {
-            tracing::error!(%why, "an RDMA device has failed");
-        }
-        for lane in self.shared.all_lanes() {
-            lane.close(WorkError::local("device failure", why));
-            lane.end();
         }
     }
 }

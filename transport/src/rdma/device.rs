@@ -1,63 +1,23 @@
-//! The RDMA ports of this host.
+//! The library, and the RDMA devices of this host.
 
 // UNSAFETY: opens devices and asks them. Every pointer comes from the library and is used until it is
 // given back, once, in `Drop`.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
-use super::completions::Completions;
 use super::options::{RdmaOptions, Unavailable};
-use super::registry::{Access, Cache, Registration};
+use super::rail::{Rail, open_rails};
 use super::sys::{self, Library, Zeroed};
-use crate::memory::Slice;
 use std::ffi::c_int;
-use std::fmt;
 use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
-
-/// How many parts of memory one work request names at most, whatever the device could: more makes
-/// every entry of the send queue longer.
-const SCATTER: u32 = 16;
 
 /// The usable ports of this host, opened.
 #[derive(Debug)]
 pub struct Fabric {
     rails: Vec<Arc<Rail>>,
-}
-
-/// One port of one device. Two ports of a device are two rails that share nothing.
-pub struct Rail {
-    pub(super) device: Arc<Device>,
-    pub(super) completions: Completions,
-    pub(super) options: RdmaOptions,
-    cache: Arc<Cache>,
-    name: String,
-    port: u8,
-    numa_node: Option<u32>,
-    gigabits: u32,
-    gid_index: u8,
-    limits: Limits,
-}
-
-/// What a rail can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// The longest work request in bytes, by the device and the options.
-    pub slice: u32,
-    /// How many parts of memory one work request has at most.
-    pub scatter: u32,
-    /// How many work requests a queue pair holds.
-    pub queue_depth: u32,
-    /// How many reads a queue pair has on the wire at most.
-    pub reads_out: u8,
-    /// How many reads of its peer a queue pair serves at once.
-    pub reads_in: u8,
-    /// The longest registration in bytes.
-    pub registration: u64,
-    /// How many registrations the device holds.
-    pub registrations: u32,
 }
 
 /// An opened device with its protection domain.
@@ -67,14 +27,6 @@ pub(super) struct Device {
     pub(super) pd: NonNull<sys::Pd>,
     pub(super) attributes: sys::DeviceAttr,
     pub(super) registrations: AtomicUsize,
-}
-
-/// What a port says of itself now.
-pub(super) struct PortState {
-    pub(super) lid: u16,
-    pub(super) mtu: u32,
-    pub(super) gid: [u8; 16],
-    pub(super) is_ethernet: bool,
 }
 
 // SAFETY: the library may be called from any thread with the same device, and locks what it must.
@@ -108,7 +60,9 @@ impl Fabric {
                     .map(|&i| device_of(&options.devices[i]).1)
                     .collect()
             };
-            match open_rails(library, entry, &name, &ports, options) {
+            // SAFETY: the list is freed after this loop.
+            let opened = unsafe { open_rails(library, entry, &name, &ports, options) };
+            match opened {
                 Ok(opened) => {
                     asked.iter().for_each(|&i| found[i] = true);
                     rails.extend(opened);
@@ -138,133 +92,15 @@ impl Fabric {
     }
 }
 
-impl Rail {
-    /// The device's name and the port's number, as in `mlx5_0:1`.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The node of memory that the device is nearest to, if it says so.
-    pub fn numa_node(&self) -> Option<u32> {
-        self.numa_node
-    }
-
-    /// The speed of the port in Gb/s, as the port reports it.
-    pub fn gigabits(&self) -> u32 {
-        self.gigabits
-    }
-
-    /// What it can do.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    /// Which entry of its GID table it uses.
-    pub fn gid_index(&self) -> u8 {
-        self.gid_index
-    }
-
-    /// False once the device has failed: its lanes are closed, and others will not work either.
-    pub fn is_usable(&self) -> bool {
-        self.completions.shared().is_usable()
-    }
-
-    /// Registers memory. The registration keeps the region; registering the same or overlapping
-    /// memory again gives another registration.
-    pub fn register(self: &Arc<Self>, slice: &Slice, access: Access) -> io::Result<Registration> {
-        self.with_room(|| Registration::of_slice(&self.device, slice, access))
-    }
-
-    /// A registration that covers a slice, for local use, from the cache or made for it. It keeps
-    /// nothing: who uses it keeps the slice.
-    pub fn cached(self: &Arc<Self>, slice: &Slice) -> io::Result<Registration> {
-        self.with_room(|| self.cache.registration(&self.device, slice))
-    }
-
-    /// Registers `length` bytes of a dmabuf from `offset` on, such as memory of a GPU; work requests
-    /// name them by addresses from `address` on. Fails with `Unsupported` where the library cannot.
-    pub fn register_dmabuf(
-        self: &Arc<Self>,
-        dmabuf: BorrowedFd<'_>,
-        offset: u64,
-        length: u64,
-        address: u64,
-        access: Access,
-    ) -> io::Result<Registration> {
-        Registration::of_dmabuf(&self.device, dmabuf, offset, length, address, access)
-    }
-
-    /// How many registrations are alive, those of the cache too.
-    pub fn registrations(&self) -> usize {
-        self.device.registrations.load(Ordering::Acquire)
-    }
-
-    /// Empties the registration cache of what no work uses.
-    pub fn forget_cached(&self) {
-        self.cache.clear();
-    }
-
-    /// How many work requests are posted and have not ended.
-    pub fn in_flight(&self) -> usize {
-        self.completions.shared().in_flight()
-    }
-
-    /// How many lanes have not ended.
-    pub fn lanes(&self) -> usize {
-        self.completions.shared().lanes()
-    }
-
-    /// What the port says now; an error when it is not active any more.
-    pub(super) fn state(&self) -> io::Result<PortState> {
-        let port = self.device.port(self.port)?;
-        if port.state != sys::PORT_ACTIVE {
-            return Err(io::Error::new(
-                io::ErrorKind::NetworkDown,
-                format!("RDMA port {} is not active", self.name),
-            ));
-        }
-        let gid = self.device.gid(self.port, u32::from(self.gid_index))?;
-        let active = mtu_bytes(port.active_mtu);
-        Ok(PortState {
-            lid: port.lid,
-            mtu: self.options.mtu.map_or(active, |asked| asked.min(active)),
-            gid: gid.gid.0,
-            is_ethernet: port.link_layer == sys::LINK_LAYER_ETHERNET,
-        })
-    }
-
-    pub(super) fn port(&self) -> u8 {
-        self.port
-    }
-
-    /// Tries once more without what the cache keeps, when memory may not be locked.
-    fn with_room(
-        &self,
-        register: impl Fn() -> io::Result<Registration>,
-    ) -> io::Result<Registration> {
-        match register() {
-            Err(error) if error.kind() == io::ErrorKind::OutOfMemory && self.cache.clear() > 0 => {
-                register()
-            }
-            other => other,
-        }
-    }
-}
-
-impl fmt::Debug for Rail {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rail")
-            .field("name", &self.name)
-            .field("numa_node", &self.numa_node)
-            .field("gid_index", &self.gid_index)
-            .field("limits", &self.limits)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Device {
-    fn open(library: &'static Library, entry: *mut sys::Device) -> io::Result<Self> {
-        // SAFETY: the entry is of a list that has not been freed.
+    /// # Safety
+    ///
+    /// The entry is of a list that has not been freed.
+    pub(super) unsafe fn open(
+        library: &'static Library,
+        entry: *mut sys::Device,
+    ) -> io::Result<Self> {
+        // SAFETY: the caller's word.
         let context = unsafe { (library.open_device)(entry) };
         let context = NonNull::new(context).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: the context was just opened.
@@ -287,7 +123,7 @@ impl Device {
         Ok(device)
     }
 
-    fn port(&self, port: u8) -> io::Result<sys::PortAttr> {
+    pub(super) fn port(&self, port: u8) -> io::Result<sys::PortAttr> {
         let mut attributes = sys::PortAttr::zeroed();
         // SAFETY: the context is open, and the structure is ours.
         check(unsafe {
@@ -296,7 +132,7 @@ impl Device {
         Ok(attributes)
     }
 
-    fn gid(&self, port: u8, index: u32) -> io::Result<sys::GidEntry> {
+    pub(super) fn gid(&self, port: u8, index: u32) -> io::Result<sys::GidEntry> {
         let mut entry = sys::GidEntry::zeroed();
         // SAFETY: the context is open, and the structure is ours and as long as is said.
         check(unsafe {
@@ -313,7 +149,7 @@ impl Device {
     }
 
     /// The entry of the GID table that is best for peers on other hosts.
-    fn best_gid(&self, port: u8, attributes: &sys::PortAttr) -> Result<u8, String> {
+    pub(super) fn best_gid(&self, port: u8, attributes: &sys::PortAttr) -> Result<u8, String> {
         let entries = u8::try_from(attributes.gid_tbl_len).unwrap_or(u8::MAX);
         (0..entries)
             .filter_map(|index| {
@@ -392,107 +228,6 @@ impl Drop for DeviceList {
     }
 }
 
-/// Opens the active ports of one device; `None` among the asked ports means all.
-fn open_rails(
-    library: &'static Library,
-    entry: *mut sys::Device,
-    name: &str,
-    asked: &[Option<u8>],
-    options: &RdmaOptions,
-) -> Result<Vec<Arc<Rail>>, String> {
-    // SAFETY: the entry is of a list that has not been freed.
-    if unsafe { (*entry).transport_type } == sys::TRANSPORT_IWARP {
-        return Err(
-            "it is iWARP, where a write is reported done before the peer has it".to_owned(),
-        );
-    }
-    let open =
-        || Device::open(library, entry).map_err(|error| format!("it cannot be opened: {error}"));
-    let mut rails = Vec::new();
-    let mut reasons = Vec::new();
-    let first = open()?;
-    let ports = 1..=first.attributes.phys_port_cnt;
-    let mut first = Some(first);
-    for port in ports {
-        if !(asked.contains(&None) || asked.contains(&Some(port))) {
-            continue;
-        }
-        // Each rail has a context of its own: rails share no lock and no thread.
-        let device = match first.take() {
-            Some(device) => device,
-            None => open()?,
-        };
-        match open_rail(device, name, port, options) {
-            Ok(rail) => rails.push(Arc::new(rail)),
-            Err(reason) => reasons.push(reason),
-        }
-    }
-    let wanting = asked
-        .iter()
-        .flatten()
-        .any(|port| !rails.iter().any(|rail: &Arc<Rail>| rail.port == *port));
-    if rails.is_empty() || wanting {
-        if reasons.is_empty() {
-            reasons.push("it has no such port".to_owned());
-        }
-        return Err(reasons.join("; "));
-    }
-    Ok(rails)
-}
-
-fn open_rail(
-    device: Device,
-    name: &str,
-    number: u8,
-    options: &RdmaOptions,
-) -> Result<Rail, String> {
-    let port = device
-        .port(number)
-        .map_err(|error| format!("port {number} cannot be asked: {error}"))?;
-    if port.state != sys::PORT_ACTIVE {
-        return Err(format!("port {number} is not active"));
-    }
-    let gid_index = match options.gid_index {
-        Some(index) => index,
-        None => device.best_gid(number, &port)?,
-    };
-    let limits = limits(&device.attributes, &port, options);
-    let device = Arc::new(device);
-    let cache = Arc::new(Cache::new(options.cached_ranges, options.cached_bytes));
-    let completions = Completions::start(&device, &cache)
-        .map_err(|error| format!("its completion queue cannot be made: {error}"))?;
-    Ok(Rail {
-        device,
-        completions,
-        options: options.clone(),
-        cache,
-        name: format!("{name}:{number}"),
-        port: number,
-        numa_node: numa_node(name),
-        gigabits: gigabits(port.active_width, port.active_speed),
-        gid_index,
-        limits,
-    })
-}
-
-fn limits(device: &sys::DeviceAttr, port: &sys::PortAttr, options: &RdmaOptions) -> Limits {
-    let positive = |value: c_int| u32::try_from(value).unwrap_or(0).max(1);
-    let small = |value: c_int| u8::try_from(value.max(1)).unwrap_or(u8::MAX);
-    let mut scatter = positive(device.max_sge).min(SCATTER);
-    if device.max_sge_rd > 0 {
-        scatter = scatter.min(positive(device.max_sge_rd));
-    }
-    Limits {
-        slice: options.slice.min(port.max_msg_sz.max(4096)),
-        scatter,
-        queue_depth: options.queue_depth.min(positive(device.max_qp_wr)),
-        reads_out: small(device.max_qp_init_rd_atom),
-        reads_in: small(device.max_qp_rd_atom),
-        registration: device.max_mr_size,
-        registrations: positive(device.max_mr),
-    }
-}
-
 /// The library, loaded at the first use.
 fn library() -> Result<&'static Library, Unavailable> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
@@ -530,12 +265,6 @@ fn rank(gid_type: u32, gid: &[u8; 16]) -> Option<u8> {
     })
 }
 
-fn numa_node(device: &str) -> Option<u32> {
-    let path = format!("/sys/class/infiniband/{device}/device/numa_node");
-    // A device that is near no node in particular says -1.
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
 /// The MTU that a number in the verbs stands for.
 pub(super) fn mtu_bytes(number: c_int) -> u32 {
     128 << number.clamp(1, 5)
@@ -550,28 +279,6 @@ pub(super) fn mtu_number(bytes: u32) -> c_int {
         2048..4096 => 4,
         4096.. => 5,
     }
-}
-
-fn gigabits(width: u8, speed: u8) -> u32 {
-    let lanes = match width {
-        1 => 1,
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => return 0,
-    };
-    let tenths = match speed {
-        1 => 25,
-        2 => 50,
-        4 | 8 => 100,
-        16 => 140,
-        32 => 250,
-        64 => 500,
-        128 => 1000,
-        _ => return 0,
-    };
-    lanes * tenths / 10
 }
 
 /// The outcome of a call that answers 0 or an errno.
@@ -624,11 +331,5 @@ mod tests {
         for (number, bytes) in [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096)] {
             assert_eq!((mtu_bytes(number), mtu_number(bytes)), (bytes, number));
         }
-    }
-
-    #[test]
-    fn speeds_are_told_in_gigabits() {
-        assert_eq!(gigabits(2, 64), 200);
-        assert_eq!(gigabits(1, 1), 2);
     }
 }

@@ -29,7 +29,8 @@ use std::time::Instant;
 /// How many work requests are posted at once.
 const CHAIN: usize = 32;
 
-/// A connected queue pair to submit to. Dropping it is [`Lane::abort`].
+/// A connected queue pair to submit to. Dropping it is [`Lane::abort`], which may wait for a moment
+/// when something is in flight.
 pub struct Lane {
     inner: Arc<Inner>,
 }

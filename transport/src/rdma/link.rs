@@ -1,8 +1,9 @@
 //! The asking side: a connection to agree over, and two lanes a port, one to read by and one to write by.
 
-use super::device::{Fabric, Rail};
+use super::device::Fabric;
 use super::lane::Lane;
 use super::queue::{Allows, QueuePair};
+use super::rail::Rail;
 use super::serve::{from_wire, to_wire};
 use super::work::{Remote, Transfer, Way, WorkError};
 use super::{read, write};

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! - [`options`] what an operator can set, and why there may be no RDMA here
-//! - [`device`] the library, the ports of this host, their limits
+//! - [`device`] the library and the devices of this host
+//! - [`rail`] one port: its limits, what is registered and made on it
 //! - [`registry`] registered memory, and the cache for callers who do not register
 //! - [`queue`] one reliable connection, from its creation to its end
 //! - [`work`] what a lane is asked to do and how it may end
@@ -28,6 +29,7 @@ mod operation;
 pub mod options;
 mod plan;
 pub mod queue;
+pub mod rail;
 mod read;
 pub mod registry;
 mod serve;
@@ -36,11 +38,12 @@ mod turns;
 pub mod work;
 mod write;
 
-pub use device::{Fabric, Limits, Rail};
+pub use device::Fabric;
 pub use lane::Lane;
 pub use link::connect;
 pub use options::{RdmaOptions, Retry, Unavailable};
 pub use queue::{Allows, QueueAddress, QueuePair};
+pub use rail::{Limits, Rail};
 pub use registry::{Access, Registration};
 pub use serve::Serving;
 pub(crate) use serve::Session;

@@ -9,7 +9,8 @@
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 use super::completions::Reserved;
-use super::device::{Rail, check, mtu_number};
+use super::device::{check, mtu_number};
+use super::rail::Rail;
 use super::sys::{self, Zeroed};
 use super::work::{Remote, Way};
 use std::ffi::{c_int, c_uint};

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The most queue pairs of one connection.
 const MAX_OFFERS: usize = 64;
@@ -93,6 +93,7 @@ impl Session {
     pub(crate) fn open(
         serving: &Serving,
         host: &dyn Host,
+        abort: Weak<dyn Abort>,
         request: &RdmaOpen,
     ) -> Result<(Self, RdmaOpened), Refused> {
         if request.offers.is_empty() || request.offers.len() > MAX_OFFERS {
@@ -108,7 +109,7 @@ impl Session {
             code: Code::Internal,
             message: format!("RDMA: {what}: {error}"),
         };
-        let segments = host.memory(request.incarnation)?;
+        let segments = host.memory(request.incarnation, abort)?;
         let rails = serving.fabric.rails();
         let mut registered = Vec::new();
         for (segment, whole) in &segments {

@@ -152,7 +152,10 @@ impl<'a> Session<'a> {
                 code: Code::InvalidArgument,
                 message: "this connection has queue pairs already".to_owned(),
             }),
-            Some(serving) => rdma::Session::open(serving, self.host, request),
+            Some(serving) => {
+                let abort: Arc<dyn Abort> = self.connection.clone();
+                rdma::Session::open(serving, self.host, Arc::downgrade(&abort), request)
+            }
             None => Err(Refused {
                 code: Code::InvalidArgument,
                 message: "this node has no RDMA".to_owned(),

@@ -51,6 +51,8 @@ struct State {
     written: HashSet<GrantId>,
     sums: HashMap<Offset, Vec<Checksum>>,
     receiving: HashMap<GrantId, Arc<dyn Abort>>,
+    /// The connections whose devices may touch the memory.
+    touching: Vec<Weak<dyn Abort>>,
     shm_writes: HashMap<GrantId, (ClientId, Offset)>,
     pins: HashMap<Offset, (ClientId, u32)>,
     gone: Vec<ClientId>,
@@ -150,6 +152,11 @@ impl TestHost {
         state.incarnation = incarnation;
         for (_, board) in &state.boards {
             board.close();
+        }
+        for connection in std::mem::take(&mut state.touching) {
+            if let Some(connection) = connection.upgrade() {
+                connection.abort();
+            }
         }
     }
 
@@ -399,10 +406,17 @@ impl Host for TestHost {
         sums.ok_or_else(|| refused(Code::OutOfRange))
     }
 
-    fn memory(&self, incarnation: Incarnation) -> Result<Vec<(SegmentId, Slice)>, Refused> {
-        let state = self.state.lock();
+    fn memory(
+        &self,
+        incarnation: Incarnation,
+        abort: Weak<dyn Abort>,
+    ) -> Result<Vec<(SegmentId, Slice)>, Refused> {
+        let mut state = self.state.lock();
         match Self::judge(&state, state.epoch, incarnation) {
-            Code::Ok => Ok(vec![(SEGMENT, self.region.whole())]),
+            Code::Ok => {
+                state.touching.push(abort);
+                Ok(vec![(SEGMENT, self.region.whole())])
+            }
             code => Err(refused(code)),
         }
     }

@@ -360,11 +360,19 @@ fn another_epoch_or_incarnation_is_refused(kind: TransportKind) {
         // Through a mapping nobody is asked.
         let read = wait(link.read(EPOCH, vec![read_op(extent, &room(1000))], soon()));
         assert_eq!(codes(&read), [Code::StaleEpoch]);
-    } else {
+    }
+    if kind == TransportKind::Shm {
         let pinned = wait(link.pin(EPOCH, extent, soon()));
         assert_eq!(pinned.unwrap_err().code, Code::StaleEpoch);
     }
     host.set_incarnation(Incarnation(78));
+    if kind == TransportKind::Rdma {
+        // Its queue pairs go with the incarnation, and the link with them.
+        rdma::wait_closed(&**link);
+        let read = wait(link.read(Epoch(6), vec![read_op(extent, &room(1000))], soon()));
+        assert_eq!(codes(&read), [Code::Unreachable]);
+        return;
+    }
     let read = wait(link.read(Epoch(6), vec![read_op(extent, &room(1000))], soon()));
     assert_eq!(codes(&read), [Code::WrongIncarnation]);
     let written = wait(link.write(vec![write_op(later, &bytes)], soon()));
@@ -377,12 +385,19 @@ fn a_hello_that_does_not_fit_is_refused(kind: TransportKind) {
     let host = TestHost::new(Length(4096));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node.sock");
-    let tcp = tcp::serve(&host, Default::default());
+    let tcp = match kind {
+        TransportKind::Rdma => rdma::serve(&host),
+        _ => tcp::serve(&host, Default::default()),
+    };
     let _shm =
         kvpool_transport::shm::Server::start(&path, host.clone(), Default::default()).unwrap();
     let connect = |hello| match kind {
         TransportKind::Tcp => kvpool_transport::tcp::connect(tcp.local_addr(), hello, soon()),
         TransportKind::Shm => kvpool_transport::shm::connect(&path, hello, soon()),
+        TransportKind::Rdma => {
+            let fabric = rdma::fabric().unwrap();
+            kvpool_transport::rdma::connect(&fabric, tcp.local_addr(), hello, soon())
+        }
     };
     let mut hello = host.hello();
     hello.cluster = kvpool_types::ClusterId(1);

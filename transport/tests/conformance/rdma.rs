@@ -31,6 +31,15 @@ pub(crate) fn serve(host: &Arc<TestHost>) -> ServerHandle {
     tcp::serve(host, options)
 }
 
+/// Waits until a link has noticed that its node ended it.
+pub(crate) fn wait_closed(link: &dyn Link) {
+    let deadline = soon();
+    while link.is_open() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!link.is_open());
+}
+
 /// A link, its host, and the server.
 fn pair(segment: u64) -> (Arc<dyn Link>, Arc<TestHost>, ServerHandle) {
     let host = TestHost::new(Length(segment));

@@ -7,3 +7,4 @@ mod bytes;
 mod endings;
 mod refusals;
 mod sharing;
+mod speed;

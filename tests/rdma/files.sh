@@ -1,0 +1,57 @@
+# Putting programs of this machine, with the libraries that they need, into a guest's file system.
+
+# add_program ROOT PROGRAM [NAME]: a program by name or path, under NAME in /usr/bin.
+add_program() {
+  local path
+  path=$(command -v "$2") || { echo "$2 is not installed" >&2; return 1; }
+  local to=$1/usr/bin/${3:-$(basename "$2")}
+  # An applet of busybox by that name is a link, and would be written through.
+  rm -f "$to"
+  cp -L "$path" "$to"
+  # Nothing in the guest reads symbols, and they are most of a test's hundred megabytes.
+  strip --strip-unneeded "$to" 2> /dev/null || true
+  chmod +x "$to"
+  add_needed "$1" "$path"
+}
+
+# add_needed ROOT FILE: the libraries that a program or library is linked with, and the loader.
+add_needed() {
+  local library
+  # A static program has none, which ldd calls a failure.
+  { ldd "$2" 2> /dev/null || true; } | sed -n 's|^[^/]*\(/[^ ]*\).*|\1|p' |
+    while read -r library; do copy_once "$1" "$library"; done
+}
+
+# add_library ROOT NAME: a library by its name, with what it needs.
+add_library() {
+  local path
+  path=$(ldconfig -p | awk -v name="$2" '$1 == name { print $NF; exit }')
+  [ -n "$path" ] || { echo "$2 is not installed" >&2; return 1; }
+  copy_once "$1" "$path"
+  add_needed "$1" "$path"
+}
+
+# add_provider ROOT NAME: what libibverbs opens for the devices of one driver.
+add_provider() {
+  local path
+  path=$(echo /usr/lib/*/libibverbs/lib"$2"-rdmav*.so)
+  [ -e "$path" ] || { echo "libibverbs has no provider for $2 (ibverbs-providers)" >&2; return 1; }
+  copy_once "$1" "$path"
+  add_needed "$1" "$path"
+  mkdir -p "$1/etc/libibverbs.d"
+  echo "driver $2" > "$1/etc/libibverbs.d/$2.driver"
+}
+
+# copy_once ROOT FILE: a file to where it lies here, unless it is there already. What this machine names
+# by a path such as /lib/... goes to /usr/lib/..., where that link leads, because a directory in one
+# archive would take the place of a link in another.
+copy_once() {
+  local to=$1$2
+  case $2 in /lib*/* | /bin/* | /sbin/*) to=$1/usr$2 ;; esac
+  [ ! -e "$to" ] || return 0
+  mkdir -p "$(dirname "$to")"
+  cp -L "$2" "$to"
+}
+
+# pack ROOT: the tree as the kernel unpacks it, on standard output.
+pack() { (cd "$1" && find . -mindepth 1 | LC_ALL=C sort | cpio -o -H newc -R 0:0 --quiet); }

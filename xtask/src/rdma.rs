@@ -1,0 +1,196 @@
+//! `cargo xtask rdma`: runs what needs an RDMA device in virtual machines that have a software one.
+//!
+//! ```text
+//!  cargo build, cargo test --no-run                 Debian's packages
+//!         │ programs                                  │ kernel.sh, image.sh: target/rdma/SERIES
+//!         ▼                                           ▼
+//!  tests/rdma/cases/NAME.sh ──► run.sh (a guest) or pair.sh (two on one Ethernet) ──► exit status
+//! ```
+//!
+//! The processor of a guest is emulated: what runs there is right or wrong, but its speed is only
+//! worth comparing with that of something else in the same guest.
+
+mod case;
+mod machine;
+mod programs;
+
+use crate::cargo::{root, succeeds, target_dir};
+use crate::tally::Tally;
+use anyhow::{Context, Result, bail};
+use case::Case;
+use programs::Programs;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// How a case says that it could not be done here.
+const SKIPPED: i32 = 77;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Which of Debian's kernels the guests run: they complete work requests in different ways
+    #[arg(long, value_enum, default_value_t = Kernel::Both)]
+    kernel: Kernel,
+    /// Only the cases whose name contains one of these
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Leave out what measures: it needs a release build, and takes most of the time
+    #[arg(long)]
+    quick: bool,
+    /// Of the test binaries, only the tests whose name contains this
+    #[arg(long, value_name = "PART")]
+    tests: Option<String>,
+    /// Say whether this machine can run it, and run nothing
+    #[arg(long)]
+    probe: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Kernel {
+    #[value(name = "6.1")]
+    Old,
+    #[value(name = "6.12")]
+    New,
+    Both,
+}
+
+impl Kernel {
+    const fn series(self) -> &'static [&'static str] {
+        match self {
+            Self::Old => &["6.1"],
+            Self::New => &["6.12"],
+            Self::Both => &["6.1", "6.12"],
+        }
+    }
+}
+
+/// Runs the cases, whatever fails first. Returns whether all was well and something ran.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    let place = target_dir()?.join("rdma");
+    if args.probe {
+        return machine::probe(&place);
+    }
+    let cases = case::read_all(&scripts().join("cases"))?;
+    let wanted = |case: &&Case| {
+        args.only.is_empty()
+            || args
+                .only
+                .iter()
+                .any(|part| case.name.contains(part.as_str()))
+    };
+    let cases = cases.iter().filter(wanted);
+    let cases = cases.filter(|case| !args.quick || !case.is_measurement());
+    let cases: Vec<&Case> = cases.collect();
+    if cases.is_empty() {
+        bail!("no case is called so: they are the files in tests/rdma/cases");
+    }
+    machine::provide()?;
+    let begin = Instant::now();
+    let mut tally = Tally::default();
+    let programs = Programs::build(&cases)?;
+    for series in args.kernel.series() {
+        let image = place.join(series);
+        let Some(package) = make_image(series, &image)? else {
+            tally.check("a guest's kernel and file system", false);
+            continue;
+        };
+        println!("\nguests with {package}");
+        for case in &cases {
+            let log = place.join(format!("{}-{series}.log", case.name));
+            run_case(
+                case,
+                &image,
+                &programs,
+                args.tests.as_deref(),
+                &log,
+                &mut tally,
+            )
+            .with_context(|| case.name.clone())?;
+        }
+    }
+    println!("\n{} s in all", begin.elapsed().as_secs());
+    tally.print();
+    Ok(tally.is_good())
+}
+
+fn scripts() -> PathBuf {
+    root().join("tests/rdma")
+}
+
+/// Makes what guests with a kernel of that series boot, unless it is there. Returns the kernel's
+/// package, or nothing when it cannot be made, which the scripts have then said.
+fn make_image(series: &str, image: &Path) -> Result<Option<String>> {
+    let mut kernel = Command::new(scripts().join("kernel.sh"));
+    let mut files = Command::new(scripts().join("image.sh"));
+    // The file system is made anew each time: it takes a second, and this machine's libraries may
+    // have changed.
+    if !succeeds(kernel.arg(series).arg(image))? || !succeeds(files.arg(image))? {
+        return Ok(None);
+    }
+    let package = std::fs::read_to_string(image.join("package"))?;
+    Ok(Some(package.trim().to_owned()))
+}
+
+/// Runs a case, prints what it came to, and counts it.
+fn run_case(
+    case: &Case,
+    image: &Path,
+    programs: &Programs,
+    tests: Option<&str>,
+    log: &Path,
+    tally: &mut Tally,
+) -> Result<()> {
+    let name = &case.name;
+    let paths = match programs.of(case) {
+        Ok(paths) => paths,
+        Err(absent) => {
+            println!("skipped  {name}: {absent}");
+            tally.skip(name, &absent);
+            return Ok(());
+        }
+    };
+    let script = if case.guests == 2 {
+        "pair.sh"
+    } else {
+        "run.sh"
+    };
+    let console = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let begin = Instant::now();
+    let status = Command::new(scripts().join(script))
+        .arg(image)
+        .arg(&case.script)
+        .args(paths)
+        .env("GUEST_LIMIT", case.limit.to_string())
+        .env("GUEST_MEMORY", case.memory.to_string())
+        .env(
+            "GUEST_SETTINGS",
+            tests.map_or(String::new(), |part| format!("TESTS={part}")),
+        )
+        .stdout(console.try_clone()?)
+        .stderr(console)
+        .status()
+        .with_context(|| format!("cannot run {script}"))?;
+    let seconds = begin.elapsed().as_secs();
+    let console = std::fs::read(log)?;
+    let console = String::from_utf8_lossy(&console);
+    match status.code() {
+        Some(0) => {
+            tally.passed += 1;
+            println!("passed   {name}  {seconds} s");
+            for line in case::figures(&console) {
+                println!("           {line}");
+            }
+        }
+        Some(SKIPPED) => {
+            let why = case::reason(&console).unwrap_or("it does not say why");
+            println!("skipped  {name}  {seconds} s: {why}");
+            tally.skip(name, why);
+        }
+        _ => {
+            tally.failed += 1;
+            println!("FAILED   {name}  {seconds} s; the guest's console:\n{console}");
+        }
+    }
+    Ok(())
+}

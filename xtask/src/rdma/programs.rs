@@ -1,0 +1,124 @@
+//! Building what the cases run.
+
+use super::case::{Case, Program};
+use crate::cargo::{DAEMONS, cargo, root, succeeds, target_dir};
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+/// The programs of the cases, and where they lie; `None` for one that the repository does not have.
+pub(super) struct Programs(BTreeMap<Program, Option<PathBuf>>);
+
+impl Programs {
+    /// Builds all that the cases need.
+    pub(super) fn build(cases: &[&Case]) -> Result<Self> {
+        let mut programs = BTreeMap::new();
+        for (optimised, flags) in [(false, [].as_slice()), (true, &["--release"])] {
+            let is_such = |program: &Program| match program {
+                Program::Binary { release, .. } => *release == optimised,
+                Program::Test { .. } => false,
+            };
+            let mut needed = cases.iter().flat_map(|case| &case.programs);
+            if needed.any(is_such) && !succeeds(cargo(&["build"]).args(flags).args(DAEMONS))? {
+                bail!("what the cases run does not build");
+            }
+        }
+        let built = target_dir()?;
+        for program in cases.iter().flat_map(|case| &case.programs) {
+            if programs.contains_key(program) {
+                continue;
+            }
+            let path = match program {
+                Program::Binary { name, release } => {
+                    let profile = if *release { "release" } else { "debug" };
+                    Some(built.join(profile).join(name))
+                }
+                Program::Test { directory, name } => build_test(directory, name)?,
+            };
+            programs.insert(program.clone(), path);
+        }
+        Ok(Self(programs))
+    }
+
+    /// The arguments that put a case's programs into a guest; an error says what there is not.
+    pub(super) fn of(&self, case: &Case) -> Result<Vec<OsString>, String> {
+        let argument = |program: &Program| {
+            let path = self.0.get(program).and_then(Option::as_ref);
+            match (program, path) {
+                (Program::Binary { .. }, Some(path)) => Ok(path.clone().into_os_string()),
+                // Cargo names a test's binary with a hash.
+                (Program::Test { name, .. }, Some(path)) => {
+                    let mut argument = path.clone().into_os_string();
+                    argument.push("=");
+                    argument.push(name);
+                    Ok(argument)
+                }
+                (Program::Binary { name, .. }, None) => Err(format!("there is no {name}")),
+                (Program::Test { directory, name }, None) => {
+                    Err(format!("{directory}/tests has no {name}"))
+                }
+            }
+        };
+        case.programs.iter().map(argument).collect()
+    }
+}
+
+/// Builds a test of the package in `directory`; `None` when it has none of that name.
+fn build_test(directory: &str, name: &str) -> Result<Option<PathBuf>> {
+    let tests = root().join(directory).join("tests");
+    let sources = [
+        tests.join(format!("{name}.rs")),
+        tests.join(name).join("main.rs"),
+    ];
+    if !sources.iter().any(|source| source.is_file()) {
+        return Ok(None);
+    }
+    let package = format!("kvpool-{directory}");
+    let format = ["--message-format", "json-render-diagnostics"];
+    eprintln!("\n▶ cargo test -p {package} --test {name} --no-run");
+    let built = cargo(&["test", "-p", &package, "--test", name, "--no-run"])
+        .args(format)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo test")?;
+    if !built.status.success() {
+        bail!("the test {name} of {package} does not build");
+    }
+    let messages = String::from_utf8(built.stdout).context("cargo's messages are not UTF-8")?;
+    let path = messages.lines().find_map(|line| executable(line, name));
+    Ok(Some(path.context(
+        "cargo has built the test, but names no binary",
+    )?))
+}
+
+/// The binary that one of cargo's messages is about, if it is that of the test.
+fn executable(message: &str, test: &str) -> Option<PathBuf> {
+    let is_test = message.contains("\"kind\":[\"test\"]");
+    if !is_test || !message.contains(&format!("\"name\":\"{test}\"")) {
+        return None;
+    }
+    let (_, rest) = message.split_once("\"executable\":\"")?;
+    Some(PathBuf::from(rest.split_once('"')?.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_binary_of_a_test_is_told_from_others() {
+        let line = r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"verbs"},"executable":"/t/verbs-1"}"#;
+        assert_eq!(executable(line, "verbs"), Some("/t/verbs-1".into()));
+        assert_eq!(executable(line, "conformance"), None);
+        assert_eq!(
+            executable(&line.replace("[\"test\"]", "[\"bin\"]"), "verbs"),
+            None
+        );
+        assert_eq!(
+            executable(&line.replace("\"/t/verbs-1\"", "null"), "verbs"),
+            None
+        );
+    }
+}
