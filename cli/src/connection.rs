@@ -44,10 +44,12 @@ pub(crate) struct Connection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Transport {
-    /// Shared memory where the node is on this host, TCP elsewhere.
+    /// The best that both ends have: shared memory on one host, then RDMA, then TCP.
     Auto,
     /// Shared memory only.
     Shm,
+    /// RDMA only.
+    Rdma,
     /// TCP only.
     Tcp,
 }
@@ -57,6 +59,7 @@ impl Transport {
         match self {
             Self::Auto => "auto",
             Self::Shm => "shm",
+            Self::Rdma => "rdma",
             Self::Tcp => "tcp",
         }
     }
@@ -107,6 +110,7 @@ impl Connection {
             transport: match self.transport {
                 Transport::Auto => TransportChoice::Auto,
                 Transport::Shm => TransportChoice::Shm,
+                Transport::Rdma => TransportChoice::Rdma,
                 Transport::Tcp => TransportChoice::Tcp,
             },
             timeouts: Timeouts {

@@ -10,13 +10,14 @@ use crate::dialer::Dialer;
 use crate::errors::{ConnectError, ControlError, GetError, PutError};
 use crate::links::{Dial, Links};
 use crate::locate::{self, Answer, How};
-use crate::options::Options;
+use crate::options::{Options, TransportChoice};
 use crate::put::{self, Revoker};
 use crate::view::View;
 use crate::{get, host, range, view};
+use kvpool_transport::rdma::Fabric;
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{ClientId, ClusterId, Code, Epoch, Key, Length, Offset};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use tokio::runtime::Handle;
 
 /// A connection to the pool. Clones share it; it closes when the last one is dropped.
@@ -52,11 +53,14 @@ impl Client {
         options: Options,
         background: Handle,
     ) -> Result<Self, ConnectError> {
-        Self::connect_with(options, background, |control, options| {
+        let rdma = open_rdma(&options).await?;
+        let has_rdma = rdma.is_some();
+        Self::connect_with(options, background, has_rdma, |control, options| {
             Box::new(Dialer::new(
                 control.cluster(),
                 control.client(),
                 options.token.clone(),
+                rdma,
                 options.tcp_connections_per_node,
             ))
         })
@@ -67,6 +71,7 @@ impl Client {
     pub(crate) async fn connect_with(
         options: Options,
         background: Handle,
+        has_rdma: bool,
         dialer: impl FnOnce(&Control, &Options) -> Box<dyn Dial>,
     ) -> Result<Self, ConnectError> {
         let host = host::host_id()?;
@@ -85,6 +90,7 @@ impl Client {
             dialer(&control, &options),
             control.host(),
             options.transport,
+            has_rdma,
             Arc::clone(&counting),
         );
         Ok(Self {
@@ -243,6 +249,29 @@ impl Client {
             Some(found) => Ok(found?.map(|located| located.length)),
             None => Ok(None),
         }
+    }
+}
+
+/// Opens the RDMA ports of this host, if they may be used. That there are none is said once, and is an
+/// error where nothing else may be used.
+async fn open_rdma(options: &Options) -> Result<Option<Arc<Fabric>>, ConnectError> {
+    static SAID: Once = Once::new();
+    if matches!(
+        options.transport,
+        TransportChoice::Shm | TransportChoice::Tcp
+    ) {
+        return Ok(None);
+    }
+    let rdma = options.rdma.clone();
+    let opened = tokio::task::spawn_blocking(move || Fabric::shared(&rdma)).await;
+    let opened = opened.map_err(|panic| ConnectError::NoRdma(panic.to_string()))?;
+    match opened {
+        Ok(fabric) => Ok(Some(fabric)),
+        Err(reason) if options.transport == TransportChoice::Auto => {
+            SAID.call_once(|| tracing::info!(%reason, "RDMA is off"));
+            Ok(None)
+        }
+        Err(reason) => Err(ConnectError::NoRdma(reason.to_string())),
     }
 }
 

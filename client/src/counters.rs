@@ -51,10 +51,14 @@ counters! {
     put_errors,
     /// Bytes got and verified, through shared memory.
     shm_read_bytes,
+    /// Bytes got and verified, through RDMA.
+    rdma_read_bytes,
     /// Bytes got and verified, through TCP.
     tcp_read_bytes,
     /// Bytes written to replicas, through shared memory.
     shm_written_bytes,
+    /// Bytes written to replicas, through RDMA.
+    rdma_written_bytes,
     /// Bytes written to replicas, through TCP.
     tcp_written_bytes,
     /// Views handed out.
@@ -89,6 +93,7 @@ impl Counting {
     pub(crate) fn read(&self, kind: TransportKind, bytes: u64) {
         match kind {
             TransportKind::Shm => &self.shm_read_bytes,
+            TransportKind::Rdma => &self.rdma_read_bytes,
             TransportKind::Tcp => &self.tcp_read_bytes,
         }
         .fetch_add(bytes, Relaxed);
@@ -98,6 +103,7 @@ impl Counting {
     pub(crate) fn written(&self, kind: TransportKind, bytes: u64) {
         match kind {
             TransportKind::Shm => &self.shm_written_bytes,
+            TransportKind::Rdma => &self.rdma_written_bytes,
             TransportKind::Tcp => &self.tcp_written_bytes,
         }
         .fetch_add(bytes, Relaxed);

@@ -4,6 +4,7 @@ use crate::cache::Node;
 use crate::clock::Deadline;
 use crate::links::Dial;
 use futures::future::BoxFuture;
+use kvpool_transport::rdma::{self, Fabric};
 use kvpool_transport::{Link, TransferError, TransportKind, shm, tcp};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::wire::frame;
@@ -16,6 +17,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Dialer {
     hello: Hello,
+    /// The RDMA ports of this host, if there are any.
+    rdma: Option<Arc<Fabric>>,
     tcp: tcp::ConnectOptions,
 }
 
@@ -25,6 +28,7 @@ impl Dialer {
         cluster: ClusterId,
         client: ClientId,
         token: String,
+        rdma: Option<Arc<Fabric>>,
         tcp_connections: usize,
     ) -> Self {
         Self {
@@ -37,6 +41,7 @@ impl Dialer {
                 checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
                 token,
             },
+            rdma,
             tcp: tcp::ConnectOptions {
                 connections: tcp_connections.max(1),
                 ..tcp::ConnectOptions::default()
@@ -57,12 +62,19 @@ impl Dial for Dialer {
             ..self.hello.clone()
         };
         let tcp = self.tcp.clone();
+        let rdma = self.rdma.clone();
         Box::pin(async move {
             // The incarnation in the hello makes a node of another life refuse it.
             match kind {
                 TransportKind::Shm => {
                     let path = PathBuf::from(&node.shm_path);
                     open(move || shm::connect(&path, hello, deadline.to_std())).await
+                }
+                TransportKind::Rdma => {
+                    let fabric =
+                        rdma.ok_or_else(|| unreachable("this host has no RDMA".to_owned()))?;
+                    let address = resolve(&node.data_address, deadline).await?;
+                    open(move || rdma::connect(&fabric, address, hello, deadline.to_std())).await
                 }
                 TransportKind::Tcp => {
                     let address = resolve(&node.data_address, deadline).await?;

@@ -22,6 +22,9 @@ pub enum ConnectError {
     /// The machine does not say which boot it is in.
     #[error("the machine's boot id cannot be read: {0}")]
     NoHostId(String),
+    /// Only RDMA may be used, and there is none.
+    #[error("only RDMA may be used: {0}")]
+    NoRdma(String),
     /// A blocking client's runtime could not be started.
     #[error("the client's threads cannot be started: {0}")]
     NoRuntime(String),
@@ -138,7 +141,7 @@ impl ConnectError {
     /// The stable code.
     pub const fn code(&self) -> Code {
         match self {
-            Self::NoMasters | Self::BadAddress { .. } => Code::InvalidArgument,
+            Self::NoMasters | Self::BadAddress { .. } | Self::NoRdma(_) => Code::InvalidArgument,
             Self::NoHostId(_) | Self::NoRuntime(_) => Code::Internal,
             Self::Refused { source, .. } => source.code,
         }

@@ -41,6 +41,8 @@ pub(crate) struct Links {
     dialer: Box<dyn Dial>,
     host: HostId,
     choice: TransportChoice,
+    /// Whether this host has RDMA.
+    rdma: bool,
     nodes: Mutex<HashMap<Incarnation, Arc<NodeLinks>>>,
     counting: Arc<Counting>,
     /// The nodes whose shared memory was said to be out of reach.
@@ -51,6 +53,7 @@ pub(crate) struct Links {
 #[derive(Debug)]
 struct NodeLinks {
     shm: Lane,
+    rdma: Lane,
     tcp: Lane,
     used: Mutex<Instant>,
     shunned: Mutex<Option<Instant>>,
@@ -75,12 +78,14 @@ impl Links {
         dialer: Box<dyn Dial>,
         host: HostId,
         choice: TransportChoice,
+        rdma: bool,
         counting: Arc<Counting>,
     ) -> Self {
         Self {
             dialer,
             host,
             choice,
+            rdma,
             nodes: Mutex::new(HashMap::new()),
             counting,
             said: Mutex::new(HashSet::new()),
@@ -89,12 +94,16 @@ impl Links {
 
     /// The ways to reach `node`, best first.
     pub(crate) fn ways(&self, node: &Node) -> &'static [TransportKind] {
+        use TransportKind::{Rdma, Shm, Tcp};
         let near = node.host == self.host && !node.shm_path.is_empty();
-        match (self.choice, near) {
-            (TransportChoice::Auto, true) => &[TransportKind::Shm, TransportKind::Tcp],
-            (TransportChoice::Auto, false) | (TransportChoice::Tcp, _) => &[TransportKind::Tcp],
-            (TransportChoice::Shm, true) => &[TransportKind::Shm],
-            (TransportChoice::Shm, false) => &[],
+        match (self.choice, near, self.rdma) {
+            (TransportChoice::Auto, true, true) => &[Shm, Rdma, Tcp],
+            (TransportChoice::Auto, true, false) => &[Shm, Tcp],
+            (TransportChoice::Auto, false, true) => &[Rdma, Tcp],
+            (TransportChoice::Auto, false, false) | (TransportChoice::Tcp, ..) => &[Tcp],
+            (TransportChoice::Shm, true, _) => &[Shm],
+            (TransportChoice::Shm, false, _) => &[],
+            (TransportChoice::Rdma, ..) => &[Rdma],
         }
     }
 
@@ -141,8 +150,12 @@ impl Links {
             }
             Err(error) => {
                 Counting::one(&self.counting.link_failures);
-                let until = Instant::now() + opening.backoff.next();
-                opening.failed = Some((error.clone(), until));
+                let pause = match error.code {
+                    // A node that has no RDMA gets none in this life.
+                    Code::InvalidArgument if kind == TransportKind::Rdma => IDLE,
+                    _ => opening.backoff.next(),
+                };
+                opening.failed = Some((error.clone(), Instant::now() + pause));
                 if kind == TransportKind::Shm && self.said.lock().insert(node.incarnation) {
                     tracing::warn!(
                         node = %node.name, path = node.shm_path, %error,
@@ -219,6 +232,7 @@ impl Links {
         nodes.retain(|_, links| now.duration_since(*links.used.lock()) < IDLE);
         let links = Arc::new(NodeLinks {
             shm: Lane::default(),
+            rdma: Lane::default(),
             tcp: Lane::default(),
             used: Mutex::new(now),
             shunned: Mutex::new(None),
@@ -232,6 +246,7 @@ impl NodeLinks {
     const fn lane(&self, kind: TransportKind) -> &Lane {
         match kind {
             TransportKind::Shm => &self.shm,
+            TransportKind::Rdma => &self.rdma,
             TransportKind::Tcp => &self.tcp,
         }
     }

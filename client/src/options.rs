@@ -1,5 +1,6 @@
 //! What a client is told when it connects.
 
+use kvpool_transport::rdma::RdmaOptions;
 use kvpool_types::Length;
 use kvpool_types::namespace::Namespace;
 use std::time::Duration;
@@ -15,6 +16,8 @@ pub struct Options {
     pub namespace: Namespace,
     /// Which ways bytes may go.
     pub transport: TransportChoice,
+    /// How RDMA is used, where this host has it.
+    pub rdma: RdmaOptions,
     /// How long operations may take when they are not told otherwise.
     pub timeouts: Timeouts,
     /// The most keys in one message; the master's own limit also holds.
@@ -41,6 +44,7 @@ impl Default for Options {
             masters: vec!["http://127.0.0.1:7070".to_owned()],
             namespace: Namespace::default(),
             transport: TransportChoice::Auto,
+            rdma: RdmaOptions::default(),
             timeouts: Timeouts::default(),
             max_batch_keys: 2048,
             max_message_bytes: Length(4 << 20),
@@ -63,11 +67,13 @@ fn connections() -> usize {
 /// Which ways bytes may go between this process and store nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// Shared memory with nodes on the same host, TCP with all others and when shared memory fails.
+    /// The best that both ends have: shared memory on the same host, then RDMA, then TCP.
     #[default]
     Auto,
     /// Shared memory only: blocks that lie on other hosts cannot be moved.
     Shm,
+    /// RDMA only, also with nodes on the same host.
+    Rdma,
     /// TCP only, also with nodes on the same host.
     Tcp,
 }

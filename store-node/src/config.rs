@@ -3,6 +3,7 @@
 use bytesize::ByteSize;
 use kvpool_daemon::telemetry::LogFormat;
 use kvpool_etcd::discover::Location;
+use kvpool_transport::rdma::RdmaOptions;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -38,8 +39,19 @@ pub struct Config {
     /// The Unix socket by which processes of this host get the memory itself; empty for
     /// `$XDG_RUNTIME_DIR/kvpool/NAME.sock`, or `/tmp/kvpool-UID/NAME.sock`.
     pub shm_path: PathBuf,
-    /// Serve only TCP.
+    /// Serve no shared memory.
     pub no_shm: bool,
+    /// Serve no RDMA, also where there is a device.
+    pub no_rdma: bool,
+    /// The RDMA devices to serve over, as `name` or `name:port`; empty for every active port, if there
+    /// is any. One that is named must be there.
+    pub rdma_device: Vec<String>,
+    /// Which entry of the ports' GID tables is used; `None` picks by type, RoCE v2 first.
+    pub rdma_gid_index: Option<u8>,
+    /// The path MTU of RDMA in bytes; `None` takes the port's.
+    pub rdma_mtu: Option<u32>,
+    /// The traffic class of RDMA.
+    pub rdma_traffic_class: u8,
     /// How much of the node's memory one client may hold by writes through shared memory and by
     /// views, as a share.
     pub max_held_ratio: f64,
@@ -66,6 +78,11 @@ impl Default for Config {
             http_listen: "127.0.0.1:7073".into(),
             shm_path: PathBuf::new(),
             no_shm: false,
+            no_rdma: false,
+            rdma_device: Vec::new(),
+            rdma_gid_index: None,
+            rdma_mtu: None,
+            rdma_traffic_class: 0,
             max_held_ratio: 0.25,
             max_connections: 1024,
             drain_timeout: Duration::from_secs(10),
@@ -101,10 +118,30 @@ impl Config {
                 format!("{ratio} is not above 0 and at most 1"),
             );
         }
+        if self.no_rdma && !self.rdma_device.is_empty() {
+            return invalid("rdma_device", "RDMA is switched off by no_rdma");
+        }
+        self.rdma_options()
+            .validate()
+            .map_err(|error| InvalidSetting {
+                setting: "rdma",
+                problem: error.to_string(),
+            })?;
         if self.max_connections == 0 {
             return invalid("max_connections", "0 would let nobody in");
         }
         Ok(())
+    }
+
+    /// How RDMA is used.
+    pub(crate) fn rdma_options(&self) -> RdmaOptions {
+        RdmaOptions {
+            devices: self.rdma_device.clone(),
+            gid_index: self.rdma_gid_index,
+            mtu: self.rdma_mtu,
+            traffic_class: self.rdma_traffic_class,
+            ..RdmaOptions::default()
+        }
     }
 
     fn check_segments(&self) -> Result<(), InvalidSetting> {

@@ -64,10 +64,26 @@ pub struct Flags {
     /// $XDG_RUNTIME_DIR/kvpool/NAME.sock, else /tmp/kvpool-UID/NAME.sock]
     #[arg(long, value_name = "PATH", conflicts_with = "no_shm")]
     shm_path: Option<PathBuf>,
-    /// Serve only TCP, no shared memory
+    /// Serve no shared memory
     #[arg(long)]
     #[serde(skip_serializing_if = "is_false")]
     no_shm: bool,
+    /// Serve no RDMA, also where there is a device
+    #[arg(long, conflicts_with = "rdma_device")]
+    #[serde(skip_serializing_if = "is_false")]
+    no_rdma: bool,
+    /// Serve over this RDMA device; repeat for more [default: every active port, if there is any]
+    #[arg(long, value_name = "NAME[:PORT]")]
+    rdma_device: Vec<String>,
+    /// Use this entry of the RDMA ports' GID tables [default: by type, RoCE v2 first]
+    #[arg(long, value_name = "INDEX")]
+    rdma_gid_index: Option<u8>,
+    /// Send RDMA packets of at most so many bytes: 256, 512, 1024, 2048 or 4096 [default: the port's]
+    #[arg(long, value_name = "BYTES")]
+    rdma_mtu: Option<u32>,
+    /// Mark RDMA packets with this traffic class [default: 0]
+    #[arg(long, value_name = "CLASS")]
+    rdma_traffic_class: Option<u8>,
     /// Let one client hold at most this share of the memory by shared-memory writes and views
     /// [default: 0.25]
     #[arg(long, value_name = "SHARE")]

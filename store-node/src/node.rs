@@ -9,6 +9,7 @@ use crate::serve::{Identity, Store};
 use bytesize::ByteSize;
 use kvpool_daemon::advertise::{self, AdvertiseError};
 use kvpool_daemon::{BindError, Health, bind, probe, warn_if_exposed};
+use kvpool_transport::rdma::{Fabric, Serving};
 use kvpool_transport::{shm, tcp};
 use kvpool_types::{HostId, Length, NodeName};
 use std::io;
@@ -56,6 +57,9 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// RDMA was asked for and cannot be had.
+    #[error("RDMA: {0}")]
+    Rdma(String),
     /// The machine's boot id, by which clients know that they share memory with the node, is missing.
     #[error("/proc/sys/kernel/random/boot_id: {0}")]
     HostId(io::Error),
@@ -120,7 +124,8 @@ impl Node {
         metrics.watch(&store, Length(total))?;
 
         let host = Arc::new(store.clone());
-        let tcp = serve_tcp(data, host.clone(), &config).map_err(system("the data port"))?;
+        let rdma = serve_rdma(&store, &config).await?;
+        let tcp = serve_tcp(data, host.clone(), rdma, &config).map_err(system("the data port"))?;
         let tcp = Arc::new(tcp);
         let shm = match config.no_shm {
             true => None,
@@ -331,15 +336,52 @@ async fn allocate(config: &Config) -> Result<Vec<Box<dyn Segment>>, StartError> 
 fn serve_tcp(
     listener: tokio::net::TcpListener,
     host: Arc<Store>,
+    rdma: Option<Arc<Serving>>,
     config: &Config,
 ) -> io::Result<tcp::ServerHandle> {
     let listener = listener.into_std()?;
     listener.set_nonblocking(false)?;
     let options = tcp::ServerOptions {
         max_connections: config.max_connections,
+        rdma,
         ..tcp::ServerOptions::default()
     };
     tcp::Server::start(listener, host, options)
+}
+
+/// Opens the RDMA ports and registers the memory with them. Where there is none, or the memory cannot
+/// be locked, that is said once, and is no fault unless a device was asked for by name.
+async fn serve_rdma(store: &Store, config: &Config) -> Result<Option<Arc<Serving>>, StartError> {
+    if config.no_rdma {
+        return Ok(None);
+    }
+    let (options, memory) = (config.rdma_options(), store.whole_segments());
+    let opened = tokio::task::spawn_blocking(move || {
+        let fabric = Fabric::shared(&options).map_err(|reason| reason.to_string())?;
+        let names: Vec<String> = fabric.rails().iter().map(|r| r.name().to_owned()).collect();
+        let serving = Serving::new(fabric);
+        for whole in &memory {
+            serving.register(whole).map_err(|error| {
+                format!(
+                    "{} of memory cannot be registered: {error} (is `ulimit -l` unlimited?)",
+                    ByteSize(whole.length().0)
+                )
+            })?;
+        }
+        Ok((Arc::new(serving), names.join(", ")))
+    });
+    let opened = opened.await.unwrap_or_else(|panic| Err(panic.to_string()));
+    match opened {
+        Ok((serving, ports)) => {
+            tracing::info!(ports, "RDMA is on");
+            Ok(Some(serving))
+        }
+        Err(reason) if config.rdma_device.is_empty() => {
+            tracing::info!(reason, "RDMA is off");
+            Ok(None)
+        }
+        Err(reason) => Err(StartError::Rdma(reason)),
+    }
 }
 
 fn serve_shm(

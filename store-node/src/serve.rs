@@ -16,10 +16,10 @@ use kvpool_types::{
     Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantId, HostId,
     Incarnation, Length, NodeName, Offset, SegmentId,
 };
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use tokio::sync::Notify;
 
 const ALGORITHM: ChecksumAlgorithm = ChecksumAlgorithm::Crc64Nvme;
@@ -56,6 +56,8 @@ struct Shared {
     fence: RwLock<Fence>,
     cluster: RwLock<Option<ClusterId>>,
     fenced: Notify,
+    /// The connections whose devices may touch the memory.
+    touching: Mutex<Vec<Weak<dyn Abort>>>,
     metrics: Metrics,
 }
 
@@ -74,6 +76,7 @@ impl Store {
                 fence: RwLock::new(Fence::new(Incarnation(rand::random()), &sizes, limits)),
                 cluster: RwLock::new(None),
                 fenced: Notify::new(),
+                touching: Mutex::default(),
                 metrics,
             }),
         }
@@ -104,6 +107,14 @@ impl Store {
         }
     }
 
+    /// The memory of every segment.
+    pub(crate) fn whole_segments(&self) -> Vec<Slice> {
+        let segments = self.shared.segments.iter();
+        segments
+            .filter_map(|segment| segment.memory(Offset(0), segment.size()))
+            .collect()
+    }
+
     /// Enters the term of the master that welcomed the node.
     pub(crate) fn enter(&self, cluster: ClusterId, term: Term) -> Result<(), TermError> {
         let aborts = self.change(|fence| fence.enter(term))?;
@@ -116,6 +127,8 @@ impl Store {
     pub(crate) fn renew(&self, keep_cluster: bool) {
         let incarnation = Incarnation(rand::random());
         abort_all(self.change(|fence| fence.renew(incarnation)));
+        let touching = std::mem::take(&mut *self.shared.touching.lock());
+        abort_all(touching.iter().filter_map(Weak::upgrade).collect());
         if !keep_cluster {
             *self.shared.cluster.write() = None;
         }
@@ -353,6 +366,34 @@ impl Host for Store {
     ) -> Result<Vec<Checksum>, Refused> {
         let sums = self.shared.fence.read().sums(epoch, incarnation, extent);
         sums.map_err(|refused| self.refuse(refused))
+    }
+
+    fn memory(
+        &self,
+        incarnation: Incarnation,
+        abort: Weak<dyn Abort>,
+    ) -> Result<Vec<(SegmentId, Slice)>, Refused> {
+        // Noted first: who is judged after the end of the incarnation is refused, who was before is
+        // aborted.
+        {
+            let mut touching = self.shared.touching.lock();
+            touching.retain(|connection| connection.strong_count() > 0);
+            touching.push(abort);
+        }
+        let ids = {
+            let fence = self.shared.fence.read();
+            let checked = fence.check_incarnation(incarnation);
+            checked.map(|()| fence.segment_ids().to_vec())
+        };
+        let ids = ids.map_err(|refused| self.refuse(refused))?;
+        let segments = self.whole_segments();
+        if ids.len() != segments.len() {
+            return Err(self.refuse(Refused {
+                code: Code::Unreachable,
+                message: "no master has welcomed the node".to_owned(),
+            }));
+        }
+        Ok(ids.into_iter().zip(segments).collect())
     }
 
     fn map(

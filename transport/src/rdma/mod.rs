@@ -33,6 +33,7 @@ pub mod rail;
 mod read;
 pub mod registry;
 mod serve;
+mod shared;
 mod sys;
 mod turns;
 pub mod work;
