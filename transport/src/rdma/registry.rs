@@ -103,7 +103,7 @@ impl Registration {
             let raw = unsafe {
                 (device.library.reg_mr)(
                     device.pd.as_ptr(),
-                    std::ptr::with_exposed_provenance_mut(address),
+                    std::ptr::without_provenance_mut(address),
                     length,
                     address as u64,
                     flags,

@@ -1,6 +1,8 @@
 //! However a connection ends: nothing is touched afterwards, nothing hangs, nothing is left.
 
-use crate::ends::{Ends, LIMIT, Memory, pair, run, run_one, start, transfer};
+use crate::ends::{
+    Ends, LIMIT, Memory, pair, registrations_fall_to, run, run_one, start, transfer,
+};
 use kvpool_transport::rdma::{Access, Allows, Fault, Lane, RdmaOptions, Retry, Transfer, Way};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -216,15 +218,7 @@ fn two_hundred_connections_leave_nothing_behind() {
     assert_eq!(rail.lanes(), 0);
     assert_eq!(rail.in_flight(), 0);
     // What was answered for on the completion thread may be let go a moment later.
-    let limit = Instant::now() + LIMIT;
-    while rail.registrations() > before {
-        assert!(
-            Instant::now() < limit,
-            "{} are left",
-            rail.registrations() - before
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    registrations_fall_to(&rail, before);
 }
 
 #[test]

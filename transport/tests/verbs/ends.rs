@@ -7,7 +7,7 @@ use kvpool_transport::rdma::{
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{Length, Offset};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than any answer may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -151,4 +151,14 @@ pub(crate) fn run_one(lane: &Lane, transfer: Transfer) -> Result<(), WorkError> 
     let mut outcomes = run(lane, vec![transfer]);
     assert_eq!(outcomes.len(), 1);
     outcomes.remove(0)
+}
+
+/// Waits until no more than so many registrations are alive.
+pub(crate) fn registrations_fall_to(rail: &Arc<Rail>, count: usize) {
+    let limit = Instant::now() + LIMIT;
+    while rail.registrations() > count {
+        assert!(Instant::now() < limit, "{} are alive", rail.registrations());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(rail.registrations(), count);
 }

@@ -277,5 +277,8 @@ impl Drop for Loop {
     fn drop(&mut self) {
         // The queue can only be destroyed once all its events have been acknowledged.
         self.acknowledge(1);
+        // Lanes keep what is shared, and must not be kept by it.
+        let closing = std::mem::take(&mut *self.shared.closing.lock());
+        drop(closing);
     }
 }

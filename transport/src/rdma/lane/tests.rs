@@ -1,6 +1,6 @@
 use super::*;
 use crate::Region;
-use crate::rdma::{Access, Allows, Fabric, Fault, RdmaOptions, Remote};
+use crate::rdma::{Access, Allows, Fabric, Fault, Rail, RdmaOptions, Remote};
 use kvpool_types::{Length, Offset};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -50,21 +50,32 @@ fn a_completion_counts_only_with_its_status_its_kind_and_its_bytes() {
     assert_eq!(fault(5), Fault::Flushed);
 }
 
-#[test]
-fn a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all() {
-    const NAME: &str = "a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all";
-    let fabric = match Fabric::open(&RdmaOptions::default()) {
-        Ok(fabric) => fabric,
+/// A rail of its own; without a device the test says that it skips.
+fn rail(test: &str) -> Option<Arc<Rail>> {
+    match Fabric::open(&RdmaOptions::default()) {
+        Ok(fabric) => Some(fabric.rails()[0].clone()),
         Err(why) => {
-            eprintln!("SKIPPED {NAME}: {why}");
-            return;
+            eprintln!("SKIPPED {test}: {why}");
+            None
         }
-    };
-    let rail = &fabric.rails()[0];
+    }
+}
+
+/// Two queue pairs; the second serves.
+fn connected(rail: &Arc<Rail>) -> (QueuePair, QueuePair) {
     let asking = QueuePair::create(rail, Allows::Nothing).unwrap();
     let serving = QueuePair::create(rail, Allows::Writes).unwrap();
     serving.connect(asking.address()).unwrap();
     asking.connect(serving.address()).unwrap();
+    (asking, serving)
+}
+
+#[test]
+fn a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all() {
+    let Some(rail) = rail("a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all") else {
+        return;
+    };
+    let (asking, _serving) = connected(&rail);
     // The lane believes that a work request takes more parts than the device does.
     let bounds = Bounds {
         slice: 1 << 20,
@@ -102,4 +113,35 @@ fn a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all() {
     assert_eq!(faults, [flushed, flushed, local, local], "{outcomes:?}");
     assert!(!lane.is_open());
     assert_eq!(rail.in_flight(), 0);
+}
+
+#[test]
+fn a_device_is_closed_after_its_last_user_however_that_ended() {
+    for _ in 0..5 {
+        let Some(rail) = rail("a_device_is_closed_after_its_last_user_however_that_ended") else {
+            return;
+        };
+        let device = Arc::downgrade(&rail.device);
+        let (asking, serving) = connected(&rail);
+        let memory = Region::allocate(Length(64 << 20)).whole();
+        let registration = rail.register(&memory, Access::RemoteReadWrite).unwrap();
+        let lane = Lane::new(asking);
+        let transfer = Transfer {
+            way: Way::Read,
+            remote: Remote {
+                address: registration.address(),
+                rkey: registration.rkey(),
+            },
+            local: vec![(registration.clone(), memory.clone())],
+        };
+        drop((registration, memory));
+        lane.submit(vec![transfer], |_| {});
+        drop((lane, serving, rail));
+        // What the completion thread has in hand it lets go at once.
+        let limit = Instant::now() + Duration::from_secs(10);
+        while device.strong_count() > 0 {
+            assert!(Instant::now() < limit, "{} users", device.strong_count());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
