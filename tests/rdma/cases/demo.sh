@@ -4,7 +4,7 @@
 #: programs kvctl kvmaster kvstore-node
 #: limit 180
 . /lib/guest.sh
-transport=tcp
+transport=rdma
 
 rdma statistic show link rxe0/1 || true
 packets=$(counter sent_pkts)

@@ -5,7 +5,7 @@
 #: programs kvctl kvmaster kvstore-node
 #: limit 420
 . /lib/guest.sh
-transport=tcp
+transport=rdma
 
 deadline=10
 block=65536
