@@ -104,11 +104,11 @@ report "network whole"
 for down in 2 15; do
   { sleep 3; ip link set eth0 down; sleep "$down"; ip link set eth0 up; } &
   _link=$!
-  work $((down + 10)) gone
+  work $((down + 6)) gone
   wait "$_link"
   report "network gone for $down s"
   within 30 told pool || fail "the network has not come back"
-  work 10
+  work 5
   report "after it"
   [ "$right" -gt 0 ] || fail "nothing goes on"
 done
@@ -117,7 +117,7 @@ for share in 0.1 1; do
   tell "lossy-$share"
   within 30 told "lossy-$share" || fail "a does not lose packets"
   lossy "$share"
-  work 20
+  work 10
   report "$share % of packets lost each way"
   [ "$right" -gt 0 ] || fail "nothing goes on"
 done
