@@ -21,6 +21,8 @@ use tokio::time::Instant;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long other replicas are preferred after a node failed.
 const SHUN: Duration = Duration::from_secs(2);
+/// How long RDMA is not used after a transfer failed over it, where there is another way.
+const REST: Duration = Duration::from_secs(5);
 /// How long the links of an incarnation that nobody asks for are kept.
 const IDLE: Duration = Duration::from_secs(300);
 
@@ -57,6 +59,8 @@ struct NodeLinks {
     tcp: Lane,
     used: Mutex<Instant>,
     shunned: Mutex<Option<Instant>>,
+    /// Until when RDMA is not used.
+    rests: Mutex<Option<Instant>>,
 }
 
 /// One link, or the place for it.
@@ -96,7 +100,8 @@ impl Links {
     pub(crate) fn ways(&self, node: &Node) -> &'static [TransportKind] {
         use TransportKind::{Rdma, Shm, Tcp};
         let near = node.host == self.host && !node.shm_path.is_empty();
-        match (self.choice, near, self.rdma) {
+        let rdma = self.rdma && !self.rests(node);
+        match (self.choice, near, rdma) {
             (TransportChoice::Auto, true, true) => &[Shm, Rdma, Tcp],
             (TransportChoice::Auto, true, false) => &[Shm, Tcp],
             (TransportChoice::Auto, false, true) => &[Rdma, Tcp],
@@ -210,6 +215,21 @@ impl Links {
         *self.of(node).shunned.lock() = Some(Instant::now() + SHUN);
     }
 
+    /// Takes other ways than RDMA to a node for a while: a transfer failed on a link that had been opened.
+    pub(crate) fn rest(&self, node: &Node, kind: TransportKind) {
+        if kind == TransportKind::Rdma {
+            *self.of(node).rests.lock() = Some(Instant::now() + REST);
+        }
+    }
+
+    fn rests(&self, node: &Node) -> bool {
+        let nodes = self.nodes.lock();
+        nodes.get(&node.incarnation).is_some_and(|links| {
+            let until = *links.rests.lock();
+            until.is_some_and(|until| Instant::now() < until)
+        })
+    }
+
     /// Whether other nodes are to be preferred.
     pub(crate) fn is_shunned(&self, node: &Node) -> bool {
         let links = self.nodes.lock().get(&node.incarnation).map(Arc::clone);
@@ -236,6 +256,7 @@ impl Links {
             tcp: Lane::default(),
             used: Mutex::new(now),
             shunned: Mutex::new(None),
+            rests: Mutex::new(None),
         });
         nodes.insert(node.incarnation, Arc::clone(&links));
         links

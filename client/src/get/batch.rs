@@ -374,7 +374,15 @@ impl<'a> Batch<'a> {
                     let reading = link.read(group.epoch, group.ops, limit.to_std());
                     let reading = limit.with_grace().run(reading);
                     match renewal.during(reading, limit).await {
-                        Ok(results) => (results, false),
+                        Ok(results) => {
+                            let broke = |result: &TransferResult| {
+                                matches!(result, Err(error) if error.code == Code::Unreachable)
+                            };
+                            if results.iter().any(broke) {
+                                inner.links.rest(&group.node, link.kind());
+                            }
+                            (results, false)
+                        }
                         Err(_) => (vec![Err(overdue(&group.node)); asked], true),
                     }
                 }

@@ -302,6 +302,12 @@ impl<'a> Batch<'a> {
                     let writing = link.write(ops, limit.to_std());
                     match limit.with_grace().run(writing).await {
                         Ok(results) => {
+                            if results
+                                .iter()
+                                .any(|result| node_failed(result.as_ref().err()))
+                            {
+                                inner.links.rest(&node, kind);
+                            }
                             for (result, length) in results.iter().zip(lengths) {
                                 if result.is_ok() {
                                     inner.counting.written(kind, length);

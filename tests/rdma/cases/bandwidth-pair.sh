@@ -6,7 +6,7 @@
 #: memory 2048
 . /lib/guest.sh
 . /lib/bandwidth.sh
-transport=tcp
+transport=rdma
 
 perftest before
 case $(hostname) in

@@ -6,7 +6,7 @@
 #: memory 3072
 . /lib/guest.sh
 . /lib/bandwidth.sh
-transport=tcp
+transport=rdma
 
 perftest before
 kvpool

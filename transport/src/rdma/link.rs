@@ -14,7 +14,7 @@ use crate::copiers::Copiers;
 use crate::deadlines::{Deadlines, Expire};
 use crate::frame::{failure, receive_by, send, status};
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
-use crate::memory::Slice;
+use crate::memory::{Region, Slice};
 use crate::quick::{self, is_small};
 use crate::split::{check_write, pack};
 use crate::tcp;
@@ -199,7 +199,15 @@ impl Ends {
         if end > there.length.0 {
             return Err(status(Code::OutOfRange));
         }
-        let register = |slice: &Slice| Ok((self.rail.cached(slice)?, slice.clone()));
+        let register = |slice: &Slice| match self.rail.cached(slice) {
+            Ok(registration) => Ok((registration, slice.clone())),
+            // Some kernels register no memory that may only be read. What is written from there is copied.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported && way == Way::Write => {
+                let copy = Region::from(slice.to_vec()).whole();
+                Ok((self.rail.cached(&copy)?, copy))
+            }
+            Err(error) => Err(error),
+        };
         let local: io::Result<Vec<_>> = local.iter().map(register).collect();
         Ok(Transfer {
             way,
