@@ -30,7 +30,7 @@ trap 'exit 143' TERM INT HUP
 root=$work/root
 mkdir -p "$root/etc" "$root/usr/bin" "$root/usr/lib"
 cp "$case" "$root/case"
-cp "$here/guest.sh" "$here/bandwidth.sh" "$root/usr/lib/"
+cp "$here/guest.sh" "$here/worker.sh" "$here/bandwidth.sh" "$root/usr/lib/"
 cp "$here/init.sh" "$root/init"
 chmod +x "$root/init"
 echo "${GUEST_NAME:-guest}" > "$root/etc/hostname"
