@@ -14,7 +14,7 @@ use crate::options::{Options, TransportChoice};
 use crate::put::{self, Revoker};
 use crate::view::View;
 use crate::{get, host, range, view};
-use kvpool_transport::rdma::Fabric;
+use kvpool_transport::rdma::{Fabric, RegisteredBuffer};
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{ClientId, ClusterId, Code, Epoch, Key, Length, Offset};
 use std::sync::{Arc, Once};
@@ -38,6 +38,8 @@ pub(crate) struct Inner {
     pub(crate) links: Links,
     pub(crate) counting: Arc<Counting>,
     pub(crate) revoker: Revoker,
+    /// The RDMA ports of this host, if they may be used.
+    rdma: Option<Arc<Fabric>>,
 }
 
 impl Client {
@@ -54,13 +56,13 @@ impl Client {
         background: Handle,
     ) -> Result<Self, ConnectError> {
         let rdma = open_rdma(&options).await?;
-        let has_rdma = rdma.is_some();
-        Self::connect_with(options, background, has_rdma, |control, options| {
+        let ports = rdma.clone();
+        Self::connect_with(options, background, rdma, |control, options| {
             Box::new(Dialer::new(
                 control.cluster(),
                 control.client(),
                 options.token.clone(),
-                rdma,
+                ports,
                 options.tcp_connections_per_node,
             ))
         })
@@ -71,7 +73,7 @@ impl Client {
     pub(crate) async fn connect_with(
         options: Options,
         background: Handle,
-        has_rdma: bool,
+        rdma: Option<Arc<Fabric>>,
         dialer: impl FnOnce(&Control, &Options) -> Box<dyn Dial>,
     ) -> Result<Self, ConnectError> {
         let host = host::host_id()?;
@@ -90,7 +92,7 @@ impl Client {
             dialer(&control, &options),
             control.host(),
             options.transport,
-            has_rdma,
+            rdma.is_some(),
             Arc::clone(&counting),
         );
         Ok(Self {
@@ -101,6 +103,7 @@ impl Client {
                 locations,
                 links,
                 counting,
+                rdma,
             }),
         })
     }
@@ -204,6 +207,19 @@ impl Client {
         options: &ViewOptions,
     ) -> Result<Option<View>, GetError> {
         Box::pin(view::get_view(&self.inner, key, options)).await
+    }
+
+    /// Registers memory with the RDMA ports of this host, for buffers that blocks are put from and got
+    /// into again and again; it stays registered while what is returned lives. Without it, memory is
+    /// registered when it is first used, and kept so for a while. Where there is no RDMA it does
+    /// nothing. Blocks while the pages are locked.
+    ///
+    /// Fails when the system cannot lock so much memory (see `ulimit -l`).
+    pub fn register_buffer(&self, memory: &Slice) -> std::io::Result<RegisteredBuffer> {
+        match &self.inner.rdma {
+            Some(fabric) => fabric.register_buffer(memory),
+            None => Ok(RegisteredBuffer::default()),
+        }
     }
 
     /// What this client has done so far.

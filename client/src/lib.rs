@@ -55,6 +55,7 @@ pub use client::Client;
 pub use cluster::{ClusterStatus, MasterStatus, SnapshotStatus, cluster_status};
 pub use counters::Counters;
 pub use errors::{ConnectError, ControlError, GetError, PutError};
+pub use kvpool_transport::rdma::{RdmaOptions, RegisteredBuffer};
 pub use kvpool_transport::{Region, Slice};
 pub use kvpool_types::namespace::Namespace;
 pub use lease::Lease;

@@ -66,7 +66,7 @@ pub(crate) fn options(masters: Vec<String>) -> Options {
 pub(crate) async fn connect(options: Options) -> (Nodes, Client) {
     let nodes = Nodes::default();
     let dialer = nodes.clone();
-    let client = Client::connect_with(options, Handle::current(), false, |_, _| Box::new(dialer));
+    let client = Client::connect_with(options, Handle::current(), None, |_, _| Box::new(dialer));
     (nodes, client.await.unwrap())
 }
 

@@ -6,7 +6,9 @@
 
 use super::options::{RdmaOptions, Unavailable};
 use super::rail::{Rail, open_rails};
+use super::registry::RegisteredBuffer;
 use super::sys::{self, Library, Zeroed};
+use crate::memory::Slice;
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::RawFd;
@@ -84,6 +86,16 @@ impl Fabric {
             tracing::info!(%reason, "an RDMA device is not used");
         }
         Ok(Arc::new(Self { rails }))
+    }
+
+    /// Registers memory that transfers will read into or write from. Registering the same again, or what
+    /// overlaps it, is harmless. Locks the pages, which takes a while: for large, lasting buffers.
+    pub fn register_buffer(&self, memory: &Slice) -> io::Result<RegisteredBuffer> {
+        let rails = self.rails.iter();
+        let held = rails.map(|rail| rail.cached(memory));
+        Ok(RegisteredBuffer {
+            _held: held.collect::<io::Result<_>>()?,
+        })
     }
 
     /// The ports, in the order of the library's list.

@@ -45,7 +45,7 @@ pub use link::connect;
 pub use options::{RdmaOptions, Retry, Unavailable};
 pub use queue::{Allows, QueueAddress, QueuePair};
 pub use rail::{Limits, Rail};
-pub use registry::{Access, Registration};
+pub use registry::{Access, RegisteredBuffer, Registration};
 pub use serve::Serving;
 pub(crate) use serve::Session;
 pub use work::{Fault, Remote, Transfer, Way, WorkError};

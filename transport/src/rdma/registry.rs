@@ -35,6 +35,14 @@ pub enum Access {
 #[derive(Clone)]
 pub struct Registration(Arc<Registered>);
 
+/// Memory of a caller's that is registered on every port for as long as this lives, so that no transfer
+/// waits for that.
+#[derive(Clone, Debug, Default)]
+pub struct RegisteredBuffer {
+    /// The ports' caches do not drop what is in use.
+    pub(super) _held: Vec<Registration>,
+}
+
 struct Registered {
     device: Arc<Device>,
     raw: NonNull<sys::Mr>,

@@ -149,6 +149,39 @@ fn a_read_from_a_node_that_goes_ends_with_an_error() {
     assert!(!link.is_open());
 }
 
+/// Registered memory is not registered again, however often, and in whatever pieces, it is used.
+#[test]
+fn a_registered_buffer_stays_registered_once() {
+    if !is_here("a_registered_buffer_stays_registered_once") {
+        return;
+    }
+    let (link, host, _server) = pair(16 << 20);
+    let rail = fabric().unwrap().rails()[0].clone();
+    let bytes = pattern(4 << 20, 1);
+    let extent = host.stored(&bytes);
+    let region = Region::allocate(Length(8 << 20));
+    let registered = fabric().unwrap().register_buffer(&region.whole()).unwrap();
+    let part = region.slice(Offset(1 << 20), Length(3 << 20)).unwrap();
+    let again = fabric().unwrap().register_buffer(&part).unwrap();
+    // Those of other tests come and go meanwhile, so it is asked of this one's keys.
+    let keys = || [0, 3 << 20].map(|from| rail.cached(&at(&region, from)).unwrap().lkey());
+    let before = keys();
+    assert_eq!(before[0], before[1], "one registration");
+    for from in [0, 1 << 20, 4 << 20] {
+        let into = vec![at(&region, from)];
+        let read = wait(link.read(EPOCH, vec![read_op(extent, &into)], soon()));
+        assert_eq!(read, [Ok(checksum(&bytes))]);
+        assert!(gathered(&into) == bytes);
+    }
+    drop(again);
+    assert_eq!(keys(), before);
+    drop(registered);
+}
+
+fn at(region: &Region, from: u64) -> Slice {
+    region.slice(Offset(from), Length(4 << 20)).unwrap()
+}
+
 /// No registration, queue pair or work request is left of links that are gone.
 #[test]
 fn two_hundred_links_one_after_the_other_leave_nothing() {
