@@ -5,10 +5,11 @@
 
 use crate::batch::{Batch, unreachable};
 use crate::frame::{decode_header, encode_head, failure, receive_meta, status};
-use crate::link::TransferError;
+use crate::link::{ReadOp, TransferError, WriteOp};
+use crate::memory::Slice;
 use crate::shm::fds::receive_with_fd;
 use crate::socket::{Gather, shut_down};
-use crate::split::pack;
+use crate::split::{pack, source};
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, Statuses, SumsReply};
 use kvpool_types::wire::frame::{HEADER_BYTES, Op};
 use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Offset};
@@ -200,6 +201,59 @@ pub(crate) fn ask_sums(
             }
         });
     });
+}
+
+/// One read whose arguments are in range.
+pub(crate) struct Read {
+    /// Which item of the batch it is.
+    pub(crate) item: usize,
+    /// The range of the segment.
+    pub(crate) source: Extent,
+    /// Where the bytes are to be.
+    pub(crate) into: Vec<Slice>,
+}
+
+/// The reads of a batch that may be done without asking the node; the others are ended.
+pub(crate) fn judged(control: &Control, batch: &Batch<Checksum>, ops: Vec<ReadOp>) -> Vec<Read> {
+    let is_open = control.is_open();
+    let mut reads = Vec::with_capacity(ops.len());
+    for (item, op) in ops.into_iter().enumerate() {
+        match source(&op) {
+            Ok(source) if is_open => reads.push(Read {
+                item,
+                source,
+                into: op.into,
+            }),
+            Ok(_) => batch.end(item, Err(unreachable("the node closed it"))),
+            Err(error) => batch.end(item, Err(error)),
+        }
+    }
+    reads
+}
+
+/// The writes that the answer to their announcement admits; the others are ended.
+pub(crate) fn admitted(
+    answer: Result<Answer, TransferError>,
+    batch: &Batch<Checksum>,
+    items: Vec<(usize, WriteOp)>,
+) -> Vec<(usize, WriteOp)> {
+    let codes = match codes(answer, items.len()) {
+        Ok(codes) => codes,
+        Err(error) => {
+            for (item, _) in items {
+                batch.end(item, Err(error.clone()));
+            }
+            return Vec::new();
+        }
+    };
+    let mut admitted = Vec::with_capacity(items.len());
+    for ((item, write), code) in items.into_iter().zip(codes) {
+        match code {
+            Code::Ok => admitted.push((item, write)),
+            code => batch.end(item, Err(status(code))),
+        }
+    }
+    admitted
 }
 
 /// The codes that an answer to a request for `count` things holds.

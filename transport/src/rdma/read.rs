@@ -4,24 +4,14 @@
 
 use super::link::Open;
 use super::work::Way;
-use crate::batch::{Batch, unreachable};
+use crate::batch::Batch;
 use crate::checksum::Sum;
+use crate::control::{Read, judged};
 use crate::copiers::{Job, grouped};
 use crate::link::{ReadOp, TransferError};
-use crate::memory::Slice;
-use crate::split::source;
-use kvpool_types::{Checksum, Extent, Offset};
+use kvpool_types::{Checksum, Offset};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// One read whose arguments are in range.
-struct Read {
-    /// Which item of the batch it is.
-    item: usize,
-    /// The range of the segment.
-    source: Extent,
-    into: Vec<Slice>,
-}
 
 /// Has the batch read, in groups, so that the first are summed while the last are on their way.
 pub(super) fn start(
@@ -30,19 +20,7 @@ pub(super) fn start(
     ops: Vec<ReadOp>,
     deadline: Instant,
 ) {
-    let is_open = open.control.is_open();
-    let mut reads = Vec::with_capacity(ops.len());
-    for (item, op) in ops.into_iter().enumerate() {
-        match source(&op) {
-            Ok(source) if is_open => reads.push(Read {
-                item,
-                source,
-                into: op.into,
-            }),
-            Ok(_) => batch.end(item, Err(unreachable("the node closed it"))),
-            Err(error) => batch.end(item, Err(error)),
-        }
-    }
+    let reads = judged(&open.control, batch, ops);
     if reads.is_empty() {
         return;
     }

@@ -12,7 +12,7 @@ use super::link::Open;
 use super::work::Way;
 use crate::batch::Batch;
 use crate::checksum::{BlockSums, ChunkedSum};
-use crate::control::{Answer, codes};
+use crate::control::{Answer, admitted, codes};
 use crate::copiers::{Job, grouped};
 use crate::frame::status;
 use crate::link::{TransferError, WriteOp};
@@ -55,22 +55,7 @@ fn begun(
     answer: Result<Answer, TransferError>,
     deadline: Instant,
 ) {
-    let codes = match codes(answer, items.len()) {
-        Ok(codes) => codes,
-        Err(error) => {
-            for (item, _) in items {
-                batch.end(item, Err(error.clone()));
-            }
-            return;
-        }
-    };
-    let mut admitted = Vec::with_capacity(items.len());
-    for ((item, write), code) in items.into_iter().zip(codes) {
-        match code {
-            Code::Ok => admitted.push((item, write)),
-            code => batch.end(item, Err(status(code))),
-        }
-    }
+    let admitted = admitted(answer, batch, items);
     let groups = grouped(admitted, |(_, write)| write.grant.extent.length);
     open.copiers.submit(groups.into_iter().map(|group| -> Job {
         let (open, batch) = (open.clone(), batch.clone());

@@ -2,8 +2,9 @@
 //! block's checksum say whether what was copied counts.
 
 use super::link::Open;
-use crate::batch::{Batch, deadline_exceeded, unreachable};
+use crate::batch::{Batch, deadline_exceeded};
 use crate::checksum::{Private, copy_with_whole_sum};
+use crate::control::{Read, judged};
 use crate::copiers::{Job, by_segment, grouped};
 use crate::frame::status;
 use crate::link::{ReadOp, TransferError, TransferResult};
@@ -17,15 +18,6 @@ use std::time::Instant;
 /// and being woken by it takes as long as copying a few of these.
 const INLINE_BYTES: u64 = 64 << 10;
 
-/// One read whose arguments are in range.
-struct Read {
-    /// Which item of the batch it is.
-    item: usize,
-    /// The range of the segment.
-    source: Extent,
-    into: Vec<Slice>,
-}
-
 /// Has the batch copied by the copy threads.
 pub(super) fn start(
     open: &Arc<Open>,
@@ -33,19 +25,7 @@ pub(super) fn start(
     ops: Vec<ReadOp>,
     deadline: Instant,
 ) {
-    let is_open = open.control.is_open();
-    let mut reads = Vec::with_capacity(ops.len());
-    for (item, op) in ops.into_iter().enumerate() {
-        match source(&op) {
-            Ok(source) if is_open => reads.push(Read {
-                item,
-                source,
-                into: op.into,
-            }),
-            Ok(_) => batch.end(item, Err(unreachable("the node closed it"))),
-            Err(error) => batch.end(item, Err(error)),
-        }
-    }
+    let reads = judged(&open.control, batch, ops);
     for (segment, reads) in by_segment(reads, |read| read.source.segment) {
         let (open, batch) = (open.clone(), batch.clone());
         let asked = open.clone();

@@ -8,7 +8,7 @@
 use super::link::Open;
 use crate::batch::{Batch, deadline_exceeded};
 use crate::checksum::{BlockSums, Private, copy_with_sum};
-use crate::control::{Answer, Control, codes};
+use crate::control::{Answer, Control, admitted, codes};
 use crate::copiers::{Job, by_segment, grouped};
 use crate::frame::status;
 use crate::link::{TransferError, WriteOp};
@@ -58,22 +58,7 @@ fn begun(open: &Arc<Open>, writes: Writes, answer: Result<Answer, TransferError>
         items,
         deadline,
     } = writes;
-    let codes = match codes(answer, items.len()) {
-        Ok(codes) => codes,
-        Err(error) => {
-            for (item, _) in items {
-                batch.end(item, Err(error.clone()));
-            }
-            return;
-        }
-    };
-    let mut admitted = Vec::with_capacity(items.len());
-    for ((item, write), code) in items.into_iter().zip(codes) {
-        match code {
-            Code::Ok => admitted.push((item, write)),
-            code => batch.end(item, Err(status(code))),
-        }
-    }
+    let admitted = admitted(answer, &batch, items);
     for (segment, writes) in by_segment(admitted, |(_, write)| write.grant.extent.segment) {
         let (batch, asked) = (batch.clone(), open.clone());
         open.segments.with(segment, true, move |mapped| {

@@ -67,7 +67,7 @@ impl Cache {
             }
             intervals.widen(region, start, end)
         };
-        // SAFETY: the range lies in the region, which the caller's slice keeps for now. When the
+        // SAFETY: the range lies in the region, which the caller's slice keeps meanwhile. When the
         // region goes before the registration does, the pages stay locked and nobody else's, and no
         // work request names them: those keep their slices.
         let made = unsafe {
