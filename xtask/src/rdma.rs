@@ -65,6 +65,46 @@ impl Kernel {
     }
 }
 
+/// What `cargo xtask test` runs of it, on one kernel: that bytes are right over verbs.
+const IN_TESTS: [&str; 2] = ["verbs", "conformance"];
+
+/// Runs the part of it that belongs to the tests, or counts it as skipped where no guest can be had.
+pub(crate) fn test(tally: &mut Tally) -> Result<()> {
+    let place = target_dir()?.join("rdma");
+    println!("\n▶ can guests with RDMA run here?");
+    if !machine::probe(&place)? {
+        tally.skip("RDMA in a guest", "this machine cannot run it (see above)");
+        return Ok(());
+    }
+    if let Err(error) = machine::provide() {
+        tally.skip("RDMA in a guest", &format!("{error:#}"));
+        return Ok(());
+    }
+    let args = Args {
+        kernel: Kernel::Old,
+        only: IN_TESTS.map(str::to_owned).into(),
+        quick: true,
+        tests: None,
+        probe: false,
+    };
+    let cases = case::read_all(&scripts().join("cases"))?;
+    let mut of_guests = Tally::default();
+    run_cases(&args, &place, &chosen(&args, &cases), &mut of_guests)?;
+    // A test that skips in the guest fails its case.
+    if of_guests.is_good() && of_guests.skipped == 0 {
+        let count = tally.passed_elsewhere(&NO_DEVICE);
+        println!("{count} tests that found no RDMA device here have passed in the guest");
+    }
+    tally.add("RDMA in a guest", of_guests, true);
+    Ok(())
+}
+
+/// What tests say that find no device to run over.
+const NO_DEVICE: [&str; 2] = [
+    "this host has no RDMA device",
+    "libibverbs.so.1 (rdma-core 32 or later) cannot be used",
+];
+
 /// Runs the cases, whatever fails first. Returns whether all was well and something ran.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let place = target_dir()?.join("rdma");
@@ -72,6 +112,20 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         return machine::probe(&place);
     }
     let cases = case::read_all(&scripts().join("cases"))?;
+    let cases = chosen(args, &cases);
+    if cases.is_empty() {
+        bail!("no case is called so: they are the files in tests/rdma/cases");
+    }
+    machine::provide()?;
+    let begin = Instant::now();
+    let mut tally = Tally::default();
+    run_cases(args, &place, &cases, &mut tally)?;
+    println!("\n{} s in all", begin.elapsed().as_secs());
+    tally.print();
+    Ok(tally.is_good())
+}
+
+fn chosen<'c>(args: &Args, cases: &'c [Case]) -> Vec<&'c Case> {
     let wanted = |case: &&Case| {
         args.only.is_empty()
             || args
@@ -80,15 +134,13 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
                 .any(|part| case.name.contains(part.as_str()))
     };
     let cases = cases.iter().filter(wanted);
-    let cases = cases.filter(|case| !args.quick || !case.is_measurement());
-    let cases: Vec<&Case> = cases.collect();
-    if cases.is_empty() {
-        bail!("no case is called so: they are the files in tests/rdma/cases");
-    }
-    machine::provide()?;
-    let begin = Instant::now();
-    let mut tally = Tally::default();
-    let programs = Programs::build(&cases)?;
+    cases
+        .filter(|case| !args.quick || !case.is_measurement())
+        .collect()
+}
+
+fn run_cases(args: &Args, place: &Path, cases: &[&Case], tally: &mut Tally) -> Result<()> {
+    let programs = Programs::build(cases)?;
     for series in args.kernel.series() {
         let image = place.join(series);
         let Some(package) = make_image(series, &image)? else {
@@ -96,22 +148,13 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
             continue;
         };
         println!("\nguests with {package}");
-        for case in &cases {
+        for case in cases {
             let log = place.join(format!("{}-{series}.log", case.name));
-            run_case(
-                case,
-                &image,
-                &programs,
-                args.tests.as_deref(),
-                &log,
-                &mut tally,
-            )
-            .with_context(|| case.name.clone())?;
+            run_case(case, &image, &programs, args.tests.as_deref(), &log, tally)
+                .with_context(|| case.name.clone())?;
         }
     }
-    println!("\n{} s in all", begin.elapsed().as_secs());
-    tally.print();
-    Ok(tally.is_good())
+    Ok(())
 }
 
 fn scripts() -> PathBuf {

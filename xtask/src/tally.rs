@@ -35,6 +35,18 @@ impl Tally {
         self.skips.insert(format!("{SKIPPED}{what}: {why}"));
     }
 
+    /// Counts tests that skipped here for one of these reasons as passed: they have been run elsewhere,
+    /// all of them, and passed there. Returns how many they were.
+    pub(crate) fn passed_elsewhere(&mut self, reasons: &[&str]) -> u64 {
+        let before = self.skips.len();
+        let is_one = |line: &String| reasons.iter().any(|reason| line.contains(reason));
+        self.skips.retain(|line| !is_one(line));
+        let count = (before - self.skips.len()) as u64;
+        self.skipped -= count;
+        self.passed += count;
+        count
+    }
+
     /// Adds what a runner counted. `ended_well` is the runner's exit: one that failed without a failed
     /// test has itself failed.
     pub(crate) fn add(&mut self, step: &'static str, other: Self, ended_well: bool) {
@@ -269,6 +281,23 @@ SKIPPED skips_late: no huge pages
         }
         let tally = libtest.tally();
         assert_eq!((tally.passed, tally.failed, tally.skipped), (4, 1, 2));
+    }
+
+    #[test]
+    fn what_passed_elsewhere_is_counted_once() {
+        let mut tally = Tally::default();
+        for (what, why) in [
+            ("a", "no device"),
+            ("b", "no root"),
+            ("c", "no device at all"),
+        ] {
+            tally.skip(what, why);
+        }
+        assert_eq!(tally.passed_elsewhere(&["no device"]), 2);
+        assert_eq!((tally.passed, tally.skipped), (2, 1));
+        assert_eq!(tally.passed_elsewhere(&["no device"]), 0);
+        let left: Vec<_> = tally.skips.iter().map(String::as_str).collect();
+        assert_eq!(left, ["SKIPPED b: no root"]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::cargo::{DAEMONS, answers, cargo, root, succeeds, watch};
 use crate::lint;
 use crate::packages::install;
+use crate::rdma;
 use crate::tally::{Doctests, Libtest, Nextest, Tally};
 use anyhow::Result;
 use std::process::Command;
@@ -29,6 +30,9 @@ pub(crate) fn run(quick: bool) -> Result<bool> {
         with_nextest(quick, &mut tally)?;
     } else {
         with_cargo_test(quick, &mut tally)?;
+    }
+    if !quick {
+        rdma::test(&mut tally)?;
     }
     let mut doctests = Doctests::default();
     let ended_well = watch(&mut cargo(&["test", "--doc", "--workspace"]), |line| {

@@ -1,11 +1,12 @@
 # The layer over verbs, against the kernel's own: devices, memory, queue pairs, completions, errors.
 #: guests 1
-#: programs test:transport/verbs
+#: programs test:transport/unit test:transport/verbs
 #: limit 300
 . /lib/guest.sh
 
 # A second device, so that there is more than one rail.
 add_device rxe1 eth1 10.78.0.1/24
 
+TESTS=${TESTS:-rdma::} run_tests unit
 run_tests verbs
 counters

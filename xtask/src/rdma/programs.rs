@@ -65,6 +65,9 @@ impl Programs {
     }
 }
 
+/// The name of the tests that stand in a package's own sources.
+const UNIT: &str = "unit";
+
 /// Builds a test of the package in `directory`; `None` when it has none of that name.
 fn build_test(directory: &str, name: &str) -> Result<Option<PathBuf>> {
     let tests = root().join(directory).join("tests");
@@ -72,13 +75,18 @@ fn build_test(directory: &str, name: &str) -> Result<Option<PathBuf>> {
         tests.join(format!("{name}.rs")),
         tests.join(name).join("main.rs"),
     ];
-    if !sources.iter().any(|source| source.is_file()) {
+    if name != UNIT && !sources.iter().any(|source| source.is_file()) {
         return Ok(None);
     }
     let package = format!("kvpool-{directory}");
+    let (which, target) = match name {
+        UNIT => (vec!["--lib"], package.replace('-', "_")),
+        name => (vec!["--test", name], name.to_owned()),
+    };
     let format = ["--message-format", "json-render-diagnostics"];
-    eprintln!("\n▶ cargo test -p {package} --test {name} --no-run");
-    let built = cargo(&["test", "-p", &package, "--test", name, "--no-run"])
+    eprintln!("\n▶ cargo test -p {package} {} --no-run", which.join(" "));
+    let built = cargo(&["test", "-p", &package, "--no-run"])
+        .args(which)
         .args(format)
         .stderr(Stdio::inherit())
         .output()
@@ -87,7 +95,7 @@ fn build_test(directory: &str, name: &str) -> Result<Option<PathBuf>> {
         bail!("the test {name} of {package} does not build");
     }
     let messages = String::from_utf8(built.stdout).context("cargo's messages are not UTF-8")?;
-    let path = messages.lines().find_map(|line| executable(line, name));
+    let path = messages.lines().find_map(|line| executable(line, &target));
     Ok(Some(path.context(
         "cargo has built the test, but names no binary",
     )?))
@@ -95,7 +103,8 @@ fn build_test(directory: &str, name: &str) -> Result<Option<PathBuf>> {
 
 /// The binary that one of cargo's messages is about, if it is that of the test.
 fn executable(message: &str, test: &str) -> Option<PathBuf> {
-    let is_test = message.contains("\"kind\":[\"test\"]");
+    let kinds = ["\"kind\":[\"test\"]", "\"kind\":[\"lib\"]"];
+    let is_test = kinds.iter().any(|kind| message.contains(kind));
     if !is_test || !message.contains(&format!("\"name\":\"{test}\"")) {
         return None;
     }
