@@ -30,8 +30,7 @@ fn main() -> anyhow::Result<()> {
     let options = Options {
         masters: 2,
         nodes: 1,
-        // Room for all ten versions: one that gave way is kept until the lease of the take-over ends.
-        segment: format!("{}MiB", blocks * 704 / (1 << 20) + 64),
+        segment: format!("{}MiB", blocks * 160 / (1 << 20) + 64),
         ..Options::default()
     };
     let mut pool = Pool::start(options)?;

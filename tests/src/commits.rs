@@ -18,10 +18,14 @@ use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The bytes that every block is said to have.
 pub const LENGTH: u64 = 64;
+
+/// How long what found no room waits.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// How blocks are committed.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +86,7 @@ impl Drive {
         let work = Work {
             drive: self,
             next: &next,
+            again: Mutex::default(),
             end: numbers.end,
             until: started + limit,
         };
@@ -111,22 +116,34 @@ impl Drive {
 struct Work<'a> {
     drive: Drive,
     next: &'a AtomicU64,
+    /// What found no room the last time.
+    again: Mutex<Vec<u64>>,
     end: u64,
     until: Instant,
 }
 
 impl Work<'_> {
     /// The next batch; `None` when there is no more to do.
-    fn take(&self) -> Option<Range<u64>> {
+    fn take(&self) -> Option<Vec<u64>> {
+        let again = std::mem::take(&mut *self.lock_again());
+        if !again.is_empty() && Instant::now() < self.until {
+            // What gave way to newer versions is on its way to being free.
+            std::thread::sleep(PAUSE);
+            return Some(again);
+        }
         let first = self.next.fetch_add(self.drive.batch, Ordering::Relaxed);
         let is_left = first < self.end && Instant::now() < self.until;
-        is_left.then(|| first..self.end.min(first + self.drive.batch))
+        is_left.then(|| (first..self.end.min(first + self.drive.batch)).collect())
+    }
+
+    fn lock_again(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.again.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A batch that an answer is expected for.
 enum Pending {
-    Reserve(Range<u64>),
+    Reserve(Vec<u64>),
     Commit(u64, Instant),
 }
 
@@ -169,7 +186,7 @@ impl Connection {
             let (request, reply) = self.receive()?;
             let pending = self.pending.remove(&request);
             match pending.context("an answer to nothing")? {
-                Pending::Reserve(numbers) => self.commit_batch(numbers, &reply)?,
+                Pending::Reserve(numbers) => self.commit_batch(work, &numbers, &reply)?,
                 Pending::Commit(blocks, sent) => {
                     measured.commits.push(sent.elapsed());
                     let outcomes = proto::Outcomes::decode(reply.as_slice())?;
@@ -192,7 +209,7 @@ impl Connection {
         let request = proto::ReserveRequest {
             caller: Some(self.caller.clone()),
             keys: packed(&numbers),
-            lengths: numbers.clone().map(|_| LENGTH).collect(),
+            lengths: vec![LENGTH; numbers.len()],
             upsert: work.drive.upsert,
             timeout_ms: 10_000,
             grant_ttl_ms: 60_000,
@@ -203,28 +220,48 @@ impl Connection {
         Ok(())
     }
 
-    fn commit_batch(&mut self, numbers: Range<u64>, reply: &[u8]) -> anyhow::Result<()> {
+    /// Commits what was granted; what found no room comes again.
+    fn commit_batch(
+        &mut self,
+        work: &Work<'_>,
+        numbers: &[u64],
+        reply: &[u8],
+    ) -> anyhow::Result<()> {
         let reply = proto::ReserveReply::decode(reply)?;
-        let granted = reply.reservations.iter().map(|reservation| {
-            if reservation.code != u32::from(Code::Ok.to_wire()) {
-                bail!("a reserve was answered {}", reservation.code);
+        let mut granted = Vec::with_capacity(numbers.len());
+        let mut items = Vec::with_capacity(numbers.len());
+        for (number, reservation) in numbers.iter().zip(&reply.reservations) {
+            let code = u16::try_from(reservation.code)
+                .ok()
+                .and_then(Code::from_wire);
+            match code {
+                Some(Code::Ok) => {}
+                Some(Code::Full | Code::NoNodes) => {
+                    work.lock_again().push(*number);
+                    continue;
+                }
+                other => bail!("a reserve was answered {other:?}"),
             }
             let extents = reservation.extents.iter();
-            Ok(proto::CommitItem {
+            granted.push(*number);
+            items.push(proto::CommitItem {
                 version: reservation.version,
                 length: LENGTH,
                 checksum: 0,
                 segments: extents.map(|extent| extent.segment).collect(),
                 parent: 0,
-            })
-        });
+            });
+        }
+        if granted.is_empty() {
+            return self.reserve(work);
+        }
         let request = proto::CommitRequest {
             caller: Some(self.caller.clone()),
-            keys: packed(&numbers),
-            items: granted.collect::<anyhow::Result<_>>()?,
+            keys: packed(&granted),
+            items,
             ..Default::default()
         };
-        let blocks = numbers.end - numbers.start;
+        let blocks = granted.len() as u64;
         let now = Instant::now();
         let sent = self.send(Op::Commit, &request)?;
         self.pending.insert(sent, Pending::Commit(blocks, now));
@@ -263,7 +300,7 @@ impl Connection {
     }
 }
 
-fn packed(numbers: &Range<u64>) -> bytes::Bytes {
-    let keys: Vec<Key> = numbers.clone().map(key).collect();
+fn packed(numbers: &[u64]) -> bytes::Bytes {
+    let keys: Vec<Key> = numbers.iter().copied().map(key).collect();
     keys::pack(&keys).into()
 }
