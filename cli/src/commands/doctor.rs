@@ -6,7 +6,8 @@ use crate::doctor::{Report, findings};
 /// Look whether this host and the pool are fit: RDMA, limits, masters, and the ways to each node
 ///
 /// Every way to every node is opened, asked something and closed again: shared memory where the node
-/// is on this host, RDMA where both ends have it, TCP. Nothing is written into the pool.
+/// is on this host, RDMA where both ends have it, TCP. Nothing is written into the pool. A node's socket
+/// for shared memory is found by its name, NAME.sock; one that is called otherwise is not found.
 ///
 /// Fails only when something that was asked for cannot work: with exit code 4 when the pool that
 /// --master (or KVPOOL_MASTER) names does not answer, and when a pool has no live node, or one that

@@ -2,7 +2,7 @@
 
 use super::host::Host;
 use super::node::{Asker, Node};
-use crate::connection::{Connection, connect_error, control_error};
+use crate::connection::{Connection, Transport, connect_error, control_error};
 use crate::exit;
 use futures::future::join_all;
 use kvpool_client::{Client, Options, PoolStats, TransportChoice, cluster_status};
@@ -41,10 +41,10 @@ pub(crate) struct Failure {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Master {
     pub(crate) address: String,
-    /// The part that it plays; `None` when it does not answer.
+    /// The part that it plays, by its own word or another one's; `None` when nobody says.
     pub(crate) role: Option<String>,
     pub(crate) version: Option<String>,
-    /// Why it does not answer.
+    /// Why it does not answer; `None` when it does, or was not asked.
     pub(crate) reason: Option<String>,
 }
 
@@ -107,16 +107,20 @@ impl Pool {
             version: Some(member.version),
             reason: None,
         });
-        let unreached = status
-            .unreached
-            .into_iter()
-            .map(|(address, reason)| Master {
-                address,
-                role: None,
-                version: None,
-                reason: Some(reason),
-            });
-        self.masters = members.chain(unreached).collect();
+        self.masters = members.collect();
+        for (address, reason) in status.unreached {
+            // What others say of it may be there all the same.
+            let known = self.masters.iter_mut().find(|one| one.address == address);
+            match known {
+                Some(master) => master.reason = Some(reason),
+                None => self.masters.push(Master {
+                    address,
+                    role: None,
+                    version: None,
+                    reason: Some(reason),
+                }),
+            }
+        }
         Ok(())
     }
 }
@@ -131,4 +135,22 @@ async fn stats(connection: &Connection) -> anyhow::Result<(Client, PoolStats)> {
     let client = Client::connect(options).await.map_err(connect_error)?;
     let stats = client.stats().await.map_err(control_error)?;
     Ok((client, stats))
+}
+
+/// The pool's nodes, and how this host reaches them by `choice`.
+pub(crate) async fn nodes_by(
+    connection: &Connection,
+    choice: Transport,
+) -> anyhow::Result<Vec<Node>> {
+    let connection = Connection {
+        transport: choice,
+        ..connection.clone()
+    };
+    let (host, fabric) = tokio::task::spawn_blocking(Host::read).await?;
+    let pool = Pool::look(&connection, &host, fabric.as_ref()).await;
+    match pool.failure {
+        Some(failure) if failure.unreachable => Err(exit::Unreachable(failure.reason).into()),
+        Some(failure) => Err(anyhow::anyhow!(failure.reason)),
+        None => Ok(pool.nodes),
+    }
 }

@@ -33,7 +33,10 @@ fn host(host: &Host) -> String {
     let mut facts = output::facts();
     let rdma = match &host.rdma.reason {
         Some(reason) => format!("off: {reason}"),
-        None => format!("{} ports", host.rdma.ports.len()),
+        None => {
+            let names = host.rdma.ports.iter().map(|port| port.name.as_str());
+            names.collect::<Vec<_>>().join(", ")
+        }
     };
     facts.add_row(["RDMA", &rdma]);
     facts.add_row(["memory that may be locked", &memlock(host)]);
@@ -120,12 +123,12 @@ fn pool(pool: &Pool) -> String {
         facts.add_row(["leader", leader]);
     }
     for master in &pool.masters {
-        let told = match (&master.role, &master.version, &master.reason) {
-            (Some(role), Some(version), _) => format!("{}: {role}, {version}", master.address),
-            (.., Some(reason)) => format!("{}: no answer: {reason}", master.address),
-            _ => master.address.clone(),
-        };
-        facts.add_row(["master", &told]);
+        let mut told = vec![master.address.clone()];
+        told.extend(master.role.clone());
+        told.extend(master.version.clone());
+        let no_answer = master.reason.as_ref();
+        told.extend(no_answer.map(|reason| format!("does not answer: {reason}")));
+        facts.add_row(["master", &told.join(", ")]);
     }
     facts.to_string()
 }
