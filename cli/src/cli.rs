@@ -2,7 +2,7 @@
 
 use crate::bench::agent as bench_agent;
 use crate::commands::{
-    self, bench, cluster, demo, describe, exist, get, ls, put, replay, rm, status,
+    self, bench, cluster, demo, describe, doctor, exist, get, ls, put, replay, rm, status,
 };
 use crate::connection::Connection;
 use crate::output::Format;
@@ -59,6 +59,7 @@ enum Command {
     Rm(rm::Args),
     Exist(exist::Args),
     Describe(describe::Args),
+    Doctor(doctor::Args),
     Bench(bench::Args),
     Demo(demo::Args),
     Replay(replay::Args),
@@ -102,6 +103,7 @@ impl Cli {
             Command::Rm(args) => commands::rm::run(args, context).await,
             Command::Exist(args) => commands::exist::run(args, context).await,
             Command::Describe(args) => commands::describe::run(args, context).await,
+            Command::Doctor(args) => commands::doctor::run(args, context).await,
             Command::Bench(args) => commands::bench::run(args, context).await,
             Command::Demo(args) => commands::demo::run(args, context).await,
             Command::Replay(args) => commands::replay::run(args, context).await,

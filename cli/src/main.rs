@@ -16,6 +16,7 @@ mod cli;
 mod cluster;
 mod commands;
 mod connection;
+mod doctor;
 mod exit;
 mod fill;
 mod fleet;

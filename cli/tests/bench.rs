@@ -113,6 +113,38 @@ fn start(program: &str, directory: &Path, arguments: &[&str]) -> (Daemon, String
 }
 
 #[test]
+fn cases_over_rdma_are_measured_where_there_is_rdma_and_else_left_out_with_one_reason() {
+    let report = kvctl(&[
+        "bench",
+        "--quick",
+        "--pairs",
+        "1",
+        "--span",
+        "32MiB",
+        "--only",
+        "rdma/get/32x1MiB,rdma/put/32x64x16KiB,shm/get/4KiB",
+    ]);
+    assert_eq!(report["span_bytes"], 32 << 20);
+    let doctor = kvctl(&["doctor"]);
+    let reason = doctor["host"]["rdma"]["reason"].as_str();
+    let left_out = report["left_out"].as_array().unwrap();
+    match reason {
+        None => {
+            assert!(left_out.is_empty(), "{report}");
+            for case in ["rdma/get/32x1MiB", "rdma/put/32x64x16KiB"] {
+                assert!(median(row(&report, case), "result") > 0.0);
+            }
+        }
+        Some(reason) => {
+            assert_eq!(report["cases"].as_array().unwrap().len(), 1, "{report}");
+            assert_eq!(left_out.len(), 1, "{report}");
+            assert_eq!(left_out[0]["cases"].as_array().unwrap().len(), 2);
+            assert!(left_out[0]["reason"].as_str().unwrap().contains(reason));
+        }
+    }
+}
+
+#[test]
 fn a_pool_that_was_there_before_is_measured_and_left_empty() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("master");

@@ -185,6 +185,9 @@ pub(crate) enum Goal {
     None(&'static str),
 }
 
+/// The fewest blocks that a set has.
+const FEWEST: u64 = 4;
+
 /// The bytes of blocks in cases that are about keys.
 pub(crate) const SMALL: u64 = 64;
 
@@ -225,6 +228,24 @@ impl Case {
             || matches!(self.what, What::MasterMemory | What::NodeMemory)
             || matches!(&self.bound, Bound::Case(id) if id.starts_with("shm/put-fresh"))
             || (self.metric == Metric::Cpu && !matches!(self.what, What::Machine(_)))
+    }
+
+    /// Whether its blocks fit memory of `span` bytes on each side, a whole call of them at least.
+    pub(crate) fn fits(&self, span: u64) -> bool {
+        let Some(blocks) = self.what.blocks(self.place.pool) else {
+            return true;
+        };
+        let slots = match blocks.kept {
+            Kept::Span => span / blocks.bytes,
+            Kept::Exactly(count) => count,
+        };
+        let batch = match self.what {
+            What::Put(_, batch) | What::Get(_, batch) => batch,
+            _ => 1,
+        };
+        slots >= batch.max(FEWEST)
+            && slots.is_multiple_of(blocks.group)
+            && slots * blocks.bytes <= span
     }
 
     /// Whether it takes long or much memory, and is measured only when that is asked for.

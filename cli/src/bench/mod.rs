@@ -11,6 +11,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod cases;
+pub(crate) mod left_out;
 mod limits;
 pub(crate) mod machine;
 mod pairing;

@@ -1,6 +1,7 @@
 //! What a benchmark came to: a table for people, JSON for programs.
 
 use super::cases::{Bound, Case, Goal, Metric};
+use super::left_out::LeftOut;
 use super::machine::Machine;
 use super::pairing::{Pairs, Spread};
 use super::window::Measured;
@@ -21,6 +22,8 @@ pub(crate) struct Report {
     /// Whether the pool was there before.
     pub(crate) foreign_pool: bool,
     pub(crate) cases: Vec<Row>,
+    /// Cases that were asked for and could not be measured here.
+    pub(crate) left_out: Vec<LeftOut>,
     /// How many cases have a goal.
     pub(crate) goals: usize,
     /// How many of them reached it.
@@ -188,6 +191,7 @@ impl Report {
         if !self.machine.optimised {
             out.push("This build is not optimised: its figures say nothing.".to_owned());
         }
+        out.extend(self.left_out.iter().map(LeftOut::text));
         let mut groups: Vec<&str> = Vec::new();
         for row in &self.cases {
             if !groups.contains(&row.group) {

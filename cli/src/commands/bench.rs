@@ -1,6 +1,7 @@
 //! `kvctl bench`.
 
 use crate::bench::cases::{Case, table};
+use crate::bench::left_out::{self, LeftOut};
 use crate::bench::machine::{self, Machine};
 use crate::bench::report::Report;
 use crate::bench::runner::{Runner, Settings};
@@ -8,6 +9,7 @@ use crate::cli::Context;
 use crate::connection::control_error;
 use crate::{output, progress};
 use anyhow::{Context as _, bail};
+use bytesize::ByteSize;
 use clap::value_parser;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -17,6 +19,9 @@ use std::time::Instant;
 /// Puts, gets, views, exist and match_prefix, each in turns with plain code that does as much without
 /// a pool: memory copies, bare TCP connections between two processes, ping-pongs. Each case is shown
 /// with its ratio to that limit, made pair by pair, and with the goal that it is held to.
+///
+/// Cases over RDMA are measured where this host and the nodes have it. They are compared with nothing:
+/// perftest shows what bare RDMA does.
 ///
 /// Without --master it starts pools of its own on this machine. With --master (or KVPOOL_MASTER) it
 /// measures the pool that is named, as far as that can be done from outside, and removes what it has
@@ -30,6 +35,7 @@ Examples:
   kvctl bench
   kvctl bench --list
   kvctl bench --only tcp/ --pairs 21
+  kvctl bench --only rdma/ --quick --span 32MiB
   kvctl bench --only exist,match_prefix --large --json results.json")]
 pub(crate) struct Args {
     /// How often each case takes turns with its limit [default: 9; with --quick 3]
@@ -44,6 +50,10 @@ pub(crate) struct Args {
     /// Few pairs, short windows, little memory: a look, not a measurement
     #[arg(long)]
     quick: bool,
+    /// How much memory transfers walk through on each side; cases whose blocks do not fit are left
+    /// out [default: as much as the largest cache; with --quick 128 MiB]
+    #[arg(long, value_name = "SIZE")]
+    span: Option<ByteSize>,
     /// Also with 1,000,000 blocks in a pool
     #[arg(long)]
     large: bool,
@@ -76,13 +86,21 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     } else {
         machine.span()
     };
-    let span = if foreign {
+    let span = if let Some(span) = args.span {
+        span.as_u64()
+    } else if foreign {
         let client = context.connection.connect().await?;
         let stats = client.stats().await.map_err(control_error)?;
         machine::share_of(stats.capacity.0, span)
     } else {
         span
     };
+    let no_rdma = left_out::no_rdma(&cases, &context.connection).await?;
+    let (cases, left_out) = left_out::part(cases, span, no_rdma.as_deref());
+    if cases.is_empty() {
+        let reasons: Vec<String> = left_out.iter().map(LeftOut::text).collect();
+        bail!("nothing can be measured: {}", reasons.join("; "));
+    }
     let pairs = args
         .pairs
         .unwrap_or(if args.quick { QUICK_PAIRS } else { PAIRS });
@@ -107,6 +125,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         quick: args.quick,
         foreign_pool: foreign,
         cases: rows,
+        left_out,
         goals,
         goals_met,
         seconds: begin.elapsed().as_secs_f64(),

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod cluster;
 pub(crate) mod demo;
 pub(crate) mod describe;
+pub(crate) mod doctor;
 pub(crate) mod exist;
 pub(crate) mod get;
 pub(crate) mod ls;

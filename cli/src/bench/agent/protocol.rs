@@ -71,6 +71,7 @@ pub(crate) struct Connect {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Way {
     Shm,
+    Rdma,
     Tcp,
 }
 

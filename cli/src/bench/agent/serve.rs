@@ -213,6 +213,7 @@ fn open(connect: &Connect) -> anyhow::Result<blocking::Client> {
         masters: masters(&connect.master),
         transport: match connect.way {
             Way::Shm => TransportChoice::Shm,
+            Way::Rdma => TransportChoice::Rdma,
             Way::Tcp => TransportChoice::Tcp,
         },
         timeouts: Timeouts {

@@ -126,8 +126,9 @@ impl Runner {
     /// Removes the sets that cover all of the span: there is room for a few of them only.
     async fn remove_spans(&mut self, pool: Pool, client: &str) -> anyhow::Result<()> {
         let pool = self.pool(pool);
+        let least = WINDOW_BYTES.min(self.settings.span);
         let running = self.pools.get_mut(&pool).context("the pool is gone")?;
-        let large = |set: &Set| set.slots * set.block >= WINDOW_BYTES;
+        let large = |set: &Set| set.slots * set.block >= least;
         let removed: Vec<Set> = running
             .sets
             .extract_if(|_, set| large(set))

@@ -1,0 +1,235 @@
+//! What is amiss, and what that means for the exit code.
+
+use super::host::Host;
+use super::node::Node;
+use super::pool::Pool;
+use crate::connection::{Connection, Transport};
+use crate::{exit, output};
+use serde::Serialize;
+
+/// Fewer open files than this and a client of a large pool runs out of connections.
+const FEW_FILES: u64 = 1024;
+
+/// Something that is amiss.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) weight: Weight,
+    pub(crate) text: String,
+}
+
+/// What something that is amiss means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Weight {
+    /// Something that was asked for cannot work, whatever the pool is like.
+    Fails,
+    /// The pool that was named, or a node of it, cannot be reached as was asked.
+    Unreachable,
+    /// It may be worth a look.
+    Note,
+}
+
+impl Finding {
+    const fn new(weight: Weight, text: String) -> Self {
+        Self { weight, text }
+    }
+}
+
+/// What is amiss with the host and the pool, for somebody who asks as `connection` says.
+pub(super) fn of(host: &Host, pool: &Pool, connection: &Connection) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    of_host(host, connection.transport, &mut findings);
+    of_masters(pool, &mut findings);
+    for node in &pool.nodes {
+        findings.extend(of_node(node, connection.transport));
+    }
+    findings.sort_by_key(|finding| finding.weight);
+    findings
+}
+
+/// The error with the exit code that the findings deserve.
+pub(crate) fn verdict(findings: &[Finding]) -> anyhow::Result<()> {
+    // They are sorted: what weighs most comes first.
+    match findings.first() {
+        Some(Finding {
+            weight: Weight::Unreachable,
+            text,
+        }) => Err(exit::Unreachable(text.clone()).into()),
+        Some(Finding {
+            weight: Weight::Fails,
+            text,
+        }) => Err(anyhow::anyhow!(text.clone())),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn of_host(host: &Host, transport: Transport, findings: &mut Vec<Finding>) {
+    let mut add = |weight, text| findings.push(Finding::new(weight, text));
+    if let Some(reason) = &host.rdma.reason
+        && transport == Transport::Rdma
+    {
+        add(Weight::Fails, format!("only RDMA may be used: {reason}"));
+    }
+    if host.rdma.reason.is_none()
+        && !host.may_lock_all()
+        && let Some(limit) = host.memlock_bytes
+    {
+        let text = format!(
+            "memory that is registered for RDMA is locked, and only {} may be: set the limit to \
+             unlimited (LimitMEMLOCK=infinity, ulimit -l unlimited)",
+            output::bytes(limit)
+        );
+        add(Weight::Note, text);
+    }
+    if let Some(limit) = host.open_files.filter(|limit| *limit < FEW_FILES) {
+        let text = format!(
+            "only {} files and connections may be open (ulimit -n)",
+            output::count(limit)
+        );
+        add(Weight::Note, text);
+    }
+}
+
+fn of_masters(pool: &Pool, findings: &mut Vec<Finding>) {
+    let mut add = |weight, text| findings.push(Finding::new(weight, text));
+    for master in &pool.masters {
+        if let Some(reason) = &master.reason {
+            let text = format!("master {} does not answer: {reason}", master.address);
+            add(Weight::Note, text);
+        }
+    }
+    if let Some(failure) = &pool.failure {
+        let (weight, text) = match (pool.named, failure.unreachable) {
+            (false, true) => (
+                Weight::Note,
+                format!(
+                    "no pool was named, and there is none where one is looked for then: {}",
+                    failure.reason
+                ),
+            ),
+            (true, true) => (Weight::Unreachable, failure.reason.clone()),
+            (_, false) => (Weight::Fails, failure.reason.clone()),
+        };
+        add(weight, text);
+    } else if !pool.nodes.iter().any(is_live) {
+        let text = "the pool has no live node: nothing can be put".to_owned();
+        add(Weight::Unreachable, text);
+    }
+}
+
+fn of_node(node: &Node, transport: Transport) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if !is_live(node) {
+        let text = format!(
+            "node {} is {}: the master heard it {:.1} s ago",
+            node.name, node.state, node.heartbeat_age_seconds
+        );
+        findings.push(Finding::new(Weight::Note, text));
+    }
+    if node.way.is_none() {
+        let tried = node
+            .ways
+            .iter()
+            .filter(|way| transport == Transport::Auto || way.transport == transport)
+            .map(|way| format!("{}: {}", output::label(&way.transport), way.reason));
+        let tried: Vec<String> = tried.collect();
+        // The pool does without a node that its master has given up.
+        let weight = if is_live(node) {
+            Weight::Unreachable
+        } else {
+            Weight::Note
+        };
+        let text = format!("node {} cannot be reached: {}", node.name, tried.join("; "));
+        findings.push(Finding::new(weight, text));
+    }
+    findings
+}
+
+fn is_live(node: &Node) -> bool {
+    node.state == "live"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::node::Way;
+    use super::*;
+
+    fn way(transport: Transport, works: bool) -> Way {
+        Way {
+            transport,
+            works,
+            reason: "because".to_owned(),
+            opened_micros: None,
+            round_trip_micros: None,
+        }
+    }
+
+    fn node(state: &str, way: Option<Transport>, ways: Vec<Way>) -> Node {
+        Node {
+            name: "node-1".to_owned(),
+            state: state.to_owned(),
+            data_address: String::new(),
+            heartbeat_age_seconds: 2.0,
+            same_host: None,
+            way,
+            ways,
+        }
+    }
+
+    fn weights(findings: &[Finding]) -> Vec<Weight> {
+        findings.iter().map(|finding| finding.weight).collect()
+    }
+
+    #[test]
+    fn only_live_nodes_have_to_be_reached() {
+        let dead = || vec![way(Transport::Rdma, false), way(Transport::Tcp, false)];
+        let found = of_node(&node("live", None, dead()), Transport::Auto);
+        assert_eq!(weights(&found), [Weight::Unreachable]);
+        assert!(found[0].text.contains("rdma: because; tcp: because"));
+        let found = of_node(&node("suspect", None, dead()), Transport::Rdma);
+        assert_eq!(weights(&found), [Weight::Note, Weight::Note]);
+        assert!(!found[1].text.contains("tcp"), "{found:?}");
+        let fine = vec![way(Transport::Tcp, true)];
+        let fine = node("live", Some(Transport::Tcp), fine);
+        assert!(of_node(&fine, Transport::Auto).is_empty());
+    }
+
+    #[test]
+    fn only_what_was_asked_for_leads_to_an_exit_code() {
+        let code = |weights: &[Weight]| {
+            let findings: Vec<Finding> = weights
+                .iter()
+                .map(|weight| Finding::new(*weight, String::new()))
+                .collect();
+            verdict(&findings).err().map(|error| exit::code(&error))
+        };
+        assert_eq!(code(&[]), None);
+        assert_eq!(code(&[Weight::Note]), None);
+        assert_eq!(code(&[Weight::Unreachable, Weight::Note]), Some(4));
+        assert_eq!(code(&[Weight::Fails, Weight::Unreachable]), Some(1));
+        assert!(Weight::Fails < Weight::Unreachable && Weight::Unreachable < Weight::Note);
+    }
+
+    #[test]
+    fn limits_count_where_there_is_rdma() {
+        let (mut host, _) = Host::read();
+        host.rdma.reason = Some("this host has no RDMA device".to_owned());
+        host.open_files = None;
+        (host.memlock_bytes, host.may_lock_more) = (Some(64 << 10), false);
+        let found = |host: &Host, transport| {
+            let mut findings = Vec::new();
+            of_host(host, transport, &mut findings);
+            findings
+        };
+        assert!(found(&host, Transport::Auto).is_empty());
+        let asked = found(&host, Transport::Rdma);
+        assert_eq!(weights(&asked), [Weight::Fails]);
+        assert!(asked[0].text.contains("no RDMA device"), "{asked:?}");
+        host.rdma.reason = None;
+        let limited = found(&host, Transport::Auto);
+        assert_eq!(weights(&limited), [Weight::Note]);
+        assert!(limited[0].text.contains("LimitMEMLOCK=infinity"));
+        host.may_lock_more = true;
+        assert!(found(&host, Transport::Auto).is_empty());
+    }
+}

@@ -1,0 +1,220 @@
+//! What this host has.
+
+use kvpool_transport::rdma::{Fabric, Rail, RdmaOptions};
+use kvpool_types::HostId;
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use std::fs;
+use std::sync::Arc;
+
+/// The bit of CAP_IPC_LOCK in a set of capabilities.
+const CAP_IPC_LOCK: u32 = 14;
+
+/// This host, as this process may use it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Host {
+    /// The machine's boot id: processes with the same one may share memory. Empty when the kernel
+    /// does not tell.
+    pub(crate) id: String,
+    /// How many cores this process may use.
+    pub(crate) cores: usize,
+    pub(crate) memory_bytes: u64,
+    pub(crate) memory_available_bytes: u64,
+    /// How much memory may be locked; `None`: as much as there is.
+    pub(crate) memlock_bytes: Option<u64>,
+    /// Whether the process may lock more than that (CAP_IPC_LOCK).
+    pub(crate) may_lock_more: bool,
+    pub(crate) huge_pages: HugePages,
+    /// How many files and connections may be open; `None`: as many as one likes.
+    pub(crate) open_files: Option<u64>,
+    pub(crate) rdma: Rdma,
+}
+
+/// Huge pages of the default size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct HugePages {
+    /// The bytes of one.
+    pub(crate) page_bytes: u64,
+    /// How many are set aside.
+    pub(crate) total: u64,
+    /// How many of those nobody has.
+    pub(crate) free: u64,
+}
+
+/// What there is of RDMA.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Rdma {
+    /// The ports that can be used.
+    pub(crate) ports: Vec<Port>,
+    /// Why there is none; `None` where there is.
+    pub(crate) reason: Option<String>,
+}
+
+/// One port of an RDMA device.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Port {
+    /// The device and the port, as in `mlx5_0:1`.
+    pub(crate) name: String,
+    pub(crate) gigabits: u32,
+    pub(crate) numa_node: Option<u32>,
+    pub(crate) gid_index: u8,
+    /// The longest work request.
+    pub(crate) slice_bytes: u32,
+    /// How many parts of memory a work request has at most.
+    pub(crate) scatter: u32,
+    pub(crate) queue_depth: u32,
+    /// How many reads a queue pair has on the wire at most.
+    pub(crate) reads_out: u8,
+    /// How many reads of its peer a queue pair serves at once.
+    pub(crate) reads_in: u8,
+    /// The longest registration.
+    pub(crate) registration_bytes: u64,
+    pub(crate) registrations: u32,
+}
+
+impl Host {
+    /// This host, and its RDMA ports if it has any, opened. Blocks.
+    pub(crate) fn read() -> (Self, Option<Arc<Fabric>>) {
+        let (rdma, fabric) = match Fabric::open(&RdmaOptions::default()) {
+            Ok(fabric) => (Rdma::of(&fabric), Some(fabric)),
+            Err(reason) => (Rdma::none(reason.to_string()), None),
+        };
+        let meminfo = read("/proc/meminfo");
+        let host = Self {
+            id: boot_id(&read("/proc/sys/kernel/random/boot_id"))
+                .map(|id| id.to_string())
+                .unwrap_or_default(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_bytes: number(&meminfo, "MemTotal") << 10,
+            memory_available_bytes: number(&meminfo, "MemAvailable") << 10,
+            memlock_bytes: getrlimit(Resource::Memlock).current,
+            may_lock_more: has_capability(&read("/proc/self/status"), CAP_IPC_LOCK),
+            huge_pages: HugePages::of(&meminfo),
+            open_files: getrlimit(Resource::Nofile).current,
+            rdma,
+        };
+        (host, fabric)
+    }
+
+    /// Whether memory can be registered for RDMA whatever its size.
+    pub(crate) fn may_lock_all(&self) -> bool {
+        self.may_lock_more
+            || self
+                .memlock_bytes
+                .is_none_or(|limit| limit >= self.memory_bytes)
+    }
+}
+
+impl HugePages {
+    fn of(meminfo: &str) -> Self {
+        Self {
+            page_bytes: number(meminfo, "Hugepagesize") << 10,
+            total: number(meminfo, "HugePages_Total"),
+            free: number(meminfo, "HugePages_Free"),
+        }
+    }
+}
+
+impl Rdma {
+    fn of(fabric: &Fabric) -> Self {
+        Self {
+            ports: fabric.rails().iter().map(|rail| Port::of(rail)).collect(),
+            reason: None,
+        }
+    }
+
+    pub(crate) const fn none(reason: String) -> Self {
+        Self {
+            ports: Vec::new(),
+            reason: Some(reason),
+        }
+    }
+}
+
+impl Port {
+    fn of(rail: &Rail) -> Self {
+        let limits = rail.limits();
+        Self {
+            name: rail.name().to_owned(),
+            gigabits: rail.gigabits(),
+            numa_node: rail.numa_node(),
+            gid_index: rail.gid_index(),
+            slice_bytes: limits.slice,
+            scatter: limits.scatter,
+            queue_depth: limits.queue_depth,
+            reads_out: limits.reads_out,
+            reads_in: limits.reads_in,
+            registration_bytes: limits.registration,
+            registrations: limits.registrations,
+        }
+    }
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The number after a name in /proc/meminfo.
+fn number(meminfo: &str, name: &str) -> u64 {
+    meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .unwrap_or_default()
+}
+
+/// Whether the capability is among the effective ones in /proc/self/status.
+fn has_capability(status: &str, bit: u32) -> bool {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|rest| u64::from_str_radix(rest.trim(), 16).ok())
+        .is_some_and(|set| set >> bit & 1 == 1)
+}
+
+/// The id that a boot id's 32 hex digits stand for, as nodes and clients read it.
+fn boot_id(text: &str) -> Option<HostId> {
+    let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
+    u128::from_str_radix(&digits, 16).ok().map(HostId)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_writes_is_understood() {
+        let meminfo = "MemTotal:  12 kB\nHugePages_Total:      8\nHugePages_Free:  3\n\
+                       Hugepagesize:       2048 kB\n";
+        let expected = HugePages {
+            page_bytes: 2 << 20,
+            total: 8,
+            free: 3,
+        };
+        assert_eq!(HugePages::of(meminfo), expected);
+        let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t0000000000004000\n";
+        assert!(has_capability(status, CAP_IPC_LOCK));
+        assert!(!has_capability(status, 13));
+        assert!(!has_capability("", CAP_IPC_LOCK));
+        assert_eq!(
+            boot_id("0f4b6d1e-0000-4000-8000-0000000000ff\n"),
+            Some(HostId(0x0f4b_6d1e_0000_4000_8000_0000_0000_00ff))
+        );
+        assert_eq!(boot_id(""), None);
+    }
+
+    #[test]
+    fn memory_can_be_registered_where_the_limit_or_a_capability_allows_all_of_it() {
+        let (mut host, _) = Host::read();
+        host.memory_bytes = 1 << 30;
+        for (limit, more, all) in [
+            (None, false, true),
+            (Some(1 << 30), false, true),
+            (Some(8 << 20), false, false),
+            (Some(8 << 20), true, true),
+        ] {
+            (host.memlock_bytes, host.may_lock_more) = (limit, more);
+            assert_eq!(host.may_lock_all(), all, "{limit:?} {more}");
+        }
+    }
+}

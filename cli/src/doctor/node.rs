@@ -1,0 +1,278 @@
+//! The ways to one node, each tried.
+
+use super::sockets;
+use crate::connection::Transport;
+use kvpool_client::NodeStats;
+use kvpool_transport::rdma::Fabric;
+use kvpool_transport::{Channel, Link, TransferError, rdma, shm, tcp};
+use kvpool_types::wire::data::{Hello, HelloReply, Meta};
+use kvpool_types::wire::frame::{self, Op};
+use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Epoch, HostId};
+use serde::Serialize;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often the round trip is measured.
+const PINGS: usize = 9;
+
+/// One node, and how it is reached from here.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    /// As the master sees it.
+    pub(crate) state: String,
+    pub(crate) data_address: String,
+    pub(crate) heartbeat_age_seconds: f64,
+    /// Whether it runs on this host; `None` when it does not say.
+    pub(crate) same_host: Option<bool>,
+    /// The way that is taken: the best of those that work and are allowed.
+    pub(crate) way: Option<Transport>,
+    /// Every way, the best first.
+    pub(crate) ways: Vec<Way>,
+}
+
+/// One way to a node.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Way {
+    pub(crate) transport: Transport,
+    pub(crate) works: bool,
+    /// What was found, or why it does not work.
+    pub(crate) reason: String,
+    /// How long it took to open a link.
+    pub(crate) opened_micros: Option<f64>,
+    /// How long a request and its answer take, the median of some.
+    pub(crate) round_trip_micros: Option<f64>,
+}
+
+/// Who asks, and with what.
+#[derive(Clone, Debug)]
+pub(super) struct Asker {
+    pub(super) cluster: ClusterId,
+    pub(super) client: ClientId,
+    /// This host, as [`super::host::Host::id`] has it.
+    pub(super) host: String,
+    /// The RDMA ports of this host, or why there are none, in a sentence.
+    pub(super) rdma: Result<Arc<Fabric>, String>,
+    /// Which ways a client may take.
+    pub(super) choice: Transport,
+    /// How long one way may take to open.
+    pub(super) patience: Duration,
+}
+
+type Opened = Result<(Arc<dyn Link>, HelloReply), TransferError>;
+
+impl Way {
+    fn fails(transport: Transport, reason: impl Into<String>) -> Self {
+        Self {
+            transport,
+            works: false,
+            reason: reason.into(),
+            opened_micros: None,
+            round_trip_micros: None,
+        }
+    }
+
+    fn works(transport: Transport, opened: Duration, reason: String) -> Self {
+        Self {
+            works: true,
+            opened_micros: Some(micros(opened)),
+            ..Self::fails(transport, reason)
+        }
+    }
+}
+
+impl Asker {
+    /// Reaches a node in every way.
+    pub(super) async fn reach(&self, stats: &NodeStats) -> Node {
+        let hello = Hello {
+            min_version: frame::MIN_VERSION,
+            max_version: frame::VERSION,
+            cluster: self.cluster,
+            client: self.client,
+            // Another life of the node, or another node at its address, refuses it.
+            incarnation: stats.incarnation,
+            checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
+            token: String::new(),
+        };
+        let (tcp, address, host) = self.tcp(&stats.data_address, &hello).await;
+        let host = host.map(|host| host.to_string());
+        let same_host = host.map(|host| host == self.host);
+        let shm = self.shm(&stats.name, &hello, same_host).await;
+        let rdma = self.rdma(address, &hello).await;
+        let ways = vec![shm, rdma, tcp];
+        Node {
+            name: stats.name.clone(),
+            state: stats.state.clone(),
+            data_address: stats.data_address.clone(),
+            heartbeat_age_seconds: stats.heartbeat_age.as_secs_f64(),
+            // A socket that was opened is on this host, whatever the data port says.
+            same_host: same_host.or(ways.first().filter(|shm| shm.works).map(|_| true)),
+            way: choose(self.choice, &ways),
+            ways,
+        }
+    }
+
+    /// Over TCP; also the address and the host, where the node answers.
+    async fn tcp(&self, address: &str, hello: &Hello) -> (Way, Option<SocketAddr>, Option<HostId>) {
+        let fails = |reason: String| (Way::fails(Transport::Tcp, reason), None, None);
+        let resolved = tokio::time::timeout(self.patience, tokio::net::lookup_host(address)).await;
+        let resolved = match resolved {
+            Ok(Ok(mut found)) => found.next(),
+            Ok(Err(error)) => return fails(format!("{address}: {error}")),
+            Err(_) => return fails(format!("the name in {address} was not resolved in time")),
+        };
+        let Some(resolved) = resolved else {
+            return fails(format!("{address} names no host"));
+        };
+        let (begin, by) = (Instant::now(), self.deadline());
+        let asked = hello.clone();
+        let reply = match open(move || tcp::connect(resolved, asked, by)).await {
+            Ok(reply) => reply,
+            Err(error) => return fails(error.to_string()),
+        };
+        let opened = begin.elapsed();
+        let pinged = tokio::time::timeout(self.patience, round_trip(resolved, hello)).await;
+        let way = match pinged {
+            Ok(Ok(round_trip)) => Way {
+                round_trip_micros: Some(micros(round_trip)),
+                ..Way::works(Transport::Tcp, opened, format!("at {resolved}"))
+            },
+            Ok(Err(error)) => Way::fails(Transport::Tcp, format!("a ping: {error}")),
+            Err(_) => Way::fails(Transport::Tcp, "a ping was not answered in time"),
+        };
+        (way, Some(resolved), Some(reply.host))
+    }
+
+    /// Through shared memory.
+    async fn shm(&self, name: &str, hello: &Hello, same_host: Option<bool>) -> Way {
+        let fails = |reason: String| Way::fails(Transport::Shm, reason);
+        if same_host == Some(false) {
+            return fails("the node is on another host".to_owned());
+        }
+        let paths = sockets::of_node(name);
+        let mut last = match same_host {
+            Some(true) => format!(
+                "the node is on this host, but nobody listens on a socket that is called \
+                 {name}.sock: it serves no shared memory, or calls its socket otherwise, or is in \
+                 another container"
+            ),
+            _ => {
+                "the node does not say whether it is on this host, and no socket is called like it"
+                    .to_owned()
+            }
+        };
+        for path in paths {
+            let (begin, by) = (Instant::now(), self.deadline());
+            let (asked, there) = (hello.clone(), path.clone());
+            match open(move || shm::connect(&there, asked, by)).await {
+                Ok(_) => {
+                    let reason = format!("on this host, {}", path.display());
+                    return Way::works(Transport::Shm, begin.elapsed(), reason);
+                }
+                Err(error) => last = told(&path, &error),
+            }
+        }
+        fails(last)
+    }
+
+    /// Over RDMA.
+    async fn rdma(&self, address: Option<SocketAddr>, hello: &Hello) -> Way {
+        let fails = |reason: String| Way::fails(Transport::Rdma, reason);
+        let fabric = match &self.rdma {
+            Ok(fabric) => fabric.clone(),
+            Err(reason) => return fails(reason.clone()),
+        };
+        let Some(address) = address else {
+            return fails("it is agreed on over TCP, which does not work".to_owned());
+        };
+        let (begin, by) = (Instant::now(), self.deadline());
+        let ports: Vec<&str> = fabric.rails().iter().map(|rail| rail.name()).collect();
+        let ports = ports.join(", ");
+        let asked = hello.clone();
+        match open(move || rdma::connect(&fabric, address, asked, by)).await {
+            Ok(_) => Way::works(Transport::Rdma, begin.elapsed(), format!("from {ports}")),
+            Err(error) => fails(error.to_string()),
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.patience
+    }
+}
+
+/// Opens a link and closes it again. Both may block.
+async fn open(connect: impl FnOnce() -> Opened + Send + 'static) -> Result<HelloReply, String> {
+    let opened = tokio::task::spawn_blocking(|| connect().map(|(_, reply)| reply)).await;
+    opened
+        .map_err(|panic| panic.to_string())?
+        .map_err(|error| error.to_string())
+}
+
+/// The median time of a ping to the node at `address`.
+async fn round_trip(address: SocketAddr, hello: &Hello) -> Result<Duration, String> {
+    let channel = Channel::connect(address, Duration::ZERO)
+        .await
+        .map_err(|error| error.to_string())?;
+    let epoch = Epoch::default();
+    let said = channel
+        .call(Op::Hello, epoch, |out| hello.encode(out))
+        .await;
+    said.and_then(|reply| reply.expect(Op::HelloReply))
+        .map_err(|error| error.to_string())?;
+    let mut times = Vec::with_capacity(PINGS);
+    for _ in 0..PINGS {
+        let begin = Instant::now();
+        channel
+            .ping(epoch)
+            .await
+            .map_err(|error| error.to_string())?;
+        times.push(begin.elapsed());
+    }
+    times.sort();
+    times
+        .get(PINGS / 2)
+        .copied()
+        .ok_or_else(|| "nothing was measured".to_owned())
+}
+
+/// The way that a client takes: the first that works of those that it may use.
+fn choose(choice: Transport, ways: &[Way]) -> Option<Transport> {
+    ways.iter()
+        .filter(|way| choice == Transport::Auto || way.transport == choice)
+        .find(|way| way.works)
+        .map(|way| way.transport)
+}
+
+/// An error that names the socket, once.
+fn told(path: &Path, error: &str) -> String {
+    let path = path.display().to_string();
+    if error.contains(&path) {
+        error.to_owned()
+    } else {
+        format!("{path}: {error}")
+    }
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_way_that_works_and_is_allowed_is_taken() {
+        let works = |way| Way::works(way, Duration::ZERO, String::new());
+        let ways = [
+            Way::fails(Transport::Shm, "another host"),
+            works(Transport::Rdma),
+            works(Transport::Tcp),
+        ];
+        assert_eq!(choose(Transport::Auto, &ways), Some(Transport::Rdma));
+        assert_eq!(choose(Transport::Tcp, &ways), Some(Transport::Tcp));
+        assert_eq!(choose(Transport::Shm, &ways), None);
+    }
+}
