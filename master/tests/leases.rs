@@ -300,3 +300,37 @@ async fn a_new_node_is_not_taken_for_one_that_has_long_been_silent() {
     let refused = pool.register(&registration).await.unwrap_err();
     assert_eq!(refused.code, Code::IncarnationDropped);
 }
+
+/// How many fences each message that has come asks for.
+fn asked(inbox: &mut UnboundedReceiver<Result<proto::MasterMessage, tonic::Status>>) -> Vec<usize> {
+    let mut counts = Vec::new();
+    while let Ok(message) = inbox.try_recv() {
+        if let Some(Body::Fence(fence)) = message.unwrap().body {
+            counts.push(fence.items.len());
+        }
+    }
+    counts
+}
+
+/// A message has a largest size, and a node that is sent a larger one comes back to be sent it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_freed_at_once_is_asked_for_in_messages_of_bounded_size() {
+    const COUNT: usize = 3 * proto::MAX_TICKETS + 1;
+    let mut bench = Bench::new().await;
+    let keys: Vec<Key> = (0..COUNT)
+        .map(|number| Key::parse(&format!("k{number}")).unwrap())
+        .collect();
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    let lengths = vec![Length(64); COUNT];
+    let options = ReserveOptions::default();
+    let granted = bench.pool.reserve(NS, &keys[..], &lengths, &options).await;
+    let versions: Vec<_> = granted.into_iter().map(|g| g.unwrap().version).collect();
+    bench.pool.revoke(NS, &keys[..], &versions);
+    let most = proto::MAX_TICKETS;
+    assert_eq!(asked(&mut bench.inbox), [most, most, most, 1]);
+
+    let (outbox, mut inbox): (Outbox, _) = unbounded_channel();
+    let registration = registration(Length(4 * BLOCK));
+    bench.pool.activate(&bench.node, &registration, outbox);
+    assert_eq!(asked(&mut inbox), [most, most, most, 1], "and once more");
+}

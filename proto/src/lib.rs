@@ -20,5 +20,7 @@ pub const MIN_VERSION: u32 = 1;
 pub const VERSION: u32 = 2;
 /// The metadata entry of a failed call that holds its `kvpool_types::Code`, in decimal.
 pub const CODE_METADATA: &str = "kvpool-code";
+/// The most tickets in one message between a master and a node, in either direction.
+pub const MAX_TICKETS: usize = 4096;
 /// The largest gRPC message accepted, in bytes. Senders split batches well below it.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;

@@ -150,9 +150,7 @@ impl Quarantine {
                 tickets.insert(number, Ticket::Fence(item));
             }
             drop(tickets);
-            node.send(proto::master_message::Body::Fence(proto::Fence {
-                items: message,
-            }));
+            send_fences(&node, &message);
         }
     }
 
@@ -165,11 +163,7 @@ impl Quarantine {
                 Ticket::Verify(suspected) => verifies.push(verify(*number, suspected)),
             }
         }
-        if !fences.is_empty() {
-            node.send(proto::master_message::Body::Fence(proto::Fence {
-                items: fences,
-            }));
-        }
+        send_fences(node, &fences);
         for message in verifies {
             node.send(proto::master_message::Body::Verify(message));
         }
@@ -203,6 +197,16 @@ impl Quarantine {
             Some(Ticket::Verify(suspected)) => Some(suspected),
             _ => None,
         }
+    }
+}
+
+/// Asks for any number of fences: what is freed at once, or waits for a node that comes back, may be
+/// more than one message takes.
+fn send_fences(node: &Node, fences: &[proto::FenceItem]) {
+    for items in fences.chunks(proto::MAX_TICKETS) {
+        node.send(proto::master_message::Body::Fence(proto::Fence {
+            items: items.to_vec(),
+        }));
     }
 }
 

@@ -8,6 +8,7 @@ use kvpool_types::{Checksum, Code, Incarnation};
 use proto::master_message::Body as FromMaster;
 use proto::node_message::Body as ToMaster;
 use proto::nodes_client::NodesClient;
+use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep_until, timeout};
@@ -25,8 +26,10 @@ const GOODBYE: Duration = Duration::from_secs(1);
 const OUTBOX: usize = 256;
 /// Verifications that have been asked for and not answered. A master asks for few.
 const VERIFICATIONS: usize = 1024;
-/// The most tickets in one message.
-const TICKETS: usize = 4096;
+/// How many messages of tickets may be on their way: heartbeats and the rest find room beside them.
+const REPORTS: usize = OUTBOX / 2;
+/// How soon tickets that found no room are tried again.
+const REPORT_PAUSE: Duration = Duration::from_millis(1);
 /// So many heartbeats without an answer end the session.
 const SILENT_INTERVALS: u32 = 4;
 /// The same where there is another master to go to.
@@ -166,6 +169,8 @@ pub(super) struct Session {
     interval: Duration,
     epoch: u64,
     sequence: u64,
+    /// What has been fenced and not yet been told.
+    unreported: VecDeque<u64>,
     /// Extents were held that the registration could not name for want of segment numbers.
     untold: bool,
 }
@@ -218,6 +223,7 @@ impl Session {
             interval: welcome.heartbeat_interval,
             epoch: epoch.0,
             sequence: 0,
+            unreported: VecDeque::new(),
             untold: !introduction.numbered && !context.store.snapshot().held.is_empty(),
         })
     }
@@ -267,7 +273,15 @@ impl Session {
                 _ = looks.tick(), if context.store.waits_for_boards() => {
                     context.store.look_again();
                 }
-                () = context.store.fenced() => self.report_fenced(context)?,
+                () = context.store.fenced() => {
+                    let tickets = context.store.take_fenced();
+                    context.store.metrics().fenced.inc_by(tickets.len() as u64);
+                    self.unreported.extend(tickets);
+                    self.report_fenced()?;
+                }
+                () = tokio::time::sleep(REPORT_PAUSE), if !self.unreported.is_empty() => {
+                    self.report_fenced()?;
+                }
                 Some(verdict) = verdicts.recv() => self.send(ToMaster::Verified(verdict))?,
                 message = self.inbox.message() => {
                     let message = message.map_err(Failure::Broken)?.ok_or(Failure::Ended)?;
@@ -347,12 +361,12 @@ impl Session {
         }))
     }
 
-    /// What is lost with a session here is asked for again by the master in the next.
-    fn report_fenced(&self, context: &Context) -> Result<(), End> {
-        let tickets = context.store.take_fenced();
-        context.store.metrics().fenced.inc_by(tickets.len() as u64);
-        for tickets in tickets.chunks(TICKETS) {
-            let tickets = tickets.to_vec();
+    /// Tells the master what has been fenced, as much as there is room for. What is lost with a session
+    /// here is asked for again by the master in the next.
+    fn report_fenced(&mut self) -> Result<(), End> {
+        while !self.unreported.is_empty() && self.outbox.capacity() > OUTBOX - REPORTS {
+            let count = self.unreported.len().min(proto::MAX_TICKETS);
+            let tickets = self.unreported.drain(..count).collect();
             self.send(ToMaster::Fenced(proto::Fenced { tickets }))?;
         }
         Ok(())

@@ -208,6 +208,18 @@ impl Session {
         }));
     }
 
+    /// Asks for many fences of one extent, in one message.
+    pub(crate) fn fence_all(&self, tickets: impl Iterator<Item = u64>, extent: Extent) {
+        let items = tickets.map(|ticket| proto::FenceItem {
+            ticket,
+            grant: 0,
+            extent: Some(range(&extent)),
+        });
+        self.say(ToNode::Fence(proto::Fence {
+            items: items.collect(),
+        }));
+    }
+
     pub(crate) fn verify(&self, ticket: u64, extent: &Extent, checksum: Checksum) {
         self.say(ToNode::Verify(proto::Verify {
             ticket,
