@@ -383,8 +383,8 @@ async fn heartbeats_leave_on_time_while_eight_threads_saturate_the_data_port() {
 /// More than there is room for on the way back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_fences_is_answered_in_the_same_session() {
-    const MESSAGES: u64 = 4;
-    const ITEMS: u64 = 400_000;
+    const MESSAGES: u64 = 2;
+    const ITEMS: u64 = 1_100_000;
     let directory = tempfile::tempdir().unwrap();
     let (mut master, _) = Master::start().await;
     let (_node, mut session) = welcomed(&mut master, &directory).await;
