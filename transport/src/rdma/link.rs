@@ -16,6 +16,7 @@ use crate::frame::{failure, receive_by, send, status};
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::{Region, Slice};
 use crate::quick::{self, is_small};
+use crate::socket::set_timeouts;
 use crate::split::{check_write, pack};
 use crate::tcp;
 use futures::future::{BoxFuture, FutureExt};
@@ -51,6 +52,8 @@ pub fn connect(
         ..hello
     };
     let ends = agree(fabric, &socket, reply.incarnation, deadline)?;
+    // From here on the deadlines of requests are what ends waiting; without requests nothing comes.
+    set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
     // Without a runtime there is no channel, and small writes are announced like large ones.
     let quick = if tokio::runtime::Handle::try_current().is_ok() {
         let (socket, _) = tcp::open(address, &hello, &options, deadline)?;

@@ -182,6 +182,27 @@ fn at(region: &Region, from: u64) -> Slice {
     region.slice(Offset(from), Length(4 << 20)).unwrap()
 }
 
+/// The deadline of its opening is none of its life.
+#[test]
+fn an_idle_link_stays_open() {
+    if !is_here("an_idle_link_stays_open") {
+        return;
+    }
+    let host = TestHost::new(Length(1 << 20));
+    let server = serve(&host);
+    let bytes = pattern(100_000, 1);
+    let extent = host.stored(&bytes);
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let (address, hello) = (server.local_addr(), host.hello());
+    let opened = kvpool_transport::rdma::connect(&fabric().unwrap(), address, hello, deadline);
+    let link = opened.unwrap().0;
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(link.is_open());
+    let into = room(100_000);
+    let read = wait(link.read(EPOCH, vec![read_op(extent, &into)], soon()));
+    assert_eq!(read, [Ok(checksum(&bytes))]);
+}
+
 /// No registration, queue pair or work request is left of links that are gone.
 #[test]
 fn two_hundred_links_one_after_the_other_leave_nothing() {
