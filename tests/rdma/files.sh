@@ -25,7 +25,8 @@ add_needed() {
 # add_library ROOT NAME: a library by its name, with what it needs.
 add_library() {
   local path
-  path=$(ldconfig -p | awk -v name="$2" '$1 == name { print $NF; exit }')
+  # To its end: a list that is left unread fails, now and then, as a broken pipe.
+  path=$(ldconfig -p | awk -v name="$2" '$1 == name && !found { print $NF; found = 1 }')
   [ -n "$path" ] || { echo "$2 is not installed" >&2; return 1; }
   copy_once "$1" "$path"
   add_needed "$1" "$path"
