@@ -46,7 +46,7 @@ update() { apt-get "$@" -o "APT::Sandbox::User=" -o "Acquire::Languages=none" --
 fetch_elsewhere() {
   local site suite
   site=$(apt-get "${lists[@]}" indextargets --format '$(CREATED_BY) $(ORIGIN) $(LABEL) $(SITE)' |
-    awk '$1 == "Packages" && $2 == "Debian" && $3 == "Debian" { print $4; exit }')
+    awk '$1 == "Packages" && $2 == "Debian" && $3 == "Debian" && !found { print $4; found = 1 }')
   [ -n "$site" ] || { echo "apt reaches no mirror of Debian" >&2; return 1; }
   local only=("${lists[@]}" -o "Dir::Etc::sourcelist=$work/apt/sources.list"
     -o "Dir::Etc::sourceparts=/dev/null")

@@ -80,6 +80,16 @@ pub(crate) fn test(tally: &mut Tally) -> Result<()> {
         tally.skip("RDMA in a guest", &format!("{error:#}"));
         return Ok(());
     }
+    for series in Kernel::Old.series() {
+        let mut kernel = Command::new(scripts().join("kernel.sh"));
+        if !succeeds(kernel.arg(series).arg(place.join(series)))? {
+            tally.skip(
+                "RDMA in a guest",
+                "no kernel for it could be had (see above)",
+            );
+            return Ok(());
+        }
+    }
     let args = Args {
         kernel: Kernel::Old,
         only: IN_TESTS.map(str::to_owned).into(),
