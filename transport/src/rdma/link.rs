@@ -4,7 +4,6 @@ use super::device::Fabric;
 use super::lane::Lane;
 use super::queue::{Allows, QueuePair};
 use super::rail::Rail;
-use super::serve::{from_wire, to_wire};
 use super::work::{Remote, Transfer, Way, WorkError};
 use super::{read, write};
 use crate::batch::{deadline_exceeded, resolve, unreachable};
@@ -95,7 +94,7 @@ fn agree(
         }
     }
     let offers = queues.iter().map(|(queue, writes)| Offer {
-        queue: to_wire(queue.address()),
+        queue: *queue.address(),
         writes: *writes,
     });
     let request = RdmaOpen {
@@ -120,8 +119,8 @@ fn agree(
         if its.rail != theirs.rail {
             return Err(status(Code::Malformed));
         }
-        reads.connect(&from_wire(&its.queue)).map_err(failed)?;
-        writes.connect(&from_wire(&theirs.queue)).map_err(failed)?;
+        reads.connect(&its.queue).map_err(failed)?;
+        writes.connect(&theirs.queue).map_err(failed)?;
         let there = opened.registered.iter().filter(|r| r.rail == its.rail);
         ends.push(Ends {
             rail: reads.rail().clone(),

@@ -13,6 +13,7 @@ use super::device::{check, mtu_number};
 use super::rail::Rail;
 use super::sys::{self, Zeroed};
 use super::work::{Remote, Way};
+pub use kvpool_types::wire::rdma::Queue as QueueAddress;
 use std::ffi::{c_int, c_uint};
 use std::io;
 use std::ptr::NonNull;
@@ -43,23 +44,6 @@ pub enum Allows {
     Reads,
     /// To read and to write what is registered for that.
     Writes,
-}
-
-/// What a peer must know to connect to a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueAddress {
-    /// Its number on its device.
-    pub number: u32,
-    /// The number of the first packet that it will send.
-    pub psn: u32,
-    /// The address of its port.
-    pub gid: [u8; 16],
-    /// The local identifier of its port; 0 on Ethernet.
-    pub lid: u16,
-    /// The largest packet that it takes, in bytes.
-    pub mtu: u32,
-    /// How many reads it serves at once.
-    pub reads: u8,
 }
 
 /// One end of a reliable connection. When it is dropped, nothing is sent or received through it any

@@ -5,13 +5,13 @@
 //! that were announced on it. A host that fences a grant aborts that connection.
 
 use super::device::Fabric;
-use super::queue::{Allows, QueueAddress, QueuePair};
+use super::queue::{Allows, QueuePair};
 use super::registry::{Access, Registration};
 use crate::host::{Abort, Admission, Host, Refused, WriteGuard};
 use crate::memory::Slice;
 
 use kvpool_types::wire::data::{WriteEnd, WriteRequest};
-use kvpool_types::wire::rdma::{Queue, RdmaOpen, RdmaOpened, Registered, Taken};
+use kvpool_types::wire::rdma::{RdmaOpen, RdmaOpened, Registered, Taken};
 use kvpool_types::{Code, GrantId, Length};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -142,10 +142,10 @@ impl Session {
                 Allows::Reads
             };
             let made = QueuePair::create(rail, allows)
-                .and_then(|made| made.connect(&from_wire(&offer.queue)).map(|()| made))
+                .and_then(|made| made.connect(&offer.queue).map(|()| made))
                 .map_err(|error| failed("a queue pair cannot be connected", error))?;
             taken.push(Taken {
-                queue: to_wire(made.address()),
+                queue: *made.address(),
                 rail: at,
             });
             queues.push(made);
@@ -202,43 +202,5 @@ impl Drop for Session {
     fn drop(&mut self) {
         let announced = self.guards.len();
         tracing::debug!(queues = self.queues.len(), announced, "an RDMA link ends");
-    }
-}
-
-pub(super) const fn to_wire(address: &QueueAddress) -> Queue {
-    let QueueAddress {
-        number,
-        psn,
-        gid,
-        lid,
-        mtu,
-        reads,
-    } = *address;
-    Queue {
-        number,
-        psn,
-        gid,
-        lid,
-        mtu,
-        reads,
-    }
-}
-
-pub(super) const fn from_wire(queue: &Queue) -> QueueAddress {
-    let Queue {
-        number,
-        psn,
-        gid,
-        lid,
-        mtu,
-        reads,
-    } = *queue;
-    QueueAddress {
-        number,
-        psn,
-        gid,
-        lid,
-        mtu,
-        reads,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::exchange::{Exchange, Outcomes, Work};
 use super::lane::{Lane, open};
-use crate::batch::{Batch, invalid, unreachable};
+use crate::batch::{Batch, invalid, resolve, unreachable};
 use crate::channel::Channel;
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::Slice;
@@ -253,15 +253,7 @@ impl Link for TcpLink {
             };
             self.0.submit(epoch, deadline, bytes, work);
         });
-        let open = self.0.clone();
-        async move {
-            let outcomes = outcomes
-                .await
-                .expect("invariant: every item of a batch is ended");
-            drop(open);
-            outcomes
-        }
-        .boxed()
+        resolve(self.0.clone(), outcomes)
     }
 
     fn sums(
@@ -284,15 +276,7 @@ impl Link for TcpLink {
             };
             self.0.submit(epoch, deadline, 0, work);
         });
-        let open = self.0.clone();
-        async move {
-            let outcomes = outcomes
-                .await
-                .expect("invariant: every item of a batch is ended");
-            drop(open);
-            outcomes
-        }
-        .boxed()
+        resolve(self.0.clone(), outcomes)
     }
 
     fn pin(
