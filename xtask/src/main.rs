@@ -1,4 +1,4 @@
-//! The repository's own tasks: `cargo xtask demo | test | lint | rdma | switch-off`.
+//! The repository's own tasks: `cargo xtask demo | test | lint | wheels | rdma | switch-off`.
 //!
 //! It builds and runs the other packages as their users do, through cargo, and depends on none of them.
 
@@ -6,6 +6,7 @@ mod cargo;
 mod demo;
 mod lint;
 mod packages;
+mod python;
 mod rdma;
 mod switch_off;
 mod tally;
@@ -38,6 +39,8 @@ enum Task {
     },
     /// Check the format, the lints, and the dependencies where cargo-deny is installed
     Lint,
+    /// Build the Python wheels, release builds with the three commands inside, and say where they are
+    Wheels,
     /// Run what needs an RDMA device in virtual machines with a software one; the last line is the tally
     Rdma(rdma::Args),
     /// Switch off, in a copy of the tree, each mechanism that an invariant rests on, and see that the
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Task::Demo { args } => demo::run(&args),
         Task::Test { quick } => test::run(quick),
         Task::Lint => lint::run(),
+        Task::Wheels => python::wheels(),
         Task::Rdma(args) => rdma::run(&args),
         Task::SwitchOff { invariant } => switch_off::run(invariant),
     };

@@ -181,6 +181,41 @@ impl Doctests {
     }
 }
 
+/// Counts what pytest ran, from its verbose output with the reasons of skips.
+#[derive(Default)]
+pub(crate) struct Pytest {
+    results: Doctests,
+    skips: BTreeSet<String>,
+}
+
+impl Pytest {
+    /// Reads a line of its output.
+    pub(crate) fn read(&mut self, line: &str) {
+        let line = without_colours(line);
+        // `SKIPPED [2] path:line: reason`, one line for all that skipped there for that reason.
+        if let Some((count, skip)) = line
+            .strip_prefix("SKIPPED [")
+            .and_then(|rest| rest.split_once("] "))
+        {
+            self.skips.insert(format!("{SKIPPED}{skip} ({count})"));
+        }
+        // `==== 3 passed, 1 failed, 2 skipped, 1 error in 0.52s ====`
+        if line.starts_with("==") && line.contains(" in ") {
+            self.results.passed += count_before(&line, "passed");
+            self.results.failed += count_before(&line, "failed");
+            self.results.failed += count_before(&line, "error") + count_before(&line, "errors");
+            self.results.ignored += count_before(&line, "skipped");
+        }
+    }
+
+    pub(crate) fn tally(self) -> Tally {
+        Tally {
+            skips: self.skips,
+            ..self.results.tally()
+        }
+    }
+}
+
 fn skip_line(line: &str) -> Option<String> {
     let line = line.trim();
     line.starts_with(SKIPPED).then(|| line.to_owned())
@@ -281,6 +316,25 @@ SKIPPED skips_late: no huge pages
         }
         let tally = libtest.tally();
         assert_eq!((tally.passed, tally.failed, tally.skipped), (4, 1, 2));
+    }
+
+    #[test]
+    fn pytest_is_counted_from_its_last_line_and_says_what_it_skipped() {
+        let mut pytest = Pytest::default();
+        for line in [
+            "python/tests/test_pool.py::test_get PASSED                       [ 25%]",
+            "SKIPPED [2] python/tests/test_torch.py:9: torch is not installed",
+            "=== \u{1b}[31m1 failed\u{1b}[0m, 4 passed, 2 skipped, 1 error in 3.52s ===",
+        ] {
+            pytest.read(line);
+        }
+        let tally = pytest.tally();
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (4, 2, 2));
+        let skips: Vec<_> = tally.skips.iter().map(String::as_str).collect();
+        assert_eq!(
+            skips,
+            ["SKIPPED python/tests/test_torch.py:9: torch is not installed (2)"]
+        );
     }
 
     #[test]

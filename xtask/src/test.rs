@@ -3,6 +3,7 @@
 use crate::cargo::{DAEMONS, answers, cargo, root, succeeds, watch};
 use crate::lint;
 use crate::packages::install;
+use crate::python;
 use crate::rdma;
 use crate::tally::{Doctests, Libtest, Nextest, Tally};
 use anyhow::Result;
@@ -32,6 +33,7 @@ pub(crate) fn run(quick: bool) -> Result<bool> {
         with_cargo_test(quick, &mut tally)?;
     }
     if !quick {
+        python::test(&mut tally)?;
         rdma::test(&mut tally)?;
     }
     let mut doctests = Doctests::default();

@@ -1,0 +1,1 @@
+"""The modules that deployments of Mooncake Store import, over kvpool."""

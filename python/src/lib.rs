@@ -1,0 +1,28 @@
+//! The native half of the Python package `kvpool`.
+//!
+//! ```text
+//!  kvpool.Pool, kvpool.aio        mooncake.store          mooncake.engine      (Python)
+//!        │                            │                        │
+//!  kvpool._native: pool               store                    engine          (this crate)
+//!        │                            │                        │
+//!        └──────── kvpool-client ─────┘ (+ kvpool-store-node)  kvpool-transport
+//! ```
+//!
+//! Every call that can wait lets other Python threads run meanwhile ([`pyo3::Python::detach`]), and has
+//! a deadline. Memory that a caller names is lent for the length of the call only ([`loan`]).
+
+mod loan;
+mod memory;
+
+use pyo3::prelude::*;
+
+/// The module `kvpool._native`: what the package's own modules are made of, not for callers.
+#[pymodule]
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

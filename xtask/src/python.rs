@@ -1,0 +1,164 @@
+//! `cargo xtask wheels`, and the Python tests of `cargo xtask test`.
+//!
+//! Everything happens in a virtual environment of the repository's own, `target/python/venv`: the tools
+//! that build the wheels, the wheels once built, and what the tests need.
+
+use crate::cargo::{DAEMONS, answers, cargo, root, succeeds, target_dir, watch};
+use crate::packages::install;
+use crate::tally::{Pytest, Tally};
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The oldest Python that the wheels are for.
+const OLDEST: &str = "import sys; sys.exit(sys.version_info < (3, 11))";
+/// What builds the wheels.
+const BUILDERS: [&str; 2] = ["maturin>=1.9,<2", "hatchling"];
+/// What the tests use.
+const TESTERS: [&str; 4] = ["pytest", "pytest-timeout", "mypy", "numpy"];
+/// The commands that the wheel brings along.
+const COMMANDS: [&str; 3] = ["kvmaster", "kvstore-node", "kvctl"];
+/// Where the wheel's builder looks for them.
+const COMMANDS_DIR: &str = "python/kvpool.data/scripts";
+
+/// Builds the wheels `kvpool` and `kvpool-mooncake` and says where they are.
+pub(crate) fn wheels() -> Result<bool> {
+    let Some(venv) = environment()? else {
+        bail!("no python3 of 3.11 or later with the module venv is installed");
+    };
+    let Some(wheels) = build(&venv, true)? else {
+        return Ok(false);
+    };
+    println!();
+    for wheel in wheels {
+        println!("{}", wheel.display());
+    }
+    Ok(true)
+}
+
+/// Builds the wheels as the daemons were built, installs them, and runs the tests of both.
+pub(crate) fn test(tally: &mut Tally) -> Result<()> {
+    let Some(venv) = environment()? else {
+        tally.skip("the Python tests", "no python3 of 3.11 or later with venv");
+        return Ok(());
+    };
+    let wheels = build(&venv, false)?.unwrap_or_default();
+    let mut reinstall = pip(&venv);
+    reinstall.args(["--force-reinstall", "--no-deps"]);
+    let installed = !wheels.is_empty() && succeeds(reinstall.args(&wheels))?;
+    tally.check("the wheels", installed);
+    if !installed {
+        return Ok(());
+    }
+    let mut pytest = Pytest::default();
+    let mut command = tool(&venv, "pytest");
+    command.args([
+        "-v",
+        "-rs",
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+    ]);
+    command.args(["python/tests", "python/mooncake/tests"]);
+    // The commands that the wheel installed are the ones to be tested.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let paths = std::iter::once(venv.join("bin")).chain(std::env::split_paths(&path));
+    command.env("PATH", std::env::join_paths(paths)?);
+    let ended_well = watch(&mut command, |line| pytest.read(line))?;
+    tally.add("the Python tests", pytest.tally(), ended_well);
+    let mut mypy = tool(&venv, "mypy");
+    mypy.args(["--strict", "-p", "kvpool", "-p", "mooncake"]);
+    tally.check("mypy", succeeds(&mut mypy)?);
+    Ok(())
+}
+
+/// The virtual environment, with what builds and tests; made if it is not there. `None` where there is
+/// no Python for it.
+fn environment() -> Result<Option<PathBuf>> {
+    let venv = target_dir()?.join("python/venv");
+    if !answers(&mut tool(&venv, "python")) {
+        let has = |module: &str| {
+            let code = format!("{OLDEST}\nimport {module}");
+            answers(Command::new("python3").args(["-c", &code]))
+        };
+        // Debian keeps what makes environments in a package of its own.
+        if !has("ensurepip") && !(install(&["python3-venv"])? && has("ensurepip")) {
+            return Ok(None);
+        }
+        let mut make = Command::new("python3");
+        make.args(["-m", "venv", "--clear"]).arg(&venv);
+        if !succeeds(&mut make)? {
+            return Ok(None);
+        }
+    }
+    if !succeeds(pip(&venv).args(BUILDERS).args(TESTERS))? {
+        bail!("what builds and tests the wheels cannot be installed");
+    }
+    Ok(Some(venv))
+}
+
+/// The wheels, built anew. `None` when a build failed.
+fn build(venv: &Path, release: bool) -> Result<Option<Vec<PathBuf>>> {
+    let target = target_dir()?;
+    let out = target.join("wheels");
+    if out.exists() {
+        std::fs::remove_dir_all(&out).context("cannot remove the wheels of before")?;
+    }
+    let (folder, profile) = match release {
+        true => ("release", ["--profile", "release"]),
+        false => ("debug", ["--profile", "dev"]),
+    };
+    if !succeeds(cargo(&["build"]).args(profile).args(DAEMONS))? {
+        return Ok(None);
+    }
+    let commands = root().join(COMMANDS_DIR);
+    std::fs::create_dir_all(&commands)?;
+    for command in COMMANDS {
+        let from = target.join(folder).join(command);
+        let mut strip = Command::new("strip");
+        strip.arg("-o").arg(commands.join(command)).arg(from);
+        if !succeeds(&mut strip)? {
+            return Ok(None);
+        }
+    }
+    let mut native = tool(venv, "maturin");
+    native.args(["build", "--manifest-path", "python/Cargo.toml"]);
+    native.args(profile).arg("--out").arg(&out);
+    let mut other = tool(venv, "python");
+    other.args([
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+    ]);
+    other.arg("--wheel-dir").arg(&out).arg("./python/mooncake");
+    if !succeeds(&mut native)? || !succeeds(&mut other)? {
+        return Ok(None);
+    }
+    let built = std::fs::read_dir(&out)?.map(|entry| entry.map(|entry| entry.path()));
+    Ok(Some(built.collect::<Result<_, _>>()?))
+}
+
+fn pip(venv: &Path) -> Command {
+    let mut pip = tool(venv, "python");
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]);
+    pip
+}
+
+/// A program of the environment, run in the repository's root.
+fn tool(venv: &Path, name: &str) -> Command {
+    let mut command = Command::new(venv.join("bin").join(name));
+    command.current_dir(root());
+    if name == "python" {
+        command.arg("-I");
+    }
+    command
+}
