@@ -8,6 +8,7 @@ use crate::control::Control;
 use crate::counters::{Counters, Counting};
 use crate::dialer::Dialer;
 use crate::errors::{ConnectError, ControlError, GetError, PutError};
+use crate::gpu::Staging;
 use crate::links::{Dial, Links};
 use crate::locate::{self, Answer, How};
 use crate::options::{Options, TransportChoice};
@@ -17,7 +18,7 @@ use crate::{get, host, range, view};
 use kvpool_transport::rdma::{Fabric, RegisteredBuffer};
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{ClientId, ClusterId, Code, Epoch, Key, Length, Offset};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock};
 use tokio::runtime::Handle;
 
 /// A connection to the pool. Clones share it; it closes when the last one is dropped.
@@ -39,7 +40,9 @@ pub(crate) struct Inner {
     pub(crate) counting: Arc<Counting>,
     pub(crate) revoker: Revoker,
     /// The RDMA ports of this host, if they may be used.
-    rdma: Option<Arc<Fabric>>,
+    pub(crate) rdma: Option<Arc<Fabric>>,
+    /// What GPUs' blocks pass through, once a GPU buffer was registered.
+    pub(crate) staging: OnceLock<Arc<Staging>>,
 }
 
 impl Client {
@@ -104,6 +107,7 @@ impl Client {
                 links,
                 counting,
                 rdma,
+                staging: OnceLock::new(),
             }),
         })
     }

@@ -10,6 +10,7 @@ mod control;
 mod copiers;
 mod deadlines;
 mod frame;
+pub mod gpu;
 mod handshake;
 pub mod host;
 pub mod link;
