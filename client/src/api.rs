@@ -249,6 +249,8 @@ pub struct NodeStats {
     pub incarnation: Incarnation,
     /// Its data port.
     pub data_address: String,
+    /// Its Unix socket for processes on its host; empty for none.
+    pub shm_path: String,
     /// How long ago it was last heard of.
     pub heartbeat_age: Duration,
     /// Its segments.

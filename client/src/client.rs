@@ -14,7 +14,8 @@ use crate::locate::{self, Answer, How};
 use crate::options::{Options, TransportChoice};
 use crate::put::{self, Revoker};
 use crate::view::View;
-use crate::{get, host, range, view};
+use crate::{get, range, view};
+use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, RegisteredBuffer};
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{ClientId, ClusterId, Code, Epoch, Key, Length, Offset};
@@ -79,7 +80,7 @@ impl Client {
         rdma: Option<Arc<Fabric>>,
         dialer: impl FnOnce(&Control, &Options) -> Box<dyn Dial>,
     ) -> Result<Self, ConnectError> {
-        let host = host::host_id()?;
+        let host = host_id().map_err(|error| ConnectError::NoHostId(error.to_string()))?;
         let counting = Arc::new(Counting::default());
         let locations = Arc::new(Locations::new(options.location_cache));
         let control = Box::pin(Control::connect(

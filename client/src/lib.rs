@@ -29,7 +29,6 @@ mod dialer;
 mod errors;
 mod get;
 mod gpu;
-mod host;
 mod hunt;
 mod lease;
 mod links;

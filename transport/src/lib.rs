@@ -14,6 +14,7 @@ pub mod gpu;
 mod handshake;
 pub mod host;
 pub mod link;
+pub mod machine;
 pub mod memory;
 mod quick;
 pub mod rdma;
