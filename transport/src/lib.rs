@@ -14,6 +14,7 @@ mod handshake;
 pub mod host;
 pub mod link;
 pub mod memory;
+pub mod peer;
 mod quick;
 pub mod rdma;
 mod service;
