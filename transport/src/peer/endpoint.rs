@@ -99,6 +99,16 @@ impl Endpoint {
         self.host.exposed.remove(address, patience)
     }
 
+    /// Takes back all that is exposed, and breaks off what touches it; false when something still does.
+    pub fn withdraw_all(&self) -> bool {
+        let patience = Duration::from_millis(100);
+        let mut all = true;
+        for start in self.host.exposed.starts() {
+            all &= self.withdraw(start, patience).is_ok();
+        }
+        all
+    }
+
     /// Takes the messages that peers have left, oldest first.
     pub fn messages(&self) -> Vec<Message> {
         self.host.mailbox.fetch()

@@ -180,6 +180,11 @@ impl Exposed {
         Err(StillTouched(address))
     }
 
+    /// Where every range begins.
+    pub(super) fn starts(&self) -> Vec<u64> {
+        self.0.lock().by_start.keys().copied().collect()
+    }
+
     /// A part of an exposed range, and who else writes into that; `None` when it does not lie in one.
     pub(super) fn part(&self, address: u64, length: Length) -> Option<(Slice, Arc<Writers>)> {
         let ranges = self.0.lock();

@@ -46,7 +46,7 @@ fn address(region: &Region) -> u64 {
 /// Memory with a pattern of its own.
 fn filled(length: u64, seed: u8) -> Region {
     let bytes: Vec<u8> = (0..length)
-        .map(|at| (at % 251) as u8 ^ (at / 4096 % 256) as u8 ^ seed)
+        .map(|at| (at % 251) as u8 ^ ((at / 4096) & 0x7f) as u8 ^ seed)
         .collect();
     Region::from(bytes)
 }
