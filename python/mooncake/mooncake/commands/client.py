@@ -6,10 +6,12 @@ It becomes kvstore-node. What follows `--` goes to kvstore-node as it is, for in
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
 import re
+import socket
 import sys
 
 from mooncake.commands import flags
@@ -48,19 +50,21 @@ def size(text: str) -> int:
 def node_args(line: CommandLine) -> list[tuple[str, str]]:
     """What kvstore-node is told, each with the flags that it comes from. Raises UsageError."""
     host, port = line.text("host"), line.port("port")
+    told: list[tuple[str, str]] = []
     bare = host.strip("[]")
-    shown = f"[{bare}]" if ":" in bare else bare
-    told = []
-    try:
+    advertised: str | None = bare
+    listen = "0.0.0.0"
+    # A name leads others here, and may lead elsewhere from here: only an address is listened at.
+    with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(bare)
-        listen = shown
-        advertised = address.is_unspecified or address.is_loopback
-    except ValueError:
-        # A name leads others here, and may lead elsewhere from here.
-        listen, advertised = "0.0.0.0", False
+        listen = f"[{bare}]" if address.version == 6 else bare
+        if address.is_unspecified:
+            advertised = _own_address(line)
+        elif address.is_loopback:
+            advertised = None
     told.append((f"--listen={listen}:{port}", "--host --port"))
-    if not advertised:
-        told.append((f"--advertise={shown}:{port}", "--host"))
+    if advertised is not None and not _says(line, "--advertise"):
+        told.append((f"--advertise={advertised}", "--host"))
     told.append((f"--segment={size(line.text('global_segment_size'))}", "--global_segment_size"))
     told.append((f"--master={_master(line)}", "--master_server_address"))
     protocol = line.text("protocol").lower()
@@ -75,6 +79,21 @@ def node_args(line: CommandLine) -> list[tuple[str, str]]:
     if "KVSTORE_NODE_HTTP_LISTEN" not in os.environ and not _says(line, "--http-listen"):
         told.append(("--http-listen=127.0.0.1:0", "(several nodes on one host)"))
     return told
+
+
+def _own_address(line: CommandLine) -> str | None:
+    """The address that this host has for the master."""
+    first = re.split("[;,/]", _master(line).partition("://")[2])[0]
+    host, _, port = first.rpartition(":")
+    with contextlib.suppress(OSError, ValueError):
+        for family, kind, _, _, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+        ):
+            # Sends nothing: it only chooses a way there.
+            with socket.socket(family, kind) as way:
+                way.connect(address)
+                return str(way.getsockname()[0])
+    return None
 
 
 def _says(line: CommandLine, flag: str) -> bool:

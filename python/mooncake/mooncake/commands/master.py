@@ -110,7 +110,7 @@ class Backend:
         """What it answers. Raises OSError while it is not there, or does not answer in time."""
         try:
             address = json.loads(self._ready_file.read_text())["http"]
-        except ValueError as error:
+        except (FileNotFoundError, ValueError) as error:
             raise OSError("kvmaster is starting") from error
         connection = http.client.HTTPConnection(address, timeout=_ASK_TIMEOUT)
         try:

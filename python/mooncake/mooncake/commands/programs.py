@@ -52,8 +52,8 @@ class Child:
                 os._exit(1)
 
         self._process = subprocess.Popen([program, *args], preexec_fn=die_with_parent)
-        for number in self._early:
-            self._process.send_signal(number)
+        for early in self._early:
+            self._process.send_signal(early)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         if self._process is None:

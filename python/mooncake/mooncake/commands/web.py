@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import logging
+import socket
 import socketserver
 import threading
 import urllib.parse
@@ -46,7 +47,8 @@ class Server:
     """Listens from when it is made; answers from `start` on. Raises OSError when the port is taken."""
 
     def __init__(self, host: str, port: int, routes: Routes):
-        self._server = _Server((host, port), _handler(routes))
+        server = _Server6 if ":" in host else _Server
+        self._server = server((host.strip("[]"), port), _handler(routes))
 
     @property
     def port(self) -> int:
@@ -74,7 +76,11 @@ class _Server(http.server.ThreadingHTTPServer):
     def server_bind(self) -> None:
         # The base class's own asks the name service for the host's name, which can take seconds.
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[0], self.server_address[1]  # type: ignore[assignment]
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 def _handler(routes: Routes) -> type[http.server.BaseHTTPRequestHandler]:
