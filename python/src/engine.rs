@@ -34,6 +34,8 @@ use std::time::{Duration, Instant};
 /// How long a peer's transfer may stand still, and how long a range that is given back waits for one
 /// before it is broken off.
 const STALL: Duration = Duration::from_secs(10);
+/// How long closing waits for transfers that are under way.
+const END_GRACE: Duration = Duration::from_secs(2);
 /// The longest timeout, in seconds: what is longer is meant to be for ever, and nothing is.
 const MAX_TIMEOUT: f64 = 86_400.0;
 
@@ -257,10 +259,10 @@ impl PeerEngine {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Ends the session: peers touch nothing any more, and every other call raises RuntimeError. Does
-    /// nothing when it has ended.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.end());
+    /// Ends the session: peers touch nothing any more, and every other call raises RuntimeError. False when
+    /// a transfer still uses memory, which must not be freed then. Does nothing when it has ended.
+    fn close(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.end())
     }
 }
 
@@ -275,19 +277,23 @@ impl PeerEngine {
         session.ok_or_else(|| PyRuntimeError::new_err("the engine is closed"))
     }
 
-    fn end(&self) {
+    /// False when memory is still in use.
+    fn end(&self) -> bool {
         let Some(session) = self.session.lock().take() else {
-            return;
+            return true;
         };
         if self.process != std::process::id() {
             // Its threads are the parent's: ending it would wait for them in vain.
             std::mem::forget(session);
-            return;
+            return true;
         }
-        // A transfer in the background may keep the session for a while, but nobody else's.
-        if !session.endpoint.withdraw_all() {
-            tracing::error!("a peer still touches memory of an engine that was closed");
+        let withdrawn = session.endpoint.withdraw_all();
+        // Whoever else has the session is in the middle of a transfer, here or in the background.
+        let until = Instant::now() + END_GRACE;
+        while Arc::strong_count(&session) > 1 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
         }
+        withdrawn && Arc::strong_count(&session) == 1
     }
 }
 

@@ -47,6 +47,8 @@ _LARGEST = 1 << 63
 
 # What peers may still be writing to must not go away under them when the interpreter ends.
 _open: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
+# Managed buffers of engines that were closed in the middle of a transfer.
+_kept: list[mmap.mmap] = []
 
 
 class TransferOpcode(enum.IntEnum):
@@ -170,10 +172,17 @@ class TransferEngine:
         with self._lock:
             native, self._native = self._native, None
             managed, self._managed = self._managed, {}
-        if native is not None:
-            native.close()
+        if native is not None and not native.close():
+            _log.error("the engine is closed while a transfer uses its memory, which is not freed")
+            _kept.extend(managed.values())
+            return
         for memory in managed.values():
             memory.close()
+
+    def __del__(self) -> None:
+        # Nothing may be left of an object whose constructor failed.
+        with contextlib.suppress(AttributeError):
+            self.close()
 
     # Memory
 

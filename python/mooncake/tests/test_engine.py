@@ -280,6 +280,19 @@ def test_a_peer_that_dies_in_the_middle_fails_the_transfer(engine, peer) -> None
     assert time.monotonic() - begun < 10
 
 
+def test_closing_in_the_middle_of_a_transfer_takes_no_memory_away(monkeypatch, peer) -> None:
+    engine = started(monkeypatch, KVPOOL_ENGINE_TIMEOUT="4")
+    length = 64 * MIB
+    there, here = peer.buffer(length, 1), local(engine, length, 2)
+    peer.process.send_signal(signal.SIGSTOP)
+    assert engine.transfer_submit_write(peer.session, here, there, length) > 0
+    engine.close()
+    # The transfer reads on from the buffer: had it been freed, this process would be gone by now.
+    peer.process.send_signal(signal.SIGCONT)
+    time.sleep(3)
+    assert peer("digest", there, length) in (sha(pattern(length, 1)), sha(pattern(length, 2)))
+
+
 def test_both_sides_write_to_each_other_from_eight_threads(engine, peer) -> None:
     size, threads, rounds = MIB, 8, 6
     there, here = peer.buffer(size * threads, 1), engine.allocate_managed_buffer(size * threads)

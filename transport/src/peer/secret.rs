@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 /// What proves that a process may reach another's memory. Without one, whoever reaches the port may.
 ///
 /// It is never sent: a hello carries a code over the connecting process's own number. Who listens on the
-/// wire can repeat that hello, but cannot make the signature of a write.
+/// wire can repeat that hello and a write that was signed, but can sign no write of another range.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(Vec<u8>);
 
