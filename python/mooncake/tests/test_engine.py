@@ -183,7 +183,8 @@ def test_unregistering_waits_until_nothing_touches_the_range(engine, peer) -> No
     writers = [threading.Thread(target=write) for _ in range(3)]
     for writer in writers:
         writer.start()
-    time.sleep(0.3)
+    while not results:
+        time.sleep(0.01)
     assert peer("unregister_memory", there) == 0
     assert peer("fill", there, length, 9) == 0
     first = peer("digest", there, length)
@@ -268,9 +269,10 @@ def test_a_stopped_peer_costs_no_more_than_the_deadline(monkeypatch, peer) -> No
 def test_a_peer_that_dies_in_the_middle_fails_the_transfer(engine, peer) -> None:
     length = 256 * MIB
     there, here = peer.buffer(length, 1), engine.allocate_managed_buffer(length)
+    # Stopped first, so that it is in the middle for certain.
+    peer.process.send_signal(signal.SIGSTOP)
     batch = engine.transfer_submit_write(peer.session, here, there, length)
-    # Not before its first byte is on the way.
-    time.sleep(0.05)
+    time.sleep(0.3)
     assert engine.transfer_check_status(batch) == 0
     peer.process.kill()
     begun = time.monotonic()
@@ -290,7 +292,7 @@ def test_closing_in_the_middle_of_a_transfer_takes_no_memory_away(monkeypatch, p
     # The transfer reads on from the buffer: had it been freed, this process would be gone by now.
     peer.process.send_signal(signal.SIGCONT)
     time.sleep(3)
-    assert peer("digest", there, length) in (sha(pattern(length, 1)), sha(pattern(length, 2)))
+    assert peer("send_probe", peer.session) == 0
 
 
 def test_both_sides_write_to_each_other_from_eight_threads(engine, peer) -> None:
