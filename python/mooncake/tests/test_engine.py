@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -18,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from engine_peer import pattern
 from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
 
 MIB = 1 << 20
+PEER = Path(__file__).with_name("engine_peer.py")
+pattern = runpy.run_path(str(PEER))["pattern"]
 
 
 class PeerProcess:
@@ -29,7 +31,7 @@ class PeerProcess:
 
     def __init__(self, env: dict[str, str] | None = None):
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("engine_peer.py"))],
+            [sys.executable, str(PEER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **(env or {})},
