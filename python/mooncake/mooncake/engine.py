@@ -188,7 +188,10 @@ class TransferEngine:
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
         """Lets peers read and write `capacity` bytes at `buffer_addr`: 0, or -1 when that is not this
-        process's own memory (memory of a GPU is not), or overlaps what is registered."""
+        process's own memory (memory of a GPU is not), or overlaps what is registered.
+
+        It must be unregistered, or the engine closed, before it is freed: peers' bytes are summed here.
+        """
         _check_int("buffer_addr", buffer_addr)
         _check_int("capacity", capacity)
         native = self._native
