@@ -17,55 +17,31 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import enum
-import ipaddress
 import json
 import logging
-import math
 import mmap
 import os
-import socket
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import SupportsIndex
 
 from kvpool._native import PeerEngine
+from mooncake import _engine_args as _args
+from mooncake import _engine_session as _session
+from mooncake._engine_args import TransferNotify, TransferOpcode
 
 __all__ = ["TransferEngine", "TransferNotify", "TransferOpcode"]
 
 _log = logging.getLogger("mooncake.engine")
 
-_DEFAULT_TIMEOUT = 30.0
 _PROBE_TIMEOUT = 3.0
 _OK = 0
 _FAILED = -1
-_TIMED_OUT = -2
-# No address or length is larger, so none that a caller gives by mistake overflows below.
-_LARGEST = 1 << 63
 
 # What peers may still be writing to must not go away under them when the interpreter ends.
 _open: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
 # Managed buffers of engines that were closed in the middle of a transfer.
 _kept: list[mmap.mmap] = []
-
-
-class TransferOpcode(enum.IntEnum):
-    """Which way a transfer goes."""
-
-    Read = 0
-    """From the peer's memory into this process's."""
-    Write = 1
-    """From this process's memory into the peer's."""
-
-
-@dataclass(frozen=True)
-class TransferNotify:
-    """A message that is left with the peer after a transfer."""
-
-    name: str
-    msg: str
 
 
 class TransferEngine:
@@ -78,7 +54,7 @@ class TransferEngine:
     def __init__(self) -> None:
         self._native: PeerEngine | None = None
         self._host = ""
-        self._timeout = _DEFAULT_TIMEOUT
+        self._timeout = _session.DEFAULT_TIMEOUT
         self._lock = threading.Lock()
         self._managed: dict[int, mmap.mmap] = {}
         _open.add(self)
@@ -101,8 +77,8 @@ class TransferEngine:
             if not isinstance(value, str):
                 raise TypeError(f"{what} must be a str, not {type(value).__name__}")
         try:
-            host, port = _split(local_hostname)
-            timeout = _timeout_setting()
+            host, port = _session.split(local_hostname)
+            timeout = _session.timeout_setting()
         except ValueError as error:
             return _failed("initialize", error)
         if protocol.lower() != "tcp":
@@ -115,11 +91,11 @@ class TransferEngine:
             if self._native is not None:
                 return _failed("initialize", "the engine is initialized already")
             try:
-                native, bound = _serve(host, port, secret, any_port=peer_to_peer)
+                native, bound = _session.serve(host, port, secret, any_port=peer_to_peer)
             except OSError as error:
                 return _failed("initialize", f"{local_hostname}: {error}")
             self._native, self._host, self._timeout = native, host, timeout
-        if not secret and not _is_loopback(bound):
+        if not secret and not _session.is_loopback(bound):
             _log.warning(
                 "session %s has no secret: whoever reaches the port may touch registered memory"
                 " (KVPOOL_ENGINE_SECRET)",
@@ -192,13 +168,13 @@ class TransferEngine:
 
         It must be unregistered, or the engine closed, before it is freed: peers' bytes are summed here.
         """
-        _check_int("buffer_addr", buffer_addr)
-        _check_int("capacity", capacity)
+        _args.check_int("buffer_addr", buffer_addr)
+        _args.check_int("capacity", capacity)
         native = self._native
         if native is None:
             return _failed("register_memory", "the engine is not initialized")
         try:
-            native.register(_address(buffer_addr), _length(capacity))
+            native.register(_args.address(buffer_addr), _args.length(capacity))
         except (ValueError, OSError, RuntimeError) as error:
             return _failed("register_memory", error)
         return _OK
@@ -206,12 +182,12 @@ class TransferEngine:
     def unregister_memory(self, buffer_addr: int) -> int:
         """Ends a registration, once no transfer touches the range: 0, or -1 when none begins there, or when
         a transfer does not let go of it in time, after which the memory must not be freed."""
-        _check_int("buffer_addr", buffer_addr)
+        _args.check_int("buffer_addr", buffer_addr)
         native = self._native
         if native is None:
             return _failed("unregister_memory", "the engine is not initialized")
         try:
-            if native.unregister(_address(buffer_addr)):
+            if native.unregister(_args.address(buffer_addr)):
                 return _OK
         except (ValueError, RuntimeError) as error:
             return _failed("unregister_memory", error)
@@ -241,8 +217,8 @@ class TransferEngine:
 
     def allocate_managed_buffer(self, length: int) -> int:
         """The address of `length` new bytes, zeroed and registered; 0 when they cannot be had."""
-        _check_int("length", length)
-        if self._native is None or not 0 < length < _LARGEST:
+        _args.check_int("length", length)
+        if self._native is None or not 0 < length < _args.LARGEST:
             _failed("allocate_managed_buffer", f"{length} bytes, or the engine is not initialized")
             return 0
         try:
@@ -260,8 +236,8 @@ class TransferEngine:
 
     def free_managed_buffer(self, buffer_addr: int, length: int) -> int:
         """Frees what `allocate_managed_buffer` gave: 0, or -1 when it did not give that."""
-        _check_int("buffer_addr", buffer_addr)
-        _check_int("length", length)
+        _args.check_int("buffer_addr", buffer_addr)
+        _args.check_int("length", length)
         with self._lock:
             memory = self._managed.get(buffer_addr)
             if memory is None or len(memory) != length:
@@ -282,30 +258,30 @@ class TransferEngine:
     def write_bytes_to_buffer(self, dest_address: int, src_ptr: bytes, length: int) -> int:
         """Copies the first `length` of some bytes to an address in this process: 0, or -1 when that is not
         memory or there are fewer bytes."""
-        _check_int("dest_address", dest_address)
-        _check_int("length", length)
+        _args.check_int("dest_address", dest_address)
+        _args.check_int("length", length)
         data = memoryview(src_ptr.encode() if isinstance(src_ptr, str) else src_ptr).cast("B")
         native = self._native
         if native is None or not 0 <= length <= len(data):
             return _failed("write_bytes_to_buffer", f"{length} of {len(data)} bytes")
         try:
-            native.write_bytes(_address(dest_address), bytes(data[:length]))
+            native.write_bytes(_args.address(dest_address), bytes(data[:length]))
         except (ValueError, OSError, RuntimeError) as error:
             return _failed("write_bytes_to_buffer", error)
         return _OK
 
     def read_bytes_from_buffer(self, source_address: int, length: int) -> bytes:
         """`length` bytes from an address in this process. Raises ValueError when that is not memory."""
-        _check_int("source_address", source_address)
-        _check_int("length", length)
+        _args.check_int("source_address", source_address)
+        _args.check_int("length", length)
         native = self._native
         if native is None:
             raise ValueError("the engine is not initialized")
-        return native.read_bytes(_address(source_address), _length(length))
+        return native.read_bytes(_args.address(source_address), _args.length(length))
 
     def get_first_buffer_address(self, segment_name: str) -> int:
         """The address of the memory that a peer registered first; 0 when it has none or is not there."""
-        _check_str("segment_name", segment_name)
+        _args.check_str("segment_name", segment_name)
         native = self._native
         if native is None:
             _failed("get_first_buffer_address", "the engine is not initialized")
@@ -419,9 +395,9 @@ class TransferEngine:
 
     def transfer_check_status(self, batch_id: int) -> int:
         """How a begun transfer stands: 1 done, 0 pending, -1 failed or unknown, -2 timed out."""
-        _check_int("batch_id", batch_id)
+        _args.check_int("batch_id", batch_id)
         native = self._native
-        if native is None or not 0 < batch_id < _LARGEST:
+        if native is None or not 0 < batch_id < _args.LARGEST:
             return _FAILED
         try:
             status = native.status(batch_id)
@@ -433,13 +409,13 @@ class TransferEngine:
         """Waits until all these transfers have ended: 0 when all are done, else -1."""
         ids = list(batch_ids)
         for batch_id in ids:
-            _check_int("batch_ids", batch_id)
+            _args.check_int("batch_ids", batch_id)
         native = self._native
         if native is None:
             return _failed("get_batch_transfer_status", "the engine is not initialized")
         done = True
         for batch_id in ids:
-            if not 0 < batch_id < _LARGEST:
+            if not 0 < batch_id < _args.LARGEST:
                 done = False
                 continue
             try:
@@ -463,11 +439,11 @@ class TransferEngine:
         except RuntimeError as error:
             _failed("get_notifies", error)
             return []
-        return [notify for message in messages if (notify := _decoded(message)) is not None]
+        return [notify for message in messages if (notify := _args.decoded(message)) is not None]
 
     def send_probe(self, target_hostname: str) -> int:
         """Whether a peer answers: 0, or -1 after 3 s at most."""
-        _check_str("target_hostname", target_hostname)
+        _args.check_str("target_hostname", target_hostname)
         native = self._native
         if native is None:
             return _failed("send_probe", "the engine is not initialized")
@@ -486,15 +462,15 @@ class TransferEngine:
         opcode: TransferOpcode,
         notify: TransferNotify | None = None,
     ) -> int:
-        locals_, remotes, sizes = _ranges(target, buffers, peer_addresses, lengths)
-        _check_int("opcode", opcode)
-        message = _encoded(notify)
+        locals_, remotes, sizes = _args.ranges(target, buffers, peer_addresses, lengths)
+        _args.check_int("opcode", opcode)
+        message = _args.encoded(notify)
         native = self._native
         if native is None:
             return _failed("transfer", "the engine is not initialized")
         try:
-            _check_values(locals_, remotes, sizes)
-            native.transfer(target, _is_write(opcode), locals_, remotes, sizes, self._timeout, message)
+            _args.check_values(locals_, remotes, sizes)
+            native.transfer(target, _args.is_write(opcode), locals_, remotes, sizes, self._timeout, message)
         except (ValueError, OSError, RuntimeError) as error:
             return _failed(f"transfer with {target}", error)
         return _OK
@@ -508,16 +484,16 @@ class TransferEngine:
         opcode: TransferOpcode,
         notify: TransferNotify | None = None,
     ) -> int:
-        locals_, remotes, sizes = _ranges(target, buffers, peer_addresses, lengths)
-        _check_int("opcode", opcode)
-        message = _encoded(notify)
+        locals_, remotes, sizes = _args.ranges(target, buffers, peer_addresses, lengths)
+        _args.check_int("opcode", opcode)
+        message = _args.encoded(notify)
         native = self._native
         if native is None:
             _failed("transfer", "the engine is not initialized")
             return 0
         try:
-            _check_values(locals_, remotes, sizes)
-            write = _is_write(opcode)
+            _args.check_values(locals_, remotes, sizes)
+            write = _args.is_write(opcode)
             return native.submit(target, write, locals_, remotes, sizes, self._timeout, message)
         except (ValueError, OSError, RuntimeError) as error:
             _failed(f"transfer with {target}", error)
@@ -527,116 +503,6 @@ class TransferEngine:
 def _failed(what: str, why: object) -> int:
     _log.error("%s: %s", what, why)
     return _FAILED
-
-
-def _check_int(what: str, value: object) -> None:
-    # What numpy and torch call integers are taken too.
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
-
-
-def _check_str(what: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{what} must be a str, not {type(value).__name__}")
-
-
-def _address(value: int) -> int:
-    if not 0 <= value < _LARGEST:
-        raise ValueError(f"{value} is no address")
-    return value
-
-
-def _length(value: int) -> int:
-    if not 0 <= value < _LARGEST:
-        raise ValueError(f"{value} is no length")
-    return value
-
-
-def _ranges(
-    target: str, buffers: Sequence[int], peer_addresses: Sequence[int], lengths: Sequence[int]
-) -> tuple[list[int], list[int], list[int]]:
-    _check_str("target_hostname", target)
-    ranges = list(buffers), list(peer_addresses), list(lengths)
-    names = "buffers", "peer_buffer_addresses", "lengths"
-    for name, values in zip(names, ranges, strict=True):
-        for value in values:
-            _check_int(name, value)
-    return ranges
-
-
-def _check_values(*ranges: list[int]) -> None:
-    for values in ranges:
-        for value in values:
-            if not 0 <= value < _LARGEST:
-                raise ValueError(f"{value} is neither an address nor a length")
-
-
-def _is_write(opcode: TransferOpcode) -> bool:
-    return TransferOpcode(opcode) is TransferOpcode.Write
-
-
-def _encoded(notify: TransferNotify | None) -> bytes | None:
-    if notify is None:
-        return None
-    if not isinstance(notify, TransferNotify):
-        raise TypeError(f"notify must be a TransferNotify, not {type(notify).__name__}")
-    return json.dumps([notify.name, notify.msg]).encode()
-
-
-def _decoded(message: bytes) -> TransferNotify | None:
-    with contextlib.suppress(ValueError):
-        match json.loads(message):
-            case [str(name), str(msg)]:
-                return TransferNotify(name, msg)
-    _log.warning("a peer left a message of %d bytes that is none", len(message))
-    return None
-
-
-def _timeout_setting() -> float:
-    text = os.environ.get("KVPOOL_ENGINE_TIMEOUT", "")
-    if not text:
-        return _DEFAULT_TIMEOUT
-    seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"KVPOOL_ENGINE_TIMEOUT={text} is no time in seconds")
-    return seconds
-
-
-def _split(local_hostname: str) -> tuple[str, int]:
-    """The host and the port, 0 when none is given."""
-    host, port = local_hostname, ""
-    if local_hostname.startswith("["):
-        host, _, port = local_hostname[1:].partition("]")
-        port = port.removeprefix(":")
-    elif local_hostname.count(":") == 1:
-        host, _, port = local_hostname.partition(":")
-    if not host:
-        raise ValueError(f"local_hostname {local_hostname!r} names no host")
-    if port and not (port.isdecimal() and int(port) < 65536):
-        raise ValueError(f"local_hostname {local_hostname!r} names no port")
-    return host, int(port or 0)
-
-
-def _serve(host: str, port: int, secret: str, any_port: bool) -> tuple[PeerEngine, str]:
-    """Listens where the host's name leads, else on all interfaces; the engine and where it listens."""
-    every = "::" if ":" in host else "0.0.0.0"
-    tries = [(host, port), (every, port)]
-    if any_port and port:
-        tries += [(host, 0), (every, 0)]
-    last: OSError = OSError("no address")
-    for bind, number in tries:
-        try:
-            return PeerEngine(bind, number, host, secret), bind
-        except OSError as error:
-            last = error
-    raise last
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)
-    return False
 
 
 @atexit.register

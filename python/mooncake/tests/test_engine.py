@@ -466,6 +466,9 @@ def test_initialize_says_whether_the_session_is_there(caplog, monkeypatch) -> No
         second = TransferEngine()
         assert second.initialize(name, "P2PHANDSHAKE", "tcp", "") == 0
         assert second.get_session_id() != name
+        # Who names this machine's own address is not reached from others, whatever port it is.
+        with socket.socket() as outside:
+            assert outside.connect_ex(("127.0.0.2", second.get_rpc_port())) != 0
         second.close()
         # Without the handshake the name is all that peers have.
         assert TransferEngine().initialize(name, "http://127.0.0.1:1/metadata", "tcp", "") == -1
