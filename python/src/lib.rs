@@ -13,6 +13,7 @@
 
 mod loan;
 mod memory;
+mod store;
 
 use pyo3::prelude::*;
 
@@ -20,6 +21,9 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::store::{BufferHandle, ObjectStore};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
