@@ -165,6 +165,16 @@ def test_a_contributed_segment_holds_objects_until_it_is_closed(
     assert other.is_exist(key) == 0
 
 
+def test_an_object_may_be_half_of_the_smallest_segment(
+    new: MooncakeDistributedStore, own_pool: LivePool, key: str
+) -> None:
+    own_pool.nodes[0].kill()
+    assert new.setup("localhost", "P2PHANDSHAKE", "16MB", 1 << 24, "tcp", "", own_pool.url) == 0
+    value = os.urandom(8 << 20)
+    assert new.put(key, value) == 0
+    assert new.get(key) == value
+
+
 def test_a_preferred_segment_is_where_objects_go(
     new: MooncakeDistributedStore, connect: Connect, own_pool: LivePool
 ) -> None:
