@@ -9,6 +9,7 @@ use crate::errors::{ConnectError, ControlError, GetError, PutError};
 use crate::options::Options;
 use crate::view::View;
 use kvpool_transport::Slice;
+use kvpool_transport::rdma::RegisteredBuffer;
 use kvpool_types::{Key, Length, Offset};
 use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
@@ -187,6 +188,11 @@ impl Client {
     /// See [`crate::Client::stats`].
     pub fn stats(&self) -> Result<PoolStats, ControlError> {
         self.wait(self.client.stats())
+    }
+
+    /// See [`crate::Client::register_buffer`].
+    pub fn register_buffer(&self, memory: &Slice) -> std::io::Result<RegisteredBuffer> {
+        self.client.register_buffer(memory)
     }
 
     /// See [`crate::Client::counters`].

@@ -14,6 +14,7 @@
 mod engine;
 mod loan;
 mod memory;
+mod store;
 
 use pyo3::prelude::*;
 
@@ -23,6 +24,9 @@ mod _native {
     #[pymodule_export]
     use crate::engine::PeerEngine;
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::store::{BufferHandle, ObjectStore};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

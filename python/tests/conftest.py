@@ -113,6 +113,8 @@ class LivePool:
             f"--listen=127.0.0.1:{free_port()}",
             f"--http-listen=127.0.0.1:{http}",
             f"--segment={segment}",
+            # Other pools of this host have a node-0 too.
+            f"--shm-path={self.dir / f'node-{number}.sock'}",
             *flags,
             log=self.dir / f"node-{number}.log",
         )
