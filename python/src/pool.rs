@@ -13,7 +13,9 @@ mod registration;
 
 use crate::errors::Fault;
 use crate::home::Homely;
-use crate::keys::{Namespace, for_each, length_hint, pack_keys, read_key, read_keys};
+use crate::keys::{
+    Namespace, for_each, length_hint, list_of_bools, pack_keys, read_key, read_keys,
+};
 use crate::loan::Loan;
 use crate::view::View;
 pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, Stats};
@@ -459,7 +461,7 @@ impl Pool {
     ) -> PyResult<Bound<'py, PyList>> {
         let keys = pack_keys(keys, self.packer()?)?;
         let (present, _) = self.call(py, |client| client.exist_packed(keys, leasing(lease)))?;
-        PyList::new(py, present)
+        list_of_bools(py, &present)
     }
 
     /// How many leading blocks of a chain the pool has, in one round trip, with a lease on them; with
