@@ -7,11 +7,13 @@ use crate::api::{
 use crate::counters::Counters;
 use crate::errors::{ConnectError, ControlError, GetError, PutError};
 use crate::options::Options;
+use crate::packed::PackedKeys;
 use crate::view::View;
 use kvpool_transport::Slice;
 use kvpool_transport::rdma::RegisteredBuffer;
 use kvpool_types::{Key, Length, Offset};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 /// A connection to the pool for plain threads. Clones share it.
@@ -120,6 +122,16 @@ impl Client {
         self.wait(self.client.get(key))
     }
 
+    /// See [`crate::Client::get_placed`].
+    pub fn get_placed(
+        &self,
+        key: &Key,
+        timeout: Option<Duration>,
+        place: impl FnMut(Length) -> Option<Slice>,
+    ) -> Result<Lookup, GetError> {
+        self.wait(self.client.get_placed(key, timeout, place))
+    }
+
     /// See [`crate::Client::get_range`].
     pub fn get_range(
         &self,
@@ -151,9 +163,44 @@ impl Client {
         Ok((present, self.own(lease)))
     }
 
+    /// See [`crate::Client::exist_packed`].
+    pub fn exist_packed(
+        &self,
+        keys: PackedKeys,
+        leasing: Leasing,
+    ) -> Result<(Vec<bool>, Lease), ControlError> {
+        let Existence { present, lease } = self.wait(self.client.exist_packed(keys, leasing))?;
+        Ok((present, self.own(lease)))
+    }
+
+    /// See [`crate::Client::packer`].
+    pub fn packer(&self) -> PackedKeys {
+        self.client.packer()
+    }
+
     /// See [`crate::Client::match_prefix`].
     pub fn match_prefix(&self, keys: &[Key]) -> Result<Prefix, ControlError> {
-        let prefix = self.wait(self.client.match_prefix(keys))?;
+        self.match_prefix_with(keys, Leasing::Lease)
+    }
+
+    /// See [`crate::Client::match_prefix_with`].
+    pub fn match_prefix_with(
+        &self,
+        keys: &[Key],
+        leasing: Leasing,
+    ) -> Result<Prefix, ControlError> {
+        let mut packed = self.packer();
+        keys.iter().for_each(|key| packed.push(key.as_ref()));
+        self.match_prefix_packed(packed, leasing)
+    }
+
+    /// See [`crate::Client::match_prefix_packed`].
+    pub fn match_prefix_packed(
+        &self,
+        keys: PackedKeys,
+        leasing: Leasing,
+    ) -> Result<Prefix, ControlError> {
+        let prefix = self.wait(self.client.match_prefix_packed(keys, leasing))?;
         Ok(Prefix {
             blocks: prefix.blocks,
             lease: self.own(prefix.lease),

@@ -12,9 +12,14 @@
 //! a deadline. Memory that a caller names is lent for the length of the call only ([`loan`]).
 
 mod engine;
+mod errors;
+mod home;
+mod keys;
 mod loan;
 mod memory;
+mod pool;
 mod store;
+mod view;
 
 use pyo3::prelude::*;
 
@@ -23,10 +28,18 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::engine::PeerEngine;
-    use pyo3::prelude::*;
-
+    #[pymodule_export]
+    use crate::keys::{Namespace, chain_keys};
+    #[pymodule_export]
+    use crate::pool::{
+        Description, Lease, Limits, Listed, Listing, Node, Pool, Prefix, Registration, Replica,
+        Segment, Stats,
+    };
     #[pymodule_export]
     use crate::store::{BufferHandle, ObjectStore};
+    #[pymodule_export]
+    use crate::view::View;
+    use pyo3::prelude::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
