@@ -6,10 +6,12 @@ use crate::api::{
 };
 use crate::counters::Counters;
 use crate::errors::{ConnectError, ControlError, GetError, PutError};
+use crate::gpu::{GpuBuffer, GpuSlice};
 use crate::options::Options;
 use crate::packed::PackedKeys;
 use crate::view::View;
 use kvpool_transport::Slice;
+use kvpool_transport::gpu::GpuError;
 use kvpool_transport::rdma::RegisteredBuffer;
 use kvpool_types::{Key, Length, Offset};
 use std::sync::Arc;
@@ -146,6 +148,29 @@ impl Client {
     /// See [`crate::Client::get_view`].
     pub fn get_view(&self, key: &Key, options: &ViewOptions) -> Result<Option<View>, GetError> {
         self.wait(self.client.get_view(key, options))
+    }
+
+    /// See [`crate::Client::register_gpu_buffer`].
+    pub fn register_gpu_buffer(&self, address: u64, length: Length) -> Result<GpuBuffer, GpuError> {
+        self.client.register_gpu_buffer(address, length)
+    }
+
+    /// See [`crate::Client::batch_put_gpu`].
+    pub fn batch_put_gpu(
+        &self,
+        blocks: Vec<PutBlock<GpuSlice>>,
+        options: &PutOptions,
+    ) -> Vec<Result<Put, PutError>> {
+        self.wait(self.client.batch_put_gpu(blocks, options))
+    }
+
+    /// See [`crate::Client::batch_get_gpu`].
+    pub fn batch_get_gpu(
+        &self,
+        blocks: Vec<GetBlock<GpuSlice>>,
+        options: &GetOptions,
+    ) -> Vec<Result<Lookup, GetError>> {
+        self.wait(self.client.batch_get_gpu(blocks, options))
     }
 
     /// See [`crate::Client::is_exist`].

@@ -79,7 +79,7 @@ class ClosedError(Error):
 
 
 class ForkedError(Error):
-    """The pool was connected by another process: a child made by fork connects for itself."""
+    """The pool belongs to the process that this one was forked from, which had pools open at the time."""
 
 
 _OF_CODE: dict[str, type[Error]] = {

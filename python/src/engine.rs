@@ -13,6 +13,7 @@
 mod batches;
 mod mapped;
 
+use crate::home::{Home, Resident};
 use crate::loan::Loan;
 use crate::memory::Memory;
 use batches::{Batches, Status};
@@ -47,8 +48,7 @@ const MAX_TIMEOUT: f64 = 86_400.0;
 #[pyclass(frozen, module = "kvpool._native")]
 pub(crate) struct PeerEngine {
     session: Mutex<Option<Arc<Session>>>,
-    /// Threads do not follow into a child that was made by fork.
-    process: u32,
+    home: Home,
 }
 
 struct Session {
@@ -56,6 +56,7 @@ struct Session {
     endpoint: Endpoint,
     memory: Memory,
     batches: Batches,
+    _resident: Resident,
 }
 
 /// A transfer as the caller asked for it.
@@ -74,6 +75,8 @@ impl PeerEngine {
     /// same `secret`; with an empty one, whoever reaches the port may touch what is registered.
     #[new]
     fn new(py: Python<'_>, host: &str, port: u16, name: String, secret: &str) -> PyResult<Self> {
+        let resident =
+            Resident::new().map_err(|fault| PyRuntimeError::new_err(fault.message().to_owned()))?;
         let endpoint = py.detach(|| {
             let options = EndpointOptions {
                 name,
@@ -86,10 +89,11 @@ impl PeerEngine {
             endpoint,
             memory: Memory::default(),
             batches: Batches::default(),
+            _resident: resident,
         };
         Ok(Self {
             session: Mutex::new(Some(Arc::new(session))),
-            process: std::process::id(),
+            home: Home::here(),
         })
     }
 
@@ -268,7 +272,7 @@ impl PeerEngine {
 
 impl PeerEngine {
     fn session(&self) -> PyResult<Arc<Session>> {
-        if self.process != std::process::id() {
+        if !self.home.is_here() {
             return Err(PyRuntimeError::new_err(
                 "the engine belongs to the process that this one was forked from",
             ));
@@ -282,7 +286,7 @@ impl PeerEngine {
         let Some(session) = self.session.lock().take() else {
             return true;
         };
-        if self.process != std::process::id() {
+        if !self.home.is_here() {
             // Its threads are the parent's: ending it would wait for them in vain.
             std::mem::forget(session);
             return true;

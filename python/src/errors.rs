@@ -46,9 +46,25 @@ impl Fault {
             code: "forked",
             is_retryable: false,
             is_connecting: false,
-            message: "the pool was connected by another process: connect anew after a fork"
+            message: "the pool was connected by the process that this one was forked from"
                 .to_owned(),
         }
+    }
+
+    /// This process was forked from one that had connections, and so can make none.
+    pub(crate) fn fork_of(parent: u32) -> Self {
+        Self {
+            message: format!(
+                "this process is a fork of process {parent}, which had connections at the time; connect \
+                 after the fork alone, or start processes by spawn"
+            ),
+            ..Self::forked()
+        }
+    }
+
+    /// What went wrong, for people.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
     }
 
     /// The same, saying which of several arguments it is about.

@@ -5,6 +5,7 @@
 //! view would read what is not mapped, and dropping either would speak to nodes in the parent's name.
 
 use crate::errors::Fault;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// The process in which an object was made.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,39 @@ impl Home {
             Ok(())
         } else {
             Err(Fault::forked())
+        }
+    }
+}
+
+/// How many residents the process has, and which process that is. A child made by fork finds both as they
+/// were.
+static LIVING: AtomicUsize = AtomicUsize::new(0);
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// Kept by everything that has threads of its own. In a child made by fork such threads are not there, but
+/// the queues of locks that they waited on are: whoever takes such locks in the child may end it. So while a
+/// process has residents, its children can have none.
+#[derive(Debug)]
+pub(crate) struct Resident(Home);
+
+impl Resident {
+    /// One more of this process; a fault in the fork of a process that had some at the time. To be made
+    /// before the first thread and lock.
+    pub(crate) fn new() -> Result<Self, Fault> {
+        let owner = OWNER.load(Ordering::Acquire);
+        if owner != std::process::id() && LIVING.load(Ordering::Acquire) > 0 {
+            return Err(Fault::fork_of(owner));
+        }
+        OWNER.store(std::process::id(), Ordering::Release);
+        LIVING.fetch_add(1, Ordering::AcqRel);
+        Ok(Self(Home::here()))
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        if self.0.is_here() {
+            LIVING.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }

@@ -2,24 +2,33 @@
 
 use crate::loan::{Loan, StillLent};
 use kvpool_transport::Slice;
+use kvpool_transport::gpu::{self, CopyEngine, DeviceRange};
 use kvpool_transport::rdma::RegisteredBuffer;
 use kvpool_types::{Length, Offset};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 
 /// Memory by its address: what is registered for longer, and what is lent for a call.
 #[derive(Default)]
 pub(crate) struct Memory {
     registered: Mutex<BTreeMap<usize, Registered>>,
+    /// What knows device memory from host memory, once the process uses GPUs.
+    gpus: OnceLock<Arc<dyn CopyEngine>>,
 }
 
 /// One registered range.
-struct Registered {
-    memory: Slice,
-    /// Keeps its pages registered with the RDMA ports of this host.
-    _with_ports: RegisteredBuffer,
-    /// Says when no transfer uses the range any more.
-    loan: Loan,
+enum Registered {
+    /// Of host memory.
+    Host {
+        memory: Slice,
+        /// Keeps its pages registered with the RDMA ports of this host.
+        with_ports: RegisteredBuffer,
+        /// Says when no transfer uses the range any more.
+        loan: Loan,
+    },
+    /// Of a GPU's memory, which the driver knows by itself.
+    Device,
 }
 
 /// Why a range was not registered.
@@ -39,6 +48,26 @@ pub(crate) enum RegisterError {
 }
 
 impl Memory {
+    /// To be called at the beginning of a call that takes addresses: finds out whether the process uses
+    /// GPUs, whose addresses look like any others.
+    pub(crate) fn look_for_gpus(&self) {
+        if self.gpus.get().is_none()
+            && let Some(gpus) = gpu::in_use()
+        {
+            let _found_by_another_thread_too = self.gpus.set(gpus);
+        }
+    }
+
+    /// Whether the range is a GPU's memory, as far as [`Memory::look_for_gpus`] has found GPUs.
+    pub(crate) fn is_on_device(&self, address: usize, length: u64) -> bool {
+        let range = DeviceRange {
+            address: address as u64,
+            length: Length(length),
+        };
+        let gpus = self.gpus.get();
+        gpus.is_some_and(|gpus| gpus.device_of(range).is_ok())
+    }
+
     /// Registers a range; `with_ports` registers it with the RDMA ports. A range that begins where another
     /// one does takes its place.
     ///
@@ -53,15 +82,20 @@ impl Memory {
         length: u64,
         with_ports: impl FnOnce(&Slice) -> std::io::Result<RegisteredBuffer>,
     ) -> Result<(), RegisterError> {
-        let loan = Loan::new();
-        // SAFETY: the caller promises it for at least as long as `loan` is out.
-        let memory = unsafe { loan.lend(address, length) }
-            .filter(|_| length > 0)
-            .ok_or(RegisterError::NoMemory { address, length })?;
-        let registered = Registered {
-            _with_ports: with_ports(&memory)?,
-            memory,
-            loan,
+        self.look_for_gpus();
+        let registered = if self.is_on_device(address, length) {
+            Registered::Device
+        } else {
+            let loan = Loan::new();
+            // SAFETY: the caller promises it for at least as long as `loan` is out.
+            let memory = unsafe { loan.lend(address, length) }
+                .filter(|_| length > 0)
+                .ok_or(RegisterError::NoMemory { address, length })?;
+            Registered::Host {
+                with_ports: with_ports(&memory)?,
+                memory,
+                loan,
+            }
         };
         self.registered.lock().insert(address, registered);
         Ok(())
@@ -70,21 +104,24 @@ impl Memory {
     /// Ends the registration of the range that begins at `address`, and waits until no transfer uses it.
     /// False when there is none. To be called without the interpreter's lock.
     pub(crate) fn unregister(&self, address: usize) -> Result<bool, StillLent> {
-        let Some(registered) = self.registered.lock().remove(&address) else {
-            return Ok(false);
-        };
-        let Registered {
-            memory,
-            _with_ports: with_ports,
-            loan,
-        } = registered;
-        drop((with_ports, memory));
-        loan.returned()?;
+        let removed = self.registered.lock().remove(&address);
+        match removed {
+            None => return Ok(false),
+            Some(Registered::Device) => {}
+            Some(Registered::Host {
+                memory,
+                with_ports,
+                loan,
+            }) => {
+                drop((with_ports, memory));
+                loan.returned()?;
+            }
+        }
         Ok(true)
     }
 
-    /// Lends a range for a call: as part of a registered one where it lies in one. `None` when it cannot
-    /// be memory.
+    /// Lends a range of host memory for a call: as part of a registered one where it lies in one. `None`
+    /// when it cannot be that.
     ///
     /// # Safety
     ///
@@ -94,6 +131,9 @@ impl Memory {
         if let Some(part) = self.part(address, length) {
             return Some(loan.lend_part(part));
         }
+        if self.is_on_device(address, length) {
+            return None;
+        }
         // SAFETY: the caller's promise is this function's own.
         unsafe { loan.lend(address, length) }
     }
@@ -102,7 +142,10 @@ impl Memory {
     pub(crate) fn part(&self, address: usize, length: u64) -> Option<Slice> {
         let registered = self.registered.lock();
         let (from, holder) = registered.range(..=address).next_back()?;
+        let Registered::Host { memory, .. } = holder else {
+            return None;
+        };
         let offset = u64::try_from(address - from).ok()?;
-        holder.memory.slice(Offset(offset), Length(length))
+        memory.slice(Offset(offset), Length(length))
     }
 }

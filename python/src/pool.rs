@@ -13,7 +13,7 @@ mod options;
 mod registration;
 
 use crate::errors::Fault;
-use crate::home::Homely;
+use crate::home::{Homely, Resident};
 use crate::keys::{
     Namespace, for_each, length_hint, list_of_bools, pack_keys, read_key, read_keys,
 };
@@ -50,7 +50,8 @@ use std::sync::Arc;
 /// key that fails has an Error in its place and leaves its neighbours alone. What has the wrong type
 /// raises TypeError, and nothing is done. Keys that are named twice are each served.
 ///
-/// A closed pool raises ClosedError. In a child made by fork a pool raises ForkedError: connect anew.
+/// A closed pool raises ClosedError. In a child made by fork a pool raises ForkedError, and so does connecting
+/// while the parent had pools open at the time: connect after the fork alone, or start processes by spawn.
 #[pyclass(frozen, module = "kvpool")]
 pub(crate) struct Pool {
     connection: Arc<Connection>,
@@ -169,9 +170,10 @@ impl Pool {
         };
         let options = connect_options(master, namespace, transport, token, &patience)?;
         let masters = options.masters.join(",");
+        let resident = Resident::new()?;
         let client = py.detach(|| Client::connect(options).map_err(Fault::from))?;
         Ok(Self {
-            connection: Arc::new(Connection::new(client)),
+            connection: Arc::new(Connection::new(client, resident)),
             masters,
         })
     }

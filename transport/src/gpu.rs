@@ -13,7 +13,7 @@
 
 mod cuda;
 
-pub use cuda::open;
+pub use cuda::{in_use, open};
 
 use crate::memory::{Region, Slice};
 use kvpool_types::{Length, Offset};

@@ -214,6 +214,7 @@ fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>
 impl<'a, 'py> Buffers<'a, 'py> {
     /// Nothing is lent yet.
     pub(crate) fn new(py: Python<'py>, memory: &'a Memory, usage: Use) -> Self {
+        memory.look_for_gpus();
         Self {
             py,
             memory,
@@ -259,7 +260,11 @@ impl<'a, 'py> Buffers<'a, 'py> {
             Some(taken) => self.taken.push(taken),
             None => self.objects.push(object.clone()),
         }
-        slice.ok_or_else(|| Fault::invalid(format!("{length} bytes at {address:#x} are no memory")))
+        slice.ok_or_else(|| {
+            Fault::invalid(format!(
+                "{length} bytes at {address:#x} are no memory of this host"
+            ))
+        })
     }
 
     /// Does the work of the call without the interpreter's lock, and waits until no transfer uses any

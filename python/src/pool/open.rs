@@ -1,7 +1,7 @@
 //! What a pool holds while it is open, shared by what it hands out.
 
 use crate::errors::Fault;
-use crate::home::{Home, Homely};
+use crate::home::{Home, Homely, Resident};
 use crate::memory::Memory;
 use kvpool_client::blocking::Client;
 use parking_lot::Mutex;
@@ -14,6 +14,8 @@ pub(crate) struct Open {
     pub(crate) memory: Memory,
     /// Where the memory begins that is registered.
     pub(crate) registered: Mutex<BTreeSet<usize>>,
+    /// Goes last.
+    _resident: Resident,
 }
 
 /// A connection that can be closed. What is under way then goes on until its end.
@@ -24,11 +26,12 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// An open one.
-    pub(crate) fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client, resident: Resident) -> Self {
         let open = Homely::new(Open {
             client,
             memory: Memory::default(),
             registered: Mutex::default(),
+            _resident: resident,
         });
         Self {
             home: open.home(),

@@ -9,9 +9,12 @@
 )]
 
 use super::args::Number;
+use super::pool::{Buffers, Parts};
 use crate::loan::{Loan, StillLent};
 use crate::memory::Memory;
+use kvpool_client::GpuSlice;
 use kvpool_transport::Slice;
+use kvpool_types::Length;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
@@ -19,7 +22,7 @@ use pyo3::types::PyBytes;
 
 /// The memory of one call. What it lends must be given up before [`Lent::returned`] is waited for.
 pub(super) struct Lent<'m> {
-    memory: &'m Memory,
+    pool: &'m Parts,
     loan: Loan,
     /// Objects whose memory is lent, kept until it is back.
     objects: Vec<PyUntypedBuffer>,
@@ -27,36 +30,58 @@ pub(super) struct Lent<'m> {
 
 impl<'m> Lent<'m> {
     /// Nothing is lent yet.
-    pub(super) fn new(memory: &'m Memory) -> Self {
+    pub(super) fn new(pool: &'m Parts) -> Self {
+        pool.memory.look_for_gpus();
         Self {
-            memory,
+            pool,
             loan: Loan::new(),
             objects: Vec::new(),
         }
     }
 
-    /// The `length` bytes at `address`; `None` when that cannot be memory. The caller of the Python
+    /// The `length` bytes at `address`; `None` when that cannot be memory of this host. The caller of the Python
     /// function has said that it is.
     pub(super) fn range(&self, address: Number, length: Number) -> Option<Slice> {
         let (address, length) = (usize::try_from(address.value()?).ok()?, length.value()?);
         // SAFETY: the Python caller promises that it is memory until the call returns, and no call
         // returns before `returned` has.
-        unsafe { self.memory.lend(&self.loan, address, length) }
+        unsafe { self.pool.memory.lend(&self.loan, address, length) }
     }
 
-    /// Ranges one after the other; `None` when the lists do not match or one cannot be memory. Empty
-    /// ranges are left out.
-    pub(super) fn ranges(&self, addresses: &[Number], lengths: &[Number]) -> Option<Vec<Slice>> {
+    /// Ranges one after the other, of this host's memory or all of one GPU's; `None` when the lists do not
+    /// match or one cannot be memory. Empty ranges are left out.
+    pub(super) fn ranges(&self, addresses: &[Number], lengths: &[Number]) -> Option<Buffers> {
         if addresses.len() != lengths.len() {
             return None;
         }
-        let mut slices = Vec::with_capacity(addresses.len());
+        let mut ranges = Vec::with_capacity(addresses.len());
         for (address, length) in addresses.iter().zip(lengths) {
             if length.value()? > 0 {
-                slices.push(self.range(*address, *length)?);
+                ranges.push((*address, *length));
             }
         }
-        Some(slices)
+        let is_on_device = ranges.first().is_some_and(|(address, length)| {
+            let at = address.value().and_then(|at| usize::try_from(at).ok());
+            at.zip(length.value())
+                .is_some_and(|(at, length)| self.pool.memory.is_on_device(at, length))
+        });
+        let ranges = ranges.into_iter();
+        if is_on_device {
+            let slices = ranges.map(|(address, length)| self.device_range(address, length));
+            return slices.collect::<Option<_>>().map(Buffers::Device);
+        }
+        let slices = ranges.map(|(address, length)| self.range(address, length));
+        slices.collect::<Option<_>>().map(Buffers::Host)
+    }
+
+    /// The `length` bytes of a GPU's memory at `address`; `None` when that is none.
+    fn device_range(&self, address: Number, length: Number) -> Option<GpuSlice> {
+        let length = Length(length.value()?);
+        let buffer = self
+            .pool
+            .client
+            .register_gpu_buffer(address.value()?, length);
+        buffer.ok().map(|buffer| buffer.whole())
     }
 
     /// The bytes of an object, to be read from only.

@@ -3,10 +3,10 @@
 use super::args::{How, Keys, Number, key, put_options};
 use super::handle::BufferHandle;
 use super::lent::Lent;
-use super::pool::{Item, Parts};
+use super::pool::{Buffers, Item, Parts};
 use super::{ObjectStore, aside, aside_with, codes};
 use kvpool_client::{GetBlock, GetError, GetOptions, Lookup, ViewOptions};
-use kvpool_transport::{Region, Slice};
+use kvpool_transport::Region;
 use kvpool_types::{Key, Length, Offset};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -29,7 +29,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| keys.len() == values.len()) else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
-        let mut lent = Lent::new(&pool.memory);
+        let mut lent = Lent::new(&pool);
         let mut items: Vec<Item> = Vec::with_capacity(keys.len());
         for (key, parts) in keys.0.into_iter().zip(values) {
             let mut slices = Vec::with_capacity(parts.len());
@@ -39,7 +39,8 @@ impl ObjectStore {
                     slices.push(slice);
                 }
             }
-            items.push(key.map(|key| (key, slices)).ok_or(codes::PARAMETERS));
+            let item = key.map(|key| (key, Buffers::Host(slices)));
+            items.push(item.ok_or(codes::PARAMETERS));
         }
         let options = put_options(how, upsert);
         let (codes, why) = aside_with(py, lent, || pool.put(items, &options))?;
@@ -61,7 +62,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
-        let lent = Lent::new(&pool.memory);
+        let lent = Lent::new(&pool);
         let items = items(keys, addresses.into_iter().zip(lengths), |(at, length)| {
             lent.ranges(&[at], &[length])
         });
@@ -85,7 +86,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
-        let lent = Lent::new(&pool.memory);
+        let lent = Lent::new(&pool);
         let items = items(keys, addresses.iter().zip(&lengths), |(at, length)| {
             lent.ranges(at, length)
         });
@@ -107,7 +108,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
-        let lent = Lent::new(&pool.memory);
+        let lent = Lent::new(&pool);
         let items = items(keys, addresses.into_iter().zip(lengths), |(at, length)| {
             lent.ranges(&[at], &[length])
         });
@@ -128,7 +129,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; keys.len()]);
         };
-        let lent = Lent::new(&pool.memory);
+        let lent = Lent::new(&pool);
         let items = items(keys, addresses.iter().zip(&lengths), |(at, length)| {
             lent.ranges(at, length)
         });
@@ -145,7 +146,7 @@ impl ObjectStore {
         let good: Vec<Key> = keys.0.iter().flatten().cloned().collect();
         let lengths = aside(py, || pool.lengths(&good));
         let mut lengths = good.into_iter().zip(lengths);
-        let lent = Lent::new(&pool.memory);
+        let lent = Lent::new(&pool);
         let mut gets = Vec::new();
         let mut values: Vec<Option<Bound<'_, PyBytes>>> = Vec::with_capacity(keys.len());
         for key in &keys.0 {
@@ -226,13 +227,13 @@ impl ObjectStore {
 fn items<T>(
     keys: Keys,
     memory: impl Iterator<Item = T>,
-    lend: impl Fn(T) -> Option<Vec<Slice>>,
+    lend: impl Fn(T) -> Option<Buffers>,
 ) -> Vec<Item> {
     keys.0
         .into_iter()
         .zip(memory)
         .map(|(key, memory)| match (key, lend(memory)) {
-            (Some(key), Some(slices)) => Ok((key, slices)),
+            (Some(key), Some(buffers)) => Ok((key, buffers)),
             _ => Err(codes::PARAMETERS),
         })
         .collect()

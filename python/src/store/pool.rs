@@ -4,19 +4,19 @@ use super::codes;
 use super::segments::Segments;
 use super::sessions::Sessions;
 use super::staging::Staging;
+use crate::home::{Home, Resident};
 use crate::memory::Memory;
 use kvpool_client::blocking::Client;
-use kvpool_client::{GetBlock, GetError, GetOptions, Lookup, PutBlock, PutOptions};
+use kvpool_client::{GetBlock, GetError, GetOptions, GpuSlice, Lookup, PutBlock, PutOptions};
 use kvpool_transport::Slice;
 use kvpool_types::{Key, Length};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// What a store holds while it is set up. In a child made by fork it must not be used, and is never
 /// taken apart: its threads are not there, and it would speak in its parent's name.
 pub(super) struct Pool {
     parts: Option<Box<Parts>>,
-    process: u32,
+    home: Home,
 }
 
 /// The parts of a [`Pool`].
@@ -26,25 +26,12 @@ pub(super) struct Parts {
     pub(super) segments: Segments,
     pub(super) sessions: Sessions,
     pub(super) staging: Staging,
-}
-
-/// How many pools the process has, and which process that is. A child made by fork finds both as they
-/// were.
-static LIVING: AtomicUsize = AtomicUsize::new(0);
-static OWNER: AtomicU32 = AtomicU32::new(0);
-
-/// The process of which this one is a fork, if it had pools then. Their threads waited on locks in
-/// memory that this process uses for its own threads, so nothing here may use such locks as well.
-pub(super) fn forked_from() -> Option<u32> {
-    let owner = OWNER.load(Ordering::Acquire);
-    let is_fork = owner != std::process::id() && LIVING.load(Ordering::Acquire) > 0;
-    is_fork.then_some(owner)
+    /// Goes last.
+    _resident: Resident,
 }
 
 impl Pool {
-    pub(super) fn new(client: Client) -> Self {
-        OWNER.store(std::process::id(), Ordering::Release);
-        LIVING.fetch_add(1, Ordering::AcqRel);
+    pub(super) fn new(client: Client, resident: Resident) -> Self {
         Self {
             parts: Some(Box::new(Parts {
                 client,
@@ -52,8 +39,9 @@ impl Pool {
                 segments: Segments::default(),
                 sessions: Sessions::default(),
                 staging: Staging::default(),
+                _resident: resident,
             })),
-            process: std::process::id(),
+            home: Home::here(),
         }
     }
 }
@@ -71,34 +59,36 @@ impl Deref for Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         let parts = self.parts.take();
-        if self.process != std::process::id() {
+        if !self.home.is_here() {
             std::mem::forget(parts);
         } else if let Some(parts) = parts {
             parts.sessions.end_all();
             parts.segments.close();
-            drop(parts);
-            LIVING.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }
 
+/// What a block is put from or got into.
+pub(super) enum Buffers {
+    /// This host's memory.
+    Host(Vec<Slice>),
+    /// A GPU's.
+    Device(Vec<GpuSlice>),
+}
+
 /// A block to move, or the code of what is wrong with it.
-pub(super) type Item = Result<(Key, Vec<Slice>), i64>;
+pub(super) type Item = Result<(Key, Buffers), i64>;
 
 impl Parts {
     /// Puts the items that can be put: one code an item. Also why the first that failed did.
     pub(super) fn put(&self, items: Vec<Item>, options: &PutOptions) -> (Vec<i64>, Option<String>) {
         let mut why = None;
         let codes = spread(items, |items| {
-            let blocks = items
-                .into_iter()
-                .map(|(key, buffers)| PutBlock {
-                    key,
-                    parent: None,
-                    buffers,
-                })
-                .collect();
-            let outcomes = self.client.batch_put(blocks, options);
+            let outcomes = by_place(
+                items,
+                |items| self.client.batch_put(puts(items), options),
+                |items| self.client.batch_put_gpu(puts(items), options),
+            );
             let code = |outcome| match outcome {
                 Ok(_) => codes::OK,
                 Err(error) => {
@@ -116,11 +106,12 @@ impl Parts {
     pub(super) fn get(&self, items: Vec<Item>) -> (Vec<i64>, Option<String>) {
         let mut why = None;
         let codes = spread(items, |items| {
-            let gets = items
-                .into_iter()
-                .map(|(key, buffers)| GetBlock { key, buffers })
-                .collect();
-            let outcomes = self.client.batch_get(gets, &GetOptions::default());
+            let options = GetOptions::default();
+            let outcomes = by_place(
+                items,
+                |items| self.client.batch_get(gets(items), &options),
+                |items| self.client.batch_get_gpu(gets(items), &options),
+            );
             let code = |outcome| match outcome {
                 Ok(found) => length_of(found),
                 Err(error) => {
@@ -156,6 +147,55 @@ impl Parts {
     }
 }
 
+fn puts<B>(items: Vec<(Key, Vec<B>)>) -> Vec<PutBlock<B>> {
+    let put = |(key, buffers)| PutBlock {
+        key,
+        parent: None,
+        buffers,
+    };
+    items.into_iter().map(put).collect()
+}
+
+fn gets<B>(items: Vec<(Key, Vec<B>)>) -> Vec<GetBlock<B>> {
+    let get = |(key, buffers)| GetBlock { key, buffers };
+    items.into_iter().map(get).collect()
+}
+
+/// Moves blocks of this host's memory and of GPUs', each kind in one go: one outcome a block, in order.
+fn by_place<T>(
+    items: Vec<(Key, Buffers)>,
+    host: impl FnOnce(Vec<(Key, Vec<Slice>)>) -> Vec<T>,
+    device: impl FnOnce(Vec<(Key, Vec<GpuSlice>)>) -> Vec<T>,
+) -> Vec<T> {
+    let (mut on_host, mut on_device) = (Vec::with_capacity(items.len()), Vec::new());
+    let mut is_on_device = Vec::with_capacity(items.len());
+    for (key, buffers) in items {
+        is_on_device.push(matches!(buffers, Buffers::Device(_)));
+        match buffers {
+            Buffers::Host(slices) => on_host.push((key, slices)),
+            Buffers::Device(slices) => on_device.push((key, slices)),
+        }
+    }
+    if on_device.is_empty() {
+        return host(on_host);
+    }
+    let mut of_device = device(on_device).into_iter();
+    let of_host = if on_host.is_empty() {
+        Vec::new()
+    } else {
+        host(on_host)
+    };
+    let mut of_host = of_host.into_iter();
+    let outcomes = is_on_device.into_iter().filter_map(|is_on_device| {
+        if is_on_device {
+            of_device.next()
+        } else {
+            of_host.next()
+        }
+    });
+    outcomes.collect()
+}
+
 /// The length of a block that was found, or that it was not.
 pub(super) fn length_of(found: Lookup) -> i64 {
     match found {
@@ -170,7 +210,7 @@ pub(super) fn as_count(length: Length) -> i64 {
 }
 
 /// Does the good items in one go, and puts each answer in its item's place.
-fn spread(items: Vec<Item>, work: impl FnOnce(Vec<(Key, Vec<Slice>)>) -> Vec<i64>) -> Vec<i64> {
+fn spread(items: Vec<Item>, work: impl FnOnce(Vec<(Key, Buffers)>) -> Vec<i64>) -> Vec<i64> {
     let mut codes: Vec<i64> = Vec::with_capacity(items.len());
     let mut good = Vec::with_capacity(items.len());
     let mut places = Vec::with_capacity(items.len());

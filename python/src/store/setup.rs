@@ -1,9 +1,10 @@
 //! Setting a store up, what it contributes and registers, and its end.
 
 use super::args::Number;
-use super::pool::{Pool, forked_from};
+use super::pool::Pool;
 use super::segments::{SegmentError, Wanted};
 use super::{ObjectStore, aside, codes, lent};
+use crate::home::Resident;
 use kvpool_client::blocking::Client;
 use kvpool_client::{Leasing, Namespace, Options, RdmaOptions, Timeouts};
 use kvpool_types::Key;
@@ -38,12 +39,8 @@ impl ObjectStore {
         if self.pool()?.is_some() {
             return Ok((codes::PARAMETERS, "the store is set up already".into()));
         }
-        if let Some(parent) = forked_from() {
-            return Err(PyRuntimeError::new_err(format!(
-                "this process is a fork of process {parent}, which had a store at the time; make the \
-                 store after the fork alone, or start processes by spawn"
-            )));
-        }
+        let resident =
+            Resident::new().map_err(|fault| PyRuntimeError::new_err(fault.message().to_owned()))?;
         let namespace = Namespace {
             name: namespace,
             ..Namespace::default()
@@ -69,7 +66,7 @@ impl ObjectStore {
         };
         match aside(py, || Client::connect(options)) {
             Ok(client) => {
-                *self.pool.write() = Some(Arc::new(Pool::new(client)));
+                *self.pool.write() = Some(Arc::new(Pool::new(client, resident)));
                 self.process.store(std::process::id(), Ordering::Release);
                 Ok((codes::OK, String::new()))
             }

@@ -2,7 +2,7 @@
 
 use super::args::{How, Keys, Number, put_options};
 use super::lent::Lent;
-use super::pool::Item;
+use super::pool::{Buffers, Item};
 use super::ranges::{self, Fragment};
 use super::{ObjectStore, aside, aside_with, codes};
 use kvpool_transport::{Region, Slice};
@@ -25,7 +25,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; count]);
         };
-        let lent = Lent::new(&pool.memory);
+        let lent = Lent::new(&pool);
         let memory = addresses.into_iter().zip(lengths).zip(offsets);
         let fragments: Vec<Fragment> = keys
             .0
@@ -121,7 +121,7 @@ impl ObjectStore {
         let Some(pool) = self.pool()?.filter(|_| alike) else {
             return Ok(vec![codes::PARAMETERS; count]);
         };
-        let lent = Lent::new(&pool.memory);
+        let lent = Lent::new(&pool);
         let memory = addresses.iter().zip(&lengths).zip(&offsets);
         let writes: Vec<_> = keys
             .0
@@ -166,7 +166,8 @@ impl ObjectStore {
                             why = why.or(failed);
                         }
                         same_options = Some(options);
-                        Ok((key, vec![Region::from(bytes).whole()]))
+                        let whole = vec![Region::from(bytes).whole()];
+                        Ok((key, Buffers::Host(whole)))
                     }
                     (_, Err(code)) => Err(code),
                     (None, Ok(_)) => Err(codes::PARAMETERS),

@@ -33,6 +33,20 @@ pub fn open() -> Result<Arc<dyn CopyEngine>, GpuError> {
     cuda.clone().map(|cuda| cuda as Arc<dyn CopyEngine>)
 }
 
+/// The GPUs, if this process uses them already: while nothing has loaded the driver, no address is device
+/// memory.
+pub fn in_use() -> Option<Arc<dyn CopyEngine>> {
+    let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    // SAFETY: with this flag nothing is loaded, and no initialiser runs.
+    let loaded = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), flags) };
+    if loaded.is_null() {
+        return None;
+    }
+    // SAFETY: gives back the count that `dlopen` has just taken.
+    unsafe { libc::dlclose(loaded) };
+    open().ok()
+}
+
 /// The driver and the devices used so far.
 #[derive(Debug)]
 struct Cuda {
