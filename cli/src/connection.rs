@@ -82,7 +82,7 @@ impl Connection {
 
     /// The pool's masters, one by one.
     pub(crate) fn masters(&self) -> Vec<String> {
-        masters(self.master())
+        kvpool_client::masters(self.master())
     }
 
     /// The flags that say all this to another kvctl.
@@ -127,25 +127,6 @@ impl Connection {
     pub(crate) async fn connect(&self) -> anyhow::Result<Client> {
         Client::connect(self.options()).await.map_err(connect_error)
     }
-}
-
-/// The masters in a list with commas. Those between `etcd://` and the cluster's name belong to it.
-pub(crate) fn masters(list: &str) -> Vec<String> {
-    let is_open = |url: &String| {
-        url.strip_prefix("etcd://")
-            .is_some_and(|rest| !rest.contains('/'))
-    };
-    let mut masters: Vec<String> = Vec::new();
-    for part in list.split(',') {
-        match masters.last_mut().filter(|last| is_open(last)) {
-            Some(last) => {
-                last.push(',');
-                last.push_str(part);
-            }
-            None => masters.push(part.trim().to_owned()),
-        }
-    }
-    masters
 }
 
 /// The error with the exit code that it deserves.
@@ -197,27 +178,4 @@ pub(crate) fn put_error(error: PutError) -> anyhow::Error {
         return exit::Unreachable(error.to_string()).into();
     }
     error.into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn masters_are_told_apart_from_the_endpoints_of_etcd() {
-        assert_eq!(masters("http://a:1"), ["http://a:1"]);
-        assert_eq!(
-            masters("http://a:1, http://b:1"),
-            ["http://a:1", "http://b:1"]
-        );
-        assert_eq!(
-            masters("etcd://a:1,b:1/pool,http://c:1,etcd://d:1/x"),
-            ["etcd://a:1,b:1/pool", "http://c:1", "etcd://d:1/x"]
-        );
-        assert_eq!(
-            masters("etcd://a:1,b:1"),
-            ["etcd://a:1,b:1"],
-            "the client says what is amiss"
-        );
-    }
 }

@@ -9,8 +9,10 @@ use crate::errors::{ConnectError, ControlError, GetError, PutError};
 use crate::options::Options;
 use crate::view::View;
 use kvpool_transport::Slice;
+use kvpool_transport::rdma::RegisteredBuffer;
 use kvpool_types::{Key, Length, Offset};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 /// A connection to the pool for plain threads. Clones share it.
@@ -119,6 +121,16 @@ impl Client {
         self.wait(self.client.get(key))
     }
 
+    /// See [`crate::Client::get_placed`].
+    pub fn get_placed(
+        &self,
+        key: &Key,
+        timeout: Option<Duration>,
+        place: impl FnMut(Length) -> Option<Slice>,
+    ) -> Result<Lookup, GetError> {
+        self.wait(self.client.get_placed(key, timeout, place))
+    }
+
     /// See [`crate::Client::get_range`].
     pub fn get_range(
         &self,
@@ -152,7 +164,16 @@ impl Client {
 
     /// See [`crate::Client::match_prefix`].
     pub fn match_prefix(&self, keys: &[Key]) -> Result<Prefix, ControlError> {
-        let prefix = self.wait(self.client.match_prefix(keys))?;
+        self.match_prefix_with(keys, Leasing::Lease)
+    }
+
+    /// See [`crate::Client::match_prefix_with`].
+    pub fn match_prefix_with(
+        &self,
+        keys: &[Key],
+        leasing: Leasing,
+    ) -> Result<Prefix, ControlError> {
+        let prefix = self.wait(self.client.match_prefix_with(keys, leasing))?;
         Ok(Prefix {
             blocks: prefix.blocks,
             lease: self.own(prefix.lease),
@@ -187,6 +208,11 @@ impl Client {
     /// See [`crate::Client::stats`].
     pub fn stats(&self) -> Result<PoolStats, ControlError> {
         self.wait(self.client.stats())
+    }
+
+    /// See [`crate::Client::register_buffer`].
+    pub fn register_buffer(&self, memory: &Slice) -> std::io::Result<RegisteredBuffer> {
+        self.client.register_buffer(memory)
     }
 
     /// See [`crate::Client::counters`].

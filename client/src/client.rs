@@ -18,6 +18,7 @@ use kvpool_transport::rdma::{Fabric, RegisteredBuffer};
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{ClientId, ClusterId, Code, Epoch, Key, Length, Offset};
 use std::sync::{Arc, Once};
+use std::time::Duration;
 use tokio::runtime::Handle;
 
 /// A connection to the pool. Clones share it; it closes when the last one is dropped.
@@ -157,32 +158,51 @@ impl Client {
 
     /// Gets one block as owned bytes; `None` when it is absent.
     pub async fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, GetError> {
-        let deadline = Deadline::after(self.inner.options.timeouts.get);
+        let mut memory = None;
+        let place = |length| Some(memory.insert(Region::allocate(length)).whole());
+        let found = self.get_placed(key, None, place).await?;
+        Ok(match (found, memory) {
+            (Lookup::Hit { length, .. }, Some(memory)) => {
+                memory.slice(Offset(0), length).map(|block| block.to_vec())
+            }
+            _ => None,
+        })
+    }
+
+    /// Gets one block into memory that `place` provides once the block's length is known. It is asked
+    /// again, for more, when a longer version of the block is committed meanwhile; what it gave before
+    /// is in use no more. When it gives none the get fails.
+    pub async fn get_placed(
+        &self,
+        key: &Key,
+        timeout: Option<Duration>,
+        mut place: impl FnMut(Length) -> Option<Slice>,
+    ) -> Result<Lookup, GetError> {
+        let deadline = Deadline::after(timeout.unwrap_or(self.inner.options.timeouts.get));
         let mut length = match self.known_length(key, deadline).await? {
             Some(length) => length,
             None => {
                 Counting::one(&self.inner.counting.misses);
-                return Ok(None);
+                return Ok(Lookup::Miss);
             }
         };
         loop {
-            let memory = Region::allocate(length);
+            let memory = place(length).ok_or_else(|| GetError::Failed {
+                code: Code::Internal,
+                message: format!("there is no memory for a block of {length} bytes"),
+            })?;
             let options = GetOptions {
                 timeout: Some(deadline.left()),
                 release: false,
             };
-            let gets = vec![GetBlock::new(key.clone(), memory.whole())];
+            let gets = vec![GetBlock::new(key.clone(), memory)];
             match self.batch_get(gets, &options).await.pop() {
-                Some(Ok(Lookup::Hit { length, .. })) => {
-                    let bytes = memory.slice(Offset(0), length).map(|slice| slice.to_vec());
-                    return Ok(bytes);
-                }
-                Some(Ok(Lookup::Miss)) | None => return Ok(None),
                 // A longer version was committed since its length was asked for.
                 Some(Err(GetError::BufferTooSmall { block, .. })) if !deadline.has_passed() => {
                     length = block;
                 }
-                Some(Err(error)) => return Err(error),
+                Some(outcome) => return outcome,
+                None => return Ok(Lookup::Miss),
             }
         }
     }

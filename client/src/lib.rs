@@ -59,5 +59,5 @@ pub use kvpool_transport::rdma::{RdmaOptions, RegisteredBuffer};
 pub use kvpool_transport::{Region, Slice};
 pub use kvpool_types::namespace::Namespace;
 pub use lease::Lease;
-pub use options::{Options, Timeouts, TransportChoice};
+pub use options::{Options, Timeouts, TransportChoice, masters};
 pub use view::View;

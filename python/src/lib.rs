@@ -11,8 +11,13 @@
 //! Every call that can wait lets other Python threads run meanwhile ([`pyo3::Python::detach`]), and has
 //! a deadline. Memory that a caller names is lent for the length of the call only ([`loan`]).
 
+mod errors;
+mod home;
+mod keys;
 mod loan;
 mod memory;
+mod pool;
+mod view;
 
 use pyo3::prelude::*;
 
@@ -20,6 +25,16 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::keys::{Namespace, chain_keys};
+    #[pymodule_export]
+    use crate::pool::{
+        Description, Lease, Limits, Listed, Listing, Node, Pool, Prefix, Registration, Replica,
+        Segment, Stats,
+    };
+    #[pymodule_export]
+    use crate::view::View;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -397,9 +397,10 @@ impl Slice {
         &self.region
     }
 
-    /// The address of the slice's first byte, for the calls that hand memory to the kernel and for
-    /// summing a caller's own memory.
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
+    /// The address of the slice's first byte: for the calls that hand memory to the kernel, for summing
+    /// a caller's own memory, and for lending a view out to a language with pointers of its own. Reading
+    /// through it is for who knows that a clone of the slice lives and that nobody writes meanwhile.
+    pub fn as_ptr(&self) -> *mut u8 {
         self.at(0)
     }
 

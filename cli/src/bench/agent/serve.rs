@@ -7,7 +7,7 @@ use super::{blocks::Memory, lookups, moves};
 use crate::bench::limits::Far;
 use crate::bench::usage::{self, Threads};
 use crate::bench::window::{Measured, Meter, Window, nanos, now_ns};
-use crate::connection::{connect_error, control_error, masters};
+use crate::connection::{connect_error, control_error};
 use crate::remote::Reply;
 use anyhow::{Context as _, bail};
 use kvpool_client::{Options, Remove, Timeouts, TransportChoice, blocking};
@@ -210,7 +210,7 @@ impl Agent {
 fn open(connect: &Connect) -> anyhow::Result<blocking::Client> {
     let defaults = Options::default();
     let options = Options {
-        masters: masters(&connect.master),
+        masters: kvpool_client::masters(&connect.master),
         transport: match connect.way {
             Way::Shm => TransportChoice::Shm,
             Way::Rdma => TransportChoice::Rdma,

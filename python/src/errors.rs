@@ -1,0 +1,122 @@
+//! What went wrong, on its way to the exceptions of `kvpool.errors`.
+
+use kvpool_client::{ConnectError, ControlError, GetError, PutError};
+use kvpool_types::Code;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+/// Something that went wrong, before it is an exception.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    code: &'static str,
+    is_retryable: bool,
+    is_connecting: bool,
+    message: String,
+}
+
+impl Fault {
+    /// A fault with one of the pool's codes.
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            code: code.label(),
+            is_retryable: code.is_retryable(),
+            is_connecting: false,
+            message: message.into(),
+        }
+    }
+
+    /// A value of the caller's that cannot be.
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, message)
+    }
+
+    /// The object was closed or released before. The code is not one of those that cross a wire.
+    pub(crate) fn closed(message: &str) -> Self {
+        Self {
+            code: "closed",
+            is_retryable: false,
+            is_connecting: false,
+            message: message.to_owned(),
+        }
+    }
+
+    /// The object belongs to the process that this one was forked from.
+    pub(crate) fn forked() -> Self {
+        Self {
+            code: "forked",
+            is_retryable: false,
+            is_connecting: false,
+            message: "the pool was connected by another process: connect anew after a fork"
+                .to_owned(),
+        }
+    }
+
+    /// The same, saying which of several arguments it is about.
+    pub(crate) fn at(self, place: &str) -> Self {
+        Self {
+            message: format!("{place}: {}", self.message),
+            ..self
+        }
+    }
+
+    /// The exception, to be handed out as a value: the answer for one key among others.
+    pub(crate) fn into_value(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let make = MAKE.import(py, "kvpool.errors", "_of")?;
+        make.call1((
+            self.code,
+            self.message,
+            self.is_retryable,
+            self.is_connecting,
+        ))
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)
+    }
+}
+
+/// The exception, to be raised. Made with the interpreter's lock held, and no other.
+impl From<Fault> for PyErr {
+    fn from(fault: Fault) -> Self {
+        Python::attach(|py| match fault.into_value(py) {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(error) => error,
+        })
+    }
+}
+
+impl From<ControlError> for Fault {
+    fn from(error: ControlError) -> Self {
+        Self::new(error.code, error.message)
+    }
+}
+
+impl From<GetError> for Fault {
+    fn from(error: GetError) -> Self {
+        Self {
+            is_retryable: error.is_retryable(),
+            ..Self::new(error.code(), error.to_string())
+        }
+    }
+}
+
+impl From<PutError> for Fault {
+    fn from(error: PutError) -> Self {
+        Self {
+            is_retryable: error.is_retryable(),
+            ..Self::new(error.code(), error.to_string())
+        }
+    }
+}
+
+impl From<ConnectError> for Fault {
+    fn from(error: ConnectError) -> Self {
+        Self {
+            is_connecting: true,
+            ..Self::new(error.code(), error.to_string())
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Keys, namespaces and chains, as Python has them.
+
+use crate::errors::Fault;
+use kvpool_client::Namespace as Fields;
+use kvpool_types::chain;
+use kvpool_types::{Key, KeyRef};
+use pyo3::buffer::{Element, PyBuffer};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
+use std::num::NonZeroUsize;
+
+/// Calls `each` for every item of a sequence, in order. One string or bytes object is refused, since
+/// its items are not what anyone means.
+pub(crate) fn for_each<'py>(
+    items: &Bound<'py, PyAny>,
+    what: &str,
+    mut each: impl FnMut(&Bound<'py, PyAny>) -> PyResult<()>,
+) -> PyResult<()> {
+    if let Ok(list) = items.cast::<PyList>() {
+        return list.iter().try_for_each(|item| each(&item));
+    }
+    if let Ok(tuple) = items.cast::<PyTuple>() {
+        return tuple.iter().try_for_each(|item| each(&item));
+    }
+    if is_one_text(items) {
+        return Err(PyTypeError::new_err(format!(
+            "{what} is a sequence, not one {}",
+            items.get_type().name()?
+        )));
+    }
+    for item in items.try_iter()? {
+        each(&item?)?;
+    }
+    Ok(())
+}
+
+/// How many items a sequence says that it has; 0 when it does not say.
+pub(crate) fn length_hint(items: &Bound<'_, PyAny>) -> usize {
+    items.len().unwrap_or_default()
+}
+
+fn is_one_text(items: &Bound<'_, PyAny>) -> bool {
+    items.is_instance_of::<PyString>()
+        || items.is_instance_of::<PyBytes>()
+        || items.is_instance_of::<PyByteArray>()
+}
+
+/// A key: a string, or the 32 bytes of a digest. What has another type raises; what has the right type
+/// and cannot be a key is a fault of that key alone.
+pub(crate) fn read_key(key: &Bound<'_, PyAny>) -> PyResult<Result<Key, Fault>> {
+    if let Ok(digest) = key.cast::<PyBytes>() {
+        let digest = digest.as_bytes();
+        return Ok(match <[u8; 32]>::try_from(digest) {
+            Ok(digest) => Ok(Key::from_digest(digest)),
+            Err(_) => Err(Fault::invalid(format!(
+                "a key of bytes is a digest of 32 bytes, this one has {}",
+                digest.len()
+            ))),
+        });
+    }
+    let Ok(text) = key.cast::<PyString>() else {
+        return Err(PyTypeError::new_err(format!(
+            "a key is a str or 32 bytes, not {}",
+            key.get_type().name()?
+        )));
+    };
+    Ok(match text.to_str() {
+        Ok(text) => Key::parse(text).map_err(|error| Fault::invalid(error.to_string())),
+        Err(error) => Err(Fault::invalid(format!("a key is no Unicode text: {error}"))),
+    })
+}
+
+/// Keys of a call that has no answer for one key alone: the first that cannot be raises.
+pub(crate) fn read_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
+    let mut read = Vec::with_capacity(length_hint(keys));
+    for_each(keys, "keys", |key| {
+        let key = read_key(key)?.map_err(|fault| fault.at(&format!("keys[{}]", read.len())))?;
+        read.push(key);
+        Ok(())
+    })?;
+    Ok(read)
+}
+
+/// Who shares blocks with whom: a name, and the fields that the keys of its chains begin from.
+///
+/// Two pools see each other's blocks when their namespaces' names are equal. Chains of `chain_keys` have
+/// equal keys when the four other fields are. A name is of `A-Z a-z 0-9 . _ / : @ -`, up to 255 bytes,
+/// and "default" when empty; the others are any text of up to 1 KiB.
+#[pyclass(frozen, eq, hash, get_all, module = "kvpool")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Namespace {
+    name: String,
+    model: String,
+    dtype: String,
+    parallel_rank: String,
+    salt: String,
+}
+
+#[pymethods]
+impl Namespace {
+    #[new]
+    #[pyo3(signature = (name="", *, model="", dtype="", parallel_rank="", salt=""))]
+    fn new(
+        name: &str,
+        model: &str,
+        dtype: &str,
+        parallel_rank: &str,
+        salt: &str,
+    ) -> Result<Self, Fault> {
+        let namespace = Self {
+            name: name.to_owned(),
+            model: model.to_owned(),
+            dtype: dtype.to_owned(),
+            parallel_rank: parallel_rank.to_owned(),
+            salt: salt.to_owned(),
+        };
+        let checked = namespace.fields().validate();
+        checked.map_err(|error| Fault::invalid(error.to_string()))?;
+        Ok(namespace)
+    }
+
+    /// What the namespace's chains begin from: 32 bytes.
+    #[getter]
+    fn seed<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.fields().seed())
+    }
+
+    fn __repr__(&self) -> String {
+        let Self {
+            name,
+            model,
+            dtype,
+            parallel_rank,
+            salt,
+        } = self;
+        format!(
+            "Namespace({name:?}, model={model:?}, dtype={dtype:?}, \
+             parallel_rank={parallel_rank:?}, salt={salt:?})"
+        )
+    }
+}
+
+impl Namespace {
+    /// The same for the client.
+    pub(crate) fn fields(&self) -> Fields {
+        Fields {
+            name: self.name.clone(),
+            model: self.model.clone(),
+            dtype: self.dtype.clone(),
+            parallel_rank: self.parallel_rank.clone(),
+            salt: self.salt.clone(),
+        }
+    }
+}
+
+/// The keys of all full blocks of `tokens`, `block_tokens` tokens each: digests of 32 bytes, each of
+/// which names its block and all that comes before it.
+///
+/// `tokens` is a sequence of ints from 0 to 2**32 - 1, or a buffer of them, such as a numpy array of
+/// dtype uint32 (read as it is) or of another integer type of 32 or 64 bits. Tokens beyond the last full block
+/// have no key. Raises InvalidArgumentError (a ValueError) for a token out of range or
+/// `block_tokens` below 1, TypeError for what is no tokens.
+#[pyfunction]
+pub(crate) fn chain_keys<'py>(
+    py: Python<'py>,
+    namespace: &Namespace,
+    block_tokens: usize,
+    tokens: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyList>> {
+    let block_tokens = NonZeroUsize::new(block_tokens)
+        .ok_or_else(|| Fault::invalid("a block has at least one token"))?;
+    let seed = namespace.fields().seed();
+    let tokens = read_tokens(tokens)?;
+    let keys = py.detach(|| chain::chain_keys(seed, block_tokens, &tokens));
+    let digests = keys.iter().map(|key| match key.as_ref() {
+        KeyRef::Digest { digest, .. } => PyBytes::new(py, digest),
+        KeyRef::Text(_) => unreachable!("invariant: the keys of a chain are digests"),
+    });
+    PyList::new(py, digests)
+}
+
+fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    // A list is by far the most common, and has no buffer.
+    if !tokens.is_instance_of::<PyList>() && !is_one_text(tokens) {
+        if let Ok(buffer) = PyBuffer::<u32>::get(tokens) {
+            return one_dimension(&buffer)?.to_vec(tokens.py());
+        }
+        if let Some(read) = convert::<i64>(tokens)
+            .or_else(|| convert::<i32>(tokens))
+            .or_else(|| convert::<u64>(tokens))
+        {
+            return read;
+        }
+    }
+    let mut read = Vec::with_capacity(length_hint(tokens));
+    for_each(tokens, "tokens", |token| {
+        let token: i128 = match token.extract::<i64>() {
+            Ok(token) => token.into(),
+            Err(error) if error.is_instance_of::<PyTypeError>(token.py()) => return Err(error),
+            // Too large for 64 bits, hence out of range.
+            Err(_) => i128::MAX,
+        };
+        read.push(read_token(token)?);
+        Ok(())
+    })?;
+    Ok(read)
+}
+
+/// Tokens of a buffer of another integer type; `None` when it is none of that type.
+fn convert<T: Element + Into<i128>>(tokens: &Bound<'_, PyAny>) -> Option<PyResult<Vec<u32>>> {
+    let buffer = PyBuffer::<T>::get(tokens).ok()?;
+    let read = || {
+        let wide = one_dimension(&buffer)?.to_vec(tokens.py())?;
+        wide.into_iter()
+            .map(|token| read_token(token.into()))
+            .collect()
+    };
+    Some(read())
+}
+
+fn one_dimension<T: Element>(buffer: &PyBuffer<T>) -> PyResult<&PyBuffer<T>> {
+    if buffer.dimensions() != 1 {
+        return Err(Fault::invalid(format!(
+            "tokens have one dimension, not {}",
+            buffer.dimensions()
+        ))
+        .into());
+    }
+    Ok(buffer)
+}
+
+fn read_token(token: i128) -> PyResult<u32> {
+    let read = u32::try_from(token);
+    read.map_err(|_| Fault::invalid("a token is an int from 0 to 2**32 - 1").into())
+}

@@ -1,0 +1,642 @@
+//! `kvpool.Pool`: the pool as Python programs use it.
+//!
+//! Arguments are read with the interpreter's lock held; what the client then does, it does without.
+//! What has the wrong type raises and nothing is done; a wrong value fails its own key.
+
+mod answers;
+mod buffers;
+mod lease;
+mod listing;
+mod open;
+mod options;
+mod registration;
+
+use crate::errors::Fault;
+use crate::home::Homely;
+use crate::keys::{Namespace, for_each, length_hint, read_key, read_keys};
+use crate::loan::Loan;
+use crate::view::View;
+pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, Stats};
+use buffers::{Buffers, Unwritten, Use};
+use kvpool_client::blocking::Client;
+use kvpool_client::{
+    GetBlock, GetOptions, Leasing, Lookup, Put, PutBlock, Remove, Slice, ViewOptions,
+};
+use kvpool_types::{Code, Key, Length, Offset};
+pub(crate) use lease::{Lease, Prefix};
+pub(crate) use listing::Listing;
+use open::{Connection, Open};
+use options::{Patience, PutWords, connect_options, some_seconds};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+pub(crate) use registration::Registration;
+use std::sync::Arc;
+
+/// A connection to the pool, to be shared by all threads of a process.
+///
+/// Made by `Pool.connect`, closed by `close()` or as a context manager. A key is a str of 1 byte to 1 KiB
+/// in UTF-8, or the 32 bytes of a digest (see `chain_keys`). A block is one buffer or a sequence of
+/// buffers that its bytes come from or go to, in order. A buffer is an object with the buffer protocol
+/// (bytes, bytearray, memoryview, array, numpy), contiguous, and writable for gets; a torch tensor,
+/// contiguous and on the CPU; or an `(address, length)` pair of ints, whose memory the caller keeps.
+/// Nothing is copied on the way, and nothing touches a buffer after its call has returned.
+///
+/// Every call that waits lets other threads run, and ends by its timeout (in seconds). A
+/// KeyboardInterrupt is raised when the call under way has ended. A batch answers per key, in order: a
+/// key that fails has an Error in its place and leaves its neighbours alone. What has the wrong type
+/// raises TypeError, and nothing is done. Keys that are named twice are each served.
+///
+/// A closed pool raises ClosedError. In a child made by fork a pool raises ForkedError: connect anew.
+#[pyclass(frozen, module = "kvpool")]
+pub(crate) struct Pool {
+    connection: Arc<Connection>,
+    masters: String,
+}
+
+/// One key of a batch: to be asked about, or at fault before.
+type Planned = Option<Fault>;
+
+impl Pool {
+    fn open(&self) -> Result<Arc<Homely<Open>>, Fault> {
+        self.connection.get()
+    }
+
+    /// Does `work` with the client, without the interpreter's lock.
+    fn call<T: Send, E: Into<Fault> + Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Client) -> Result<T, E> + Send,
+    ) -> Result<T, Fault> {
+        py.detach(|| {
+            // Held in here, so that a pool closed meanwhile is taken apart without the lock too.
+            let open = self.open()?;
+            work(&open.get()?.client).map_err(Into::into)
+        })
+    }
+
+    fn put_blocks<'py>(
+        &self,
+        keys: &Bound<'py, PyAny>,
+        blocks: &Bound<'py, PyAny>,
+        parents: Option<&Bound<'py, PyAny>>,
+        words: PutWords,
+    ) -> PyResult<Vec<Result<Put, Fault>>> {
+        let py = keys.py();
+        let open = self.open()?;
+        let Open { client, memory, .. } = open.get()?;
+        let options = words.read()?;
+        let mut read = Vec::with_capacity(length_hint(keys));
+        for_each(keys, "keys", |key| {
+            read.push(read_key(key)?);
+            Ok(())
+        })?;
+        let mut parents = match parents {
+            Some(parents) => read_parents(parents, read.len())?,
+            None => Vec::new(),
+        }
+        .into_iter();
+        let mut buffers = Buffers::new(py, memory, Use::Read);
+        let mut keys = read.into_iter();
+        let (mut plan, mut puts): (Vec<Planned>, _) = (Vec::new(), Vec::new());
+        for_each(blocks, "blocks", |block| {
+            let Some(key) = keys.next() else {
+                return Err(uneven("blocks"));
+            };
+            let lent = buffers.lend(block)?;
+            let parent = parents.next().unwrap_or(Ok(None));
+            let put = || {
+                Ok::<_, Fault>(PutBlock {
+                    key: key?,
+                    parent: parent.map_err(|fault| fault.at("its parent"))?,
+                    buffers: lent?,
+                })
+            };
+            plan_one(put(), &mut plan, &mut puts);
+            Ok(())
+        })?;
+        if keys.next().is_some() {
+            return Err(uneven("blocks"));
+        }
+        let outcomes = buffers.run(|| client.batch_put(puts, &options))?;
+        Ok(merge(plan, outcomes))
+    }
+}
+
+/// Notes what is to be asked about one key, or why nothing is.
+fn plan_one<T>(one: Result<T, Fault>, plan: &mut Vec<Planned>, asked: &mut Vec<T>) {
+    plan.push(match one {
+        Ok(one) => {
+            asked.push(one);
+            None
+        }
+        Err(fault) => Some(fault),
+    });
+}
+
+/// The outcomes of what was asked, and the faults of what was not, in order.
+fn merge<T, E: Into<Fault>>(
+    plan: Vec<Planned>,
+    outcomes: Vec<Result<T, E>>,
+) -> Vec<Result<T, Fault>> {
+    let mut outcomes = outcomes.into_iter();
+    let mut next = || match outcomes.next() {
+        Some(outcome) => outcome.map_err(Into::into),
+        None => Err(Fault::new(Code::Internal, "the call came to no outcome")),
+    };
+    plan.into_iter()
+        .map(|fault| fault.map_or_else(&mut next, Err))
+        .collect()
+}
+
+fn uneven(what: &str) -> PyErr {
+    Fault::invalid(format!("there are not as many {what} as keys")).into()
+}
+
+fn read_parents(
+    parents: &Bound<'_, PyAny>,
+    keys: usize,
+) -> PyResult<Vec<Result<Option<Key>, Fault>>> {
+    let mut read = Vec::with_capacity(keys);
+    for_each(parents, "parents", |parent| {
+        read.push(if parent.is_none() {
+            Ok(None)
+        } else {
+            read_key(parent)?.map(Some)
+        });
+        Ok(())
+    })?;
+    if read.len() == keys {
+        Ok(read)
+    } else {
+        Err(uneven("parents"))
+    }
+}
+
+/// One answer a key: what `show` makes of an outcome, or its exception.
+fn answers<'py, T>(
+    py: Python<'py>,
+    outcomes: Vec<Result<T, Fault>>,
+    show: impl Fn(T) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let shown = outcomes.into_iter().map(|outcome| match outcome {
+        Ok(outcome) => show(outcome),
+        Err(fault) => fault.into_value(py),
+    });
+    PyList::new(py, shown.collect::<PyResult<Vec<_>>>()?)
+}
+
+/// The one outcome of a batch of one.
+fn only<T>(outcomes: Vec<Result<T, Fault>>) -> Result<T, Fault> {
+    let outcome = outcomes.into_iter().next();
+    outcome.unwrap_or_else(|| Err(Fault::new(Code::Internal, "the call came to no outcome")))
+}
+
+/// A Python bool.
+fn truth(py: Python<'_>, is: bool) -> Bound<'_, PyAny> {
+    pyo3::types::PyBool::new(py, is).to_owned().into_any()
+}
+
+const fn leasing(lease: bool) -> Leasing {
+    if lease { Leasing::Lease } else { Leasing::None }
+}
+
+#[pymethods]
+impl Pool {
+    /// Connects to the pool.
+    ///
+    /// `master`: where kvmaster is, as `http://host:port`, several of them with commas or as a sequence
+    /// (any will do: the one that leads is found and followed), or `etcd://host:port/cluster`.
+    /// `namespace`: who shares blocks with whom; made known at connect. `transport`: which ways bytes may
+    /// go: "auto" is shared memory on the same host, then RDMA, then TCP. `token`: what proves to nodes
+    /// that the client may connect. Times are in seconds: `timeout` for connecting, the others for the calls
+    /// that do not say (when left out: put 10, get 5, all else 3). `spin`: how long a call polls for the
+    /// master's answer with a whole core before it sleeps; worth it only where cores are idle.
+    ///
+    /// Raises ConnectError when no master lets it in, ValueError for an address that is none.
+    #[staticmethod]
+    #[pyo3(signature = (master=None, *, namespace=None, transport="auto", token=String::new(),
+        timeout=5.0, put_timeout=None, get_timeout=None, control_timeout=None, spin=0.0))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn connect(
+        py: Python<'_>,
+        master: Option<&Bound<'_, PyAny>>,
+        namespace: Option<&Namespace>,
+        transport: &str,
+        token: String,
+        timeout: f64,
+        put_timeout: Option<f64>,
+        get_timeout: Option<f64>,
+        control_timeout: Option<f64>,
+        spin: f64,
+    ) -> PyResult<Self> {
+        let patience = Patience {
+            connect: timeout,
+            put: put_timeout,
+            get: get_timeout,
+            control: control_timeout,
+            spin,
+        };
+        let options = connect_options(master, namespace, transport, token, &patience)?;
+        let masters = options.masters.join(",");
+        let client = py.detach(|| Client::connect(options).map_err(Fault::from))?;
+        Ok(Self {
+            connection: Arc::new(Connection::new(client)),
+            masters,
+        })
+    }
+
+    /// Puts blocks, one for each key. Answers one for each: True, it is stored; False, it was there
+    /// already and is left as it was; an Error, it failed.
+    ///
+    /// `parents`: for each key the one before it in its chain, or None; linked when it is present at commit.
+    /// `replicas`: how many, each on another node; fewer are made when nodes lack. `preferred_node`: the
+    /// node to try first, by name. `prefer_same_host`: prefer nodes on this host. `soft_pin`: evict the
+    /// blocks after others for so many seconds. `hard_pin`: never evict them. `upsert`: write a new
+    /// version of blocks that are present. `timeout`: seconds for the whole call, the wait for room in a
+    /// full pool included.
+    #[pyo3(signature = (keys, blocks, *, parents=None, replicas=1, preferred_node=None,
+        prefer_same_host=false, soft_pin=None, hard_pin=false, upsert=false, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn batch_put<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        blocks: &Bound<'py, PyAny>,
+        parents: Option<&Bound<'py, PyAny>>,
+        replicas: u32,
+        preferred_node: Option<String>,
+        prefer_same_host: bool,
+        soft_pin: Option<f64>,
+        hard_pin: bool,
+        upsert: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let words = PutWords {
+            replicas,
+            preferred_node,
+            prefer_same_host,
+            soft_pin,
+            hard_pin,
+            upsert,
+            timeout,
+        };
+        let outcomes = self.put_blocks(keys, blocks, parents, words)?;
+        answers(py, outcomes, |put| {
+            Ok(truth(py, matches!(put, Put::Stored { .. })))
+        })
+    }
+
+    /// Puts one block, as `batch_put` does. True: it is stored. False: it was there already. Raises
+    /// Error when it failed.
+    #[pyo3(signature = (key, block, *, parent=None, replicas=1, preferred_node=None,
+        prefer_same_host=false, soft_pin=None, hard_pin=false, upsert=false, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn put<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        block: &Bound<'py, PyAny>,
+        parent: Option<&Bound<'py, PyAny>>,
+        replicas: u32,
+        preferred_node: Option<String>,
+        prefer_same_host: bool,
+        soft_pin: Option<f64>,
+        hard_pin: bool,
+        upsert: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
+        let words = PutWords {
+            replicas,
+            preferred_node,
+            prefer_same_host,
+            soft_pin,
+            hard_pin,
+            upsert,
+            timeout,
+        };
+        let one = |item: &Bound<'py, PyAny>| PyTuple::new(py, [item]).map(Bound::into_any);
+        let parents = parent.map(one).transpose()?;
+        let outcomes = self.put_blocks(&one(key)?, &one(block)?, parents.as_ref(), words)?;
+        Ok(matches!(only(outcomes)?, Put::Stored { .. }))
+    }
+
+    /// Gets blocks, each into the memory in its place of `into`, which is at least as long as the block;
+    /// what lies beyond the block stays as it was. Answers one for each: the block's length in bytes;
+    /// None, the pool does not have it; an Error, it failed. The bytes have been compared with the checksum
+    /// that their writer made. Unless a block was found, what its memory holds is undefined.
+    ///
+    /// `timeout`: seconds for the whole call. `release`: give the leases that the call takes back at its
+    /// end, rather than keep the blocks' places for later gets until they run out.
+    #[pyo3(signature = (keys, into, *, timeout=None, release=false))]
+    fn batch_get<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        into: &Bound<'py, PyAny>,
+        timeout: Option<f64>,
+        release: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let open = self.open()?;
+        let Open { client, memory, .. } = open.get()?;
+        let options = GetOptions {
+            timeout: some_seconds("timeout", timeout)?,
+            release,
+        };
+        let mut read = Vec::with_capacity(length_hint(keys));
+        for_each(keys, "keys", |key| {
+            read.push(read_key(key)?);
+            Ok(())
+        })?;
+        let mut buffers = Buffers::new(py, memory, Use::Write);
+        let mut keys = read.into_iter();
+        let (mut plan, mut gets): (Vec<Planned>, _) = (Vec::new(), Vec::new());
+        for_each(into, "into", |target| {
+            let Some(key) = keys.next() else {
+                return Err(uneven("targets"));
+            };
+            let lent = buffers.lend(target)?;
+            let get = key.and_then(|key| {
+                Ok(GetBlock {
+                    key,
+                    buffers: lent?,
+                })
+            });
+            plan_one(get, &mut plan, &mut gets);
+            Ok(())
+        })?;
+        if keys.next().is_some() {
+            return Err(uneven("targets"));
+        }
+        let outcomes = buffers.run(|| client.batch_get(gets, &options))?;
+        answers(py, merge(plan, outcomes), |found| match found {
+            Lookup::Hit { length, .. } => Ok(length.0.into_pyobject(py)?.into_any()),
+            Lookup::Miss => Ok(py.None().into_bound(py)),
+        })
+    }
+
+    /// Gets one block as bytes; None when the pool does not have it. Raises Error when it failed.
+    #[pyo3(signature = (key, *, timeout=None))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let timeout = some_seconds("timeout", timeout)?;
+        let key = read_key(key)??;
+        let open = self.open()?;
+        let client = &open.get()?.client;
+        let loan = Loan::new();
+        let mut bytes = Vec::new();
+        let mut failure = None;
+        let place = |length: Length| -> Option<Slice> {
+            Python::attach(|py| {
+                let lent = Unwritten::new(py, length)
+                    .map(|room| room.lend(py, &loan).inspect(|_| bytes.push(room)));
+                lent.unwrap_or_else(|error| {
+                    failure = Some(error);
+                    None
+                })
+            })
+        };
+        let found = py.detach(|| client.get_placed(&key, timeout, place));
+        finish(py, loan, found.map_err(Fault::from), bytes, failure)
+    }
+
+    /// Gets the `length` bytes of a block from `offset` on, as bytes; None when the pool does not have
+    /// the block. Only the 64 KiB chunks that the range touches are moved and verified. Raises Error when
+    /// it failed, InvalidArgumentError when the range does not lie in the block.
+    #[pyo3(signature = (key, offset, length, *, timeout=None))]
+    fn get_range<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        offset: u64,
+        length: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let options = GetOptions {
+            timeout: some_seconds("timeout", timeout)?,
+            release: false,
+        };
+        let key = read_key(key)??;
+        let open = self.open()?;
+        let client = &open.get()?.client;
+        let limit = client.limits().max_block;
+        if length > limit.0 {
+            let message =
+                format!("{length} bytes are over the pool's limit of {limit} for a block");
+            return Err(Fault::invalid(message).into());
+        }
+        let room = Unwritten::new(py, Length(length))?;
+        let loan = Loan::new();
+        let buffers: Vec<Slice> = room.lend(py, &loan).into_iter().collect();
+        let found = py.detach(|| client.get_range(&key, Offset(offset), buffers, &options));
+        // A hit counts the block's length, not the range's.
+        let found = found.map(|found| match found {
+            Lookup::Hit { version, .. } => Lookup::Hit {
+                length: Length(length),
+                version,
+            },
+            Lookup::Miss => Lookup::Miss,
+        });
+        finish(py, loan, found.map_err(Fault::from), vec![room], None)
+    }
+
+    /// Which of `keys` the pool has: one bool for each, in order. Those are leased for a while and count
+    /// as used; with `lease=False` nothing is. Raises Error when the master cannot be asked, and
+    /// InvalidArgumentError for a key that cannot be.
+    #[pyo3(signature = (keys, *, lease=true))]
+    fn is_exist<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        lease: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let keys = read_keys(keys)?;
+        let (present, _) = self.call(py, |client| client.exist(&keys, leasing(lease)))?;
+        PyList::new(py, present)
+    }
+
+    /// How many leading blocks of a chain the pool has, in one round trip, with a lease on them; with
+    /// `lease=False` nothing is leased. Raises as `is_exist` does.
+    #[pyo3(signature = (keys, *, lease=true))]
+    fn match_prefix(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        lease: bool,
+    ) -> PyResult<Prefix> {
+        let keys = read_keys(keys)?;
+        let prefix = self.call(py, |client| client.match_prefix_with(&keys, leasing(lease)))?;
+        Prefix::new(py, Arc::clone(&self.connection), prefix)
+    }
+
+    /// A block in place, without a copy, where it has a replica on this host in reach of shared memory;
+    /// None when the pool does not have it. `verify=False` does not compare its bytes with the checksum.
+    /// Raises Error when it failed, for one because there is no such replica.
+    #[pyo3(signature = (key, *, verify=true, timeout=None))]
+    fn get_view(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        verify: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<View>> {
+        let options = ViewOptions {
+            timeout: some_seconds("timeout", timeout)?,
+            unverified: !verify,
+        };
+        let key = read_key(key)??;
+        let view = self.call(py, |client| client.get_view(&key, &options))?;
+        Ok(view.map(View::new))
+    }
+
+    /// Registers memory with the RDMA ports of this host, for buffers that blocks are put from and got
+    /// into again and again. `memory`: a writable buffer, a tensor, or an `(address, length)` pair.
+    /// Raises InvalidArgumentError for memory that cannot be registered, or is already.
+    fn register_buffer(&self, memory: &Bound<'_, PyAny>) -> PyResult<Registration> {
+        Registration::new(self.open()?, memory)
+    }
+
+    /// Removes blocks. Answers one for each key: True, it is gone; False, it was not there; an Error, it
+    /// was kept, for one because a lease or a pin protects it (LeasedError), which `force` overrides.
+    #[pyo3(signature = (keys, *, force=false))]
+    fn remove<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        force: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (mut plan, mut asked): (Vec<Planned>, Vec<Key>) = (Vec::new(), Vec::new());
+        for_each(keys, "keys", |key| {
+            plan_one(read_key(key)?, &mut plan, &mut asked);
+            Ok(())
+        })?;
+        let removed = self.call(py, |client| client.remove(Remove::Keys(asked), force))?;
+        let outcomes = removed.codes.into_iter().map(|code| match code {
+            Code::Ok => Ok(true),
+            Code::Missing => Ok(false),
+            Code::Leased => Err(Fault::new(code, "a lease or a pin protects the block")),
+            other => Err(Fault::new(other, "the block was not removed")),
+        });
+        let outcomes = merge(plan, outcomes.collect());
+        answers(py, outcomes, |removed| Ok(truth(py, removed)))
+    }
+
+    /// Removes every block of the namespace whose key matches a regular expression; `(removed, kept)`,
+    /// where a lease or a pin protects those that are kept, unless `force`.
+    #[pyo3(signature = (regex, *, force=false))]
+    fn remove_matching(&self, py: Python<'_>, regex: String, force: bool) -> PyResult<(u64, u64)> {
+        self.remove_whole(py, Remove::Pattern(regex), force)
+    }
+
+    /// Removes every block of the namespace; `(removed, kept)` as for `remove_matching`.
+    #[pyo3(signature = (*, force=false))]
+    fn remove_all(&self, py: Python<'_>, force: bool) -> PyResult<(u64, u64)> {
+        self.remove_whole(py, Remove::Namespace, force)
+    }
+
+    /// Goes through the namespace's blocks whose keys match a regular expression, all when it is empty,
+    /// a page at a time: an iterator of `Listed`. It leases nothing. What changes meanwhile may be in it
+    /// or not.
+    #[pyo3(signature = (regex=String::new()))]
+    fn list(&self, regex: String) -> PyResult<Listing> {
+        self.open()?;
+        Ok(Listing::new(Arc::clone(&self.connection), regex))
+    }
+
+    /// What the master knows of each block; None for those that the pool does not have. Leases nothing.
+    /// Raises as `is_exist` does.
+    fn describe<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<Option<Description>>> {
+        let keys = read_keys(keys)?;
+        let described = self.call(py, |client| client.describe(&keys))?;
+        described
+            .into_iter()
+            .map(|one| one.map(|one| Description::new(py, one)).transpose())
+            .collect()
+    }
+
+    /// What the master counts: blocks, bytes, nodes and segments. Raises Error when it cannot be asked.
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        let stats = self.call(py, Client::stats)?;
+        Stats::new(py, stats)
+    }
+
+    /// What this connection has done so far, by name: hits, misses, bytes moved by each transport.
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let open = self.open()?;
+        let counters = PyDict::new(py);
+        for (name, count) in open.get()?.client.counters().named() {
+            counters.set_item(name, count)?;
+        }
+        Ok(counters)
+    }
+
+    /// What the pool agreed on at connect.
+    #[getter]
+    fn limits(&self) -> PyResult<Limits> {
+        let open = self.open()?;
+        Ok(open.get()?.client.limits().into())
+    }
+
+    /// Whether it is closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.connection.is_closed()
+    }
+
+    /// Closes the connection. Calls under way go on until they end; later ones raise ClosedError. Views
+    /// stay valid. Once more does nothing.
+    fn close(&self, py: Python<'_>) {
+        let open = self.connection.close();
+        py.detach(|| drop(open));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { "closed" } else { "open" };
+        format!("<kvpool.Pool of {}, {state}>", self.masters)
+    }
+}
+
+impl Pool {
+    fn remove_whole(&self, py: Python<'_>, what: Remove, force: bool) -> PyResult<(u64, u64)> {
+        let removed = self.call(py, |client| client.remove(what, force))?;
+        Ok((removed.removed, removed.kept))
+    }
+}
+
+/// What a get found in memory of our own: waits until no transfer uses it, and hands the last of it out.
+fn finish<'py>(
+    py: Python<'py>,
+    loan: Loan,
+    found: Result<Lookup, Fault>,
+    mut rooms: Vec<Unwritten>,
+    failure: Option<PyErr>,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    if let Err(still_lent) = py.detach(|| loan.returned()) {
+        // Never freed, for as long as the process lives: bytes may still arrive there.
+        std::mem::forget(rooms);
+        return Err(Fault::new(Code::Internal, still_lent.to_string()).into());
+    }
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    Ok(match (found?, rooms.pop()) {
+        (Lookup::Hit { length, .. }, Some(room)) => Some(room.written(py, length)),
+        _ => None,
+    })
+}

@@ -1,0 +1,335 @@
+//! The memory of a caller's blocks: what Python objects name, lent for one call.
+
+// UNSAFETY: takes and gives back Python buffers, and lends what lies behind them. A buffer that is taken
+// stays where it is until it is given back, which is what `Buffers` holds it for.
+#![allow(
+    unsafe_code,
+    reason = "the buffer protocol and tensors name memory by its address"
+)]
+
+use crate::errors::Fault;
+use crate::loan::Loan;
+use crate::memory::Memory;
+use kvpool_client::Slice;
+use kvpool_types::{Code, Length};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PyString, PyTuple};
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// What a call does with its memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Blocks are put from it.
+    Read,
+    /// Blocks are got into it.
+    Write,
+}
+
+/// The memory that one call lends, and the objects that it belongs to.
+pub(crate) struct Buffers<'a, 'py> {
+    py: Python<'py>,
+    memory: &'a Memory,
+    usage: Use,
+    loan: Loan,
+    taken: Vec<Taken>,
+    objects: Vec<Bound<'py, PyAny>>,
+}
+
+/// Memory by its place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub(crate) address: usize,
+    pub(crate) length: u64,
+}
+
+/// A buffer that is taken; dropped, it is given back.
+pub(crate) struct Taken(Box<ffi::Py_buffer>);
+
+// SAFETY: a buffer is not bound to the thread that took it; it is given back with the interpreter's lock
+// held, whatever thread does it.
+unsafe impl Send for Taken {}
+// SAFETY: what is shared is only read.
+unsafe impl Sync for Taken {}
+
+impl Taken {
+    /// Takes an object's buffer as bytes in one piece. A fault when the object has none like that.
+    fn new(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Result<Self, Fault>> {
+        let flags = match usage {
+            Use::Read => ffi::PyBUF_SIMPLE,
+            Use::Write => ffi::PyBUF_WRITABLE,
+        };
+        let mut buffer = Box::new(MaybeUninit::<ffi::Py_buffer>::uninit());
+        // SAFETY: the object is alive, and the call fills the buffer or fails.
+        let code = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), buffer.as_mut_ptr(), flags) };
+        if code == 0 {
+            // SAFETY: the call succeeded, so the buffer is filled.
+            return Ok(Ok(Self(unsafe { buffer.assume_init() })));
+        }
+        let error = PyErr::fetch(object.py());
+        let is_about_memory = error.is_instance_of::<PyBufferError>(object.py())
+            || error.is_instance_of::<PyValueError>(object.py());
+        if !is_about_memory {
+            return Err(error);
+        }
+        let needed = match usage {
+            Use::Read => "contiguous",
+            Use::Write => "contiguous and writable",
+        };
+        Ok(Err(Fault::invalid(format!(
+            "the memory must be {needed}: {}",
+            error.value(object.py())
+        ))))
+    }
+
+    fn range(&self) -> Range {
+        Range {
+            address: self.0.buf.expose_provenance(),
+            length: u64::try_from(self.0.len).unwrap_or_default(),
+        }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        Python::attach(|_| {
+            // SAFETY: the buffer was filled by `PyObject_GetBuffer` and has not been given back.
+            unsafe { ffi::PyBuffer_Release(&raw mut *self.0) }
+        });
+    }
+}
+
+/// Memory that an object names, and what keeps it there.
+pub(crate) struct Named {
+    pub(crate) range: Range,
+    pub(crate) taken: Option<Taken>,
+}
+
+/// The memory that an object names: its buffer, a tensor's storage, or an `(address, length)` pair.
+/// `None` when it is none of these.
+pub(crate) fn name(
+    object: &Bound<'_, PyAny>,
+    usage: Use,
+) -> PyResult<Option<Result<Named, Fault>>> {
+    if let Some(pair) = pair_of(object)? {
+        return Ok(Some(pair.map(|range| Named { range, taken: None })));
+    }
+    // SAFETY: the object is alive.
+    if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
+        if holds_objects(object)? {
+            return Ok(Some(Err(Fault::invalid(
+                "memory of Python objects is no block: their addresses mean nothing elsewhere",
+            ))));
+        }
+        let taken = Taken::new(object, usage)?;
+        return Ok(Some(taken.map(|taken| Named {
+            range: taken.range(),
+            taken: Some(taken),
+        })));
+    }
+    if object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>() {
+        return Ok(None);
+    }
+    let range = tensor_of(object)?;
+    Ok(range.map(|range| range.map(|range| Named { range, taken: None })))
+}
+
+/// Whether the bytes are references to Python objects, which must never be overwritten: an array of
+/// them gives its memory out as bytes without a word.
+fn holds_objects(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = object.py();
+    if let Ok(view) = object.cast::<PyMemoryView>() {
+        let format = view.getattr(pyo3::intern!(py, "format"))?;
+        return Ok(format.cast::<PyString>()?.to_str()?.contains('O'));
+    }
+    if object.is_instance_of::<PyBytes>() || object.is_instance_of::<PyByteArray>() {
+        return Ok(false);
+    }
+    let Some(dtype) = object.getattr_opt(pyo3::intern!(py, "dtype"))? else {
+        return Ok(false);
+    };
+    match dtype.getattr_opt(pyo3::intern!(py, "hasobject"))? {
+        Some(has) => has.is_truthy(),
+        None => Ok(false),
+    }
+}
+
+/// An `(address, length)` pair; `None` for what is no tuple of two ints.
+fn pair_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>> {
+    let Ok(pair) = object.cast::<PyTuple>() else {
+        return Ok(None);
+    };
+    if pair.len() != 2 {
+        return Ok(None);
+    }
+    let (address, length) = (pair.get_item(0)?, pair.get_item(1)?);
+    if !is_int(&address) || !is_int(&length) {
+        return Ok(None);
+    }
+    let range = || {
+        let (address, length) = (address.extract().ok()?, length.extract().ok()?);
+        Some(Range { address, length })
+    };
+    Ok(Some(range().ok_or_else(|| {
+        Fault::invalid("an address and a length are ints from 0 to 2**64 - 1")
+    })))
+}
+
+fn is_int(object: &Bound<'_, PyAny>) -> bool {
+    object.is_instance_of::<pyo3::types::PyInt>()
+}
+
+/// The storage of a tensor as torch has them, told by what it can do: torch is not imported.
+fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>> {
+    let py = object.py();
+    let Some(data_ptr) = object.getattr_opt(pyo3::intern!(py, "data_ptr"))? else {
+        return Ok(None);
+    };
+    if let Some(device) = object.getattr_opt(pyo3::intern!(py, "device"))? {
+        let kind = device.getattr(pyo3::intern!(py, "type"))?;
+        if !kind.eq("cpu")? {
+            return Ok(Some(Err(Fault::invalid(format!(
+                "a tensor must be on the CPU, this one is on {device}"
+            )))));
+        }
+    }
+    let is_contiguous = object.call_method0(pyo3::intern!(py, "is_contiguous"))?;
+    if !is_contiguous.is_truthy()? {
+        return Ok(Some(Err(Fault::invalid("a tensor must be contiguous"))));
+    }
+    let length: u64 = match object.getattr_opt(pyo3::intern!(py, "nbytes"))? {
+        Some(nbytes) => nbytes.extract()?,
+        None => {
+            let count: u64 = object.call_method0(pyo3::intern!(py, "numel"))?.extract()?;
+            let size = object.call_method0(pyo3::intern!(py, "element_size"))?;
+            count.saturating_mul(size.extract()?)
+        }
+    };
+    let address = data_ptr.call0()?.extract()?;
+    Ok(Some(Ok(Range { address, length })))
+}
+
+impl<'a, 'py> Buffers<'a, 'py> {
+    /// Nothing is lent yet.
+    pub(crate) fn new(py: Python<'py>, memory: &'a Memory, usage: Use) -> Self {
+        Self {
+            py,
+            memory,
+            usage,
+            loan: Loan::new(),
+            taken: Vec::new(),
+            objects: Vec::new(),
+        }
+    }
+
+    /// Lends a block: one buffer, or a sequence of them. What is no memory at all raises; memory that
+    /// cannot be used as asked is a fault of this block alone.
+    pub(crate) fn lend(
+        &mut self,
+        block: &Bound<'py, PyAny>,
+    ) -> PyResult<Result<Vec<Slice>, Fault>> {
+        if let Some(named) = name(block, self.usage)? {
+            return Ok(named.and_then(|named| Ok(vec![self.lend_named(block, named)?])));
+        }
+        if block.is_instance_of::<PyString>() || block.try_iter().is_err() {
+            return Err(no_memory(block));
+        }
+        let mut slices = Vec::new();
+        for part in block.try_iter()? {
+            let part = part?;
+            let named = name(&part, self.usage)?.ok_or_else(|| no_memory(&part))?;
+            match named.and_then(|named| self.lend_named(&part, named)) {
+                Ok(slice) => slices.push(slice),
+                Err(fault) => return Ok(Err(fault)),
+            }
+        }
+        Ok(Ok(slices))
+    }
+
+    fn lend_named(&mut self, object: &Bound<'py, PyAny>, named: Named) -> Result<Slice, Fault> {
+        let Named { range, taken } = named;
+        let Range { address, length } = range;
+        // SAFETY: a buffer that was taken stays for as long as `self` holds it, which is until the
+        // loan is returned; a tensor's or a pair's memory is there by the caller's promise, and the
+        // object is held as long.
+        let slice = unsafe { self.memory.lend(&self.loan, address, length) };
+        match taken {
+            Some(taken) => self.taken.push(taken),
+            None => self.objects.push(object.clone()),
+        }
+        slice.ok_or_else(|| Fault::invalid(format!("{length} bytes at {address:#x} are no memory")))
+    }
+
+    /// Does the work of the call without the interpreter's lock, and waits until no transfer uses any
+    /// of the memory.
+    pub(crate) fn run<T: Send>(self, work: impl FnOnce() -> T + Send) -> Result<T, Fault> {
+        let Self {
+            py,
+            loan,
+            taken,
+            objects,
+            ..
+        } = self;
+        let (done, returned) = py.detach(|| {
+            // Memory is waited for also when the work panics: its owner must not free it before.
+            let done = catch_unwind(AssertUnwindSafe(work));
+            (done, loan.returned())
+        });
+        if let Err(still_lent) = returned {
+            // Never given back, for as long as the process lives: bytes may still arrive there.
+            std::mem::forget((taken, objects));
+            return Err(Fault::new(Code::Internal, still_lent.to_string()));
+        }
+        match done {
+            Ok(done) => Ok(done),
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+}
+
+fn no_memory(object: &Bound<'_, PyAny>) -> PyErr {
+    let kind = object.get_type();
+    PyTypeError::new_err(format!(
+        "memory is an object with the buffer protocol, a tensor, an (address, length) pair, or a \
+         sequence of these, not {}",
+        kind.name()
+            .map_or_else(|_| "this".to_owned(), |name| name.to_string())
+    ))
+}
+
+/// A bytes object whose bytes are still to come: no one else knows it until it is given out.
+pub(crate) struct Unwritten(Py<PyBytes>);
+
+impl Unwritten {
+    /// Room for so many bytes. Raises MemoryError when there is none.
+    pub(crate) fn new(py: Python<'_>, length: Length) -> PyResult<Self> {
+        let size = ffi::Py_ssize_t::try_from(length.0)
+            .map_err(|_| pyo3::exceptions::PyMemoryError::new_err("no room for so long a block"))?;
+        // SAFETY: without bytes to copy the call makes an object of this length, or fails.
+        let object = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
+        // SAFETY: the object is new and owned, or null with an exception set.
+        let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
+        Ok(Self(object.cast_into::<PyBytes>()?.unbind()))
+    }
+
+    /// Lends its bytes.
+    pub(crate) fn lend(&self, py: Python<'_>, loan: &Loan) -> Option<Slice> {
+        let length = self.0.as_bytes(py).len() as u64;
+        // SAFETY: the object is a bytes object and alive.
+        let start = unsafe { ffi::PyBytes_AsString(self.0.as_ptr()) };
+        // SAFETY: the object lives until the loan is returned, which is waited for before it is given
+        // out or dropped; nobody else knows it, so nobody reads the bytes as they are written.
+        unsafe { loan.lend(start.expose_provenance(), length) }
+    }
+
+    /// The object, its first `length` bytes written; a copy when that is not all of them.
+    pub(crate) fn written(self, py: Python<'_>, length: Length) -> Bound<'_, PyBytes> {
+        let bytes = self.0.into_bound(py);
+        match bytes.as_bytes().get(..length.as_usize()) {
+            Some(part) if part.len() < bytes.as_bytes().len() => PyBytes::new(py, part),
+            _ => bytes,
+        }
+    }
+}

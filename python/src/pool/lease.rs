@@ -1,0 +1,166 @@
+//! Leases, and the prefixes that they are on.
+
+use crate::errors::Fault;
+use crate::home::{Home, Homely};
+use crate::pool::open::Connection;
+use kvpool_client::blocking;
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use std::sync::Arc;
+
+/// A promise of the master not to evict some blocks for a while.
+///
+/// Released when it is left as a context manager; forgotten, it runs out by itself. `len()` is how many
+/// keys it covers.
+#[pyclass(frozen, module = "kvpool")]
+pub(crate) struct Lease {
+    home: Home,
+    pool: Arc<Connection>,
+    lease: Mutex<Option<Homely<blocking::Lease>>>,
+}
+
+impl Lease {
+    pub(crate) fn new(pool: Arc<Connection>, lease: blocking::Lease) -> Self {
+        let lease = Homely::new(lease);
+        Self {
+            home: lease.home(),
+            pool,
+            lease: Mutex::new(Some(lease)),
+        }
+    }
+
+    /// Looks at the lease; `None` when it is released, or being renewed.
+    fn look<T>(&self, at: impl FnOnce(&kvpool_client::Lease) -> T) -> Result<Option<T>, Fault> {
+        self.home.check()?;
+        let lease = self.lease.lock();
+        let held = lease.as_ref().map(Homely::get).transpose()?;
+        Ok(held.map(|lease| at(lease.get())))
+    }
+
+    /// Takes the lease out, so that no lock is held while the master is asked.
+    fn take(&self) -> Result<Option<Homely<blocking::Lease>>, Fault> {
+        self.home.check()?;
+        Ok(self.lease.lock().take())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.home.is_here() {
+            std::mem::forget(self.lease.get_mut().take());
+        }
+    }
+}
+
+#[pymethods]
+impl Lease {
+    /// Extends the lease by the master's full time. Blocks whose lease had run out fall out of it; how
+    /// many is the answer. Raises ClosedError once the lease is released or the pool closed, and Error
+    /// when the master cannot be asked; the lease then runs on as it was.
+    fn renew(&self, py: Python<'_>) -> PyResult<usize> {
+        self.home.check()?;
+        self.pool.get()?;
+        let Some(mut lease) = self.take()? else {
+            return Err(Fault::closed("the lease is released, or being renewed").into());
+        };
+        let (lease, renewed) = py.detach(|| {
+            let renewed = lease.get_mut().renew();
+            (lease, renewed)
+        });
+        *self.lease.lock() = Some(lease);
+        Ok(renewed.map_err(Fault::from)?)
+    }
+
+    /// Ends the lease, so that the blocks may be evicted again. Once more does nothing. Raises Error
+    /// when the master cannot be told; the lease then runs out by itself.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(lease) = self.take()? else {
+            return Ok(());
+        };
+        self.pool.get()?;
+        let released = py.detach(|| lease.into_inner().map(blocking::Lease::release));
+        if let Some(released) = released {
+            released.map_err(Fault::from)?;
+        }
+        Ok(())
+    }
+
+    /// How many seconds all of it still runs: 0 once the first of its blocks may be evicted.
+    #[getter]
+    fn left(&self) -> PyResult<f64> {
+        let left = self.look(|lease| lease.left().as_secs_f64())?;
+        Ok(left.unwrap_or_default())
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(self.look(kvpool_client::Lease::len)?.unwrap_or_default())
+    }
+
+    /// Always true: a lease on nothing is a lease too.
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception: &Bound<'_, pyo3::types::PyTuple>,
+    ) -> PyResult<()> {
+        self.release(py)
+    }
+
+    fn __repr__(&self) -> PyResult<String> {
+        Ok(format!(
+            "<kvpool.Lease on {} blocks, {:.1} s left>",
+            self.__len__()?,
+            self.left()?
+        ))
+    }
+}
+
+/// How much of a chain is present: `blocks` leading ones, and the `lease` on them.
+///
+/// As a context manager it releases the lease at the end.
+#[pyclass(frozen, get_all, module = "kvpool")]
+pub(crate) struct Prefix {
+    blocks: usize,
+    lease: Py<Lease>,
+}
+
+impl Prefix {
+    pub(crate) fn new(
+        py: Python<'_>,
+        pool: Arc<Connection>,
+        prefix: blocking::Prefix,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            blocks: prefix.blocks,
+            lease: Py::new(py, Lease::new(pool, prefix.lease))?,
+        })
+    }
+}
+
+#[pymethods]
+impl Prefix {
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception: &Bound<'_, pyo3::types::PyTuple>,
+    ) -> PyResult<()> {
+        self.lease.get().release(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<kvpool.Prefix of {} blocks>", self.blocks)
+    }
+}

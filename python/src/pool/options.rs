@@ -1,0 +1,126 @@
+//! What calls are told, read from Python.
+
+use crate::errors::Fault;
+use crate::keys::Namespace;
+use kvpool_client::{Options, PutOptions, Timeouts, TransportChoice, masters};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use std::time::Duration;
+
+/// The longest time that a call may be given, in seconds: over eleven days.
+const LONGEST: f64 = 1e6;
+
+/// A time in seconds.
+pub(crate) fn seconds(what: &str, value: f64) -> Result<Duration, Fault> {
+    // A comparison with what is no number is false.
+    if (0.0..=LONGEST).contains(&value) {
+        Ok(Duration::from_secs_f64(value))
+    } else {
+        Err(Fault::invalid(format!(
+            "{what} is a number of seconds from 0 to {LONGEST}, not {value}"
+        )))
+    }
+}
+
+/// A time in seconds that may be left out.
+pub(crate) fn some_seconds(what: &str, value: Option<f64>) -> Result<Option<Duration>, Fault> {
+    value.map(|value| seconds(what, value)).transpose()
+}
+
+/// What `Pool.connect` is told about time, in seconds; what is left out is as in the client.
+pub(crate) struct Patience {
+    pub(crate) connect: f64,
+    pub(crate) put: Option<f64>,
+    pub(crate) get: Option<f64>,
+    pub(crate) control: Option<f64>,
+    pub(crate) spin: f64,
+}
+
+/// The client's options.
+pub(crate) fn connect_options(
+    master: Option<&Bound<'_, PyAny>>,
+    namespace: Option<&Namespace>,
+    transport: &str,
+    token: String,
+    patience: &Patience,
+) -> PyResult<Options> {
+    let defaults = Timeouts::default();
+    let or = |what, value, default| {
+        some_seconds(what, value).map(|read: Option<Duration>| read.unwrap_or(default))
+    };
+    let usual = Options::default();
+    Ok(Options {
+        masters: master.map_or(Ok(usual.masters), read_masters)?,
+        namespace: namespace.map(Namespace::fields).unwrap_or_default(),
+        transport: read_transport(transport)?,
+        timeouts: Timeouts {
+            connect: seconds("timeout", patience.connect)?,
+            put: or("put_timeout", patience.put, defaults.put)?,
+            get: or("get_timeout", patience.get, defaults.get)?,
+            control: or("control_timeout", patience.control, defaults.control)?,
+        },
+        spin: seconds("spin", patience.spin)?,
+        token,
+        ..Options::default()
+    })
+}
+
+fn read_masters(master: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    if let Ok(list) = master.cast::<PyString>() {
+        return Ok(masters(list.to_str()?));
+    }
+    let mut named = Vec::new();
+    crate::keys::for_each(master, "master", |one| match one.cast::<PyString>() {
+        Ok(one) => {
+            named.push(one.to_str()?.to_owned());
+            Ok(())
+        }
+        Err(_) => Err(PyTypeError::new_err("a master is a str")),
+    })?;
+    Ok(named)
+}
+
+fn read_transport(name: &str) -> Result<TransportChoice, Fault> {
+    Ok(match name {
+        "auto" => TransportChoice::Auto,
+        "shm" => TransportChoice::Shm,
+        "rdma" => TransportChoice::Rdma,
+        "tcp" => TransportChoice::Tcp,
+        other => {
+            return Err(Fault::invalid(format!(
+                "transport is 'auto', 'shm', 'rdma' or 'tcp', not {other:?}"
+            )));
+        }
+    })
+}
+
+/// How to put, in the words of `put` and `batch_put`.
+#[derive(Default)]
+pub(crate) struct PutWords {
+    pub(crate) replicas: u32,
+    pub(crate) preferred_node: Option<String>,
+    pub(crate) prefer_same_host: bool,
+    pub(crate) soft_pin: Option<f64>,
+    pub(crate) hard_pin: bool,
+    pub(crate) upsert: bool,
+    pub(crate) timeout: Option<f64>,
+}
+
+impl PutWords {
+    /// The same for the client.
+    pub(crate) fn read(self) -> Result<PutOptions, Fault> {
+        if self.replicas == 0 {
+            return Err(Fault::invalid("replicas is at least 1"));
+        }
+        Ok(PutOptions {
+            replicas: self.replicas,
+            preferred_node: self.preferred_node,
+            prefer_same_host: self.prefer_same_host,
+            soft_pin: some_seconds("soft_pin", self.soft_pin)?,
+            hard_pin: self.hard_pin,
+            upsert: self.upsert,
+            timeout: some_seconds("timeout", self.timeout)?,
+        })
+    }
+}

@@ -1,0 +1,140 @@
+//! Memory that stays registered for longer than a call.
+
+// UNSAFETY: registers memory by its address. The buffer behind it is held until the registration has
+// ended; a tensor's or a pair's memory is there by the caller's promise.
+#![allow(unsafe_code, reason = "memory is registered by its address")]
+
+use crate::errors::Fault;
+use crate::home::{Home, Homely};
+use crate::pool::buffers::{Named, Range, Taken, Use, name};
+use crate::pool::open::Open;
+use kvpool_types::Code;
+use parking_lot::Mutex;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use std::sync::Arc;
+
+/// Memory that is registered with the RDMA ports of this host, so that blocks in it need not be
+/// registered at each call; without RDMA it does nothing. It ends with `unregister()`, when it is left
+/// as a context manager, or when nothing refers to it any more. The object that the memory belongs to is
+/// kept until then.
+#[pyclass(frozen, module = "kvpool")]
+pub(crate) struct Registration {
+    home: Home,
+    range: Range,
+    held: Mutex<Option<Held>>,
+}
+
+/// What is held for as long as the registration.
+struct Held {
+    open: Arc<Homely<Open>>,
+    _buffer: Option<Taken>,
+    _object: Py<PyAny>,
+}
+
+impl Registration {
+    pub(crate) fn new(open: Arc<Homely<Open>>, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let named = name(object, Use::Write)?.ok_or_else(|| {
+            PyTypeError::new_err(
+                "what is registered is an object with the buffer protocol, a tensor, or an \
+                 (address, length) pair",
+            )
+        })?;
+        let Named { range, taken } = named?;
+        let inside = open.get()?;
+        object.py().detach(|| register(inside, range))?;
+        Ok(Self {
+            home: open.home(),
+            range,
+            held: Mutex::new(Some(Held {
+                open,
+                _buffer: taken,
+                _object: object.clone().unbind(),
+            })),
+        })
+    }
+
+    /// Ends the registration and waits until no transfer uses the memory, without the interpreter's
+    /// lock. If one still does, what is held is held for ever.
+    fn end(&self, py: Python<'_>) -> Result<(), Fault> {
+        self.home.check()?;
+        let Some(held) = self.held.lock().take() else {
+            return Ok(());
+        };
+        let open = held.open.get()?;
+        let ended = py.detach(|| {
+            let ended = open.memory.unregister(self.range.address);
+            open.registered.lock().remove(&self.range.address);
+            ended
+        });
+        ended.map(drop).map_err(|still_lent| {
+            std::mem::forget(held);
+            Fault::new(Code::Internal, still_lent.to_string())
+        })
+    }
+}
+
+fn register(open: &Open, range: Range) -> Result<(), Fault> {
+    let Range { address, length } = range;
+    if !open.registered.lock().insert(address) {
+        return Err(Fault::invalid(format!(
+            "memory at {address:#x} is registered already"
+        )));
+    }
+    let with_ports = |memory: &_| open.client.register_buffer(memory);
+    // SAFETY: what the memory belongs to is held until the registration has ended, or is there by the
+    // caller's promise.
+    let registered = unsafe { open.memory.register(address, length, with_ports) };
+    registered.map_err(|error| {
+        open.registered.lock().remove(&address);
+        Fault::invalid(error.to_string())
+    })
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if !self.home.is_here() {
+            std::mem::forget(self.held.get_mut().take());
+            return;
+        }
+        if let Err(fault) = Python::attach(|py| self.end(py)) {
+            tracing::warn!(%fault, "memory could not be unregistered");
+        }
+    }
+}
+
+#[pymethods]
+impl Registration {
+    /// Where the memory begins.
+    #[getter]
+    fn address(&self) -> usize {
+        self.range.address
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(usize::try_from(self.range.length)?)
+    }
+
+    /// Ends the registration, once no transfer uses the memory. Once more does nothing.
+    fn unregister(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.end(py)?)
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception: &Bound<'_, pyo3::types::PyTuple>,
+    ) -> PyResult<()> {
+        self.unregister(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let Range { address, length } = self.range;
+        format!("<kvpool.Registration of {length} bytes at {address:#x}>")
+    }
+}

@@ -1,0 +1,160 @@
+//! Views: blocks read in place, as Python buffers.
+
+// UNSAFETY: lends a view's memory out through the buffer protocol. The view is kept until the last
+// buffer is given back, and its memory is never written while it is kept.
+#![allow(unsafe_code, reason = "the buffer protocol is made of raw pointers")]
+
+use crate::errors::Fault;
+use crate::home::{Home, Homely};
+use parking_lot::Mutex;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use std::ffi::c_int;
+
+/// A block in place, read-only, without a copy: a buffer for `memoryview`, `bytes` and
+/// `numpy.frombuffer`.
+///
+/// The node keeps the block's memory for as long as the view, also after the pool is closed, whatever
+/// becomes of the block; so hold it no longer than it is read. It is released when it is left as a
+/// context manager, by `release()`, or when nothing refers to it any more. In a child made by fork the
+/// memory is not there: buffers taken from a view before the fork must not be read in the child.
+#[pyclass(frozen, module = "kvpool")]
+pub(crate) struct View {
+    home: Home,
+    length: usize,
+    version: u64,
+    state: Mutex<State>,
+}
+
+/// The view itself, until it is released.
+struct State {
+    view: Option<Homely<kvpool_client::View>>,
+    /// How many buffers of it are out.
+    lent: usize,
+}
+
+impl View {
+    pub(crate) fn new(view: kvpool_client::View) -> Self {
+        let (length, version) = (view.length().as_usize(), view.version().0);
+        let view = Homely::new(view);
+        Self {
+            home: view.home(),
+            length,
+            version,
+            state: Mutex::new(State {
+                view: Some(view),
+                lent: 0,
+            }),
+        }
+    }
+}
+
+impl View {
+    /// Counts one more buffer that is out; where the memory begins.
+    fn lend(&self) -> Result<*mut u8, Fault> {
+        self.home.check()?;
+        // No exception is made while the lock is held: Python code would run, and other threads with it.
+        let mut state = self.state.lock();
+        let view = state.view.as_ref();
+        let view = view.ok_or_else(|| Fault::closed("the view is released"))?;
+        let start = view.get()?.memory().as_ptr();
+        state.lent += 1;
+        Ok(start)
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        if !self.home.is_here() {
+            std::mem::forget(self.state.get_mut().view.take());
+        }
+    }
+}
+
+#[pymethods]
+impl View {
+    /// Which committed value of the key it is.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whether it is released.
+    #[getter]
+    fn released(&self) -> PyResult<bool> {
+        self.home.check()?;
+        Ok(self.state.lock().view.is_none())
+    }
+
+    /// Lets go of the memory. Once more does nothing. Raises BufferError while a memoryview or an array
+    /// of it is in use.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        self.home.check()?;
+        let mut state = self.state.lock();
+        if state.lent > 0 {
+            return Err(PyBufferError::new_err(format!(
+                "{} buffers of the view are in use",
+                state.lent
+            )));
+        }
+        let view = state.view.take();
+        drop(state);
+        py.detach(|| drop(view));
+        Ok(())
+    }
+
+    fn __len__(&self) -> usize {
+        self.length
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception: &Bound<'_, pyo3::types::PyTuple>,
+    ) -> PyResult<()> {
+        self.release(py)
+    }
+
+    /// # Safety
+    ///
+    /// Called by the interpreter alone, with a buffer to be filled.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        buffer: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        let start = this.lend()?;
+        let filled = ffi::Py_ssize_t::try_from(this.length).map(|length| {
+            // SAFETY: the interpreter gives a buffer to fill. The memory is there until the view is
+            // dropped, which waits for the buffers that are out; the buffer itself refers to `slf`.
+            unsafe { ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), start.cast(), length, 1, flags) }
+        });
+        if matches!(filled, Ok(0)) {
+            return Ok(());
+        }
+        this.state.lock().lent -= 1;
+        filled?;
+        Err(PyErr::fetch(slf.py()))
+    }
+
+    /// # Safety
+    ///
+    /// Called by the interpreter alone, once for each buffer that was filled.
+    unsafe fn __releasebuffer__(&self, _buffer: *mut ffi::Py_buffer) {
+        // In a child made by fork the lock may be held by a thread that is not there.
+        if self.home.is_here() {
+            self.state.lock().lent -= 1;
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<kvpool.View of {} bytes>", self.length)
+    }
+}
