@@ -17,6 +17,7 @@ mod keys;
 mod loan;
 mod memory;
 mod pool;
+mod store;
 mod view;
 
 use pyo3::prelude::*;
@@ -33,6 +34,8 @@ mod _native {
         Description, Lease, Limits, Listed, Listing, Node, Pool, Prefix, Registration, Replica,
         Segment, Stats,
     };
+    #[pymodule_export]
+    use crate::store::{BufferHandle, ObjectStore};
     #[pymodule_export]
     use crate::view::View;
 

@@ -1,0 +1,12 @@
+"""The numbers that callers know outcomes by."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OK: Final = 0
+INTERNAL: Final = -1
+NO_SEGMENT: Final = -101
+PARAMETERS: Final = -600
+NOT_FOUND: Final = -704
+LEASED: Final = -706

@@ -1,0 +1,73 @@
+"""Memory of this host for blocks, and where the process runs."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+from pathlib import Path
+
+from mooncake import _codes
+
+_log = logging.getLogger("mooncake")
+
+
+class MooncakeHostMemAllocator:
+    """Page-aligned memory, by its address. What is not freed lives as long as the allocator."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: dict[int, tuple[mmap.mmap, ctypes.c_char]] = {}
+
+    def alloc(self, size: int) -> int:
+        """The address of `size` new bytes, all zero; 0 when there is no such memory."""
+        if size <= 0:
+            return 0
+        try:
+            block = mmap.mmap(-1, size)
+        except (OSError, OverflowError, ValueError) as error:
+            _log.error("no memory of %d bytes: %s", size, error)
+            return 0
+        first = ctypes.c_char.from_buffer(block)
+        address = ctypes.addressof(first)
+        with self._lock:
+            self._blocks[address] = (block, first)
+        return address
+
+    def free(self, ptr: int) -> int:
+        """Frees what `alloc` gave: 0, or -600 for what it did not give."""
+        with self._lock:
+            found = self._blocks.pop(ptr, None)
+        if found is None:
+            return _codes.PARAMETERS
+        block, first = found
+        # A mapping is closed only when nothing names its memory any more.
+        del found, first
+        block.close()
+        return _codes.OK
+
+    def free_all(self) -> None:
+        """Frees everything."""
+        for ptr in list(self._blocks):
+            self.free(ptr)
+
+
+def bind_to_numa_node(node: int) -> None:
+    """Runs this thread on the cores of a NUMA node, next to which the memory that it touches first lies.
+
+    Where there is no such node it says so in the log and changes nothing.
+    """
+    if not isinstance(node, int):
+        raise TypeError(f"node must be an int, not {type(node).__name__}")
+    cores: set[int] = set()
+    try:
+        text = Path(f"/sys/devices/system/node/node{node}/cpulist").read_text().strip()
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+        # A container may be kept to some of the node's cores.
+        os.sched_setaffinity(0, cores & os.sched_getaffinity(0) or cores)
+    except (OSError, ValueError) as error:
+        _log.warning("not bound to NUMA node %d: %s", node, error)

@@ -1,0 +1,141 @@
+"""Parts of objects, and sessions: objects read or written part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mooncake import _codes
+from mooncake._base import StoreBase
+from mooncake._types import ReplicateConfig, same_length
+
+# What is asked of the native store at once: a fragment's key, address, length, and offset in its object.
+_Flat = tuple[list[str], list[int], list[int], list[int]]
+
+
+class RangeMethods(StoreBase):
+    """The range and session methods of a store."""
+
+    def get_into_ranges(
+        self,
+        buffer_ptrs: Sequence[int],
+        all_keys: Sequence[Sequence[str]],
+        all_dst_offsets: Sequence[Sequence[Sequence[int]]],
+        all_src_offsets: Sequence[Sequence[Sequence[int]]],
+        all_sizes: Sequence[Sequence[Sequence[int]]],
+    ) -> list[list[list[int]]]:
+        """Reads fragments of objects into buffers.
+
+        Fragment `k` of key `j` of buffer `i` is `all_sizes[i][j][k]` bytes from `all_src_offsets[i][j][k]`
+        of the object on, and goes to `all_dst_offsets[i][j][k]` of the buffer. The answer has the same
+        shape: bytes read, or a negative code. A key whose lists do not match answers `[-600]`, and a
+        buffer whose lists do not match `[[-600]]`.
+        """
+        shapes = (all_keys, all_dst_offsets, all_src_offsets, all_sizes)
+        if not same_length(buffer_ptrs, *shapes):
+            return [[[_codes.PARAMETERS]] for _ in buffer_ptrs]
+        flat: _Flat = ([], [], [], [])
+        # For each buffer and key, how many fragments it has; -1 where its lists do not match.
+        counts: list[list[int]] = []
+        for start, keys, targets, sources, sizes in zip(buffer_ptrs, *shapes):
+            if not same_length(keys, targets, sources, sizes):
+                counts.append([-1])
+                continue
+            counts.append([])
+            for key, to, source, size in zip(keys, targets, sources, sizes):
+                alike = same_length(to, source, size)
+                counts[-1].append(len(to) if alike else -1)
+                if alike:
+                    flat[0].extend([key] * len(to))
+                    # A place before the buffer is refused, not read into.
+                    flat[1].extend(start + offset if offset >= 0 and start > 0 else -1 for offset in to)
+                    flat[2].extend(size)
+                    flat[3].extend(source)
+        answers = iter(self._native.get_ranges(*flat))
+        return [
+            [[_codes.PARAMETERS] if count < 0 else [next(answers) for _ in range(count)] for count in of_keys]
+            for of_keys in counts
+        ]
+
+    def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
+        """Begins a get session for each key: 0, or -704 for one that is absent.
+
+        A key in a session is leased, and the lease is renewed, until the session ends or the store is
+        closed. A key may be in several sessions; each is ended by itself.
+        """
+        return self._all_said("batch_get_session_start", self._native.get_session_start(keys))
+
+    def batch_get_into_multi_buffer_ranges(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Sequence[int]],
+        all_sizes: Sequence[Sequence[int]],
+        all_src_offsets: Sequence[Sequence[int]],
+    ) -> list[int]:
+        """Reads ranges of objects, each into a buffer: the bytes read of each key, or a negative code.
+
+        Works for keys without a session too, which are then leased for the read alone.
+        """
+        shapes = (all_buffer_ptrs, all_sizes, all_src_offsets)
+        if not same_length(keys, *shapes):
+            return self._refused(keys)
+        flat: _Flat = ([], [], [], [])
+        counts: list[int] = []
+        for key, ptrs, sizes, sources in zip(keys, *shapes):
+            alike = bool(ptrs) and same_length(ptrs, sizes, sources)
+            counts.append(len(ptrs) if alike else -1)
+            if alike:
+                flat[0].extend([key] * len(ptrs))
+                flat[1].extend(ptrs)
+                flat[2].extend(sizes)
+                flat[3].extend(sources)
+        answers = self._native.get_ranges(*flat)
+        totals: list[int] = []
+        at = 0
+        for count in counts:
+            own = answers[at : at + max(count, 0)]
+            at += len(own)
+            totals.append(min(own) if own and min(own) < 0 else sum(own) if own else _codes.PARAMETERS)
+        return self._all_said("batch_get_into_multi_buffer_ranges", totals)
+
+    def batch_get_session_end(self, keys: Sequence[str]) -> list[int]:
+        """Ends the get session of each key: 0, or -704 for one that has none."""
+        return self._native.get_session_end(keys)
+
+    def batch_put_session_start(
+        self, keys: Sequence[str], sizes: Sequence[int], config: ReplicateConfig | None = None
+    ) -> list[int]:
+        """Begins a put session for each key: 0, or a code; -714 while the key has one.
+
+        What is written is kept in this process, `sizes` bytes a key, and put when the session ends;
+        nothing of it is visible before.
+        """
+        how = self._how(config)
+        if how is None:
+            return self._refused(keys)
+        return self._native.put_session_start(keys, sizes, how)
+
+    def batch_put_from_multi_buffer_ranges(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Sequence[int]],
+        all_sizes: Sequence[Sequence[int]],
+        all_dst_offsets: Sequence[Sequence[int]],
+    ) -> list[int]:
+        """Writes ranges of objects whose put sessions are open: the bytes written of each key, or a code.
+
+        -704 for a key without a session; -600 for a range outside the object, of which nothing is
+        written then.
+        """
+        return self._native.put_session_write(keys, all_buffer_ptrs, all_sizes, all_dst_offsets)
+
+    def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
+        """Puts what the sessions wrote, and ends them: 0, or a code.
+
+        -704 for a key without a session; -700 for one that was not written from end to end, which is
+        given up.
+        """
+        return self._all_said("batch_put_session_end", self._native.put_session_end(keys))
+
+    def batch_put_session_revoke(self, keys: Sequence[str]) -> list[int]:
+        """Gives put sessions up: 0, or -704 for a key without one."""
+        return self._native.put_session_revoke(keys)

@@ -1,0 +1,100 @@
+"""Segments that a store contributes while it runs, and what kvpool does not do with replicas."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TypedDict
+
+from mooncake import _codes
+from mooncake._base import StoreBase, log
+from mooncake._settings import PAGE, BadSetting, Settings, find_place, node_name, parse_size
+
+
+class Mounted(TypedDict):
+    """What became of a mount: a code, the names of the segments, and their size in bytes."""
+
+    ret: int
+    segment_ids: list[str]
+    allocated_size: int
+
+
+class SegmentMethods(StoreBase):
+    """The segment and task methods of a store."""
+
+    _settings: Settings | None = None
+
+    def allocate_and_mount_segment(
+        self, size: int | str, protocol: str = "tcp", location: str = ""
+    ) -> Mounted:
+        """Contributes another segment of `size` bytes, rounded up to pages.
+
+        `protocol` and `location` mean nothing here: bytes go the best way there is.
+        """
+        refused: Mounted = {"ret": _codes.PARAMETERS, "segment_ids": [], "allocated_size": 0}
+        settings = self._settings
+        if settings is None:
+            return refused
+        try:
+            wanted = -(-parse_size(size, "size") // PAGE) * PAGE
+            place = find_place(settings.host, 0)
+        except BadSetting as error:
+            log.error("allocate_and_mount_segment: %s", error)
+            return refused
+        name = node_name(place.hostname)
+        code = self._contribute(settings, wanted, name, place.listen, place.advertise)
+        if code != _codes.OK:
+            return {**refused, "ret": code}
+        return {"ret": _codes.OK, "segment_ids": [name], "allocated_size": wanted}
+
+    def _contribute(self, settings: Settings, size: int, name: str, listen: str, advertise: str) -> int:
+        code, reason = self._native.add_segment(
+            list(settings.masters),
+            size,
+            name,
+            listen,
+            advertise,
+            list(settings.devices),
+            settings.patience.connect_timeout_ms,
+        )
+        if code != _codes.OK:
+            log.error("no segment of %d bytes is contributed: %s", size, reason)
+        return code
+
+    def unmount_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
+        """Takes segments out of the pool, with the objects in them: 0, or -101 for one that is not there.
+
+        Reads under way may end; two seconds is the longest they are waited for, so the grace period
+        changes nothing.
+        """
+        if isinstance(segment_ids, str):
+            raise TypeError("segment_ids must be a list of str, not str")
+        codes = [self._native.remove_segment(name) for name in segment_ids]
+        return next((code for code in codes if code != _codes.OK), _codes.OK)
+
+    def unmount_and_free_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
+        """The same as `unmount_segment`: a segment's memory is freed as it leaves the pool."""
+        return self.unmount_segment(segment_ids, grace_period_seconds)
+
+    def mount_segment(
+        self, path: str, size: int, offset: int = 0, protocol: str = "tcp", location: str = ""
+    ) -> Mounted:
+        """Not done here: raises NotImplementedError."""
+        raise NotImplementedError(
+            "mount_segment: kvpool's segments are memory that it makes itself, so that it can tell who has "
+            "it mapped; use allocate_and_mount_segment"
+        )
+
+    def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[uuid.UUID, int]:
+        """Not done here: raises NotImplementedError."""
+        raise NotImplementedError(
+            "create_copy_task: kvpool makes replicas when a block is put (ReplicateConfig.replica_num)"
+        )
+
+    def create_move_task(self, key: str, source: str, target: str) -> tuple[uuid.UUID, int]:
+        """Not done here: raises NotImplementedError."""
+        raise NotImplementedError("create_move_task: kvpool does not move blocks between nodes")
+
+    def query_task(self, task_id: uuid.UUID) -> tuple[None, int]:
+        """There are no tasks: `(None, -704)`."""
+        return None, _codes.NOT_FOUND

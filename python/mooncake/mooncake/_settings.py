@@ -1,0 +1,257 @@
+"""What `setup` is told, in every spelling that callers use, and what it means to kvpool."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+DEFAULT_MASTER_PORT: Final = 50051
+DEFAULT_ETCD_PORT: Final = 2379
+# The name under which kvmasters announce themselves in etcd unless they are told another.
+DEFAULT_CLUSTER: Final = "default"
+PAGE: Final = 4096
+
+_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
+_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(?:i?b)?\s*", re.IGNORECASE)
+_NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
+_LONGEST_NAME: Final = 64
+
+
+class BadSetting(ValueError):
+    """A setting that cannot be used. The text says which and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long calls may take, in milliseconds.
+
+    Each has a setting of the same name for the dict form of `setup`, and an environment variable
+    (`KVPOOL_` and the name in capitals).
+    """
+
+    connect_timeout_ms: int = 5_000
+    put_timeout_ms: int = 10_000
+    get_timeout_ms: int = 5_000
+    control_timeout_ms: int = 3_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a store is set up with."""
+
+    host: str = "localhost"
+    # 0: any that is free.
+    port: int = 0
+    metadata_server: str = "P2PHANDSHAKE"
+    segment_size: int = 16 << 20
+    buffer_size: int = 16 << 20
+    protocol: str = "tcp"
+    devices: tuple[str, ...] = ()
+    masters: tuple[str, ...] = (f"http://127.0.0.1:{DEFAULT_MASTER_PORT}",)
+    tenant: str = "default"
+    patience: Patience = Patience()
+    # Settings that were given and mean nothing here.
+    ignored: tuple[str, ...] = ()
+
+
+def parse_size(value: object, what: str) -> int:
+    """A number of bytes from an int, or from text such as "16MB", "4 GB" or "1.5GiB" (all of 1024)."""
+    if isinstance(value, bool):
+        raise BadSetting(f"{what}: {value!r} is no size")
+    if isinstance(value, int):
+        size = value
+    elif isinstance(value, str) and (parts := _SIZE.fullmatch(value)):
+        number, unit = parts.groups()
+        scale = 1 << _UNITS[unit.lower()]
+        size = int(number) * scale if "." not in number else int(float(number) * scale)
+    else:
+        raise BadSetting(f"{what}: {value!r} is no size; write a number of bytes, or 16MB, 4 GB")
+    if not 0 <= size < 1 << 63:
+        raise BadSetting(f"{what}: {size} bytes cannot be")
+    return size
+
+
+def parse_host(value: object) -> tuple[str, int]:
+    """A host and its port, 0 when none is given."""
+    if not isinstance(value, str) or not value.strip():
+        raise BadSetting(f"local_hostname: {value!r} is no host name")
+    text = value.strip()
+    host, colon, port = text.rpartition(":")
+    if text.startswith("[") and text.endswith("]"):
+        return text[1:-1], 0
+    if not colon or (":" in host and not host.endswith("]")):
+        # No port, or an address of IP version 6 without one.
+        return text, 0
+    if not port.isdecimal() or int(port) > 65535:
+        raise BadSetting(f"local_hostname: {port!r} is no port")
+    return host.strip("[]"), int(port)
+
+
+def parse_masters(value: object) -> tuple[str, ...]:
+    """The masters' addresses as kvpool writes them.
+
+    `host:port` and `http://host:port`, several behind each other with `,` or `;`, or
+    `etcd://host;host;host[/cluster]`.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise BadSetting(f"master_server_addr: {value!r} is no address")
+    text = value.strip()
+    if text.startswith("etcd://"):
+        hosts, slash, cluster = text.removeprefix("etcd://").partition("/")
+        each = [_with_port(host, DEFAULT_ETCD_PORT) for host in re.split("[;,]", hosts) if host.strip()]
+        if not each:
+            raise BadSetting(f"master_server_addr: {value!r} names no etcd")
+        return (f"etcd://{','.join(each)}/{cluster if slash and cluster else DEFAULT_CLUSTER}",)
+    each = []
+    for one in re.split("[;,]", text):
+        scheme, separator, rest = one.strip().rpartition("://")
+        if separator and scheme != "http":
+            raise BadSetting(f"master_server_addr: {one!r}: masters are reached by http:// or etcd://")
+        if rest.strip("/"):
+            each.append(f"http://{_with_port(rest.strip('/'), DEFAULT_MASTER_PORT)}")
+    if not each:
+        raise BadSetting(f"master_server_addr: {value!r} is no address")
+    return tuple(each)
+
+
+def _with_port(host: str, port: int) -> str:
+    host = host.strip()
+    has_port = host.rpartition(":")[2].isdecimal() and (host.count(":") == 1 or "]:" in host)
+    return host if has_port else f"{host}:{port}"
+
+
+def parse_devices(value: object) -> tuple[str, ...]:
+    """RDMA devices from text with commas; none for the empty text."""
+    if value is None:
+        return ()
+    if not isinstance(value, str):
+        raise BadSetting(f"rdma_devices: {value!r} is not text")
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise BadSetting(f"{what}: {value!r} is not text")
+    return value
+
+
+def _patience(given: Mapping[str, object]) -> Patience:
+    found: dict[str, int] = {}
+    for field in dataclasses.fields(Patience):
+        value = given.get(field.name, os.environ.get(f"KVPOOL_{field.name.upper()}"))
+        if value is None:
+            continue
+        try:
+            number = int(str(value))
+        except ValueError:
+            raise BadSetting(f"{field.name}: {value!r} is no number of milliseconds") from None
+        if not 0 < number < 1 << 31:
+            raise BadSetting(f"{field.name}: {number} ms cannot be")
+        found[field.name] = number
+    return Patience(**found)
+
+
+# Each setting, under the names that callers know it by.
+_NAMES: Final = {
+    "local_hostname": ("local_hostname",),
+    "metadata_server": ("metadata_server",),
+    "global_segment_size": ("global_segment_size",),
+    "local_buffer_size": ("local_buffer_size",),
+    "protocol": ("protocol",),
+    "rdma_devices": ("rdma_devices", "device_name"),
+    "master_server_addr": ("master_server_addr", "master_server_address", "master_server_entry"),
+    "tenant_id": ("tenant_id",),
+}
+_PATIENCE: Final = frozenset(field.name for field in dataclasses.fields(Patience))
+
+
+def read_settings(given: Mapping[str, object]) -> Settings:
+    """Settings from names and values, as the dict form of `setup` takes them.
+
+    Raises `BadSetting` for a value that cannot be used. A name that means nothing here is noted.
+    """
+    settings = Settings()
+    values = {
+        name: given[spelling]
+        for name, spellings in _NAMES.items()
+        for spelling in reversed(spellings)
+        if spelling in given
+    }
+    host, port = parse_host(values.get("local_hostname", settings.host))
+    known = {spelling for spellings in _NAMES.values() for spelling in spellings} | _PATIENCE
+    tenant = _text(values.get("tenant_id", settings.tenant), "tenant_id")
+    metadata_server = values.get("metadata_server", settings.metadata_server)
+    segment_size = values.get("global_segment_size", settings.segment_size)
+    buffer_size = values.get("local_buffer_size", settings.buffer_size)
+    return Settings(
+        host=host,
+        port=port,
+        metadata_server=_text(metadata_server, "metadata_server"),
+        segment_size=parse_size(segment_size, "global_segment_size"),
+        buffer_size=parse_size(buffer_size, "local_buffer_size"),
+        protocol=_text(values.get("protocol", settings.protocol), "protocol").lower(),
+        devices=parse_devices(values.get("rdma_devices")),
+        masters=parse_masters(values["master_server_addr"])
+        if "master_server_addr" in values
+        else settings.masters,
+        tenant=tenant or settings.tenant,
+        patience=_patience(given),
+        ignored=tuple(sorted(str(name) for name in given if name not in known)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a store is: what it is called, and where a segment of it would listen."""
+
+    host: str
+    port: int
+    listen: str
+    advertise: str
+
+    @property
+    def hostname(self) -> str:
+        """What the store is called: `host:port`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def find_place(host: str, port: int) -> Place:
+    """A free port on `host`, `port` itself if it is free.
+
+    A host name that is none of this machine's (an address that is translated on the way) is told to
+    others, and the port is then listened on everywhere.
+    """
+    bare = host.strip("[]")
+    for address, wanted in ((bare, port), (bare, 0), ("", port), ("", 0)):
+        with contextlib.suppress(OSError):
+            return _try_place(bare, address, wanted)
+    raise BadSetting(f"local_hostname: no port is free on {host}")
+
+
+def _try_place(host: str, address: str, port: int) -> Place:
+    if address:
+        family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    else:
+        family, where = socket.AF_INET, ("0.0.0.0", port)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
+        ip, found = probe.getsockname()[:2]
+    listen = f"[{ip}]:{found}" if ":" in ip else f"{ip}:{found}"
+    told = f"[{host}]:{found}" if ":" in host else f"{host}:{found}"
+    return Place(host, found, listen, "" if ip == host or ip.startswith("127.") else told)
+
+
+def node_name(hostname: str) -> str:
+    """What the store node of a segment is called: the segment's `host:port` in the letters of names."""
+    name = _NOT_IN_A_NAME.sub("-", hostname).lstrip(".")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{name[: _LONGEST_NAME - 17]}-{digest}"

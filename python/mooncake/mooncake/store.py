@@ -1,0 +1,485 @@
+"""`mooncake.store` over kvpool: the same names, arguments and return values.
+
+Methods that return ints return the documented codes: 0 or a count, or a negative code, -600 too for a
+store that is not set up or is closed. Methods that return data return `b""` or `None` where there is
+none. A wrong type raises TypeError, and the use of a store in a child made by fork RuntimeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kvpool._native import BufferHandle
+from mooncake import _codes
+from mooncake._aio import AsyncForms
+from mooncake._base import log
+from mooncake._buffer_pool import BufferPool, PooledBuffer
+from mooncake._clients import masters_of_client
+from mooncake._memory import MooncakeHostMemAllocator, bind_to_numa_node
+from mooncake._ranges import RangeMethods
+from mooncake._segments import Mounted, SegmentMethods
+from mooncake._settings import (
+    PAGE,
+    BadSetting,
+    Place,
+    Settings,
+    find_place,
+    node_name,
+    parse_size,
+    read_settings,
+)
+from mooncake._tensors import TensorMethods
+from mooncake._types import (
+    BufferDescriptor,
+    MemoryDescriptor,
+    ObjectDataType,
+    ReplicaDescriptor,
+    ReplicaStatus,
+    ReplicateConfig,
+    TaskStatus,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = [
+    "BufferDescriptor",
+    "BufferHandle",
+    "BufferPool",
+    "MemoryDescriptor",
+    "MooncakeDistributedStore",
+    "MooncakeDistributedStoreAsync",
+    "MooncakeHostMemAllocator",
+    "Mounted",
+    "ObjectDataType",
+    "PooledBuffer",
+    "ReplicaDescriptor",
+    "ReplicaStatus",
+    "ReplicateConfig",
+    "TaskStatus",
+    "bind_to_numa_node",
+]
+
+# The parameters of `setup` that the positional and keyword forms must give.
+_REQUIRED = (
+    "local_hostname",
+    "metadata_server",
+    "global_segment_size",
+    "local_buffer_size",
+    "protocol",
+    "rdma_devices",
+    "master_server_addr",
+)
+
+
+class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
+    """A client of the pool, and a part of it when it contributes a segment. Threads may share one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place: Place | None = None
+        self._mem_pool = MooncakeHostMemAllocator()
+        # What may yet be taken from the memory pool; `None`: no limit was set.
+        self._mem_pool_left: int | None = None
+
+    def setup(
+        self,
+        local_hostname: str | Mapping[str, object] | None = None,
+        metadata_server: str | None = None,
+        global_segment_size: int | str | None = None,
+        local_buffer_size: int | str | None = None,
+        protocol: str | None = None,
+        rdma_devices: str | None = None,
+        master_server_addr: str | None = None,
+        engine: object = None,
+        enable_ssd_offload: bool = False,
+        ssd_offload_path: str = "",
+        tenant_id: str = "default",
+        enable_client_http_server: bool = False,
+        client_http_port: int = 9300,
+        *,
+        config: Mapping[str, object] | None = None,
+        master_server_address: str | None = None,
+        device_name: str | None = None,
+    ) -> int:
+        """Connects to the pool, and contributes a segment of `global_segment_size` bytes to it.
+
+        Either one dict with these names as keys, all of them optional, or the first seven parameters
+        and any of the others. `master_server_address` and `device_name` are other spellings of
+        `master_server_addr` and `rdma_devices`. Sizes are numbers of bytes or text ("16MB", "4 GB").
+        The master's address is `host:port`, `http://host:port`, or `etcd://host;host[/cluster]`.
+        `tenant_id` names the namespace that all keys belong to.
+
+        Accepted and without a meaning here: `metadata_server`, `local_buffer_size`, `protocol` (the
+        best way there is is taken: shared memory, RDMA, TCP), `engine`, `enable_ssd_offload`,
+        `ssd_offload_path`, `enable_client_http_server`, `client_http_port`.
+
+        Returns 0; -600 for a bad value or a store that is set up; -900 or -901 when no master answers
+        within five seconds (`connect_timeout_ms`), which the log says.
+        """
+        if isinstance(local_hostname, Mapping):
+            config = local_hostname
+        if config is not None:
+            return self._set_up(dict(config))
+        given: dict[str, object] = {
+            "local_hostname": local_hostname,
+            "metadata_server": metadata_server,
+            "global_segment_size": global_segment_size,
+            "local_buffer_size": local_buffer_size,
+            "protocol": protocol,
+            "rdma_devices": device_name if rdma_devices is None else rdma_devices,
+            "master_server_addr": master_server_address if master_server_addr is None else master_server_addr,
+        }
+        missing = [name for name in _REQUIRED if given[name] is None]
+        if missing:
+            raise TypeError(f"setup() is missing {', '.join(missing)}")
+        for name, value in given.items():
+            if not isinstance(value, (str, int) if name.endswith("_size") else str):
+                raise TypeError(f"setup(): {name} must not be of type {type(value).__name__}")
+        if not isinstance(tenant_id, str):
+            raise TypeError(f"setup(): tenant_id must be a str, not {type(tenant_id).__name__}")
+        given["tenant_id"] = tenant_id
+        if enable_ssd_offload:
+            given["enable_ssd_offload"] = True
+        if enable_client_http_server:
+            given["enable_client_http_server"] = True
+        return self._set_up(given)
+
+    def _set_up(self, given: Mapping[str, object]) -> int:
+        try:
+            settings = read_settings(given)
+            place = find_place(settings.host, settings.port)
+        except BadSetting as error:
+            log.error("setup: %s", error)
+            return _codes.PARAMETERS
+        code = self._connect(settings)
+        if code != _codes.OK:
+            return code
+        self._settings, self._place = settings, place
+        if settings.segment_size:
+            size = -(-settings.segment_size // PAGE) * PAGE
+            code = self._contribute(settings, size, node_name(place.hostname), place.listen, place.advertise)
+            if code != _codes.OK:
+                self.close()
+                return code
+        log.info("%s is set up with %s", place.hostname, ", ".join(settings.masters))
+        return _codes.OK
+
+    def _connect(self, settings: Settings) -> int:
+        for name in settings.ignored:
+            log.info("setup: %s means nothing to kvpool and is ignored", name)
+        log.debug(
+            "setup: metadata_server %s and protocol %s are not needed: masters know all, and each node is "
+            "reached in the best way there is",
+            settings.metadata_server,
+            settings.protocol,
+        )
+        patience = settings.patience
+        code, reason = self._native.connect(
+            list(settings.masters),
+            "" if settings.tenant == "default" else settings.tenant,
+            list(settings.devices),
+            (
+                patience.connect_timeout_ms,
+                patience.put_timeout_ms,
+                patience.get_timeout_ms,
+                patience.control_timeout_ms,
+            ),
+        )
+        if code != _codes.OK:
+            log.error("setup: no connection to the master at %s: %s", ", ".join(settings.masters), reason)
+        return code
+
+    def setup_dummy(self, mem_pool_size: int | str, local_buffer_size: int | str, server_address: str) -> int:
+        """Connects to the pool that a `mooncake_client` of this host belongs to.
+
+        `server_address` is that client's, `host:port`; one that none has said it has is taken for a
+        master's. The memory pool is what `alloc_from_mem_pool` takes from, at most `mem_pool_size` bytes
+        in all; it is made as it is taken.
+        """
+        if not isinstance(server_address, str):
+            raise TypeError(f"server_address must be a str, not {type(server_address).__name__}")
+        try:
+            size = parse_size(mem_pool_size, "mem_pool_size")
+            parse_size(local_buffer_size, "local_buffer_size")
+        except BadSetting as error:
+            log.error("setup_dummy: %s", error)
+            return _codes.PARAMETERS
+        port = server_address.rpartition(":")[2]
+        found = masters_of_client(int(port)) if port.isdecimal() else None
+        code = self._set_up({"global_segment_size": 0, "master_server_addr": found or server_address})
+        if code == _codes.OK:
+            self._mem_pool_left = size
+        return code
+
+    def init_all(self, protocol: str, device_name: str, mount_segment_size: int | str = 16 << 20) -> int:
+        """`setup` with a master on this host at its usual port."""
+        return self._set_up(
+            {"protocol": protocol, "rdma_devices": device_name, "global_segment_size": mount_segment_size}
+        )
+
+    def close(self) -> int:
+        """Takes the segment out of the pool, with what it holds, and ends the connection: 0.
+
+        Calls that other threads are in go on to their end. The store can be set up again.
+        """
+        code = self._native.close()
+        self._mem_pool.free_all()
+        self._settings = self._place = self._mem_pool_left = None
+        return code
+
+    def health_check(self) -> int:
+        """0 when the master answers, 1 when the store is not set up, 2 when the master does not answer."""
+        return self._native.health()
+
+    def get_hostname(self) -> str:
+        """What the store is called, `host:port`; empty while it is not set up.
+
+        Given as `ReplicateConfig.preferred_segment` it prefers the segment that this store contributes.
+        """
+        return self._place.hostname if self._place else ""
+
+    def register_buffer(self, buffer_ptr: int, size: int) -> int:
+        """Registers memory that objects are put from and got into again and again: 0, or -600.
+
+        It must be there until it is unregistered or the store is closed. Memory need not be registered
+        to be used.
+        """
+        return self._said("register_buffer", self._native.register(buffer_ptr, size))
+
+    def unregister_buffer(self, buffer_ptr: int) -> int:
+        """Ends a registration, once no transfer uses the memory: 0, or -600 where nothing is registered."""
+        return self._native.unregister(buffer_ptr)
+
+    def alloc_from_mem_pool(self, size: int) -> int:
+        """The address of `size` new bytes, registered, good until the store is closed; 0 on failure."""
+        if not isinstance(size, int):
+            raise TypeError(f"size must be an int, not {type(size).__name__}")
+        if not self._native.is_set_up():
+            return 0
+        left = self._mem_pool_left
+        if left is not None and size > left:
+            log.error("alloc_from_mem_pool: %d bytes are left, not %d", left, size)
+            return 0
+        address = self._mem_pool.alloc(size)
+        if address and self.register_buffer(address, size) != _codes.OK:
+            self._mem_pool.free(address)
+            return 0
+        if address and left is not None:
+            self._mem_pool_left = left - size
+        return address
+
+    def put(self, key: str, value: Buffer, config: ReplicateConfig | None = None) -> int:
+        """Puts bytes: 0, also when the key is there already and keeps its bytes; or a code.
+
+        -200 when there was no room and none came free within the put's time.
+        """
+        return self._one(self._put_values("put", [key], [(value,)], config, False))
+
+    def put_parts(self, key: str, *parts: Buffer, config: ReplicateConfig | None = None) -> int:
+        """Puts several pieces of bytes, one after the other, as one object."""
+        return self._one(self._put_values("put_parts", [key], [parts], config, False))
+
+    def put_batch(
+        self, keys: Sequence[str], values: Sequence[Buffer], config: ReplicateConfig | None = None
+    ) -> int:
+        """Puts several objects: 0, or the first code that is not."""
+        parts = [(value,) for value in values]
+        return self._first(self._put_values("put_batch", keys, parts, config, False))
+
+    def upsert(self, key: str, value: Buffer, config: ReplicateConfig | None = None) -> int:
+        """Puts bytes in place of what the key has, whole or not at all."""
+        return self._one(self._put_values("upsert", [key], [(value,)], config, True))
+
+    def upsert_parts(self, key: str, *parts: Buffer, config: ReplicateConfig | None = None) -> int:
+        """`put_parts` in place of what the key has."""
+        return self._one(self._put_values("upsert_parts", [key], [parts], config, True))
+
+    def upsert_batch(
+        self, keys: Sequence[str], values: Sequence[Buffer], config: ReplicateConfig | None = None
+    ) -> int:
+        """`put_batch` in place of what the keys have."""
+        parts = [(value,) for value in values]
+        return self._first(self._put_values("upsert_batch", keys, parts, config, True))
+
+    def _put_values(
+        self,
+        what: str,
+        keys: Sequence[str],
+        values: Sequence[Sequence[Buffer]],
+        config: ReplicateConfig | None,
+        upsert: bool,
+    ) -> list[int]:
+        how = self._how(config)
+        if how is None:
+            return self._refused(keys)
+        return self._all_said(what, self._native.put_values(keys, values, how, upsert))
+
+    @staticmethod
+    def _first(codes: list[int]) -> int:
+        return next((code for code in codes if code != _codes.OK), _codes.OK)
+
+    def put_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
+        """Puts memory by its address."""
+        return self._one(self.batch_put_from([key], [buffer_ptr], [size], config))
+
+    def upsert_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
+        """`put_from` in place of what the key has."""
+        return self._one(self.batch_upsert_from([key], [buffer_ptr], [size], config))
+
+    def batch_put_from(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Puts memory, a range a key: one code a key."""
+        how = self._how(config)
+        if how is None:
+            return self._refused(keys)
+        return self._all_said("batch_put_from", self._native.put_from(keys, buffer_ptrs, sizes, how, False))
+
+    def batch_upsert_from(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """`batch_put_from` in place of what the keys have."""
+        how = self._how(config)
+        if how is None:
+            return self._refused(keys)
+        return self._all_said("batch_upsert_from", self._native.put_from(keys, buffer_ptrs, sizes, how, True))
+
+    def batch_put_from_multi_buffers(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Sequence[int]],
+        all_sizes: Sequence[Sequence[int]],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Puts memory, several ranges a key, one after the other in the object: one code a key."""
+        how = self._how(config)
+        if how is None:
+            return self._refused(keys)
+        answers = self._native.put_from_many(keys, all_buffer_ptrs, all_sizes, how, False)
+        return self._all_said("batch_put_from_multi_buffers", answers)
+
+    def put_from_with_metadata(
+        self,
+        key: str,
+        buffer_ptr: int,
+        metadata_buffer_ptr: int,
+        size: int,
+        metadata_size: int,
+        config: ReplicateConfig | None = None,
+    ) -> int:
+        """Puts metadata and then data, each by its address, as one object."""
+        pointers, sizes = [[metadata_buffer_ptr, buffer_ptr]], [[metadata_size, size]]
+        return self._one(self.batch_put_from_multi_buffers([key], pointers, sizes, config))
+
+    def get(self, key: str) -> bytes:
+        """The bytes of a key; empty when there are none."""
+        return self._native.get_values([key])[0]
+
+    def get_batch(self, keys: Sequence[str]) -> list[bytes]:
+        """The bytes of each key; empty where there are none."""
+        return self._native.get_values(keys)
+
+    def get_buffer(self, key: str) -> BufferHandle | None:
+        """The bytes of a key, read-only: in place where they lie on this host, else a copy.
+
+        What is read in place is kept for as long as the handle, or a memoryview of it, lives.
+        """
+        return self._native.get_handle(key)
+
+    def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
+        """Copies of the bytes of each key, moved together; `None` where there are none."""
+        return self._native.get_handles(keys)
+
+    def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
+        """Reads an object into memory: its length, or a code; -600 when the memory is too small."""
+        return self._one(self.batch_get_into([key], [buffer_ptr], [size]))
+
+    def batch_get_into(
+        self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
+    ) -> list[int]:
+        """`get_into` for several keys: lengths or codes."""
+        return self._all_said("batch_get_into", self._native.get_into(keys, buffer_ptrs, sizes))
+
+    def batch_get_into_multi_buffers(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Sequence[int]],
+        all_sizes: Sequence[Sequence[int]],
+        prefer_alloc_in_same_node: bool = False,
+    ) -> list[int]:
+        """Reads objects, each into several ranges of memory, one after the other: lengths or codes."""
+        answers = self._native.get_into_many(keys, all_buffer_ptrs, all_sizes)
+        return self._all_said("batch_get_into_multi_buffers", answers)
+
+    def get_size(self, key: str) -> int:
+        """The length of an object in bytes, or a code; -704 when it is absent."""
+        return self._native.size(key)
+
+    def is_exist(self, key: str) -> int:
+        """1 when the key is there, 0 when it is not, or a code. What is there is leased for a while."""
+        return self._one(self._native.exist([key]))
+
+    def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
+        """`is_exist` for several keys, in one round trip."""
+        return self._native.exist(keys)
+
+    def remove(self, key: str, force: bool = False) -> int:
+        """Removes an object: 0; -704 when it is absent; -706 while it is leased or pinned, unless forced."""
+        return self._one(self._native.remove([key], force))
+
+    def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
+        """`remove` for several keys."""
+        return self._native.remove(keys, force)
+
+    def remove_by_regex(self, pattern: str, force: bool = False) -> int:
+        """Removes the objects of this tenant whose keys match: how many, or a code."""
+        return self._said("remove_by_regex", self._native.remove_pattern(pattern, force))
+
+    def remove_all(self, force: bool = False) -> int:
+        """Removes all objects of this tenant that are not leased or pinned, or all if forced: how many."""
+        return self._said("remove_all", self._native.remove_namespace(force))
+
+    def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
+        """Removes objects, unless they are leased or pinned, and says which are gone.
+
+        With a segment, those whose only replica is there; kvpool does not give up single replicas.
+        """
+        keys = list(keys)
+        if segment_name:
+            name = node_name(segment_name)
+            descriptors = self.batch_get_replica_desc(keys)
+            keys = [key for key in keys if {replica.node for replica in descriptors.get(key, [])} == {name}]
+        return [key for key, code in zip(keys, self._native.remove(keys, False)) if code == _codes.OK]
+
+    def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
+        """Where the replicas of an object are; nothing when it is absent."""
+        return self.batch_get_replica_desc([key]).get(key, [])
+
+    def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
+        """Where the replicas of objects are, by key. Keys that are absent are left out. Leases nothing."""
+        keys = list(keys)
+        code, described = self._native.describe(keys)
+        self._said("batch_get_replica_desc", code)
+        found: dict[str, list[ReplicaDescriptor]] = {}
+        for key, block in zip(keys, described):
+            if block is not None:
+                length, replicas = block
+                found[key] = [
+                    ReplicaDescriptor(node, segment, offset, length, state)
+                    for node, segment, offset, state in replicas
+                ]
+        return found
+
+
+class MooncakeDistributedStoreAsync(AsyncForms, MooncakeDistributedStore):
+    """A store with an `async_NAME` for every method NAME, to be awaited."""

@@ -1,0 +1,66 @@
+"""What the tests of the store share: pools of real processes, and stores that are set up with them."""
+
+from __future__ import annotations
+
+import ctypes
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from mooncake.store import MooncakeDistributedStore
+from pools import LivePool, own_pool, shared_pool
+
+__all__ = ["own_pool", "shared_pool"]
+
+
+@pytest.fixture(scope="module")
+def store(shared_pool: LivePool) -> Iterator[MooncakeDistributedStore]:
+    """A pure client of the file's pool."""
+    store = MooncakeDistributedStore()
+    master = f"127.0.0.1:{shared_pool.port}"
+    assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 24, "tcp", "", master) == 0
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[LivePool], MooncakeDistributedStore]]:
+    """Makes pure clients of a pool, which are closed after the test."""
+    stores = []
+
+    def make(pool: LivePool) -> MooncakeDistributedStore:
+        store = MooncakeDistributedStore()
+        assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 24, "tcp", "", pool.url) == 0
+        stores.append(store)
+        return store
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test uses."""
+    return f"test-{uuid.uuid4().hex}"
+
+
+class Memory:
+    """Memory by its address, as engines have it."""
+
+    def __init__(self, content: bytes | int) -> None:
+        size = content if isinstance(content, int) else len(content)
+        self._block = (ctypes.c_ubyte * size)()
+        if isinstance(content, bytes):
+            ctypes.memmove(self._block, content, size)
+        self.size = size
+        self.ptr = ctypes.addressof(self._block)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._block)
+
+
+@pytest.fixture
+def memory() -> type[Memory]:
+    """Makes memory by its address: of a size, or holding bytes."""
+    return Memory

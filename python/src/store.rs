@@ -1,0 +1,88 @@
+//! What `mooncake.store` is made of: a store whose methods answer with the codes that its callers know.
+//!
+//! ```text
+//!  mooncake.store.MooncakeDistributedStore        names, defaults, shapes                (Python)
+//!        │
+//!  ObjectStore ── args, lent ── what callers pass, and lend for the length of a call
+//!        │
+//!  Pool ┬ Client      put, get, exist, remove            (kvpool-client)
+//!       ├ Memory      what is registered
+//!       ├ Segments    what this process contributes      (kvpool-store-node)
+//!       ├ Sessions    keys leased from start to end
+//!       └ Staging     blocks written range by range
+//! ```
+//!
+//! Nothing here raises for what became of a key. What raises is a wrong type, and the use of a store in
+//! a child made by fork. A store that is not set up, or closed, answers as to bad parameters.
+
+mod args;
+mod asking;
+mod codes;
+mod handle;
+mod lent;
+mod moving;
+mod pool;
+mod ranges;
+mod segments;
+mod sessions;
+mod setup;
+mod staging;
+mod visits;
+
+pub(crate) use handle::BufferHandle;
+
+use parking_lot::{Mutex, RwLock};
+use pool::Pool;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A store: not set up at first, then connected to a pool, then closed.
+#[pyclass(frozen, module = "kvpool._native")]
+#[derive(Default)]
+pub(crate) struct ObjectStore {
+    pool: RwLock<Option<Arc<Pool>>>,
+    /// The process that set it up; 0 while none has. Read before any lock, which a child made by fork
+    /// could find taken by a thread that it does not have.
+    process: AtomicU32,
+    last_error: Mutex<String>,
+}
+
+impl ObjectStore {
+    /// The pool, `None` while the store is not set up; an error in a child made by fork.
+    fn pool(&self) -> PyResult<Option<Arc<Pool>>> {
+        match self.process.load(Ordering::Acquire) {
+            0 => Ok(None),
+            process if process == std::process::id() => Ok(self.pool.read().clone()),
+            process => Err(PyRuntimeError::new_err(format!(
+                "this store was set up in process {process}, of which this is a fork; make another one here"
+            ))),
+        }
+    }
+
+    /// Keeps why something failed, for [`ObjectStore::last_error`].
+    fn remember(&self, why: Option<String>) {
+        if let Some(why) = why {
+            *self.last_error.lock() = why;
+        }
+    }
+}
+
+/// Does `work` while other Python threads run.
+fn aside<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
+    py.detach(work)
+}
+
+/// Does `work` with lent memory while other Python threads run, and waits until the memory is back.
+fn aside_with<T: Send>(
+    py: Python<'_>,
+    lent: lent::Lent<'_>,
+    work: impl FnOnce() -> T + Send,
+) -> PyResult<T> {
+    let done = py.detach(|| {
+        let done = work();
+        lent.returned().map(|()| done)
+    });
+    done.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}

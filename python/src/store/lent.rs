@@ -1,0 +1,132 @@
+//! What a Python caller lends for one call: ranges by their addresses, objects with a buffer, and
+//! `bytes` that are being made.
+
+// UNSAFETY: lends memory that Python callers name. That an address is the caller's own is the caller's
+// promise, as everywhere in this module's interface; that an object lives long enough is seen to here.
+#![allow(
+    unsafe_code,
+    reason = "Python callers name memory by its address, or by objects"
+)]
+
+use super::args::Number;
+use crate::loan::{Loan, StillLent};
+use crate::memory::Memory;
+use kvpool_transport::Slice;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// The memory of one call. What it lends must be given up before [`Lent::returned`] is waited for.
+pub(super) struct Lent<'m> {
+    memory: &'m Memory,
+    loan: Loan,
+    /// Objects whose memory is lent, kept until it is back.
+    objects: Vec<PyUntypedBuffer>,
+}
+
+impl<'m> Lent<'m> {
+    /// Nothing is lent yet.
+    pub(super) fn new(memory: &'m Memory) -> Self {
+        Self {
+            memory,
+            loan: Loan::new(),
+            objects: Vec::new(),
+        }
+    }
+
+    /// The `length` bytes at `address`; `None` when that cannot be memory. The caller of the Python
+    /// function has said that it is.
+    pub(super) fn range(&self, address: Number, length: Number) -> Option<Slice> {
+        let (address, length) = (usize::try_from(address.value()?).ok()?, length.value()?);
+        // SAFETY: the Python caller promises that it is memory until the call returns, and no call
+        // returns before `returned` has.
+        unsafe { self.memory.lend(&self.loan, address, length) }
+    }
+
+    /// Ranges one after the other; `None` when the lists do not match or one cannot be memory. Empty
+    /// ranges are left out.
+    pub(super) fn ranges(&self, addresses: &[Number], lengths: &[Number]) -> Option<Vec<Slice>> {
+        if addresses.len() != lengths.len() {
+            return None;
+        }
+        let mut slices = Vec::with_capacity(addresses.len());
+        for (address, length) in addresses.iter().zip(lengths) {
+            if length.value()? > 0 {
+                slices.push(self.range(*address, *length)?);
+            }
+        }
+        Some(slices)
+    }
+
+    /// The bytes of an object, to be read from only.
+    pub(super) fn object(&mut self, object: &Bound<'_, PyAny>) -> PyResult<Slice> {
+        let buffer = PyUntypedBuffer::get(object).map_err(|_| {
+            let kind = object.get_type();
+            PyTypeError::new_err(format!("a value must be bytes-like, not {kind}"))
+        })?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyBufferError::new_err(
+                "the bytes of a value must lie in one piece",
+            ));
+        }
+        let address = buffer.buf_ptr().expose_provenance();
+        let length = u64::try_from(buffer.len_bytes()).unwrap_or(u64::MAX);
+        // SAFETY: the exported buffer keeps the memory in place, and `objects` keeps it exported until
+        // everything lent is back. A put only reads from what it is given.
+        let slice = unsafe { self.loan.lend(address, length) };
+        self.objects.push(buffer);
+        slice.ok_or_else(|| PyBufferError::new_err("the value's bytes are nowhere"))
+    }
+
+    /// A new `bytes` object of `length` bytes, and its memory to be filled. It must reach no Python
+    /// code before it is filled.
+    pub(super) fn fresh<'py>(
+        &self,
+        py: Python<'py>,
+        length: u64,
+    ) -> PyResult<(Bound<'py, PyBytes>, Slice)> {
+        let size = pyo3::ffi::Py_ssize_t::try_from(length)
+            .map_err(|_| PyBufferError::new_err("the value is larger than memory"))?;
+        // SAFETY: without a source, this makes an object whose bytes are ours to fill; an error is a
+        // null pointer, which is looked for.
+        let object = unsafe {
+            Bound::from_owned_ptr_or_err(
+                py,
+                pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), size),
+            )
+        }?;
+        let bytes = object.cast_into::<PyBytes>()?;
+        // SAFETY: it is a bytes object, whose bytes lie at this address for as long as it lives: the
+        // caller keeps it until `returned`, and nobody else has it.
+        let address = unsafe { pyo3::ffi::PyBytes_AsString(bytes.as_ptr()) }.expose_provenance();
+        // SAFETY: as above.
+        let slice = unsafe { self.loan.lend(address, length) }
+            .ok_or_else(|| PyBufferError::new_err("the value's bytes are nowhere"))?;
+        Ok((bytes, slice))
+    }
+
+    /// Waits until everything lent is back. To be called without the interpreter's lock.
+    pub(super) fn returned(self) -> Result<(), StillLent> {
+        let Self { loan, objects, .. } = self;
+        let returned = loan.returned();
+        if returned.is_err() {
+            // Rather never freed than freed while a transfer writes there.
+            std::mem::forget(objects);
+        }
+        returned
+    }
+}
+
+/// Registers a range of the caller's memory.
+///
+/// The Python caller promises that it is memory until it is unregistered or the store is closed.
+pub(super) fn register(
+    memory: &Memory,
+    address: usize,
+    length: u64,
+    with_ports: impl FnOnce(&Slice) -> std::io::Result<kvpool_transport::rdma::RegisteredBuffer>,
+) -> Result<(), crate::memory::RegisterError> {
+    // SAFETY: the caller's promise, above.
+    unsafe { memory.register(address, length, with_ports) }
+}

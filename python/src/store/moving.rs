@@ -1,0 +1,289 @@
+//! Puts and gets.
+
+use super::args::{How, Keys, Number, key, put_options};
+use super::handle::BufferHandle;
+use super::lent::Lent;
+use super::pool::{Item, Parts};
+use super::{ObjectStore, aside, aside_with, codes};
+use kvpool_client::{GetBlock, GetError, GetOptions, Lookup, ViewOptions};
+use kvpool_transport::{Region, Slice};
+use kvpool_types::{Key, Length, Offset};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use std::time::Duration;
+
+/// How long it may take to get a view, before the bytes are copied instead.
+const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
+
+#[pymethods]
+impl ObjectStore {
+    /// Puts values, each made of parts that are bytes-like: one code a key.
+    fn put_values(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        values: Vec<Vec<Bound<'_, PyAny>>>,
+        how: How,
+        upsert: bool,
+    ) -> PyResult<Vec<i64>> {
+        let Some(pool) = self.pool()?.filter(|_| keys.len() == values.len()) else {
+            return Ok(vec![codes::PARAMETERS; keys.len()]);
+        };
+        let mut lent = Lent::new(&pool.memory);
+        let mut items: Vec<Item> = Vec::with_capacity(keys.len());
+        for (key, parts) in keys.0.into_iter().zip(values) {
+            let mut slices = Vec::with_capacity(parts.len());
+            for part in parts {
+                let slice = lent.object(&part)?;
+                if slice.length() > Length(0) {
+                    slices.push(slice);
+                }
+            }
+            items.push(key.map(|key| (key, slices)).ok_or(codes::PARAMETERS));
+        }
+        let options = put_options(how, upsert);
+        let (codes, why) = aside_with(py, lent, || pool.put(items, &options))?;
+        self.remember(why);
+        Ok(codes)
+    }
+
+    /// Puts one range of memory a key: one code a key.
+    fn put_from(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        addresses: Vec<Number>,
+        lengths: Vec<Number>,
+        how: How,
+        upsert: bool,
+    ) -> PyResult<Vec<i64>> {
+        let alike = keys.len() == addresses.len() && keys.len() == lengths.len();
+        let Some(pool) = self.pool()?.filter(|_| alike) else {
+            return Ok(vec![codes::PARAMETERS; keys.len()]);
+        };
+        let lent = Lent::new(&pool.memory);
+        let items = items(keys, addresses.into_iter().zip(lengths), |(at, length)| {
+            lent.ranges(&[at], &[length])
+        });
+        let options = put_options(how, upsert);
+        let (codes, why) = aside_with(py, lent, || pool.put(items, &options))?;
+        self.remember(why);
+        Ok(codes)
+    }
+
+    /// Puts several ranges of memory a key: one code a key.
+    fn put_from_many(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        addresses: Vec<Vec<Number>>,
+        lengths: Vec<Vec<Number>>,
+        how: How,
+        upsert: bool,
+    ) -> PyResult<Vec<i64>> {
+        let alike = keys.len() == addresses.len() && keys.len() == lengths.len();
+        let Some(pool) = self.pool()?.filter(|_| alike) else {
+            return Ok(vec![codes::PARAMETERS; keys.len()]);
+        };
+        let lent = Lent::new(&pool.memory);
+        let items = items(keys, addresses.iter().zip(&lengths), |(at, length)| {
+            lent.ranges(at, length)
+        });
+        let options = put_options(how, upsert);
+        let (codes, why) = aside_with(py, lent, || pool.put(items, &options))?;
+        self.remember(why);
+        Ok(codes)
+    }
+
+    /// Gets into one range of memory a key: lengths or codes.
+    fn get_into(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        addresses: Vec<Number>,
+        lengths: Vec<Number>,
+    ) -> PyResult<Vec<i64>> {
+        let alike = keys.len() == addresses.len() && keys.len() == lengths.len();
+        let Some(pool) = self.pool()?.filter(|_| alike) else {
+            return Ok(vec![codes::PARAMETERS; keys.len()]);
+        };
+        let lent = Lent::new(&pool.memory);
+        let items = items(keys, addresses.into_iter().zip(lengths), |(at, length)| {
+            lent.ranges(&[at], &[length])
+        });
+        let (codes, why) = aside_with(py, lent, || pool.get(items))?;
+        self.remember(why);
+        Ok(codes)
+    }
+
+    /// Gets into several ranges of memory a key: lengths or codes.
+    fn get_into_many(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        addresses: Vec<Vec<Number>>,
+        lengths: Vec<Vec<Number>>,
+    ) -> PyResult<Vec<i64>> {
+        let alike = keys.len() == addresses.len() && keys.len() == lengths.len();
+        let Some(pool) = self.pool()?.filter(|_| alike) else {
+            return Ok(vec![codes::PARAMETERS; keys.len()]);
+        };
+        let lent = Lent::new(&pool.memory);
+        let items = items(keys, addresses.iter().zip(&lengths), |(at, length)| {
+            lent.ranges(at, length)
+        });
+        let (codes, why) = aside_with(py, lent, || pool.get(items))?;
+        self.remember(why);
+        Ok(codes)
+    }
+
+    /// Gets values as bytes; empty where there is none.
+    fn get_values<'py>(&self, py: Python<'py>, keys: Keys) -> PyResult<Bound<'py, PyList>> {
+        let Some(pool) = self.pool()? else {
+            return PyList::new(py, keys.0.iter().map(|_| PyBytes::new(py, b"")));
+        };
+        let good: Vec<Key> = keys.0.iter().flatten().cloned().collect();
+        let lengths = aside(py, || pool.lengths(&good));
+        let mut lengths = good.into_iter().zip(lengths);
+        let lent = Lent::new(&pool.memory);
+        let mut gets = Vec::new();
+        let mut values: Vec<Option<Bound<'_, PyBytes>>> = Vec::with_capacity(keys.len());
+        for key in &keys.0 {
+            let wanted = key.as_ref().and_then(|_| lengths.next());
+            values.push(match wanted {
+                Some((key, Ok(length))) => {
+                    let (value, slice) = lent.fresh(py, length)?;
+                    gets.push(GetBlock::new(key, slice));
+                    Some(value)
+                }
+                _ => None,
+            });
+        }
+        let outcomes = aside_with(py, lent, || {
+            let again: Vec<Key> = gets.iter().map(|get| get.key.clone()).collect();
+            let outcomes = pool.client.batch_get(gets, &GetOptions::default());
+            let settle = |(key, outcome)| settled(&pool, &key, outcome);
+            again
+                .into_iter()
+                .zip(outcomes)
+                .map(settle)
+                .collect::<Vec<_>>()
+        })?;
+        let mut outcomes = outcomes.into_iter();
+        let values = values.into_iter().map(|value| {
+            let empty = || PyBytes::new(py, b"");
+            let Some(value) = value else { return empty() };
+            match outcomes.next() {
+                Some(Got::Whole(length)) if length.as_usize() == value.as_bytes().len() => value,
+                Some(Got::Whole(length)) => {
+                    let bytes = value
+                        .as_bytes()
+                        .get(..length.as_usize())
+                        .unwrap_or_default();
+                    PyBytes::new(py, bytes)
+                }
+                Some(Got::Other(bytes)) => PyBytes::new(py, &bytes),
+                Some(Got::Nothing) | None => empty(),
+            }
+        });
+        PyList::new(py, values.collect::<Vec<_>>())
+    }
+
+    /// Gets a value in place where it lies on this host, else a copy; `None` where there is none.
+    fn get_handle(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = key)] key: Option<Key>,
+    ) -> PyResult<Option<BufferHandle>> {
+        let (Some(pool), Some(key)) = (self.pool()?, key) else {
+            return Ok(None);
+        };
+        Ok(aside(py, || {
+            let options = ViewOptions {
+                timeout: Some(VIEW_TIMEOUT),
+                ..ViewOptions::default()
+            };
+            match pool.client.get_view(&key, &options) {
+                Ok(view) => view.map(|view| BufferHandle::new(view.memory().clone(), true)),
+                Err(_) => copies(&pool, vec![key]).pop().flatten(),
+            }
+        }))
+    }
+
+    /// Gets copies of values, moved together; `None` where there is none.
+    fn get_handles(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<Option<BufferHandle>>> {
+        let Some(pool) = self.pool()? else {
+            return Ok(keys.0.iter().map(|_| None).collect());
+        };
+        let good: Vec<Key> = keys.0.iter().flatten().cloned().collect();
+        let mut found = aside(py, || copies(&pool, good)).into_iter();
+        let place = |key: Option<Key>| key.and_then(|_| found.next().flatten());
+        Ok(keys.0.into_iter().map(place).collect())
+    }
+}
+
+/// Keys and what goes with each, or the code of bad parameters where either is not one.
+fn items<T>(
+    keys: Keys,
+    memory: impl Iterator<Item = T>,
+    lend: impl Fn(T) -> Option<Vec<Slice>>,
+) -> Vec<Item> {
+    keys.0
+        .into_iter()
+        .zip(memory)
+        .map(|(key, memory)| match (key, lend(memory)) {
+            (Some(key), Some(slices)) => Ok((key, slices)),
+            _ => Err(codes::PARAMETERS),
+        })
+        .collect()
+}
+
+/// What a get into new memory came to.
+enum Got {
+    /// That many bytes of it.
+    Whole(Length),
+    /// A version of another length, in memory of its own.
+    Other(Vec<u8>),
+    Nothing,
+}
+
+/// Gets again what has become longer since its length was asked for.
+fn settled(pool: &Parts, key: &Key, outcome: Result<Lookup, GetError>) -> Got {
+    match outcome {
+        Ok(Lookup::Hit { length, .. }) => Got::Whole(length),
+        Err(GetError::BufferTooSmall { .. }) => match pool.client.get(key) {
+            Ok(Some(bytes)) => Got::Other(bytes),
+            _ => Got::Nothing,
+        },
+        _ => Got::Nothing,
+    }
+}
+
+/// Copies of blocks, moved together.
+fn copies(pool: &Parts, keys: Vec<Key>) -> Vec<Option<BufferHandle>> {
+    let lengths = pool.lengths(&keys);
+    let regions: Vec<Option<Region>> = lengths
+        .iter()
+        .map(|length| length.ok().map(|length| Region::allocate(Length(length))))
+        .collect();
+    let gets = keys.iter().zip(&regions).filter_map(|(key, region)| {
+        let memory = region.as_ref()?.whole();
+        Some(GetBlock::new(key.clone(), memory))
+    });
+    let outcomes = pool
+        .client
+        .batch_get(gets.collect(), &GetOptions::default());
+    let mut outcomes = outcomes.into_iter();
+    keys.iter()
+        .zip(regions)
+        .map(|(key, region)| {
+            let region = region?;
+            let memory = match settled(pool, key, outcomes.next()?) {
+                Got::Whole(length) => region.slice(Offset(0), length),
+                Got::Other(bytes) => Some(Region::from(bytes).whole()),
+                Got::Nothing => None,
+            };
+            memory.map(|memory| BufferHandle::new(memory, false))
+        })
+        .collect()
+}

@@ -1,0 +1,125 @@
+//! The memory that a store contributes: embedded store nodes.
+
+use kvpool_store_node::{Config, Node, StartError};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+
+/// How often it is looked whether a master has welcomed a node.
+const POLL: Duration = Duration::from_millis(10);
+/// How long work on a node may go on while it is closed.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Why no segment was contributed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SegmentError {
+    /// The node's threads cannot be started.
+    #[error("the segment's threads cannot be started: {0}")]
+    NoRuntime(std::io::Error),
+    /// The node cannot be started.
+    #[error("the segment cannot be served: {0}")]
+    Start(#[from] StartError),
+    /// No master answers.
+    #[error("no master took the segment within {0:?}")]
+    NotWelcome(Duration),
+}
+
+/// What is to be contributed.
+pub(super) struct Wanted {
+    pub(super) masters: Vec<String>,
+    pub(super) size: u64,
+    /// What the node is called.
+    pub(super) name: String,
+    /// Where it listens, `host:port`.
+    pub(super) listen: String,
+    /// What others are told, `host:port`; empty for where it listens.
+    pub(super) advertise: String,
+    pub(super) rdma_devices: Vec<String>,
+    /// How long a master may take to welcome the node.
+    pub(super) within: Duration,
+}
+
+/// The embedded nodes of one store, by name.
+#[derive(Default)]
+pub(super) struct Segments {
+    running: Mutex<Running>,
+}
+
+#[derive(Default)]
+struct Running {
+    runtime: Option<Runtime>,
+    nodes: BTreeMap<String, Node>,
+}
+
+impl Segments {
+    /// Contributes a segment, and returns once a master knows it.
+    pub(super) fn start(&self, wanted: Wanted) -> Result<(), SegmentError> {
+        let mut running = self.running.lock();
+        let runtime = match running.runtime.take() {
+            Some(runtime) => runtime,
+            None => Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .thread_name("kvpool-segment")
+                .build()
+                .map_err(SegmentError::NoRuntime)?,
+        };
+        let started = runtime.block_on(serve(&wanted));
+        running.runtime = Some(runtime);
+        let node = started?;
+        running.nodes.insert(wanted.name, node);
+        Ok(())
+    }
+
+    /// Takes a segment out of the pool, with what it holds. False when there is none of that name.
+    pub(super) fn stop(&self, name: &str) -> bool {
+        let mut running = self.running.lock();
+        let Some(node) = running.nodes.remove(name) else {
+            return false;
+        };
+        if let Some(runtime) = &running.runtime {
+            runtime.block_on(node.drain());
+        }
+        true
+    }
+
+    /// Takes all of them out.
+    pub(super) fn close(&self) {
+        let mut running = self.running.lock();
+        let nodes = std::mem::take(&mut running.nodes);
+        let Some(runtime) = running.runtime.take() else {
+            return;
+        };
+        runtime.block_on(async {
+            for (_, node) in nodes {
+                node.drain().await;
+            }
+        });
+        runtime.shutdown_timeout(DRAIN);
+    }
+}
+
+async fn serve(wanted: &Wanted) -> Result<Node, SegmentError> {
+    let config = Config {
+        master: wanted.masters.clone(),
+        name: wanted.name.clone(),
+        segment: vec![bytesize::ByteSize(wanted.size)],
+        listen: wanted.listen.clone(),
+        advertise: wanted.advertise.clone(),
+        http_listen: "127.0.0.1:0".into(),
+        rdma_device: wanted.rdma_devices.clone(),
+        drain_timeout: DRAIN,
+        ..Config::default()
+    };
+    let node = Node::start(config).await?;
+    let until = Instant::now() + wanted.within;
+    while !node.is_ready() {
+        if Instant::now() >= until {
+            node.drain().await;
+            return Err(SegmentError::NotWelcome(wanted.within));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(node)
+}

@@ -1,0 +1,131 @@
+//! Get sessions: keys that are leased from the start of a session to its end, however long that is.
+
+use kvpool_client::ControlError;
+use kvpool_client::Leasing;
+use kvpool_client::blocking::{Client, Lease};
+use kvpool_types::Key;
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often leases are looked at when they run for long.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How often at most.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// The get sessions of one store.
+#[derive(Default)]
+pub(super) struct Sessions {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    open: Mutex<Open>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Open {
+    held: Vec<Arc<Held>>,
+    /// Whether the thread that renews runs. It ends when nothing is held.
+    keeping: bool,
+}
+
+/// What one start leased.
+struct Held {
+    /// The keys whose session has not ended.
+    keys: Mutex<HashSet<Key>>,
+    lease: Mutex<Option<Lease>>,
+}
+
+impl Sessions {
+    /// Begins a session for those of `keys` that are present; which those are is the answer.
+    pub(super) fn start(&self, client: &Client, keys: &[Key]) -> Result<Vec<bool>, ControlError> {
+        let (present, lease) = client.exist(keys, Leasing::Lease)?;
+        let found: HashSet<Key> = keys
+            .iter()
+            .zip(&present)
+            .filter(|(_, present)| **present)
+            .map(|(key, _)| key.clone())
+            .collect();
+        if found.is_empty() {
+            return Ok(present);
+        }
+        let held = Arc::new(Held {
+            keys: Mutex::new(found),
+            lease: Mutex::new(Some(lease)),
+        });
+        let mut open = self.shared.open.lock();
+        open.held.push(held);
+        if !open.keeping {
+            let shared = Arc::clone(&self.shared);
+            let pause = (client.limits().lease_ttl / 4).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+            let keeper = std::thread::Builder::new().name("kvpool-sessions".into());
+            open.keeping = keeper.spawn(move || keep(&shared, pause)).is_ok();
+        }
+        Ok(present)
+    }
+
+    /// Ends the session of a key. False when it has none.
+    pub(super) fn end(&self, key: &Key) -> bool {
+        let over = {
+            let mut open = self.shared.open.lock();
+            let Some(at) = open
+                .held
+                .iter()
+                .position(|held| held.keys.lock().remove(key))
+            else {
+                return false;
+            };
+            let is_over = open
+                .held
+                .get(at)
+                .is_some_and(|held| held.keys.lock().is_empty());
+            is_over.then(|| open.held.swap_remove(at))
+        };
+        if let Some(held) = over {
+            release(&held);
+        }
+        true
+    }
+
+    /// Ends all sessions.
+    pub(super) fn end_all(&self) {
+        let held = std::mem::take(&mut self.shared.open.lock().held);
+        self.shared.changed.notify_all();
+        held.iter().for_each(|held| release(held));
+    }
+}
+
+/// Gives a lease back. When that fails it runs out by itself.
+fn release(held: &Held) {
+    if let Some(lease) = held.lease.lock().take()
+        && let Err(error) = lease.release()
+    {
+        tracing::debug!(%error, "the lease of a session is left to run out");
+    }
+}
+
+/// Renews leases, each before half of it has passed, until nothing is held.
+fn keep(shared: &Shared, pause: Duration) {
+    loop {
+        let held = {
+            let mut open = shared.open.lock();
+            shared.changed.wait_for(&mut open, pause);
+            if open.held.is_empty() {
+                open.keeping = false;
+                return;
+            }
+            open.held.clone()
+        };
+        for held in held {
+            if let Some(lease) = held.lease.lock().as_mut()
+                && let Err(error) = lease.renew()
+            {
+                tracing::warn!(%error, "the lease of a session is not renewed");
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Setting a store up, what it contributes and registers, and its end.
+
+use super::args::Number;
+use super::pool::Pool;
+use super::segments::{SegmentError, Wanted};
+use super::{ObjectStore, aside, codes, lent};
+use kvpool_client::blocking::Client;
+use kvpool_client::{Leasing, Namespace, Options, RdmaOptions, Timeouts};
+use kvpool_types::Key;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// A key that is asked for to hear whether the master answers.
+const HEALTH_KEY: &str = "kvpool/health";
+
+/// How long things may take, in milliseconds: connecting, a put, a get, any other call.
+type Patience = (u64, u64, u64, u64);
+
+#[pymethods]
+impl ObjectStore {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// Connects to the pool: a code, and why it is not 0.
+    fn connect(
+        &self,
+        py: Python<'_>,
+        masters: Vec<String>,
+        namespace: String,
+        rdma_devices: Vec<String>,
+        patience: Patience,
+    ) -> PyResult<(i64, String)> {
+        if self.pool()?.is_some() {
+            return Ok((codes::PARAMETERS, "the store is set up already".into()));
+        }
+        let namespace = Namespace {
+            name: namespace,
+            ..Namespace::default()
+        };
+        if let Err(error) = namespace.validate() {
+            return Ok((codes::PARAMETERS, error.to_string()));
+        }
+        let (connect, put, get, control) = patience;
+        let options = Options {
+            masters,
+            namespace,
+            rdma: RdmaOptions {
+                devices: rdma_devices,
+                ..RdmaOptions::default()
+            },
+            timeouts: Timeouts {
+                connect: Duration::from_millis(connect),
+                put: Duration::from_millis(put),
+                get: Duration::from_millis(get),
+                control: Duration::from_millis(control),
+            },
+            ..Options::default()
+        };
+        match aside(py, || Client::connect(options)) {
+            Ok(client) => {
+                *self.pool.write() = Some(Arc::new(Pool::new(client)));
+                self.process.store(std::process::id(), Ordering::Release);
+                Ok((codes::OK, String::new()))
+            }
+            Err(error) => Ok((codes::of(error.code(), codes::RPC), error.to_string())),
+        }
+    }
+
+    /// Contributes a segment of `size` bytes as a node called `name`: a code, and why it is not 0.
+    #[allow(clippy::too_many_arguments, reason = "one a setting, passed by name")]
+    fn add_segment(
+        &self,
+        py: Python<'_>,
+        masters: Vec<String>,
+        size: Number,
+        name: String,
+        listen: String,
+        advertise: String,
+        rdma_devices: Vec<String>,
+        within_ms: u64,
+    ) -> PyResult<(i64, String)> {
+        let (Some(pool), Some(size)) = (self.pool()?, size.value()) else {
+            return Ok((
+                codes::PARAMETERS,
+                "the store is not set up, or no size".into(),
+            ));
+        };
+        let wanted = Wanted {
+            masters,
+            size,
+            name,
+            listen,
+            advertise,
+            rdma_devices,
+            within: Duration::from_millis(within_ms),
+        };
+        Ok(match aside(py, || pool.segments.start(wanted)) {
+            Ok(()) => (codes::OK, String::new()),
+            Err(error) => {
+                let code = match &error {
+                    SegmentError::NotWelcome(_) => codes::RPC,
+                    SegmentError::Start(_) => codes::PARAMETERS,
+                    SegmentError::NoRuntime(_) => -1,
+                };
+                (code, error.to_string())
+            }
+        })
+    }
+
+    /// Takes a segment out of the pool, with the blocks that it holds.
+    fn remove_segment(&self, py: Python<'_>, name: String) -> PyResult<i64> {
+        let Some(pool) = self.pool()? else {
+            return Ok(codes::PARAMETERS);
+        };
+        let was_there = aside(py, || pool.segments.stop(&name));
+        Ok(if was_there {
+            codes::OK
+        } else {
+            codes::NO_SEGMENT
+        })
+    }
+
+    /// Registers memory that blocks are put from and got into again and again.
+    fn register(&self, py: Python<'_>, address: Number, length: Number) -> PyResult<i64> {
+        let Some(pool) = self.pool()? else {
+            return Ok(codes::PARAMETERS);
+        };
+        let address = address.value().and_then(|at| usize::try_from(at).ok());
+        let (Some(address), Some(length)) = (address, length.value()) else {
+            return Ok(codes::PARAMETERS);
+        };
+        let registered = aside(py, || {
+            lent::register(&pool.memory, address, length, |memory| {
+                pool.client.register_buffer(memory)
+            })
+        });
+        Ok(match registered {
+            Ok(()) => codes::OK,
+            Err(error) => {
+                self.remember(Some(error.to_string()));
+                codes::PARAMETERS
+            }
+        })
+    }
+
+    /// Ends the registration of the memory that begins at `address`, once no transfer uses it.
+    fn unregister(&self, py: Python<'_>, address: Number) -> PyResult<i64> {
+        let Some(pool) = self.pool()? else {
+            return Ok(codes::PARAMETERS);
+        };
+        let Some(address) = address.value().and_then(|at| usize::try_from(at).ok()) else {
+            return Ok(codes::PARAMETERS);
+        };
+        match aside(py, || pool.memory.unregister(address)) {
+            Ok(true) => Ok(codes::OK),
+            Ok(false) => Ok(codes::PARAMETERS),
+            Err(error) => Err(PyRuntimeError::new_err(error.to_string())),
+        }
+    }
+
+    /// 0 when the master answers, 1 when the store is not set up, 2 when it does not.
+    fn health(&self, py: Python<'_>) -> PyResult<i64> {
+        let Some(pool) = self.pool()? else {
+            return Ok(1);
+        };
+        let Ok(key) = Key::parse(HEALTH_KEY) else {
+            return Ok(2);
+        };
+        Ok(
+            match aside(py, || pool.client.exist(&[key], Leasing::None)) {
+                Ok(_) => 0,
+                Err(error) => {
+                    self.remember(Some(error.to_string()));
+                    2
+                }
+            },
+        )
+    }
+
+    /// Whether the store is set up.
+    fn is_set_up(&self) -> PyResult<bool> {
+        Ok(self.pool()?.is_some())
+    }
+
+    /// The largest block that the pool takes, in bytes; 0 while the store is not set up.
+    fn max_block(&self) -> PyResult<u64> {
+        Ok(self
+            .pool()?
+            .map_or(0, |pool| pool.client.limits().max_block.0))
+    }
+
+    /// Why something failed that a code alone says; empty when nothing has.
+    fn last_error(&self) -> String {
+        self.last_error.lock().clone()
+    }
+
+    /// Ends the sessions, takes the segments out of the pool, and lets the connection go. Calls that
+    /// other threads are in go on to their end.
+    fn close(&self, py: Python<'_>) -> PyResult<i64> {
+        if self.pool()?.is_none() {
+            return Ok(codes::OK);
+        }
+        aside(py, || {
+            let pool = self.pool.write().take();
+            self.process.store(0, Ordering::Release);
+            if let Some(pool) = &pool {
+                pool.sessions.end_all();
+                pool.segments.close();
+            }
+            drop(pool);
+        });
+        Ok(codes::OK)
+    }
+}

@@ -1,0 +1,117 @@
+//! Put sessions: blocks that are written range by range, and put when their session ends.
+
+use super::codes;
+use kvpool_client::PutOptions;
+use kvpool_transport::Slice;
+use kvpool_types::{Key, Offset};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The put sessions of one store. Nothing of them is visible before their end.
+#[derive(Default)]
+pub(super) struct Staging {
+    open: Mutex<HashMap<Key, Arc<Mutex<Staged>>>>,
+}
+
+/// A block that is being written.
+pub(super) struct Staged {
+    bytes: Vec<u8>,
+    /// The ranges that were written, `(from, to)`.
+    written: Vec<(usize, usize)>,
+    options: PutOptions,
+}
+
+impl Staging {
+    /// Begins the session of a key.
+    pub(super) fn start(&self, key: &Key, size: u64, most: u64, options: &PutOptions) -> i64 {
+        let Some(size) = usize::try_from(size)
+            .ok()
+            .filter(|_| size > 0 && size <= most)
+        else {
+            return codes::PARAMETERS;
+        };
+        let mut open = self.open.lock();
+        if open.contains_key(key) {
+            return codes::BUSY;
+        }
+        let mut bytes = Vec::new();
+        if bytes.try_reserve_exact(size).is_err() {
+            return codes::NO_SPACE;
+        }
+        bytes.resize(size, 0);
+        let staged = Staged {
+            bytes,
+            written: Vec::new(),
+            options: options.clone(),
+        };
+        open.insert(key.clone(), Arc::new(Mutex::new(staged)));
+        codes::OK
+    }
+
+    /// Whether the key's session has not ended.
+    pub(super) fn is_open(&self, key: &Key) -> bool {
+        self.open.lock().contains_key(key)
+    }
+
+    /// Writes ranges: how many bytes they are, or a code. A code means that none was written.
+    pub(super) fn write(&self, key: &Key, ranges: &[(u64, Slice)]) -> i64 {
+        let Some(staged) = self.open.lock().get(key).cloned() else {
+            return codes::NOT_FOUND;
+        };
+        let mut staged = staged.lock();
+        let Some(places) = places(ranges, staged.bytes.len()) else {
+            return codes::PARAMETERS;
+        };
+        let mut count = 0;
+        for ((from, to), (_, slice)) in places.iter().zip(ranges) {
+            if let Some(target) = staged.bytes.get_mut(*from..*to) {
+                slice.read_at(Offset(0), target);
+                count += to - from;
+            }
+        }
+        staged.written.extend(places);
+        i64::try_from(count).unwrap_or(i64::MAX)
+    }
+
+    /// Ends the session: the block's bytes and how to put them, or a code. A block that was not written
+    /// from end to end is given up.
+    pub(super) fn end(&self, key: &Key) -> Result<(Vec<u8>, PutOptions), i64> {
+        let staged = self.open.lock().remove(key).ok_or(codes::NOT_FOUND)?;
+        let mut staged = staged.lock();
+        if !covers(&mut staged.written.clone(), staged.bytes.len()) {
+            return Err(codes::INVALID_WRITE);
+        }
+        Ok((std::mem::take(&mut staged.bytes), staged.options.clone()))
+    }
+
+    /// Gives the session up. False when there is none.
+    pub(super) fn revoke(&self, key: &Key) -> bool {
+        self.open.lock().remove(key).is_some()
+    }
+}
+
+/// Where the ranges lie in a block of `size` bytes; `None` when one does not.
+fn places(ranges: &[(u64, Slice)], size: usize) -> Option<Vec<(usize, usize)>> {
+    ranges
+        .iter()
+        .map(|(from, slice)| {
+            let from = usize::try_from(*from).ok()?;
+            let to = from.checked_add(usize::try_from(slice.length().0).ok()?)?;
+            (to <= size).then_some((from, to))
+        })
+        .collect()
+}
+
+/// Whether ranges together are all of `0..size`.
+fn covers(ranges: &mut [(usize, usize)], size: usize) -> bool {
+    ranges.sort_unstable();
+    let mut end = 0;
+    for (from, to) in ranges {
+        if *from > end {
+            return false;
+        }
+        end = end.max(*to);
+    }
+    end == size
+}

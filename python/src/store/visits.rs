@@ -1,0 +1,221 @@
+//! Sessions and ranges as Python calls them.
+
+use super::args::{How, Keys, Number, put_options};
+use super::lent::Lent;
+use super::pool::Item;
+use super::ranges::{self, Fragment};
+use super::{ObjectStore, aside, aside_with, codes};
+use kvpool_transport::{Region, Slice};
+use pyo3::prelude::*;
+
+#[pymethods]
+impl ObjectStore {
+    /// Reads fragments of blocks, one an item of the lists: lengths or codes. Each is as many bytes from
+    /// its offset in the block on as its memory is long.
+    fn get_ranges(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        addresses: Vec<Number>,
+        lengths: Vec<Number>,
+        offsets: Vec<Number>,
+    ) -> PyResult<Vec<i64>> {
+        let count = keys.len();
+        let alike = [addresses.len(), lengths.len(), offsets.len()] == [count; 3];
+        let Some(pool) = self.pool()?.filter(|_| alike) else {
+            return Ok(vec![codes::PARAMETERS; count]);
+        };
+        let lent = Lent::new(&pool.memory);
+        let memory = addresses.into_iter().zip(lengths).zip(offsets);
+        let fragments: Vec<Fragment> = keys
+            .0
+            .into_iter()
+            .zip(memory)
+            .map(|(key, ((address, length), offset))| {
+                let fragment = (key, offset.value(), lent.range(address, length));
+                match fragment {
+                    (Some(key), Some(offset), Some(slice)) => Ok((key, offset, slice)),
+                    _ => Err(codes::PARAMETERS),
+                }
+            })
+            .collect();
+        aside_with(py, lent, || ranges::read(&pool.client, fragments))
+    }
+
+    /// Begins a get session for each key that is present: 0, or a code. Those are leased until the
+    /// session ends.
+    fn get_session_start(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
+        let Some(pool) = self.pool()? else {
+            return Ok(vec![codes::PARAMETERS; keys.len()]);
+        };
+        let mut why = None;
+        let answers = keys.ask(|keys| {
+            aside(py, || match pool.sessions.start(&pool.client, &keys) {
+                Ok(present) => present
+                    .into_iter()
+                    .map(|present| if present { codes::OK } else { codes::NOT_FOUND })
+                    .collect(),
+                Err(error) => {
+                    why = Some(error.to_string());
+                    vec![codes::of_control(&error); keys.len()]
+                }
+            })
+        });
+        self.remember(why);
+        Ok(answers)
+    }
+
+    /// Ends the get session of each key: 0, or the code of one that has none.
+    fn get_session_end(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
+        let Some(pool) = self.pool()? else {
+            return Ok(vec![codes::PARAMETERS; keys.len()]);
+        };
+        Ok(keys.ask(|keys| {
+            aside(py, || {
+                keys.iter()
+                    .map(|key| {
+                        if pool.sessions.end(key) {
+                            codes::OK
+                        } else {
+                            codes::NOT_FOUND
+                        }
+                    })
+                    .collect()
+            })
+        }))
+    }
+
+    /// Begins a put session for each key: 0, or a code.
+    fn put_session_start(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        sizes: Vec<Number>,
+        how: How,
+    ) -> PyResult<Vec<i64>> {
+        let Some(pool) = self.pool()?.filter(|_| keys.len() == sizes.len()) else {
+            return Ok(vec![codes::PARAMETERS; keys.len()]);
+        };
+        let options = put_options(how, false);
+        Ok(aside(py, || {
+            let most = pool.client.limits().max_block.0;
+            let start = |(key, size): (Option<_>, Number)| match (key, size.value()) {
+                (Some(key), Some(size)) => pool.staging.start(&key, size, most, &options),
+                _ => codes::PARAMETERS,
+            };
+            keys.0.into_iter().zip(sizes).map(start).collect()
+        }))
+    }
+
+    /// Writes ranges of blocks whose put sessions are open: how many bytes each, or a code.
+    fn put_session_write(
+        &self,
+        py: Python<'_>,
+        keys: Keys,
+        addresses: Vec<Vec<Number>>,
+        lengths: Vec<Vec<Number>>,
+        offsets: Vec<Vec<Number>>,
+    ) -> PyResult<Vec<i64>> {
+        let count = keys.len();
+        let alike = [addresses.len(), lengths.len(), offsets.len()] == [count; 3];
+        let Some(pool) = self.pool()?.filter(|_| alike) else {
+            return Ok(vec![codes::PARAMETERS; count]);
+        };
+        let lent = Lent::new(&pool.memory);
+        let memory = addresses.iter().zip(&lengths).zip(&offsets);
+        let writes: Vec<_> = keys
+            .0
+            .into_iter()
+            .zip(memory)
+            .map(|(key, ((addresses, lengths), offsets))| {
+                Some((key?, writes(&lent, addresses, lengths, offsets)?))
+            })
+            .collect();
+        aside_with(py, lent, || {
+            let write = |write: Option<(_, Vec<(u64, Slice)>)>| match write {
+                Some((key, ranges)) => pool.staging.write(&key, &ranges),
+                None => codes::PARAMETERS,
+            };
+            writes.into_iter().map(write).collect()
+        })
+    }
+
+    /// Puts the blocks of put sessions, which end: one code a key.
+    fn put_session_end(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
+        let Some(pool) = self.pool()? else {
+            return Ok(vec![codes::PARAMETERS; keys.len()]);
+        };
+        let (codes, why) = aside(py, || {
+            let mut same_options = None;
+            let mut why = None;
+            let mut codes = Vec::with_capacity(keys.len());
+            let mut run: Vec<Item> = Vec::new();
+            // Sessions that end together were nearly always begun together, with the same options.
+            for key in keys.0 {
+                let ended = match &key {
+                    Some(key) => pool.staging.end(key),
+                    None => Err(codes::PARAMETERS),
+                };
+                let item = match (key, ended) {
+                    (Some(key), Ok((bytes, options))) => {
+                        if same_options.as_ref().is_some_and(|same| *same != options) {
+                            let items = std::mem::take(&mut run);
+                            let options = same_options.take().unwrap_or_default();
+                            let (done, failed) = pool.put(items, &options);
+                            codes.extend(done);
+                            why = why.or(failed);
+                        }
+                        same_options = Some(options);
+                        Ok((key, vec![Region::from(bytes).whole()]))
+                    }
+                    (_, Err(code)) => Err(code),
+                    (None, Ok(_)) => Err(codes::PARAMETERS),
+                };
+                run.push(item);
+            }
+            let (done, failed) = pool.put(run, &same_options.unwrap_or_default());
+            codes.extend(done);
+            (codes, why.or(failed))
+        });
+        self.remember(why);
+        Ok(codes)
+    }
+
+    /// Gives put sessions up: 0, or the code of a key that has none.
+    fn put_session_revoke(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
+        let Some(pool) = self.pool()? else {
+            return Ok(vec![codes::PARAMETERS; keys.len()]);
+        };
+        Ok(keys.ask(|keys| {
+            aside(py, || {
+                keys.iter()
+                    .map(|key| {
+                        if pool.staging.revoke(key) {
+                            codes::OK
+                        } else {
+                            codes::NOT_FOUND
+                        }
+                    })
+                    .collect()
+            })
+        }))
+    }
+}
+
+/// What is written where in one block; `None` when the lists do not match or are out of range.
+fn writes(
+    lent: &Lent<'_>,
+    addresses: &[Number],
+    lengths: &[Number],
+    offsets: &[Number],
+) -> Option<Vec<(u64, Slice)>> {
+    if [lengths.len(), offsets.len()] != [addresses.len(); 2] {
+        return None;
+    }
+    addresses
+        .iter()
+        .zip(lengths)
+        .zip(offsets)
+        .map(|((address, length), offset)| Some((offset.value()?, lent.range(*address, *length)?)))
+        .collect()
+}
