@@ -34,7 +34,7 @@ from vllm.v1.kv_cache_interface import (  # type: ignore[import-not-found]
     iter_layer_specs,
 )
 
-from kvpool.vllm.connection import Connection
+from kvpool._engines.connection import Connection
 from kvpool.vllm.keys import Group, Layout, layout_prefix, rank_name
 from kvpool.vllm.memory import group_memory, host_regions
 from kvpool.vllm.plan import Plan
@@ -172,6 +172,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             saves=self._saves and rank % replicas == 0,
             save_backlog=self._settings.save_backlog,
             save_patience=self._settings.put_timeout,
+            rest=self._settings.retry_after,
         )
 
     def handle_preemptions(self, kv_connector_metadata: KvpoolMetadata) -> None:

@@ -6,10 +6,9 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-import kvpool
-from kvpool.vllm.connection import Connection
+from kvpool._engines.connection import Connection
 from kvpool.vllm.keys import Group, Layout
-from kvpool.vllm.leases import Keeper
+from kvpool._engines.leases import Keeper
 from kvpool.vllm.plan import Block, Move, Plan
 
 _MISS_LASTS = 0.5
@@ -170,15 +169,11 @@ class Planner:
     def _ask(self, request: str, hashes: Sequence[bytes], wanted: int, local_tokens: int) -> Found:
         layout = self._layout
         units = 0
-        pool = self._connection.pool()
-        if pool is not None:
-            try:
-                prefix = pool.match_prefix(layout.chain(hashes, wanted))
-            except kvpool.Error as error:
-                self._connection.failed("looking up a prompt", error)
-            else:
-                units = prefix.blocks // layout.keys_per_unit
-                self._keeper.hold(request, prefix.lease)
+        keys = layout.chain(hashes, wanted)
+        prefix = self._connection.call("looking up a prompt", None, lambda pool: pool.match_prefix(keys))
+        if prefix is not None:
+            units = prefix.blocks // layout.keys_per_unit
+            self._keeper.hold(request, prefix.lease)
         found = Found(units, wanted, local_tokens, time.monotonic())
         self._found[request] = found
         return found

@@ -6,11 +6,12 @@ import concurrent.futures
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import kvpool
-from kvpool.vllm.connection import Connection
+from kvpool._engines.connection import Connection
 from kvpool.vllm.keys import block_key
 from kvpool.vllm.plan import Block, Move, Plan
 from kvpool.vllm.segments import BlockMap
@@ -68,13 +69,18 @@ class Mover:
         saves: bool,
         save_backlog: int,
         save_patience: float,
+        rest: float,
     ):
+        """At most `save_backlog` bytes wait to be saved; `close` waits `save_patience` seconds for them;
+        after a save that failed there is none for `rest` seconds."""
         self._connection = connection
         self._rank = rank
         self._memory = memory
         self._saves = saves
         self._backlog = save_backlog
         self._patience = save_patience
+        self._rest = rest
+        self._rest_until = 0.0
         self._loader = concurrent.futures.ThreadPoolExecutor(_LOADERS, "kvpool-load")
         self._saver = concurrent.futures.ThreadPoolExecutor(1, "kvpool-save")
         self._saving: dict[str, list[concurrent.futures.Future[None]]] = {}
@@ -163,8 +169,7 @@ class Mover:
         return job
 
     def _save(self, prefix: str, move: Move, marks: Mapping[int, Any], copies: dict[int, Any]) -> None:
-        pool = self._connection.pool()
-        if pool is None:
+        if time.monotonic() < self._rest_until or self._connection.pool() is None:
             return
         keys: list[str] = []
         parents: list[str | None] = []
@@ -179,15 +184,21 @@ class Mover:
                 for block in blocks
             ]
             bytes_of += self._pieces(memory, blocks, copies.get(number))
-        try:
-            outcomes = pool.batch_put(keys, bytes_of, parents=parents)
-        except kvpool.Error as error:
-            self._connection.failed("saving blocks", error)
-            return
+        outcomes: list[Any] = self._connection.call(
+            "saving blocks", [], lambda pool: pool.batch_put(keys, bytes_of, parents=parents)
+        )
         errors = [outcome for outcome in outcomes if isinstance(outcome, kvpool.Error)]
         if errors:
-            # A block that is not saved is a miss later on, no more.
-            self._connection.failed(f"saving {len(errors)} of {len(outcomes)} blocks", errors[0])
+            # A block that is not saved is a miss later on, no more; a pool that is full or has lost a
+            # node is given time, so that the engine's blocks do not pile up waiting for it.
+            self._rest_until = time.monotonic() + self._rest
+            logger.warning(
+                "%d of %d blocks were not saved, and none will be for %g s: %s",
+                len(errors),
+                len(outcomes),
+                self._rest,
+                errors[0],
+            )
 
     def _load(self, prefix: str, move: Move, marks: Mapping[int, Any]) -> None:
         bad: tuple[Block, ...] = move.blocks
@@ -201,9 +212,6 @@ class Mover:
 
     def _loaded_but(self, prefix: str, move: Move, marks: Mapping[int, Any]) -> tuple[Block, ...]:
         """Loads the blocks of `move`; what could not be loaded."""
-        pool = self._connection.pool()
-        if pool is None:
-            return move.blocks
         order: list[Block] = []
         keys: list[str] = []
         into: list[Pieces] = []
@@ -215,11 +223,9 @@ class Mover:
             order += blocks
             keys += self._keys(prefix, blocks)
             into += self._pieces(memory, blocks, rows.get(number))
-        try:
-            outcomes = pool.batch_get(keys, into)
-        except kvpool.Error as error:
-            self._connection.failed("loading a prompt", error)
-            return move.blocks
+        outcomes: list[Any] = self._connection.call(
+            "loading a prompt", [None] * len(keys), lambda pool: pool.batch_get(keys, into)
+        )
         whole = [
             outcome == self._memory[block.group].blocks.block_bytes
             for block, outcome in zip(order, outcomes, strict=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import kvpool
-from kvpool.vllm.settings import Settings
+from kvpool._engines.settings import PoolSettings
 
 logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 
 class Connection:
@@ -20,7 +23,7 @@ class Connection:
     that failed there is none for `retry_after`, and connecting goes on beside the engine's work.
     """
 
-    def __init__(self, settings: Settings, memory: Sequence[tuple[int, int]] = ()):
+    def __init__(self, settings: PoolSettings, memory: Sequence[tuple[int, int]] = ()):
         """`memory`, as (address, length), is registered with the pool: what blocks are moved from and
         to."""
         self._settings = settings
@@ -43,8 +46,23 @@ class Connection:
                 threading.Thread(target=self._connect, name="kvpool-connect", daemon=True).start()
             return self._pool
 
-    def failed(self, what: str, error: Exception) -> None:
+    def call(self, what: str, otherwise: Answer, ask: Callable[[kvpool.Pool], Answer]) -> Answer:
+        """What `ask` answers; `otherwise` when the pool is away or the call fails, which is logged."""
+        pool = self.pool()
+        if pool is None:
+            return otherwise
+        try:
+            return ask(pool)
+        except kvpool.Error as error:
+            self.failed(what, error)
+            return otherwise
+
+    def failed(self, what: str, error: kvpool.Error) -> None:
         """Notes that a call failed as a whole, and says so in the log."""
+        if not isinstance(error, ConnectionError | TimeoutError):
+            # It was heard and refused: the next call may be another matter.
+            logger.warning("%s failed: %s", what, error)
+            return
         rest = self._settings.retry_after
         with self._lock:
             self._rest_until = time.monotonic() + rest
@@ -57,6 +75,13 @@ class Connection:
             self._closed = True
         if pool is not None:
             pool.close()
+
+    def _register(self, pool: kvpool.Pool) -> None:
+        # Memory that is not registered is moved all the same, only not by a device by itself.
+        try:
+            self._registered = [pool.register_buffer(part) for part in self._memory]
+        except kvpool.Error as error:
+            logger.warning("the engine's memory is not registered: %s", error)
 
     def _connect(self) -> None:
         settings = self._settings
@@ -73,8 +98,8 @@ class Connection:
                 get_timeout=settings.get_timeout,
                 control_timeout=settings.control_timeout,
             )
-            self._registered = [pool.register_buffer(part) for part in self._memory]
-        except kvpool.Error as error:
+            self._register(pool)
+        except kvpool.ConnectError as error:
             self.failed(f"connecting to {settings.master}", error)
         finally:
             with self._lock:
