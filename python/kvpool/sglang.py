@@ -127,7 +127,8 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many of the leading pages are there, leased for a moment each."""
         names = [self._key(key) for key in keys]
-        present = self._connection.call("looking pages up", [], lambda pool: pool.is_exist(names))
+        present: list[bool] = []
+        present = self._connection.call("looking pages up", present, lambda pool: pool.is_exist(names))
         return present.index(False) if False in present else len(present)
 
     def clear(self) -> None:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,8 @@ class LivePool:
             f"--listen=127.0.0.1:{free_port()}",
             f"--http-listen=127.0.0.1:{http}",
             f"--segment={segment}",
+            # Other pools of this host have a node-0 too.
+            f"--shm-path={self.dir / f'node-{number}.sock'}",
             *flags,
             log=self.dir / f"node-{number}.log",
         )
@@ -144,6 +146,17 @@ def live_pool(dir: Path, nodes: int = 1, segment: str = "256MiB", *flags: str) -
         yield pool
     finally:
         pool.stop()
+
+
+@pytest.fixture
+def make_pool(tmp_path: Path) -> Iterator[Callable[..., LivePool]]:
+    """Makes pools that the test may break: `make_pool(nodes, segment, *flags of the master)`."""
+    with contextlib.ExitStack() as pools:
+
+        def make(nodes: int = 1, segment: str = "256MiB", *flags: str) -> LivePool:
+            return pools.enter_context(live_pool(tmp_path, nodes, segment, *flags))
+
+        yield make
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,11 @@ ENGINES = ("vllm",)
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("engines", nargs="*", help=f"of {', '.join(ENGINES)}; all unless told")
-    arguments.add_argument("--wheels", type=Path, help="a directory with the wheels kvpool and kvpool-mooncake")
+    arguments.add_argument("--wheels", type=Path, help="a directory with our two wheels")
     arguments.add_argument("--only", action="append", default=[], help="parts of an engine's checks, by name")
     options = arguments.parse_args()
     if unknown := set(options.engines) - set(ENGINES):

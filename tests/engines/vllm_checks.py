@@ -31,7 +31,13 @@ class Setting:
     work: Path
     tally: Tally
 
-    def run(self, part: str, settings: dict[str, Any], during: Callable[[], None] | None = None, **env: str) -> Any:
+    def run(
+        self,
+        part: str,
+        settings: dict[str, Any],
+        during: Callable[[], None] | None = None,
+        **env: str,
+    ) -> Any:
         """An engine's life; what it answered. `during` runs while a ready engine waits."""
         command = [self.environment.python, HERE / "vllm_engine.py"]
         if during is not None:
@@ -124,13 +130,15 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
         windowed = setting.model("windowed", "--window", str(WINDOW))
         wanted = setting.run("window-reference", {"model": windowed})["tokens"]
         with living_pool(environment.commands, work / "window-pool") as pool:
-            check_sharing(setting, "KvpoolConnector, two groups", windowed, wanted, kvpool_connector(pool), None)
-            check_death(setting, "KvpoolConnector, two groups", pool, windowed, wanted, kvpool_connector(pool))
+            name, ours = "KvpoolConnector, two groups", kvpool_connector(pool)
+            check_sharing(setting, name, windowed, wanted, ours, None)
+            check_death(setting, name, pool, windowed, wanted, ours)
     if wants(only, "mooncake"):
         with living_pool(environment.commands, work / "mooncake-pool") as pool:
             env = mooncake_environment(pool, work)
-            check_sharing(setting, "MooncakeStoreConnector", model, plain, MOONCAKE_CONNECTOR, **env)
-            check_death(setting, "MooncakeStoreConnector", pool, model, plain, MOONCAKE_CONNECTOR, **env)
+            name, theirs = "MooncakeStoreConnector", MOONCAKE_CONNECTOR
+            check_sharing(setting, name, model, plain, theirs, **env)
+            check_death(setting, name, pool, model, plain, theirs, **env)
 
 
 def wants(only: set[str], part: str) -> bool:
@@ -177,5 +185,7 @@ def check_death(
     after = setting.run(f"{slug}-after-death", settings, lambda: pool.kill("kvstore-node"), **env)
     seconds = after["seconds"]
     in_time = seconds is not None and seconds < SECONDS_AFTER_DEATH
-    setting.tally.check(name, "after kill -9 of the node it answers the same", after.get("failed", ""), after["tokens"] == tokens)
-    setting.tally.check(name, "within seconds of being asked", f"{seconds} s", in_time)
+    same = after["tokens"] == tokens
+    tally = setting.tally
+    tally.check(name, "after kill -9 of the node it answers the same", after.get("failed", ""), same)
+    tally.check(name, "within seconds of being asked", f"{seconds} s", in_time)

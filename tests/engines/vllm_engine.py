@@ -30,8 +30,9 @@ ANSWER_TOKENS = 16
 
 def prompts() -> list[TokensPrompt]:
     """Two prompts of 600 tokens that differ from the first token on."""
+    numbers = range(PROMPT_TOKENS)
     return [
-        TokensPrompt(prompt_token_ids=[3 + (at * 7 + which * 131 + at // 97) % 500 for at in range(PROMPT_TOKENS)])
+        TokensPrompt(prompt_token_ids=[3 + (at * 7 + which * 131 + at // 97) % 500 for at in numbers])
         for which in range(PROMPTS)
     ]
 

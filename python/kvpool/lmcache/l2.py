@@ -34,7 +34,8 @@ Answer = TypeVar("Answer")
 def object_key(key: Any) -> str:
     """The key of one of LMCache's objects. The hash comes last: it tells the most, and 64 hex digits of
     it are kept in little memory."""
-    return f"lmcache:{key.model_name}@{key.kv_rank:x}@{key.object_group_id}@{key.cache_salt}@{key.chunk_hash.hex()}"
+    owner = f"{key.model_name}@{key.kv_rank:x}@{key.object_group_id}@{key.cache_salt}"
+    return f"lmcache:{owner}@{key.chunk_hash.hex()}"
 
 
 class Tasks:

@@ -151,7 +151,8 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
     def _cut(self, room: Any, head: bytearray, length: int) -> Any:
         if head:
             said = RemoteMetadata.deserialize(head)
-            if said.length != length or said.fmt != self.meta_fmt or list(said.dtypes) != list(self.meta_dtypes):
+            alike = said.fmt == self.meta_fmt and list(said.dtypes) == list(self.meta_dtypes)
+            if said.length != length or not alike:
                 raise ValueError(f"{length} bytes described as {said}")
         return self.reshape_partial_chunk(room, length)
 
@@ -196,7 +197,8 @@ def _pieces(head: bytes | bytearray, chunk: Any) -> list[Any]:
 def plugin_settings(extra: dict[str, Any]) -> dict[str, Any]:
     """The settings of the plugin that this module is, by the name that LMCache's configuration gives it."""
     start, end = "remote_storage_plugin.", ".module_path"
-    names = [key[len(start) : -len(end)] for key, value in extra.items() if key.endswith(end) and value in _MODULES]
+    ours = [key for key, value in extra.items() if key.endswith(end) and value in _MODULES]
+    names = [key[len(start) : -len(end)] for key in ours]
     settings = {}
     for name in names[:1]:
         of_plugin = f"{start}{name}."

@@ -6,6 +6,7 @@ Written for the interface of vLLM 0.32.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import platform
@@ -122,7 +123,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 request=name,
                 hashes=request.block_hashes,
                 computed_tokens=self._worth_saving(request, request.num_computed_tokens + tokens),
-                blocks=lambda name=name: state.get_block_ids(name),
+                blocks=functools.partial(state.get_block_ids, name),
             )
             for name, tokens in scheduler_output.num_scheduled_tokens.items()
             if (request := self._requests.get(name)) is not None
@@ -152,14 +153,15 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         config = self._kv_cache_config
+        groups = {number: config.kv_cache_groups[number] for number in config.prefix_cacheable_group_ids}
         memory = {
             number: group_memory(
-                [kv_caches[layer] for layer in config.kv_cache_groups[number].layer_names if layer in kv_caches],
+                [kv_caches[layer] for layer in group.layer_names if layer in kv_caches],
                 config.num_blocks,
-                kept=is_full_attention_spec(config.kv_cache_groups[number].kv_cache_spec),
+                kept=is_full_attention_spec(group.kv_cache_spec),
                 stage=self._settings.staging == "always",
             )
-            for number in config.prefix_cacheable_group_ids
+            for number, group in groups.items()
         }
         replicas = config.kv_tp_replicas
         rank = get_tensor_model_parallel_rank()
@@ -254,7 +256,11 @@ def _layout(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Layou
         for number in kv_cache_config.prefix_cacheable_group_ids
     }
     kinds = {
-        number: (type(spec).__name__, spec.block_size, sorted({one.page_size_bytes for one in iter_layer_specs(spec)}))
+        number: (
+            type(spec).__name__,
+            spec.block_size,
+            sorted({one.page_size_bytes for one in iter_layer_specs(spec)}),
+        )
         for number, spec in groups.items()
     }
     model = vllm_config.model_config

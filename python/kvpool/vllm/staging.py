@@ -28,13 +28,13 @@ class Staging:
             offset = segment.start - base
             rows = (flat.numel() - offset - segment.length) // segment.stride + 1
             self._views.append(
-                torch.as_strided(flat, (rows, segment.length), (segment.stride, 1), flat.storage_offset() + offset)
+                torch.as_strided(flat, (rows, segment.length), (segment.stride, 1), offset)
             )
         self._block_bytes = blocks.block_bytes
         self._device = self._views[0].device
         self._pinned = self._device.type == "cuda"
         # Copies run beside the engine's own work, not in its queue.
-        self._stream = torch.cuda.Stream(self._device) if self._pinned else None
+        self._stream: Any = torch.cuda.Stream(self._device) if self._pinned else None
 
     def mark(self) -> Any:
         """A point in the engine's own work: what was computed before it can be read after it."""

@@ -144,7 +144,7 @@ class Mover:
         with self._lock:
             full = self._unsaved_bytes > 0 and self._unsaved_bytes + self._bytes(move.blocks) > self._backlog
         if full and not self._dropping:
-            logger.warning("more is computed than the pool takes: %d bytes wait, some is not saved", self._backlog)
+            logger.warning("more is computed than the pool takes: some is not saved (save_backlog)")
         self._dropping = full
         return not full
 

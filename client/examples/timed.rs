@@ -1,0 +1,79 @@
+//! Times calls of the client for another program, which says over standard input when each is to be made:
+//! what the cost of a binding is measured against (`python/benches/cost.py`).
+//!
+//! Started as `timed MASTER KEYS BLOCK_BYTES`, it reads one line of a command a call, makes the call, and
+//! writes its nanoseconds on a line: `get N` gets the first N of the blocks `cost-0`, `cost-1`, ... into
+//! memory that it keeps, `exist N` asks for the first N digests of the chain of tokens 0, 1, 2, ... with one
+//! token a block, and `exist-text N` for the keys `cost-text-0`, `cost-text-1`, ...
+
+use kvpool_client::blocking::Client;
+use kvpool_client::{GetBlock, GetOptions, Namespace, Options, Region};
+use kvpool_types::{Key, Length, chain};
+use std::io::{BufRead, Write};
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [master, keys, block] = args.as_slice() else {
+        return Err("use: timed MASTER KEYS BLOCK_BYTES".into());
+    };
+    let (keys, block): (u32, u64) = (keys.parse()?, block.parse()?);
+    let client = Client::connect(Options {
+        masters: vec![master.clone()],
+        ..Options::default()
+    })?;
+    let tokens: Vec<u32> = (0..keys).collect();
+    let digests = chain::chain_keys(Namespace::default().seed(), NonZeroUsize::MIN, &tokens);
+    let named = |prefix: &str| -> Result<Vec<Key>, Failure> {
+        let key = |number| Ok(Key::parse(&format!("{prefix}{number}"))?);
+        (0..keys).map(key).collect()
+    };
+    let (blocks, texts) = (named("cost-")?, named("cost-text-")?);
+    let mut memory: Vec<Region> = Vec::new();
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let (call, count) = line.split_once(' ').ok_or("a command is a call and a number")?;
+        let count: usize = count.parse()?;
+        while memory.len() < count && call == "get" {
+            memory.push(Region::allocate(Length(block)));
+        }
+        let took = match call {
+            "get" => get(&client, &blocks[..count], &memory),
+            "exist" => exist(&client, &digests[..count]),
+            "exist-text" => exist(&client, &texts[..count]),
+            other => Err(format!("{other:?} is no call").into()),
+        }?;
+        println!("{}", took.as_nanos());
+        std::io::stdout().flush()?;
+    }
+    Ok(())
+}
+
+/// Gets blocks; all are there.
+fn get(client: &Client, keys: &[Key], memory: &[Region]) -> Result<Duration, Failure> {
+    let began = Instant::now();
+    let gets = keys.iter().zip(memory);
+    let gets = gets.map(|(key, memory)| GetBlock::new(key.clone(), memory.whole()));
+    let found = client.batch_get(gets.collect(), &GetOptions::default());
+    let took = began.elapsed();
+    for outcome in found {
+        if !outcome?.is_hit() {
+            return Err("a block is missing".into());
+        }
+    }
+    Ok(took)
+}
+
+/// Asks which keys are present; all are.
+fn exist(client: &Client, keys: &[Key]) -> Result<Duration, Failure> {
+    let began = Instant::now();
+    let present = client.is_exist(keys)?;
+    let took = began.elapsed();
+    if present.contains(&false) {
+        return Err("a key is missing".into());
+    }
+    Ok(took)
+}

@@ -1,0 +1,148 @@
+"""What calling through Python costs: the same calls, in turns, through Python and through Rust.
+
+    python python/benches/cost.py [--rounds 300]
+
+starts a pool of its own from the commands on the path, and `timed` (an example of the client's crate:
+`cargo build --release -p kvpool-client --example timed`), which makes a call when it is told to. Each pair
+is one call through each, one straight after the other, taking turns at being first. Printed are the medians,
+and the median and quartiles of the pairs' ratios. Both must be release builds, and the machine quiet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import kvpool
+import numpy as np
+
+MIB = 1 << 20
+BLOCKS, KEYS = 32, 1024
+WARM_UP = 20
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def pool_of_processes() -> Iterator[str]:
+    """A kvmaster and a kvstore-node; the master's URL."""
+    with tempfile.TemporaryDirectory() as dir, contextlib.ExitStack() as stack:
+        url = f"http://127.0.0.1:{free_port()}"
+        master = ["kvmaster", f"--listen={url[7:]}", f"--data-dir={dir}/master"]
+        node = ["kvstore-node", f"--master={url}", f"--listen=127.0.0.1:{free_port()}"]
+        node += ["--name=cost", "--segment=256MiB", f"--shm-path={dir}/node.sock"]
+        for command in (master, node):
+            http = free_port()
+            log = stack.enter_context(open(f"{dir}/{command[0]}.log", "wb"))
+            command.append(f"--http-listen=127.0.0.1:{http}")
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            ready = f"http://127.0.0.1:{http}/readyz"
+            for _ in range(200):
+                with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=1):
+                    break
+                time.sleep(0.05)
+        yield url
+
+
+class Rust:
+    """The same calls in a process of their own."""
+
+    def __init__(self, program: Path, url: str) -> None:
+        self.process = subprocess.Popen(
+            [program, url, str(KEYS), str(MIB)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def call(self, line: str) -> int:
+        """Nanoseconds of one call."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+def timed(call: Callable[[], object]) -> int:
+    began = time.perf_counter_ns()
+    call()
+    return time.perf_counter_ns() - began
+
+
+def compare(
+    what: str, goal: float, rounds: int, python: Callable[[], object], rust: Callable[[], int]
+) -> None:
+    """Prints one line of the table."""
+    pairs = []
+    for number in range(WARM_UP + rounds):
+        if number % 2:
+            mine = timed(python)
+            pairs.append((mine, rust()))
+        else:
+            other = rust()
+            pairs.append((timed(python), other))
+    del pairs[:WARM_UP]
+    in_python, in_rust = zip(*pairs)
+    low, middle, high = statistics.quantiles((mine / other for mine, other in pairs), n=4)
+    print(
+        f"{what:28} {statistics.median(in_python) / 1e3:9.1f} us {statistics.median(in_rust) / 1e3:9.1f} us"
+        f"   {middle:.3f} ({low:.3f} .. {high:.3f})   goal {goal:.2f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What calling through Python costs.")
+    parser.add_argument("--rounds", type=int, default=300, help="pairs of calls a line")
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    parser.add_argument("--timed", type=Path, default=target / "release/examples/timed")
+    arguments = parser.parse_args()
+    if not arguments.timed.exists():
+        sys.exit("build it first: cargo build --release -p kvpool-client --example timed")
+
+    with pool_of_processes() as url, kvpool.Pool.connect(url) as pool:
+        names = [f"cost-{n}" for n in range(BLOCKS)]
+        texts = [f"cost-text-{n}" for n in range(KEYS)]
+        digests = kvpool.chain_keys(kvpool.Namespace(), 1, range(KEYS))
+        blocks = np.random.default_rng(1).integers(0, 256, (BLOCKS, MIB), dtype="uint8")
+        pool.batch_put(names, list(blocks))
+        pool.batch_put([*texts, *digests], [b"x"] * (2 * KEYS))
+        into = list(np.zeros_like(blocks))
+        rust = Rust(arguments.timed, url)
+        print(f"{'':28} {'Python':>12} {'Rust':>12}   ratio of pairs, median (quartiles)")
+        compare(
+            "batch_get 32 x 1 MiB, shm", 1.05, arguments.rounds,
+            lambda: pool.batch_get(names, into), lambda: rust.call(f"get {BLOCKS}"),
+        )
+        compare(
+            "is_exist 1024 digests", 1.15, arguments.rounds,
+            lambda: pool.is_exist(digests), lambda: rust.call(f"exist {KEYS}"),
+        )
+        compare(
+            "is_exist 1024 texts", 1.15, arguments.rounds,
+            lambda: pool.is_exist(texts), lambda: rust.call(f"exist-text {KEYS}"),
+        )
+        assert all((target == block).all() for target, block in zip(into, blocks))
+        assert pool.counters()["shm_read_bytes"] >= arguments.rounds * BLOCKS * MIB
+        rust.process.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""The pool with `async def`.
+
+A pool here has some threads of its own, in which its calls wait; they let the interpreter go meanwhile.
+What cancelling means depends on the call. One that lends memory (`batch_put`, `put`, `batch_get`) ends
+when its transfer has, by its timeout at the latest, and raises CancelledError then: so the memory is the
+caller's again as soon as the await is over, however it ended. Any other raises at once; its thread goes
+on until the call's own end, and the answer is dropped. A call that has not begun never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+import kvpool
+
+if TYPE_CHECKING:
+    from kvpool._native import Block, Key, Memory, WritableBlock
+
+__all__ = ["Lease", "Pool", "Prefix"]
+
+_T = TypeVar("_T")
+
+
+class _Threads:
+    """Threads that calls wait in."""
+
+    def __init__(self, count: int) -> None:
+        self._executor = ThreadPoolExecutor(count, thread_name_prefix="kvpool-aio")
+        self._ended = False
+
+    def _begin(self, call: Callable[[], _T]) -> Future[_T]:
+        if self._ended:
+            raise kvpool.ClosedError("the pool is closed", "closed")
+        return self._executor.submit(call)
+
+    async def run(self, call: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
+        """Waits for a call that lends no memory."""
+        future = self._begin(functools.partial(call, *args, **kwargs))
+        return await asyncio.wrap_future(future)
+
+    async def run_lending(self, call: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
+        """Waits for a call that lends memory: also when cancelled, unless it has not begun."""
+        future = self._begin(functools.partial(call, *args, **kwargs))
+        # asyncio.wait never cancels what it waits for.
+        waited = asyncio.wrap_future(future)
+        cancelled: asyncio.CancelledError | None = None
+        while not waited.done():
+            try:
+                await asyncio.wait((waited,))
+            except asyncio.CancelledError as error:
+                if future.cancel():
+                    raise
+                cancelled = error
+        if cancelled is not None:
+            # What came of the call is looked at, so that nobody is warned of an error not retrieved.
+            waited.exception()
+            raise cancelled
+        return waited.result()
+
+    def end(self, *, wait: bool) -> None:
+        """Takes no more calls; waits for those under way if asked."""
+        self._ended = True
+        self._executor.shutdown(wait=wait)
+
+
+class Lease:
+    """`kvpool.Lease` with `async def`; an asynchronous context manager that releases it."""
+
+    def __init__(self, lease: kvpool.Lease, threads: _Threads) -> None:
+        self._lease = lease
+        self._threads = threads
+
+    async def renew(self) -> int:
+        """As `kvpool.Lease.renew`."""
+        return await self._threads.run(self._lease.renew)
+
+    async def release(self) -> None:
+        """As `kvpool.Lease.release`."""
+        await self._threads.run(self._lease.release)
+
+    @property
+    def left(self) -> float:
+        """How many seconds all of it still runs."""
+        return self._lease.left
+
+    def __len__(self) -> int:
+        return len(self._lease)
+
+    def __bool__(self) -> bool:
+        return True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+
+class Prefix:
+    """`kvpool.Prefix` with `async def`: `blocks`, and the `lease` on them."""
+
+    def __init__(self, prefix: kvpool.Prefix, threads: _Threads) -> None:
+        self.blocks = prefix.blocks
+        self.lease = Lease(prefix.lease, threads)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.lease.release()
+
+
+class Pool:
+    """`kvpool.Pool` with `async def`; see there for arguments, answers and errors.
+
+    Made by `await Pool.connect(...)`; an asynchronous context manager that closes it.
+    """
+
+    def __init__(self, pool: kvpool.Pool, *, threads: int = 8) -> None:
+        """Waits for the calls of a connected pool in `threads` threads: so many calls at once."""
+        self._pool = pool
+        self._threads = _Threads(threads)
+
+    @classmethod
+    async def connect(
+        cls,
+        master: str | Sequence[str] = "http://127.0.0.1:7070",
+        *,
+        namespace: kvpool.Namespace | None = None,
+        transport: Literal["auto", "shm", "rdma", "tcp"] = "auto",
+        token: str = "",
+        timeout: float = 5.0,
+        put_timeout: float | None = None,
+        get_timeout: float | None = None,
+        control_timeout: float | None = None,
+        spin: float = 0.0,
+        threads: int = 8,
+    ) -> Self:
+        """As `kvpool.Pool.connect`; `threads` is how many calls wait at once."""
+        connecting = _Threads(1)
+        try:
+            pool = await connecting.run(
+                kvpool.Pool.connect,
+                master,
+                namespace=namespace,
+                transport=transport,
+                token=token,
+                timeout=timeout,
+                put_timeout=put_timeout,
+                get_timeout=get_timeout,
+                control_timeout=control_timeout,
+                spin=spin,
+            )
+        finally:
+            connecting.end(wait=False)
+        return cls(pool, threads=threads)
+
+    async def batch_put(
+        self,
+        keys: Sequence[Key],
+        blocks: Sequence[Block],
+        *,
+        parents: Sequence[Key | None] | None = None,
+        replicas: int = 1,
+        preferred_node: str | None = None,
+        prefer_same_host: bool = False,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        upsert: bool = False,
+        timeout: float | None = None,
+    ) -> list[bool | kvpool.Error]:
+        """As `kvpool.Pool.batch_put`."""
+        return await self._threads.run_lending(
+            self._pool.batch_put,
+            keys,
+            blocks,
+            parents=parents,
+            replicas=replicas,
+            preferred_node=preferred_node,
+            prefer_same_host=prefer_same_host,
+            soft_pin=soft_pin,
+            hard_pin=hard_pin,
+            upsert=upsert,
+            timeout=timeout,
+        )
+
+    async def put(
+        self,
+        key: Key,
+        block: Block,
+        *,
+        parent: Key | None = None,
+        replicas: int = 1,
+        preferred_node: str | None = None,
+        prefer_same_host: bool = False,
+        soft_pin: float | None = None,
+        hard_pin: bool = False,
+        upsert: bool = False,
+        timeout: float | None = None,
+    ) -> bool:
+        """As `kvpool.Pool.put`."""
+        return await self._threads.run_lending(
+            self._pool.put,
+            key,
+            block,
+            parent=parent,
+            replicas=replicas,
+            preferred_node=preferred_node,
+            prefer_same_host=prefer_same_host,
+            soft_pin=soft_pin,
+            hard_pin=hard_pin,
+            upsert=upsert,
+            timeout=timeout,
+        )
+
+    async def batch_get(
+        self,
+        keys: Sequence[Key],
+        into: Sequence[WritableBlock],
+        *,
+        timeout: float | None = None,
+        release: bool = False,
+    ) -> list[int | None | kvpool.Error]:
+        """As `kvpool.Pool.batch_get`."""
+        return await self._threads.run_lending(
+            self._pool.batch_get, keys, into, timeout=timeout, release=release
+        )
+
+    async def get(self, key: Key, *, timeout: float | None = None) -> bytes | None:
+        """As `kvpool.Pool.get`."""
+        return await self._threads.run(self._pool.get, key, timeout=timeout)
+
+    async def get_range(
+        self, key: Key, offset: int, length: int, *, timeout: float | None = None
+    ) -> bytes | None:
+        """As `kvpool.Pool.get_range`."""
+        return await self._threads.run(self._pool.get_range, key, offset, length, timeout=timeout)
+
+    async def is_exist(self, keys: Sequence[Key], *, lease: bool = True) -> list[bool]:
+        """As `kvpool.Pool.is_exist`."""
+        return await self._threads.run(self._pool.is_exist, keys, lease=lease)
+
+    async def match_prefix(self, keys: Sequence[Key], *, lease: bool = True) -> Prefix:
+        """As `kvpool.Pool.match_prefix`."""
+        prefix = await self._threads.run(self._pool.match_prefix, keys, lease=lease)
+        return Prefix(prefix, self._threads)
+
+    async def get_view(
+        self, key: Key, *, verify: bool = True, timeout: float | None = None
+    ) -> kvpool.View | None:
+        """As `kvpool.Pool.get_view`."""
+        return await self._threads.run(self._pool.get_view, key, verify=verify, timeout=timeout)
+
+    async def register_buffer(self, memory: Memory) -> kvpool.Registration:
+        """As `kvpool.Pool.register_buffer`."""
+        return await self._threads.run(self._pool.register_buffer, memory)
+
+    async def remove(
+        self, keys: Sequence[Key], *, force: bool = False
+    ) -> list[bool | kvpool.Error]:
+        """As `kvpool.Pool.remove`."""
+        return await self._threads.run(self._pool.remove, keys, force=force)
+
+    async def remove_matching(self, regex: str, *, force: bool = False) -> tuple[int, int]:
+        """As `kvpool.Pool.remove_matching`."""
+        return await self._threads.run(self._pool.remove_matching, regex, force=force)
+
+    async def remove_all(self, *, force: bool = False) -> tuple[int, int]:
+        """As `kvpool.Pool.remove_all`."""
+        return await self._threads.run(self._pool.remove_all, force=force)
+
+    async def describe(self, keys: Sequence[Key]) -> list[kvpool.Description | None]:
+        """As `kvpool.Pool.describe`."""
+        return await self._threads.run(self._pool.describe, keys)
+
+    async def stats(self) -> kvpool.Stats:
+        """As `kvpool.Pool.stats`."""
+        return await self._threads.run(self._pool.stats)
+
+    def counters(self) -> dict[str, int]:
+        """As `kvpool.Pool.counters`."""
+        return self._pool.counters()
+
+    @property
+    def limits(self) -> kvpool.Limits:
+        """As `kvpool.Pool.limits`."""
+        return self._pool.limits
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._pool.closed
+
+    async def close(self) -> None:
+        """Closes the connection, once the calls under way have ended. Once more does nothing."""
+        self._pool.close()
+        await asyncio.to_thread(self._threads.end, wait=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def list(self, regex: str = "") -> AsyncIterator[kvpool.Listed]:
+        """As `kvpool.Pool.list`, for `async for`."""
+        listing = await self._threads.run(self._pool.list, regex)
+        end = object()
+        while True:
+            listed = await self._threads.run(next, listing, end)
+            if not isinstance(listed, kvpool.Listed):
+                return
+            yield listed

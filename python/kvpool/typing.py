@@ -1,0 +1,10 @@
+"""The types of what the pool's methods take, for annotations of callers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvpool._native import Block, Key, Memory, Tensor, WritableBlock
+
+    __all__ = ["Block", "Key", "Memory", "Tensor", "WritableBlock"]

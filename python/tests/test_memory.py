@@ -1,0 +1,207 @@
+"""What may hold a block's bytes, and what may not."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import kvpool
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import LivePool
+
+MIB = 1 << 20
+
+numpy = pytest.importorskip("numpy")
+_keys = (f"memory-{n}" for n in itertools.count())
+
+
+@pytest.fixture
+def pool(shared_pool: LivePool) -> Iterator[kvpool.Pool]:
+    with kvpool.Pool.connect(shared_pool.url) as pool:
+        yield pool
+
+
+def kinds() -> list[tuple[str, Any, Any]]:
+    """For each kind of memory: its name, a block of 4096 bytes, and a target for it."""
+    pattern = bytes(n % 256 for n in range(4096))
+    return [
+        ("bytes", pattern, bytearray(4096)),
+        ("memoryview", memoryview(pattern), memoryview(bytearray(4096))),
+        ("part", memoryview(pattern * 2)[4096:], memoryview(bytearray(8192))[:4096]),
+        ("array", array.array("I", pattern), array.array("I", bytes(4096))),
+        ("numpy", numpy.frombuffer(pattern, "uint8"), numpy.zeros(4096, "uint8")),
+        ("float16", numpy.frombuffer(pattern, "float16"), numpy.zeros((2, 32, 32), "float16")),
+        ("row", numpy.frombuffer(pattern, "uint8"), numpy.zeros((3, 4096), "uint8")[1]),
+        ("date", numpy.frombuffer(pattern, "datetime64[s]"), numpy.zeros(512, "datetime64[s]")),
+        ("ctypes", (ctypes.c_char * 4096)(*pattern), (ctypes.c_char * 4096)()),
+    ]
+
+
+def raw(memory: Any) -> bytes:
+    """The bytes of any kind of memory."""
+    return bytes(memory.tobytes() if hasattr(memory, "tobytes") else memory)
+
+
+@pytest.mark.parametrize("name, block, target", kinds(), ids=lambda kind: str(kind)[:8])
+def test_contiguous_memory_of_any_kind_is_used_in_place(
+    pool: kvpool.Pool, name: str, block: Any, target: Any
+) -> None:
+    key = next(_keys)
+    assert pool.put(key, block) is True
+    assert pool.batch_get([key], [target]) == [4096]
+    assert raw(target) == raw(block) == pool.get(key)
+
+
+def test_addresses_and_lengths_name_memory(pool: kvpool.Pool) -> None:
+    source = numpy.arange(1000, dtype="uint8")
+    target = numpy.zeros(1000, "uint8")
+    key = next(_keys)
+    assert pool.put(key, (source.ctypes.data, 1000)) is True
+    assert pool.batch_get([key], [(target.ctypes.data, 1000)]) == [1000]
+    assert (target == source).all()
+    wrong = pool.batch_put(["w1", "w2", "w3"], [(-1, 8), (0, 8), (2**64 - 4, 8)])
+    assert [type(one) for one in wrong] == [kvpool.InvalidArgumentError] * 3
+
+
+def test_a_block_is_gathered_from_and_scattered_to_several_buffers(pool: kvpool.Pool) -> None:
+    parts = [b"one", bytearray(b"two!"), numpy.arange(5, dtype="uint8"), memoryview(b"end"), b""]
+    whole = b"".join(map(bytes, parts))
+    key = next(_keys)
+    assert pool.put(key, parts) is True
+    assert pool.get(key) == whole
+    targets = (bytearray(2), numpy.zeros(7, "uint8"), memoryview(bytearray(20)))
+    assert pool.batch_get([key], [targets]) == [len(whole)]
+    assert b"".join(map(bytes, targets))[: len(whole)] == whole
+
+
+def test_sixty_four_layers_of_a_block_move_in_one_call(pool: kvpool.Pool) -> None:
+    layers = numpy.random.default_rng(1).integers(0, 256, (64, 2, 4096), dtype="uint8")
+    keys = [next(_keys), next(_keys)]
+    blocks = [[layer[half] for layer in layers] for half in (0, 1)]
+    assert pool.batch_put(keys, blocks) == [True, True]
+    back = numpy.zeros_like(layers)
+    into = [[layer[half] for layer in back] for half in (0, 1)]
+    assert pool.batch_get(keys, into) == [64 * 4096] * 2
+    assert (back == layers).all()
+
+
+def test_memory_that_is_read_only_or_in_pieces_fails_its_own_key(pool: kvpool.Pool) -> None:
+    keys = [next(_keys) for _ in range(4)]
+    stripes = numpy.zeros((8, 8), "uint8")[:, ::2]
+    outcomes = pool.batch_put(keys, [b"abcd", stripes, memoryview(b"abcdefgh")[::2], b"efgh"])
+    assert [outcomes[0], outcomes[3]] == [True, True]
+    frozen = numpy.zeros(8, "uint8")
+    frozen.flags.writeable = False
+    targets = [bytearray(4), frozen, b"12345678", stripes, memoryview(b"1234")]
+    asked = [keys[0], *[keys[3]] * 4]
+    found = pool.batch_get(asked, targets)
+    assert found[0] == 4
+    for failed in [*outcomes[1:3], *found[1:]]:
+        assert isinstance(failed, kvpool.InvalidArgumentError)
+        assert "contiguous" in str(failed)
+    assert not frozen.any() and targets[2] == b"12345678"
+
+
+def test_memory_of_python_objects_is_refused(pool: kvpool.Pool) -> None:
+    objects = numpy.array([object(), None])
+    outcomes = pool.batch_put(["o1", "o2"], [objects, memoryview(objects)])
+    found = pool.batch_get(["o1", "o2"], [objects, memoryview(objects)])
+    assert all(isinstance(one, kvpool.InvalidArgumentError) for one in [*outcomes, *found])
+
+
+class Tensor:
+    """What a torch tensor shows of itself."""
+
+    def __init__(self, memory: Any, device: str = "cpu", contiguous: bool = True) -> None:
+        self.memory, self.contiguous = memory, contiguous
+        self.device = type("device", (), {"type": device, "__str__": lambda _: device})()
+
+    def data_ptr(self) -> int:
+        return int(self.memory.ctypes.data)
+
+    def is_contiguous(self) -> bool:
+        return self.contiguous
+
+    def numel(self) -> int:
+        return int(self.memory.size)
+
+    def element_size(self) -> int:
+        return int(self.memory.itemsize)
+
+
+def test_what_looks_like_a_tensor_is_used_in_place(pool: kvpool.Pool) -> None:
+    source = numpy.arange(256, dtype="float32")
+    target = numpy.zeros(256, "float32")
+    key = next(_keys)
+    assert pool.put(key, Tensor(source)) is True
+    assert pool.batch_get([key], [[Tensor(target[:100]), Tensor(target[100:])]]) == [1024]
+    assert (target == source).all()
+    for wrong, why in [(Tensor(source, "cuda:0"), "CPU"), (Tensor(source, contiguous=False), "contig")]:
+        (failed,) = pool.batch_get([key], [wrong])
+        assert isinstance(failed, kvpool.InvalidArgumentError) and why in str(failed)
+
+
+def test_torch_tensors_are_used_in_place(pool: kvpool.Pool) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    source = torch.arange(4096, dtype=torch.float32).to(torch.bfloat16)
+    target = torch.zeros_like(source, requires_grad=True)
+    key = next(_keys)
+    assert pool.put(key, source) is True
+    assert pool.batch_get([key], [target]) == [8192]
+    assert torch.equal(source, target)
+    (failed,) = pool.batch_get([key], [target.view(64, 64).t()])
+    assert isinstance(failed, kvpool.InvalidArgumentError)
+
+
+def test_a_tensor_that_misbehaves_raises_its_own_error(pool: kvpool.Pool) -> None:
+    class Broken(Tensor):
+        def is_contiguous(self) -> bool:
+            raise RuntimeError("no storage")
+
+    with pytest.raises(RuntimeError, match="no storage"):
+        pool.put(next(_keys), Broken(numpy.zeros(1)))
+
+
+def test_a_buffer_is_not_resized_during_a_call_and_free_after_it(pool: kvpool.Pool) -> None:
+    target = bytearray(4)
+    key = next(_keys)
+    pool.put(key, b"four")
+    assert pool.batch_get([key], [target]) == [4]
+    target.extend(b"more")
+    assert target == b"fourmore"
+
+
+def test_registered_memory_is_used_by_its_parts(pool: kvpool.Pool) -> None:
+    memory = numpy.zeros(MIB, "uint8")
+    memory[:4096] = 7
+    key = next(_keys)
+    with pool.register_buffer(memory) as registration:
+        assert (registration.address, len(registration)) == (memory.ctypes.data, MIB)
+        assert pool.put(key, memory[:4096]) is True
+        assert pool.batch_get([key], [(registration.address + 8192, 4096)]) == [4096]
+        with pytest.raises(kvpool.InvalidArgumentError, match="already"):
+            pool.register_buffer(memory)
+    assert (memory[8192:12288] == 7).all()
+    registration.unregister()
+    pool.register_buffer((memory.ctypes.data, 4096)).unregister()
+    assert pool.batch_get([key], [memory]) == [4096]
+
+
+def test_what_cannot_be_registered_is_refused(pool: kvpool.Pool) -> None:
+    for wrong in (b"read-only", bytearray(0), (0, 10), numpy.zeros((4, 4))[:, ::2]):
+        with pytest.raises(kvpool.InvalidArgumentError):
+            pool.register_buffer(wrong)
+    for wrong in (7, "text", [bytearray(1)], None):
+        with pytest.raises(TypeError):
+            pool.register_buffer(wrong)  # type: ignore[arg-type]
+    held = bytearray(10)
+    registration = pool.register_buffer(held)
+    with pytest.raises(BufferError):
+        held.extend(b"x")
+    del registration
+    held.extend(b"x")
