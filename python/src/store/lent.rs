@@ -88,14 +88,10 @@ impl<'m> Lent<'m> {
     ) -> PyResult<(Bound<'py, PyBytes>, Slice)> {
         let size = pyo3::ffi::Py_ssize_t::try_from(length)
             .map_err(|_| PyBufferError::new_err("the value is larger than memory"))?;
-        // SAFETY: without a source, this makes an object whose bytes are ours to fill; an error is a
-        // null pointer, which is looked for.
-        let object = unsafe {
-            Bound::from_owned_ptr_or_err(
-                py,
-                pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), size),
-            )
-        }?;
+        // SAFETY: without a source, this makes an object whose bytes are ours to fill.
+        let made = unsafe { pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
+        // SAFETY: the object is new, so its one count is ours; null, with an error set, is looked for.
+        let object = unsafe { Bound::from_owned_ptr_or_err(py, made) }?;
         let bytes = object.cast_into::<PyBytes>()?;
         // SAFETY: it is a bytes object, whose bytes lie at this address for as long as it lives: the
         // caller keeps it until `returned`, and nobody else has it.

@@ -1,0 +1,122 @@
+"""How settings are read, without a pool."""
+
+from __future__ import annotations
+
+import pytest
+from mooncake._settings import (
+    BadSetting,
+    find_place,
+    node_name,
+    parse_host,
+    parse_masters,
+    parse_size,
+    read_settings,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (0, 0),
+        (1234, 1234),
+        ("1234", 1234),
+        ("16MB", 16 << 20),
+        ("1GB", 1 << 30),
+        ("4 GB", 4 << 30),
+        ("100GB", 100 << 30),
+        ("2 TiB", 2 << 40),
+        ("1.5gb", 3 << 29),
+        ("512k", 512 << 10),
+        ("7 B", 7),
+    ],
+)
+def test_sizes_are_ints_or_text_with_a_unit(text: object, size: int) -> None:
+    assert parse_size(text, "size") == size
+
+
+@pytest.mark.parametrize("bad", ["", "MB", "1 XB", "-1", "1e3", -1, True, None, 1.5, [], 1 << 63, "9999999 PB"])
+def test_what_is_no_size_is_refused_by_name(bad: object) -> None:
+    with pytest.raises(BadSetting, match="global_segment_size"):
+        parse_size(bad, "global_segment_size")
+
+
+@pytest.mark.parametrize(
+    ("given", "masters"),
+    [
+        ("10.0.0.1:50051", ("http://10.0.0.1:50051",)),
+        ("master", ("http://master:50051",)),
+        ("http://a:7070/", ("http://a:7070",)),
+        ("a:1,b:2;c", ("http://a:1", "http://b:2", "http://c:50051")),
+        ("[::1]:7", ("http://[::1]:7",)),
+        ("etcd://a;b:1;c", ("etcd://a:2379,b:1,c:2379/default",)),
+        ("etcd://a:1,b:2/blue", ("etcd://a:1,b:2/blue",)),
+    ],
+)
+def test_a_master_is_named_in_any_of_the_usual_ways(given: str, masters: tuple[str, ...]) -> None:
+    assert parse_masters(given) == masters
+
+
+@pytest.mark.parametrize("bad", ["", "  ", "etcd://", ";", "https://a:1", None, 7])
+def test_what_is_no_master_is_refused(bad: object) -> None:
+    with pytest.raises(BadSetting, match="master"):
+        parse_masters(bad)
+
+
+def test_a_host_may_have_a_port() -> None:
+    assert parse_host("localhost") == ("localhost", 0)
+    assert parse_host("10.1.2.3:17") == ("10.1.2.3", 17)
+    assert parse_host("[::1]:17") == ("::1", 17)
+    assert parse_host("::1") == ("::1", 0)
+    for bad in ("", "a:b", "a:70000", None):
+        with pytest.raises(BadSetting):
+            parse_host(bad)
+
+
+def test_both_spellings_of_the_master_and_of_the_devices_are_read() -> None:
+    for master, devices in (
+        ("master_server_addr", "rdma_devices"),
+        ("master_server_address", "device_name"),
+    ):
+        settings = read_settings({master: "m:1", devices: "mlx5_0, mlx5_1", "protocol": "RDMA"})
+        assert settings.masters == ("http://m:1",)
+        assert settings.devices == ("mlx5_0", "mlx5_1")
+        assert settings.protocol == "rdma"
+
+
+def test_an_empty_dict_has_the_documented_defaults() -> None:
+    settings = read_settings({})
+    assert settings.segment_size == settings.buffer_size == 16 << 20
+    assert settings.protocol == "tcp"
+    assert settings.masters == ("http://127.0.0.1:50051",)
+
+
+def test_times_come_from_the_settings_or_else_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPOOL_PUT_TIMEOUT_MS", "700")
+    monkeypatch.setenv("KVPOOL_GET_TIMEOUT_MS", "800")
+    patience = read_settings({"get_timeout_ms": "90"}).patience
+    assert (patience.put_timeout_ms, patience.get_timeout_ms) == (700, 90)
+    with pytest.raises(BadSetting, match="connect_timeout_ms"):
+        read_settings({"connect_timeout_ms": "soon"})
+
+
+def test_a_name_without_meaning_is_noted() -> None:
+    assert read_settings({"enable_ssd_offload": "true"}).ignored == ("enable_ssd_offload",)
+
+
+def test_a_place_has_a_free_port_and_says_so() -> None:
+    one = find_place("localhost", 0)
+    assert one.hostname == f"localhost:{one.port}" and one.port > 0
+    assert one.listen == f"127.0.0.1:{one.port}" and one.advertise == ""
+
+
+def test_a_host_that_is_not_ours_is_told_to_others_and_listened_for_everywhere() -> None:
+    place = find_place("192.0.2.7", 0)
+    assert place.listen == f"0.0.0.0:{place.port}"
+    assert place.advertise == f"192.0.2.7:{place.port}"
+
+
+def test_a_node_is_named_for_its_place_within_the_limits_of_names() -> None:
+    assert node_name("10.0.0.1:4000") == "10.0.0.1-4000"
+    assert node_name("node-0") == "node-0"
+    long = node_name("x" * 200 + ":1")
+    assert len(long) == 64 and long != node_name("x" * 200 + ":2")

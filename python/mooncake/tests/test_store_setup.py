@@ -1,0 +1,257 @@
+"""Setting a store up, and its end."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from mooncake._clients import announce_client
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from pools import LivePool, free_port
+
+Connect = Callable[[LivePool], MooncakeDistributedStore]
+
+
+@pytest.fixture
+def new() -> Iterator[MooncakeDistributedStore]:
+    """A store that is not set up, and is closed after the test."""
+    store = MooncakeDistributedStore()
+    yield store
+    store.close()
+
+
+def test_the_positional_form(new: MooncakeDistributedStore, shared_pool: LivePool) -> None:
+    master = f"127.0.0.1:{shared_pool.port}"
+    assert new.setup("localhost", "P2PHANDSHAKE", 0, 1 << 24, "tcp", "", master) == 0
+    assert new.get_hostname().startswith("localhost:")
+    assert new.health_check() == 0
+
+
+def test_the_keyword_form_as_vllm_ascend_calls_it(new: MooncakeDistributedStore, shared_pool: LivePool) -> None:
+    code = new.setup(
+        local_hostname="127.0.0.1:0",
+        metadata_server="P2PHANDSHAKE",
+        global_segment_size=0,
+        local_buffer_size="16MB",
+        protocol="tcp",
+        rdma_devices="",
+        master_server_addr=shared_pool.url,
+        engine=None,
+        enable_ssd_offload=False,
+        ssd_offload_path="",
+    )
+    assert code == 0
+
+
+@pytest.mark.parametrize("spelling", ["master_server_addr", "master_server_address"])
+def test_the_dict_form(new: MooncakeDistributedStore, shared_pool: LivePool, spelling: str) -> None:
+    config = {
+        "local_hostname": "localhost",
+        "metadata_server": "http://127.0.0.1:8080/metadata",
+        "global_segment_size": "0",
+        "local_buffer_size": "16MB",
+        "protocol": "tcp",
+        "device_name": "",
+        spelling: f"127.0.0.1:{shared_pool.port}",
+    }
+    assert new.setup(config) == 0
+    assert new.health_check() == 0
+
+
+def test_the_offload_flag_can_be_found_in_signature_and_documentation() -> None:
+    assert "enable_ssd_offload" in inspect.signature(MooncakeDistributedStore.setup).parameters
+    assert "enable_ssd_offload" in (MooncakeDistributedStore.setup.__doc__ or "")
+
+
+def test_missing_parameters_and_wrong_types_raise(new: MooncakeDistributedStore) -> None:
+    with pytest.raises(TypeError, match="master_server_addr"):
+        new.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "")
+    with pytest.raises(TypeError, match="local_hostname"):
+        new.setup(7, "P2PHANDSHAKE", 0, 0, "tcp", "", "m:1")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="global_segment_size"):
+        new.setup("localhost", "P2PHANDSHAKE", [], 0, "tcp", "", "m:1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"global_segment_size": "lots"},
+        {"global_segment_size": -1},
+        {"local_buffer_size": "16QB"},
+        {"master_server_addr": ""},
+        {"master_server_addr": "https://m:1"},
+        {"local_hostname": "a:b"},
+        {"tenant_id": "no spaces"},
+        {"protocol": 7},
+        {"put_timeout_ms": "soon"},
+    ],
+)
+def test_bad_values_are_refused_with_600(new: MooncakeDistributedStore, bad: dict[str, object]) -> None:
+    assert new.setup({"global_segment_size": 0, **bad}) == -600
+    assert new.health_check() == 1
+
+
+def test_a_master_that_is_not_there_is_said_within_seconds(
+    new: MooncakeDistributedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    master = f"127.0.0.1:{free_port()}"
+    begin = time.monotonic()
+    with caplog.at_level(logging.ERROR, logger="mooncake"):
+        code = new.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", master)
+    assert code in (-900, -901)
+    assert time.monotonic() - begin < 7
+    assert any(master in record.getMessage() for record in caplog.records)
+    assert new.is_exist("x") == -600
+
+
+def test_a_master_that_accepts_and_says_nothing_is_given_up_within_seconds(new: MooncakeDistributedStore) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begin = time.monotonic()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert new.setup({"global_segment_size": 0, "master_server_addr": address}) in (-900, -901)
+        assert time.monotonic() - begin < 7
+
+
+def test_a_second_setup_is_refused_and_one_after_close_works(connect: Connect, shared_pool: LivePool) -> None:
+    store = connect(shared_pool)
+    config = {"global_segment_size": 0, "master_server_addr": shared_pool.url}
+    assert store.setup(config) == -600
+    assert store.health_check() == 0
+    assert store.close() == 0
+    assert store.close() == 0
+    assert store.health_check() == 1
+    assert store.get_hostname() == ""
+    assert store.setup(config) == 0
+
+
+def test_a_contributed_segment_holds_objects_until_it_is_closed(
+    new: MooncakeDistributedStore, connect: Connect, own_pool: LivePool, key: str
+) -> None:
+    other = connect(own_pool)
+    own_pool.nodes[0].kill()
+    assert new.setup("localhost", "P2PHANDSHAKE", "32MB", 1 << 24, "tcp", "", own_pool.url) == 0
+    config = ReplicateConfig(preferred_segment=new.get_hostname())
+    value = os.urandom(1 << 20)
+    assert new.put(key, value, config) == 0
+    (replica,) = other.get_replica_desc(key)
+    assert replica.node == new.get_hostname().replace(":", "-")
+    assert other.get(key) == value
+    assert new.close() == 0
+    assert other.is_exist(key) == 0
+
+
+def test_a_preferred_segment_is_where_objects_go(
+    new: MooncakeDistributedStore, connect: Connect, own_pool: LivePool
+) -> None:
+    assert new.setup("localhost", "P2PHANDSHAKE", "32MB", 1 << 24, "tcp", "", own_pool.url) == 0
+    config = ReplicateConfig(preferred_segment=new.get_hostname())
+    other = connect(own_pool)
+    keys = [f"preferred-{n}" for n in range(8)]
+    assert [other.put(key, b"here", config) for key in keys] == [0] * 8
+    nodes = {replica.node for replicas in other.batch_get_replica_desc(keys).values() for replica in replicas}
+    assert nodes == {new.get_hostname().replace(":", "-")}
+
+
+def test_two_stores_of_one_host_and_port_both_contribute(connect: Connect, own_pool: LivePool) -> None:
+    port = free_port()
+    stores = [MooncakeDistributedStore() for _ in range(2)]
+    try:
+        for store in stores:
+            assert store.setup(f"127.0.0.1:{port}", "", "16MB", 0, "tcp", "", own_pool.url) == 0
+        assert stores[0].get_hostname() == f"127.0.0.1:{port}"
+        assert len({store.get_hostname() for store in stores}) == 2
+        status = str(own_pool.kvctl("status"))
+        assert all(store.get_hostname().replace(":", "-") in status for store in stores)
+    finally:
+        for store in stores:
+            store.close()
+
+
+def test_segments_come_and_go_while_a_store_runs(connect: Connect, own_pool: LivePool, key: str) -> None:
+    store = connect(own_pool)
+    own_pool.nodes[0].kill()
+    mounted = store.allocate_and_mount_segment((16 << 20) - 1)
+    assert mounted["ret"] == 0 and mounted["allocated_size"] == 16 << 20
+    assert store.put(key, b"kept") == 0
+    assert store.unmount_and_free_segment(mounted["segment_ids"]) == 0
+    assert store.is_exist(key) == 0
+    assert store.unmount_segment(mounted["segment_ids"]) == -101
+    assert store.allocate_and_mount_segment("none")["ret"] == -600
+
+
+def test_what_kvpool_does_not_do_says_so_by_name(store: MooncakeDistributedStore) -> None:
+    for name, args in (
+        ("mount_segment", ("/dev/shm/x", 4096)),
+        ("create_copy_task", ("k", ["n"])),
+        ("create_move_task", ("k", "a", "b")),
+    ):
+        with pytest.raises(NotImplementedError, match=name):
+            getattr(store, name)(*args)
+
+
+def test_tenants_do_not_see_each_other(connect: Connect, shared_pool: LivePool, key: str) -> None:
+    plain = connect(shared_pool)
+    tenant = MooncakeDistributedStore()
+    address = f"127.0.0.1:{shared_pool.port}"
+    assert tenant.setup("localhost", "", 0, 0, "tcp", "", address, tenant_id="team-a") == 0
+    try:
+        assert tenant.put(key, b"mine") == 0
+        assert plain.is_exist(key) == 0
+        assert plain.put(key, b"yours") == 0
+        assert tenant.get(key) == b"mine"
+        assert tenant.remove_all(force=True) == 1
+        assert plain.get(key) == b"yours"
+    finally:
+        tenant.close()
+
+
+def test_a_dummy_finds_the_pool_of_a_client_that_said_where_it_is(
+    new: MooncakeDistributedStore, shared_pool: LivePool, key: str
+) -> None:
+    port = free_port()
+    said = announce_client(port, [shared_pool.url])
+    try:
+        assert new.setup_dummy(1 << 20, 1 << 20, f"127.0.0.1:{port}") == 0
+    finally:
+        said.unlink()
+    assert new.put(key, b"x") == 0
+    address = new.alloc_from_mem_pool(1 << 19)
+    assert address % 4096 == 0 and address > 0
+    assert new.get_into(key, address, 1 << 19) == 1
+    assert new.alloc_from_mem_pool(1 << 20) == 0
+
+
+def test_a_dummy_takes_another_address_for_a_masters(new: MooncakeDistributedStore, shared_pool: LivePool) -> None:
+    assert new.setup_dummy("64MB", "16MB", f"127.0.0.1:{shared_pool.port}") == 0
+    assert new.health_check() == 0
+
+
+def test_a_dummy_refuses_bad_sizes(new: MooncakeDistributedStore) -> None:
+    assert new.setup_dummy(-1, 0, "127.0.0.1:1") == -600
+    with pytest.raises(TypeError):
+        new.setup_dummy(1, 1, 7)  # type: ignore[arg-type]
+
+
+def test_init_all_is_setup_with_the_usual_master(new: MooncakeDistributedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPOOL_CONNECT_TIMEOUT_MS", "300")
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", 50051)) == 0:
+            pytest.skip("something listens on 127.0.0.1:50051")
+    begin = time.monotonic()
+    assert new.init_all("tcp", "", 0) in (-900, -901)
+    assert time.monotonic() - begin < 3
+
+
+def test_health_is_2_while_the_master_is_away(connect: Connect, own_pool: LivePool) -> None:
+    store = connect(own_pool)
+    assert store.health_check() == 0
+    assert own_pool.master
+    own_pool.master.kill()
+    assert store.health_check() == 2
+    own_pool.start_master()
+    assert store.health_check() == 0

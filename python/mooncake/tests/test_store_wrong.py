@@ -1,0 +1,163 @@
+"""Wrong use: a store that is not set up or is closed, wrong types, wrong sizes, wrong addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from conftest import Memory
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from pools import LivePool
+
+# Each method that takes keys, what it is given, and what a store without a pool answers.
+CALLS: list[tuple[str, tuple[object, ...], object]] = [
+    ("put", ("k", b"v"), -600),
+    ("put_parts", ("k", b"v"), -600),
+    ("put_batch", (["k"], [b"v"]), -600),
+    ("put_from", ("k", 4096, 1), -600),
+    ("batch_put_from", (["k", "l"], [4096, 1], [1, 1]), [-600, -600]),
+    ("batch_put_from_multi_buffers", (["k"], [[4096]], [[1]]), [-600]),
+    ("put_from_with_metadata", ("k", 4096, 4096, 1, 1), -600),
+    ("upsert", ("k", b"v"), -600),
+    ("upsert_parts", ("k", b"v"), -600),
+    ("upsert_batch", (["k"], [b"v"]), -600),
+    ("upsert_from", ("k", 4096, 1), -600),
+    ("batch_upsert_from", (["k"], [4096], [1]), [-600]),
+    ("get", ("k",), b""),
+    ("get_batch", (["k", "l"],), [b"", b""]),
+    ("get_buffer", ("k",), None),
+    ("batch_get_buffer", (["k"],), [None]),
+    ("get_into", ("k", 4096, 1), -600),
+    ("batch_get_into", (["k"], [4096], [1]), [-600]),
+    ("batch_get_into_multi_buffers", (["k"], [[4096]], [[1]]), [-600]),
+    ("get_into_ranges", ([4096], [["k"]], [[[0]]], [[[0]]], [[[1]]]), [[[-600]]]),
+    ("get_size", ("k",), -600),
+    ("is_exist", ("k",), -600),
+    ("batch_is_exist", (["k", "l"],), [-600, -600]),
+    ("remove", ("k",), -600),
+    ("batch_remove", (["k"],), [-600]),
+    ("remove_by_regex", ("k",), -600),
+    ("remove_all", (), -600),
+    ("batch_replica_clear", (["k"],), []),
+    ("get_replica_desc", ("k",), []),
+    ("batch_get_replica_desc", (["k"],), {}),
+    ("batch_get_session_start", (["k"],), [-600]),
+    ("batch_get_into_multi_buffer_ranges", (["k"], [[4096]], [[1]], [[0]]), [-600]),
+    ("batch_get_session_end", (["k"],), [-600]),
+    ("batch_put_session_start", (["k"], [1]), [-600]),
+    ("batch_put_from_multi_buffer_ranges", (["k"], [[4096]], [[1]], [[0]]), [-600]),
+    ("batch_put_session_end", (["k"],), [-600]),
+    ("batch_put_session_revoke", (["k"],), [-600]),
+    ("register_buffer", (4096, 1), -600),
+    ("unregister_buffer", (4096,), -600),
+    ("alloc_from_mem_pool", (4096,), 0),
+    ("health_check", (), 1),
+    ("get_hostname", (), ""),
+    ("unmount_segment", (["s"],), -600),
+    ("close", (), 0),
+]
+
+
+@pytest.mark.parametrize(("method", "args", "answer"), CALLS, ids=[call[0] for call in CALLS])
+def test_a_store_that_is_not_set_up_answers_and_does_not_crash(
+    method: str, args: tuple[object, ...], answer: object
+) -> None:
+    assert getattr(MooncakeDistributedStore(), method)(*args) == answer
+
+
+@pytest.mark.parametrize(("method", "args", "answer"), CALLS, ids=[call[0] for call in CALLS])
+def test_a_closed_store_answers_the_same(
+    connect: Callable[[LivePool], MooncakeDistributedStore],
+    shared_pool: LivePool,
+    method: str,
+    args: tuple[object, ...],
+    answer: object,
+) -> None:
+    store = connect(shared_pool)
+    assert store.close() == 0
+    assert getattr(store, method)(*args) == answer
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("put", (7, b"v")),
+        ("put", (b"k", b"v")),
+        ("put", ("k", "text")),
+        ("put", ("k", None)),
+        ("put", ("k", b"v", "config")),
+        ("put_batch", ("keys", [b"v"] * 4)),
+        ("put_batch", (["k"], [1])),
+        ("put_from", ("k", "address", 1)),
+        ("put_from", ("k", 4096, 1.5)),
+        ("batch_put_from", (["k"], [None], [1])),
+        ("batch_put_from_multi_buffers", (["k"], [4096], [[1]])),
+        ("get", (None,)),
+        ("get_batch", ("k",)),
+        ("get_buffer", (7,)),
+        ("get_into", ("k", [], 1)),
+        ("get_into_ranges", (4096, [["k"]], [[[0]]], [[[0]]], [[[1]]])),
+        ("get_size", (1,)),
+        ("is_exist", (1,)),
+        ("batch_is_exist", ("k",)),
+        ("batch_is_exist", ([1],)),
+        ("batch_is_exist", (None,)),
+        ("remove", (1,)),
+        ("remove_by_regex", (1,)),
+        ("register_buffer", ("a", 1)),
+        ("unregister_buffer", (None,)),
+        ("alloc_from_mem_pool", ("1MB",)),
+        ("batch_get_session_start", ("k",)),
+        ("batch_put_session_start", (["k"], ["1"])),
+        ("unmount_segment", ("s",)),
+    ],
+)
+def test_a_wrong_type_raises(store: MooncakeDistributedStore, method: str, args: tuple[object, ...]) -> None:
+    with pytest.raises(TypeError):
+        getattr(store, method)(*args)
+
+
+@pytest.mark.parametrize(("ptr", "size"), [(0, 8), (-1, 8), (4096, -1), (1 << 70, 8), (4096, 1 << 70), (1 << 63, 8)])
+def test_an_address_or_a_length_that_cannot_be_is_600(
+    store: MooncakeDistributedStore, key: str, ptr: int, size: int
+) -> None:
+    assert store.put(key, b"x" * 8) == 0
+    assert store.get_into(key, ptr, size) == -600
+    assert store.put_from(f"{key}-new", ptr, size) == -600
+    assert store.batch_get_into_multi_buffers([key], [[ptr]], [[size]]) == [-600]
+    assert store.batch_get_into_multi_buffer_ranges([key], [[ptr]], [[size]], [[0]]) == [-600]
+    assert store.get_into_ranges([ptr], [[key]], [[[0]]], [[[0]]], [[[size]]]) == [[[-600]]]
+    assert store.register_buffer(ptr, size) == -600
+    assert store.is_exist(f"{key}-new") == 0
+
+
+def test_nothing_to_read_into_is_too_small(store: MooncakeDistributedStore, key: str) -> None:
+    assert store.put(key, b"x") == 0
+    assert store.get_into(key, 0, 0) == -600
+    assert store.put_from(f"{key}-new", 0, 0) == -600
+    assert store.register_buffer(4096, 0) == -600
+
+
+def test_a_key_is_1_to_1024_bytes(store: MooncakeDistributedStore, key: str) -> None:
+    longest = key + "x" * (1024 - len(key))
+    assert store.put(longest, b"x") == 0
+    assert store.get(longest) == b"x"
+    for bad in ("", longest + "x", key + "é" * 512):
+        assert store.put(bad, b"x") == -600
+        assert store.get(bad) == b""
+        assert store.get_size(bad) == -600
+        assert store.remove(bad) == -600
+    with pytest.raises(ValueError):
+        store.put("\ud800", b"x")
+
+
+def test_a_value_over_the_pools_limit_is_600(store: MooncakeDistributedStore, key: str, memory: type[Memory]) -> None:
+    source = memory(16)
+    assert store.put_from(key, source.ptr, (1 << 30) + 1) == -600
+    assert store.batch_put_session_start([key], [(1 << 30) + 1]) == [-600]
+
+
+def test_a_configuration_is_a_replicate_config(store: MooncakeDistributedStore, key: str) -> None:
+    with pytest.raises(TypeError, match="ReplicateConfig"):
+        store.put(key, b"x", {"replica_num": 1})  # type: ignore[arg-type]
+    assert store.put(key, b"x", ReplicateConfig()) == 0
