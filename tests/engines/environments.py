@@ -23,6 +23,50 @@ VLLM_OVERRIDES = (
     "torchcodec ; sys_platform == 'never'",
 )
 
+# The others ask for CUDA packages, clouds and more, which nothing here needs: they are installed alone,
+# beside what they import.
+TORCH = ("torch==2.13.0", "torchvision==0.28.0", "numpy")
+LMCACHE = ("lmcache==0.5.6",)
+LMCACHE_NEEDS = (
+    "aiofile",
+    "aiohttp",
+    "cachetools",
+    "cryptography",
+    "msgspec",
+    "numba",
+    "prometheus_client",
+    "psutil",
+    "py-cpuinfo",
+    "pyyaml",
+    "pyzmq",
+    "requests",
+    "safetensors",
+    "sortedcontainers",
+    "transformers",
+)
+SGLANG = ("sglang==0.5.23",)
+SGLANG_NEEDS = (
+    "IPython",
+    "aiohttp",
+    "apache-tvm-ffi",
+    "compressed-tensors",
+    "dill",
+    "gguf",
+    "msgspec",
+    "orjson",
+    "packaging",
+    "pillow",
+    "psutil",
+    "pybase64",
+    "pydantic",
+    "pyzmq",
+    "requests",
+    "sentencepiece",
+    "starlette",
+    "tqdm",
+    "transformers",
+)
+
 
 def directory() -> Path:
     """Where the environments are: `KVPOOL_ENGINES_DIR`, or target/engines."""
@@ -76,6 +120,20 @@ def vllm() -> Environment:
     overrides.parent.mkdir(parents=True, exist_ok=True)
     overrides.write_text("\n".join(VLLM_OVERRIDES) + "\n")
     environment.make([["--override", str(overrides), *VLLM]])
+    return environment
+
+
+def lmcache() -> Environment:
+    """LMCache, as far as it runs on CPUs."""
+    environment = Environment("lmcache")
+    environment.make([[*TORCH, *LMCACHE_NEEDS], ["--no-deps", *LMCACHE]])
+    return environment
+
+
+def sglang() -> Environment:
+    """SGLang's cache, as far as it runs on CPUs."""
+    environment = Environment("sglang")
+    environment.make([[*TORCH, *SGLANG_NEEDS], ["--no-deps", *SGLANG]])
     return environment
 
 

@@ -16,31 +16,33 @@ import sys
 from pathlib import Path
 
 import environments
+import lmcache_checks
+import sglang_checks
 import vllm_checks
 from tally import Tally
 
-ENGINES = ("vllm",)
+CHECKS = {"vllm": vllm_checks.check, "lmcache": lmcache_checks.check, "sglang": sglang_checks.check}
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument("engines", nargs="*", help=f"of {', '.join(ENGINES)}; all unless told")
+    arguments.add_argument("engines", nargs="*", help=f"of {', '.join(CHECKS)}; all unless told")
     arguments.add_argument("--wheels", type=Path, help="a directory with our two wheels")
     arguments.add_argument("--only", action="append", default=[], help="parts of an engine's checks, by name")
     options = arguments.parse_args()
-    if unknown := set(options.engines) - set(ENGINES):
+    if unknown := set(options.engines) - set(CHECKS):
         arguments.error(f"no engine is called {', '.join(sorted(unknown))}")
     wheels = environments.built_wheels(options.wheels)
     tally = Tally()
-    for engine in options.engines or ENGINES:
+    for engine in options.engines or CHECKS:
         environment = getattr(environments, engine)()
         environment.install_wheels(wheels)
         work = environments.directory() / f"{engine}-work"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        {"vllm": vllm_checks.check}[engine](environment, work, tally, set(options.only))
+        CHECKS[engine](environment, work, tally, set(options.only))
     print()
     print(tally.table())
     return 0 if tally.passed() else 1

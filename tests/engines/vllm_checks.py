@@ -161,7 +161,8 @@ def check_sharing(
     settings = {"model": model, "connector": connector}
     first = setting.run(f"{slug}-first", settings, **env)
     tally.check(name, "the first engine finds nothing", first["cached"], first["cached"] == NOTHING)
-    tally.check(name, "and answers as without a connector", first.get("failed", ""), first["tokens"] == tokens)
+    same = first["tokens"] == tokens
+    tally.check(name, "and answers as without a connector", first.get("failed", ""), same)
     second = setting.run(f"{slug}-second", settings, **env)
     found = second["cached"]
     # How much of a model with windows can be shared hangs on its block sizes; all of it is most of it.
