@@ -99,10 +99,9 @@ def basic_check(environment: Environment, log: Path, mode: str, env: dict[str, s
 
 
 def judge(tally: Tally, name: str, said: str) -> None:
-    """Every count that the check prints is full, and there are some."""
-    counts = [(int(some), int(all_)) for some, all_ in re.findall(r"(\d+)/(\d+)", said)]
-    counts = [count for count in counts if count[1] == KEYS]
-    full = len(counts) >= 3 and all(some == all_ for some, all_ in counts)
+    """What the check validated is as many keys as there are, each time, and it validated all phases."""
+    counts = re.findall(r"Validation.*?(\d+)/(\d+)", said)
+    full = len(counts) >= 4 and all(some == whole == str(KEYS) for some, whole in counts)
     failed = re.findall(r".*(?:FAIL|Test Failed|Error closing).*", said)
-    seen = f"{len(counts)} counts of {KEYS}" + (f", {failed[0].strip()}" if failed else "")
+    seen = ", ".join("/".join(count) for count in counts) + (f", {failed[0].strip()}" if failed else "")
     tally.check(name, "absent keys miss, stored ones are found and loaded right", seen, full and not failed)
