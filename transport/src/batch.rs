@@ -6,9 +6,11 @@
 //! ```
 //!
 //! An item that runs has its memory touched, so it is ended only by the thread that runs it; one that
-//! waits may be ended by the deadline. The future resolves when the last item has ended.
+//! waits may be ended by the deadline, and the caller's memory that is kept for it is then let go of,
+//! whoever else still waits for the node. The future resolves when the last item has ended.
 
 use crate::link::TransferError;
+use crate::memory::Slice;
 use futures::channel::oneshot;
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::Code;
@@ -25,6 +27,8 @@ pub(crate) struct Batch<T>(Mutex<State<T>>);
 
 struct State<T> {
     items: Vec<Item<T>>,
+    /// The callers' memory, by item, of those that wait; shorter where none is kept.
+    kept: Vec<Vec<Slice>>,
     /// How many have not ended.
     left: usize,
     expired: bool,
@@ -43,6 +47,7 @@ impl<T> Batch<T> {
         let (done, outcomes) = oneshot::channel();
         let batch = Self(Mutex::new(State {
             items: (0..count).map(|_| Item::Waiting).collect(),
+            kept: Vec::new(),
             left: count,
             expired: false,
             done: Some(done),
@@ -62,6 +67,34 @@ impl<T> Batch<T> {
         }
     }
 
+    /// Keeps the memory of an item until it is begun by [`Batch::take`], or has ended.
+    pub(crate) fn keep(&self, item: usize, memory: Vec<Slice>) {
+        let mut state = self.0.lock();
+        if state.expired || !matches!(state.items.get(item), Some(Item::Waiting)) {
+            drop(state);
+            return drop(memory);
+        }
+        if state.kept.len() <= item {
+            state.kept.resize_with(item + 1, Vec::new);
+        }
+        if let Some(kept) = state.kept.get_mut(item) {
+            *kept = memory;
+        }
+    }
+
+    /// Takes a waiting item to run it, and its memory; `None` when it has ended.
+    pub(crate) fn take(&self, item: usize) -> Option<Vec<Slice>> {
+        let mut state = self.0.lock();
+        if state.expired {
+            return None;
+        }
+        match state.items.get_mut(item) {
+            Some(state @ Item::Waiting) => *state = Item::Running,
+            _ => return None,
+        }
+        Some(state.let_go(item))
+    }
+
     /// Lets a running item wait again; false when it has ended because the deadline passed.
     pub(crate) fn pause(&self, item: usize) -> bool {
         let mut state = self.0.lock();
@@ -77,13 +110,21 @@ impl<T> Batch<T> {
 
     /// Ends an item, unless it has ended.
     pub(crate) fn end(&self, item: usize, outcome: Outcome<T>) {
+        // Memory is let go of before the caller is told, and not under the lock.
+        let kept = self.0.lock().let_go(item);
+        drop(kept);
         self.0.lock().end(item, outcome);
     }
 
     /// Ends all that wait: the deadline has passed. Those that run end when they notice.
     pub(crate) fn expire(&self) {
+        let kept = {
+            let mut state = self.0.lock();
+            state.expired = true;
+            std::mem::take(&mut state.kept)
+        };
+        drop(kept);
         let mut state = self.0.lock();
-        state.expired = true;
         for item in 0..state.items.len() {
             if matches!(state.items.get(item), Some(Item::Waiting)) {
                 state.end(item, Err(deadline_exceeded()));
@@ -98,6 +139,14 @@ impl<T> Batch<T> {
 }
 
 impl<T> State<T> {
+    /// The memory that is kept for an item.
+    fn let_go(&mut self, item: usize) -> Vec<Slice> {
+        self.kept
+            .get_mut(item)
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
     fn end(&mut self, item: usize, outcome: Outcome<T>) {
         if let Some(state @ (Item::Waiting | Item::Running)) = self.items.get_mut(item) {
             *state = Item::Ended(outcome);
@@ -162,5 +211,51 @@ pub(crate) fn invalid(message: String) -> TransferError {
     TransferError {
         code: Code::InvalidArgument,
         message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+
+    /// Memory, and what tells whether anyone keeps it.
+    fn memory() -> (Vec<Slice>, std::sync::Weak<()>) {
+        let count = Arc::new(());
+        let weak = Arc::downgrade(&count);
+        (
+            vec![Region::from(vec![0; 8]).whole().with_hook(count)],
+            weak,
+        )
+    }
+
+    #[test]
+    fn the_memory_of_an_item_is_let_go_of_as_the_item_ends() {
+        let (batch, _outcomes) = Batch::<()>::new(4);
+        let kept: Vec<_> = (0..4)
+            .map(|item| {
+                let (memory, is_kept) = memory();
+                batch.keep(item, memory);
+                is_kept
+            })
+            .collect();
+        let held = || {
+            kept.iter()
+                .map(std::sync::Weak::strong_count)
+                .sum::<usize>()
+        };
+        assert_eq!(held(), 4);
+        batch.end(0, Ok(()));
+        assert_eq!(held(), 3);
+        let taken = batch.take(1).unwrap();
+        batch.expire();
+        // The running item keeps its own; the waiting ones keep none.
+        assert_eq!(held(), 1);
+        assert!(batch.take(2).is_none() && batch.take(3).is_none());
+        drop(taken);
+        assert_eq!(held(), 0);
+        let (late, is_kept) = memory();
+        batch.keep(2, late);
+        assert_eq!(is_kept.strong_count(), 0);
     }
 }

@@ -19,13 +19,17 @@ def test_a_value_comes_back_as_it_was_put(store: MooncakeDistributedStore, key: 
         assert store.get_size(f"{key}-{number}") == size
 
 
-def test_a_put_of_a_present_key_succeeds_and_keeps_the_old_bytes(store: MooncakeDistributedStore, key: str) -> None:
+def test_a_put_of_a_present_key_succeeds_and_keeps_the_old_bytes(
+    store: MooncakeDistributedStore, key: str
+) -> None:
     assert store.put(key, b"old") == 0
     assert store.put(key, b"newer") == 0
     assert store.get(key) == b"old"
 
 
-def test_an_upsert_replaces_the_bytes(store: MooncakeDistributedStore, key: str, memory: type[Memory]) -> None:
+def test_an_upsert_replaces_the_bytes(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
     assert store.upsert(key, b"one") == 0
     assert store.get(key) == b"one"
     assert store.upsert(key, b"second") == 0
@@ -71,7 +75,9 @@ def test_an_empty_value_is_refused(store: MooncakeDistributedStore, key: str) ->
     assert store.is_exist(key) == 0
 
 
-def test_a_miss_is_empty_bytes_and_704(store: MooncakeDistributedStore, key: str, memory: type[Memory]) -> None:
+def test_a_miss_is_empty_bytes_and_704(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
     target = memory(16)
     assert store.get(key) == b""
     assert store.get_batch([key, key]) == [b"", b""]
@@ -101,7 +107,9 @@ def test_memory_is_put_and_got_by_its_address(
     assert store.unregister_buffer(target.ptr) == 0
 
 
-def test_memory_need_not_be_registered(store: MooncakeDistributedStore, key: str, memory: type[Memory]) -> None:
+def test_memory_need_not_be_registered(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
     source, target = memory(os.urandom(100_000)), memory(100_000)
     assert store.put_from(key, source.ptr, source.size) == 0
     assert store.get_into(key, target.ptr, target.size) == 100_000
@@ -144,7 +152,9 @@ def test_objects_are_gathered_from_and_scattered_to_several_buffers(
     assert store.batch_get_into_multi_buffers(keys, bad, sizes) == [answers[0], -600, -600]
 
 
-def test_metadata_comes_before_the_data(store: MooncakeDistributedStore, key: str, memory: type[Memory]) -> None:
+def test_metadata_comes_before_the_data(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
     data, metadata = memory(b"data"), memory(b"meta")
     assert store.put_from_with_metadata(key, data.ptr, metadata.ptr, data.size, metadata.size) == 0
     assert store.get(key) == b"metadata"
@@ -173,7 +183,12 @@ def test_buffers_of_a_batch_are_copies(store: MooncakeDistributedStore, key: str
     keys = [f"{key}-{n}" for n in range(3)]
     assert store.put_batch(keys, values) == 0
     handles = store.batch_get_buffer([keys[0], f"{key}-none", keys[2], keys[0]])
-    assert [bytes(handle) if handle else None for handle in handles] == [values[0], None, values[2], values[0]]
+    assert [bytes(handle) if handle else None for handle in handles] == [
+        values[0],
+        None,
+        values[2],
+        values[0],
+    ]
 
 
 def test_existence_is_1_or_0_and_nothing_for_nothing(store: MooncakeDistributedStore, key: str) -> None:
@@ -256,5 +271,9 @@ def test_pins_and_replica_counts_are_passed_on(store: MooncakeDistributedStore, 
     # One node: fewer replicas are made, and that is no error.
     assert store.put(key, b"x", soft) == 0
     assert len(store.get_replica_desc(key)) == 1
-    for bad in (ReplicateConfig(replica_num=0), ReplicateConfig(replica_num=-1), ReplicateConfig(soft_pin_ttl_ms=-1)):
+    for bad in (
+        ReplicateConfig(replica_num=0),
+        ReplicateConfig(replica_num=-1),
+        ReplicateConfig(soft_pin_ttl_ms=-1),
+    ):
         assert store.put(f"{key}-bad", b"x", bad) == -600

@@ -34,7 +34,9 @@ def test_sizes_are_ints_or_text_with_a_unit(text: object, size: int) -> None:
     assert parse_size(text, "size") == size
 
 
-@pytest.mark.parametrize("bad", ["", "MB", "1 XB", "-1", "1e3", -1, True, None, 1.5, [], 1 << 63, "9999999 PB"])
+@pytest.mark.parametrize(
+    "bad", ["", "MB", "1 XB", "-1", "1e3", -1, True, None, 1.5, [], 1 << 63, "9999999 PB"]
+)
 def test_what_is_no_size_is_refused_by_name(bad: object) -> None:
     with pytest.raises(BadSetting, match="global_segment_size"):
         parse_size(bad, "global_segment_size")

@@ -32,7 +32,9 @@ def test_the_positional_form(new: MooncakeDistributedStore, shared_pool: LivePoo
     assert new.health_check() == 0
 
 
-def test_the_keyword_form_as_vllm_ascend_calls_it(new: MooncakeDistributedStore, shared_pool: LivePool) -> None:
+def test_the_keyword_form_as_vllm_ascend_calls_it(
+    new: MooncakeDistributedStore, shared_pool: LivePool
+) -> None:
     code = new.setup(
         local_hostname="127.0.0.1:0",
         metadata_server="P2PHANDSHAKE",
@@ -109,7 +111,9 @@ def test_a_master_that_is_not_there_is_said_within_seconds(
     assert new.is_exist("x") == -600
 
 
-def test_a_master_that_accepts_and_says_nothing_is_given_up_within_seconds(new: MooncakeDistributedStore) -> None:
+def test_a_master_that_accepts_and_says_nothing_is_given_up_within_seconds(
+    new: MooncakeDistributedStore,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begin = time.monotonic()
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -226,7 +230,9 @@ def test_a_dummy_finds_the_pool_of_a_client_that_said_where_it_is(
     assert new.alloc_from_mem_pool(1 << 20) == 0
 
 
-def test_a_dummy_takes_another_address_for_a_masters(new: MooncakeDistributedStore, shared_pool: LivePool) -> None:
+def test_a_dummy_takes_another_address_for_a_masters(
+    new: MooncakeDistributedStore, shared_pool: LivePool
+) -> None:
     assert new.setup_dummy("64MB", "16MB", f"127.0.0.1:{shared_pool.port}") == 0
     assert new.health_check() == 0
 
@@ -237,7 +243,9 @@ def test_a_dummy_refuses_bad_sizes(new: MooncakeDistributedStore) -> None:
         new.setup_dummy(1, 1, 7)  # type: ignore[arg-type]
 
 
-def test_init_all_is_setup_with_the_usual_master(new: MooncakeDistributedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_all_is_setup_with_the_usual_master(
+    new: MooncakeDistributedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KVPOOL_CONNECT_TIMEOUT_MS", "300")
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", 50051)) == 0:

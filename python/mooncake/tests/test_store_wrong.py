@@ -117,7 +117,9 @@ def test_a_wrong_type_raises(store: MooncakeDistributedStore, method: str, args:
         getattr(store, method)(*args)
 
 
-@pytest.mark.parametrize(("ptr", "size"), [(0, 8), (-1, 8), (4096, -1), (1 << 70, 8), (4096, 1 << 70), (1 << 63, 8)])
+@pytest.mark.parametrize(
+    ("ptr", "size"), [(0, 8), (-1, 8), (4096, -1), (1 << 70, 8), (4096, 1 << 70), (1 << 63, 8)]
+)
 def test_an_address_or_a_length_that_cannot_be_is_600(
     store: MooncakeDistributedStore, key: str, ptr: int, size: int
 ) -> None:
@@ -151,7 +153,9 @@ def test_a_key_is_1_to_1024_bytes(store: MooncakeDistributedStore, key: str) -> 
         store.put("\ud800", b"x")
 
 
-def test_a_value_over_the_pools_limit_is_600(store: MooncakeDistributedStore, key: str, memory: type[Memory]) -> None:
+def test_a_value_over_the_pools_limit_is_600(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
     source = memory(16)
     assert store.put_from(key, source.ptr, (1 << 30) + 1) == -600
     assert store.batch_put_session_start([key], [(1 << 30) + 1]) == [-600]

@@ -25,7 +25,11 @@ pub(super) fn start(
     ops: Vec<ReadOp>,
     deadline: Instant,
 ) {
-    let reads = judged(&open.control, batch, ops);
+    let mut reads = judged(&open.control, batch, ops);
+    // The batch keeps the callers' memory, for a node that never answers would keep it for ever.
+    for read in &mut reads {
+        batch.keep(read.item, std::mem::take(&mut read.into));
+    }
     for (segment, reads) in by_segment(reads, |read| read.source.segment) {
         let (open, batch) = (open.clone(), batch.clone());
         let asked = open.clone();
@@ -89,24 +93,24 @@ fn submit(
         let (region, batch) = (region.clone(), batch.clone());
         Box::new(move || {
             for read in group {
-                copy(&region, &batch, read, deadline);
+                copy(&region, &batch, &read, deadline);
             }
         })
     }));
 }
 
-fn copy(region: &Region, batch: &Batch<Checksum>, read: Read, deadline: Instant) {
+fn copy(region: &Region, batch: &Batch<Checksum>, read: &Read, deadline: Instant) {
     let from = match part(region, &read.source) {
         Ok(from) => from,
         Err(error) => return batch.end(read.item, Err(error)),
     };
-    if !batch.begin(read.item) {
+    let Some(into) = batch.take(read.item) else {
         return;
-    }
+    };
     let in_time = || Instant::now() < deadline;
-    let copied = copy_with_whole_sum(&[from], &read.into, Private::Destination, in_time);
+    let copied = copy_with_whole_sum(&[from], &into, Private::Destination, in_time);
     // The caller's memory is let go of before the caller is told.
-    drop(read.into);
+    drop(into);
     batch.end(read.item, copied.ok_or_else(deadline_exceeded));
 }
 

@@ -15,14 +15,14 @@ use crate::link::{TransferError, WriteOp};
 use crate::memory::Region;
 use kvpool_types::wire::data::{WriteEnd, WriteRequest};
 use kvpool_types::wire::frame::Op;
-use kvpool_types::{Checksum, Code, Epoch, GrantId};
+use kvpool_types::{Checksum, Code, Epoch, Extent, GrantId};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// One frame's worth of a batch of writes.
 pub(super) struct Writes {
     pub(super) batch: Arc<Batch<Checksum>>,
-    /// Each write, and which item of the batch it is.
+    /// Each write, and which item of the batch it is. The batch keeps what is written.
     pub(super) items: Vec<(usize, WriteOp)>,
     pub(super) deadline: Instant,
 }
@@ -85,7 +85,7 @@ fn submit(
                 .map(|(item, write)| End {
                     item,
                     grant: write.grant.id,
-                    sums: copy(&mapped, &batch, item, write, deadline),
+                    sums: copy(&mapped, &batch, item, write.grant.extent, deadline),
                 })
                 .collect();
             end(&open.control, &batch, ends);
@@ -105,10 +105,9 @@ fn copy(
     mapped: &Result<Region, TransferError>,
     batch: &Batch<Checksum>,
     item: usize,
-    write: WriteOp,
+    extent: Extent,
     deadline: Instant,
 ) -> Option<BlockSums> {
-    let extent = write.grant.extent;
     let target = match mapped {
         Ok(region) => region.slice(extent.offset, extent.length),
         Err(error) => {
@@ -120,12 +119,10 @@ fn copy(
         batch.end(item, Err(status(Code::OutOfRange)));
         return None;
     };
-    if !batch.begin(item) {
-        return None;
-    }
+    let from = batch.take(item)?;
     let in_time = || Instant::now() < deadline;
-    let copied = copy_with_sum(&write.from, &[target], Private::Source, in_time);
-    drop(write);
+    let copied = copy_with_sum(&from, &[target], Private::Source, in_time);
+    drop(from);
     if copied.is_none() {
         batch.end(item, Err(deadline_exceeded()));
     } else if !batch.pause(item) {

@@ -1,0 +1,232 @@
+"""What goes wrong around a store, and what its callers see of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Memory
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from pools import MIB, LivePool, live_pool
+
+Connect = Callable[[LivePool], MooncakeDistributedStore]
+
+
+def test_a_key_seen_by_exist_stays_readable_for_its_lease(tmp_path: Path, connect: Connect) -> None:
+    with live_pool(tmp_path, 1, "16MiB", "--lease-ttl=2s") as pool:
+        store, other = connect(pool), connect(pool)
+        keys = [f"seen-{n}" for n in range(4)]
+        assert store.put_batch(keys, [b"s" * MIB] * 4) == 0
+        time.sleep(2.1)
+        asked = time.monotonic()
+        assert store.batch_is_exist(keys) == [1] * 4
+        # The pool is turned over twice within the lease.
+        for number in range(32):
+            assert other.put(f"filler-{number}", b"f" * MIB) == 0
+        assert time.monotonic() - asked < 1.5, "the machine is too slow for this test"
+        assert store.get_batch(keys) == [b"s" * MIB] * 4
+
+
+def test_without_a_lease_the_oldest_go(tmp_path: Path, connect: Connect) -> None:
+    with live_pool(tmp_path, 1, "16MiB", "--lease-ttl=100ms") as pool:
+        store = connect(pool)
+        assert store.put("old", b"s" * MIB) == 0
+        time.sleep(0.2)
+        for number in range(32):
+            assert store.put(f"filler-{number}", b"f" * MIB) == 0
+        assert store.is_exist("old") == 0
+
+
+def test_a_get_under_way_renews_the_lease(tmp_path: Path, connect: Connect, memory: type[Memory]) -> None:
+    with live_pool(tmp_path, 1, "64MiB", "--lease-ttl=300ms") as pool:
+        store, other = connect(pool), connect(pool)
+        value = os.urandom(16 * MIB)
+        assert store.put("long", value) == 0
+        stop = threading.Event()
+
+        def fill() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                other.put(f"filler-{number % 1000}-{number}", b"f" * MIB)
+
+        filling = threading.Thread(target=fill)
+        filling.start()
+        try:
+            target = memory(16 * MIB)
+            # Read after read, each under a lease of its own, and never anything but the object.
+            end = time.monotonic() + 2
+            while time.monotonic() < end:
+                assert store.get_into("long", target.ptr, target.size) == 16 * MIB
+                assert bytes(target) == value
+        finally:
+            stop.set()
+            filling.join()
+
+
+def test_a_put_that_finds_the_pool_full_waits_for_room(tmp_path: Path, connect: Connect) -> None:
+    with live_pool(tmp_path, 1, "16MiB", "--lease-ttl=1s") as pool:
+        store = connect(pool)
+        keys = [f"full-{n}" for n in range(14)]
+        assert store.put_batch(keys, [b"f" * MIB] * 14) == 0
+        assert store.batch_is_exist(keys) == [1] * 14
+        # All is leased: there is room when the leases have run out, and not before.
+        begin = time.monotonic()
+        assert store.put("late", b"l" * (3 * MIB)) == 0
+        assert 0.3 < time.monotonic() - begin < 5
+        assert store.get("late") == b"l" * (3 * MIB)
+
+
+def test_a_put_for_which_no_room_comes_is_200_within_its_time(tmp_path: Path) -> None:
+    with live_pool(tmp_path, 1, "16MiB") as pool:
+        store = MooncakeDistributedStore()
+        config = {"global_segment_size": 0, "master_server_addr": pool.url, "put_timeout_ms": 1000}
+        assert store.setup(config) == 0
+        pinned = ReplicateConfig(with_hard_pin=True)
+        codes = [store.put(f"pinned-{n}", b"f" * MIB, pinned) for n in range(13)]
+        assert codes[0] == 0
+        begin = time.monotonic()
+        assert store.put("more", b"m" * (3 * MIB)) == -200
+        assert 0.5 < time.monotonic() - begin < 3
+        store.close()
+
+
+def test_a_loop_of_lookup_and_load_ends_when_the_owner_dies(
+    connect: Connect, own_pool: LivePool, memory: type[Memory]
+) -> None:
+    store = connect(own_pool)
+    keys = [f"lost-{n}" for n in range(16)]
+    assert store.put_batch(keys, [b"x" * MIB] * 16) == 0
+    assert store.batch_is_exist(keys) == [1] * 16
+    own_pool.nodes[0].kill()
+    targets = [memory(MIB) for _ in keys]
+    begin = time.monotonic()
+    failed = 0
+    # What an engine does: it asks, loads what it is promised, and asks again when the load fails.
+    while (there := store.batch_is_exist(keys)) != [0] * 16:
+        found = [at for at, answer in enumerate(there) if answer == 1]
+        answers = store.batch_get_into(
+            [keys[at] for at in found], [targets[at].ptr for at in found], [MIB] * len(found)
+        )
+        assert all(answer < 0 for answer in answers)
+        failed += 1
+        assert time.monotonic() - begin < 10
+    assert failed <= 3
+    assert time.monotonic() - begin < 8
+
+
+def test_the_keys_of_a_dead_owner_miss_within_seconds_for_who_only_asks(
+    connect: Connect, own_pool: LivePool
+) -> None:
+    store, other = connect(own_pool), connect(own_pool)
+    assert store.put("lost", b"x" * MIB) == 0
+    assert other.is_exist("lost") == 1
+    own_pool.nodes[0].kill()
+    begin = time.monotonic()
+    while other.is_exist("lost") != 0:
+        assert time.monotonic() - begin < 10
+        time.sleep(0.05)
+    # And the key can be put anew as soon as there is a node.
+    own_pool.start_node()
+    assert other.put("lost", b"anew") == 0
+    assert store.get("lost") == b"anew"
+
+
+def test_a_second_replica_is_read_when_the_first_ones_node_dies(tmp_path: Path, connect: Connect) -> None:
+    with live_pool(tmp_path, 2) as pool:
+        store = connect(pool)
+        value = os.urandom(MIB)
+        assert store.put("twice", value, ReplicateConfig(replica_num=2)) == 0
+        assert {replica.node for replica in store.get_replica_desc("twice")} == {"node-0", "node-1"}
+        pool.nodes[0].kill()
+        begin = time.monotonic()
+        assert store.get("twice") == value
+        assert time.monotonic() - begin < 6
+
+
+def test_no_call_outlasts_its_deadline_when_a_node_hangs(
+    connect: Connect, own_pool: LivePool, memory: type[Memory]
+) -> None:
+    store = connect(own_pool)
+    assert store.put("hung", b"x" * MIB) == 0
+    target = memory(MIB)
+    own_pool.nodes[0].send(signal.SIGSTOP)
+    for call, longest in (
+        (lambda: store.get_into("hung", target.ptr, MIB), 7),
+        (lambda: store.put("other", b"y" * MIB), 12),
+        (lambda: store.is_exist("hung"), 4),
+    ):
+        begin = time.monotonic()
+        call()
+        assert time.monotonic() - begin < longest
+    own_pool.nodes[0].send(signal.SIGCONT)
+    end = time.monotonic() + 10
+    while store.get("hung") != b"x" * MIB:
+        assert time.monotonic() < end, "a node that speaks again has its objects back"
+        time.sleep(0.1)
+
+
+# How long each call may take while no master answers: its own deadline, and a second.
+WITHOUT_A_MASTER: list[tuple[str, tuple[object, ...], object, float]] = [
+    ("is_exist", ("new",), (-900, -901), 4),
+    ("batch_is_exist", (["new", "newer"],), None, 4),
+    ("get", ("new",), (b"",), 6),
+    ("get_buffer", ("new",), (None,), 8),
+    ("get_size", ("new",), (-900, -901), 4),
+    ("put", ("new", b"x"), (-800, -900, -901), 11),
+    ("remove", ("new",), (-900, -901), 4),
+    ("remove_all", (), (-900, -901), 4),
+    ("get_replica_desc", ("new",), ([],), 4),
+    ("batch_get_session_start", (["new"],), None, 4),
+    ("health_check", (), (2,), 4),
+]
+
+
+@pytest.fixture(scope="module")
+def masterless(tmp_path_factory: pytest.TempPathFactory):
+    """A store whose master has died."""
+    with live_pool(tmp_path_factory.mktemp("masterless")) as pool:
+        store = MooncakeDistributedStore()
+        assert store.setup("localhost", "", 0, 0, "tcp", "", pool.url) == 0
+        assert pool.master
+        pool.master.kill()
+        yield store
+        begin = time.monotonic()
+        assert store.close() == 0
+        assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "answers", "longest"), WITHOUT_A_MASTER, ids=[c[0] for c in WITHOUT_A_MASTER]
+)
+def test_without_a_master_each_call_answers_by_its_deadline(
+    masterless: MooncakeDistributedStore,
+    method: str,
+    args: tuple[object, ...],
+    answers: object,
+    longest: float,
+) -> None:
+    begin = time.monotonic()
+    answer = getattr(masterless, method)(*args)
+    assert time.monotonic() - begin < longest
+    if isinstance(answers, tuple):
+        assert answer in answers
+    else:
+        assert answer and all(code < 0 for code in answer)
+
+
+def test_what_is_stored_is_there_when_the_master_is_back(connect: Connect, own_pool: LivePool) -> None:
+    store = connect(own_pool)
+    assert store.put("kept", b"x" * MIB) == 0
+    assert own_pool.master
+    own_pool.master.kill()
+    own_pool.start_master()
+    end = time.monotonic() + 10
+    while store.get("kept") != b"x" * MIB:
+        assert time.monotonic() < end
+        time.sleep(0.1)

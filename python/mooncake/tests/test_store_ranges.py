@@ -1,0 +1,175 @@
+"""Parts of objects, and sessions."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Memory
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from pools import MIB, LivePool, live_pool
+
+CHUNK = 64 << 10
+
+
+def test_fragments_of_several_objects_are_gathered(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    one, two = os.urandom(3 * CHUNK), os.urandom(1000)
+    assert store.put_batch([f"{key}-1", f"{key}-2"], [one, two]) == 0
+    first, second = memory(200), memory(CHUNK + 50)
+    answers = store.get_into_ranges(
+        [first.ptr, second.ptr],
+        [[f"{key}-1", f"{key}-2"], [f"{key}-2", f"{key}-1"]],
+        [[[0, 20], [8]], [[4], [40]]],
+        [[[1, CHUNK - 1], [2]], [[0], [CHUNK - 7]]],
+        [[[4, 3], [5]], [[6], [CHUNK]]],
+    )
+    assert answers == [[[4, 3], [5]], [[6], [CHUNK]]]
+    expected = bytearray(200)
+    expected[0:4], expected[20:23], expected[8:13] = one[1:5], one[CHUNK - 1 : CHUNK + 2], two[2:7]
+    assert bytes(first) == expected
+    assert bytes(second)[4:10] == two[:6]
+    assert bytes(second)[40 : 40 + CHUNK] == one[CHUNK - 7 : 2 * CHUNK - 7]
+
+
+def test_each_fragment_answers_for_itself(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    value = os.urandom(1000)
+    assert store.put(key, value) == 0
+    target = memory(3000)
+    answers = store.get_into_ranges(
+        [target.ptr],
+        [[key, f"{key}-none", key, ""]],
+        # The last fragments of the first key follow each other and reach over the object's end.
+        [[[0, 990, 1000], [1100], [1200], [0]]],
+        [[[0, 980, 990], [0], [1000], [0]]],
+        [[[10, 10, 11], [10], [1], [1]]],
+    )
+    assert answers == [[[10, 10, -600], [-704], [-600], [-600]]]
+    assert bytes(target)[990:1000] == value[980:990]
+
+
+def test_shapes_that_do_not_match_are_600_where_they_do_not(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    assert store.put(key, b"0123456789") == 0
+    target = memory(10)
+    good = store.get_into_ranges(
+        [target.ptr, target.ptr, target.ptr],
+        [[key], [key, key], [key, key]],
+        [[[0]], [[0]], [[0, 1], [5]]],
+        [[[0]], [[0]], [[0], [5]]],
+        [[[1]], [[1]], [[1], [5]]],
+    )
+    assert good == [[[1]], [[-600]], [[-600], [5]]]
+    assert store.get_into_ranges([target.ptr], [], [], [], []) == [[[-600]]]
+    assert store.get_into_ranges([], [], [], [], []) == []
+    assert store.get_into_ranges([target.ptr], [[key]], [[[-1]]], [[[0]]], [[[1]]]) == [[[-600]]]
+
+
+def test_a_get_session_is_started_read_and_ended(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    keys = [f"{key}-{n}" for n in range(4)]
+    values = [os.urandom(3 * CHUNK + n) for n in range(4)]
+    assert store.put_batch(keys, values) == 0
+    assert store.batch_get_session_start(keys) == [0] * 4
+    targets = [[memory(CHUNK), memory(100), memory(50)] for _ in keys]
+    pointers = [[m.ptr for m in of_key] for of_key in targets]
+    sizes = [[m.size for m in of_key] for of_key in targets]
+    offsets = [[0, CHUNK, 2 * CHUNK - 25]] * 4
+    answers = store.batch_get_into_multi_buffer_ranges(keys, pointers, sizes, offsets)
+    assert answers == [CHUNK + 150] * 4
+    for value, of_key in zip(values, targets):
+        at_offsets = [value[at : at + m.size] for at, m in zip(offsets[0], of_key)]
+        assert [bytes(m) for m in of_key] == at_offsets
+    assert store.batch_get_session_end(keys) == [0] * 4
+    assert store.batch_get_session_end(keys) == [-704] * 4
+
+
+def test_a_session_of_an_absent_key_is_704(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    assert store.put(key, b"x" * 10) == 0
+    assert store.batch_get_session_start([key, f"{key}-none", ""]) == [0, -704, -600]
+    target = memory(10)
+    answers = store.batch_get_into_multi_buffer_ranges(
+        [key, f"{key}-none", key, key], [[target.ptr]] * 4, [[10], [10], [11], []], [[0]] * 4
+    )
+    assert answers == [10, -704, -600, -600]
+    assert store.batch_get_session_end([key, f"{key}-none", ""]) == [0, -704, -600]
+
+
+def test_a_session_keeps_its_objects_however_long_it_is(
+    tmp_path: Path, connect: Callable[[LivePool], MooncakeDistributedStore]
+) -> None:
+    with live_pool(tmp_path, 1, "16MiB", "--lease-ttl=400ms") as pool:
+        store, other = connect(pool), connect(pool)
+        assert store.put("kept", b"k" * MIB) == 0
+        assert store.put("not", b"n" * MIB) == 0
+        assert store.batch_get_session_start(["kept"]) == [0]
+        end = time.monotonic() + 2
+        number = 0
+        # Ten leases long the pool is filled again and again.
+        while time.monotonic() < end:
+            number += 1
+            assert other.put(f"filler-{number}", b"f" * MIB) == 0
+        assert number > 30
+        assert store.get("kept") == b"k" * MIB
+        assert store.get("not") == b""
+        assert other.remove("kept") == -706
+        assert store.batch_get_session_end(["kept"]) == [0]
+        time.sleep(0.6)
+        assert other.remove("kept") == 0
+
+
+def test_nothing_of_a_put_session_is_visible_before_its_end(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    keys = [f"{key}-{n}" for n in range(2)]
+    values = [os.urandom(5000), os.urandom(7000)]
+    assert store.batch_put_session_start(keys, [5000, 7000], ReplicateConfig()) == [0, 0]
+    assert store.batch_put_session_start(keys[:1], [5000]) == [-714]
+    parts = [(memory(value[:1000]), memory(value[1000:])) for value in values]
+    answers = store.batch_put_from_multi_buffer_ranges(
+        keys,
+        [[tail.ptr, head.ptr] for head, tail in parts],
+        [[tail.size, head.size] for head, tail in parts],
+        [[1000, 0], [1000, 0]],
+    )
+    assert answers == [5000, 7000]
+    assert store.batch_is_exist(keys) == [0, 0]
+    assert store.remove(keys[0]) == -703
+    assert store.batch_put_session_end(keys) == [0, 0]
+    assert store.get_batch(keys) == values
+    assert store.batch_put_session_end(keys) == [-704, -704]
+
+
+def test_a_put_session_that_is_revoked_or_not_written_whole_leaves_nothing(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    keys = [f"{key}-{n}" for n in range(3)]
+    assert store.batch_put_session_start(keys, [10, 10, 10]) == [0, 0, 0]
+    half = memory(b"01234")
+    writes = store.batch_put_from_multi_buffer_ranges(
+        [*keys, f"{key}-none"],
+        [[half.ptr], [half.ptr, half.ptr], [half.ptr], [half.ptr]],
+        [[5], [5, 5], [5], [5]],
+        [[0], [0, 5], [6], [0]],
+    )
+    assert writes == [5, 10, -600, -704]
+    assert store.batch_put_session_revoke([keys[1], f"{key}-none"]) == [0, -704]
+    assert store.batch_put_session_end(keys) == [-700, -704, -700]
+    assert store.batch_is_exist(keys) == [0, 0, 0]
+    # The keys are free again.
+    assert store.put(keys[0], b"x") == 0
+
+
+@pytest.mark.parametrize("size", [0, -1, (1 << 30) + 1])
+def test_a_put_session_has_a_size_that_can_be(store: MooncakeDistributedStore, key: str, size: int) -> None:
+    assert store.batch_put_session_start([key], [size]) == [-600]

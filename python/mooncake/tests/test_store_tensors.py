@@ -1,0 +1,127 @@
+"""PyTorch tensors as objects."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from conftest import Memory
+from mooncake._tensors import decode_header, encode_header
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+
+def test_a_header_says_what_the_tensor_is() -> None:
+    header = encode_header("bfloat16", [3, 0, 5])
+    assert len(header) % 64 == 0
+    assert decode_header(memoryview(header + b"data")) == ("bfloat16", [3, 0, 5], len(header))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"KVT1",
+        b"nope" * 100,
+        b"KVT1\xff\xff\xff\xff" + b"x" * 64,
+        b"KVT1\x02\x00\x00\x00[]" + b"\0" * 64,
+    ],
+)
+def test_what_is_no_header_is_refused(bad: bytes) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        decode_header(memoryview(bad))
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_a_tensor_comes_back_with_its_type_and_shape(
+    store: MooncakeDistributedStore, key: str, torch
+) -> None:
+    tensors = [
+        torch.randn(3, 4),
+        torch.arange(10, dtype=torch.int64),
+        torch.randn(5, 2).to(torch.bfloat16),
+        torch.tensor(7, dtype=torch.uint8),
+        torch.tensor([True, False]),
+        torch.randn(4, 6).t(),
+        torch.empty(0, 3),
+    ]
+    keys = [f"{key}-{n}" for n in range(len(tensors))]
+    assert store.put_tensor(keys[0], tensors[0]) == 0
+    assert store.batch_put_tensor(keys[1:], tensors[1:]) == [0] * (len(tensors) - 1)
+    for tensor, got in zip(tensors, store.batch_get_tensor(keys)):
+        assert got.dtype == tensor.dtype and got.shape == tensor.shape
+        assert torch.equal(got, tensor)
+    # It is the caller's own, to be written.
+    got = store.get_tensor(keys[0])
+    got += 1
+    assert torch.equal(store.get_tensor(keys[0]), tensors[0])
+
+
+def test_a_miss_and_what_is_no_tensor_are_none(store: MooncakeDistributedStore, key: str, torch) -> None:
+    assert store.get_tensor(key) is None
+    assert store.put(key, b"no tensor" * 100) == 0
+    assert store.get_tensor(key) is None
+    assert store.batch_get_tensor([key, f"{key}-none"]) == [None, None]
+    with pytest.raises(TypeError, match="Tensor"):
+        store.put_tensor(f"{key}-2", [1, 2])
+
+
+def test_a_published_tensor_takes_a_configuration_and_an_upsert_replaces(
+    store: MooncakeDistributedStore, key: str, torch
+) -> None:
+    one, two = torch.ones(3), torch.zeros(2, 2)
+    assert store.pub_tensor(key, one, ReplicateConfig(with_hard_pin=True)) == 0
+    assert store.remove(key) == -706
+    assert store.put_tensor(key, two) == 0
+    assert torch.equal(store.get_tensor(key), one)
+    assert store.upsert_tensor(key, two) == 0
+    assert torch.equal(store.get_tensor(key), two)
+    assert store.batch_upsert_tensor([key], [one]) == [0]
+    assert store.upsert_pub_tensor(key, two, ReplicateConfig()) == 0
+    assert store.batch_upsert_pub_tensor([key], [one], ReplicateConfig()) == [0]
+    assert store.batch_pub_tensor([f"{key}-b"], [two], ReplicateConfig()) == [0]
+    assert torch.equal(store.get_tensor(key), one)
+
+
+def test_a_tensor_is_read_into_memory_and_put_from_there(
+    store: MooncakeDistributedStore, key: str, torch, memory: type[Memory]
+) -> None:
+    tensor = torch.randn(16, 16)
+    assert store.put_tensor(key, tensor) == 0
+    size = store.get_size(key)
+    place = memory(size)
+    got = store.get_tensor_into(key, place.ptr, place.size)
+    assert torch.equal(got, tensor)
+    assert place.ptr <= got.data_ptr() < place.ptr + size
+    assert store.get_tensor_into(key, place.ptr, size - 1) is None
+    assert store.batch_get_tensor_into([key, f"{key}-none"], [place.ptr] * 2, [size] * 2)[1] is None
+    assert store.put_tensor_from(f"{key}-2", place.ptr, size) == 0
+    assert torch.equal(store.get_tensor(f"{key}-2"), tensor)
+    ctypes.memset(place.ptr, 0, 4)
+    assert store.put_tensor_from(f"{key}-3", place.ptr, size) == -600
+    assert store.put_tensor_from(f"{key}-3", 0, size) == -600
+
+
+def test_a_tensor_is_split_for_parallel_ranks(
+    store: MooncakeDistributedStore, key: str, torch, memory: type[Memory]
+) -> None:
+    tensor = torch.arange(24).reshape(4, 6)
+    assert store.put_tensor_with_tp(key, tensor, tp_size=3, split_dim=1) == 0
+    assert store.is_exist(f"{key}_tp_2") == 1
+    shards = [store.get_tensor_with_tp(key, rank, 3, 1) for rank in range(3)]
+    assert torch.equal(torch.cat(shards, dim=1), tensor)
+    assert store.get_tensor_with_tp(key, 3, 3, 1) is None
+    assert store.put_tensor_with_tp(f"{key}-whole", tensor) == 0
+    assert torch.equal(store.get_tensor_with_tp(f"{key}-whole"), tensor)
+    assert store.batch_put_tensor_with_tp([f"{key}-a", f"{key}-b"], [tensor, tensor[0]], 0, 2, 1) == [0, -600]
+    assert torch.equal(store.batch_get_tensor_with_tp([f"{key}-a"], 1, 2)[0], tensor[:, 3:])
+    assert store.put_tensor_with_tp(f"{key}-c", tensor, tp_size=0) == -600
+    assert store.put_tensor_with_tp(f"{key}-c", tensor, tp_size=5) == -600
+    # The whole from memory, split on the way.
+    place = memory(store.get_size(f"{key}-whole"))
+    assert store.get_tensor_with_tp_into(f"{key}-whole", place.ptr, place.size) is not None
+    assert store.put_tensor_with_tp_from(f"{key}-d", place.ptr, place.size, 0, 2, 0) == 0
+    assert torch.equal(store.get_tensor_with_tp(f"{key}-d", 1, 2), tensor[2:])
