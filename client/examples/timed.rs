@@ -35,7 +35,9 @@ fn main() -> Result<(), Failure> {
     let mut memory: Vec<Region> = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        let (call, count) = line.split_once(' ').ok_or("a command is a call and a number")?;
+        let (call, count) = line
+            .split_once(' ')
+            .ok_or("a command is a call and a number")?;
         let count: usize = count.parse()?;
         while memory.len() < count && call == "get" {
             memory.push(Region::allocate(Length(block)));

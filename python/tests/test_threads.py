@@ -85,6 +85,26 @@ with kvpool.Pool.connect(sys.argv[1]) as pool:
 """
 
 
+ENDING = """
+import os, signal, sys, threading, time, kvpool
+pool = kvpool.Pool.connect(sys.argv[1], control_timeout=1.0)
+pool.put("ending", b"bytes")
+seen = memoryview(pool.get_view("ending"))
+lease = pool.match_prefix(["ending"]).lease
+os.kill(int(sys.argv[2]), signal.SIGSTOP)
+threading.Thread(target=pool.is_exist, args=(["ending"],), daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_a_process_may_end_with_a_pool_open_and_a_call_under_way(own_pool: LivePool) -> None:
+    assert own_pool.master is not None
+    master = str(own_pool.master.process.pid)
+    command = [sys.executable, "-c", ENDING, own_pool.url, master]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_two_processes_share_blocks(pool: kvpool.Pool, shared_pool: LivePool) -> None:
     pool.put("from-parent", bytes([7]) * (1 << 20))
     subprocess.run([sys.executable, "-c", OTHER, shared_pool.url], check=True, timeout=60)

@@ -58,6 +58,8 @@ pub(crate) fn test(tally: &mut Tally) -> Result<()> {
         "--import-mode=importlib",
         "-p",
         "no:cacheprovider",
+        // One test that hangs is one failure, not the end of the run.
+        "--timeout=180",
     ]);
     command.args(["python/tests", "python/mooncake/tests"]);
     // The commands that the wheel installed are the ones to be tested.
@@ -68,6 +70,8 @@ pub(crate) fn test(tally: &mut Tally) -> Result<()> {
     tally.add("the Python tests", pytest.tally(), ended_well);
     let mut mypy = tool(&venv, "mypy");
     mypy.args(["--strict", "-p", "kvpool", "-p", "mooncake"]);
+    mypy.arg("--cache-dir")
+        .arg(target_dir()?.join("python/mypy"));
     tally.check("mypy", succeeds(&mut mypy)?);
     Ok(())
 }
@@ -76,13 +80,15 @@ pub(crate) fn test(tally: &mut Tally) -> Result<()> {
 /// no Python for it.
 fn environment() -> Result<Option<PathBuf>> {
     let venv = target_dir()?.join("python/venv");
-    if !answers(&mut tool(&venv, "python")) {
+    // With something to run: it would wait for what is typed.
+    if !answers(tool(&venv, "python").args(["-c", OLDEST])) {
         let has = |module: &str| {
             let code = format!("{OLDEST}\nimport {module}");
             answers(Command::new("python3").args(["-c", &code]))
         };
         // Debian keeps what makes environments in a package of its own.
-        if !has("ensurepip") && !(install(&["python3-venv"])? && has("ensurepip")) {
+        let can_make = has("ensurepip") || (install(&["python3-venv"])? && has("ensurepip"));
+        if !can_make {
             return Ok(None);
         }
         let mut make = Command::new("python3");
