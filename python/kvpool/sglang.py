@@ -132,9 +132,9 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         return present.index(False) if False in present else len(present)
 
     def clear(self) -> None:
-        """Removes the pages of this model's ranks of this number, on all hosts, but those being read."""
+        """Removes the pages of this model and rank, for all hosts, leased ones too."""
         mine = f"^{self._prefix}"
-        self._connection.call("removing pages", None, lambda pool: pool.remove_matching(mine))
+        self._connection.call("removing pages", None, lambda pool: pool.remove_matching(mine, force=True))
 
     def get_stats(self) -> None:
         """There are none in SGLang's form: the pool has metrics of its own."""

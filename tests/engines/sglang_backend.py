@@ -11,7 +11,11 @@ import uuid
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.device_pool_info import KVBuffers, MHABufferInfo
+from sglang.srt.mem_cache.device_pool_info import (
+    KVBufferLayout,
+    KVBuffers,
+    MHABufferInfo,
+)
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
@@ -32,14 +36,20 @@ def host_memory() -> MHATokenToKVPoolHost:
     """SGLang's host memory for twice as many pages as are moved, beside a small cache of its own."""
     tokens = 2 * PAGES * PAGE
     keys, values = (
-        [torch.zeros(tokens, HEADS, WIDTH) for _ in range(LAYERS)] for _ in range(2)
+        tuple(torch.zeros(tokens, HEADS, WIDTH) for _ in range(LAYERS)) for _ in range(2)
     )
     addresses = [
         torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.uint64)
         for tensors in (keys, values)
     ]
     info = MHABufferInfo(
-        buffers=KVBuffers(k=keys, v=values, k_data_ptrs=addresses[0], v_data_ptrs=addresses[1]),
+        buffers=KVBuffers(
+            k=keys,
+            v=values,
+            k_data_ptrs=addresses[0],
+            v_data_ptrs=addresses[1],
+            layout=KVBufferLayout.NHD,
+        ),
         page_size=PAGE,
         head_num=HEADS,
         head_dim=WIDTH,
@@ -122,7 +132,8 @@ def check_copies(master: str) -> None:
     right = all(map(torch.equal, got[:-1], pages[:-1]))
     check("and got, an absent one as None", right and got[-1] is None)
     check("one alone exists", storage.exists(hashes[0]) and not storage.exists("absent"))
-    check("one alone is put and got", storage.set("one", pages[0]) and torch.equal(storage.get("one", room[0]), pages[0]))
+    one = storage.set("one", pages[0]) and storage.get("one", room[0])
+    check("one alone is put and got", one is not None and torch.equal(one, pages[0]))
 
 
 def main() -> None:

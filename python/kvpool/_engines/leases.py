@@ -42,6 +42,7 @@ class Keeper:
         with self._changed:
             self._drop(owner)
             self._held[owner] = (lease, lease.left)
+            self._changed.notify()
 
     def let_go(self, owner: str) -> None:
         """Releases what `owner` holds, soon."""
