@@ -192,6 +192,7 @@ def test_what_the_pool_has_is_not_saved_again(shared_pool: LivePool, model: str)
 
 
 def test_what_is_found_stays_until_it_is_loaded(own_pool: LivePool, model: str) -> None:
+    # A pool so small that what is not leased is soon evicted.
     own_pool.start_node("4MiB")
     own_pool.nodes[0].kill()
     first, second = Engine(own_pool.url, model), Engine(own_pool.url, model)
@@ -205,6 +206,7 @@ def test_what_is_found_stays_until_it_is_loaded(own_pool: LivePool, model: str) 
             first.compute(f"other{turn}", prompt(60, f"{turn}"), range(1, 61))
             if time.monotonic() > end:
                 break
+        assert first.lookup("evicted", prompt(60, "0")) == 0
         assert second.lookup("b", hashes) == 8
         second.allocate("b", hashes, range(1, 9), load=8)
         second.step()

@@ -133,6 +133,13 @@ def check(environment: Environment, work: Path, tally: Tally, only: set[str]) ->
             name, ours = "KvpoolConnector, two groups", kvpool_connector(pool)
             check_sharing(setting, name, windowed, wanted, ours, None)
             check_death(setting, name, pool, windowed, wanted, ours)
+    if wants(only, "ranks"):
+        ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+        wanted = setting.run("ranks-reference", {"model": model, "engine": ranks})["tokens"]
+        with living_pool(environment.commands, work / "ranks-pool") as pool:
+            name, ours = "KvpoolConnector, two ranks", kvpool_connector(pool)
+            check_sharing(setting, name, model, wanted, ours, engine=ranks)
+            check_death(setting, name, pool, model, wanted, ours, engine=ranks)
     if wants(only, "mooncake"):
         with living_pool(environment.commands, work / "mooncake-pool") as pool:
             env = mooncake_environment(pool, work)
@@ -153,12 +160,13 @@ def check_sharing(
     tokens: Any,
     connector: dict[str, Any],
     shared: list[int] | None = SHARED,
+    engine: dict[str, Any] | None = None,
     **env: str,
 ) -> None:
     """The second engine takes from the pool what the first computed, and answers the same."""
     tally = setting.tally
     slug = name.replace(" ", "-").replace(",", "")
-    settings = {"model": model, "connector": connector}
+    settings = {"model": model, "connector": connector, "engine": engine or {}}
     first = setting.run(f"{slug}-first", settings, **env)
     tally.check(name, "the first engine finds nothing", first["cached"], first["cached"] == NOTHING)
     same = first["tokens"] == tokens
@@ -178,11 +186,12 @@ def check_death(
     model: str,
     tokens: Any,
     connector: dict[str, Any],
+    engine: dict[str, Any] | None = None,
     **env: str,
 ) -> None:
     """With the node killed once the blocks are put, the right answer comes within seconds."""
     slug = name.replace(" ", "-").replace(",", "")
-    settings = {"model": model, "connector": connector}
+    settings = {"model": model, "connector": connector, "engine": engine or {}}
     after = setting.run(f"{slug}-after-death", settings, lambda: pool.kill("kvstore-node"), **env)
     seconds = after["seconds"]
     in_time = seconds is not None and seconds < SECONDS_AFTER_DEATH

@@ -3,7 +3,7 @@
 Run in vLLM's virtual environment: `python vllm_engine.py SETTINGS`, where SETTINGS is a JSON object:
 `model` (a directory), `connector` (vLLM's `kv_transfer_config`, or null), `wait_for` (a file: once the
 engine is ready it makes `ready` beside it and waits until the file is there), `rounds` (how often the
-prompts are asked, 1 unless told).
+prompts are asked, 1 unless told), `engine` (further options of the engine).
 
 The last line it prints is the answer: `tokens` (what was generated, a list a prompt), `cached` (how many
 tokens of each prompt were not computed), `seconds` (how long the first round took).
@@ -39,16 +39,17 @@ def prompts() -> list[TokensPrompt]:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    engine = LLM(
-        model=settings["model"],
-        dtype="float32",
-        max_model_len=1024,
-        max_num_seqs=4,
-        enforce_eager=True,
-        distributed_executor_backend="uni",
-        disable_log_stats=False,
-        kv_transfer_config=settings.get("connector"),
+    options = {
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "max_num_seqs": 4,
+        "enforce_eager": True,
+        "distributed_executor_backend": "uni",
+        "disable_log_stats": False,
         **settings.get("engine", {}),
+    }
+    engine = LLM(
+        model=settings["model"], kv_transfer_config=settings.get("connector"), **options
     )
     if "wait_for" in settings:
         gate = Path(settings["wait_for"])
