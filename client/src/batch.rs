@@ -1,7 +1,7 @@
 //! Batches: cutting what is too large for one message, and serving duplicates once.
 
 use hashbrown::HashMap;
-use kvpool_types::Key;
+use kvpool_types::{Key, KeyRef};
 use std::ops::Range;
 
 /// The bytes that one key takes in a message beside its own: its share of lengths, versions,
@@ -25,8 +25,7 @@ impl MessageLimits {
         let mut open = 0..0;
         let mut bytes = 0usize;
         for cost in costs {
-            let full = open.len() >= self.keys.max(1) || bytes.saturating_add(cost) > self.bytes;
-            if full && !open.is_empty() {
+            if self.is_full(open.len(), bytes, cost) {
                 runs.push(open.clone());
                 open = open.end..open.end;
                 bytes = 0;
@@ -40,15 +39,20 @@ impl MessageLimits {
         runs
     }
 
+    /// Whether a message with so many items of so many bytes takes no item of such a cost.
+    pub(crate) fn is_full(&self, items: usize, bytes: usize, cost: usize) -> bool {
+        items > 0 && (items >= self.keys || bytes.saturating_add(cost) > self.bytes)
+    }
+
     /// The same for plain keys.
     pub(crate) fn split_keys(&self, keys: &[Key]) -> Vec<Range<usize>> {
-        self.split(keys.iter().map(cost))
+        self.split(keys.iter().map(|key| cost(key.as_ref())))
     }
 }
 
 /// About the bytes that one key takes in a message, all that goes with it included.
-pub(crate) fn cost(key: &Key) -> usize {
-    key.as_ref().text_len() + ITEM_OVERHEAD
+pub(crate) fn cost(key: KeyRef<'_>) -> usize {
+    key.text_len() + ITEM_OVERHEAD
 }
 
 /// The distinct keys of a batch, and which of them each item means.

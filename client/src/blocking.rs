@@ -7,6 +7,7 @@ use crate::api::{
 use crate::counters::Counters;
 use crate::errors::{ConnectError, ControlError, GetError, PutError};
 use crate::options::Options;
+use crate::packed::PackedKeys;
 use crate::view::View;
 use kvpool_transport::Slice;
 use kvpool_transport::rdma::RegisteredBuffer;
@@ -162,6 +163,21 @@ impl Client {
         Ok((present, self.own(lease)))
     }
 
+    /// See [`crate::Client::exist_packed`].
+    pub fn exist_packed(
+        &self,
+        keys: PackedKeys,
+        leasing: Leasing,
+    ) -> Result<(Vec<bool>, Lease), ControlError> {
+        let Existence { present, lease } = self.wait(self.client.exist_packed(keys, leasing))?;
+        Ok((present, self.own(lease)))
+    }
+
+    /// See [`crate::Client::packer`].
+    pub fn packer(&self) -> PackedKeys {
+        self.client.packer()
+    }
+
     /// See [`crate::Client::match_prefix`].
     pub fn match_prefix(&self, keys: &[Key]) -> Result<Prefix, ControlError> {
         self.match_prefix_with(keys, Leasing::Lease)
@@ -173,7 +189,18 @@ impl Client {
         keys: &[Key],
         leasing: Leasing,
     ) -> Result<Prefix, ControlError> {
-        let prefix = self.wait(self.client.match_prefix_with(keys, leasing))?;
+        let mut packed = self.packer();
+        keys.iter().for_each(|key| packed.push(key.as_ref()));
+        self.match_prefix_packed(packed, leasing)
+    }
+
+    /// See [`crate::Client::match_prefix_packed`].
+    pub fn match_prefix_packed(
+        &self,
+        keys: PackedKeys,
+        leasing: Leasing,
+    ) -> Result<Prefix, ControlError> {
+        let prefix = self.wait(self.client.match_prefix_packed(keys, leasing))?;
         Ok(Prefix {
             blocks: prefix.blocks,
             lease: self.own(prefix.lease),

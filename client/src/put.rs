@@ -128,8 +128,13 @@ fn split(limits: MessageLimits, blocks: &[(usize, PutBlock)]) -> Vec<std::ops::R
     limits.split(
         blocks
             .iter()
-            .map(|(_, block)| cost(&block.key) + block.parent.as_ref().map_or(0, cost)),
+            .map(|(_, block)| cost(block.key.as_ref()) + cost_of_parent(block)),
     )
+}
+
+fn cost_of_parent(block: &PutBlock) -> usize {
+    let parent = block.parent.as_ref();
+    parent.map_or(0, |parent| cost(parent.as_ref()))
 }
 
 /// Whether a block's parent lies in another run than the block: then the runs must go one after

@@ -10,7 +10,7 @@ use crate::control::Call;
 use crate::errors::ControlError;
 use crate::lease::{Lease, Packed, Part, counted};
 use crate::locate::{code_of, expect_answers, malformed};
-use bytes::Bytes;
+use crate::packed::{PackedKeys, PackedRun};
 use futures::{StreamExt, TryStreamExt};
 use kvpool_proto::{
     DescribeRequest, ExistRequest, ListRequest, MatchPrefixRequest, RemoveReply, RemoveRequest,
@@ -30,27 +30,37 @@ impl Client {
 
     /// Which of `keys` are present, with the lease on those.
     pub async fn exist(&self, keys: &[Key], leasing: Leasing) -> Result<Existence, ControlError> {
+        self.exist_packed(self.pack(keys), leasing).await
+    }
+
+    /// The same for keys that were packed one by one.
+    pub async fn exist_packed(
+        &self,
+        keys: PackedKeys,
+        leasing: Leasing,
+    ) -> Result<Existence, ControlError> {
         let deadline = self.control_deadline();
-        let ask = async |keys: &[Key]| {
+        let ask = async |run: PackedRun| {
             let sent = BootTime::now();
-            let packed = Bytes::from(pack(keys));
             let request = ExistRequest {
                 caller: None,
-                keys: packed.clone(),
+                keys: run.keys.clone(),
                 no_lease: leasing == Leasing::None,
             };
             let reply = self.inner.control.call(request, Call::by(deadline)).await?;
-            let present = read_bits(&reply.present, keys.len())?;
+            let present = read_bits(&reply.present, run.count)?;
             let part = counted(reply.lease.as_ref(), sent).map(|leased| Part {
-                keys: Packed::select(&packed, keys.len(), |at| present.get(at) == Some(&true)),
+                keys: Packed::select(&run.keys, run.count, |at| present.get(at) == Some(&true)),
                 leased,
             });
             Ok::<_, ControlError>((present, part))
         };
-        let runs = self.runs(keys);
+        let mut runs = keys.runs();
         // Most batches are one message, which needs no machinery.
-        if let [keys] = runs.as_slice() {
-            let (present, part) = ask(keys).await?;
+        if runs.len() == 1
+            && let Some(run) = runs.pop()
+        {
+            let (present, part) = ask(run).await?;
             return Ok(Existence {
                 present,
                 lease: self.lease(part.into_iter().collect()),
@@ -78,31 +88,39 @@ impl Client {
         keys: &[Key],
         leasing: Leasing,
     ) -> Result<Prefix, ControlError> {
+        self.match_prefix_packed(self.pack(keys), leasing).await
+    }
+
+    /// The same for keys that were packed one by one.
+    pub async fn match_prefix_packed(
+        &self,
+        keys: PackedKeys,
+        leasing: Leasing,
+    ) -> Result<Prefix, ControlError> {
         let deadline = self.control_deadline();
         let mut blocks = 0;
         let mut parts = Vec::new();
         // One message after the other: what lies behind the first gap is neither asked nor leased.
-        for keys in self.runs(keys) {
+        for run in keys.runs() {
             let sent = BootTime::now();
-            let packed = Bytes::from(pack(keys));
             let request = MatchPrefixRequest {
                 caller: None,
-                keys: packed.clone(),
+                keys: run.keys.clone(),
                 no_lease: leasing == Leasing::None,
             };
             let reply = self.inner.control.call(request, Call::by(deadline)).await?;
             let present = usize::try_from(reply.blocks)
                 .ok()
-                .filter(|blocks| *blocks <= keys.len())
-                .ok_or_else(|| malformed(format!("{} of {} blocks", reply.blocks, keys.len())))?;
+                .filter(|blocks| *blocks <= run.count)
+                .ok_or_else(|| malformed(format!("{} of {} blocks", reply.blocks, run.count)))?;
             blocks += present;
             if let Some(leased) = counted(reply.lease.as_ref(), sent) {
                 parts.push(Part {
-                    keys: Packed::select(&packed, keys.len(), |at| at < present),
+                    keys: Packed::select(&run.keys, run.count, |at| at < present),
                     leased,
                 });
             }
-            if present < keys.len() {
+            if present < run.count {
                 break;
             }
         }
@@ -247,6 +265,17 @@ impl Client {
         removed.removed = reply.removed;
         removed.kept = reply.kept;
         Ok(removed)
+    }
+
+    /// Packs keys one by one, for [`Client::exist_packed`] and [`Client::match_prefix_packed`].
+    pub fn packer(&self) -> PackedKeys {
+        PackedKeys::new(self.inner.message_limits())
+    }
+
+    fn pack(&self, keys: &[Key]) -> PackedKeys {
+        let mut packed = self.packer();
+        keys.iter().for_each(|key| packed.push(key.as_ref()));
+        packed
     }
 
     /// Cuts keys into what fits a message each.

@@ -1,7 +1,7 @@
 //! Keys, namespaces and chains, as Python has them.
 
 use crate::errors::Fault;
-use kvpool_client::Namespace as Fields;
+use kvpool_client::{Namespace as Fields, PackedKeys};
 use kvpool_types::chain;
 use kvpool_types::{Key, KeyRef};
 use pyo3::buffer::{Element, PyBuffer};
@@ -46,16 +46,23 @@ fn is_one_text(items: &Bound<'_, PyAny>) -> bool {
         || items.is_instance_of::<PyByteArray>()
 }
 
-/// A key: a string, or the 32 bytes of a digest. What has another type raises; what has the right type
-/// and cannot be a key is a fault of that key alone.
-pub(crate) fn read_key(key: &Bound<'_, PyAny>) -> PyResult<Result<Key, Fault>> {
+/// Calls `found` with a key, a string or the 32 bytes of a digest, without a copy. What has another type
+/// raises; what has the right type and cannot be a key is a fault of that key alone.
+fn with_key<T>(
+    key: &Bound<'_, PyAny>,
+    found: impl FnOnce(KeyRef<'_>) -> T,
+) -> PyResult<Result<T, Fault>> {
     if let Ok(digest) = key.cast::<PyBytes>() {
-        let digest = digest.as_bytes();
-        return Ok(match <[u8; 32]>::try_from(digest) {
-            Ok(digest) => Ok(Key::from_digest(digest)),
+        let bytes = digest.as_bytes();
+        return Ok(match <&[u8; 32]>::try_from(bytes) {
+            Ok(digest) => Ok(found(KeyRef::Digest {
+                prefix: "",
+                suffix: "",
+                digest,
+            })),
             Err(_) => Err(Fault::invalid(format!(
                 "a key of bytes is a digest of 32 bytes, this one has {}",
-                digest.len()
+                bytes.len()
             ))),
         });
     }
@@ -65,10 +72,23 @@ pub(crate) fn read_key(key: &Bound<'_, PyAny>) -> PyResult<Result<Key, Fault>> {
             key.get_type().name()?
         )));
     };
-    Ok(match text.to_str() {
-        Ok(text) => Key::parse(text).map_err(|error| Fault::invalid(error.to_string())),
-        Err(error) => Err(Fault::invalid(format!("a key is no Unicode text: {error}"))),
+    let text = match text.to_str() {
+        Ok(text) => text,
+        Err(error) => {
+            return Ok(Err(Fault::invalid(format!(
+                "a key is no Unicode text: {error}"
+            ))));
+        }
+    };
+    Ok(match KeyRef::parse(text, &mut [0; 32]) {
+        Ok(key) => Ok(found(key)),
+        Err(error) => Err(Fault::invalid(error.to_string())),
     })
+}
+
+/// A key, or what is wrong with it.
+pub(crate) fn read_key(key: &Bound<'_, PyAny>) -> PyResult<Result<Key, Fault>> {
+    with_key(key, |key| key.to_key())
 }
 
 /// Keys of a call that has no answer for one key alone: the first that cannot be raises.
@@ -80,6 +100,17 @@ pub(crate) fn read_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
         Ok(())
     })?;
     Ok(read)
+}
+
+/// The same, packed as they are sent: thousands are asked about at once.
+pub(crate) fn pack_keys(keys: &Bound<'_, PyAny>, mut packed: PackedKeys) -> PyResult<PackedKeys> {
+    let mut at = 0;
+    for_each(keys, "keys", |key| {
+        with_key(key, |key| packed.push(key))?.map_err(|fault| fault.at(&format!("keys[{at}]")))?;
+        at += 1;
+        Ok(())
+    })?;
+    Ok(packed)
 }
 
 /// Who shares blocks with whom: a name, and the fields that the keys of its chains begin from.

@@ -13,14 +13,14 @@ mod registration;
 
 use crate::errors::Fault;
 use crate::home::Homely;
-use crate::keys::{Namespace, for_each, length_hint, read_key, read_keys};
+use crate::keys::{Namespace, for_each, length_hint, pack_keys, read_key, read_keys};
 use crate::loan::Loan;
 use crate::view::View;
 pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, Stats};
 use buffers::{Buffers, Unwritten, Use};
 use kvpool_client::blocking::Client;
 use kvpool_client::{
-    GetBlock, GetOptions, Leasing, Lookup, Put, PutBlock, Remove, Slice, ViewOptions,
+    GetBlock, GetOptions, Leasing, Lookup, PackedKeys, Put, PutBlock, Remove, Slice, ViewOptions,
 };
 use kvpool_types::{Code, Key, Length, Offset};
 pub(crate) use lease::{Lease, Prefix};
@@ -72,6 +72,10 @@ impl Pool {
             let open = self.open()?;
             work(&open.get()?.client).map_err(Into::into)
         })
+    }
+
+    fn packer(&self) -> Result<PackedKeys, Fault> {
+        Ok(self.open()?.get()?.client.packer())
     }
 
     fn put_blocks<'py>(
@@ -453,8 +457,8 @@ impl Pool {
         keys: &Bound<'py, PyAny>,
         lease: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        let keys = read_keys(keys)?;
-        let (present, _) = self.call(py, |client| client.exist(&keys, leasing(lease)))?;
+        let keys = pack_keys(keys, self.packer()?)?;
+        let (present, _) = self.call(py, |client| client.exist_packed(keys, leasing(lease)))?;
         PyList::new(py, present)
     }
 
@@ -467,8 +471,10 @@ impl Pool {
         keys: &Bound<'_, PyAny>,
         lease: bool,
     ) -> PyResult<Prefix> {
-        let keys = read_keys(keys)?;
-        let prefix = self.call(py, |client| client.match_prefix_with(&keys, leasing(lease)))?;
+        let keys = pack_keys(keys, self.packer()?)?;
+        let prefix = self.call(py, |client| {
+            client.match_prefix_packed(keys, leasing(lease))
+        })?;
         Prefix::new(py, Arc::clone(&self.connection), prefix)
     }
 

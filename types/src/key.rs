@@ -66,21 +66,7 @@ impl Key {
 
     /// The key that a string names.
     pub fn parse(text: &str) -> Result<Self, KeyError> {
-        if text.is_empty() {
-            return Err(KeyError::Empty);
-        }
-        if text.len() > MAX_KEY_BYTES {
-            return Err(KeyError::TooLong(text.len()));
-        }
-        Ok(match split_digest(text) {
-            Some((prefix, digest, suffix)) => KeyRef::Digest {
-                prefix,
-                suffix,
-                digest: &digest,
-            }
-            .to_key(),
-            None => Self(Repr::Text(text.into())),
-        })
+        KeyRef::parse(text, &mut [0; 32]).map(KeyRef::to_key)
     }
 
     /// The key's parts.
@@ -104,6 +90,27 @@ impl Key {
             },
             Repr::Text(text) => KeyRef::Text(text),
         }
+    }
+}
+
+impl<'a> KeyRef<'a> {
+    /// The key that a string names, in its place; a digest in it is put into `digest`.
+    pub fn parse(text: &'a str, digest: &'a mut Digest) -> Result<Self, KeyError> {
+        if text.is_empty() {
+            return Err(KeyError::Empty);
+        }
+        if text.len() > MAX_KEY_BYTES {
+            return Err(KeyError::TooLong(text.len()));
+        }
+        let Some((prefix, found, suffix)) = split_digest(text) else {
+            return Ok(Self::Text(text));
+        };
+        *digest = found;
+        Ok(Self::Digest {
+            prefix,
+            suffix,
+            digest,
+        })
     }
 }
 
@@ -175,6 +182,9 @@ impl std::str::FromStr for Key {
 
 /// Cuts `text` at its first run of 64 lower-case hex digits.
 fn split_digest(text: &str) -> Option<(&str, Digest, &str)> {
+    if text.len() < HEX_DIGITS {
+        return None;
+    }
     let mut run = 0;
     for (at, byte) in text.bytes().enumerate() {
         run = if nibble(byte).is_some() { run + 1 } else { 0 };

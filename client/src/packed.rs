@@ -1,0 +1,91 @@
+//! Keys packed as the messages to the master carry them.
+
+use crate::batch::{MessageLimits, cost};
+use bytes::Bytes;
+use kvpool_types::KeyRef;
+use kvpool_types::wire::keys::Packer;
+
+/// Keys in order, packed for the questions that take them: made by [`crate::Client::packer`]. Who has
+/// keys as texts or digests of its own packs them one by one, without an object for each.
+#[derive(Debug)]
+pub struct PackedKeys {
+    limits: MessageLimits,
+    full: Vec<PackedRun>,
+    open: Packer,
+    count: usize,
+    bytes: usize,
+}
+
+/// The keys of one message.
+#[derive(Debug)]
+pub(crate) struct PackedRun {
+    pub(crate) keys: Bytes,
+    pub(crate) count: usize,
+}
+
+impl PackedKeys {
+    pub(crate) fn new(limits: MessageLimits) -> Self {
+        Self {
+            limits,
+            full: Vec::new(),
+            open: Packer::default(),
+            count: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Appends a key.
+    pub fn push(&mut self, key: KeyRef<'_>) {
+        let cost = cost(key);
+        if self.limits.is_full(self.count, self.bytes, cost) {
+            self.close();
+        }
+        self.open.push(key);
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(cost);
+    }
+
+    /// What goes into a message each.
+    pub(crate) fn runs(mut self) -> Vec<PackedRun> {
+        if self.count > 0 {
+            self.close();
+        }
+        self.full
+    }
+
+    fn close(&mut self) {
+        let open = std::mem::take(&mut self.open);
+        self.full.push(PackedRun {
+            keys: open.finish().into(),
+            count: std::mem::take(&mut self.count),
+        });
+        self.bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_types::Key;
+    use kvpool_types::wire::keys::pack;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn keys_packed_one_by_one_are_cut_and_packed_as_a_batch_is(
+            texts in prop::collection::vec("[a-z]{1,40}", 0..100),
+            most in 1usize..20,
+            bytes in 1usize..2000,
+        ) {
+            let limits = MessageLimits { keys: most, bytes };
+            let keys: Vec<Key> = texts.iter().map(|text| Key::parse(text).unwrap()).collect();
+            let mut packed = PackedKeys::new(limits);
+            keys.iter().for_each(|key| packed.push(key.as_ref()));
+            let runs: Vec<_> = packed.runs().into_iter().map(|run| (run.keys, run.count)).collect();
+            let cut = limits.split_keys(&keys).into_iter();
+            let expected: Vec<_> =
+                cut.map(|run| (Bytes::from(pack(&keys[run.clone()])), run.len())).collect();
+            prop_assert_eq!(runs, expected);
+        }
+    }
+}
