@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from mooncake._memory import MooncakeHostMemAllocator
 from mooncake._settings import PAGE
@@ -31,7 +31,7 @@ class PooledBuffer:
         """Gives the buffer back."""
         self._pool.release(self)
 
-    def __enter__(self) -> PooledBuffer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -123,7 +123,7 @@ class BufferPool:
             for ptr in list(self._free):
                 self._drop(ptr)
 
-    def __enter__(self) -> BufferPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

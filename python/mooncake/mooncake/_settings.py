@@ -189,14 +189,17 @@ def read_settings(given: Mapping[str, object]) -> Settings:
     metadata_server = values.get("metadata_server", settings.metadata_server)
     segment_size = values.get("global_segment_size", settings.segment_size)
     buffer_size = values.get("local_buffer_size", settings.buffer_size)
+    protocol = _text(values.get("protocol", settings.protocol), "protocol").lower()
+    devices = parse_devices(values.get("rdma_devices"))
     return Settings(
         host=host,
         port=port,
         metadata_server=_text(metadata_server, "metadata_server"),
         segment_size=parse_size(segment_size, "global_segment_size"),
         buffer_size=parse_size(buffer_size, "local_buffer_size"),
-        protocol=_text(values.get("protocol", settings.protocol), "protocol").lower(),
-        devices=parse_devices(values.get("rdma_devices")),
+        protocol=protocol,
+        # Callers leave a device's name in their settings when they change to another protocol.
+        devices=devices if protocol == "rdma" else (),
         masters=parse_masters(values["master_server_addr"])
         if "master_server_addr" in values
         else settings.masters,
@@ -255,3 +258,11 @@ def node_name(hostname: str) -> str:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     return f"{name[: _LONGEST_NAME - 17]}-{digest}"
+
+
+def rdma_devices_here() -> tuple[str, ...]:
+    """The RDMA devices of this host."""
+    try:
+        return tuple(sorted(os.listdir("/sys/class/infiniband")))
+    except OSError:
+        return ()

@@ -27,6 +27,7 @@ from mooncake._settings import (
     find_place,
     node_name,
     parse_size,
+    rdma_devices_here,
     read_settings,
 )
 from mooncake._tensors import TensorMethods
@@ -175,6 +176,12 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
             settings.metadata_server,
             settings.protocol,
         )
+        if settings.protocol == "rdma":
+            here = rdma_devices_here()
+            # A name may say a port too: `mlx5_0:1`.
+            if not any(device.partition(":")[0] in here for device in settings.devices or here):
+                wanted = ", ".join(settings.devices) or "any RDMA device"
+                log.warning("setup: %s is not on this host; shared memory and TCP are used", wanted)
         patience = settings.patience
         code, reason = self._native.connect(
             list(settings.masters),

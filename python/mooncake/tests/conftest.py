@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
 from mooncake.store import MooncakeDistributedStore
-from pools import LivePool, own_pool, shared_pool
+from pools import LivePool, Memory, own_pool, shared_pool
 
 __all__ = ["own_pool", "shared_pool"]
 
@@ -43,21 +42,6 @@ def connect() -> Iterator[Callable[[LivePool], MooncakeDistributedStore]]:
 def key() -> str:
     """A key that no other test uses."""
     return f"test-{uuid.uuid4().hex}"
-
-
-class Memory:
-    """Memory by its address, as engines have it."""
-
-    def __init__(self, content: bytes | int) -> None:
-        size = content if isinstance(content, int) else len(content)
-        self._block = (ctypes.c_ubyte * size)()
-        if isinstance(content, bytes):
-            ctypes.memmove(self._block, content, size)
-        self.size = size
-        self.ptr = ctypes.addressof(self._block)
-
-    def __bytes__(self) -> bytes:
-        return bytes(self._block)
 
 
 @pytest.fixture

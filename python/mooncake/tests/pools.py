@@ -1,7 +1,8 @@
-"""The live pools of kvpool's own tests, for those of this package."""
+"""The live pools of kvpool's own tests, for those of this package, and memory as engines have it."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import sys
 from pathlib import Path
@@ -29,4 +30,19 @@ from kvpool_live_pools import (  # noqa: E402
     wait_until,
 )
 
-__all__ = ["MIB", "LivePool", "free_port", "live_pool", "own_pool", "shared_pool", "wait_until"]
+__all__ = ["MIB", "LivePool", "Memory", "free_port", "live_pool", "own_pool", "shared_pool", "wait_until"]
+
+
+class Memory:
+    """Memory by its address, as engines have it."""
+
+    def __init__(self, content: bytes | int) -> None:
+        size = content if isinstance(content, int) else len(content)
+        self._block = (ctypes.c_ubyte * size)()
+        if isinstance(content, bytes):
+            ctypes.memmove(self._block, content, size)
+        self.size = size
+        self.ptr = ctypes.addressof(self._block)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._block)

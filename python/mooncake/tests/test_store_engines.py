@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Memory
 from mooncake.store import (
     MooncakeDistributedStore,
     MooncakeHostMemAllocator,
@@ -17,7 +16,7 @@ from mooncake.store import (
     ReplicateConfig,
     bind_to_numa_node,
 )
-from pools import MIB, LivePool, live_pool
+from pools import MIB, LivePool, Memory, live_pool
 
 
 @pytest.fixture

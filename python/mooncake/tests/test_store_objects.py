@@ -6,9 +6,8 @@ import os
 
 import numpy as np
 import pytest
-from conftest import Memory
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-from pools import MIB
+from pools import MIB, Memory
 
 
 def test_a_value_comes_back_as_it_was_put(store: MooncakeDistributedStore, key: str) -> None:

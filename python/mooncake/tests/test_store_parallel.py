@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from conftest import Memory
 from mooncake.store import MooncakeDistributedStore, MooncakeDistributedStoreAsync
-from pools import MIB, LivePool
+from pools import MIB, LivePool, Memory
 
 Connect = Callable[[LivePool], MooncakeDistributedStore]
 
@@ -79,7 +78,7 @@ def test_a_store_may_be_closed_while_threads_use_it(
     assert store.get(key) == b""
 
 
-def _put_in_another_process(url: str, key: str, answers: "multiprocessing.Queue[object]") -> None:
+def _put_in_another_process(url: str, key: str, answers: multiprocessing.Queue[object]) -> None:
     store = MooncakeDistributedStore()
     answers.put(store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", url))
     answers.put(store.put(key, key.encode() * 1000))
@@ -131,18 +130,31 @@ if child == 0:
         assert handle.ptr() == 0
     else:
         sys.exit("a buffer was read in a fork")
-    # What the parent made is left alone as the child ends, and the child has stores of its own.
+    # What the parent made is left alone as the child ends.
     del store, handle
     gc.collect()
-    own = setup()
-    assert own.get("forked") == b"parent"
-    assert own.close() == 0
+    try:
+        setup()
+    except RuntimeError as error:
+        assert "fork" in str(error), error
+    else:
+        sys.exit("a store was set up in the fork of a process that had one")
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
 assert bytes(handle) == b"parent"
 assert store.get("forked") == b"parent"
 assert store.remove("forked") == -706
-store.close()
+del handle
+assert store.close() == 0
+
+# Once it has none, its children may have stores of their own.
+child = os.fork()
+if child == 0:
+    own = setup()
+    assert own.put("child", b"x") == 0 and own.get("child") == b"x"
+    assert own.close() == 0
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
 """
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Memory
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-from pools import MIB, LivePool, live_pool
+from pools import MIB, LivePool, Memory, live_pool
 
 CHUNK = 64 << 10
 

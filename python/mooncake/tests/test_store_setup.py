@@ -70,6 +70,22 @@ def test_the_offload_flag_can_be_found_in_signature_and_documentation() -> None:
     assert "enable_ssd_offload" in (MooncakeDistributedStore.setup.__doc__ or "")
 
 
+def test_rdma_without_a_device_goes_another_way_and_says_so(
+    new: MooncakeDistributedStore, shared_pool: LivePool, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {
+        "global_segment_size": 0,
+        "protocol": "rdma",
+        "device_name": "none_0",
+        "master_server_address": shared_pool.url,
+    }
+    with caplog.at_level(logging.WARNING, logger="mooncake"):
+        assert new.setup(config) == 0
+    assert "none_0" in caplog.text
+    assert new.put(key, b"x") == 0
+    assert new.get(key) == b"x"
+
+
 def test_missing_parameters_and_wrong_types_raise(new: MooncakeDistributedStore) -> None:
     with pytest.raises(TypeError, match="master_server_addr"):
         new.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "")
@@ -147,6 +163,16 @@ def test_a_contributed_segment_holds_objects_until_it_is_closed(
     assert other.get(key) == value
     assert new.close() == 0
     assert other.is_exist(key) == 0
+
+
+def test_an_object_may_be_half_of_the_smallest_segment(
+    new: MooncakeDistributedStore, own_pool: LivePool, key: str
+) -> None:
+    own_pool.nodes[0].kill()
+    assert new.setup("localhost", "P2PHANDSHAKE", "16MB", 1 << 24, "tcp", "", own_pool.url) == 0
+    value = os.urandom(8 << 20)
+    assert new.put(key, value) == 0
+    assert new.get(key) == value
 
 
 def test_a_preferred_segment_is_where_objects_go(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from conftest import Memory
 from mooncake._tensors import decode_header, encode_header
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from pools import Memory
 
 
 def test_a_header_says_what_the_tensor_is() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from conftest import Memory
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-from pools import LivePool
+from pools import LivePool, Memory
 
 # Each method that takes keys, what it is given, and what a store without a pool answers.
 CALLS: list[tuple[str, tuple[object, ...], object]] = [

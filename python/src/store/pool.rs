@@ -10,6 +10,7 @@ use kvpool_client::{GetBlock, GetError, GetOptions, Lookup, PutBlock, PutOptions
 use kvpool_transport::Slice;
 use kvpool_types::{Key, Length};
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// What a store holds while it is set up. In a child made by fork it must not be used, and is never
 /// taken apart: its threads are not there, and it would speak in its parent's name.
@@ -27,8 +28,23 @@ pub(super) struct Parts {
     pub(super) staging: Staging,
 }
 
+/// How many pools the process has, and which process that is. A child made by fork finds both as they
+/// were.
+static LIVING: AtomicUsize = AtomicUsize::new(0);
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The process of which this one is a fork, if it had pools then. Their threads waited on locks in
+/// memory that this process uses for its own threads, so nothing here may use such locks as well.
+pub(super) fn forked_from() -> Option<u32> {
+    let owner = OWNER.load(Ordering::Acquire);
+    let is_fork = owner != std::process::id() && LIVING.load(Ordering::Acquire) > 0;
+    is_fork.then_some(owner)
+}
+
 impl Pool {
     pub(super) fn new(client: Client) -> Self {
+        OWNER.store(std::process::id(), Ordering::Release);
+        LIVING.fetch_add(1, Ordering::AcqRel);
         Self {
             parts: Some(Box::new(Parts {
                 client,
@@ -60,6 +76,8 @@ impl Drop for Pool {
         } else if let Some(parts) = parts {
             parts.sessions.end_all();
             parts.segments.close();
+            drop(parts);
+            LIVING.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }

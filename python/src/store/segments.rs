@@ -108,6 +108,8 @@ async fn serve(wanted: &Wanted) -> Result<Node, SegmentError> {
         listen: wanted.listen.clone(),
         advertise: wanted.advertise.clone(),
         http_listen: "127.0.0.1:0".into(),
+        // Segments may be as small as an object or two, and what holds most of one is this process.
+        max_held_ratio: 1.0,
         rdma_device: wanted.rdma_devices.clone(),
         drain_timeout: DRAIN,
         ..Config::default()

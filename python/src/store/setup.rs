@@ -1,7 +1,7 @@
 //! Setting a store up, what it contributes and registers, and its end.
 
 use super::args::Number;
-use super::pool::Pool;
+use super::pool::{Pool, forked_from};
 use super::segments::{SegmentError, Wanted};
 use super::{ObjectStore, aside, codes, lent};
 use kvpool_client::blocking::Client;
@@ -37,6 +37,12 @@ impl ObjectStore {
     ) -> PyResult<(i64, String)> {
         if self.pool()?.is_some() {
             return Ok((codes::PARAMETERS, "the store is set up already".into()));
+        }
+        if let Some(parent) = forked_from() {
+            return Err(PyRuntimeError::new_err(format!(
+                "this process is a fork of process {parent}, which had a store at the time; make the \
+                 store after the fork alone, or start processes by spawn"
+            )));
         }
         let namespace = Namespace {
             name: namespace,
