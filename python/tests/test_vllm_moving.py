@@ -59,7 +59,8 @@ class Engine:
         layout = Layout(layout_prefix(model, {}), tuple(ranks), (Group(0, TOKENS),), TOKENS, TOKENS)
         self.planner = Planner(layout, self.connection, loads=True, saves=saves)
         start = self.memory.ctypes.data
-        layers = [Segment(start + at * BLOCKS * LAYER_BYTES, LAYER_BYTES, LAYER_BYTES) for at in range(LAYERS)]
+        starts = [start + at * BLOCKS * LAYER_BYTES for at in range(LAYERS)]
+        layers = [Segment(start, LAYER_BYTES, LAYER_BYTES) for start in starts]
         blocks = GroupMemory(BlockMap(tuple(layers)), staging=None, direct=True, kept=True)
         self.mover = Mover(
             self.connection,

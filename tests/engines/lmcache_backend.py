@@ -78,7 +78,7 @@ def main() -> None:
     check("all but an absent one are got", all(got[:-1]) and got[-1] is None)
     right = all(
         chunk is not None and chunk.tensor.shape == tensor.shape and torch.equal(chunk.tensor, tensor)
-        for chunk, tensor in zip(got[:-1], sent)
+        for chunk, tensor in zip(got[:-1], sent, strict=True)
     )
     check("with the shapes and bytes that were put", right)
     leading = asyncio.run_coroutine_threadsafe(

@@ -25,7 +25,5 @@ class Tally:
         lines = [("part", "what", "seen", "")]
         lines += [(part, what, seen, "ok" if holds else "FAILED") for part, what, seen, holds in self.rows]
         widths = [max(len(line[column]) for line in lines) for column in range(3)]
-        return "\n".join(
-            "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths)), line[3]]).rstrip()
-            for line in lines
-        )
+        padded = [[*(line[at].ljust(width) for at, width in enumerate(widths)), line[3]] for line in lines]
+        return "\n".join("  ".join(line).rstrip() for line in padded)
