@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import kvpool
 import pytest
-
 from kvpool.lmcache.locks import Locks
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import re
 
 import numpy
 import pytest
-
 from kvpool.vllm.keys import Group, Layout, block_key, layout_prefix
 from kvpool.vllm.segments import BlockMap, Segment, joined, runs
 from kvpool.vllm.settings import Settings

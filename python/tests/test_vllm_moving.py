@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy
 import pytest
-
 from kvpool._engines.connection import Connection
 from kvpool.vllm.keys import Group, Layout, layout_prefix
 from kvpool.vllm.plan import Plan

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from kvpool._engines.connection import Connection
-from kvpool.vllm.keys import Group, Layout
 from kvpool._engines.leases import Keeper
+from kvpool.vllm.keys import Group, Layout
 from kvpool.vllm.plan import Block, Move, Plan
 
 _MISS_LASTS = 0.5
@@ -150,8 +150,9 @@ class Planner:
         self._failed.discard(request)
         saving = request in self._saving
         self._saving.discard(request)
-        if request not in self._loading:
-            self._keeper.let_go(request)
+        # A load that is under way has leases of its own, and vLLM keeps its blocks until it has ended.
+        self._loading.pop(request, None)
+        self._keeper.let_go(request)
         return saving
 
     def close(self) -> None:

@@ -161,9 +161,11 @@ class Mover:
             self._unsaved_bytes += size
         job = self._saver.submit(self._save, prefix, move, marks, copies)
 
-        def ended(_: object) -> None:
+        def ended(job: concurrent.futures.Future[None]) -> None:
             with self._lock:
                 self._unsaved_bytes -= size
+            if not job.cancelled() and (error := job.exception()) is not None:
+                logger.error("saving blocks failed", exc_info=error)
 
         job.add_done_callback(ended)
         return job
