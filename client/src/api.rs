@@ -6,16 +6,16 @@ use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Key, Length, Vers
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// One block to put.
+/// One block to put, from host memory or from a GPU's ([`crate::GpuSlice`]).
 #[derive(Clone, Debug)]
-pub struct PutBlock {
+pub struct PutBlock<B = Slice> {
     /// What names it.
     pub key: Key,
     /// The block before it in its chain. It is linked when it is present at commit.
     pub parent: Option<Key>,
     /// Its bytes, in order. They must not change until the put returns, nor, when the put's future
     /// is dropped, until its timeout has passed.
-    pub buffers: Vec<Slice>,
+    pub buffers: Vec<B>,
 }
 
 /// How to put.
@@ -49,14 +49,14 @@ pub enum Put {
     Present,
 }
 
-/// One block to get.
+/// One block to get, into host memory or into a GPU's ([`crate::GpuSlice`]).
 #[derive(Clone, Debug)]
-pub struct GetBlock {
+pub struct GetBlock<B = Slice> {
     /// What names it.
     pub key: Key,
     /// Where its bytes go, in order. Together they are at least as long as the block; what lies
     /// beyond the block stays as it was. Unless the outcome is a hit, what they hold is undefined.
-    pub buffers: Vec<Slice>,
+    pub buffers: Vec<B>,
 }
 
 /// How to get.
@@ -249,6 +249,8 @@ pub struct NodeStats {
     pub incarnation: Incarnation,
     /// Its data port.
     pub data_address: String,
+    /// Its Unix socket for processes on its host; empty for none.
+    pub shm_path: String,
     /// How long ago it was last heard of.
     pub heartbeat_age: Duration,
     /// Its segments.
@@ -272,9 +274,9 @@ pub struct SegmentStats {
     pub largest_free: Length,
 }
 
-impl PutBlock {
+impl<B> PutBlock<B> {
     /// A block without a parent, in one buffer.
-    pub fn new(key: Key, bytes: Slice) -> Self {
+    pub fn new(key: Key, bytes: B) -> Self {
         Self {
             key,
             parent: None,
@@ -283,9 +285,9 @@ impl PutBlock {
     }
 }
 
-impl GetBlock {
+impl<B> GetBlock<B> {
     /// A get into one buffer.
-    pub fn new(key: Key, into: Slice) -> Self {
+    pub fn new(key: Key, into: B) -> Self {
         Self {
             key,
             buffers: vec![into],

@@ -8,16 +8,18 @@ use crate::control::Control;
 use crate::counters::{Counters, Counting};
 use crate::dialer::Dialer;
 use crate::errors::{ConnectError, ControlError, GetError, PutError};
+use crate::gpu::Staging;
 use crate::links::{Dial, Links};
 use crate::locate::{self, Answer, How};
 use crate::options::{Options, TransportChoice};
 use crate::put::{self, Revoker};
 use crate::view::View;
-use crate::{get, host, range, view};
+use crate::{get, range, view};
+use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, RegisteredBuffer};
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{ClientId, ClusterId, Code, Epoch, Key, Length, Offset};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -40,7 +42,9 @@ pub(crate) struct Inner {
     pub(crate) counting: Arc<Counting>,
     pub(crate) revoker: Revoker,
     /// The RDMA ports of this host, if they may be used.
-    rdma: Option<Arc<Fabric>>,
+    pub(crate) rdma: Option<Arc<Fabric>>,
+    /// What GPUs' blocks pass through, once a GPU buffer was registered.
+    pub(crate) staging: OnceLock<Arc<Staging>>,
 }
 
 impl Client {
@@ -77,7 +81,7 @@ impl Client {
         rdma: Option<Arc<Fabric>>,
         dialer: impl FnOnce(&Control, &Options) -> Box<dyn Dial>,
     ) -> Result<Self, ConnectError> {
-        let host = host::host_id()?;
+        let host = host_id().map_err(|error| ConnectError::NoHostId(error.to_string()))?;
         let counting = Arc::new(Counting::default());
         let locations = Arc::new(Locations::new(options.location_cache));
         let control = Box::pin(Control::connect(
@@ -105,6 +109,7 @@ impl Client {
                 links,
                 counting,
                 rdma,
+                staging: OnceLock::new(),
             }),
         })
     }

@@ -30,6 +30,9 @@ pub struct Options {
     pub location_cache: u64,
     /// How many TCP connections to one node share the work.
     pub tcp_connections_per_node: usize,
+    /// The most pinned host memory that blocks of GPUs pass through at a time; larger blocks are refused.
+    /// It is allocated when it is first used.
+    pub gpu_staging: Length,
     /// How long a call to the master polls for its answer, with a whole core, before it sleeps. Zero,
     /// the default, never polls. Worth it only where cores are idle: 50 us then save the time that
     /// waking a sleeping core takes.
@@ -51,6 +54,7 @@ impl Default for Options {
             batch_concurrency: 4,
             location_cache: 100_000,
             tcp_connections_per_node: connections(),
+            gpu_staging: Length(256 << 20),
             spin: Duration::ZERO,
             token: String::new(),
         }

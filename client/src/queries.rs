@@ -355,6 +355,7 @@ fn read_node(wire: kvpool_proto::NodeStats) -> Result<NodeStats, ControlError> {
         state: wire.state,
         incarnation,
         data_address: wire.data_address,
+        shm_path: wire.shm_path,
         heartbeat_age: Duration::from_millis(wire.heartbeat_age_ms),
         segments: wire
             .segments

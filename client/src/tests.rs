@@ -4,6 +4,7 @@ mod announced;
 mod control;
 mod failover;
 mod get;
+mod gpu;
 mod put;
 mod read_only;
 

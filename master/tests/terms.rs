@@ -29,6 +29,7 @@ struct Bench {
     clock: Arc<ManualClock>,
     term: Arc<Term>,
     node: Arc<Node>,
+    store: Arc<dyn MetadataStore>,
     _directory: TempDir,
 }
 
@@ -51,29 +52,7 @@ impl Bench {
         let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
         let store: Arc<dyn MetadataStore> = Arc::new(store);
         let clock = Arc::new(ManualClock::new(Millis(1_000_000)));
-        let metrics = Arc::new(Metrics::new().unwrap());
-        let config = Config::default();
-        let seat = Seat::new(
-            config.clone(),
-            Arc::clone(&metrics),
-            Arc::clone(&clock) as _,
-        );
-        let seat = Arc::new(seat);
-        let epoch = store.begin_epoch(Epoch(5)).await.unwrap();
-        let replica = Replica::load(&*store, &config, Arc::clone(&clock) as _);
-        let replica = replica.await.unwrap();
-        let term = Arc::new(Term::until(epoch, clock.now().after(TTL)));
-        let beginning = Beginning {
-            config,
-            cluster: ClusterId(1),
-            store,
-            journal: JournalOptions::default(),
-            clock: Arc::clone(&clock) as _,
-            metrics,
-        };
-        let pool = Pool::lead(beginning, replica, Arc::clone(&term));
-        let pool = pool.await.unwrap();
-        seat.lead(Arc::clone(&pool), "http://here:1");
+        let (seat, pool, term) = Self::lead(&store, &clock).await;
         let node = Self::register(&pool).await.unwrap();
         Self {
             service: PoolService::new(Arc::clone(&seat)),
@@ -82,8 +61,36 @@ impl Bench {
             clock,
             term,
             node,
+            store,
             _directory: directory,
         }
+    }
+
+    /// A new term of a master over `store`, which finds what the last one left.
+    async fn lead(
+        store: &Arc<dyn MetadataStore>,
+        clock: &Arc<ManualClock>,
+    ) -> (Arc<Seat>, Arc<Pool>, Arc<Term>) {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let config = Config::default();
+        let seat = Seat::new(config.clone(), Arc::clone(&metrics), Arc::clone(clock) as _);
+        let seat = Arc::new(seat);
+        let epoch = store.begin_epoch(Epoch(5)).await.unwrap();
+        let replica = Replica::load(&**store, &config, Arc::clone(clock) as _);
+        let replica = replica.await.unwrap();
+        let term = Arc::new(Term::until(epoch, clock.now().after(TTL)));
+        let beginning = Beginning {
+            config,
+            cluster: ClusterId(1),
+            store: Arc::clone(store),
+            journal: JournalOptions::default(),
+            clock: Arc::clone(clock) as _,
+            metrics,
+        };
+        let pool = Pool::lead(beginning, replica, Arc::clone(&term));
+        let pool = pool.await.unwrap();
+        seat.lead(Arc::clone(&pool), "http://here:1");
+        (seat, pool, term)
     }
 
     async fn register(pool: &Arc<Pool>) -> Result<Arc<Node>, Code> {
@@ -233,6 +240,7 @@ async fn past_its_deadline_a_leader_answers_without_leases_and_changes_nothing()
 
     // The store answers, and nobody has led meanwhile.
     bench.term.renew(bench.clock.now().after(TTL));
+    bench.pool.heard(&bench.node, Some(Reported::default()));
     assert_eq!(bench.seat.role(), Role::Leader);
     assert_eq!(bench.commit("b", &late).await, Ok(Code::Ok));
     assert_eq!(bench.exist("a").await, Ok((true, 5000)));
@@ -254,6 +262,35 @@ async fn nodes_are_let_go_at_the_deadline_and_given_time_to_come_back() {
     assert_eq!(bench.exist("a").await, Ok((true, 5000)));
     Bench::register(&bench.pool).await.unwrap();
     assert!(bench.node.is_connected(), "the same incarnation is back");
+}
+
+/// A process of another pool, or a copy started by mistake, must not cost the blocks of a node that only
+/// has not come back yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_term_keeps_the_name_of_a_node_for_it_while_it_may_come_back() {
+    let bench = Bench::new().await;
+    let first = bench.reserve("a").await.unwrap();
+    assert_eq!(bench.commit("a", &first).await, Ok(Code::Ok));
+    bench.seat.step_down("the next term");
+    let (_seat, pool, _term) = Bench::lead(&bench.store, &bench.clock).await;
+    let newcomer = Registration {
+        incarnation: Incarnation(8),
+        ..registration()
+    };
+    let refused = pool.register(&newcomer).await.unwrap_err();
+    assert_eq!(refused.code, Code::InProgress, "{refused}");
+    Bench::register(&pool).await.unwrap();
+    assert_eq!(pool.blocks(), 1, "the node is back with its block");
+
+    // A node that does not come back is replaced, once it had the time.
+    let (_seat, pool, term) = Bench::lead(&bench.store, &bench.clock).await;
+    let refused = pool.register(&newcomer).await.unwrap_err();
+    assert_eq!(refused.code, Code::InProgress, "{refused}");
+    term.renew(bench.clock.now().after(TTL * 3));
+    bench.clock.advance(Config::default().suspect_after);
+    wait(|| pool.is_settled()).await;
+    pool.register(&newcomer).await.unwrap();
+    wait(|| pool.blocks() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,6 +11,7 @@
 //! Every call that can wait lets other Python threads run meanwhile ([`pyo3::Python::detach`]), and has
 //! a deadline. Memory that a caller names is lent for the length of the call only ([`loan`]).
 
+mod engine;
 mod errors;
 mod home;
 mod keys;
@@ -25,6 +26,8 @@ use pyo3::prelude::*;
 /// The module `kvpool._native`: what the package's own modules are made of, not for callers.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::engine::PeerEngine;
     use pyo3::prelude::*;
 
     #[pymodule_export]

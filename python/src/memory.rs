@@ -99,7 +99,7 @@ impl Memory {
     }
 
     /// The range as part of the registered one that holds it.
-    fn part(&self, address: usize, length: u64) -> Option<Slice> {
+    pub(crate) fn part(&self, address: usize, length: u64) -> Option<Slice> {
         let registered = self.registered.lock();
         let (from, holder) = registered.range(..=address).next_back()?;
         let offset = u64::try_from(address - from).ok()?;

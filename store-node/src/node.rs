@@ -9,9 +9,10 @@ use crate::serve::{Identity, Store};
 use bytesize::ByteSize;
 use kvpool_daemon::advertise::{self, AdvertiseError};
 use kvpool_daemon::{BindError, Health, bind, probe, warn_if_exposed};
+use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, Serving};
 use kvpool_transport::{shm, tcp};
-use kvpool_types::{HostId, Length, NodeName};
+use kvpool_types::{Length, NodeName};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -61,7 +62,7 @@ pub enum StartError {
     #[error("RDMA: {0}")]
     Rdma(String),
     /// The machine's boot id, by which clients know that they share memory with the node, is missing.
-    #[error("/proc/sys/kernel/random/boot_id: {0}")]
+    #[error("{0}")]
     HostId(io::Error),
     /// A file or a thread that the node needs cannot be had.
     #[error("{what}: {source}")]
@@ -415,15 +416,6 @@ fn make_private_directory(socket: &Path) -> io::Result<()> {
             .create(directory),
         _ => Ok(()),
     }
-}
-
-/// The machine's boot id, as a number.
-fn host_id() -> io::Result<HostId> {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let hex: String = text.trim().split('-').collect();
-    u128::from_str_radix(&hex, 16)
-        .map(HostId)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 fn share(total: Length, ratio: f64) -> Length {

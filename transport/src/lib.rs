@@ -1,7 +1,8 @@
 //! Memory regions, and the ways to move bytes between them.
 //!
 //! Clients open a [`Link`] to a node; nodes serve a [`Host`](host::Host). What lies between is [`tcp`]
-//! or [`shm`]; a [`channel`] carries what is small. Nothing here knows keys, leases or the master.
+//! or [`shm`]; a [`channel`] carries what is small. [`peer`] gives a process's own memory to others in the
+//! same way. Nothing here knows keys, leases or the master.
 
 mod batch;
 pub mod channel;
@@ -10,10 +11,13 @@ mod control;
 mod copiers;
 mod deadlines;
 mod frame;
+pub mod gpu;
 mod handshake;
 pub mod host;
 pub mod link;
+pub mod machine;
 pub mod memory;
+pub mod peer;
 mod quick;
 pub mod rdma;
 mod service;

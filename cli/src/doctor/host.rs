@@ -1,7 +1,8 @@
 //! What this host has.
 
+use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, Rail, RdmaOptions};
-use kvpool_types::HostId;
+
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::fs;
@@ -58,6 +59,7 @@ pub(crate) struct Port {
     pub(crate) gigabits: u32,
     pub(crate) numa_node: Option<u32>,
     pub(crate) gid_index: u8,
+    pub(crate) mtu: u32,
     /// The longest work request.
     pub(crate) slice_bytes: u32,
     /// How many parts of memory a work request has at most.
@@ -81,9 +83,7 @@ impl Host {
         };
         let meminfo = read("/proc/meminfo");
         let host = Self {
-            id: boot_id(&read("/proc/sys/kernel/random/boot_id"))
-                .map(|id| id.to_string())
-                .unwrap_or_default(),
+            id: host_id().map(|id| id.to_string()).unwrap_or_default(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: number(&meminfo, "MemTotal") << 10,
             memory_available_bytes: number(&meminfo, "MemAvailable") << 10,
@@ -139,6 +139,7 @@ impl Port {
             gigabits: rail.gigabits(),
             numa_node: rail.numa_node(),
             gid_index: rail.gid_index(),
+            mtu: rail.mtu(),
             slice_bytes: limits.slice,
             scatter: limits.scatter,
             queue_depth: limits.queue_depth,
@@ -172,12 +173,6 @@ fn has_capability(status: &str, bit: u32) -> bool {
         .is_some_and(|set| set >> bit & 1 == 1)
 }
 
-/// The id that a boot id's 32 hex digits stand for, as nodes and clients read it.
-fn boot_id(text: &str) -> Option<HostId> {
-    let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
-    u128::from_str_radix(&digits, 16).ok().map(HostId)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,11 +191,6 @@ mod tests {
         assert!(has_capability(status, CAP_IPC_LOCK));
         assert!(!has_capability(status, 13));
         assert!(!has_capability("", CAP_IPC_LOCK));
-        assert_eq!(
-            boot_id("0f4b6d1e-0000-4000-8000-0000000000ff\n"),
-            Some(HostId(0x0f4b_6d1e_0000_4000_8000_0000_0000_00ff))
-        );
-        assert_eq!(boot_id(""), None);
     }
 
     #[test]

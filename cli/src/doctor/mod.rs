@@ -3,7 +3,6 @@
 //! - `host` what this host has: memory, limits, RDMA ports
 //! - `pool` the masters and the nodes, each node reached in every way that there is
 //! - `node` the ways to one node
-//! - `sockets` the Unix sockets of this host that may be a node's
 //! - `findings` what is amiss, and what that means for the exit code
 //! - `tables` all of it for people
 
@@ -11,7 +10,6 @@ pub(crate) mod findings;
 pub(crate) mod host;
 pub(crate) mod node;
 pub(crate) mod pool;
-mod sockets;
 mod tables;
 
 use crate::connection::Connection;

@@ -1,6 +1,5 @@
 //! The ways to one node, each tried.
 
-use super::sockets;
 use crate::connection::Transport;
 use kvpool_client::NodeStats;
 use kvpool_transport::rdma::Fabric;
@@ -10,7 +9,7 @@ use kvpool_types::wire::frame::{self, Op};
 use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Epoch, HostId};
 use serde::Serialize;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -99,7 +98,7 @@ impl Asker {
         let (tcp, address, host) = self.tcp(&stats.data_address, &hello).await;
         let host = host.map(|host| host.to_string());
         let same_host = host.map(|host| host == self.host);
-        let shm = self.shm(&stats.name, &hello, same_host).await;
+        let shm = self.shm(&stats.shm_path, &hello, same_host).await;
         let rdma = self.rdma(address, &hello).await;
         let ways = vec![shm, rdma, tcp];
         Node {
@@ -146,35 +145,24 @@ impl Asker {
     }
 
     /// Through shared memory.
-    async fn shm(&self, name: &str, hello: &Hello, same_host: Option<bool>) -> Way {
+    async fn shm(&self, path: &str, hello: &Hello, same_host: Option<bool>) -> Way {
         let fails = |reason: String| Way::fails(Transport::Shm, reason);
         if same_host == Some(false) {
             return fails("the node is on another host".to_owned());
         }
-        let paths = sockets::of_node(name);
-        let mut last = match same_host {
-            Some(true) => format!(
-                "the node is on this host, but nobody listens on a socket that is called \
-                 {name}.sock: it serves no shared memory, or calls its socket otherwise, or is in \
-                 another container"
-            ),
-            _ => {
-                "the node does not say whether it is on this host, and no socket is called like it"
-                    .to_owned()
-            }
-        };
-        for path in paths {
-            let (begin, by) = (Instant::now(), self.deadline());
-            let (asked, there) = (hello.clone(), path.clone());
-            match open(move || shm::connect(&there, asked, by)).await {
-                Ok(_) => {
-                    let reason = format!("on this host, {}", path.display());
-                    return Way::works(Transport::Shm, begin.elapsed(), reason);
-                }
-                Err(error) => last = told(&path, &error),
-            }
+        if path.is_empty() {
+            return fails("the node serves no shared memory".to_owned());
         }
-        fails(last)
+        let path = PathBuf::from(path);
+        let (begin, by) = (Instant::now(), self.deadline());
+        let (asked, there) = (hello.clone(), path.clone());
+        match open(move || shm::connect(&there, asked, by)).await {
+            Ok(_) => {
+                let reason = format!("on this host, {}", path.display());
+                Way::works(Transport::Shm, begin.elapsed(), reason)
+            }
+            Err(error) => fails(told(&path, &error)),
+        }
     }
 
     /// Over RDMA.

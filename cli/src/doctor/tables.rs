@@ -85,6 +85,7 @@ fn ports(ports: &[Port]) -> String {
         "Gb/s",
         "NUMA node",
         "GID",
+        "MTU",
         "work requests up to",
         "parts",
         "queue",
@@ -98,6 +99,7 @@ fn ports(ports: &[Port]) -> String {
             port.numa_node
                 .map_or("-".to_owned(), |node| node.to_string()),
             port.gid_index.to_string(),
+            port.mtu.to_string(),
             output::bytes(port.slice_bytes.into()),
             port.scatter.to_string(),
             port.queue_depth.to_string(),

@@ -169,7 +169,7 @@ fn keys(packed: &[u8]) -> Vec<String> {
 }
 
 fn nodes(state: &State) -> Vec<NodeAddress> {
-    let host = crate::host::host_id().unwrap();
+    let host = kvpool_transport::machine::host_id().unwrap();
     let (host, socket) = if state.is_near {
         (host, "socket")
     } else {

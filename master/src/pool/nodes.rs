@@ -55,6 +55,15 @@ impl Pool {
                     node.name, node.incarnation
                 ),
             )),
+            Some(node) if node.state() == NodeState::Unreported && !self.is_settled() => {
+                Err(refuse(
+                    Code::InProgress,
+                    format!(
+                        "node name {} is kept for incarnation {}, which may still come back to this term",
+                        node.name, node.incarnation
+                    ),
+                ))
+            }
             before => {
                 if let Some(before) = before {
                     self.drop_node(&before);

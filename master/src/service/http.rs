@@ -59,11 +59,13 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
         .members
         .all()
         .iter()
-        .map(|node| proto::NodeStats {
+        .map(|node| (node, node.address()))
+        .map(|(node, address)| proto::NodeStats {
             name: node.name.0.clone(),
             state: node.state().label().into(),
             incarnation: bytes::Bytes::copy_from_slice(&node.incarnation.to_bytes()),
-            data_address: node.address().data,
+            data_address: address.data,
+            shm_path: address.shm_path,
             heartbeat_age_ms: pool.age_ms(node.last_heard()),
             segments: node
                 .segments()

@@ -2,6 +2,7 @@
 
 use super::device::Fabric;
 use super::lane::Lane;
+use super::near::Near;
 use super::queue::{Allows, QueuePair};
 use super::rail::Rail;
 use super::work::{Remote, Transfer, Way, WorkError};
@@ -28,7 +29,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -60,14 +61,15 @@ pub fn connect(
     } else {
         None
     };
+    let nodes = ends.iter().map(|ends| ends.rail.numa_node());
     let open = Arc::new(Open {
+        near: Near::new(nodes.collect()),
         control: Arc::new(Control::start(socket, "rdma").map_err(unreachable)?),
         quick,
         incarnation: reply.incarnation,
         ends,
         copiers: Copiers::start("kvpool-rdma-sum", THREADS).map_err(unreachable)?,
         deadlines: Deadlines::start("kvpool-rdma-timer").map_err(unreachable)?,
-        turn: AtomicUsize::new(0),
     });
     let weak = Arc::downgrade(&open);
     open.control.when_failed(move || {
@@ -146,8 +148,7 @@ pub(super) struct Open {
     ends: Vec<Ends>,
     pub(super) copiers: Copiers,
     pub(super) deadlines: Deadlines,
-    /// Which port comes next.
-    turn: AtomicUsize,
+    near: Near,
 }
 
 /// One port's lanes, and where it finds the node's segments.
@@ -159,11 +160,10 @@ pub(super) struct Ends {
 }
 
 impl Open {
-    /// The ports take turns.
-    pub(super) fn next_end(&self) -> &Ends {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+    /// The port for transfers from or into this memory.
+    pub(super) fn end_near(&self, memory: Option<&Slice>) -> &Ends {
         self.ends
-            .get(turn % self.ends.len())
+            .get(self.near.port(memory))
             .expect("invariant: a link has at least one port")
     }
 

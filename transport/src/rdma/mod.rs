@@ -14,6 +14,7 @@
 //! - `plan`, `turns`, `operation` transfers as work requests, their order, their outcomes
 //! - [`lane`] the side of a queue pair that submits
 //! - `completions` the thread that hears of ends
+//! - `near` which of several ports a transfer goes over
 //! - `link`, `read`, `write` the [`Link`](crate::Link) of a client, agreed on over the data port
 //! - `serve` the node's side of it
 //! - `sys` libibverbs, loaded at run time
@@ -25,6 +26,7 @@ mod completions;
 pub mod device;
 pub mod lane;
 mod link;
+mod near;
 mod operation;
 pub mod options;
 mod plan;

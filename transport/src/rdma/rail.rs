@@ -31,6 +31,7 @@ pub struct Rail {
     numa_node: Option<u32>,
     gigabits: u32,
     gid_index: u8,
+    mtu: u32,
     limits: Limits,
 }
 
@@ -85,6 +86,11 @@ impl Rail {
     /// Which entry of its GID table it uses.
     pub fn gid_index(&self) -> u8 {
         self.gid_index
+    }
+
+    /// The path MTU in bytes that it asked for when it was opened: the port's, or less if set so.
+    pub fn mtu(&self) -> u32 {
+        self.mtu
     }
 
     /// False once the device has failed: its lanes are closed, and others will not work either.
@@ -149,10 +155,9 @@ impl Rail {
             ));
         }
         let gid = self.device.gid(self.port, u32::from(self.gid_index))?;
-        let active = mtu_bytes(port.active_mtu);
         Ok(PortState {
             lid: port.lid,
-            mtu: self.options.mtu.map_or(active, |asked| asked.min(active)),
+            mtu: path_mtu(&port, &self.options),
             gid: gid.gid.0,
             is_ethernet: port.link_layer == sys::LINK_LAYER_ETHERNET,
         })
@@ -274,8 +279,14 @@ fn open_rail(
         numa_node: numa_node(name),
         gigabits: gigabits(port.active_width, port.active_speed),
         gid_index,
+        mtu: path_mtu(&port, options),
         limits,
     })
+}
+
+fn path_mtu(port: &sys::PortAttr, options: &RdmaOptions) -> u32 {
+    let active = mtu_bytes(port.active_mtu);
+    options.mtu.map_or(active, |asked| asked.min(active))
 }
 
 fn limits(device: &sys::DeviceAttr, port: &sys::PortAttr, options: &RdmaOptions) -> Limits {

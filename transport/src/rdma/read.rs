@@ -35,7 +35,8 @@ pub(super) fn start(
 }
 
 fn submit(open: &Arc<Open>, batch: &Arc<Batch<Checksum>>, group: Vec<Read>, deadline: Instant) {
-    let ends = open.next_end();
+    let memory = group.first().and_then(|read| read.into.first());
+    let ends = open.end_near(memory);
     let mut transfers = Vec::with_capacity(group.len());
     let mut flying = Vec::with_capacity(group.len());
     for read in group {

@@ -64,7 +64,8 @@ fn begun(
 }
 
 fn submit(open: &Arc<Open>, batch: &Arc<Batch<Checksum>>, group: Vec<Item>, deadline: Instant) {
-    let ends = open.next_end();
+    let memory = group.first().and_then(|(_, write)| write.from.first());
+    let ends = open.end_near(memory);
     let mut transfers = Vec::with_capacity(group.len());
     let mut flying = Vec::with_capacity(group.len());
     let mut given_up = Vec::new();

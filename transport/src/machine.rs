@@ -1,14 +1,15 @@
 //! Which machine this is.
 
-use crate::errors::ConnectError;
 use kvpool_types::HostId;
+use std::io;
 
 /// The boot id of the machine: two processes with the same one may share memory.
-pub(crate) fn host_id() -> Result<HostId, ConnectError> {
+pub fn host_id() -> io::Result<HostId> {
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(PATH)
-        .map_err(|error| ConnectError::NoHostId(format!("{PATH}: {error}")))?;
-    parse(&text).ok_or_else(|| ConnectError::NoHostId(format!("{PATH} holds no UUID: {text:?}")))
+        .map_err(|error| io::Error::new(error.kind(), format!("{PATH}: {error}")))?;
+    let no_uuid = || io::Error::other(format!("{PATH} holds no UUID: {text:?}"));
+    parse(&text).ok_or_else(no_uuid)
 }
 
 /// The id that a UUID's 32 hex digits stand for, read as one number.

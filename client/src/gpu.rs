@@ -1,0 +1,352 @@
+//! Blocks put from and got into GPU memory.
+//!
+//! ```text
+//!  put   device memory ─copy out─► staging (pinned) ─► put
+//!  get   device memory ◄─copy in── staging (pinned) ◄─ get, verified
+//! ```
+//!
+//! A batch is cut into groups of blocks, each of which has a piece of staging memory of its own, so that
+//! the copies of one group go on while another's bytes are on their way. How much is staged at a time is
+//! bounded, over all calls of a client.
+
+mod staging;
+
+use crate::Client;
+use crate::api::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions};
+use crate::clock::Deadline;
+use crate::errors::{GetError, PutError};
+use futures::StreamExt;
+use futures::stream;
+use kvpool_transport::gpu::{self, CopyEngine, Device, DeviceRange, GpuError};
+use kvpool_types::{Code, Length, Offset};
+use std::sync::Arc;
+
+use staging::NotStaged;
+pub(crate) use staging::Staging;
+
+/// A range of a GPU's memory that blocks are put from and got into.
+#[derive(Clone, Debug)]
+pub struct GpuBuffer {
+    range: DeviceRange,
+    device: Device,
+    staging: Arc<Staging>,
+}
+
+/// A part of a registered range.
+#[derive(Clone, Debug)]
+pub struct GpuSlice {
+    range: DeviceRange,
+    buffer: GpuBuffer,
+}
+
+impl GpuBuffer {
+    /// The whole range.
+    pub fn whole(&self) -> GpuSlice {
+        GpuSlice {
+            range: self.range,
+            buffer: self.clone(),
+        }
+    }
+
+    /// A part of it; `None` when it does not lie inside.
+    pub fn slice(&self, from: Offset, length: Length) -> Option<GpuSlice> {
+        let range = self.range.slice(from, length)?;
+        Some(GpuSlice {
+            range,
+            buffer: self.clone(),
+        })
+    }
+}
+
+impl GpuSlice {
+    /// The slice's length in bytes.
+    pub const fn length(&self) -> Length {
+        self.range.length
+    }
+}
+
+impl Client {
+    /// Registers `length` bytes of device memory at `address`, allocated by any of CUDA's allocators, for
+    /// [`Client::batch_put_gpu`] and [`Client::batch_get_gpu`]. The memory must stay allocated while the
+    /// calls that use it run, and when the future of one is dropped, until its timeout has passed.
+    ///
+    /// [`GpuError::Unavailable`] on a host without a GPU.
+    pub fn register_gpu_buffer(&self, address: u64, length: Length) -> Result<GpuBuffer, GpuError> {
+        self.register_on(gpu::open()?, DeviceRange { address, length })
+    }
+
+    /// The same, on GPUs that are reached in another way than through CUDA's driver.
+    pub(crate) fn register_on(
+        &self,
+        engine: Arc<dyn CopyEngine>,
+        range: DeviceRange,
+    ) -> Result<GpuBuffer, GpuError> {
+        let device = engine.device_of(range)?;
+        let staging = self.inner.staging.get_or_init(|| {
+            let fabric = self.inner.rdma.clone();
+            Arc::new(Staging::new(engine, self.inner.options.gpu_staging, fabric))
+        });
+        Ok(GpuBuffer {
+            range,
+            device,
+            staging: Arc::clone(staging),
+        })
+    }
+
+    /// [`Client::batch_put`] from GPU memory. Kernels that write the buffers must have ended: the copies
+    /// are not ordered with the caller's streams.
+    pub async fn batch_put_gpu(
+        &self,
+        blocks: Vec<PutBlock<GpuSlice>>,
+        options: &PutOptions,
+    ) -> Vec<Result<Put, PutError>> {
+        let timeout = options.timeout.unwrap_or(self.inner.options.timeouts.put);
+        let deadline = Deadline::after(timeout);
+        let groups = groups(blocks, |block| &block.buffers);
+        let puts = groups.into_iter().map(async |group| {
+            let count = group.blocks.len();
+            match self.put_group(group, options, deadline).await {
+                Ok(outcomes) => outcomes,
+                Err(NotStaged { code, message }) => {
+                    vec![Err(PutError::Failed { code, message }); count]
+                }
+            }
+        });
+        in_turn(puts).await
+    }
+
+    /// [`Client::batch_get`] into GPU memory: every byte that arrives there has been verified. Kernels
+    /// that are started after the return see them.
+    pub async fn batch_get_gpu(
+        &self,
+        blocks: Vec<GetBlock<GpuSlice>>,
+        options: &GetOptions,
+    ) -> Vec<Result<Lookup, GetError>> {
+        let timeout = options.timeout.unwrap_or(self.inner.options.timeouts.get);
+        let deadline = Deadline::after(timeout);
+        let groups = groups(blocks, |block| &block.buffers);
+        let gets = groups.into_iter().map(async |group| {
+            let count = group.blocks.len();
+            match self.get_group(group, options, deadline).await {
+                Ok(outcomes) => outcomes,
+                Err(NotStaged { code, message }) => {
+                    vec![Err(GetError::Failed { code, message }); count]
+                }
+            }
+        });
+        in_turn(gets).await
+    }
+
+    async fn put_group(
+        &self,
+        group: Group<PutBlock<GpuSlice>>,
+        options: &PutOptions,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Put, PutError>>, NotStaged> {
+        let Place::On(GpuBuffer {
+            device, staging, ..
+        }) = &group.place
+        else {
+            group.place.check()?;
+            // Nothing to copy: what is wrong with such blocks is for the put to say.
+            let empty = group.blocks.into_iter().map(|block| PutBlock {
+                key: block.key,
+                parent: block.parent,
+                buffers: Vec::new(),
+            });
+            return Ok(self.batch_put(empty.collect(), options).await);
+        };
+        let staged = staging.take(*device, group.length, deadline).await?;
+        let mut host = Vec::with_capacity(group.blocks.len());
+        let mut copies = Vec::with_capacity(group.blocks.len());
+        for (block, from) in group.blocks.into_iter().zip(group.offsets) {
+            let (ranges, length) = ranges(&block.buffers);
+            let part = staged.part(from, length)?;
+            copies.push((ranges, part.clone()));
+            host.push(PutBlock {
+                key: block.key,
+                parent: block.parent,
+                buffers: vec![part],
+            });
+        }
+        let copy = move |engine: &dyn CopyEngine, device| {
+            copies
+                .iter()
+                .try_for_each(|(ranges, part)| engine.copy_out(device, ranges, part))
+        };
+        staged.copy(copy, deadline).await?;
+        let options = PutOptions {
+            timeout: Some(deadline.left()),
+            ..options.clone()
+        };
+        Ok(self.batch_put(host, &options).await)
+    }
+
+    async fn get_group(
+        &self,
+        group: Group<GetBlock<GpuSlice>>,
+        options: &GetOptions,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Lookup, GetError>>, NotStaged> {
+        let Place::On(GpuBuffer {
+            device, staging, ..
+        }) = &group.place
+        else {
+            group.place.check()?;
+            let empty = group.blocks.into_iter().map(|block| GetBlock {
+                key: block.key,
+                buffers: Vec::new(),
+            });
+            return Ok(self.batch_get(empty.collect(), options).await);
+        };
+        let staged = staging.take(*device, group.length, deadline).await?;
+        let mut host = Vec::with_capacity(group.blocks.len());
+        let mut targets = Vec::with_capacity(group.blocks.len());
+        for (block, from) in group.blocks.into_iter().zip(group.offsets) {
+            let (ranges, length) = ranges(&block.buffers);
+            let part = staged.part(from, length)?;
+            targets.push((ranges, part.clone()));
+            host.push(GetBlock {
+                key: block.key,
+                buffers: vec![part],
+            });
+        }
+        let within = GetOptions {
+            timeout: Some(deadline.left()),
+            ..options.clone()
+        };
+        let mut outcomes = self.batch_get(host, &within).await;
+        let hits = outcomes
+            .iter()
+            .zip(targets)
+            .filter_map(|(outcome, (ranges, part))| {
+                let Ok(Lookup::Hit { length, .. }) = outcome else {
+                    return None;
+                };
+                Some((ranges, part.slice(Offset(0), *length)?))
+            });
+        let hits: Vec<_> = hits.collect();
+        let copy = move |engine: &dyn CopyEngine, device| {
+            hits.iter()
+                .try_for_each(|(ranges, bytes)| engine.copy_in(device, bytes, ranges))
+        };
+        if let Err(NotStaged { code, message }) = staged.copy(copy, deadline).await {
+            for outcome in &mut outcomes {
+                if matches!(outcome, Ok(Lookup::Hit { .. })) {
+                    let message = message.clone();
+                    *outcome = Err(GetError::Failed { code, message });
+                }
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+/// Blocks that are staged together.
+struct Group<T> {
+    place: Place,
+    blocks: Vec<T>,
+    /// Where each one's bytes begin in the staging memory.
+    offsets: Vec<Offset>,
+    length: Length,
+}
+
+/// Where a block's buffers lie.
+enum Place {
+    /// There are none.
+    Nowhere,
+    /// On the GPU of this buffer, which is one of them.
+    On(GpuBuffer),
+    /// On several GPUs.
+    Several,
+}
+
+impl Place {
+    fn of(slices: &[GpuSlice]) -> Self {
+        let Some(first) = slices.first() else {
+            return Self::Nowhere;
+        };
+        let mut others = slices.iter().map(|slice| slice.buffer.device);
+        if others.all(|device| device == first.buffer.device) {
+            Self::On(first.buffer.clone())
+        } else {
+            Self::Several
+        }
+    }
+
+    /// Whether blocks here and there can be staged together.
+    fn goes_with(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::On(one), Self::On(other)) => one.device == other.device,
+            (Self::Nowhere, Self::Nowhere) => true,
+            _ => false,
+        }
+    }
+
+    /// About how much is staged together here.
+    fn limit(&self) -> u64 {
+        match self {
+            Self::On(buffer) => GROUP.min(buffer.staging.budget().0 / 4),
+            Self::Nowhere | Self::Several => GROUP,
+        }
+    }
+
+    fn check(&self) -> Result<(), NotStaged> {
+        if matches!(self, Self::Several) {
+            return Err(NotStaged {
+                code: Code::InvalidArgument,
+                message: "the buffers of one block lie on several GPUs".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// How many groups of one batch are worked on at a time: one is copied while another is transferred.
+const AT_ONCE: usize = 3;
+/// About how much is staged together, where the staging memory has room for several such: enough to keep a
+/// copy engine and a network port at their full speed.
+const GROUP: u64 = 16 << 20;
+/// Where blocks begin in staging memory.
+const ALIGNMENT: u64 = 4096;
+
+/// Cuts a batch, in order. What cannot be staged together is not: a block that is at fault is alone.
+fn groups<T>(blocks: Vec<T>, buffers: impl Fn(&T) -> &Vec<GpuSlice>) -> Vec<Group<T>> {
+    let mut groups: Vec<Group<T>> = Vec::new();
+    for block in blocks {
+        let slices = buffers(&block);
+        let place = Place::of(slices);
+        let length: u64 = slices.iter().map(|slice| slice.length().0).sum();
+        let joins = |group: &Group<T>| {
+            group.place.goes_with(&place)
+                && group.length.0.saturating_add(length) <= group.place.limit()
+        };
+        if !groups.last().is_some_and(joins) {
+            groups.push(Group {
+                place,
+                blocks: Vec::new(),
+                offsets: Vec::new(),
+                length: Length(0),
+            });
+        }
+        if let Some(group) = groups.last_mut() {
+            group.offsets.push(Offset(group.length.0));
+            let end = group.length.0.saturating_add(length);
+            group.length = Length(end.next_multiple_of(ALIGNMENT));
+            group.blocks.push(block);
+        }
+    }
+    groups
+}
+
+/// The ranges of a block and their total length.
+fn ranges(slices: &[GpuSlice]) -> (Vec<DeviceRange>, Length) {
+    let length = slices.iter().map(|slice| slice.length().0).sum();
+    let ranges = slices.iter().map(|slice| slice.range);
+    (ranges.collect(), Length(length))
+}
+
+async fn in_turn<T, F: Future<Output = Vec<T>>>(groups: impl Iterator<Item = F>) -> Vec<T> {
+    let outcomes = stream::iter(groups).buffered(AT_ONCE);
+    outcomes.concat().await
+}

@@ -1,0 +1,246 @@
+//! Pinned host memory that blocks of a GPU pass through: bounded, and used again.
+
+use crate::clock::Deadline;
+use kvpool_transport::gpu::{CopyEngine, Device, GpuError};
+use kvpool_transport::rdma::{Fabric, RegisteredBuffer};
+use kvpool_transport::{Region, Slice};
+use kvpool_types::{Code, Length, Offset};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// The unit that the budget is counted in.
+const PAGE: u64 = 4096;
+/// The smallest piece: allocating pinned memory is slow, so small pieces are not worth having.
+const SMALLEST: u64 = 1 << 20;
+
+/// The staging memory of a client.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    engine: Arc<dyn CopyEngine>,
+    budget: Length,
+    /// What may still be taken, in pages.
+    room: Arc<Semaphore>,
+    pieces: Mutex<Pieces>,
+    /// The RDMA ports that pieces are registered with, once each.
+    fabric: Option<Arc<Fabric>>,
+}
+
+#[derive(Debug, Default)]
+struct Pieces {
+    /// What nobody uses at present.
+    idle: Vec<Piece>,
+    /// The length of all there are.
+    allocated: u64,
+}
+
+#[derive(Debug)]
+struct Piece {
+    memory: Region,
+    _with_ports: RegisteredBuffer,
+}
+
+/// A piece in use: by its taker, by copies, and by transfers, which may outlive the call that made them.
+pub(super) struct Staged {
+    taken: Arc<Taken>,
+}
+
+/// Counted by all who use the piece; with the last of them it goes back.
+struct Taken {
+    piece: Option<Piece>,
+    device: Device,
+    staging: Arc<Staging>,
+    _room: OwnedSemaphorePermit,
+}
+
+/// Why blocks were not staged.
+#[derive(Clone, Debug)]
+pub(super) struct NotStaged {
+    pub(super) code: Code,
+    pub(super) message: String,
+}
+
+impl Staging {
+    /// Staging memory of at most `budget` at a time.
+    pub(crate) fn new(
+        engine: Arc<dyn CopyEngine>,
+        budget: Length,
+        fabric: Option<Arc<Fabric>>,
+    ) -> Self {
+        let pages = usize::try_from(budget.0 / PAGE).unwrap_or(usize::MAX);
+        Self {
+            engine,
+            budget,
+            room: Arc::new(Semaphore::new(pages.min(Semaphore::MAX_PERMITS))),
+            pieces: Mutex::default(),
+            fabric,
+        }
+    }
+
+    /// How much may be in use at a time.
+    pub(super) const fn budget(&self) -> Length {
+        self.budget
+    }
+
+    /// Takes a piece of at least `length` bytes; waits until `deadline` for others to give theirs back.
+    pub(super) async fn take(
+        self: &Arc<Self>,
+        device: Device,
+        length: Length,
+        deadline: Deadline,
+    ) -> Result<Staged, NotStaged> {
+        let wanted = length.0.max(SMALLEST).checked_next_power_of_two();
+        // A block over half the budget is not rounded up beyond it.
+        let wanted = wanted.unwrap_or(u64::MAX).min(self.budget.0.max(length.0));
+        let pages = u32::try_from(wanted.div_ceil(PAGE)).unwrap_or(u32::MAX);
+        if wanted > self.budget.0 {
+            return Err(NotStaged {
+                code: Code::TooLarge,
+                message: format!(
+                    "a block of {length} bytes is over the staging memory for GPUs, {}",
+                    self.budget
+                ),
+            });
+        }
+        let waiting = Arc::clone(&self.room).acquire_many_owned(pages);
+        let room = deadline.run(waiting).await.map_err(|_| NotStaged {
+            code: Code::DeadlineExceeded,
+            message: "no staging memory for a GPU's blocks became free in time".to_owned(),
+        })?;
+        let Ok(room) = room else {
+            unreachable!("invariant: the semaphore is never closed")
+        };
+        let found = self.pieces.lock().find(wanted);
+        let piece = match found {
+            Some(piece) => piece,
+            None => {
+                let staging = Arc::clone(self);
+                let allocate = move || staging.allocate(device, wanted);
+                let allocated = tokio::task::spawn_blocking(allocate).await;
+                allocated.unwrap_or_else(|error| Err(panicked(&error)))?
+            }
+        };
+        Ok(Staged {
+            taken: Arc::new(Taken {
+                piece: Some(piece),
+                device,
+                staging: Arc::clone(self),
+                _room: room,
+            }),
+        })
+    }
+
+    fn allocate(&self, device: Device, length: u64) -> Result<Piece, NotStaged> {
+        // Whoever allocates has room for it, so dropping idle pieces is all it can take.
+        let dropped = self.pieces.lock().reserve(length, self.budget.0);
+        drop(dropped);
+        let allocated = self.allocate_now(device, Length(length));
+        if allocated.is_err() {
+            self.pieces.lock().allocated -= length;
+        }
+        allocated
+    }
+
+    fn allocate_now(&self, device: Device, length: Length) -> Result<Piece, NotStaged> {
+        let memory = self.engine.pinned(device, length)?;
+        let registered = self.fabric.as_ref().map(|fabric| {
+            let registered = fabric.register_buffer(&memory.whole());
+            registered.map_err(|error| NotStaged {
+                code: Code::Internal,
+                message: format!("staging memory cannot be registered for RDMA: {error}"),
+            })
+        });
+        Ok(Piece {
+            memory,
+            _with_ports: registered.transpose()?.unwrap_or_default(),
+        })
+    }
+}
+
+impl Pieces {
+    /// The smallest idle piece that is long enough.
+    fn find(&mut self, length: u64) -> Option<Piece> {
+        let long_enough = |piece: &&Piece| piece.memory.length().0 >= length;
+        let smallest = self.idle.iter().filter(long_enough);
+        let wanted = smallest.map(|piece| piece.memory.length()).min()?;
+        let at = self
+            .idle
+            .iter()
+            .position(|piece| piece.memory.length() == wanted)?;
+        Some(self.idle.swap_remove(at))
+    }
+
+    /// Counts a new piece, and gives the idle ones that it has no room beside.
+    fn reserve(&mut self, length: u64, budget: u64) -> Vec<Piece> {
+        let mut dropped = Vec::new();
+        while self.allocated + length > budget
+            && let Some(piece) = self.idle.pop()
+        {
+            self.allocated -= piece.memory.length().0;
+            dropped.push(piece);
+        }
+        self.allocated += length;
+        dropped
+    }
+}
+
+impl Staged {
+    /// A part of the piece, which is in use for as long as the part is.
+    pub(super) fn part(&self, from: Offset, length: Length) -> Result<Slice, NotStaged> {
+        let memory = self.taken.piece.as_ref().map(|piece| &piece.memory);
+        let part = memory.and_then(|memory| memory.slice(from, length));
+        let Some(part) = part else {
+            unreachable!("invariant: a group's blocks lie inside its length")
+        };
+        Ok(part.with_hook(Arc::clone(&self.taken) as Arc<_>))
+    }
+
+    /// Runs `copy` where blocking harms nobody, unless the deadline has passed, and awaits its end: after
+    /// the return nothing of the caller's is touched.
+    pub(super) async fn copy(
+        &self,
+        copy: impl FnOnce(&dyn CopyEngine, Device) -> Result<(), GpuError> + Send + 'static,
+        deadline: Deadline,
+    ) -> Result<(), NotStaged> {
+        let taken = Arc::clone(&self.taken);
+        let work = move || {
+            if deadline.has_passed() {
+                return Err(NotStaged {
+                    code: Code::DeadlineExceeded,
+                    message: "the time was over before the GPU's copy began".to_owned(),
+                });
+            }
+            copy(&*taken.staging.engine, taken.device).map_err(NotStaged::from)
+        };
+        let copied = tokio::task::spawn_blocking(work).await;
+        copied.unwrap_or_else(|error| Err(panicked(&error)))
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if let Some(piece) = self.piece.take() {
+            self.staging.pieces.lock().idle.push(piece);
+        }
+    }
+}
+
+impl From<GpuError> for NotStaged {
+    fn from(error: GpuError) -> Self {
+        let code = match &error {
+            GpuError::NotDeviceMemory(_) => Code::InvalidArgument,
+            _ => Code::Internal,
+        };
+        Self {
+            code,
+            message: error.to_string(),
+        }
+    }
+}
+
+fn panicked(error: &tokio::task::JoinError) -> NotStaged {
+    NotStaged {
+        code: Code::Internal,
+        message: format!("a copy of a GPU's memory failed: {error}"),
+    }
+}

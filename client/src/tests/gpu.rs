@@ -1,0 +1,323 @@
+//! Blocks of a GPU, on a device whose memory is this process's own: what is staged, how much at a time,
+//! and what a fault of the device does. The driver itself is tested where there is a GPU (`tests/gpu.rs`).
+
+use super::{block, get_one, key};
+use crate::fake::{Mode, Pool, pool_with};
+use crate::{GetBlock, GetError, GetOptions, GpuBuffer, Lookup, Put, PutBlock, PutOptions};
+use kvpool_transport::gpu::{CopyEngine, Device, DeviceRange, GpuError};
+use kvpool_transport::{Region, Slice};
+use kvpool_types::{Code, Length, Offset};
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const BASE: u64 = 0x7f00_0000_0000;
+const DEVICE_BYTES: usize = 64 << 20;
+const MIB: u64 = 1 << 20;
+
+/// Two GPUs, the second's memory right after the first's.
+#[derive(Debug)]
+struct Emulated {
+    memory: Mutex<Vec<u8>>,
+    /// How much pinned memory was ever allocated.
+    pinned: AtomicU64,
+    is_broken: AtomicBool,
+}
+
+impl Emulated {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            memory: Mutex::new(vec![0; 2 * DEVICE_BYTES]),
+            pinned: AtomicU64::new(0),
+            is_broken: AtomicBool::new(false),
+        })
+    }
+
+    fn fill(&self, at: u64, bytes: &[u8]) {
+        let from = usize::try_from(at).unwrap();
+        self.memory.lock()[from..from + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn bytes(&self, range: Range<u64>) -> Vec<u8> {
+        let range = usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap();
+        self.memory.lock()[range].to_vec()
+    }
+
+    fn check(&self) -> Result<(), GpuError> {
+        if self.is_broken.load(Relaxed) {
+            return Err(GpuError::Driver {
+                call: "copy",
+                reason: "the device is lost".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl CopyEngine for Emulated {
+    fn device_of(&self, range: DeviceRange) -> Result<Device, GpuError> {
+        let on = |address: u64| {
+            let at = address.checked_sub(BASE)? / DEVICE_BYTES as u64;
+            (at < 2).then(|| Device(u32::try_from(at).unwrap()))
+        };
+        let last = range
+            .address
+            .saturating_add(range.length.0.saturating_sub(1));
+        match (on(range.address), on(last)) {
+            (Some(first), Some(last)) if first == last && range.length.0 > 0 => Ok(first),
+            _ => Err(GpuError::NotDeviceMemory(range)),
+        }
+    }
+
+    fn pinned(&self, _: Device, length: Length) -> Result<Region, GpuError> {
+        self.pinned.fetch_add(length.0, Relaxed);
+        Ok(Region::allocate(length))
+    }
+
+    fn copy_out(&self, _: Device, from: &[DeviceRange], to: &Slice) -> Result<(), GpuError> {
+        self.check()?;
+        let mut at = 0;
+        for range in from {
+            let start = range.address - BASE;
+            to.write_at(Offset(at), &self.bytes(start..start + range.length.0));
+            at += range.length.0;
+        }
+        Ok(())
+    }
+
+    fn copy_in(&self, _: Device, from: &Slice, to: &[DeviceRange]) -> Result<(), GpuError> {
+        self.check()?;
+        let bytes = from.to_vec();
+        let mut rest = bytes.as_slice();
+        for range in to {
+            let (part, after) = rest.split_at(range.length.as_usize().min(rest.len()));
+            self.fill(range.address - BASE, part);
+            rest = after;
+        }
+        Ok(())
+    }
+}
+
+/// A pool, its GPUs, and a buffer over all of the first.
+async fn with_gpu(staging: u64) -> (Pool, Arc<Emulated>, GpuBuffer) {
+    let pool = pool_with(|options| options.gpu_staging = Length(staging)).await;
+    let gpus = Emulated::new();
+    let range = DeviceRange {
+        address: BASE,
+        length: Length(DEVICE_BYTES as u64),
+    };
+    let buffer = pool.client.register_on(gpus.clone(), range).unwrap();
+    (pool, gpus, buffer)
+}
+
+fn pattern(seed: u64, length: u64) -> Vec<u8> {
+    (0..length)
+        .map(|at| u8::try_from((at * 31 + seed * 7 + at / 251) % 256).unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn blocks_go_from_scattered_device_memory_to_scattered_device_memory() {
+    let (pool, gpus, buffer) = with_gpu(64 * MIB).await;
+    let bytes = pattern(1, 10_000);
+    gpus.fill(100, &bytes[..4_000]);
+    gpus.fill(9_000, &bytes[4_000..]);
+    let part = |from, length| buffer.slice(Offset(from), Length(length)).unwrap();
+    let put = PutBlock {
+        key: key("scattered"),
+        parent: None,
+        buffers: vec![part(100, 4_000), part(9_000, 6_000)],
+    };
+    let outcomes = pool
+        .client
+        .batch_put_gpu(vec![put], &PutOptions::default())
+        .await;
+    assert_eq!(outcomes, [Ok(Put::Stored { replicas: 1 })]);
+    // What the pool has is what any other client gets.
+    let (_, on_host) = get_one(&pool, "scattered", 10_000).await;
+    assert_eq!(on_host, bytes);
+
+    let get = GetBlock {
+        key: key("scattered"),
+        // Longer than the block: what lies beyond it stays as it was.
+        buffers: vec![part(50_000, 7_000), part(60_000, 7_000)],
+    };
+    gpus.fill(60_000, &[0xAA; 7_000]);
+    let outcomes = pool
+        .client
+        .batch_get_gpu(vec![get], &GetOptions::default())
+        .await;
+    assert!(outcomes[0].as_ref().unwrap().is_hit(), "{outcomes:?}");
+    assert_eq!(gpus.bytes(50_000..57_000), bytes[..7_000]);
+    assert_eq!(gpus.bytes(60_000..63_000), bytes[7_000..]);
+    assert_eq!(gpus.bytes(63_000..67_000), [0xAA; 4_000]);
+}
+
+#[tokio::test]
+async fn a_batch_larger_than_the_staging_memory_passes_through_it() {
+    let (pool, gpus, buffer) = with_gpu(4 * MIB).await;
+    let (put, got): (Vec<_>, Vec<_>) = (0..24)
+        .map(|at| {
+            gpus.fill(at * MIB, &pattern(at, MIB));
+            let name = key(&format!("large-{at}"));
+            let from = buffer.slice(Offset(at * MIB), Length(MIB)).unwrap();
+            let into = buffer.slice(Offset((24 + at) * MIB), Length(MIB)).unwrap();
+            (PutBlock::new(name.clone(), from), GetBlock::new(name, into))
+        })
+        .unzip();
+    let outcomes = pool.client.batch_put_gpu(put, &PutOptions::default()).await;
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    let outcomes = pool.client.batch_get_gpu(got, &GetOptions::default()).await;
+    for (at, outcome) in (0..).zip(&outcomes) {
+        assert!(outcome.as_ref().unwrap().is_hit(), "block {at}");
+        let bytes = gpus.bytes((24 + at) * MIB..(25 + at) * MIB);
+        assert_eq!(bytes, pattern(at, MIB), "block {at}");
+    }
+    let pinned = gpus.pinned.load(Relaxed);
+    assert!(pinned <= 4 * MIB, "{pinned} bytes were pinned");
+}
+
+#[tokio::test]
+async fn a_block_at_fault_never_fails_its_neighbours() {
+    let (pool, gpus, buffer) = with_gpu(4 * MIB).await;
+    gpus.fill(0, b"good");
+    let other = DeviceRange {
+        address: BASE + DEVICE_BYTES as u64,
+        length: Length(MIB),
+    };
+    let other = pool.client.register_on(gpus.clone(), other).unwrap();
+    let good = || buffer.slice(Offset(0), Length(4)).unwrap();
+    let blocks = vec![
+        PutBlock::new(key("first"), good()),
+        PutBlock {
+            key: key("on two devices"),
+            parent: None,
+            buffers: vec![good(), other.whole()],
+        },
+        PutBlock::new(
+            key("too large"),
+            buffer.slice(Offset(0), Length(5 * MIB)).unwrap(),
+        ),
+        PutBlock {
+            key: key("empty"),
+            parent: None,
+            buffers: Vec::new(),
+        },
+        PutBlock::new(key("last"), good()),
+        PutBlock::new(key("on the other"), other.whole()),
+    ];
+    let outcomes = pool
+        .client
+        .batch_put_gpu(blocks, &PutOptions::default())
+        .await;
+    let codes = outcomes.iter().map(|outcome| match outcome {
+        Ok(_) => Code::Ok,
+        Err(error) => error.code(),
+    });
+    let codes: Vec<_> = codes.collect();
+    let expected = [
+        Code::Ok,
+        Code::InvalidArgument,
+        Code::TooLarge,
+        Code::InvalidArgument,
+        Code::Ok,
+        Code::Ok,
+    ];
+    assert_eq!(codes, expected, "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn what_is_not_device_memory_is_refused() {
+    let (pool, gpus, _) = with_gpu(4 * MIB).await;
+    for (address, length) in [
+        (0, 4),
+        (BASE - 1, 4),
+        (BASE, 0),
+        (BASE + DEVICE_BYTES as u64 - 2, 4),
+        (u64::MAX - 1, 1),
+    ] {
+        let range = DeviceRange {
+            address,
+            length: Length(length),
+        };
+        let refused = pool.client.register_on(gpus.clone(), range).unwrap_err();
+        assert_eq!(refused, GpuError::NotDeviceMemory(range));
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_fails_is_an_error_and_stores_nothing() {
+    let (pool, gpus, buffer) = with_gpu(4 * MIB).await;
+    let slice = || buffer.slice(Offset(0), Length(8)).unwrap();
+    gpus.is_broken.store(true, Relaxed);
+    let put = vec![PutBlock::new(key("lost"), slice())];
+    let outcomes = pool.client.batch_put_gpu(put, &PutOptions::default()).await;
+    let error = outcomes[0].as_ref().unwrap_err();
+    assert!(error.to_string().contains("the device is lost"), "{error}");
+    assert_eq!(get_one(&pool, "lost", 8).await.0, Ok(Lookup::Miss));
+
+    let stored = vec![block("kept", b"12345678")];
+    let stored = pool.client.batch_put(stored, &PutOptions::default()).await;
+    assert!(stored[0].is_ok(), "{stored:?}");
+    let gets = vec![
+        GetBlock::new(key("kept"), slice()),
+        GetBlock::new(key("lost"), slice()),
+    ];
+    let outcomes = pool
+        .client
+        .batch_get_gpu(gets, &GetOptions::default())
+        .await;
+    assert!(
+        matches!(outcomes[0], Err(GetError::Failed { .. })),
+        "{outcomes:?}"
+    );
+    assert_eq!(outcomes[1], Ok(Lookup::Miss));
+    // Nothing of it is kept from working again.
+    gpus.is_broken.store(false, Relaxed);
+    let gets = vec![GetBlock::new(key("kept"), slice())];
+    let outcomes = pool
+        .client
+        .batch_get_gpu(gets, &GetOptions::default())
+        .await;
+    assert!(outcomes[0].as_ref().unwrap().is_hit());
+    assert_eq!(gpus.bytes(0..8), b"12345678");
+}
+
+/// The staging memory of a call goes back only when nothing touches it any more.
+#[tokio::test]
+async fn staging_memory_that_a_slow_transfer_holds_is_not_used_again() {
+    let (pool, gpus, buffer) = with_gpu(MIB).await;
+    gpus.fill(0, &[1; 16]);
+    let slice = || buffer.slice(Offset(0), Length(16)).unwrap();
+    let put = |name: &str| vec![PutBlock::new(key(name), slice())];
+    for node in [1, 2] {
+        pool.nodes.set(node, Mode::Hangs);
+    }
+    let options = PutOptions {
+        timeout: Some(Duration::from_millis(200)),
+        ..PutOptions::default()
+    };
+    // All of the staging memory is with the first, whose transfer hangs.
+    let first = pool.client.batch_put_gpu(put("hangs"), &options);
+    let begun = Instant::now();
+    let second = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        pool.client.batch_put_gpu(put("waits"), &options).await
+    };
+    let (first, second) = tokio::join!(first, second);
+    assert_eq!(
+        first[0].as_ref().unwrap_err().code(),
+        Code::DeadlineExceeded
+    );
+    assert_eq!(
+        second[0].as_ref().unwrap_err().code(),
+        Code::DeadlineExceeded
+    );
+    assert!(
+        begun.elapsed() < Duration::from_millis(800),
+        "{:?}",
+        begun.elapsed()
+    );
+}

@@ -1,0 +1,68 @@
+"""Where an engine listens, and its settings."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import math
+import os
+import socket
+
+from kvpool._native import PeerEngine
+
+DEFAULT_TIMEOUT = 30.0
+"""How long a transfer may take, in seconds."""
+
+
+def timeout_setting() -> float:
+    """How long a transfer may take, in seconds. Raises ValueError for a setting that is no time."""
+    text = os.environ.get("KVPOOL_ENGINE_TIMEOUT", "")
+    if not text:
+        return DEFAULT_TIMEOUT
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"KVPOOL_ENGINE_TIMEOUT={text} is no time in seconds")
+    return seconds
+
+
+def split(local_hostname: str) -> tuple[str, int]:
+    """The host and the port, 0 when none is given. Raises ValueError."""
+    host, port = local_hostname, ""
+    if local_hostname.startswith("["):
+        host, _, port = local_hostname[1:].partition("]")
+        port = port.removeprefix(":")
+    elif local_hostname.count(":") == 1:
+        host, _, port = local_hostname.partition(":")
+    if not host:
+        raise ValueError(f"local_hostname {local_hostname!r} names no host")
+    if port and not (port.isdecimal() and int(port) < 65536):
+        raise ValueError(f"local_hostname {local_hostname!r} names no port")
+    return host, int(port or 0)
+
+
+def serve(host: str, port: int, secret: str, any_port: bool) -> tuple[PeerEngine, str]:
+    """Listens where the host's name leads, else on all interfaces; the engine and where it listens.
+
+    Raises OSError when it cannot.
+    """
+    ports = [port, 0] if any_port and port else [port]
+    tries = [(host, number) for number in ports]
+    # Elsewhere the host's address may be one that is translated; this machine's own never is, and who
+    # names it does not mean to be reached from others.
+    if not is_loopback(host):
+        tries += [("::" if ":" in host else "0.0.0.0", number) for number in ports]
+    last: OSError = OSError("no address")
+    for bind, number in tries:
+        try:
+            return PeerEngine(bind, number, host, secret), bind
+        except OSError as error:
+            last = error
+    raise last
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host can be reached from this machine only."""
+    with contextlib.suppress(OSError, ValueError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)
+    return False

@@ -1,0 +1,7 @@
+"""The commands that deployments of Mooncake Store start, in front of kvpool's own.
+
+- `master`: mooncake_master, in front of kvmaster
+- `client`: mooncake_client, in front of kvstore-node
+- `http_metadata_server`: mooncake_http_metadata_server
+- `flags`: their command lines; `programs`: finding and running kvpool's commands; `web`, `metadata`: HTTP
+"""

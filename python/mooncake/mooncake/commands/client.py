@@ -1,0 +1,136 @@
+"""mooncake_client: kvstore-node, started with the original's flags.
+
+It becomes kvstore-node. What follows `--` goes to kvstore-node as it is, for instance
+`-- --shm-path=/run/kvpool.sock`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import socket
+import sys
+
+from mooncake.commands import flags
+from mooncake.commands.flags import CommandLine, Flag, UsageError
+from mooncake.commands.programs import NotFound, find
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+FLAGS = (
+    Flag("host", "0.0.0.0", "This host's name or address, as others reach it"),
+    Flag("port", 50052, "Serve blocks at this port"),
+    Flag("global_segment_size", "4 GB", "Contribute so much memory (units of 1024)"),
+    Flag("master_server_address", "127.0.0.1:50051", "The master: host:port, or etcd://host:port;host:port"),
+    Flag("protocol", "tcp", "tcp, or rdma to serve over RDMA too where there is a device"),
+    Flag("device_names", "", "Serve over these RDMA devices, separated by commas"),
+    Flag("device_name", "", "The same by another name"),
+    Flag("metadata_server", "P2PHANDSHAKE", "", "kvpool asks no metadata server"),
+    Flag("local_buffer_size", "", "", "kvstore-node needs no buffer"),
+    Flag("threads", 0, "", "kvstore-node sizes its threads by itself"),
+    Flag("http_port", 0, "", "kvstore-node's own HTTP port is logged; -- --http-listen=HOST:PORT sets it"),
+    Flag("enable_offload", False, "", "kvstore-node serves memory"),
+    Flag("logtostderr", True, "", "kvstore-node logs to stderr; RUST_LOG sets how much"),
+    Flag("minloglevel", 0, "", "kvstore-node logs to stderr; RUST_LOG sets how much"),
+    Flag("v", 0, "", "kvstore-node logs to stderr; RUST_LOG sets how much"),
+)
+
+
+def size(text: str) -> int:
+    """Bytes of "4 GB", "512MiB" or "1024". Raises UsageError."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kmgt])i?)?b?\s*", text.lower())
+    if match is None:
+        raise UsageError(f"--global_segment_size={text} is no size")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def node_args(line: CommandLine) -> list[tuple[str, str]]:
+    """What kvstore-node is told, each with the flags that it comes from. Raises UsageError."""
+    host, port = line.text("host"), line.port("port")
+    told: list[tuple[str, str]] = []
+    bare = host.strip("[]")
+    advertised: str | None = bare
+    listen = "0.0.0.0"
+    # A name leads others here, and may lead elsewhere from here: only an address is listened at.
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(bare)
+        listen = f"[{bare}]" if address.version == 6 else bare
+        if address.is_unspecified:
+            advertised = _own_address(line)
+        elif address.is_loopback:
+            advertised = None
+    told.append((f"--listen={listen}:{port}", "--host --port"))
+    if advertised is not None and not _says(line, "--advertise"):
+        told.append((f"--advertise={advertised}", "--host"))
+    told.append((f"--segment={size(line.text('global_segment_size'))}", "--global_segment_size"))
+    told.append((f"--master={_master(line)}", "--master_server_address"))
+    protocol = line.text("protocol").lower()
+    devices = line.text("device_names") or line.text("device_name")
+    if protocol == "rdma":
+        names = [name.strip() for name in devices.split(",") if name.strip()]
+        told += [(f"--rdma-device={name}", "--device_names") for name in names]
+    elif protocol == "tcp":
+        told.append(("--no-rdma", "--protocol"))
+    else:
+        raise UsageError(f"--protocol={protocol} is neither tcp nor rdma")
+    if "KVSTORE_NODE_HTTP_LISTEN" not in os.environ and not _says(line, "--http-listen"):
+        told.append(("--http-listen=127.0.0.1:0", "(several nodes on one host)"))
+    return told
+
+
+def _own_address(line: CommandLine) -> str | None:
+    """The address that this host has for the master."""
+    first = re.split("[;,/]", _master(line).partition("://")[2])[0]
+    host, _, port = first.rpartition(":")
+    with contextlib.suppress(OSError, ValueError):
+        for family, kind, _, _, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+        ):
+            # Sends nothing: it only chooses a way there.
+            with socket.socket(family, kind) as way:
+                way.connect(address)
+                return str(way.getsockname()[0])
+    return None
+
+
+def _says(line: CommandLine, flag: str) -> bool:
+    return any(arg == flag or arg.startswith(f"{flag}=") for arg in line.rest)
+
+
+def _master(line: CommandLine) -> str:
+    master = line.text("master_server_address")
+    if master.startswith("etcd://"):
+        servers, _, cluster = master.removeprefix("etcd://").partition("/")
+        return f"etcd://{servers.replace(';', ',')}/{cluster or 'default'}"
+    return master if "://" in master else f"http://{master}"
+
+
+def serve(line: CommandLine, log: logging.Logger) -> int:
+    """Becomes kvstore-node; returns only when it cannot."""
+    told = node_args(line)
+    try:
+        program = find("kvstore-node")
+    except NotFound as error:
+        log.error("%s", error)
+        return 1
+    for arg, come_from in told:
+        log.info("%s: kvstore-node %s", come_from, arg)
+    if line.rest:
+        log.info("kvstore-node %s", " ".join(line.rest))
+    try:
+        os.execv(program, ["kvstore-node", *(arg for arg, _ in told), *line.rest])
+    except OSError as error:
+        log.error("%s: %s", program, error)
+    return 1
+
+
+def main() -> None:
+    """The command."""
+    sys.exit(flags.run("mooncake_client", __doc__ or "", FLAGS, serve))
+
+
+if __name__ == "__main__":
+    main()

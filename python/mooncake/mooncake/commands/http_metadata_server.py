@@ -1,0 +1,48 @@
+"""mooncake_http_metadata_server: the HTTP metadata server by itself.
+
+kvpool asks no metadata server. This one is for deployments whose scripts start one and wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+
+from mooncake.commands import flags
+from mooncake.commands.flags import CommandLine, Flag
+from mooncake.commands.metadata import Metadata
+from mooncake.commands.web import Server
+
+FLAGS = (
+    Flag("host", "0.0.0.0", "Listen at this address"),
+    Flag("port", 8080, "Listen at this port"),
+)
+
+
+def serve(line: CommandLine, log: logging.Logger) -> int:
+    """Serves until a signal comes."""
+    host, port = line.text("host"), line.port("port")
+    try:
+        server = Server(host, port, Metadata().routes())
+    except OSError as error:
+        log.error("%s:%d: %s", host, port, error)
+        return 1
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stopping.set())
+    log.info("serving /metadata and /health at http://%s:%d", host, server.port)
+    server.start()
+    stopping.wait()
+    server.stop()
+    return 0
+
+
+def main() -> None:
+    """The command."""
+    sys.exit(flags.run("mooncake_http_metadata_server", __doc__ or "", FLAGS, serve))
+
+
+if __name__ == "__main__":
+    main()

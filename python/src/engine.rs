@@ -1,0 +1,424 @@
+//! What `mooncake.engine` is made of: this process's memory for its peers, and theirs for it.
+//!
+//! ```text
+//!  mooncake.engine.TransferEngine ──► PeerEngine ──► transport::peer::Endpoint
+//!                                        ├─ Memory   what is registered, by address
+//!                                        └─ Batches  what goes on in the background
+//! ```
+
+// UNSAFETY: passes addresses of a Python caller's on, as `loan` and `memory` do. That there is memory is
+// looked up first; that it stays while it is registered or lent is the caller's promise.
+#![allow(unsafe_code, reason = "a Python caller names memory by its address")]
+
+mod batches;
+mod mapped;
+
+use crate::loan::Loan;
+use crate::memory::Memory;
+use batches::{Batches, Status};
+use kvpool_transport::peer::{Endpoint, EndpointOptions, Move, Secret, Way};
+use kvpool_transport::rdma::RegisteredBuffer;
+use kvpool_transport::{Slice, TransferError};
+use kvpool_types::{Code, Offset};
+use mapped::{Use, is_mapped};
+use parking_lot::Mutex;
+use pyo3::exceptions::{
+    PyConnectionError, PyOSError, PyPermissionError, PyRuntimeError, PyTimeoutError, PyValueError,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a peer's transfer may stand still, and how long a range that is given back waits for one
+/// before it is broken off.
+const STALL: Duration = Duration::from_secs(10);
+/// How long closing waits for transfers that are under way.
+const END_GRACE: Duration = Duration::from_secs(2);
+/// The longest timeout, in seconds: what is longer is meant to be for ever, and nothing is.
+const MAX_TIMEOUT: f64 = 86_400.0;
+
+/// One session: memory of this process that peers may read and write, and transfers from and to theirs.
+///
+/// Addresses and lengths are in bytes, timeouts in seconds. Transfers raise TimeoutError at their deadline,
+/// ConnectionError when the peer cannot be reached or goes away, PermissionError without its secret,
+/// ValueError for memory that is not registered there or is none here.
+#[pyclass(frozen, module = "kvpool._native")]
+pub(crate) struct PeerEngine {
+    session: Mutex<Option<Arc<Session>>>,
+    /// Threads do not follow into a child that was made by fork.
+    process: u32,
+}
+
+struct Session {
+    // Dropped first: no peer touches memory any more once the rest goes.
+    endpoint: Endpoint,
+    memory: Memory,
+    batches: Batches,
+}
+
+/// A transfer as the caller asked for it.
+struct Asked {
+    target: String,
+    way: Way,
+    moves: Vec<Move>,
+    loan: Loan,
+    message: Option<Vec<u8>>,
+    deadline: Instant,
+}
+
+#[pymethods]
+impl PeerEngine {
+    /// Serves peers at `host` and `port`, 0 for any free one; `name` is for their logs. Peers must have the
+    /// same `secret`; with an empty one, whoever reaches the port may touch what is registered.
+    #[new]
+    fn new(py: Python<'_>, host: &str, port: u16, name: String, secret: &str) -> PyResult<Self> {
+        let endpoint = py.detach(|| {
+            let options = EndpointOptions {
+                name,
+                secret: Secret::new(secret),
+                stall: STALL,
+            };
+            Endpoint::start(TcpListener::bind((host, port))?, options)
+        })?;
+        let session = Session {
+            endpoint,
+            memory: Memory::default(),
+            batches: Batches::default(),
+        };
+        Ok(Self {
+            session: Mutex::new(Some(Arc::new(session))),
+            process: std::process::id(),
+        })
+    }
+
+    /// The port that peers connect to.
+    fn port(&self) -> PyResult<u16> {
+        Ok(self.session()?.endpoint.local_addr().port())
+    }
+
+    /// Lets peers read and write `length` bytes at `address` until `unregister`. Raises ValueError when
+    /// that is not memory of this process, or overlaps what is registered.
+    fn register(&self, py: Python<'_>, address: usize, length: u64) -> PyResult<()> {
+        let session = self.session()?;
+        py.detach(|| session.register(address, length))
+    }
+
+    /// Ends the registration of the range that begins at `address`, once no transfer touches it any more.
+    /// False when none begins there. Raises RuntimeError when a transfer does not let go of it.
+    fn unregister(&self, py: Python<'_>, address: usize) -> PyResult<bool> {
+        let session = self.session()?;
+        py.detach(|| {
+            let start = u64::try_from(address)?;
+            let withdrawn = session.endpoint.withdraw(start, STALL).map_err(fault)?;
+            let unregistered = session.memory.unregister(address).map_err(fault)?;
+            Ok(withdrawn || unregistered)
+        })
+    }
+
+    /// Moves bytes between this process and the peer at `target`, "host:port", and then leaves it
+    /// `message`, if there is one.
+    #[pyo3(signature = (target, write, addresses, remotes, lengths, timeout, message=None))]
+    #[allow(clippy::too_many_arguments, reason = "as the caller gives them")]
+    fn transfer(
+        &self,
+        py: Python<'_>,
+        target: String,
+        write: bool,
+        addresses: Vec<usize>,
+        remotes: Vec<u64>,
+        lengths: Vec<u64>,
+        timeout: f64,
+        message: Option<Vec<u8>>,
+    ) -> PyResult<()> {
+        let deadline = Instant::now() + seconds(timeout)?;
+        let session = self.session()?;
+        py.detach(|| {
+            let (moves, loan) = session.lend(write, &addresses, &remotes, &lengths)?;
+            let asked = Asked {
+                target,
+                way: way(write),
+                moves,
+                loan,
+                message,
+                deadline,
+            };
+            session.carry_out(asked).map_err(|error| raised(&error))
+        })
+    }
+
+    /// Like `transfer`, but goes on in the background; its number, which is never 0. The memory must stay
+    /// until `status` says that it has ended.
+    #[pyo3(signature = (target, write, addresses, remotes, lengths, timeout, message=None))]
+    #[allow(clippy::too_many_arguments, reason = "as the caller gives them")]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        target: String,
+        write: bool,
+        addresses: Vec<usize>,
+        remotes: Vec<u64>,
+        lengths: Vec<u64>,
+        timeout: f64,
+        message: Option<Vec<u8>>,
+    ) -> PyResult<u64> {
+        let deadline = Instant::now() + seconds(timeout)?;
+        let session = self.session()?;
+        py.detach(|| {
+            let (moves, loan) = session.lend(write, &addresses, &remotes, &lengths)?;
+            let asked = Asked {
+                target,
+                way: way(write),
+                moves,
+                loan,
+                message,
+                deadline,
+            };
+            let number = session.batches.begin();
+            let background = Arc::clone(&session);
+            session.endpoint.in_background(move || {
+                let outcome = background.carry_out(asked);
+                background.batches.end(number, outcome);
+            })?;
+            Ok(number)
+        })
+    }
+
+    /// How a submitted transfer stands: 1 done, 0 pending, -1 failed, -2 timed out; None for a number that
+    /// is not known, or was forgotten after thousands of later ones.
+    fn status(&self, number: u64) -> PyResult<Option<i32>> {
+        let status = self.session()?.batches.status(number);
+        Ok(status.as_ref().map(Status::number))
+    }
+
+    /// Waits until a submitted transfer has ended; like `status`.
+    fn wait(&self, py: Python<'_>, number: u64, timeout: f64) -> PyResult<Option<i32>> {
+        let deadline = Instant::now() + seconds(timeout)?;
+        let session = self.session()?;
+        let status = py.detach(|| session.batches.wait(number, deadline));
+        Ok(status.as_ref().map(Status::number))
+    }
+
+    /// Why a submitted transfer failed; None when it did not.
+    fn failure(&self, number: u64) -> PyResult<Option<String>> {
+        Ok(match self.session()?.batches.status(number) {
+            Some(Status::Ended(Err(error))) => Some(error.to_string()),
+            _ => None,
+        })
+    }
+
+    /// Takes the messages that peers have left, oldest first.
+    fn messages<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let messages = self.session()?.endpoint.messages().into_iter();
+        Ok(messages.map(|message| PyBytes::new(py, &message)).collect())
+    }
+
+    /// Where the memory begins that the peer registered first; None when it has registered none.
+    fn first_registered(
+        &self,
+        py: Python<'_>,
+        target: &str,
+        timeout: f64,
+    ) -> PyResult<Option<u64>> {
+        let deadline = Instant::now() + seconds(timeout)?;
+        let session = self.session()?;
+        py.detach(|| session.endpoint.first_exposed(target, deadline))
+            .map_err(|error| raised(&error))
+    }
+
+    /// Copies bytes to an address in this process. Raises ValueError when that is no memory.
+    fn write_bytes(&self, py: Python<'_>, address: usize, data: &[u8]) -> PyResult<()> {
+        let session = self.session()?;
+        py.detach(|| {
+            let loan = Loan::new();
+            let length = u64::try_from(data.len())?;
+            let memory = session.lend_one(&loan, address, length, Use::ReadWrite)?;
+            memory.write_at(Offset(0), data);
+            drop(memory);
+            loan.returned().map_err(fault)
+        })
+    }
+
+    /// Copies bytes from an address in this process. Raises ValueError when that is no memory.
+    fn read_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        address: usize,
+        length: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let session = self.session()?;
+        let bytes = py.detach(|| {
+            let loan = Loan::new();
+            let memory = session.lend_one(&loan, address, length, Use::Read)?;
+            let bytes = memory.to_vec();
+            drop(memory);
+            loan.returned().map_err(fault)?;
+            PyResult::Ok(bytes)
+        })?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Ends the session: peers touch nothing any more, and every other call raises RuntimeError. False when
+    /// a transfer still uses memory, which must not be freed then. Does nothing when it has ended.
+    fn close(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.end())
+    }
+}
+
+impl PeerEngine {
+    fn session(&self) -> PyResult<Arc<Session>> {
+        if self.process != std::process::id() {
+            return Err(PyRuntimeError::new_err(
+                "the engine belongs to the process that this one was forked from",
+            ));
+        }
+        let session = self.session.lock().clone();
+        session.ok_or_else(|| PyRuntimeError::new_err("the engine is closed"))
+    }
+
+    /// False when memory is still in use.
+    fn end(&self) -> bool {
+        let Some(session) = self.session.lock().take() else {
+            return true;
+        };
+        if self.process != std::process::id() {
+            // Its threads are the parent's: ending it would wait for them in vain.
+            std::mem::forget(session);
+            return true;
+        }
+        let withdrawn = session.endpoint.withdraw_all();
+        // Whoever else has the session is in the middle of a transfer, here or in the background.
+        let until = Instant::now() + END_GRACE;
+        while Arc::strong_count(&session) > 1 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        withdrawn && Arc::strong_count(&session) == 1
+    }
+}
+
+impl Drop for PeerEngine {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Session {
+    fn register(&self, address: usize, length: u64) -> PyResult<()> {
+        let start = u64::try_from(address)?;
+        if !is_mapped(start, length, Use::ReadWrite)? {
+            return Err(no_memory(address, length));
+        }
+        let expose = |memory: &Slice| {
+            let exposed = self.endpoint.expose(memory.clone());
+            // Peers reach it over TCP, which needs no port's registration.
+            exposed
+                .map(|()| RegisteredBuffer::default())
+                .map_err(std::io::Error::other)
+        };
+        // SAFETY: it is mapped for reading and writing, as was just looked up, and the caller keeps it
+        // until it is unregistered.
+        unsafe { self.memory.register(address, length, expose) }
+            .map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// The moves that a caller named, and what tells when their memory is free again.
+    fn lend(
+        &self,
+        write: bool,
+        addresses: &[usize],
+        remotes: &[u64],
+        lengths: &[u64],
+    ) -> PyResult<(Vec<Move>, Loan)> {
+        if addresses.len() != remotes.len() || addresses.len() != lengths.len() {
+            return Err(PyValueError::new_err(format!(
+                "{} addresses, {} peer addresses and {} lengths were given",
+                addresses.len(),
+                remotes.len(),
+                lengths.len()
+            )));
+        }
+        let how = if write { Use::Read } else { Use::ReadWrite };
+        let loan = Loan::new();
+        let ranges = addresses.iter().zip(remotes).zip(lengths);
+        let moves = ranges
+            .map(|((address, remote), length)| {
+                Ok(Move {
+                    local: self.lend_one(&loan, *address, *length, how)?,
+                    remote: *remote,
+                })
+            })
+            .collect::<PyResult<Vec<_>>>()?;
+        Ok((moves, loan))
+    }
+
+    fn lend_one(&self, loan: &Loan, address: usize, length: u64, how: Use) -> PyResult<Slice> {
+        let is_registered = self.memory.part(address, length).is_some();
+        if !is_registered && !is_mapped(u64::try_from(address)?, length, how)? {
+            return Err(no_memory(address, length));
+        }
+        // SAFETY: it is mapped in the way that the transfer uses it, as was looked up just now or when it
+        // was registered, and the caller keeps it until the call or the submitted transfer has ended.
+        unsafe { self.memory.lend(loan, address, length) }.ok_or_else(|| no_memory(address, length))
+    }
+
+    fn carry_out(&self, asked: Asked) -> Result<(), TransferError> {
+        let Asked {
+            target,
+            way,
+            moves,
+            loan,
+            message,
+            deadline,
+        } = asked;
+        let mut outcome = self.endpoint.transfer(&target, way, &moves, deadline);
+        drop(moves);
+        if let Err(error) = loan.returned() {
+            outcome = Err(TransferError {
+                code: Code::Internal,
+                message: error.to_string(),
+            });
+        }
+        outcome?;
+        match message {
+            Some(message) => self.endpoint.tell(&target, &message, deadline),
+            None => Ok(()),
+        }
+    }
+}
+
+fn way(write: bool) -> Way {
+    if write { Way::Write } else { Way::Read }
+}
+
+fn seconds(timeout: f64) -> PyResult<Duration> {
+    if timeout.is_nan() || timeout < 0.0 {
+        return Err(PyValueError::new_err(format!(
+            "a timeout of {timeout} s is none"
+        )));
+    }
+    Ok(Duration::from_secs_f64(timeout.min(MAX_TIMEOUT)))
+}
+
+fn no_memory(address: usize, length: u64) -> PyErr {
+    PyValueError::new_err(format!(
+        "{length} bytes at {address:#x} are not memory that this process can use so"
+    ))
+}
+
+fn fault(error: impl std::fmt::Display) -> PyErr {
+    PyRuntimeError::new_err(error.to_string())
+}
+
+fn raised(error: &TransferError) -> PyErr {
+    let message = error.to_string();
+    match error.code {
+        Code::DeadlineExceeded => PyTimeoutError::new_err(message),
+        Code::Unreachable | Code::WrongIncarnation | Code::Draining => {
+            PyConnectionError::new_err(message)
+        }
+        Code::GrantRefused => PyPermissionError::new_err(message),
+        Code::InvalidArgument | Code::OutOfRange | Code::TooLarge => PyValueError::new_err(message),
+        _ => PyOSError::new_err(message),
+    }
+}

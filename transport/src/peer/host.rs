@@ -1,0 +1,300 @@
+//! A process as its data port sees it: who may connect, and what of its memory may be touched.
+
+use super::exposed::{Exposed, Writers, Writing};
+use super::mailbox::{MAX_MESSAGE, Mailbox};
+use super::secret::Secret;
+use crate::checksum::{checksum, sum_shared};
+use crate::host::{Abort, Admission, Host, Peer, Refused, WriteGuard};
+use crate::memory::{Region, Slice};
+use crate::shm::board::Board;
+use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest, WrittenBlock};
+use kvpool_types::wire::frame;
+use kvpool_types::{
+    CHUNK, Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantId,
+    GrantSigner, HostId, Incarnation, Length, NodeName, Offset, SegmentId,
+};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+/// What peers name instead of a pool, so that a link that is meant for a store node is refused here, and
+/// the other way round.
+pub const CLUSTER: ClusterId = ClusterId(u128::from_le_bytes(*b"kvpool peer mem1"));
+/// The process's memory: an offset is an address.
+pub const MEMORY: SegmentId = SegmentId(0);
+/// What is written here is a message for the process.
+pub(super) const MAILBOX: SegmentId = SegmentId(1);
+/// Eight bytes that say where the first exposed range begins, 0 when there is none.
+pub(super) const INDEX: SegmentId = SegmentId(2);
+
+const ALGORITHM: ChecksumAlgorithm = ChecksumAlgorithm::Crc64Nvme;
+
+/// What peers can ask of this process.
+pub(super) struct PeerHost {
+    name: NodeName,
+    session: Incarnation,
+    secret: Secret,
+    signer: GrantSigner,
+    pub(super) exposed: Exposed,
+    pub(super) mailbox: Mailbox,
+}
+
+impl PeerHost {
+    /// A session with a new token.
+    pub(super) fn new(name: &str, secret: Secret) -> Self {
+        let session = Incarnation(rand::random());
+        Self {
+            name: NodeName(name.to_owned()),
+            session,
+            signer: secret.grant_key(session).signer(),
+            secret,
+            exposed: Exposed::default(),
+            mailbox: Mailbox::default(),
+        }
+    }
+
+    /// Where an extent of [`MEMORY`] is, and who writes there.
+    fn touch(&self, extent: &Extent) -> Result<(Slice, Arc<Writers>), Refused> {
+        if extent.segment != MEMORY {
+            return refuse(
+                Code::OutOfRange,
+                format!("there is no segment {}", extent.segment),
+            );
+        }
+        self.exposed
+            .part(extent.offset.0, extent.length)
+            .ok_or_else(|| Refused {
+                code: Code::OutOfRange,
+                message: format!(
+                    "{} bytes at {:#x} do not lie in registered memory",
+                    extent.length, extent.offset.0
+                ),
+            })
+    }
+
+    fn check_session(&self, session: Incarnation) -> Result<(), Refused> {
+        if session == self.session {
+            return Ok(());
+        }
+        refuse(
+            Code::WrongIncarnation,
+            "the request is for another session".to_owned(),
+        )
+    }
+
+    fn check_grant(&self, session: Incarnation, grant: &Grant) -> Result<(), Refused> {
+        self.check_session(session)?;
+        if self.signer.verify(self.session, grant) {
+            return Ok(());
+        }
+        refuse(
+            Code::GrantRefused,
+            "the write is not signed with the session's key".to_owned(),
+        )
+    }
+
+    /// Puts one small write into place, all of it or nothing.
+    fn place(&self, session: Incarnation, block: &WrittenBlock<'_>) -> Result<Code, Refused> {
+        self.check_grant(session, block.grant)?;
+        let came = block.bytes.chunks(Length(CHUNK).as_usize()).map(checksum);
+        if !came.eq(block.sums()) {
+            return Ok(Code::ChecksumMismatch);
+        }
+        if block.grant.extent.segment == MAILBOX {
+            return Ok(if block.bytes.len() as u64 > MAX_MESSAGE {
+                Code::TooLarge
+            } else {
+                self.mailbox.leave(block.bytes)
+            });
+        }
+        let (place, _) = self.touch(&block.grant.extent)?;
+        place.write_at(Offset(0), block.bytes);
+        Ok(Code::Ok)
+    }
+}
+
+fn refuse<T>(code: Code, message: String) -> Result<T, Refused> {
+    Err(Refused { code, message })
+}
+
+fn no_shm<T>() -> Result<T, Refused> {
+    refuse(
+        Code::InvalidArgument,
+        "peers reach memory over TCP only".to_owned(),
+    )
+}
+
+/// A receive into exposed memory.
+struct Receiving {
+    target: Slice,
+    _listed: Writing,
+}
+
+impl WriteGuard for Receiving {
+    fn target(&self) -> &Slice {
+        &self.target
+    }
+
+    fn finish(self: Box<Self>, sums: Vec<Checksum>) -> Code {
+        if sum_shared(&self.target).chunks == sums {
+            Code::Ok
+        } else {
+            Code::ChecksumMismatch
+        }
+    }
+}
+
+impl Host for PeerHost {
+    fn hello(&self, hello: &Hello) -> Result<HelloReply, Refused> {
+        if hello.min_version > frame::VERSION || hello.max_version < frame::MIN_VERSION {
+            return refuse(
+                Code::VersionMismatch,
+                format!(
+                    "the peer speaks versions {} to {}, this process {} to {}",
+                    hello.min_version,
+                    hello.max_version,
+                    frame::MIN_VERSION,
+                    frame::VERSION
+                ),
+            );
+        }
+        if hello.checksum_algorithm != ALGORITHM as u8 {
+            return refuse(
+                Code::VersionMismatch,
+                format!(
+                    "the peer uses checksum algorithm {}, this process {}",
+                    hello.checksum_algorithm, ALGORITHM as u8
+                ),
+            );
+        }
+        if hello.cluster != CLUSTER {
+            return refuse(
+                Code::WrongCluster,
+                "this port gives peers memory, it is no store node's".to_owned(),
+            );
+        }
+        // Before anything that tells of the session.
+        if !self.secret.accepts(hello.client, &hello.token) {
+            let message = if self.secret.is_none() {
+                "the peer has a secret, this process has none"
+            } else {
+                "the peer does not have this process's secret"
+            };
+            return refuse(Code::GrantRefused, message.to_owned());
+        }
+        if hello.incarnation != Incarnation(0) {
+            self.check_session(hello.incarnation)?;
+        }
+        Ok(HelloReply {
+            version: hello.max_version.min(frame::VERSION),
+            cluster: CLUSTER,
+            node: self.name.clone(),
+            incarnation: self.session,
+            host: HostId(0),
+            checksum_algorithm: ALGORITHM as u8,
+        })
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch(0)
+    }
+
+    /// Judges the whole extent, also where only a part of it is read: so a transfer that is cut into
+    /// pieces is refused as a whole.
+    fn admit_read(
+        &self,
+        _epoch: Epoch,
+        session: Incarnation,
+        item: &ReadItem,
+    ) -> Result<Slice, Refused> {
+        self.check_session(session)?;
+        let whole = if item.extent.segment == INDEX {
+            let first = self.exposed.first().unwrap_or(0);
+            Region::from(first.to_le_bytes().to_vec()).whole()
+        } else {
+            self.touch(&item.extent)?.0
+        };
+        whole.slice(item.from, item.length).ok_or_else(|| Refused {
+            code: Code::OutOfRange,
+            message: format!("{} bytes from {} lie outside", item.length, item.from),
+        })
+    }
+
+    fn admit_write(&self, session: Incarnation, grant: &Grant, abort: Arc<dyn Abort>) -> Admission {
+        let admitted = self
+            .check_grant(session, grant)
+            .and_then(|()| self.touch(&grant.extent));
+        match admitted {
+            Ok((target, writers)) => Admission::Write(Box::new(Receiving {
+                _listed: writers.enter(abort),
+                target,
+            })),
+            Err(refused) => Admission::Refuse(refused),
+        }
+    }
+
+    fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code> {
+        request
+            .blocks(payload)
+            .map(|block| {
+                self.place(request.incarnation, &block)
+                    .unwrap_or_else(|refused| {
+                        tracing::debug!(%refused, extent = %block.grant.extent, "a write is refused");
+                        refused.code
+                    })
+            })
+            .collect()
+    }
+
+    /// The checksums of what is in the memory now: a reader compares them with those of what it got.
+    fn sums(
+        &self,
+        _epoch: Epoch,
+        session: Incarnation,
+        extent: &Extent,
+    ) -> Result<Vec<Checksum>, Refused> {
+        self.check_session(session)?;
+        let (memory, _) = self.touch(extent)?;
+        Ok(sum_shared(&memory).chunks)
+    }
+
+    fn memory(
+        &self,
+        _session: Incarnation,
+        _abort: Weak<dyn Abort>,
+    ) -> Result<Vec<(SegmentId, Slice)>, Refused> {
+        no_shm()
+    }
+
+    fn map(
+        &self,
+        _session: Incarnation,
+        _segment: SegmentId,
+        _writable: bool,
+    ) -> Result<(OwnedFd, Length), Refused> {
+        no_shm()
+    }
+
+    fn board(&self, _peer: &Peer, _session: Incarnation) -> Result<(Arc<Board>, OwnedFd), Refused> {
+        no_shm()
+    }
+
+    fn begin_shm_write(&self, _peer: &Peer, _session: Incarnation, _grant: &Grant) -> Code {
+        Code::InvalidArgument
+    }
+
+    fn end_shm_write(&self, _peer: &Peer, _grant: GrantId, _sums: Vec<Checksum>) -> Code {
+        Code::InvalidArgument
+    }
+
+    fn pin(&self, _peer: &Peer, _epoch: Epoch, _session: Incarnation, _extent: &Extent) -> Code {
+        Code::InvalidArgument
+    }
+
+    fn unpin(&self, _peer: &Peer, _extent: &Extent) -> Code {
+        Code::InvalidArgument
+    }
+
+    fn peer_gone(&self, _peer: &Peer) {}
+
+    fn count(&self, _read: Length, _written: Length) {}
+}

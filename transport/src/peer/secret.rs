@@ -1,0 +1,88 @@
+//! What the processes of one group share, and what is made of it.
+
+use hmac::{Hmac, KeyInit, Mac};
+use kvpool_types::{ClientId, GrantKey, Incarnation};
+use sha2::Sha256;
+use std::fmt;
+use std::fmt::Write as _;
+
+/// What proves that a process may reach another's memory. Without one, whoever reaches the port may.
+///
+/// It is never sent: a hello carries a code over the connecting process's own number. Who listens on the
+/// wire can repeat that hello and a write that was signed, but can sign no write of another range.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Secret(Vec<u8>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_none() {
+            "Secret(none)"
+        } else {
+            "Secret(..)"
+        })
+    }
+}
+
+impl Secret {
+    /// A secret; none when it is empty.
+    pub fn new(secret: impl Into<Vec<u8>>) -> Self {
+        Self(secret.into())
+    }
+
+    /// Whether there is none.
+    pub fn is_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a process with this number says at hello.
+    pub fn proof(&self, client: ClientId) -> String {
+        if self.is_none() {
+            return String::new();
+        }
+        let mut proof = String::new();
+        for byte in self.code(b"kvpool peer hello", client.to_bytes()) {
+            write!(proof, "{byte:02x}").expect("invariant: a string takes what is written");
+        }
+        proof
+    }
+
+    /// Whether `proof` was made of the same secret. Takes as long for a wrong one.
+    pub(super) fn accepts(&self, client: ClientId, proof: &str) -> bool {
+        let right = self.proof(client);
+        let differing = right
+            .bytes()
+            .zip(proof.bytes())
+            .fold(0, |bits, (right, given)| bits | (right ^ given));
+        right.len() == proof.len() && std::hint::black_box(differing) == 0
+    }
+
+    /// The key that writes into one session's memory are signed with.
+    pub fn grant_key(&self, session: Incarnation) -> GrantKey {
+        GrantKey(self.code(b"kvpool peer write", session.to_bytes()))
+    }
+
+    fn code(&self, purpose: &[u8], id: [u8; 16]) -> [u8; 32] {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0)
+            .expect("invariant: HMAC takes keys of any length");
+        mac.update(purpose);
+        mac.update(&id);
+        mac.finalize().into_bytes().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_is_bound_to_the_secret_and_to_who_says_it() {
+        let (secret, other) = (Secret::new("s"), Secret::new("t"));
+        let proof = secret.proof(ClientId(1));
+        assert!(secret.accepts(ClientId(1), &proof));
+        assert!(!secret.accepts(ClientId(2), &proof));
+        assert!(!other.accepts(ClientId(1), &proof));
+        assert!(!secret.accepts(ClientId(1), ""));
+        assert!(Secret::default().accepts(ClientId(1), ""));
+        assert!(!Secret::default().accepts(ClientId(1), &proof));
+    }
+}
