@@ -296,6 +296,8 @@ class Segment:
     @property
     def largest_free(self) -> int: ...
 
+# What `mooncake.engine` and `mooncake.store` are made of; not for other callers.
+
 class PeerEngine:
     """One session of memory that peers may read and write: what `mooncake.engine` is made of.
 

@@ -28,8 +28,6 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::engine::PeerEngine;
-    use pyo3::prelude::*;
-
     #[pymodule_export]
     use crate::keys::{Namespace, chain_keys};
     #[pymodule_export]
@@ -41,6 +39,7 @@ mod _native {
     use crate::store::{BufferHandle, ObjectStore};
     #[pymodule_export]
     use crate::view::View;
+    use pyo3::prelude::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -4,6 +4,7 @@
 //! What has the wrong type raises and nothing is done; a wrong value fails its own key.
 
 mod answers;
+mod batch;
 mod buffers;
 mod lease;
 mod listing;
@@ -13,10 +14,13 @@ mod registration;
 
 use crate::errors::Fault;
 use crate::home::Homely;
-use crate::keys::{Namespace, for_each, length_hint, pack_keys, read_key, read_keys};
+use crate::keys::{
+    Namespace, for_each, length_hint, list_of_bools, pack_keys, read_key, read_keys,
+};
 use crate::loan::Loan;
 use crate::view::View;
 pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, Stats};
+use batch::{Planned, answers, finish, merge, only, plan_one, read_parents, truth, uneven};
 use buffers::{Buffers, Unwritten, Use};
 use kvpool_client::blocking::Client;
 use kvpool_client::{
@@ -52,9 +56,6 @@ pub(crate) struct Pool {
     connection: Arc<Connection>,
     masters: String,
 }
-
-/// One key of a batch: to be asked about, or at fault before.
-type Planned = Option<Fault>;
 
 impl Pool {
     fn open(&self) -> Result<Arc<Homely<Open>>, Fault> {
@@ -124,80 +125,6 @@ impl Pool {
         let outcomes = buffers.run(|| client.batch_put(puts, &options))?;
         Ok(merge(plan, outcomes))
     }
-}
-
-/// Notes what is to be asked about one key, or why nothing is.
-fn plan_one<T>(one: Result<T, Fault>, plan: &mut Vec<Planned>, asked: &mut Vec<T>) {
-    plan.push(match one {
-        Ok(one) => {
-            asked.push(one);
-            None
-        }
-        Err(fault) => Some(fault),
-    });
-}
-
-/// The outcomes of what was asked, and the faults of what was not, in order.
-fn merge<T, E: Into<Fault>>(
-    plan: Vec<Planned>,
-    outcomes: Vec<Result<T, E>>,
-) -> Vec<Result<T, Fault>> {
-    let mut outcomes = outcomes.into_iter();
-    let mut next = || match outcomes.next() {
-        Some(outcome) => outcome.map_err(Into::into),
-        None => Err(Fault::new(Code::Internal, "the call came to no outcome")),
-    };
-    plan.into_iter()
-        .map(|fault| fault.map_or_else(&mut next, Err))
-        .collect()
-}
-
-fn uneven(what: &str) -> PyErr {
-    Fault::invalid(format!("there are not as many {what} as keys")).into()
-}
-
-fn read_parents(
-    parents: &Bound<'_, PyAny>,
-    keys: usize,
-) -> PyResult<Vec<Result<Option<Key>, Fault>>> {
-    let mut read = Vec::with_capacity(keys);
-    for_each(parents, "parents", |parent| {
-        read.push(if parent.is_none() {
-            Ok(None)
-        } else {
-            read_key(parent)?.map(Some)
-        });
-        Ok(())
-    })?;
-    if read.len() == keys {
-        Ok(read)
-    } else {
-        Err(uneven("parents"))
-    }
-}
-
-/// One answer a key: what `show` makes of an outcome, or its exception.
-fn answers<'py, T>(
-    py: Python<'py>,
-    outcomes: Vec<Result<T, Fault>>,
-    show: impl Fn(T) -> PyResult<Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyList>> {
-    let shown = outcomes.into_iter().map(|outcome| match outcome {
-        Ok(outcome) => show(outcome),
-        Err(fault) => fault.into_value(py),
-    });
-    PyList::new(py, shown.collect::<PyResult<Vec<_>>>()?)
-}
-
-/// The one outcome of a batch of one.
-fn only<T>(outcomes: Vec<Result<T, Fault>>) -> Result<T, Fault> {
-    let outcome = outcomes.into_iter().next();
-    outcome.unwrap_or_else(|| Err(Fault::new(Code::Internal, "the call came to no outcome")))
-}
-
-/// A Python bool.
-fn truth(py: Python<'_>, is: bool) -> Bound<'_, PyAny> {
-    pyo3::types::PyBool::new(py, is).to_owned().into_any()
 }
 
 const fn leasing(lease: bool) -> Leasing {
@@ -459,7 +386,7 @@ impl Pool {
     ) -> PyResult<Bound<'py, PyList>> {
         let keys = pack_keys(keys, self.packer()?)?;
         let (present, _) = self.call(py, |client| client.exist_packed(keys, leasing(lease)))?;
-        PyList::new(py, present)
+        list_of_bools(py, &present)
     }
 
     /// How many leading blocks of a chain the pool has, in one round trip, with a lease on them; with
@@ -623,26 +550,4 @@ impl Pool {
         let removed = self.call(py, |client| client.remove(what, force))?;
         Ok((removed.removed, removed.kept))
     }
-}
-
-/// What a get found in memory of our own: waits until no transfer uses it, and hands the last of it out.
-fn finish<'py>(
-    py: Python<'py>,
-    loan: Loan,
-    found: Result<Lookup, Fault>,
-    mut rooms: Vec<Unwritten>,
-    failure: Option<PyErr>,
-) -> PyResult<Option<Bound<'py, PyBytes>>> {
-    if let Err(still_lent) = py.detach(|| loan.returned()) {
-        // Never freed, for as long as the process lives: bytes may still arrive there.
-        std::mem::forget(rooms);
-        return Err(Fault::new(Code::Internal, still_lent.to_string()).into());
-    }
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
-    Ok(match (found?, rooms.pop()) {
-        (Lookup::Hit { length, .. }, Some(room)) => Some(room.written(py, length)),
-        _ => None,
-    })
 }

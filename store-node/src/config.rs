@@ -53,7 +53,7 @@ pub struct Config {
     /// The traffic class of RDMA.
     pub rdma_traffic_class: u8,
     /// How much of the node's memory one client may hold by writes through shared memory and by
-    /// views, as a share.
+    /// views, as a share; one block may be larger.
     pub max_held_ratio: f64,
     /// The most data connections at once.
     pub max_connections: usize,

@@ -84,7 +84,7 @@ pub struct Flags {
     /// Mark RDMA packets with this traffic class [default: 0]
     #[arg(long, value_name = "CLASS")]
     rdma_traffic_class: Option<u8>,
-    /// Let one client hold at most this share of the memory by shared-memory writes and views
+    /// Let one client hold at most this share of the memory by shared-memory writes and views, or one block
     /// [default: 0.25]
     #[arg(long, value_name = "SHARE")]
     max_held_ratio: Option<f64>,

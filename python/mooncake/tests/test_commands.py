@@ -164,6 +164,12 @@ def test_a_pool_of_the_originals_commands_keeps_blocks(commands, tmp_path) -> No
     assert got.returncode == 0, got.stderr
     assert (tmp_path / "got").read_bytes() == value.read_bytes()
 
+    # A process that knows no more than the client's port finds the pool.
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(1 << 20, 1 << 20, f"127.0.0.1:{port}") == 0
+    assert store.get("a key") == value.read_bytes()
+    assert store.close() == 0
+
     code, metrics = ask(f"{master.url}/metrics")
     assert code == 200 and b"kvpool_" in metrics
     assert ask(f"{master.url}/metadata?key=x")[0] == 404

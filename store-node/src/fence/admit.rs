@@ -395,11 +395,13 @@ impl Fence {
         )
     }
 
+    /// A client that holds nothing may hold one extent, however large: a block that fits the node can be
+    /// put and viewed, and the cap bounds what comes beside it.
     fn check_cap(&self, peer: PeerKey, held: Option<&Held>, more: Length) -> Result<(), Refused> {
         let held = held.map_or(0, |held| held.bytes.0);
         let bytes = held.saturating_add(self.pinned_bytes(peer).0);
         let cap = self.limits.held_per_client.0;
-        if bytes.saturating_add(more.0) > cap {
+        if bytes > 0 && bytes.saturating_add(more.0) > cap {
             return Err(refused(
                 Code::TooManyHeld,
                 format!("{peer} holds {bytes} of {cap} bytes and asks for {more} more"),

@@ -558,6 +558,20 @@ fn a_client_holds_no_more_than_it_may() {
 }
 
 #[test]
+fn one_block_over_the_cap_is_held_alone() {
+    let mut fence = fence();
+    let large = grant(1, extent(0, 1_500));
+    assert_eq!(hold(&mut fence, ALICE, &large), Code::Ok);
+    let beside = grant(2, extent(1_500, 1));
+    assert_eq!(hold(&mut fence, ALICE, &beside), Code::TooManyHeld);
+    assert_eq!(fence.end_hold(ALICE, GrantId(1), sums()), Code::Ok);
+    assert!(fence.pin(ALICE, EPOCH, INCARNATION, &large.extent).is_ok());
+    assert_eq!(hold(&mut fence, ALICE, &beside), Code::TooManyHeld);
+    assert_eq!(fence.unpin(ALICE, &large.extent), Code::Ok);
+    assert_eq!(hold(&mut fence, ALICE, &beside), Code::Ok);
+}
+
+#[test]
 fn two_holds_of_one_number_are_not_mixed_up() {
     let mut fence = fence();
     assert_eq!(hold(&mut fence, ALICE, &grant(1, extent(0, 100))), Code::Ok);

@@ -14,6 +14,7 @@ import re
 import socket
 import sys
 
+from mooncake._clients import announce_client
 from mooncake.commands import flags
 from mooncake.commands.flags import CommandLine, Flag, UsageError
 from mooncake.commands.programs import NotFound, find
@@ -120,6 +121,11 @@ def serve(line: CommandLine, log: logging.Logger) -> int:
         log.info("%s: kvstore-node %s", come_from, arg)
     if line.rest:
         log.info("kvstore-node %s", " ".join(line.rest))
+    try:
+        # `setup_dummy` of a process on this host finds the pool by it; the process stays this one.
+        announce_client(int(line.text("port")), [_master(line)])
+    except OSError as error:
+        log.warning("setup_dummy will not find this client: %s", error)
     try:
         os.execv(program, ["kvstore-node", *(arg for arg, _ in told), *line.rest])
     except OSError as error:

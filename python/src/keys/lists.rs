@@ -1,0 +1,66 @@
+//! Long lists, read and made at a few nanoseconds an item.
+
+// UNSAFETY: reads a list's items without counting references to them, and bytes objects without asking
+// twice what they are.
+#![allow(
+    unsafe_code,
+    reason = "thousands of keys are read a call; counting each costs more than asking the master"
+)]
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use pyo3::{Borrowed, ffi};
+
+/// Calls `each` for every item of a list, in order.
+///
+/// # Safety
+///
+/// `each` must run no Python code while it uses the item, since that could take it off the list.
+pub(super) unsafe fn for_each_borrowed<'py>(
+    list: &Bound<'py, PyList>,
+    mut each: impl FnMut(&Bound<'py, PyAny>) -> PyResult<()>,
+) -> PyResult<()> {
+    let py = list.py();
+    let mut at = 0;
+    while at < list.len() {
+        let index = ffi::Py_ssize_t::try_from(at)?;
+        // SAFETY: the list is a list, and the interpreter's lock is held.
+        let item = unsafe { ffi::PyList_GetItem(list.as_ptr(), index) };
+        // SAFETY: the item is null with an exception set, or on the list, where it stays while the lock
+        // is held and no Python code runs.
+        let item = unsafe { Borrowed::from_ptr_or_err(py, item) }?;
+        each(&item)?;
+        at += 1;
+    }
+    Ok(())
+}
+
+/// The bytes of a bytes object; `None` for what is none.
+pub(super) fn bytes_of<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
+    if !object.is_exact_instance_of::<PyBytes>() {
+        return object.cast::<PyBytes>().ok().map(|bytes| bytes.as_bytes());
+    }
+    let (mut start, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: the object is a bytes object and alive.
+    let code =
+        unsafe { ffi::PyBytes_AsStringAndSize(object.as_ptr(), &raw mut start, &raw mut size) };
+    let size = usize::try_from(size).ok().filter(|_| code == 0)?;
+    // SAFETY: so many bytes are there, which never change, for as long as the object is borrowed.
+    Some(unsafe { std::slice::from_raw_parts(start.cast_const().cast(), size) })
+}
+
+/// A list of bools.
+pub(crate) fn list_of_bools<'py>(py: Python<'py>, bools: &[bool]) -> PyResult<Bound<'py, PyList>> {
+    // Most often all are alike: a list is made of one of them at once, and the others are put in.
+    let held = bools.iter().filter(|is| **is).count();
+    let most = held * 2 >= bools.len();
+    let list = PyList::new(py, [most])?
+        .as_sequence()
+        .repeat(bools.len())?
+        .cast_into::<PyAny>()?
+        .cast_into::<PyList>()?;
+    for (at, is) in bools.iter().enumerate().filter(|(_, is)| **is != most) {
+        list.set_item(at, *is)?;
+    }
+    Ok(list)
+}

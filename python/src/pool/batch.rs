@@ -1,0 +1,109 @@
+//! Batches: what is asked of the client, what fails before, and one answer a key.
+
+use super::buffers::Unwritten;
+use crate::errors::Fault;
+use crate::keys::{for_each, read_key};
+use crate::loan::Loan;
+use kvpool_client::Lookup;
+use kvpool_types::{Code, Key};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+/// One key of a batch: to be asked about, or at fault before.
+pub(super) type Planned = Option<Fault>;
+
+/// Notes what is to be asked about one key, or why nothing is.
+pub(super) fn plan_one<T>(one: Result<T, Fault>, plan: &mut Vec<Planned>, asked: &mut Vec<T>) {
+    plan.push(match one {
+        Ok(one) => {
+            asked.push(one);
+            None
+        }
+        Err(fault) => Some(fault),
+    });
+}
+
+/// The outcomes of what was asked, and the faults of what was not, in order.
+pub(super) fn merge<T, E: Into<Fault>>(
+    plan: Vec<Planned>,
+    outcomes: Vec<Result<T, E>>,
+) -> Vec<Result<T, Fault>> {
+    let mut outcomes = outcomes.into_iter();
+    let mut next = || match outcomes.next() {
+        Some(outcome) => outcome.map_err(Into::into),
+        None => Err(Fault::new(Code::Internal, "the call came to no outcome")),
+    };
+    plan.into_iter()
+        .map(|fault| fault.map_or_else(&mut next, Err))
+        .collect()
+}
+
+pub(super) fn uneven(what: &str) -> PyErr {
+    Fault::invalid(format!("there are not as many {what} as keys")).into()
+}
+
+pub(super) fn read_parents(
+    parents: &Bound<'_, PyAny>,
+    keys: usize,
+) -> PyResult<Vec<Result<Option<Key>, Fault>>> {
+    let mut read = Vec::with_capacity(keys);
+    for_each(parents, "parents", |parent| {
+        read.push(if parent.is_none() {
+            Ok(None)
+        } else {
+            read_key(parent)?.map(Some)
+        });
+        Ok(())
+    })?;
+    if read.len() == keys {
+        Ok(read)
+    } else {
+        Err(uneven("parents"))
+    }
+}
+
+/// One answer a key: what `show` makes of an outcome, or its exception.
+pub(super) fn answers<'py, T>(
+    py: Python<'py>,
+    outcomes: Vec<Result<T, Fault>>,
+    show: impl Fn(T) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let shown = outcomes.into_iter().map(|outcome| match outcome {
+        Ok(outcome) => show(outcome),
+        Err(fault) => fault.into_value(py),
+    });
+    PyList::new(py, shown.collect::<PyResult<Vec<_>>>()?)
+}
+
+/// The one outcome of a batch of one.
+pub(super) fn only<T>(outcomes: Vec<Result<T, Fault>>) -> Result<T, Fault> {
+    let outcome = outcomes.into_iter().next();
+    outcome.unwrap_or_else(|| Err(Fault::new(Code::Internal, "the call came to no outcome")))
+}
+
+/// A Python bool.
+pub(super) fn truth(py: Python<'_>, is: bool) -> Bound<'_, PyAny> {
+    pyo3::types::PyBool::new(py, is).to_owned().into_any()
+}
+
+/// What a get found in memory of our own: waits until no transfer uses it, and hands the last of it out.
+pub(super) fn finish<'py>(
+    py: Python<'py>,
+    loan: Loan,
+    found: Result<Lookup, Fault>,
+    mut rooms: Vec<Unwritten>,
+    failure: Option<PyErr>,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    if let Err(still_lent) = py.detach(|| loan.returned()) {
+        // Never freed, for as long as the process lives: bytes may still arrive there.
+        std::mem::forget(rooms);
+        return Err(Fault::new(Code::Internal, still_lent.to_string()).into());
+    }
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    Ok(match (found?, rooms.pop()) {
+        (Lookup::Hit { length, .. }, Some(room)) => Some(room.written(py, length)),
+        _ => None,
+    })
+}
