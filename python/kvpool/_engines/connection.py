@@ -1,0 +1,111 @@
+"""A pool that may be away: an engine goes on without it, and has it again when it is back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import kvpool
+from kvpool._engines.settings import PoolSettings
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+
+class Connection:
+    """Reaches the pool, and leaves it alone for a while after it failed.
+
+    A cache must not take the engine down with it, nor make it wait at each request: after one call
+    that failed there is none for `retry_after`, and connecting goes on beside the engine's work.
+    """
+
+    def __init__(self, settings: PoolSettings, memory: Sequence[tuple[int, int]] = ()):
+        """`memory`, as (address, length), is registered with the pool: what blocks are moved from and
+        to."""
+        self._settings = settings
+        self._memory = memory
+        self._registered: list[kvpool.Registration] = []
+        self._lock = threading.Lock()
+        self._pool: kvpool.Pool | None = None
+        self._closed = False
+        self._connecting = False
+        self._rest_until = 0.0
+        self._connect()
+
+    def pool(self) -> kvpool.Pool | None:
+        """The pool, unless it is away or failed a moment ago."""
+        with self._lock:
+            if self._closed or time.monotonic() < self._rest_until:
+                return None
+            if self._pool is None and not self._connecting:
+                self._connecting = True
+                threading.Thread(target=self._connect, name="kvpool-connect", daemon=True).start()
+            return self._pool
+
+    def call(self, what: str, otherwise: Answer, ask: Callable[[kvpool.Pool], Answer]) -> Answer:
+        """What `ask` answers; `otherwise` when the pool is away or the call fails, which is logged."""
+        pool = self.pool()
+        if pool is None:
+            return otherwise
+        try:
+            return ask(pool)
+        except kvpool.Error as error:
+            self.failed(what, error)
+            return otherwise
+
+    def failed(self, what: str, error: kvpool.Error) -> None:
+        """Notes that a call failed as a whole, and says so in the log."""
+        if not isinstance(error, ConnectionError | TimeoutError):
+            # It was heard and refused: the next call may be another matter.
+            logger.warning("%s failed: %s", what, error)
+            return
+        rest = self._settings.retry_after
+        with self._lock:
+            self._rest_until = time.monotonic() + rest
+        logger.warning("%s failed, the pool is left alone for %g s: %s", what, rest, error)
+
+    def close(self) -> None:
+        """Lets go of the pool."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._closed = True
+        if pool is not None:
+            pool.close()
+
+    def _register(self, pool: kvpool.Pool) -> None:
+        # Memory that is not registered is moved all the same, only not by a device by itself.
+        try:
+            self._registered = [pool.register_buffer(part) for part in self._memory]
+        except kvpool.Error as error:
+            logger.warning("the engine's memory is not registered: %s", error)
+
+    def _connect(self) -> None:
+        settings = self._settings
+        master = settings.master if isinstance(settings.master, str) else list(settings.master)
+        pool = None
+        try:
+            pool = kvpool.Pool.connect(
+                master,
+                namespace=kvpool.Namespace(settings.namespace) if settings.namespace else None,
+                transport=settings.transport,
+                token=settings.token,
+                timeout=settings.connect_timeout,
+                put_timeout=settings.put_timeout,
+                get_timeout=settings.get_timeout,
+                control_timeout=settings.control_timeout,
+            )
+            self._register(pool)
+        except kvpool.ConnectError as error:
+            self.failed(f"connecting to {settings.master}", error)
+        finally:
+            with self._lock:
+                self._connecting = False
+                if not self._closed:
+                    self._pool = pool
+                    pool = None
+            if pool is not None:
+                pool.close()

@@ -1,0 +1,28 @@
+"""kvpool as a storage of LMCache: an L2 adapter for its server, and a remote connector.
+
+```
+lmcache ... --l2-adapter '{"type": "plugin", "module_path": "kvpool.lmcache",
+  "class_name": "KvpoolL2Adapter", "adapter_params": {"master": "http://10.0.0.1:7070"}}'
+```
+
+The settings are those of `kvpool._engines.settings.PoolSettings`. LMCache is imported only when one of
+the classes is asked for, which is LMCache. Written for the interface of LMCache 0.5.6.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["KvpoolConnector", "KvpoolL2Adapter"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KvpoolL2Adapter":
+        from kvpool.lmcache.l2 import KvpoolL2Adapter
+
+        return KvpoolL2Adapter
+    if name == "KvpoolConnector":
+        from kvpool.lmcache.remote import KvpoolConnector
+
+        return KvpoolConnector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

