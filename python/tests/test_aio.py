@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import kvpool
 import kvpool.aio
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import LivePool
+from live_pools import LivePool
 
 
 def test_every_method_answers_as_without_async(shared_pool: LivePool) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import LivePool
+from live_pools import LivePool
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "python/examples/share.py"

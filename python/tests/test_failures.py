@@ -9,13 +9,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import kvpool
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import LivePool
+from live_pools import LivePool
 
 MIB = 1 << 20
 

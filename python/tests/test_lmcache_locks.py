@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import kvpool
 import pytest
 from kvpool.lmcache.locks import Locks
-
-if TYPE_CHECKING:
-    from conftest import LivePool
+from live_pools import LivePool
 
 _names = itertools.count()
 

@@ -11,13 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import kvpool
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import LivePool
+from live_pools import LivePool
 
 numpy = pytest.importorskip("numpy")
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import kvpool
 import pytest
-
-if TYPE_CHECKING:
-    from conftest import LivePool
+from live_pools import LivePool
 
 MIB = 1 << 20
 numpy = pytest.importorskip("numpy")

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy
 import pytest
@@ -21,9 +20,7 @@ from kvpool.vllm.scheduler import Planner, Progress
 from kvpool.vllm.segments import BlockMap, Segment
 from kvpool.vllm.settings import Settings
 from kvpool.vllm.worker import GroupMemory, Moved, Mover
-
-if TYPE_CHECKING:
-    from conftest import LivePool
+from live_pools import LivePool
 
 TOKENS = 16
 LAYERS = 3

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from mooncake.store import MooncakeDistributedStore
-from pools import LivePool, Memory, own_pool, shared_pool
+from lent_memory import Memory
+from live_pools import LivePool, own_pool, shared_pool
 
 __all__ = ["own_pool", "shared_pool"]
 

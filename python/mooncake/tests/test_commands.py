@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from live_pools import free_port, wait_until
+from mooncake.store import MooncakeDistributedStore
 
-
-# Ports below the range that the system hands out by itself, other ones for each process.
-_ports = itertools.count(30000 + os.getpid() % 90 * 24)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    while True:
-        port = next(_ports)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
-
-
-def wait_until(is_so: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
 
 
 def ask(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:

@@ -16,7 +16,8 @@ from mooncake.store import (
     ReplicateConfig,
     bind_to_numa_node,
 )
-from pools import MIB, LivePool, Memory, live_pool
+from lent_memory import Memory
+from live_pools import MIB, LivePool, live_pool
 
 
 @pytest.fixture

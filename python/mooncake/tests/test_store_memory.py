@@ -8,7 +8,7 @@ import os
 
 import pytest
 from mooncake.store import BufferPool, MooncakeDistributedStore, MooncakeHostMemAllocator, bind_to_numa_node
-from pools import MIB
+from live_pools import MIB
 
 
 def test_allocated_memory_is_whole_pages_that_can_be_written() -> None:

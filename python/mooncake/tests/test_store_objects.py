@@ -7,7 +7,8 @@ import os
 import numpy as np
 import pytest
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-from pools import MIB, Memory
+from lent_memory import Memory
+from live_pools import MIB
 
 
 def test_a_value_comes_back_as_it_was_put(store: MooncakeDistributedStore, key: str) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from mooncake.store import MooncakeDistributedStore, MooncakeDistributedStoreAsync
-from pools import MIB, LivePool, Memory
+from lent_memory import Memory
+from live_pools import MIB, LivePool
 
 Connect = Callable[[LivePool], MooncakeDistributedStore]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-from pools import MIB, LivePool, Memory, live_pool
+from lent_memory import Memory
+from live_pools import MIB, LivePool, live_pool
 
 CHUNK = 64 << 10
 

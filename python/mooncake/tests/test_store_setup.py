@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from mooncake._clients import announce_client
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-from pools import LivePool, free_port
+from live_pools import LivePool, free_port
 
 Connect = Callable[[LivePool], MooncakeDistributedStore]
 

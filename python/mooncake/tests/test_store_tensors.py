@@ -7,7 +7,7 @@ import ctypes
 import pytest
 from mooncake._tensors import decode_header, encode_header
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-from pools import Memory
+from lent_memory import Memory
 
 
 def test_a_header_says_what_the_tensor_is() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-from pools import LivePool, Memory
+from lent_memory import Memory
+from live_pools import LivePool
 
 # Each method that takes keys, what it is given, and what a store without a pool answers.
 CALLS: list[tuple[str, tuple[object, ...], object]] = [

@@ -1,0 +1,173 @@
+"""Living pools for the tests of both packages, made of the commands that the wheel installs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+MIB = 1 << 20
+
+# Ports below the range that the system hands out by itself, other ones for each process.
+_ports = itertools.count(20000 + os.getpid() % 400 * 24)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    while True:
+        port = next(_ports)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+
+
+def wait_until(is_so, seconds: float = 20.0, what: str = "it") -> None:
+    """Waits until `is_so()` is true; fails when that takes longer than `seconds`."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, f"{what} did not come about in {seconds} s"
+        time.sleep(0.02)
+
+
+def answers(url: str) -> bool:
+    """Whether an HTTP server answers with success there."""
+    try:
+        with urllib.request.urlopen(url, timeout=1) as response:
+            return response.status == 200
+    except OSError:
+        return False
+
+
+class Daemon:
+    """A process of a command that is on the path."""
+
+    def __init__(self, command: str, *args: str, log: Path, env: dict[str, str] | None = None):
+        program = shutil.which(command)
+        assert program, f"{command} is not on the path"
+        self.log = log
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [program, *args],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **(env or {})},
+            )
+
+    def send(self, what: signal.Signals) -> None:
+        self.process.send_signal(what)
+
+    def kill(self) -> None:
+        """kill -9, and waits until the process is gone."""
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclasses.dataclass
+class LivePool:
+    """One kvmaster and some kvstore-nodes, all processes of their own."""
+
+    dir: Path
+    port: int = dataclasses.field(default_factory=free_port)
+    http: int = dataclasses.field(default_factory=free_port)
+    master: Daemon | None = None
+    nodes: list[Daemon] = dataclasses.field(default_factory=list)
+    flags: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start_master(self) -> None:
+        self.master = Daemon(
+            "kvmaster",
+            f"--listen=127.0.0.1:{self.port}",
+            f"--http-listen=127.0.0.1:{self.http}",
+            f"--data-dir={self.dir / 'master'}",
+            *self.flags,
+            log=self.dir / "master.log",
+        )
+        wait_until(lambda: answers(f"http://127.0.0.1:{self.http}/readyz"), what="the master")
+
+    def start_node(self, segment: str = "256MiB", *flags: str) -> Daemon:
+        number = len(self.nodes)
+        http = free_port()
+        node = Daemon(
+            "kvstore-node",
+            f"--name=node-{number}",
+            f"--master={self.url}",
+            f"--listen=127.0.0.1:{free_port()}",
+            f"--http-listen=127.0.0.1:{http}",
+            f"--segment={segment}",
+            # Other pools of this host have a node-0 too.
+            f"--shm-path={self.dir / f'node-{number}.sock'}",
+            *flags,
+            log=self.dir / f"node-{number}.log",
+        )
+        self.nodes.append(node)
+        wait_until(lambda: answers(f"http://127.0.0.1:{http}/readyz"), what="the node")
+        return node
+
+    def kvctl(self, *args: str) -> object:
+        """What kvctl prints, as JSON."""
+        command = ["kvctl", "--master", self.url, "--output", "json", *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return json.loads(done.stdout)
+
+    def stop(self) -> None:
+        for daemon in [*self.nodes, self.master]:
+            if daemon is not None:
+                daemon.send(signal.SIGCONT)
+                daemon.kill()
+
+
+@contextlib.contextmanager
+def live_pool(dir: Path, nodes: int = 1, segment: str = "256MiB", *flags: str) -> Iterator[LivePool]:
+    """A pool of its own, ended with the block."""
+    pool = LivePool(dir, flags=flags)
+    try:
+        pool.start_master()
+        for _ in range(nodes):
+            pool.start_node(segment)
+        yield pool
+    finally:
+        pool.stop()
+
+
+@pytest.fixture
+def make_pool(tmp_path: Path) -> Iterator[Callable[..., LivePool]]:
+    """Makes pools that the test may break: `make_pool(nodes, segment, *flags of the master)`."""
+    with contextlib.ExitStack() as pools:
+
+        def make(nodes: int = 1, segment: str = "256MiB", *flags: str) -> LivePool:
+            return pools.enter_context(live_pool(tmp_path, nodes, segment, *flags))
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def shared_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePool]:
+    """A pool with one node, shared by the tests of one file; tests use keys of their own."""
+    with live_pool(tmp_path_factory.mktemp("pool")) as pool:
+        yield pool
+
+
+@pytest.fixture
+def own_pool(tmp_path: Path) -> Iterator[LivePool]:
+    """A pool with one node that the test may break."""
+    with live_pool(tmp_path) as pool:
+        yield pool
