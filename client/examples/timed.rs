@@ -4,11 +4,12 @@
 //! Started as `timed MASTER KEYS BLOCK_BYTES`, it reads a command a line, makes the call twice, so that it has
 //! not just been woken, and writes the second one's nanoseconds on a line: `get N` gets the first N of the blocks `cost-0`, `cost-1`, ... into
 //! memory that it keeps, `exist N` asks for the first N digests of the chain of tokens 0, 1, 2, ... with one
-//! token a block, and `exist-text N` for the keys `cost-text-0`, `cost-text-1`, ...
+//! token a block, `exist-text N` for the keys `cost-text-0`, `cost-text-1`, ..., and `exist-named N` for keys as engines
+//! name them, `cost@tp_rank:0@` and 64 hex digits. Digests are keys before the call, texts are read within it.
 
 use kvpool_client::blocking::Client;
-use kvpool_client::{GetBlock, GetOptions, Namespace, Options, Region};
-use kvpool_types::{Key, Length, chain};
+use kvpool_client::{GetBlock, GetOptions, Leasing, Namespace, Options, Region};
+use kvpool_types::{Key, KeyRef, Length, chain};
 use std::io::{BufRead, Write};
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -31,7 +32,13 @@ fn main() -> Result<(), Failure> {
         let key = |number| Ok(Key::parse(&format!("{prefix}{number}"))?);
         (0..keys).map(key).collect()
     };
-    let (blocks, texts) = (named("cost-")?, named("cost-text-")?);
+    let blocks = named("cost-")?;
+    let texts: Vec<String> = (0..keys)
+        .map(|number| format!("cost-text-{number}"))
+        .collect();
+    let names: Vec<String> = (0..keys)
+        .map(|number| format!("cost@tp_rank:0@{number:064x}"))
+        .collect();
     let mut memory: Vec<Region> = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let line = line?;
@@ -45,7 +52,8 @@ fn main() -> Result<(), Failure> {
         let once = || match call {
             "get" => get(&client, &blocks[..count], &memory),
             "exist" => exist(&client, &digests[..count]),
-            "exist-text" => exist(&client, &texts[..count]),
+            "exist-text" => exist_texts(&client, &texts[..count]),
+            "exist-named" => exist_texts(&client, &names[..count]),
             other => Err(format!("{other:?} is no call").into()),
         };
         once()?;
@@ -66,6 +74,21 @@ fn get(client: &Client, keys: &[Key], memory: &[Region]) -> Result<Duration, Fai
         if !outcome?.is_hit() {
             return Err("a block is missing".into());
         }
+    }
+    Ok(took)
+}
+
+/// The same from texts, which are read and packed one by one.
+fn exist_texts(client: &Client, texts: &[String]) -> Result<Duration, Failure> {
+    let began = Instant::now();
+    let mut packed = client.packer();
+    for text in texts {
+        packed.push(KeyRef::parse(text, &mut [0; 32])?);
+    }
+    let (present, _lease) = client.exist_packed(packed, Leasing::Lease)?;
+    let took = began.elapsed();
+    if present.contains(&false) {
+        return Err("a key is missing".into());
     }
     Ok(took)
 }

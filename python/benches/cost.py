@@ -105,7 +105,7 @@ def compare(
     in_python, in_rust = zip(*pairs)
     low, middle, high = statistics.quantiles((mine / other for mine, other in pairs), n=4)
     print(
-        f"{what:28} {statistics.median(in_python) / 1e3:9.1f} us {statistics.median(in_rust) / 1e3:9.1f} us"
+        f"{what:36} {statistics.median(in_python) / 1e3:9.1f} us {statistics.median(in_rust) / 1e3:9.1f} us"
         f"   {middle:.3f} ({low:.3f} .. {high:.3f})   goal {goal:.2f}"
     )
 
@@ -128,7 +128,7 @@ def main() -> None:
         pool.batch_put([*texts, *digests], [b"x"] * (2 * KEYS))
         into = list(np.zeros_like(blocks))
         rust = Rust(arguments.timed, url)
-        print(f"{'':28} {'Python':>12} {'Rust':>12}   ratio of pairs, median (quartiles)")
+        print(f"{'':36} {'Python':>12} {'Rust':>12}   ratio of pairs, median (quartiles)")
         compare(
             "batch_get 32 x 1 MiB, shm", 1.05, arguments.rounds,
             lambda: pool.batch_get(names, into), lambda: rust.call(f"get {BLOCKS}"),
@@ -137,10 +137,32 @@ def main() -> None:
             "is_exist 1024 digests", 1.15, arguments.rounds,
             lambda: pool.is_exist(digests), lambda: rust.call(f"exist {KEYS}"),
         )
+        named = [f"cost@tp_rank:0@{n:064x}" for n in range(KEYS)]
+        pool.batch_put(named, [b"x"] * KEYS)
         compare(
             "is_exist 1024 texts", 1.15, arguments.rounds,
             lambda: pool.is_exist(texts), lambda: rust.call(f"exist-text {KEYS}"),
         )
+        compare(
+            "is_exist 1024 engine's names", 1.15, arguments.rounds,
+            lambda: pool.is_exist(named), lambda: rust.call(f"exist-named {KEYS}"),
+        )
+        with contextlib.suppress(ImportError):
+            from mooncake.store import MooncakeDistributedStore
+
+            store = MooncakeDistributedStore()
+            assert store.setup("localhost", "P2PHANDSHAKE", 0, MIB, "tcp", "", url[7:]) == 0
+            compare(
+                "mooncake: batch_is_exist 1024", 1.15, arguments.rounds,
+                lambda: store.batch_is_exist(named), lambda: rust.call(f"exist-named {KEYS}"),
+            )
+            pointers = [target.ctypes.data for target in into]
+            compare(
+                "mooncake: batch_get_into 32 x 1 MiB", 1.05, arguments.rounds,
+                lambda: store.batch_get_into(names, pointers, [MIB] * BLOCKS),
+                lambda: rust.call(f"get {BLOCKS}"),
+            )
+            assert store.close() == 0
         assert all((target == block).all() for target, block in zip(into, blocks))
         assert pool.counters()["shm_read_bytes"] >= arguments.rounds * BLOCKS * MIB
         rust.process.kill()

@@ -9,7 +9,7 @@ use crate::errors::Fault;
 use kvpool_client::{Namespace as Fields, PackedKeys};
 use kvpool_types::chain;
 use kvpool_types::{Key, KeyRef};
-pub(crate) use lists::list_of_bools;
+pub(crate) use lists::list_of_alike;
 use lists::{bytes_of, for_each_borrowed};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyTypeError;
@@ -115,6 +115,45 @@ pub(crate) fn pack_keys(keys: &Bound<'_, PyAny>, mut packed: PackedKeys) -> PyRe
         let packing = with_key(key, |key| packed.push(key))?;
         packing.map_err(|fault| fault.at(&format!("keys[{at}]")))?;
         at += 1;
+        Ok(())
+    };
+    match keys.cast::<PyList>() {
+        // SAFETY: reading a key runs no Python code, unless it is none; then it is used no more.
+        Ok(list) => unsafe { for_each_borrowed(list, pack) }?,
+        Err(_) => for_each(keys, "keys", pack)?,
+    }
+    Ok(packed)
+}
+
+/// Keys that are texts alone, packed as they are sent.
+pub(crate) struct PackedTexts {
+    /// Those that are keys.
+    pub(crate) keys: PackedKeys,
+    /// How many texts there were.
+    pub(crate) count: usize,
+    /// The places of those that are none, being empty or too long.
+    pub(crate) bad: Vec<usize>,
+}
+
+/// Packs the keys of a list or tuple of strings. What has another type raises.
+pub(crate) fn pack_texts(keys: &Bound<'_, PyAny>, packer: PackedKeys) -> PyResult<PackedTexts> {
+    let mut packed = PackedTexts {
+        keys: packer,
+        count: 0,
+        bad: Vec::new(),
+    };
+    let pack = |key: &Bound<'_, PyAny>| {
+        let Ok(text) = key.cast::<PyString>() else {
+            return Err(PyTypeError::new_err(format!(
+                "a key must be a str, not {}",
+                key.get_type().name()?
+            )));
+        };
+        match KeyRef::parse(text.to_str()?, &mut [0; 32]) {
+            Ok(key) => packed.keys.push(key),
+            Err(_) => packed.bad.push(packed.count),
+        }
+        packed.count += 1;
         Ok(())
     };
     match keys.cast::<PyList>() {

@@ -15,7 +15,7 @@ mod registration;
 use crate::errors::Fault;
 use crate::home::{Homely, Resident};
 use crate::keys::{
-    Namespace, for_each, length_hint, list_of_bools, pack_keys, read_key, read_keys,
+    Namespace, for_each, length_hint, list_of_alike, pack_keys, read_key, read_keys,
 };
 use crate::loan::Loan;
 use crate::view::View;
@@ -388,7 +388,7 @@ impl Pool {
     ) -> PyResult<Bound<'py, PyList>> {
         let keys = pack_keys(keys, self.packer()?)?;
         let (present, _) = self.call(py, |client| client.exist_packed(keys, leasing(lease)))?;
-        list_of_bools(py, &present)
+        list_of_alike(py, &present)
     }
 
     /// How many leading blocks of a chain the pool has, in one round trip, with a lease on them; with

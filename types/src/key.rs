@@ -180,18 +180,18 @@ impl std::str::FromStr for Key {
     }
 }
 
-/// Cuts `text` at its first run of 64 lower-case hex digits.
+/// Cuts `text` at its first run of 64 lower-case hex digits. Looked at from its end, a run's worth of text
+/// that holds another character is passed over to behind that.
 fn split_digest(text: &str) -> Option<(&str, Digest, &str)> {
-    if text.len() < HEX_DIGITS {
-        return None;
-    }
-    let mut run = 0;
-    for (at, byte) in text.bytes().enumerate() {
-        run = if nibble(byte).is_some() { run + 1 } else { 0 };
-        if run == HEX_DIGITS {
-            let (head, suffix) = text.split_at(at + 1);
-            let (prefix, hex) = head.split_at(at + 1 - HEX_DIGITS);
-            return Some((prefix, parse_hex(hex)?, suffix));
+    let mut from = 0;
+    while let Some(window) = text.as_bytes().get(from..from + HEX_DIGITS) {
+        match window.iter().rposition(|byte| nibble(*byte).is_none()) {
+            Some(stray) => from += stray + 1,
+            None => {
+                let (prefix, rest) = text.split_at(from);
+                let (_, suffix) = rest.split_at(HEX_DIGITS);
+                return Some((prefix, parse_hex(window)?, suffix));
+            }
         }
     }
     None
@@ -211,9 +211,9 @@ pub(crate) fn may_precede_digest(prefix: &str) -> bool {
     !digit_before && !holds_digest(prefix)
 }
 
-fn parse_hex(hex: &str) -> Option<Digest> {
+fn parse_hex(hex: &[u8]) -> Option<Digest> {
     let mut digest = [0; 32];
-    for (byte, pair) in digest.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+    for (byte, pair) in digest.iter_mut().zip(hex.chunks_exact(2)) {
         *byte = nibble(*pair.first()?)? << 4 | nibble(*pair.last()?)?;
     }
     Some(digest)

@@ -49,18 +49,25 @@ pub(super) fn bytes_of<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
     Some(unsafe { std::slice::from_raw_parts(start.cast_const().cast(), size) })
 }
 
-/// A list of bools.
-pub(crate) fn list_of_bools<'py>(py: Python<'py>, bools: &[bool]) -> PyResult<Bound<'py, PyList>> {
-    // Most often all are alike: a list is made of one of them at once, and the others are put in.
-    let held = bools.iter().filter(|is| **is).count();
-    let most = held * 2 >= bools.len();
-    let list = PyList::new(py, [most])?
+/// A list of values most of which are alike: made of the first at once, and the others put in.
+pub(crate) fn list_of_alike<'py, T>(py: Python<'py>, values: &[T]) -> PyResult<Bound<'py, PyList>>
+where
+    T: Copy + PartialEq + IntoPyObject<'py>,
+{
+    let Some(first) = values.first().copied() else {
+        return Ok(PyList::empty(py));
+    };
+    let list = PyList::new(py, [first])?
         .as_sequence()
-        .repeat(bools.len())?
+        .repeat(values.len())?
         .cast_into::<PyAny>()?
         .cast_into::<PyList>()?;
-    for (at, is) in bools.iter().enumerate().filter(|(_, is)| **is != most) {
-        list.set_item(at, *is)?;
+    for (at, value) in values
+        .iter()
+        .enumerate()
+        .filter(|(_, value)| **value != first)
+    {
+        list.set_item(at, *value)?;
     }
     Ok(list)
 }

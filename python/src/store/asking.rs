@@ -3,9 +3,11 @@
 use super::args::{Keys, key};
 use super::pool::as_count;
 use super::{ObjectStore, aside, codes};
-use kvpool_client::{Remove, Removed};
+use crate::keys::{PackedTexts, list_of_alike, pack_texts};
+use kvpool_client::{Leasing, Remove, Removed};
 use kvpool_types::Key;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 /// A replica: its node, its segment's number, the offset there, and its state.
 type Replica = (String, u64, u64, String);
@@ -16,22 +18,30 @@ type Described = (u64, Vec<Replica>);
 #[pymethods]
 impl ObjectStore {
     /// Whether each key is present: 1, 0 or a code. What is present is leased for a while.
-    fn exist(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<i64>> {
+    fn exist<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyList>> {
         let Some(pool) = self.pool()? else {
-            return Ok(vec![codes::PARAMETERS; keys.len()]);
+            let Keys(keys) = keys.extract()?;
+            return list_of_alike(py, &vec![codes::PARAMETERS; keys.len()]);
         };
-        let mut why = None;
-        let answers = keys.ask(|keys| {
-            aside(py, || match pool.client.is_exist(&keys) {
-                Ok(present) => present.into_iter().map(i64::from).collect(),
-                Err(error) => {
-                    why = Some(error.to_string());
-                    vec![codes::of_control(&error); keys.len()]
-                }
-            })
-        });
-        self.remember(why);
-        Ok(answers)
+        let PackedTexts { keys, count, bad } = pack_texts(keys, pool.client.packer())?;
+        let asked = count - bad.len();
+        let present = aside(py, || pool.client.exist_packed(keys, Leasing::Lease));
+        let mut answers: Vec<i64> = match present {
+            Ok((present, _)) => present.into_iter().map(i64::from).collect(),
+            Err(error) => {
+                self.remember(Some(error.to_string()));
+                vec![codes::of_control(&error); asked]
+            }
+        };
+        // From the first on, so that the places before each are right.
+        for at in bad {
+            answers.insert(at, codes::PARAMETERS);
+        }
+        list_of_alike(py, &answers)
     }
 
     /// The length of a block in bytes, or a code.
