@@ -5,7 +5,7 @@ use super::handle::BufferHandle;
 use super::lent::Lent;
 use super::pool::{Buffers, Item, Parts};
 use super::{ObjectStore, aside, aside_with, codes};
-use kvpool_client::{GetBlock, GetError, GetOptions, Lookup, ViewOptions};
+use kvpool_client::{GetBlock, GetError, GetOptions, Lookup, PutOptions, ViewOptions};
 use kvpool_transport::Region;
 use kvpool_types::{Key, Length, Offset};
 use pyo3::prelude::*;
@@ -42,10 +42,7 @@ impl ObjectStore {
             let item = key.map(|key| (key, Buffers::Host(slices)));
             items.push(item.ok_or(codes::PARAMETERS));
         }
-        let options = put_options(how, upsert);
-        let (codes, why) = aside_with(py, lent, || pool.put(items, &options))?;
-        self.remember(why);
-        Ok(codes)
+        self.put_items(py, &pool, lent, items, &put_options(how, upsert))
     }
 
     /// Puts one range of memory a key: one code a key.
@@ -66,10 +63,7 @@ impl ObjectStore {
         let items = items(keys, addresses.into_iter().zip(lengths), |(at, length)| {
             lent.ranges(&[at], &[length])
         });
-        let options = put_options(how, upsert);
-        let (codes, why) = aside_with(py, lent, || pool.put(items, &options))?;
-        self.remember(why);
-        Ok(codes)
+        self.put_items(py, &pool, lent, items, &put_options(how, upsert))
     }
 
     /// Puts several ranges of memory a key: one code a key.
@@ -90,10 +84,7 @@ impl ObjectStore {
         let items = items(keys, addresses.iter().zip(&lengths), |(at, length)| {
             lent.ranges(at, length)
         });
-        let options = put_options(how, upsert);
-        let (codes, why) = aside_with(py, lent, || pool.put(items, &options))?;
-        self.remember(why);
-        Ok(codes)
+        self.put_items(py, &pool, lent, items, &put_options(how, upsert))
     }
 
     /// Gets into one range of memory a key: lengths or codes.
@@ -112,9 +103,7 @@ impl ObjectStore {
         let items = items(keys, addresses.into_iter().zip(lengths), |(at, length)| {
             lent.ranges(&[at], &[length])
         });
-        let (codes, why) = aside_with(py, lent, || pool.get(items))?;
-        self.remember(why);
-        Ok(codes)
+        self.get_items(py, &pool, lent, items)
     }
 
     /// Gets into several ranges of memory a key: lengths or codes.
@@ -133,9 +122,7 @@ impl ObjectStore {
         let items = items(keys, addresses.iter().zip(&lengths), |(at, length)| {
             lent.ranges(at, length)
         });
-        let (codes, why) = aside_with(py, lent, || pool.get(items))?;
-        self.remember(why);
-        Ok(codes)
+        self.get_items(py, &pool, lent, items)
     }
 
     /// Gets values as bytes; empty where there is none.
@@ -220,6 +207,35 @@ impl ObjectStore {
         let mut found = aside(py, || copies(&pool, good)).into_iter();
         let place = |key: Option<Key>| key.and_then(|_| found.next().flatten());
         Ok(keys.0.into_iter().map(place).collect())
+    }
+}
+
+impl ObjectStore {
+    /// Puts from lent memory: one code an item.
+    fn put_items(
+        &self,
+        py: Python<'_>,
+        pool: &Parts,
+        lent: Lent<'_>,
+        items: Vec<Item>,
+        options: &PutOptions,
+    ) -> PyResult<Vec<i64>> {
+        let (codes, why) = aside_with(py, lent, || pool.put(items, options))?;
+        self.remember(why);
+        Ok(codes)
+    }
+
+    /// Gets into lent memory: a length or a code an item.
+    fn get_items(
+        &self,
+        py: Python<'_>,
+        pool: &Parts,
+        lent: Lent<'_>,
+        items: Vec<Item>,
+    ) -> PyResult<Vec<i64>> {
+        let (codes, why) = aside_with(py, lent, || pool.get(items))?;
+        self.remember(why);
+        Ok(codes)
     }
 }
 

@@ -318,9 +318,13 @@ impl Link for RdmaLink {
         }
         let (batch, outcomes) = self.open.deadlines.batch(ops.len(), deadline);
         let mut writes = Vec::with_capacity(ops.len());
-        for (item, write) in ops.into_iter().enumerate() {
+        for (item, mut write) in ops.into_iter().enumerate() {
             match check_write(&write) {
-                Ok(length) => writes.push((length.0, (item, write))),
+                Ok(length) => {
+                    // A node that never answers would keep it for ever.
+                    batch.keep(item, std::mem::take(&mut write.from));
+                    writes.push((length.0, (item, write)));
+                }
                 Err(error) => batch.end(item, Err(error)),
             }
         }

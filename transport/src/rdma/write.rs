@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A write, and which item of its batch it is.
+/// A write, and which item of its batch it is. The batch keeps the memory until the write is begun.
 type Item = (usize, WriteOp);
 
 /// Announces the writes and has the rest done as answers come.
@@ -64,16 +64,22 @@ fn begun(
 }
 
 fn submit(open: &Arc<Open>, batch: &Arc<Batch<Checksum>>, group: Vec<Item>, deadline: Instant) {
-    let memory = group.first().and_then(|(_, write)| write.from.first());
-    let ends = open.end_near(memory);
-    let mut transfers = Vec::with_capacity(group.len());
-    let mut flying = Vec::with_capacity(group.len());
+    let mut taken = Vec::with_capacity(group.len());
     let mut given_up = Vec::new();
-    for (item, write) in group {
-        if !batch.begin(item) {
-            given_up.push((write.grant.id, Vec::new()));
-            continue;
+    for (item, mut write) in group {
+        match batch.take(item) {
+            Some(from) => {
+                write.from = from;
+                taken.push((item, write));
+            }
+            None => given_up.push((write.grant.id, Vec::new())),
         }
+    }
+    let memory = taken.first().and_then(|(_, write)| write.from.first());
+    let ends = open.end_near(memory);
+    let mut transfers = Vec::with_capacity(taken.len());
+    let mut flying = Vec::with_capacity(taken.len());
+    for (item, write) in taken {
         match ends.transfer(Way::Write, &write.grant.extent, &write.from) {
             Ok(transfer) => {
                 transfers.push(transfer);
