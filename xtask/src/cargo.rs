@@ -26,6 +26,12 @@ pub(crate) fn root() -> &'static Path {
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
+    forget_xtask(&mut command);
+    command
+}
+
+/// Makes the environment of a command that builds what it would be in a shell.
+pub(crate) fn forget_xtask(command: &mut Command) {
     // What cargo says to xtask of xtask's own package is not for other packages' build scripts: some
     // ask to run again when it changes, and a build from a shell would undo this one, and this one it.
     for (name, _) in std::env::vars_os() {
@@ -42,7 +48,6 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
             command.env(name, dir);
         }
     }
-    command
 }
 
 /// Where cargo builds: `CARGO_TARGET_DIR`, cargo's configuration, or `target`.

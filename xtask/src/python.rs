@@ -3,7 +3,7 @@
 //! Everything happens in a virtual environment of the repository's own, `target/python/venv`: the tools
 //! that build the wheels, the wheels once built, and what the tests need.
 
-use crate::cargo::{DAEMONS, answers, cargo, root, succeeds, target_dir, watch};
+use crate::cargo::{DAEMONS, answers, cargo, forget_xtask, root, succeeds, target_dir, watch};
 use crate::packages::install;
 use crate::tally::{Pytest, Tally};
 use anyhow::{Context, Result, bail};
@@ -155,6 +155,8 @@ fn pip(venv: &Path) -> Command {
 fn tool(venv: &Path, name: &str) -> Command {
     let mut command = Command::new(venv.join("bin").join(name));
     command.current_dir(root());
+    // maturin runs cargo, which would build much anew for it.
+    forget_xtask(&mut command);
     if name == "python" {
         command.arg("-I");
     }
