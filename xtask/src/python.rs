@@ -53,7 +53,7 @@ pub(crate) fn test(tally: &mut Tally) -> Result<()> {
     let mut pytest = Pytest::default();
     let mut command = tool(&venv, "pytest");
     command.args(["-v", "-rs"]);
-    command.args(["python/tests", "python/mooncake/tests"]);
+    command.args(["python/tests", "python/kvpool-mooncake/tests"]);
     // The commands that the wheel installed are the ones to be tested.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let paths = std::iter::once(venv.join("bin")).chain(std::env::split_paths(&path));
@@ -131,7 +131,7 @@ fn build(venv: &Path, release: bool) -> Result<Option<Vec<PathBuf>>> {
         "--no-deps",
         "--no-build-isolation",
     ]);
-    other.arg("--wheel-dir").arg(&out).arg("./python/mooncake");
+    other.arg("--wheel-dir").arg(&out).arg("./python/kvpool-mooncake");
     if !succeeds(&mut native)? || !succeeds(&mut other)? {
         return Ok(None);
     }
