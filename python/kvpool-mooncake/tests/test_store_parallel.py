@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -79,25 +78,26 @@ def test_a_store_may_be_closed_while_threads_use_it(
     assert store.get(key) == b""
 
 
-def _put_in_another_process(url: str, key: str, answers: multiprocessing.Queue[object]) -> None:
-    store = MooncakeDistributedStore()
-    answers.put(store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", url))
-    answers.put(store.put(key, key.encode() * 1000))
-    answers.put(store.get(f"{key}-back"))
-    store.close()
+OTHER_PROCESS = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+
+url, key = sys.argv[1:]
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", url) == 0
+assert store.put(key, key.encode() * 1000) == 0
+assert store.get(f"{key}-back") == b"from the parent"
+assert store.close() == 0
+"""
 
 
 def test_two_processes_see_each_others_objects(
     store: MooncakeDistributedStore, shared_pool: LivePool, key: str
 ) -> None:
     assert store.put(f"{key}-back", b"from the parent") == 0
-    context = multiprocessing.get_context("spawn")
-    answers: multiprocessing.Queue[object] = context.Queue()
-    other = context.Process(target=_put_in_another_process, args=(shared_pool.url, key, answers))
-    other.start()
-    assert [answers.get(timeout=30) for _ in range(3)] == [0, 0, b"from the parent"]
-    other.join(30)
-    assert other.exitcode == 0
+    run = [sys.executable, "-c", OTHER_PROCESS, shared_pool.url, key]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
     assert store.get(key) == key.encode() * 1000
 
 
