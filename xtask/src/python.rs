@@ -131,7 +131,10 @@ fn build(venv: &Path, release: bool) -> Result<Option<Vec<PathBuf>>> {
         "--no-deps",
         "--no-build-isolation",
     ]);
-    other.arg("--wheel-dir").arg(&out).arg("./python/kvpool-mooncake");
+    other
+        .arg("--wheel-dir")
+        .arg(&out)
+        .arg("./python/kvpool-mooncake");
     if !succeeds(&mut native)? || !succeeds(&mut other)? {
         return Ok(None);
     }

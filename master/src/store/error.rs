@@ -42,7 +42,8 @@ pub enum StoreError {
         /// What the store said.
         reason: String,
     },
-    /// The store has used up its space and takes no more until room was made. Nothing was changed.
+    /// The store has used up its space and takes no more until room was made. A write whose own bytes used
+    /// up the last of it may have been done, whole.
     #[error("the metadata store has used up its space")]
     NoSpace,
     /// The lease has run out or was revoked. Nothing was changed.

@@ -189,8 +189,10 @@ impl EtcdStore {
                 Err(Error::NoSpace) if when_full == WhenFull::Fail => {
                     return Err(StoreError::NoSpace);
                 }
-                Err(Error::Unavailable { .. }) => uncertain = true,
-                // Refused without having been done: etcd is full, or its users are being changed.
+                // etcd looks at its quota once more when it has applied a transaction, and then says that it
+                // is full of one that it has done.
+                Err(Error::Unavailable { .. } | Error::NoSpace) => uncertain = true,
+                // Refused without having been done: etcd's users are being changed.
                 Err(_) => {}
             }
         }
