@@ -244,3 +244,52 @@ fn panicked(error: &tokio::task::JoinError) -> NotStaged {
         message: format!("a copy of a GPU's memory failed: {error}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_transport::gpu::DeviceRange;
+    use std::time::Duration;
+
+    /// Host memory that stands for pinned memory; nothing is copied.
+    #[derive(Debug)]
+    struct Heap;
+
+    impl CopyEngine for Heap {
+        fn device_of(&self, range: DeviceRange) -> Result<Device, GpuError> {
+            Err(GpuError::NotDeviceMemory(range))
+        }
+
+        fn pinned(&self, _: Device, length: Length) -> Result<Region, GpuError> {
+            Ok(Region::allocate(length))
+        }
+
+        fn copy_out(&self, _: Device, from: &[DeviceRange], _: &Slice) -> Result<(), GpuError> {
+            Err(GpuError::NotDeviceMemory(from[0]))
+        }
+
+        fn copy_in(&self, _: Device, _: &Slice, to: &[DeviceRange]) -> Result<(), GpuError> {
+            Err(GpuError::NotDeviceMemory(to[0]))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_piece_goes_back_only_when_no_transfer_holds_a_part_of_it() {
+        let staging = Arc::new(Staging::new(Arc::new(Heap), Length(SMALLEST), None));
+        let take = async |patience| {
+            let deadline = Deadline::after(Duration::from_millis(patience));
+            staging.take(Device(0), Length(100), deadline).await
+        };
+        let staged = take(1000).await.unwrap();
+        let part = staged.part(Offset(0), Length(100)).unwrap();
+        let address = part.as_ptr();
+        // The call is over, and a transfer that it began is not.
+        drop(staged);
+        let refused = take(50).await.err().unwrap();
+        assert_eq!(refused.code, Code::DeadlineExceeded);
+        drop(part);
+        let again = take(1000).await.unwrap();
+        let part = again.part(Offset(0), Length(100)).unwrap();
+        assert_eq!(part.as_ptr(), address, "the same memory is used again");
+    }
+}

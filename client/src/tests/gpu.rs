@@ -285,9 +285,8 @@ async fn a_device_that_fails_is_an_error_and_stores_nothing() {
     assert_eq!(gpus.bytes(0..8), b"12345678");
 }
 
-/// The staging memory of a call goes back only when nothing touches it any more.
 #[tokio::test]
-async fn staging_memory_that_a_slow_transfer_holds_is_not_used_again() {
+async fn a_put_that_finds_no_staging_memory_ends_by_its_deadline() {
     let (pool, gpus, buffer) = with_gpu(MIB).await;
     gpus.fill(0, &[1; 16]);
     let slice = || buffer.slice(Offset(0), Length(16)).unwrap();
