@@ -4,12 +4,17 @@
 // reference being formed.
 #![allow(unsafe_code, reason = "vectored I/O on shared memory")]
 
+mod one_machine;
+mod payload;
+
+pub(crate) use one_machine::suit_one_machine;
+pub(crate) use payload::LargePayload;
+
 use crate::memory::Slice;
 use kvpool_types::{Length, Offset};
-use rustix::net::{SocketAddrAny, sockopt};
+use rustix::net::sockopt;
 use std::io;
 use std::marker::PhantomData;
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
@@ -177,34 +182,6 @@ pub(crate) fn ask_buffers(socket: BorrowedFd<'_>, bytes: usize) {
     }
 }
 
-/// What is on its way between two ends on one machine lies in that machine's memory: the less of it
-/// there is, the more of it is still in the cache when it is received.
-const ONE_MACHINE_BUFFER: usize = 256 << 10;
-
-/// Gives a connected socket small buffers when both its ends are on this machine.
-pub(crate) fn shrink_buffers_on_one_machine(socket: BorrowedFd<'_>) {
-    if !ends_on_one_machine(socket) {
-        return;
-    }
-    let shrunk = sockopt::set_socket_recv_buffer_size(socket, ONE_MACHINE_BUFFER)
-        .and_then(|()| sockopt::set_socket_send_buffer_size(socket, ONE_MACHINE_BUFFER));
-    if let Err(error) = shrunk {
-        tracing::debug!(%error, "the buffers keep their size");
-    }
-}
-
-fn ends_on_one_machine(socket: BorrowedFd<'_>) -> bool {
-    let ip = |end: Option<SocketAddrAny>| -> Option<IpAddr> {
-        Some(SocketAddr::try_from(end?).ok()?.ip())
-    };
-    let here = ip(rustix::net::getsockname(socket).ok());
-    let there = ip(rustix::net::getpeername(socket).ok().flatten());
-    match (here, there) {
-        (Some(here), Some(there)) => here == there || there.is_loopback(),
-        _ => false,
-    }
-}
-
 fn host_limit(name: &str) -> Option<usize> {
     std::fs::read_to_string(format!("/proc/sys/net/core/{name}"))
         .ok()?
@@ -220,76 +197,6 @@ pub(crate) fn set_timeouts(socket: BorrowedFd<'_>, limit: Option<Duration>) -> i
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, limit)?;
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Send, limit)?;
     Ok(())
-}
-
-/// How much of a large payload comes before its receiver is woken.
-const SLEEP_BYTES: u32 = 128 << 10;
-
-/// A payload that is being received: its receiver sleeps long while much of it is left.
-pub(crate) struct LongSleep<'a> {
-    socket: BorrowedFd<'a>,
-    left: u64,
-    long: bool,
-}
-
-impl<'a> LongSleep<'a> {
-    /// For a payload of `left` bytes.
-    pub(crate) fn new(socket: BorrowedFd<'a>, left: u64) -> Self {
-        let long = left >= 4 * u64::from(SLEEP_BYTES) && set(socket, SLEEP_BYTES);
-        Self { socket, left, long }
-    }
-
-    /// So many bytes have come.
-    pub(crate) fn received(&mut self, bytes: u64) {
-        self.left = self.left.saturating_sub(bytes);
-        if self.left < 2 * u64::from(SLEEP_BYTES) {
-            self.end();
-        }
-    }
-
-    fn end(&mut self) {
-        if std::mem::take(&mut self.long) {
-            set(self.socket, 1);
-        }
-    }
-}
-
-impl Drop for LongSleep<'_> {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-fn set(socket: BorrowedFd<'_>, bytes: u32) -> bool {
-    let set = set_least_received(socket, bytes);
-    if let Err(error) = &set {
-        tracing::debug!(%error, "receivers are woken for every packet");
-    }
-    set.is_ok()
-}
-
-/// Lets whoever waits to receive sleep until so many bytes are there, or the connection ends: a large
-/// payload otherwise wakes its receiver for every packet. One that waits for less must set it back,
-/// or it would sleep on.
-fn set_least_received(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
-    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-    let size = libc::socklen_t::try_from(size_of_val(&bytes))
-        .expect("invariant: an int is a few bytes long");
-    // SAFETY: the option is an int, which lives for the call.
-    let set = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVLOWAT,
-            (&raw const bytes).cast(),
-            size,
-        )
-    };
-    if set == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
 
 /// Ends all I/O on a socket: calls that wait on it return at once.

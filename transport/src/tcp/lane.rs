@@ -8,7 +8,7 @@ use super::send::send_request;
 use crate::batch::{deadline_exceeded, unreachable};
 use crate::handshake::say_hello;
 use crate::link::TransferError;
-use crate::socket::{ask_buffers, set_timeouts, shrink_buffers_on_one_machine, shut_down};
+use crate::socket::{ask_buffers, set_timeouts, shut_down, suit_one_machine};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::{Code, Incarnation};
 use parking_lot::{Condvar, Mutex};
@@ -345,7 +345,7 @@ fn open_socket(
     set_timeouts(socket.as_fd(), Some(left))
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;
     rustix::net::connect(&socket, &address)?;
-    shrink_buffers_on_one_machine(socket.as_fd());
+    suit_one_machine(socket.as_fd());
     Ok(socket)
 }
 

@@ -6,7 +6,7 @@ use crate::checksum::Sum;
 use crate::frame::{ReceiveError, decode_header, failure, receive_exact, receive_meta, status};
 use crate::link::{TransferError, TransferResult};
 use crate::memory::Slice;
-use crate::socket::{LongSleep, Scatter};
+use crate::socket::{LargePayload, Scatter};
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Meta, ReadItem, Statuses, SumsReply};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
@@ -158,7 +158,7 @@ fn receive_payload(
     let mut sums = Vec::with_capacity(items.len());
     let mut sum = Sum::default();
     let mut first = 0;
-    let mut sleep = LongSleep::new(
+    let mut payload = LargePayload::new(
         wire.socket(),
         targets.iter().map(|t| t.slice.length().0).sum(),
     );
@@ -170,7 +170,7 @@ fn receive_payload(
             return Err(crate::batch::deadline_exceeded());
         }
         let mut received = receive_piece(wire, targets.get(first..).unwrap_or_default())?;
-        sleep.received(received);
+        payload.received(received);
         while received > 0 {
             let target = targets
                 .get_mut(first)

@@ -12,8 +12,9 @@ use kvpool_types::{Checksum, Grant, Incarnation, Length, Offset};
 use parking_lot::Mutex;
 use std::io;
 
-/// The bytes that are summed and then sent by one call, while they are in the cache.
-const PIECE: u64 = 256 << 10;
+/// The bytes that are summed and then sent by one call, while they are in the cache: several times
+/// what a socket takes at once, so that its receiver seldom runs dry while the next are summed.
+const PIECE: u64 = 512 << 10;
 
 /// What is to be sent by one call.
 #[derive(Default)]

@@ -7,7 +7,7 @@ use crate::host::{Abort, Admission, Host, Refused, WriteGuard};
 use crate::quick::WHOLE_BYTES;
 use crate::rdma;
 use crate::service::Connection;
-use crate::socket::{Gather, LongSleep, Scatter, set_timeouts};
+use crate::socket::{Gather, LargePayload, Scatter, set_timeouts};
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Failure, Meta, ReadRequest, Statuses, WriteEnd, WriteRequest};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
@@ -306,7 +306,7 @@ impl<'a> Session<'a> {
     }
 
     fn fill(&self, mut scatter: Scatter<'_>) -> Result<(), End> {
-        let mut sleep = LongSleep::new(self.socket(), scatter.left());
+        let mut payload = LargePayload::new(self.socket(), scatter.left());
         while !scatter.is_full() {
             if self.connection.is_aborted() {
                 return Err(End::Over);
@@ -315,7 +315,7 @@ impl<'a> Session<'a> {
             if received == 0 {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
-            sleep.received(received as u64);
+            payload.received(received as u64);
         }
         Ok(())
     }

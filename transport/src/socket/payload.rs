@@ -1,0 +1,88 @@
+//! A large payload on its way in.
+
+// UNSAFETY: sets a socket option that the libraries have no call for, from a number on the stack.
+#![allow(unsafe_code, reason = "SO_RCVLOWAT")]
+
+use super::one_machine::Following;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// How much of a large payload comes before its receiver is woken.
+const SLEEP_BYTES: u32 = 96 << 10;
+
+/// A payload that is being received. While much of it is left its receiver sleeps long, and stays
+/// beside a sender that is on the same machine.
+pub(crate) struct LargePayload<'a> {
+    socket: BorrowedFd<'a>,
+    left: u64,
+    sleeps_long: bool,
+    following: Option<Following<'a>>,
+}
+
+impl<'a> LargePayload<'a> {
+    /// A payload of `left` bytes. One that is not large is received like anything else.
+    pub(crate) fn new(socket: BorrowedFd<'a>, left: u64) -> Self {
+        let large = left >= 4 * u64::from(SLEEP_BYTES);
+        Self {
+            socket,
+            left,
+            sleeps_long: large && set(socket, SLEEP_BYTES),
+            following: large.then(|| Following::begin(socket)).flatten(),
+        }
+    }
+
+    /// So many bytes have come, by one call.
+    pub(crate) fn received(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+        if self.left < 2 * u64::from(SLEEP_BYTES) {
+            self.wake_early();
+        }
+        if let Some(following) = &mut self.following {
+            following.follow();
+        }
+    }
+
+    fn wake_early(&mut self) {
+        if std::mem::take(&mut self.sleeps_long) {
+            set(self.socket, 1);
+        }
+    }
+}
+
+impl Drop for LargePayload<'_> {
+    fn drop(&mut self) {
+        self.wake_early();
+    }
+}
+
+fn set(socket: BorrowedFd<'_>, bytes: u32) -> bool {
+    let set = set_least_received(socket, bytes);
+    if let Err(error) = &set {
+        tracing::debug!(%error, "receivers are woken for every packet");
+    }
+    set.is_ok()
+}
+
+/// Lets whoever waits to receive sleep until so many bytes are there, or the connection ends: a large
+/// payload otherwise wakes its receiver for every packet. One that waits for less must set it back,
+/// or it would sleep on.
+fn set_least_received(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    let size = libc::socklen_t::try_from(size_of_val(&bytes))
+        .expect("invariant: an int is a few bytes long");
+    // SAFETY: the option is an int, which lives for the call.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&raw const bytes).cast(),
+            size,
+        )
+    };
+    if set == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
