@@ -113,7 +113,11 @@ pub trait Host: Send + Sync + 'static {
 
     /// Where the ports of this host find the registered memory around an extent, for a peer that has
     /// queue pairs here. Of a host whose segments stay, [`Host::memory`] has told all.
-    fn places(&self, incarnation: Incarnation, extent: &Extent) -> Result<Vec<Registered>, Refused> {
+    fn places(
+        &self,
+        incarnation: Incarnation,
+        extent: &Extent,
+    ) -> Result<Vec<Registered>, Refused> {
         let _all_was_told = (incarnation, extent);
         Err(Refused {
             code: Code::InvalidArgument,

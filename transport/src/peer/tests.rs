@@ -5,6 +5,7 @@ use super::*;
 use crate::frame::encode_head;
 use crate::link::{ReadOp, TransferError, WriteOp};
 use crate::memory::Region;
+use crate::rdma::RdmaOptions;
 use crate::tcp;
 use kvpool_types::wire::data::{Hello, Meta, WriteRequest};
 use kvpool_types::wire::frame::{self, Op};
@@ -23,8 +24,16 @@ fn endpoint_with(secret: &str) -> Endpoint {
         name: "test".to_owned(),
         secret: Secret::new(secret),
         stall: Duration::from_secs(20),
+        rdma: rdma(),
     };
     Endpoint::start(listener, options).unwrap()
+}
+
+/// Set where there is a device: then everything here goes over RDMA.
+const OVER_RDMA: &str = "KVPOOL_TEST_PEERS_OVER_RDMA";
+
+fn rdma() -> Option<RdmaOptions> {
+    std::env::var_os(OVER_RDMA).map(|_| RdmaOptions::default())
 }
 
 fn endpoint() -> Endpoint {
@@ -337,6 +346,7 @@ fn a_peer_that_is_gone_is_reported_and_one_that_is_back_is_found() {
         name: "second".to_owned(),
         secret: Secret::default(),
         stall: Duration::from_secs(20),
+        rdma: rdma(),
     };
     let second = Endpoint::start(TcpListener::bind(at).unwrap(), options).unwrap();
     second.expose(target.whole()).unwrap();

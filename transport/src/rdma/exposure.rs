@@ -44,8 +44,11 @@ impl Exposure {
     /// Ends it: when this has succeeded, no port lets a peer touch the memory any more, and what was
     /// under way fails at the peer.
     pub(crate) fn end(self) -> io::Result<()> {
-        // One that fails must not keep the others.
-        let ended = self.registrations.into_iter().map(Registration::undo);
-        ended.fold(Ok(()), |all, one| all.and(one))
+        let mut outcome = Ok(());
+        for registration in self.registrations {
+            // One that fails must not keep the others.
+            outcome = outcome.and(registration.undo());
+        }
+        outcome
     }
 }

@@ -196,7 +196,11 @@ impl Open {
     }
 
     /// Remembers where the node's ports find memory that an extent lies in.
-    pub(super) fn learn(&self, extent: &Extent, places: &[Registered]) -> Result<(), TransferError> {
+    pub(super) fn learn(
+        &self,
+        extent: &Extent,
+        places: &[Registered],
+    ) -> Result<(), TransferError> {
         for place in places.iter().filter(|it| it.segment == extent.segment) {
             let ends = self.ends.iter().filter(|ends| ends.there == place.rail);
             for ends in ends {
