@@ -6,6 +6,9 @@
 #: memory 2048
 . /lib/guest.sh
 
+# A second device, which the first one does not reach.
+add_device rxe1 eth1 10.78.0.1/24
+
 before=$(counter sent_pkts)
 export KVPOOL_TEST_PEERS_OVER_RDMA=1
 TESTS=${TESTS:-peer::} run_tests unit
