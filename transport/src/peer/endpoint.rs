@@ -125,11 +125,13 @@ impl Endpoint {
 
     /// How the bytes of a peer go; connects to it unless it is connected.
     pub fn route(&self, target: &str, deadline: Instant) -> Result<Route, TransferError> {
-        let peer = self.known.open(target, deadline)?;
-        Ok(Route {
-            kind: peer.data().kind(),
-            why: peer.rdma.err(),
-        })
+        Ok(self.known.open(target, deadline)?.route())
+    }
+
+    /// How peers' bytes have come to go since the last call: a peer is named when it is first reached, and
+    /// when it is reached in another way than before.
+    pub fn news(&self) -> Vec<(String, Route)> {
+        self.known.news()
     }
 
     /// Where peers find it.

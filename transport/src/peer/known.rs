@@ -2,6 +2,7 @@
 //!
 //! Each target has a TCP link, and queue pairs beside it where both ends have RDMA.
 
+use super::endpoint::Route;
 use super::host::CLUSTER;
 use super::secret::Secret;
 use crate::batch::{deadline_exceeded, invalid, unreachable};
@@ -23,6 +24,8 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// How many targets are kept before those whose links have failed are forgotten.
 const SWEEP_AT: usize = 64;
 
+/// How much news is kept for whoever never asks.
+const MOST_NEWS: usize = 256;
 /// How long a peer is not reached over RDMA after transfers have failed that way.
 const REST: Duration = Duration::from_secs(30);
 
@@ -46,6 +49,14 @@ impl Connected {
         }
     }
 
+    /// How the bytes go.
+    pub(super) fn route(&self) -> Route {
+        Route {
+            kind: self.data().kind(),
+            why: self.rdma.as_ref().err().cloned(),
+        }
+    }
+
     fn is_open(&self) -> bool {
         self.tcp.is_open() && self.rdma.as_ref().map_or(true, |rdma| rdma.is_open())
     }
@@ -57,8 +68,8 @@ struct Target {
     connected: Option<Connected>,
     /// Until when it is not reached over RDMA, and why.
     rests: Option<(Instant, Arc<str>)>,
-    /// Why it is not, as was said last.
-    said: Option<Arc<str>>,
+    /// How it was reached when that was said last.
+    said: Option<Route>,
 }
 
 /// Whoever opens a target's link holds the lock, so that others wait for the same one.
@@ -71,6 +82,8 @@ pub(super) struct Known {
     /// The ports of this process, or why it has none.
     rdma: Result<Arc<Fabric>, Arc<str>>,
     places: Mutex<HashMap<String, Place>>,
+    /// What has not been asked for yet of how targets came to be reached.
+    news: Mutex<Vec<(String, Route)>>,
 }
 
 impl Known {
@@ -80,6 +93,7 @@ impl Known {
             secret,
             rdma,
             places: Mutex::default(),
+            news: Mutex::default(),
         }
     }
 
@@ -108,7 +122,11 @@ impl Known {
             None => self.rdma.clone(),
         };
         let connected = self.connect(target, rdma, deadline.min(Instant::now() + CONNECT))?;
-        held.say(target, &connected);
+        let route = connected.route();
+        if held.said.as_ref() != Some(&route) {
+            held.said = Some(route.clone());
+            self.say(target, route);
+        }
         held.connected = Some(connected.clone());
         Ok(connected)
     }
@@ -122,6 +140,21 @@ impl Known {
         let why = format!("transfers over RDMA have failed: {why}");
         held.rests = Some((Instant::now() + REST, why.into()));
         held.connected = None;
+    }
+
+    /// Says how a target is reached.
+    fn say(&self, target: &str, route: Route) {
+        let why = route.why.as_deref();
+        tracing::info!(target, kind = ?route.kind, why, "a peer's memory is reached");
+        let mut news = self.news.lock();
+        if news.len() < MOST_NEWS {
+            news.push((target.to_owned(), route));
+        }
+    }
+
+    /// How targets have come to be reached since the last call.
+    pub(super) fn news(&self) -> Vec<(String, Route)> {
+        std::mem::take(&mut *self.news.lock())
     }
 
     fn place(&self, target: &str) -> Place {
@@ -173,23 +206,6 @@ impl Known {
             }
         }
         Err(last)
-    }
-}
-
-impl Target {
-    /// Says how the target is reached, once, and again when that is another way.
-    fn say(&mut self, target: &str, connected: &Connected) {
-        match &connected.rdma {
-            Ok(_) => {
-                self.said = None;
-                tracing::info!(target, "a peer's memory is reached over RDMA");
-            }
-            Err(why) if self.said.as_ref() == Some(why) => {}
-            Err(why) => {
-                tracing::info!(target, %why, "a peer's memory is reached over TCP");
-                self.said = Some(why.clone());
-            }
-        }
     }
 }
 

@@ -82,10 +82,16 @@ fn where_there_is_no_device_the_reason_is_told_and_bytes_go_over_tcp() {
     assert!(why.contains("RDMA") || why.contains("libibverbs"), "{why}");
     let there = endpoint_over(None);
     let target = exposed(&there, MIB);
-    round_trip(&here, &name(&there), &target, 1);
+    for round in 0..3 {
+        round_trip(&here, &name(&there), &target, round);
+    }
     let route = here.route(&name(&there), soon()).unwrap();
     assert_eq!(route.kind, TransportKind::Tcp);
     assert_eq!(route.why.as_deref(), Some(why.as_str()));
+    // It is news once, and again only when it is another way.
+    assert_eq!(here.news(), [(name(&there), route)]);
+    round_trip(&here, &name(&there), &target, 4);
+    assert_eq!(here.news(), []);
 }
 
 /// Needs no device either.
@@ -175,7 +181,7 @@ fn keys_of_other_memory_that_the_process_has_registered_open_nothing() {
     let _target = exposed(&there, 4096);
     let segment = filled(MIB, 0x11);
     let before = segment.whole().to_vec();
-    let fabric = Fabric::open(&RdmaOptions::default()).unwrap();
+    let fabric = Fabric::shared(&RdmaOptions::default()).unwrap();
     let exposure = fabric.expose(&segment.whole()).unwrap();
     let place = exposure.places(MEMORY).next().unwrap();
     for way in [rdma::Way::Read, rdma::Way::Write] {
