@@ -503,8 +503,8 @@ def test_initialize_says_whether_the_session_is_there(caplog, monkeypatch) -> No
         assert TransferEngine().initialize(name, "http://127.0.0.1:1/metadata", "tcp", "") == -1
     caplog.clear()
     third = TransferEngine()
-    assert third.initialize_ext("127.0.0.1", "P2PHANDSHAKE", "rdma", "", "http") == 0
-    lines = [record for record in caplog.records if "rdma" in record.getMessage()]
+    assert third.initialize_ext("127.0.0.1", "P2PHANDSHAKE", "barex", "", "http") == 0
+    lines = [record for record in caplog.records if "barex" in record.getMessage()]
     assert len(lines) == 1 and "TCP" in lines[0].getMessage()
     third.close()
     monkeypatch.setenv("KVPOOL_ENGINE_TIMEOUT", "never")
