@@ -57,9 +57,7 @@ impl Programs {
                 (Program::Test { directory, name }, None) => {
                     Err(format!("{directory}/tests has no {name}"))
                 }
-                (Program::Python, None) => {
-                    Err("there is no python3 of 3.11 or later".to_owned())
-                }
+                (Program::Python, None) => Err("there is no python3 of 3.11 or later".to_owned()),
             }
         };
         case.programs.iter().map(argument).collect()
