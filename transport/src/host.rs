@@ -115,10 +115,9 @@ pub trait Host: Send + Sync + 'static {
     /// queue pairs here. Of a host whose segments stay, [`Host::memory`] has told all.
     fn places(
         &self,
-        incarnation: Incarnation,
-        extent: &Extent,
+        _incarnation: Incarnation,
+        _extent: &Extent,
     ) -> Result<Vec<Registered>, Refused> {
-        let _all_was_told = (incarnation, extent);
         Err(Refused {
             code: Code::InvalidArgument,
             message: "a node's segments are told of when a link is opened".to_owned(),
