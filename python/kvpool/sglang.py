@@ -22,6 +22,9 @@ from typing import Any
 import torch  # type: ignore[import-not-found]
 from sglang.srt.mem_cache.hicache_storage import (  # type: ignore[import-not-found]
     HiCacheStorage,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransferResult,
 )
 
 import kvpool
@@ -51,6 +54,17 @@ class Settings(PoolSettings):
     """Keeps apart what the model's name does not, such as two sets of weights."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _SidePool:
+    """Host memory beside that of the KV cache, such as of recurrent states or of an indexer."""
+
+    memory: Any
+    suffix: str
+    """What its pages' keys end with."""
+    direct: bool
+    """Whether its pages can be named by address; else they are copied once more."""
+
+
 class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
     """Stores pages of SGLang's host memory in a pool that all hosts share.
 
@@ -67,6 +81,7 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         self._settings = settings
         self._connection = Connection(settings)
         self._registered: list[kvpool.Registration] = []
+        self._side_pools: dict[str, _SidePool] = {}
         self._prefix = self._make_prefix("")
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
@@ -78,18 +93,67 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         if isinstance(buffer, torch.Tensor):
             self._connection.call("registering memory", None, lambda pool: self._register(pool, buffer))
 
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        """Takes host memory of another kind, of models whose cache is more than keys and values."""
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        name = str(host_pool_name)
+        if name == str(PoolName.KV):
+            return
+        direct = self._direct and _has_addresses(host_pool)
+        fields = [getattr(host_pool, field, None) for field in ("layout", "page_size", "dtype", "size_per_token")]
+        # Recurrent states are each rank's own, also where ranks share all else.
+        rank = (self._config.tp_rank, self._config.tp_size) if name == str(PoolName.MAMBA) else None
+        digest = hashlib.sha256(repr([fields, direct, rank]).encode()).hexdigest()
+        self._side_pools[name] = _SidePool(host_pool, f".{name}-{digest[:16]}", direct)
+        if direct:
+            buffers = _buffers(host_pool)
+            self._connection.call("registering memory", None, lambda pool: self._register(pool, *buffers))
+
+    def batch_exists_v2(
+        self, keys: list[str], pool_transfers: list[Any] | None = None, extra_info: Any = None
+    ) -> Any:
+        """How many of the leading pages can be used, where each kind of memory has its own rule for what of
+        them it must hold, and how many of each kind are there. What is found is leased for a moment."""
+        transfers = pool_transfers or []
+        policies = (PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES)
+        for transfer in transfers:
+            if transfer.hit_policy not in policies:
+                raise ValueError(f"pool {transfer.name}: {transfer.hit_policy} is not known")
+        # There are caches without keys and values of their own: all lies in the other pools.
+        has_kv = getattr(self.mem_pool_host, "kv_buffer", True) is not None
+        kinds = ([""] if has_kv else []) + [self._side_pool(transfer.name).suffix for transfer in transfers]
+        names = [f"{self._key(key)}{kind}" for kind in kinds for key in keys]
+        none = [False] * len(names)
+        present = self._connection.call("looking pages up", none, lambda pool: pool.is_exist(names))
+        of_kinds = [present[at : at + len(keys)] for at in range(0, len(present), len(keys) or 1)]
+        pages = _leading(of_kinds.pop(0)) if has_kv and of_kinds else 0 if has_kv else len(keys)
+        hits: dict[Any, int] = {PoolName.KV: pages} if pages else {}
+        usable = list(range(1, pages + 1))
+        for transfer, there in zip(transfers, of_kinds, strict=False):
+            window = pages
+            if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+                window = max(1, len(transfer.keys or []))
+            ends = {end for end in range(1, pages + 1) if all(there[max(0, end - window) : end])}
+            if ends:
+                hits[transfer.name] = max(ends)
+            usable = [end for end in usable if end in ends]
+        return PoolTransferResult(max(usable, default=0), hits, usable)
+
+    def batch_get_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
+        """Gets pages into host memory of several kinds; which of each came."""
+        return {transfer.name: self._get_v2(transfer) for transfer in transfers}
+
+    def batch_set_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
+        """Puts pages from host memory of several kinds; which of each are in the pool."""
+        return {transfer.name: self._set_v2(transfer) for transfer in transfers}
+
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Gets pages into SGLang's host memory; which of them came."""
-        pages = self._pages(keys, host_indices)
-        outcomes = self._get(keys, pages)
-        return [
-            outcome == sum(length for _, length in page)
-            for outcome, page in zip(outcomes, pages, strict=True)
-        ]
+        return self._get_pages(self._names(keys), _pages(self.mem_pool_host, keys, host_indices))
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Puts pages from SGLang's host memory; which of them are in the pool."""
-        return self._put(keys, self._pages(keys, host_indices))
+        return self._put(self._names(keys), _pages(self.mem_pool_host, keys, host_indices))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         """A page as a tensor: `target_location` if that is given, else a new one of bytes; None for a
@@ -103,7 +167,7 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         """Gets pages into tensors; for each the tensor, or None for a miss."""
         if target_locations is None:
             return [self.get(key) for key in keys]
-        outcomes = self._get(keys, list(target_locations))
+        outcomes = self._get(self._names(keys), list(target_locations))
         return [
             tensor if outcome == tensor.numel() * tensor.element_size() else None
             for outcome, tensor in zip(outcomes, target_locations, strict=True)
@@ -119,17 +183,16 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         """Puts pages; whether all of them are in the pool."""
         if values is None:
             return False
-        return all(self._put(keys, [value.contiguous() for value in values]))
+        return all(self._put(self._names(keys), [value.contiguous() for value in values]))
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many of the leading pages are there, leased for a moment each."""
-        names = [self._key(key) for key in keys]
+        names = self._names(keys)
         present: list[bool] = []
-        present = self._connection.call("looking pages up", present, lambda pool: pool.is_exist(names))
-        return present.index(False) if False in present else len(present)
+        return _leading(self._connection.call("looking pages up", present, lambda pool: pool.is_exist(names)))
 
     def clear(self) -> None:
         """Removes the pages of this model and rank, for all hosts, leased ones too."""
@@ -165,27 +228,64 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
     def _key(self, key: str) -> str:
         return f"{self._prefix}{key}"
 
-    def _pages(self, keys: Sequence[str], host_indices: Any) -> list[list[tuple[int, int]]]:
-        """Where each page lies in SGLang's host memory, as (address, length)."""
-        addresses, lengths = self.mem_pool_host.get_page_buffer_meta(host_indices)
-        pieces = [(int(address), int(length)) for address, length in zip(addresses, lengths, strict=True)]
-        if not keys or len(pieces) % len(keys):
-            raise ValueError(f"{len(pieces)} pieces of memory for {len(keys)} pages")
-        each = len(pieces) // len(keys)
-        return [pieces[at : at + each] for at in range(0, len(pieces), each)]
+    def _names(self, keys: Sequence[str]) -> list[str]:
+        return [self._key(key) for key in keys]
 
-    def _get(self, keys: Sequence[str], into: Sequence[Any]) -> list[Any]:
-        names = [self._key(key) for key in keys]
+    def _side_pool(self, name: Any) -> _SidePool:
+        if str(name) == str(PoolName.KV):
+            return _SidePool(self.mem_pool_host, "", self._direct)
+        try:
+            return self._side_pools[str(name)]
+        except KeyError:
+            raise ValueError(f"pool {name} has not been registered") from None
+
+    def _get_v2(self, transfer: Any) -> list[bool]:
+        keys, indices = transfer.keys or [], transfer.host_indices
+        pool = self._side_pool(transfer.name)
+        names = [f"{name}{pool.suffix}" for name in self._names(keys)]
+        if not _is_whole(pool.memory, keys, indices):
+            return _no_pages("got", transfer)
+        if pool.direct:
+            return self._get_pages(names, _pages(pool.memory, keys, indices))
+        room = [pool.memory.get_dummy_flat_data_page() for _ in keys]
+        outcomes = self._get(names, room)
+        came = [
+            outcome == page.numel() * page.element_size()
+            for outcome, page in zip(outcomes, room, strict=True)
+        ]
+        for start, page, is_there in zip(_starts(pool.memory, indices), room, came, strict=True):
+            if is_there:
+                pool.memory.set_from_flat_data_page(start, page)
+        return came
+
+    def _set_v2(self, transfer: Any) -> list[bool]:
+        keys, indices = transfer.keys or [], transfer.host_indices
+        pool = self._side_pool(transfer.name)
+        names = [f"{name}{pool.suffix}" for name in self._names(keys)]
+        if not _is_whole(pool.memory, keys, indices):
+            return _no_pages("put", transfer)
+        if pool.direct:
+            return self._put(names, _pages(pool.memory, keys, indices))
+        starts = _starts(pool.memory, indices)
+        return self._put(names, [pool.memory.get_data_page(start, flat=True).contiguous() for start in starts])
+
+    def _get_pages(self, names: Sequence[str], pages: list[list[tuple[int, int]]]) -> list[bool]:
+        outcomes = self._get(names, pages)
+        return [
+            outcome == sum(length for _, length in page)
+            for outcome, page in zip(outcomes, pages, strict=True)
+        ]
+
+    def _get(self, names: Sequence[str], into: Sequence[Any]) -> list[Any]:
         outcomes: list[Any] = self._connection.call(
-            "getting pages", [None] * len(keys), lambda pool: pool.batch_get(names, into)
+            "getting pages", [None] * len(names), lambda pool: pool.batch_get(names, into)
         )
         self._report("got", outcomes)
         return outcomes
 
-    def _put(self, keys: Sequence[str], pages: Sequence[Any]) -> list[bool]:
-        names = [self._key(key) for key in keys]
+    def _put(self, names: Sequence[str], pages: Sequence[Any]) -> list[bool]:
         outcomes: list[Any] = self._connection.call(
-            "putting pages", [None] * len(keys), lambda pool: pool.batch_put(names, pages)
+            "putting pages", [None] * len(names), lambda pool: pool.batch_put(names, pages)
         )
         self._report("put", outcomes)
         return [isinstance(outcome, bool) for outcome in outcomes]
@@ -195,5 +295,57 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         if errors:
             logger.warning("%d of %d pages were not %s: %s", len(errors), len(outcomes), what, errors[0])
 
-    def _register(self, pool: kvpool.Pool, buffer: Any) -> None:
-        self._registered.append(pool.register_buffer(buffer))
+    def _register(self, pool: kvpool.Pool, *buffers: Any) -> None:
+        self._registered.extend(pool.register_buffer(buffer) for buffer in buffers)
+
+
+def _leading(present: Sequence[bool]) -> int:
+    """How many are there before the first that is not."""
+    return list(present).index(False) if False in present else len(present)
+
+
+def _page_size(memory: Any) -> int:
+    return int(getattr(memory, "page_size", 1) or 1)
+
+
+def _is_whole(memory: Any, keys: Sequence[str], host_indices: Any) -> bool:
+    """Whether there is a place in host memory for every page."""
+    return bool(keys) and host_indices is not None and len(host_indices) == len(keys) * _page_size(memory)
+
+
+def _no_pages(what: str, transfer: Any) -> list[bool]:
+    keys = transfer.keys or []
+    if keys:
+        logger.warning("%d pages of pool %s were not %s: not each has a place", len(keys), transfer.name, what)
+    return [False] * len(keys)
+
+
+def _starts(memory: Any, host_indices: Any) -> list[int]:
+    """Where each page begins, as an index into host memory."""
+    return [int(index) for index in host_indices[:: _page_size(memory)]]
+
+
+def _pages(memory: Any, keys: Sequence[str], host_indices: Any) -> list[list[tuple[int, int]]]:
+    """Where each page lies in SGLang's host memory, as (address, length)."""
+    addresses, lengths = memory.get_page_buffer_meta(host_indices)
+    pieces = [(int(address), int(length)) for address, length in zip(addresses, lengths, strict=True)]
+    if not keys or len(pieces) % len(keys):
+        raise ValueError(f"{len(pieces)} pieces of memory for {len(keys)} pages")
+    each = len(pieces) // len(keys)
+    return [pieces[at : at + each] for at in range(0, len(pieces), each)]
+
+
+def _has_addresses(memory: Any) -> bool:
+    """Whether a pool names its pages by address: some do in some layouts only, and say so when asked."""
+    try:
+        addresses, _lengths = memory.get_page_buffer_meta(torch.arange(_page_size(memory)))
+    except (AttributeError, AssertionError, NotImplementedError, ValueError):
+        return False
+    return bool(addresses)
+
+
+def _buffers(memory: Any) -> list[Any]:
+    """The tensors that a pool consists of."""
+    listed = getattr(memory, "get_hybrid_pool_buffer", None)
+    tensors = listed() if listed else [getattr(memory, "kv_buffer", None)]
+    return [each for each in tensors if isinstance(each, torch.Tensor) and each.numel()]

@@ -17,9 +17,9 @@ use crate::home::{Home, Resident};
 use crate::loan::Loan;
 use crate::memory::Memory;
 use batches::{Batches, Status};
-use kvpool_transport::peer::{Endpoint, EndpointOptions, Move, Secret, Way};
-use kvpool_transport::rdma::RegisteredBuffer;
-use kvpool_transport::{Slice, TransferError};
+use kvpool_transport::peer::{Endpoint, EndpointOptions, Move, Route, Secret, Way};
+use kvpool_transport::rdma::{RdmaOptions, RegisteredBuffer};
+use kvpool_transport::{Slice, TransferError, TransportKind};
 use kvpool_types::{Code, Offset};
 use mapped::{Use, is_mapped};
 use parking_lot::Mutex;
@@ -72,9 +72,18 @@ struct Asked {
 #[pymethods]
 impl PeerEngine {
     /// Serves peers at `host` and `port`, 0 for any free one; `name` is for their logs. Peers must have the
-    /// same `secret`; with an empty one, whoever reaches the port may touch what is registered.
+    /// same `secret`; with an empty one, whoever reaches the port may touch what is registered. Bytes go by
+    /// the RDMA devices that are named, by all for an empty list; over TCP where there is none.
     #[new]
-    fn new(py: Python<'_>, host: &str, port: u16, name: String, secret: &str) -> PyResult<Self> {
+    #[pyo3(signature = (host, port, name, secret, rdma_devices=None))]
+    fn new(
+        py: Python<'_>,
+        host: &str,
+        port: u16,
+        name: String,
+        secret: &str,
+        rdma_devices: Option<Vec<String>>,
+    ) -> PyResult<Self> {
         let resident =
             Resident::new().map_err(|fault| PyRuntimeError::new_err(fault.message().to_owned()))?;
         let endpoint = py.detach(|| {
@@ -82,6 +91,10 @@ impl PeerEngine {
                 name,
                 secret: Secret::new(secret),
                 stall: STALL,
+                rdma: rdma_devices.map(|devices| RdmaOptions {
+                    devices,
+                    ..RdmaOptions::default()
+                }),
             };
             Endpoint::start(TcpListener::bind((host, port))?, options)
         })?;
@@ -100,6 +113,29 @@ impl PeerEngine {
     /// The port that peers connect to.
     fn port(&self) -> PyResult<u16> {
         Ok(self.session()?.endpoint.local_addr().port())
+    }
+
+    /// The names of the RDMA ports that it uses, and why it uses none.
+    fn ports(&self) -> PyResult<(Vec<String>, Option<String>)> {
+        let session = self.session()?;
+        Ok(match session.endpoint.ports() {
+            Ok(ports) => (ports.to_vec(), None),
+            Err(why) => (Vec::new(), Some(why.to_owned())),
+        })
+    }
+
+    /// How bytes between here and the peer at `target` go, "rdma" or "tcp", and why not the former.
+    fn route(&self, py: Python<'_>, target: &str, timeout: f64) -> PyResult<Told> {
+        let deadline = Instant::now() + seconds(timeout)?;
+        let session = self.session()?;
+        let route = py.detach(|| session.endpoint.route(target, deadline));
+        Ok(told(route.map_err(|error| raised(&error))?))
+    }
+
+    /// The same of each peer that has come to be reached in that way since the last call.
+    fn news(&self) -> PyResult<Vec<(String, Told)>> {
+        let news = self.session()?.endpoint.news().into_iter();
+        Ok(news.map(|(target, route)| (target, told(route))).collect())
     }
 
     /// Lets peers read and write `length` bytes at `address` until `unregister`. Raises ValueError when
@@ -315,7 +351,8 @@ impl Session {
         }
         let expose = |memory: &Slice| {
             let exposed = self.endpoint.expose(memory.clone());
-            // Peers reach it over TCP, which needs no port's registration.
+            // The endpoint registers it with its own ports for peers, and for its own transfers when they
+            // first use it.
             exposed
                 .map(|()| RegisteredBuffer::default())
                 .map_err(std::io::Error::other)
@@ -389,6 +426,18 @@ impl Session {
             None => Ok(()),
         }
     }
+}
+
+/// How bytes go, and why not over RDMA.
+type Told = (&'static str, Option<String>);
+
+fn told(route: Route) -> Told {
+    let kind = match route.kind {
+        TransportKind::Rdma => "rdma",
+        TransportKind::Tcp => "tcp",
+        TransportKind::Shm => "shm",
+    };
+    (kind, route.why.map(|why| why.to_string()))
 }
 
 fn way(write: bool) -> Way {

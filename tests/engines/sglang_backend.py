@@ -16,7 +16,12 @@ from sglang.srt.mem_cache.device_pool_info import (
     KVBuffers,
     MHABufferInfo,
 )
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
@@ -136,8 +141,65 @@ def check_copies(master: str) -> None:
     check("one alone is put and got", one is not None and torch.equal(one, pages[0]))
 
 
+def check_side_pools(master: str, direct: bool) -> None:
+    """Models whose cache is of several kinds: SGLang names each kind's pages beside those of the KV cache."""
+    way = "by place" if direct else "as copies"
+    memory, window, state = host_memory(), host_memory(), host_memory()
+    storage, other = (backend(master, memory, rank, direct) for rank in range(2))
+    for each in (storage, other):
+        for name, pool in ((PoolName.KV, memory), (PoolName.SWA, window), (PoolName.MAMBA, state)):
+            each.register_mem_host_pool_v2(pool, name)
+    hashes = [uuid.uuid4().hex * 2 for _ in range(PAGES)]
+    sources = torch.arange(PAGES * PAGE)
+    targets = sources + PAGES * PAGE
+    for pool in (memory, window, state):
+        pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape))
+
+    def of(name: PoolName, indices: Any, keys: list[str], policy: Any = PoolHitPolicy.ALL_PAGES) -> PoolTransfer:
+        return PoolTransfer(name=name, host_indices=indices, keys=keys, hit_policy=policy)
+
+    # All of the window's pages, and of the state the fourth and fifth alone.
+    part = slice(3 * PAGE, 5 * PAGE)
+    sent = [of(PoolName.SWA, sources, hashes), of(PoolName.MAMBA, sources[part], hashes[3:5])]
+    put = storage.batch_set_v2([of(PoolName.KV, sources, hashes), *sent])
+    check(f"pages of three kinds are put {way}", all(map(all, put.values())) and len(put) == 3)
+    trailing = PoolHitPolicy.TRAILING_PAGES
+    asked = [of(PoolName.SWA, None, hashes[-2:], trailing), of(PoolName.MAMBA, None, hashes[-1:], trailing)]
+    found = storage.batch_exists_v2(hashes, asked)
+    check("a prefix ends where the state is", found.kv_hit_pages == 5)
+    check("and every such end is told", found.restorable_prefix_pages == [4, 5])
+    counts = {PoolName.KV: PAGES, PoolName.SWA: PAGES, PoolName.MAMBA: 5}
+    check("each kind is counted", found.extra_pool_hit_pages == counts)
+    every = storage.batch_exists_v2(hashes, [of(PoolName.MAMBA, None, hashes)])
+    check("a kind that needs all its pages has none", every.kv_hit_pages == 0)
+    check("without other kinds the pages alone count", storage.batch_exists_v2(hashes).kv_hit_pages == PAGES)
+    check("another rank has its own", other.batch_exists_v2(hashes, asked).kv_hit_pages == 0)
+    got = storage.batch_get_v2(
+        [
+            of(PoolName.KV, targets, hashes),
+            of(PoolName.SWA, targets, hashes),
+            of(PoolName.MAMBA, targets[:PAGE], hashes[3:4]),
+        ]
+    )
+    check("they are got", all(map(all, got.values())) and len(got[PoolName.SWA]) == PAGES)
+
+    def same(pool: Any, source: int, target: int) -> bool:
+        return torch.equal(pool.get_data_page(source * PAGE), pool.get_data_page(target * PAGE))
+
+    moved = all(same(pool, page, PAGES + page) for pool in (memory, window) for page in range(PAGES))
+    check("with the bytes that were put, each kind its own", moved and same(state, 3, PAGES))
+    absent = storage.batch_get_v2([of(PoolName.MAMBA, targets[: 2 * PAGE], hashes[4:6])])
+    check("a page that is not there is not got", absent[PoolName.MAMBA] == [True, False])
+    short = storage.batch_set_v2([of(PoolName.SWA, sources[:PAGE], hashes)])
+    check("pages without a place are not put", short[PoolName.SWA] == [False] * PAGES)
+    storage.clear()
+    check("and are gone once cleared", storage.batch_exists_v2(hashes).kv_hit_pages == 0)
+
+
 def main() -> None:
     check_pages(sys.argv[1])
+    check_side_pools(sys.argv[1], direct=True)
+    check_side_pools(sys.argv[1], direct=False)
     check_copies(sys.argv[1])
     print("at its end", flush=True)
 

@@ -22,6 +22,30 @@ add_needed() {
     while read -r library; do copy_once "$1" "$library"; done
 }
 
+# add_python ROOT NATIVE PACKAGES PROGRAM...: this machine's python3 with its standard library, the packages
+# whose sources lie in PACKAGES, with NATIVE as their native half, and programs for it in /lib.
+add_python() {
+  local root=$1 interpreter standard modules=$1/usr/lib/modules-of-python
+  # Asked, because what is called so may be a script that leads to it.
+  interpreter=$(python3 -I -c 'import sys; print(sys.executable)')
+  standard=$(python3 -I -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+  add_program "$1" "$interpreter" python3
+  mkdir -p "$1/usr/lib/$(basename "$standard")"
+  # What is left out is most of it, and nothing of what runs in a guest.
+  tar -c -C "$standard" --exclude='__pycache__' --exclude='./site-packages' --exclude='./dist-packages' \
+    --exclude='./test' --exclude='./idlelib' --exclude='./lib2to3' --exclude='./ensurepip' --exclude='./tkinter' \
+    --exclude='./turtledemo' --exclude='./pydoc_data' --exclude='./config-*' . |
+    tar -x -C "$1/usr/lib/$(basename "$standard")"
+  find "$standard" -name '*.so' | while read -r library; do add_needed "$1" "$library"; done
+  mkdir -p "$modules"
+  tar -c -C "$3" --exclude='__pycache__' kvpool | tar -x -C "$modules"
+  tar -c -C "$3/kvpool-mooncake" --exclude='__pycache__' mooncake | tar -x -C "$modules"
+  strip --strip-unneeded -o "$modules/kvpool/_native.abi3.so" "$2"
+  add_needed "$1" "$2"
+  shift 3
+  cp "$@" "$root/usr/lib/"
+}
+
 # add_library ROOT NAME: a library by its name, with what it needs.
 add_library() {
   local path

@@ -1,6 +1,7 @@
 #!/bin/bash
 # run.sh IMAGE CASE [PROGRAM[=NAME]...]: boots a guest, runs the script CASE in it, and exits with its
-# status. The PROGRAMs of this machine are in the guest's PATH, under their own names or NAME.
+# status. The PROGRAMs of this machine are in the guest's PATH, under their own names or NAME. The native
+# half of the Python package, called `python`, brings this machine's interpreter and the packages with it.
 # IMAGE is a directory that kernel.sh and image.sh have filled.
 #
 # Exit status: that of CASE (0 to 126); 124 at the time limit; 125 when the guest ended without a status.
@@ -38,6 +39,7 @@ echo "${GUEST_NAME:-guest}" > "$root/etc/hostname"
 printf '%s\n' "${GUEST_SETTINGS:-}" > "$root/etc/settings"
 for program in "$@"; do
   case $program in
+    *=python) add_python "$root" "${program%%=*}" "$here/../../python" "$here/engine.py" ;;
     *=*) add_program "$root" "${program%%=*}" "${program#*=}" ;;
     *) add_program "$root" "$program" ;;
   esac

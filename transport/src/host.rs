@@ -11,6 +11,7 @@
 use crate::memory::Slice;
 use crate::shm::board::Board;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
+use kvpool_types::wire::rdma::Registered;
 use kvpool_types::{
     Checksum, ClientId, Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, SegmentId,
 };
@@ -109,6 +110,19 @@ pub trait Host: Send + Sync + 'static {
         incarnation: Incarnation,
         abort: Weak<dyn Abort>,
     ) -> Result<Vec<(SegmentId, Slice)>, Refused>;
+
+    /// Where the ports of this host find the registered memory around an extent, for a peer that has
+    /// queue pairs here. Of a host whose segments stay, [`Host::memory`] has told all.
+    fn places(
+        &self,
+        _incarnation: Incarnation,
+        _extent: &Extent,
+    ) -> Result<Vec<Registered>, Refused> {
+        Err(Refused {
+            code: Code::InvalidArgument,
+            message: "a node's segments are told of when a link is opened".to_owned(),
+        })
+    }
 
     /// A descriptor of a segment's memory and its size; read-only unless `writable`.
     fn map(

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The oldest Python that the wheels are for.
-const OLDEST: &str = "import sys; sys.exit(sys.version_info < (3, 11))";
+pub(crate) const OLDEST: &str = "import sys; sys.exit(sys.version_info < (3, 11))";
 /// What builds the wheels.
 const BUILDERS: [&str; 2] = ["maturin>=1.9,<2", "hatchling"];
 /// What the tests use.

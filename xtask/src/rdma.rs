@@ -66,7 +66,7 @@ impl Kernel {
 }
 
 /// What `cargo xtask test` runs of it, on one kernel: that bytes are right over verbs.
-const IN_TESTS: [&str; 2] = ["verbs", "conformance"];
+const IN_TESTS: [&str; 3] = ["verbs", "conformance", "peers"];
 
 /// Runs the part of it that belongs to the tests, or counts it as skipped where no guest can be had.
 pub(crate) fn test(tally: &mut Tally) -> Result<()> {

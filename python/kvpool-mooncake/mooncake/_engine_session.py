@@ -9,6 +9,7 @@ import os
 import socket
 
 from kvpool._native import PeerEngine
+from mooncake._settings import parse_devices
 
 DEFAULT_TIMEOUT = 30.0
 """How long a transfer may take, in seconds."""
@@ -40,8 +41,16 @@ def split(local_hostname: str) -> tuple[str, int]:
     return host, int(port or 0)
 
 
-def serve(host: str, port: int, secret: str, any_port: bool) -> tuple[PeerEngine, str]:
-    """Listens where the host's name leads, else on all interfaces; the engine and where it listens.
+def devices(device_name: str | None) -> tuple[str, ...]:
+    """RDMA devices from text with commas; none for the empty text."""
+    return parse_devices(device_name)
+
+
+def serve(
+    host: str, port: int, secret: str, any_port: bool, devices: list[str] | None
+) -> tuple[PeerEngine, str]:
+    """Listens where the host's name leads, else on all interfaces; the engine and where it listens. It uses
+    the RDMA devices that are named, all of them for an empty list.
 
     Raises OSError when it cannot.
     """
@@ -54,7 +63,7 @@ def serve(host: str, port: int, secret: str, any_port: bool) -> tuple[PeerEngine
     last: OSError = OSError("no address")
     for bind, number in tries:
         try:
-            return PeerEngine(bind, number, host, secret), bind
+            return PeerEngine(bind, number, host, secret, devices), bind
         except OSError as error:
             last = error
     raise last

@@ -4,7 +4,9 @@ A `TransferEngine` is one session, named "host:port". A peer may read and write 
 registered, by the addresses that it has there, and nothing else. Where `KVPOOL_ENGINE_SECRET` is set, only
 peers with the same secret may; without it, whoever reaches the port can, so set it beyond one machine.
 
-Bytes go over TCP, checked by checksums. `protocol="rdma"` is accepted and served over TCP, which is logged.
+Bytes are checked by checksums. With `protocol="rdma"` they go over RDMA to peers that have it too, by the
+devices that `device_name` names (with commas; all of this host's for none), else over TCP. Which way they go
+to a peer, and why, is logged when it is first reached, and `TransferEngine.get_transport` tells.
 
 Settings, from the environment:
 
@@ -55,6 +57,7 @@ class TransferEngine:
         self._native: PeerEngine | None = None
         self._host = ""
         self._timeout = _session.DEFAULT_TIMEOUT
+        self._is_tcp = True
         self._lock = threading.Lock()
         self._managed: dict[int, mmap.mmap] = {}
         _open.add(self)
@@ -66,7 +69,8 @@ class TransferEngine:
 
         `local_hostname` is "host" or "host:port", as peers reach it; the port is used if it is free.
         `metadata_server` is "P2PHANDSHAKE". Any other is accepted and not asked: peers are reached at
-        their names, so these must be "host:port".
+        their names, so these must be "host:port". `protocol` is "rdma" or "tcp"; any other is taken for
+        "tcp", with a warning. Devices that are not there are no failure: bytes go over TCP then.
         """
         for what, value in (
             ("local_hostname", local_hostname),
@@ -81,8 +85,11 @@ class TransferEngine:
             timeout = _session.timeout_setting()
         except ValueError as error:
             return _failed("initialize", error)
-        if protocol.lower() != "tcp":
-            _log.warning("protocol %r: peer memory is reached over TCP", protocol)
+        devices = None
+        if protocol.lower() == "rdma":
+            devices = list(_session.devices(device_name))
+        elif protocol.lower() != "tcp":
+            _log.warning("protocol %r is not served: bytes go over TCP", protocol)
         peer_to_peer = metadata_server.upper() == "P2PHANDSHAKE"
         if not peer_to_peer:
             _log.info("metadata server %s is not asked: peers are named host:port", metadata_server)
@@ -91,10 +98,17 @@ class TransferEngine:
             if self._native is not None:
                 return _failed("initialize", "the engine is initialized already")
             try:
-                native, bound = _session.serve(host, port, secret, any_port=peer_to_peer)
+                native, bound = _session.serve(host, port, secret, peer_to_peer, devices)
             except OSError as error:
                 return _failed("initialize", f"{local_hostname}: {error}")
             self._native, self._host, self._timeout = native, host, timeout
+            self._is_tcp = devices is None
+        if devices is not None:
+            ports, why = native.ports()
+            if why is None:
+                _log.info("session %s uses the RDMA ports %s", self.get_session_id(), ", ".join(ports))
+            else:
+                _log.warning("session %s: bytes go over TCP: %s", self.get_session_id(), why)
         if not secret and not _session.is_loopback(bound):
             _log.warning(
                 "session %s has no secret: whoever reaches the port may touch registered memory"
@@ -138,10 +152,43 @@ class TransferEngine:
         return self
 
     def get_local_topology(self, device_name: str | None = None) -> str:
-        """The ways out of this host, as JSON: none but the CPU's, since bytes go over TCP."""
+        """The ways out of this host, as JSON: of the CPU's memory, by the RDMA devices that the session uses,
+        or those of `device_name` among them. None where bytes go over TCP."""
         if device_name is not None and not isinstance(device_name, str):
             raise TypeError(f"device_name must be a str, not {type(device_name).__name__}")
-        return json.dumps({"cpu:0": [[], []]})
+        native = self._native
+        ports: list[str] = []
+        if native is not None:
+            with contextlib.suppress(RuntimeError):
+                ports, _why = native.ports()
+        wanted = _session.devices(device_name)
+        # A port is called "device:1".
+        devices = dict.fromkeys(port.rpartition(":")[0] for port in ports)
+        return json.dumps({"cpu:0": [[name for name in devices if not wanted or name in wanted], []]})
+
+    def get_transport(self, target_hostname: str) -> str:
+        """How bytes go between here and a peer: "rdma" or "tcp"; "" when it is not reached within 3 s."""
+        _args.check_str("target_hostname", target_hostname)
+        native = self._native
+        if native is None:
+            _failed("get_transport", "the engine is not initialized")
+            return ""
+        try:
+            kind, _why = native.route(target_hostname, _PROBE_TIMEOUT)
+        except (ValueError, OSError, RuntimeError) as error:
+            _failed("get_transport", error)
+            return ""
+        self._log_news(native)
+        return kind
+
+    def _log_news(self, native: PeerEngine) -> None:
+        """Logs how peers have come to be reached, each once and again when that changes."""
+        with contextlib.suppress(RuntimeError):
+            for target, (kind, why) in native.news():
+                if why is None or self._is_tcp:
+                    _log.info("peer %s: bytes go over %s", target, kind.upper())
+                else:
+                    _log.warning("peer %s: bytes go over %s: %s", target, kind.upper(), why)
 
     def close(self) -> None:
         """Ends the session: peers touch nothing any more, and every later call fails."""
@@ -403,6 +450,8 @@ class TransferEngine:
             status = native.status(batch_id)
         except RuntimeError as error:
             return _failed("transfer_check_status", error)
+        if status:
+            self._log_news(native)
         return _FAILED if status is None else status
 
     def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
@@ -425,6 +474,7 @@ class TransferEngine:
                     done = False
             except RuntimeError as error:
                 return _failed("get_batch_transfer_status", error)
+        self._log_news(native)
         return _OK if done else _FAILED
 
     # What peers say
@@ -471,6 +521,7 @@ class TransferEngine:
         try:
             _args.check_values(locals_, remotes, sizes)
             native.transfer(target, _args.is_write(opcode), locals_, remotes, sizes, self._timeout, message)
+            self._log_news(native)
         except (ValueError, OSError, RuntimeError) as error:
             return _failed(f"transfer with {target}", error)
         return _OK

@@ -451,6 +451,35 @@ def test_an_engine_that_is_not_initialized_or_closed_answers_with_codes() -> Non
         assert engine.get_engine() is engine
 
 
+def test_rdma_that_is_not_there_is_said_once_and_bytes_go_over_tcp(caplog, peer) -> None:
+    engine = TransferEngine()
+    with caplog.at_level("INFO", "mooncake"):
+        assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "no-such-device") == 0
+        # The reason is the host's: no library, no device, or none of that name.
+        said = [record.getMessage() for record in caplog.records if "bytes go over TCP" in record.getMessage()]
+        assert len(said) == 1 and engine.get_session_id() in said[0]
+        caplog.clear()
+        there, here = peer.buffer(MIB, 1), local(engine, MIB, 2)
+        for _ in range(3):
+            assert engine.transfer_sync_write(peer.session, here, there, MIB) == 0
+        assert peer("digest", there, MIB) == sha(pattern(MIB, 2))
+        assert engine.get_transport(peer.session) == "tcp"
+        said = [record.getMessage() for record in caplog.records if peer.session in record.getMessage()]
+        assert len(said) == 1 and "bytes go over TCP: " in said[0]
+    assert json.loads(engine.get_local_topology()) == {"cpu:0": [[], []]}
+    engine.close()
+
+
+def test_the_way_to_a_peer_is_told(engine, peer, caplog) -> None:
+    assert engine.get_transport(peer.session) == "tcp"
+    assert engine.get_transport("127.0.0.1:1") == ""
+    assert engine.get_transport("nonsense") == ""
+    with pytest.raises(TypeError):
+        engine.get_transport(7)
+    engine.close()
+    assert engine.get_transport(peer.session) == ""
+
+
 def test_initialize_says_whether_the_session_is_there(caplog, monkeypatch) -> None:
     engine = TransferEngine()
     assert engine.initialize("", "P2PHANDSHAKE", "tcp", "") == -1
@@ -474,8 +503,8 @@ def test_initialize_says_whether_the_session_is_there(caplog, monkeypatch) -> No
         assert TransferEngine().initialize(name, "http://127.0.0.1:1/metadata", "tcp", "") == -1
     caplog.clear()
     third = TransferEngine()
-    assert third.initialize_ext("127.0.0.1", "P2PHANDSHAKE", "rdma", "", "http") == 0
-    lines = [record for record in caplog.records if "rdma" in record.getMessage()]
+    assert third.initialize_ext("127.0.0.1", "P2PHANDSHAKE", "barex", "", "http") == 0
+    lines = [record for record in caplog.records if "barex" in record.getMessage()]
     assert len(lines) == 1 and "TCP" in lines[0].getMessage()
     third.close()
     monkeypatch.setenv("KVPOOL_ENGINE_TIMEOUT", "never")

@@ -2,23 +2,25 @@
 
 use super::exposed::{ExposeError, StillTouched};
 use super::host::{INDEX, MAILBOX, PeerHost};
-use super::known::{Connected, Known};
+use super::known::Known;
 use super::mailbox::MAX_MESSAGE;
-use super::plan::{Move, PIECE_BYTES, Run, joined, single};
+use super::moving::Moving;
+use super::plan::{Move, joined};
 use super::secret::Secret;
 use super::wait::wait_for;
 use crate::batch::{deadline_exceeded, invalid};
-use crate::checksum::combine_chunks;
 use crate::copiers::Copiers;
-use crate::link::{ReadOp, TransferError, TransferResult, WriteOp};
+use crate::link::{ReadOp, TransferError, TransferResult, TransportKind};
 use crate::memory::{Region, Slice};
+use crate::rdma::{Fabric, RdmaOptions, Serving};
 use crate::tcp::{Server, ServerHandle, ServerOptions};
-use kvpool_types::{Code, Epoch, Extent, GrantId, Length, Offset};
+use kvpool_types::{Code, Epoch, Extent, Length, Offset};
+use std::cell::Cell;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 /// How many transfers that nobody waits for go on at once.
@@ -45,6 +47,17 @@ pub struct EndpointOptions {
     pub secret: Secret,
     /// How long a peer's transfer may stand still before its connection is ended.
     pub stall: Duration,
+    /// Which RDMA ports it uses, where peers have some too; `None`: bytes go over TCP.
+    pub rdma: Option<RdmaOptions>,
+}
+
+/// How the bytes of one peer go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Over TCP or RDMA.
+    pub kind: TransportKind,
+    /// Why not over RDMA.
+    pub why: Option<Arc<str>>,
 }
 
 /// A session: the memory of this process for its peers, and theirs for it. Dropping it ends both.
@@ -55,6 +68,8 @@ pub struct Endpoint {
     server: ServerHandle,
     host: Arc<PeerHost>,
     known: Known,
+    /// The names of its RDMA ports, or why it uses none.
+    ports: Result<Vec<String>, Arc<str>>,
     next_grant: AtomicU64,
     background: OnceLock<Copiers>,
 }
@@ -66,20 +81,57 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Starts a session with a token of its own, for peers that come to `listener`.
+    /// Starts a session with a token of its own, for peers that come to `listener`. Where RDMA was asked
+    /// for and cannot be had, bytes go over TCP, and [`Endpoint::ports`] says why.
     pub fn start(listener: TcpListener, options: EndpointOptions) -> io::Result<Self> {
-        let host = Arc::new(PeerHost::new(&options.name, options.secret.clone()));
+        // Its own, and not one that others of this process share: a peer's device opens whatever is
+        // registered for peers in the same protection domain, by a key that can be guessed.
+        let rdma: Result<Arc<Fabric>, Arc<str>> = match &options.rdma {
+            None => Err("RDMA was not asked for here".into()),
+            Some(rdma) => Fabric::open(rdma).map_err(|why| why.to_string().into()),
+        };
+        let ports = rdma.as_ref().map_err(Arc::clone).map(|fabric| {
+            let names = fabric.rails().iter().map(|rail| rail.name().to_owned());
+            names.collect()
+        });
+        let fabric = rdma.as_ref().ok().cloned();
+        let host = Arc::new(PeerHost::new(
+            &options.name,
+            options.secret.clone(),
+            fabric.clone(),
+        ));
         let serving = ServerOptions {
             stall: options.stall,
+            rdma: fabric.map(|fabric| Arc::new(Serving::new(fabric))),
             ..ServerOptions::default()
         };
         Ok(Self {
             server: Server::start(listener, host.clone(), serving)?,
             host,
-            known: Known::new(options.secret),
+            known: Known::new(options.secret, rdma),
+            ports,
             next_grant: AtomicU64::new(1),
             background: OnceLock::new(),
         })
+    }
+
+    /// The names of the RDMA ports that it uses, or why it uses none.
+    pub fn ports(&self) -> Result<&[String], &str> {
+        match &self.ports {
+            Ok(ports) => Ok(ports),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// How the bytes of a peer go; connects to it unless it is connected.
+    pub fn route(&self, target: &str, deadline: Instant) -> Result<Route, TransferError> {
+        Ok(self.known.open(target, deadline)?.route())
+    }
+
+    /// How peers' bytes have come to go since the last call: a peer is named when it is first reached, and
+    /// when it is reached in another way than before.
+    pub fn news(&self) -> Vec<(String, Route)> {
+        self.known.news()
     }
 
     /// Where peers find it.
@@ -87,16 +139,18 @@ impl Endpoint {
         self.server.local_addr()
     }
 
-    /// Lets peers read and write a range, by the addresses that it has in this process.
+    /// Lets peers read and write a range, by the addresses that it has in this process. Where there are
+    /// RDMA ports it is registered with them, which locks its pages and takes a while.
     pub fn expose(&self, memory: Slice) -> Result<(), ExposeError> {
-        self.host.exposed.insert(memory)
+        self.host.expose(memory)
     }
 
     /// Takes the range that begins at `address` back, and waits until no transfer touches it: for
-    /// `patience`, then receives into it are broken off. False when none begins there. After an error
-    /// nothing new touches it, but it must not be freed.
+    /// `patience`, then receives into it are broken off. Reads over RDMA are broken off at once, for
+    /// nobody here hears of them. False when none begins there. After an error nothing new touches it, but
+    /// it must not be freed.
     pub fn withdraw(&self, address: u64, patience: Duration) -> Result<bool, StillTouched> {
-        self.host.exposed.remove(address, patience)
+        self.host.withdraw(address, patience)
     }
 
     /// Takes back all that is exposed, and breaks off what touches it; false when something still does.
@@ -148,21 +202,39 @@ impl Endpoint {
                 ),
             });
         }
+        let over_rdma = Cell::new(false);
         let once = || {
+            over_rdma.set(false);
             let peer = self.known.open(target, deadline)?;
-            self.run(&peer, way, joined(moves), moves, deadline)
+            over_rdma.set(peer.rdma.is_ok());
+            let moving = Moving {
+                peer: &peer,
+                grants: &self.next_grant,
+                way,
+                deadline,
+            };
+            moving.run(&joined(moves), moves)
         };
-        match once() {
+        let may_pass = |outcome: &Result<(), TransferError>| {
+            let code = outcome.as_ref().err().map(|error| error.code);
+            matches!(code, Some(Code::Unreachable | Code::WrongIncarnation))
+                && Instant::now() < deadline
+        };
+        let mut outcome = once();
+        if may_pass(&outcome) {
             // Another transfer's deadline may have ended the connection, or the peer may have begun a new
-            // session since the last one. Doing it all again changes nothing that is in place.
-            Err(error)
-                if matches!(error.code, Code::Unreachable | Code::WrongIncarnation)
-                    && Instant::now() < deadline =>
-            {
-                once()
-            }
-            other => other,
+            // session since the last one, or registered memory anew that its ports had told of. Doing it
+            // all again changes nothing that is in place.
+            outcome = once();
         }
+        if may_pass(&outcome)
+            && over_rdma.get()
+            && let Err(error) = &outcome
+        {
+            self.known.rest(target, error, deadline);
+            outcome = once();
+        }
+        outcome
     }
 
     /// Leaves a message with a peer.
@@ -185,10 +257,14 @@ impl Endpoint {
             length: Length(message.len() as u64),
         };
         let memory = Region::from(message.to_vec()).whole();
-        let written = peer
-            .link
-            .write(vec![self.signed(&peer, extent, vec![memory])], deadline);
-        all_ok(&wait_for(written))
+        let moving = Moving {
+            peer: &peer,
+            grants: &self.next_grant,
+            way: Way::Write,
+            deadline,
+        };
+        let write = moving.signed(extent, vec![memory]);
+        all_ok(&wait_for(peer.tcp.write(vec![write], deadline)))
     }
 
     /// Where the memory begins that a peer exposed first; `None` when it exposes none. Also a way to
@@ -210,7 +286,7 @@ impl Endpoint {
                 from: Offset(0),
                 into: vec![answer.whole()],
             };
-            all_ok(&wait_for(peer.link.read(Epoch(0), vec![index], deadline)))?;
+            all_ok(&wait_for(peer.tcp.read(Epoch(0), vec![index], deadline)))?;
             let mut first = [0; 8];
             answer.whole().read_at(Offset(0), &mut first);
             Ok(Some(u64::from_le_bytes(first)).filter(|first| *first != 0))
@@ -223,177 +299,6 @@ impl Endpoint {
             other => other,
         }
     }
-
-    /// Does runs; those that were joined over a border of exposed ranges are done move by move.
-    fn run(
-        &self,
-        peer: &Connected,
-        way: Way,
-        runs: Vec<Run>,
-        moves: &[Move],
-        deadline: Instant,
-    ) -> Result<(), TransferError> {
-        let outcomes = match way {
-            Way::Write => self.write(peer, &runs, deadline),
-            Way::Read => read(peer, &runs, deadline),
-        };
-        let mut apart = Vec::new();
-        for (run, outcome) in runs.iter().zip(outcomes) {
-            match outcome {
-                Err(error) if error.code == Code::OutOfRange && run.moves.len() > 1 => {
-                    let of_run = moves.iter().enumerate().skip(run.moves.start);
-                    let of_run = of_run.take(run.moves.len());
-                    apart.extend(
-                        of_run
-                            .filter(|(_, each)| each.local.length() > Length(0))
-                            .map(|(index, each)| single(index, each)),
-                    );
-                }
-                outcome => outcome?,
-            }
-        }
-        if apart.is_empty() {
-            return Ok(());
-        }
-        self.run(peer, way, apart, moves, deadline)
-    }
-
-    fn signed(&self, peer: &Connected, extent: Extent, from: Vec<Slice>) -> WriteOp {
-        let id = GrantId(self.next_grant.fetch_add(1, Ordering::Relaxed));
-        WriteOp {
-            grant: peer.signer.sign(peer.session, Epoch(0), id, extent),
-            from,
-        }
-    }
-
-    /// Writes runs, those in pieces only once the peer has said that all of them may be written.
-    fn write(
-        &self,
-        peer: &Connected,
-        runs: &[Run],
-        deadline: Instant,
-    ) -> Vec<Result<(), TransferError>> {
-        let mut outcomes = admitted(peer, runs, deadline);
-        let mut ops = Vec::with_capacity(runs.len());
-        let mut of_run = Vec::with_capacity(runs.len());
-        for (index, run) in runs.iter().enumerate() {
-            if !matches!(outcomes.get(index), Some(Ok(()))) {
-                continue;
-            }
-            for piece in run.pieces() {
-                ops.push(self.signed(peer, piece.extent, piece.local));
-                of_run.push(index);
-            }
-        }
-        let written = wait_for(peer.link.write(ops, deadline));
-        for (index, outcome) in of_run.into_iter().zip(written) {
-            if let (Some(known @ Ok(())), Err(error)) = (outcomes.get_mut(index), outcome) {
-                *known = Err(error);
-            }
-        }
-        outcomes
-    }
-}
-
-/// What the peer says to the runs that go in pieces; to the others it will say it with their bytes.
-fn admitted(peer: &Connected, runs: &[Run], deadline: Instant) -> Vec<Result<(), TransferError>> {
-    let mut outcomes = vec![Ok(()); runs.len()];
-    let cut: Vec<usize> = (0..runs.len())
-        .filter(|index| runs.get(*index).is_some_and(Run::is_cut))
-        .collect();
-    if cut.is_empty() {
-        return outcomes;
-    }
-    let scratch = Region::allocate(Length(cut.len() as u64));
-    let asked = cut.iter().enumerate().filter_map(|(at, index)| {
-        Some(ReadOp {
-            extent: runs.get(*index)?.extent,
-            from: Offset(0),
-            into: vec![scratch.slice(Offset(at as u64), Length(1))?],
-        })
-    });
-    let said = wait_for(peer.link.read(Epoch(0), asked.collect(), deadline));
-    for (index, outcome) in cut.into_iter().zip(said) {
-        if let Some(known) = outcomes.get_mut(index) {
-            *known = outcome.map(drop);
-        }
-    }
-    outcomes
-}
-
-/// Reads runs, and compares what came with what the peer says is there. Memory that its owner changes
-/// meanwhile is read once more.
-fn read(peer: &Connected, runs: &[Run], deadline: Instant) -> Vec<Result<(), TransferError>> {
-    let first: Vec<&Run> = runs.iter().collect();
-    let mut outcomes = read_checked(peer, &first, deadline);
-    let changed = |outcome: &Result<(), TransferError>| matches!(outcome, Err(error) if error.code == Code::ChecksumMismatch);
-    let again: Vec<usize> = (0..runs.len())
-        .filter(|index| outcomes.get(*index).is_some_and(changed))
-        .collect();
-    if again.is_empty() {
-        return outcomes;
-    }
-    let second: Vec<&Run> = again.iter().filter_map(|index| runs.get(*index)).collect();
-    let repeated = read_checked(peer, &second, deadline);
-    for (index, outcome) in again.into_iter().zip(repeated) {
-        if let Some(known) = outcomes.get_mut(index) {
-            *known = outcome;
-        }
-    }
-    outcomes
-}
-
-fn read_checked(
-    peer: &Connected,
-    runs: &[&Run],
-    deadline: Instant,
-) -> Vec<Result<(), TransferError>> {
-    let ops = runs.iter().map(|run| ReadOp {
-        extent: run.extent,
-        from: Offset(0),
-        into: run.local.clone(),
-    });
-    let reading = peer.link.read(Epoch(0), ops.collect(), deadline);
-    // The answer to one of these is bounded, whatever the length of a run: each names a part of it.
-    let parts = runs.iter().map(|run| sum_parts(run.extent));
-    let parts: Vec<Vec<Extent>> = parts.collect();
-    let asked = parts.iter().flatten().copied().collect();
-    let summing = peer.link.sums(Epoch(0), asked, deadline);
-    let read = wait_for(reading);
-    let mut sums = wait_for(summing).into_iter();
-    let mut outcomes = Vec::with_capacity(runs.len());
-    for ((run, outcome), parts) in runs.iter().zip(read).zip(parts) {
-        let said: Result<Vec<_>, TransferError> = sums.by_ref().take(parts.len()).collect();
-        outcomes.push(outcome.and_then(|came| {
-            let there = combine_chunks(run.extent.length, &said?.concat());
-            if came == there {
-                return Ok(());
-            }
-            Err(TransferError {
-                code: Code::ChecksumMismatch,
-                message: format!(
-                    "what was read of {} bytes at {:#x} is not what is there",
-                    run.extent.length, run.extent.offset.0
-                ),
-            })
-        }));
-    }
-    outcomes
-}
-
-fn sum_parts(of: Extent) -> Vec<Extent> {
-    let mut parts = Vec::new();
-    let mut at = 0;
-    while at < of.length.0 {
-        let length = PIECE_BYTES.min(of.length.0 - at);
-        parts.push(Extent {
-            offset: Offset(of.offset.0.saturating_add(at)),
-            length: Length(length),
-            ..of
-        });
-        at += length;
-    }
-    parts
 }
 
 fn all_ok(outcomes: &[TransferResult]) -> Result<(), TransferError> {

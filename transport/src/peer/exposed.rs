@@ -2,7 +2,9 @@
 
 use crate::host::Abort;
 use crate::memory::Slice;
-use kvpool_types::{Length, Offset};
+use crate::rdma::Exposure;
+use kvpool_types::wire::rdma::Registered;
+use kvpool_types::{Extent, Length, Offset};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -27,9 +29,12 @@ pub enum ExposeError {
     /// It holds no bytes, or only such as cannot be written.
     #[error("memory that is exposed has at least one byte and can be written")]
     Unfit,
+    /// The RDMA ports of this host do not take it, for one because so much memory may not be locked.
+    #[error("{0}")]
+    NoPort(String),
 }
 
-/// A range has been withdrawn, but a transfer still touches it.
+/// A range has been withdrawn, but a transfer still touches it, or an RDMA port would still let a peer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a transfer still touches the memory at {0:#x}; it must not be freed")]
 pub struct StillTouched(pub u64);
@@ -50,6 +55,8 @@ struct Range {
     whole: Slice,
     back: Arc<Back>,
     writers: Arc<Writers>,
+    /// What lets peers' devices touch it.
+    exposure: Option<Exposure>,
     /// Its place in the order of exposing.
     number: u64,
 }
@@ -127,8 +134,12 @@ impl Back {
 }
 
 impl Exposed {
-    /// Lets peers touch a range.
-    pub(super) fn insert(&self, memory: Slice) -> Result<(), ExposeError> {
+    /// Lets peers touch a range: over TCP, and through the ports that it is registered with.
+    pub(super) fn insert(
+        &self,
+        memory: Slice,
+        exposure: Option<Exposure>,
+    ) -> Result<(), ExposeError> {
         let (address, length) = (memory.as_ptr().addr() as u64, memory.length().0);
         if length == 0 || !memory.is_writable() {
             return Err(ExposeError::Unfit);
@@ -151,6 +162,7 @@ impl Exposed {
             whole: memory.with_hook(Arc::new(Slip(Arc::clone(&back)))),
             back,
             writers: Arc::default(),
+            exposure,
             number,
         };
         ranges.by_start.insert(address, range);
@@ -158,7 +170,8 @@ impl Exposed {
     }
 
     /// Lets no new transfer touch the range that begins at `address`, and waits for those that do: for
-    /// `patience`, after which receives into it are ended. False when there is none.
+    /// `patience`, after which receives into it are ended. Then no port lets a peer touch it any more,
+    /// whose reads nobody hears of otherwise. False when there is none.
     pub(super) fn remove(&self, address: u64, patience: Duration) -> Result<bool, StillTouched> {
         let Some(range) = self.0.lock().by_start.remove(&address) else {
             return Ok(false);
@@ -167,17 +180,32 @@ impl Exposed {
             whole,
             back,
             writers,
+            exposure,
             ..
         } = range;
         drop(whole);
-        if back.by(Instant::now() + patience) {
-            return Ok(true);
+        let mut is_back = back.by(Instant::now() + patience);
+        if !is_back {
+            writers.abort();
+            is_back = back.by(Instant::now() + ABORT_GRACE);
         }
-        writers.abort();
-        if back.by(Instant::now() + ABORT_GRACE) {
+        let ended = exposure.map_or(Ok(()), Exposure::end);
+        if let Err(error) = &ended {
+            tracing::error!(%error, "memory at {address:#x} could not be deregistered");
+        }
+        if is_back && ended.is_ok() {
             return Ok(true);
         }
         Err(StillTouched(address))
+    }
+
+    /// Where the ports find the range that an extent lies in; `None` when it does not lie in one.
+    pub(super) fn places(&self, of: &Extent) -> Option<Vec<Registered>> {
+        let ranges = self.0.lock();
+        let (start, range) = ranges.by_start.range(..=of.offset.0).next_back()?;
+        range.whole.slice(Offset(of.offset.0 - start), of.length)?;
+        let places = range.exposure.iter().flat_map(|it| it.places(of.segment));
+        Some(places.collect())
     }
 
     /// Where every range begins.
@@ -217,7 +245,7 @@ mod tests {
         let (region, at) = region();
         let exposed = Exposed::default();
         let middle = region.slice(Offset(1024), Length(1024)).unwrap();
-        exposed.insert(middle).unwrap();
+        exposed.insert(middle, None).unwrap();
         for (from, length, inside) in [
             (1024, 1024, true),
             (1024, 1, true),
@@ -241,15 +269,15 @@ mod tests {
         let (region, at) = region();
         let exposed = Exposed::default();
         let part = |from, length| region.slice(Offset(from), Length(length)).unwrap();
-        exposed.insert(part(1024, 1024)).unwrap();
+        exposed.insert(part(1024, 1024), None).unwrap();
         for (from, length) in [(1024, 1024), (0, 1025), (2047, 10), (1100, 10), (0, 8192)] {
-            let refused = exposed.insert(part(from, length));
+            let refused = exposed.insert(part(from, length), None);
             let other = at + 1024;
             assert!(matches!(refused, Err(ExposeError::Overlap { other: o, .. }) if o == other));
         }
-        exposed.insert(part(0, 1024)).unwrap();
-        exposed.insert(part(2048, 10)).unwrap();
-        assert_eq!(exposed.insert(part(4096, 0)), Err(ExposeError::Unfit));
+        exposed.insert(part(0, 1024), None).unwrap();
+        exposed.insert(part(2048, 10), None).unwrap();
+        assert_eq!(exposed.insert(part(4096, 0), None), Err(ExposeError::Unfit));
         assert_eq!(exposed.first(), Some(at + 1024));
     }
 
@@ -257,7 +285,7 @@ mod tests {
     fn withdrawing_waits_for_every_part() {
         let (region, at) = region();
         let exposed = Exposed::default();
-        exposed.insert(region.whole()).unwrap();
+        exposed.insert(region.whole(), None).unwrap();
         let (part, _) = exposed.part(at, Length(16)).unwrap();
         let ended = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));

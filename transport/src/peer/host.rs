@@ -1,20 +1,23 @@
 //! A process as its data port sees it: who may connect, and what of its memory may be touched.
 
-use super::exposed::{Exposed, Writers, Writing};
+use super::exposed::{ExposeError, Exposed, StillTouched, Writers, Writing};
 use super::mailbox::{MAX_MESSAGE, Mailbox};
 use super::secret::Secret;
 use crate::checksum::{checksum, sum_shared};
 use crate::host::{Abort, Admission, Host, Peer, Refused, WriteGuard};
 use crate::memory::{Region, Slice};
+use crate::rdma::Fabric;
 use crate::shm::board::Board;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest, WrittenBlock};
 use kvpool_types::wire::frame;
+use kvpool_types::wire::rdma::Registered;
 use kvpool_types::{
     CHUNK, Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantId,
     GrantSigner, HostId, Incarnation, Length, NodeName, Offset, SegmentId,
 };
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// What peers name instead of a pool, so that a link that is meant for a store node is refused here, and
 /// the other way round.
@@ -34,41 +37,47 @@ pub(super) struct PeerHost {
     session: Incarnation,
     secret: Secret,
     signer: GrantSigner,
+    /// The ports that peers may come by. No other memory of the process is registered for peers in their
+    /// protection domains, so there is no key here that opens anything else.
+    rdma: Option<Arc<Fabric>>,
     pub(super) exposed: Exposed,
     pub(super) mailbox: Mailbox,
 }
 
 impl PeerHost {
-    /// A session with a new token.
-    pub(super) fn new(name: &str, secret: Secret) -> Self {
+    /// A session with a new token. The fabric must be its own.
+    pub(super) fn new(name: &str, secret: Secret, rdma: Option<Arc<Fabric>>) -> Self {
         let session = Incarnation(rand::random());
         Self {
             name: NodeName(name.to_owned()),
             session,
             signer: secret.grant_key(session).signer(),
             secret,
+            rdma,
             exposed: Exposed::default(),
             mailbox: Mailbox::default(),
         }
     }
 
+    /// Lets peers touch a range of this process's memory.
+    pub(super) fn expose(&self, memory: Slice) -> Result<(), ExposeError> {
+        let exposure = self.rdma.as_ref().map(|fabric| fabric.expose(&memory));
+        let exposure = exposure.transpose();
+        let exposure = exposure.map_err(|error| ExposeError::NoPort(error.to_string()))?;
+        self.exposed.insert(memory, exposure)
+    }
+
+    /// Takes a range back.
+    pub(super) fn withdraw(&self, address: u64, patience: Duration) -> Result<bool, StillTouched> {
+        self.exposed.remove(address, patience)
+    }
+
     /// Where an extent of [`MEMORY`] is, and who writes there.
     fn touch(&self, extent: &Extent) -> Result<(Slice, Arc<Writers>), Refused> {
-        if extent.segment != MEMORY {
-            return refuse(
-                Code::OutOfRange,
-                format!("there is no segment {}", extent.segment),
-            );
-        }
+        check_segment(extent)?;
         self.exposed
             .part(extent.offset.0, extent.length)
-            .ok_or_else(|| Refused {
-                code: Code::OutOfRange,
-                message: format!(
-                    "{} bytes at {:#x} do not lie in registered memory",
-                    extent.length, extent.offset.0
-                ),
-            })
+            .ok_or_else(|| not_registered(extent))
     }
 
     fn check_session(&self, session: Incarnation) -> Result<(), Refused> {
@@ -116,10 +125,30 @@ fn refuse<T>(code: Code, message: String) -> Result<T, Refused> {
     Err(Refused { code, message })
 }
 
+fn check_segment(extent: &Extent) -> Result<(), Refused> {
+    if extent.segment == MEMORY {
+        return Ok(());
+    }
+    refuse(
+        Code::OutOfRange,
+        format!("there is no segment {}", extent.segment),
+    )
+}
+
+fn not_registered(extent: &Extent) -> Refused {
+    Refused {
+        code: Code::OutOfRange,
+        message: format!(
+            "{} bytes at {:#x} do not lie in registered memory",
+            extent.length, extent.offset.0
+        ),
+    }
+}
+
 fn no_shm<T>() -> Result<T, Refused> {
     refuse(
         Code::InvalidArgument,
-        "peers reach memory over TCP only".to_owned(),
+        "peers do not reach memory through shared memory".to_owned(),
     )
 }
 
@@ -257,12 +286,23 @@ impl Host for PeerHost {
         Ok(sum_shared(&memory).chunks)
     }
 
+    /// Nothing is told of at once: what is registered comes and goes. The queue pairs of the connection
+    /// end with the session, which aborts it.
     fn memory(
         &self,
-        _session: Incarnation,
+        session: Incarnation,
         _abort: Weak<dyn Abort>,
     ) -> Result<Vec<(SegmentId, Slice)>, Refused> {
-        no_shm()
+        self.check_session(session)?;
+        Ok(Vec::new())
+    }
+
+    fn places(&self, session: Incarnation, extent: &Extent) -> Result<Vec<Registered>, Refused> {
+        self.check_session(session)?;
+        check_segment(extent)?;
+        self.exposed
+            .places(extent)
+            .ok_or_else(|| not_registered(extent))
     }
 
     fn map(

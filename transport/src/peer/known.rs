@@ -1,13 +1,17 @@
-//! The links to peers, one a target, opened when they are first needed and anew when they have failed.
+//! The links to peers, opened when they are first needed and anew when they have failed.
+//!
+//! Each target has a TCP link, and queue pairs beside it where both ends have RDMA.
 
+use super::endpoint::Route;
 use super::host::CLUSTER;
 use super::secret::Secret;
 use crate::batch::{deadline_exceeded, invalid, unreachable};
 use crate::link::{Link, TransferError};
+use crate::rdma::{self, Fabric, RdmaLink};
 use crate::tcp;
 use kvpool_types::wire::data::Hello;
 use kvpool_types::wire::frame;
-use kvpool_types::{ChecksumAlgorithm, ClientId, GrantSigner, Incarnation};
+use kvpool_types::{ChecksumAlgorithm, ClientId, Code, GrantSigner, Incarnation};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -20,48 +24,137 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// How many targets are kept before those whose links have failed are forgotten.
 const SWEEP_AT: usize = 64;
 
-/// An open link to one session of a peer.
+/// How much news is kept for whoever never asks.
+const MOST_NEWS: usize = 256;
+/// How long a peer is not reached over RDMA after transfers have failed that way.
+const REST: Duration = Duration::from_secs(30);
+
+/// The open links to one session of a peer.
 #[derive(Clone)]
 pub(super) struct Connected {
-    pub(super) link: Arc<dyn Link>,
+    /// Carries messages and answers, and the bytes where there is no RDMA.
+    pub(super) tcp: Arc<dyn Link>,
+    /// Carries the bytes, or why there is none.
+    pub(super) rdma: Result<Arc<RdmaLink>, Arc<str>>,
     pub(super) session: Incarnation,
     pub(super) signer: GrantSigner,
 }
 
-/// One target's link. Whoever opens it holds the lock, so that others wait for the same one.
-type Place = Arc<Mutex<Option<Connected>>>;
+impl Connected {
+    /// The link for bytes.
+    pub(super) fn data(&self) -> &dyn Link {
+        match &self.rdma {
+            Ok(rdma) => &**rdma,
+            Err(_) => &*self.tcp,
+        }
+    }
+
+    /// How the bytes go.
+    pub(super) fn route(&self) -> Route {
+        Route {
+            kind: self.data().kind(),
+            why: self.rdma.as_ref().err().cloned(),
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        self.tcp.is_open() && self.rdma.as_ref().map_or(true, |rdma| rdma.is_open())
+    }
+}
+
+/// What is known of one target.
+#[derive(Default)]
+struct Target {
+    connected: Option<Connected>,
+    /// Until when it is not reached over RDMA, and why.
+    rests: Option<(Instant, Arc<str>)>,
+    /// How it was reached when that was said last.
+    said: Option<Route>,
+}
+
+/// Whoever opens a target's link holds the lock, so that others wait for the same one.
+type Place = Arc<Mutex<Target>>;
 
 /// All links of this process.
 pub(super) struct Known {
     client: ClientId,
     secret: Secret,
+    /// The ports of this process, or why it has none.
+    rdma: Result<Arc<Fabric>, Arc<str>>,
     places: Mutex<HashMap<String, Place>>,
+    /// What has not been asked for yet of how targets came to be reached.
+    news: Mutex<Vec<(String, Route)>>,
 }
 
 impl Known {
-    pub(super) fn new(secret: Secret) -> Self {
+    pub(super) fn new(secret: Secret, rdma: Result<Arc<Fabric>, Arc<str>>) -> Self {
         Self {
             client: ClientId(rand::random()),
             secret,
+            rdma,
             places: Mutex::default(),
+            news: Mutex::default(),
         }
     }
 
-    /// The link to a target, "host:port", by `deadline`. Blocks.
+    /// The links to a target, "host:port", by `deadline`. Blocks.
     pub(super) fn open(&self, target: &str, deadline: Instant) -> Result<Connected, TransferError> {
         let place = self.place(target);
         let mut held = place
             .try_lock_until(deadline)
             .ok_or_else(deadline_exceeded)?;
-        if let Some(connected) = held.as_ref()
-            && connected.link.is_open()
+        if held
+            .rests
+            .as_ref()
+            .is_some_and(|(until, _)| *until <= Instant::now())
+        {
+            held.rests = None;
+            held.connected = None;
+        }
+        if let Some(connected) = &held.connected
+            && connected.is_open()
         {
             return Ok(connected.clone());
         }
-        *held = None;
-        let connected = self.connect(target, deadline.min(Instant::now() + CONNECT))?;
-        *held = Some(connected.clone());
+        held.connected = None;
+        let rdma = match &held.rests {
+            Some((_, why)) => Err(why.clone()),
+            None => self.rdma.clone(),
+        };
+        let connected = self.connect(target, rdma, deadline.min(Instant::now() + CONNECT))?;
+        let route = connected.route();
+        if held.said.as_ref() != Some(&route) {
+            held.said = Some(route.clone());
+            self.say(target, route);
+        }
+        held.connected = Some(connected.clone());
         Ok(connected)
+    }
+
+    /// Has a target that was reached over RDMA be reached over TCP for a while.
+    pub(super) fn rest(&self, target: &str, why: &TransferError, deadline: Instant) {
+        let place = self.place(target);
+        let Some(mut held) = place.try_lock_until(deadline) else {
+            return;
+        };
+        let why = format!("transfers over RDMA have failed: {why}");
+        held.rests = Some((Instant::now() + REST, why.into()));
+        held.connected = None;
+    }
+
+    /// Says how a target is reached.
+    fn say(&self, target: &str, route: Route) {
+        let why = route.why.as_deref();
+        tracing::info!(target, kind = ?route.kind, why, "a peer's memory is reached");
+        let mut news = self.news.lock();
+        if news.len() < MOST_NEWS {
+            news.push((target.to_owned(), route));
+        }
+    }
+
+    /// How targets have come to be reached since the last call.
+    pub(super) fn news(&self) -> Vec<(String, Route)> {
+        std::mem::take(&mut *self.news.lock())
     }
 
     fn place(&self, target: &str) -> Place {
@@ -71,16 +164,20 @@ impl Known {
         }
         if places.len() >= SWEEP_AT {
             places.retain(|_, place| {
-                let is_open = |held: &Option<Connected>| {
-                    held.as_ref().is_some_and(|held| held.link.is_open())
-                };
+                let is_open =
+                    |held: &Target| held.connected.as_ref().is_some_and(Connected::is_open);
                 place.try_lock().is_none_or(|held| is_open(&held))
             });
         }
         Arc::clone(places.entry(target.to_owned()).or_default())
     }
 
-    fn connect(&self, target: &str, deadline: Instant) -> Result<Connected, TransferError> {
+    fn connect(
+        &self,
+        target: &str,
+        rdma: Result<Arc<Fabric>, Arc<str>>,
+        deadline: Instant,
+    ) -> Result<Connected, TransferError> {
         let hello = Hello {
             min_version: frame::MIN_VERSION,
             max_version: frame::VERSION,
@@ -93,9 +190,14 @@ impl Known {
         let mut last = invalid(format!("{target} names no address"));
         for address in resolve(target, deadline)? {
             match tcp::connect(address, hello.clone(), deadline) {
-                Ok((link, reply)) => {
+                Ok((tcp, reply)) => {
+                    let hello = Hello {
+                        incarnation: reply.incarnation,
+                        ..hello
+                    };
                     return Ok(Connected {
-                        link,
+                        tcp,
+                        rdma: with_queue_pairs(rdma, address, hello, deadline)?,
                         session: reply.incarnation,
                         signer: self.secret.grant_key(reply.incarnation).signer(),
                     });
@@ -104,6 +206,30 @@ impl Known {
             }
         }
         Err(last)
+    }
+}
+
+/// Queue pairs to a peer that has let this process in, or why there are none.
+fn with_queue_pairs(
+    rdma: Result<Arc<Fabric>, Arc<str>>,
+    address: SocketAddr,
+    hello: Hello,
+    deadline: Instant,
+) -> Result<Result<Arc<RdmaLink>, Arc<str>>, TransferError> {
+    let fabric = match rdma {
+        Ok(fabric) => fabric,
+        Err(why) => return Ok(Err(why)),
+    };
+    match rdma::open(&fabric, address, hello, deadline) {
+        Ok((link, _)) => Ok(Ok(Arc::new(link))),
+        // The peer is there, but no more the one that was asked before.
+        Err(error) if matches!(error.code, Code::WrongIncarnation | Code::DeadlineExceeded) => {
+            Err(error)
+        }
+        Err(error) if error.code == Code::InvalidArgument => Ok(Err(
+            "the peer has no RDMA port, or was not asked to use one".into(),
+        )),
+        Err(error) => Ok(Err(format!("no queue pairs with the peer: {error}").into())),
     }
 }
 

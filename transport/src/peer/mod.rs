@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  Endpoint ──transfer(target, ranges)──► plan ──► Link ──TCP──► Server ──► Host (host.rs)
-//!     │                                                                      │ admits what is
+//!     │                                           │                          │ admits what is
+//!     │                                           └─────RDMA─────► ports ◄── │ registered with
 //!     └─ expose, withdraw ───────────────────────────────────────────► Exposed (exposed.rs)
 //! ```
 //!
@@ -12,22 +13,26 @@
 //! - `mailbox` short messages that peers leave
 //! - `plan` ranges as batches of a link
 //! - `known` the links to peers
+//! - `moving` a transfer over them
 //! - [`endpoint`] all of it together
 //!
 //! The protocol is that of the data port, so links, frames, checksums and deadlines are the pool's own.
 //! There is no master: the incarnation of a [`endpoint::Endpoint`] is drawn at its start and serves as the
 //! token of its session. Every read names it, every write is signed under a key made of it and the secret.
+//! Where both ends have RDMA ports, a connection that was let in agrees on queue pairs, which end with it;
+//! what a port may touch by them is what is exposed.
 
 pub mod endpoint;
 mod exposed;
 mod host;
 mod known;
 mod mailbox;
+mod moving;
 mod plan;
 pub mod secret;
 mod wait;
 
-pub use endpoint::{Endpoint, EndpointOptions, Message, Way};
+pub use endpoint::{Endpoint, EndpointOptions, Message, Route, Way};
 pub use exposed::{ExposeError, StillTouched};
 pub use host::{CLUSTER, MEMORY};
 pub use plan::Move;

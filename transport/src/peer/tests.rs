@@ -1,17 +1,21 @@
 //! What an endpoint keeps to, over real connections.
 
+mod intruder;
+mod rdma;
+
 use super::host::CLUSTER;
 use super::*;
 use crate::frame::encode_head;
 use crate::link::{ReadOp, TransferError, WriteOp};
 use crate::memory::Region;
+use crate::rdma::RdmaOptions;
 use crate::tcp;
 use kvpool_types::wire::data::{Hello, Meta, WriteRequest};
 use kvpool_types::wire::frame::{self, Op};
 use kvpool_types::{
     ChecksumAlgorithm, ClientId, Code, Epoch, Extent, GrantId, Incarnation, Length, Offset,
 };
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -23,8 +27,16 @@ fn endpoint_with(secret: &str) -> Endpoint {
         name: "test".to_owned(),
         secret: Secret::new(secret),
         stall: Duration::from_secs(20),
+        rdma: ports(),
     };
     Endpoint::start(listener, options).unwrap()
+}
+
+/// Set where there is a device: then everything here goes over RDMA.
+const OVER_RDMA: &str = "KVPOOL_TEST_PEERS_OVER_RDMA";
+
+fn ports() -> Option<RdmaOptions> {
+    std::env::var_os(OVER_RDMA).map(|_| RdmaOptions::default())
 }
 
 fn endpoint() -> Endpoint {
@@ -337,6 +349,7 @@ fn a_peer_that_is_gone_is_reported_and_one_that_is_back_is_found() {
         name: "second".to_owned(),
         secret: Secret::default(),
         stall: Duration::from_secs(20),
+        rdma: ports(),
     };
     let second = Endpoint::start(TcpListener::bind(at).unwrap(), options).unwrap();
     second.expose(target.whole()).unwrap();

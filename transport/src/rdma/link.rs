@@ -3,10 +3,11 @@
 use super::device::Fabric;
 use super::lane::Lane;
 use super::near::Near;
+use super::places::Places;
 use super::queue::{Allows, QueuePair};
 use super::rail::Rail;
-use super::work::{Remote, Transfer, Way, WorkError};
-use super::{read, write};
+use super::work::{Transfer, Way, WorkError};
+use super::{locate, read, write};
 use crate::batch::{deadline_exceeded, resolve, unreachable};
 use crate::channel::Channel;
 use crate::control::{Control, ask_sums};
@@ -24,8 +25,7 @@ use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{Hello, HelloReply, Meta};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::wire::rdma::{Offer, RdmaOpen, RdmaOpened, Registered};
-use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, SegmentId};
-use std::collections::HashMap;
+use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -45,6 +45,18 @@ pub fn connect(
     hello: Hello,
     deadline: Instant,
 ) -> Result<(Arc<dyn Link>, HelloReply), TransferError> {
+    let (link, reply) = open(fabric, address, hello, deadline)?;
+    Ok((Arc::new(link), reply))
+}
+
+/// Like [`connect`]; of a peer whose memory comes and goes, too, which is then asked by
+/// [`RdmaLink::locate`].
+pub(crate) fn open(
+    fabric: &Fabric,
+    address: SocketAddr,
+    hello: Hello,
+    deadline: Instant,
+) -> Result<(RdmaLink, HelloReply), TransferError> {
     let options = tcp::ConnectOptions::default();
     let (socket, reply) = tcp::open(address, &hello, &options, deadline)?;
     let hello = Hello {
@@ -77,7 +89,7 @@ pub fn connect(
             open.abort_lanes();
         }
     });
-    Ok((Arc::new(RdmaLink { address, open }), reply))
+    Ok((RdmaLink { address, open }, reply))
 }
 
 /// Makes queue pairs on every port, has the node make theirs, and connects them.
@@ -128,13 +140,15 @@ fn agree(
             rail: reads.rail().clone(),
             reads: Lane::new(reads),
             writes: Lane::new(writes),
-            segments: there.map(|r| (r.segment, *r)).collect(),
+            there: its.rail,
+            places: Places::of_segments(there),
         });
     }
     Ok(ends)
 }
 
-struct RdmaLink {
+/// A link of queue pairs.
+pub(crate) struct RdmaLink {
     address: SocketAddr,
     open: Arc<Open>,
 }
@@ -151,12 +165,14 @@ pub(super) struct Open {
     near: Near,
 }
 
-/// One port's lanes, and where it finds the node's segments.
+/// One port's lanes, and where it finds the node's memory.
 pub(super) struct Ends {
     rail: Arc<Rail>,
     reads: Lane,
     writes: Lane,
-    segments: HashMap<SegmentId, Registered>,
+    /// The node's port at the other end.
+    there: u8,
+    places: Places,
 }
 
 impl Open {
@@ -170,6 +186,33 @@ impl Open {
     /// Ends the link: what is in flight ends with an error, and the node ends its queue pairs.
     pub(super) fn fail(&self, error: &TransferError) {
         self.control.abort(error);
+    }
+
+    /// Whether every port knows where an extent is.
+    pub(super) fn knows(&self, extent: &Extent) -> bool {
+        self.ends
+            .iter()
+            .all(|ends| ends.places.find(extent).is_some())
+    }
+
+    /// Remembers where the node's ports find memory that an extent lies in.
+    pub(super) fn learn(
+        &self,
+        extent: &Extent,
+        places: &[Registered],
+    ) -> Result<(), TransferError> {
+        for place in places.iter().filter(|it| it.segment == extent.segment) {
+            let ends = self.ends.iter().filter(|ends| ends.there == place.rail);
+            for ends in ends {
+                if !ends.places.learn(*place) {
+                    return Err(status(Code::Malformed));
+                }
+            }
+        }
+        if self.knows(extent) {
+            return Ok(());
+        }
+        Err(status(Code::OutOfRange))
     }
 
     fn abort_lanes(&self) {
@@ -193,14 +236,9 @@ impl Ends {
         range: &Extent,
         local: &[Slice],
     ) -> Result<Transfer, TransferError> {
-        let there = self.segments.get(&range.segment);
-        let end = range.offset.0.checked_add(range.length.0);
-        let (Some(there), Some(end)) = (there, end) else {
+        let Some(remote) = self.places.find(range) else {
             return Err(status(Code::OutOfRange));
         };
-        if end > there.length.0 {
-            return Err(status(Code::OutOfRange));
-        }
         let register = |slice: &Slice| match self.rail.cached(slice) {
             Ok(registration) => Ok((registration, slice.clone())),
             // Some kernels register no memory that may only be read. What is written from there is copied.
@@ -213,10 +251,7 @@ impl Ends {
         let local: io::Result<Vec<_>> = local.iter().map(register).collect();
         Ok(Transfer {
             way,
-            remote: Remote {
-                address: there.address + range.offset.0,
-                rkey: there.rkey,
-            },
+            remote,
             local: local.map_err(|error| {
                 unreachable(format!("memory cannot be registered for RDMA: {error}"))
             })?,
@@ -281,6 +316,20 @@ impl Expire for Flight {
 
     fn is_done(&self) -> bool {
         self.is_done.load(Ordering::Acquire)
+    }
+}
+
+impl RdmaLink {
+    /// Asks the peer where extents are that it has not told of yet; one outcome each. What it refuses is
+    /// not registered there.
+    pub(crate) fn locate(
+        &self,
+        extents: Vec<Extent>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Vec<Result<(), TransferError>>> {
+        let (batch, outcomes) = self.open.deadlines.batch(extents.len(), deadline);
+        locate::start(&self.open, &batch, extents);
+        resolve(self.open.clone(), outcomes)
     }
 }
 

@@ -16,7 +16,8 @@
 //! - `completions` the thread that hears of ends
 //! - `near` which of several ports a transfer goes over
 //! - `link`, `read`, `write` the [`Link`](crate::Link) of a client, agreed on over the data port
-//! - `serve` the node's side of it
+//! - `places`, `locate` where a link finds the node's memory
+//! - `serve` the node's side of it, `exposure` its memory
 //! - `sys` libibverbs, loaded at run time
 //!
 //! What is in flight owns its memory: a slice that was submitted is kept until its work request has
@@ -24,11 +25,14 @@
 
 mod completions;
 pub mod device;
+mod exposure;
 pub mod lane;
 mod link;
+mod locate;
 mod near;
 mod operation;
 pub mod options;
+mod places;
 mod plan;
 pub mod queue;
 pub mod rail;
@@ -42,12 +46,14 @@ pub mod work;
 mod write;
 
 pub use device::Fabric;
+pub(crate) use exposure::Exposure;
 pub use lane::Lane;
 pub use link::connect;
+pub(crate) use link::{RdmaLink, open};
 pub use options::{RdmaOptions, Retry, Unavailable};
 pub use queue::{Allows, QueueAddress, QueuePair};
 pub use rail::{Limits, Rail};
 pub use registry::{Access, RegisteredBuffer, Registration};
 pub use serve::Serving;
-pub(crate) use serve::Session;
+pub(crate) use serve::{Session, located};
 pub use work::{Fault, Remote, Transfer, Way, WorkError};

@@ -8,7 +8,7 @@ mod cache;
 
 pub(super) use cache::Cache;
 
-use super::device::Device;
+use super::device::{Device, check};
 use super::sys;
 use crate::memory::{Region, Slice};
 use std::ffi::{c_int, c_uint};
@@ -45,7 +45,8 @@ pub struct RegisteredBuffer {
 
 struct Registered {
     device: Arc<Device>,
-    raw: NonNull<sys::Mr>,
+    /// `None` once it is undone.
+    raw: Option<NonNull<sys::Mr>>,
     address: u64,
     length: u64,
     lkey: u32,
@@ -189,7 +190,7 @@ impl Registration {
         let keys = unsafe { raw.as_ref() };
         Self(Arc::new(Registered {
             device: device.clone(),
-            raw,
+            raw: Some(raw),
             address,
             length,
             lkey: keys.lkey,
@@ -217,6 +218,16 @@ impl Registration {
     /// The key for peers.
     pub fn rkey(&self) -> u32 {
         self.0.rkey
+    }
+
+    /// Undoes it: after success the device touches the memory for nobody any more. Fails when somebody
+    /// has a clone, or when the device refuses.
+    pub(super) fn undo(self) -> io::Result<()> {
+        let sole = Arc::into_inner(self.0);
+        sole.map_or_else(
+            || Err(io::Error::other("a registration is still in use")),
+            |mut registered| registered.undo(),
+        )
     }
 
     /// Whether bytes may be received into it.
@@ -259,18 +270,23 @@ impl fmt::Debug for Registration {
     }
 }
 
+impl Registered {
+    fn undo(&mut self) -> io::Result<()> {
+        let Some(raw) = self.raw.take() else {
+            return Ok(());
+        };
+        self.device.registrations.fetch_sub(1, Ordering::AcqRel);
+        // SAFETY: made by the library and undone once: nothing is left here of what names it.
+        check(unsafe { (self.device.library.dereg_mr)(raw.as_ptr()) })
+    }
+}
+
 impl Drop for Registered {
     fn drop(&mut self) {
-        // SAFETY: made by the library and undone once.
-        let code = unsafe { (self.device.library.dereg_mr)(self.raw.as_ptr()) };
-        if code != 0 {
-            tracing::error!(
-                code,
-                length = self.length,
-                "memory could not be deregistered"
-            );
+        if let Err(error) = self.undo() {
+            let length = self.length;
+            tracing::error!(%error, length, "memory could not be deregistered");
         }
-        self.device.registrations.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -5,14 +5,14 @@
 //! that were announced on it. A host that fences a grant aborts that connection.
 
 use super::device::Fabric;
+use super::exposure::Exposure;
 use super::queue::{Allows, QueuePair};
-use super::registry::{Access, Registration};
 use crate::host::{Abort, Admission, Host, Refused, WriteGuard};
 use crate::memory::Slice;
 
-use kvpool_types::wire::data::{WriteEnd, WriteRequest};
-use kvpool_types::wire::rdma::{RdmaOpen, RdmaOpened, Registered, Taken};
-use kvpool_types::{Code, GrantId, Length};
+use kvpool_types::wire::data::{ReadRequest, WriteEnd, WriteRequest};
+use kvpool_types::wire::rdma::{RdmaLocated, RdmaOpen, RdmaOpened, Registered, Taken};
+use kvpool_types::{Code, GrantId, Length, SegmentId};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
@@ -30,8 +30,7 @@ pub struct Serving {
 
 struct Memory {
     whole: Slice,
-    /// One a rail, in order.
-    registrations: Vec<Registration>,
+    exposure: Exposure,
 }
 
 impl Serving {
@@ -45,26 +44,25 @@ impl Serving {
 
     /// Registers a segment on every port, unless it is. Locks its pages, which takes a while.
     pub fn register(&self, whole: &Slice) -> io::Result<()> {
-        self.registered(whole).map(drop)
+        self.registered(SegmentId(0), whole).map(drop)
     }
 
-    fn registered(&self, whole: &Slice) -> io::Result<Vec<Registration>> {
+    /// Where every port finds a segment, which is registered first unless it is.
+    fn registered(&self, segment: SegmentId, whole: &Slice) -> io::Result<Vec<Registered>> {
         let mut memory = self.memory.lock();
         let same = |known: &&Memory| {
             (known.whole.as_ptr(), known.whole.length()) == (whole.as_ptr(), whole.length())
         };
         if let Some(known) = memory.iter().find(same) {
-            return Ok(known.registrations.clone());
+            return Ok(known.exposure.places(segment).collect());
         }
-        let rails = self.fabric.rails().iter();
-        let registrations = rails
-            .map(|rail| rail.register(whole, Access::RemoteReadWrite))
-            .collect::<io::Result<Vec<_>>>()?;
+        let exposure = self.fabric.expose(whole)?;
+        let places = exposure.places(segment).collect();
         memory.push(Memory {
             whole: whole.clone(),
-            registrations: registrations.clone(),
+            exposure,
         });
-        Ok(registrations)
+        Ok(places)
     }
 }
 
@@ -79,6 +77,18 @@ impl fmt::Debug for Serving {
             .field(&rails.collect::<Vec<_>>())
             .finish()
     }
+}
+
+/// Where extents are that come and go, or why they may not be touched.
+pub(crate) fn located(host: &dyn Host, request: &ReadRequest) -> RdmaLocated {
+    let located = request.items.iter().map(|item| {
+        let places = host.places(request.incarnation, &item.extent);
+        places.map_err(|refused| {
+            tracing::debug!(%refused, extent = %item.extent, "a place is not told");
+            refused.code
+        })
+    });
+    RdmaLocated(located.collect())
 }
 
 /// What one connection has agreed on.
@@ -113,20 +123,10 @@ impl Session {
         let rails = serving.fabric.rails();
         let mut registered = Vec::new();
         for (segment, whole) in &segments {
-            let registrations = serving
-                .registered(whole)
+            let places = serving
+                .registered(*segment, whole)
                 .map_err(|error| failed("a segment cannot be registered", error))?;
-            registered.extend(
-                (0..)
-                    .zip(&registrations)
-                    .map(|(rail, registration)| Registered {
-                        rail,
-                        segment: *segment,
-                        address: registration.address(),
-                        length: Length(registration.length()),
-                        rkey: registration.rkey(),
-                    }),
-            );
+            registered.extend(places);
         }
         let mut queues = Vec::with_capacity(request.offers.len());
         let mut taken = Vec::with_capacity(request.offers.len());

@@ -116,6 +116,10 @@ impl<'a> Session<'a> {
                 let request = RdmaOpen::decode(meta).map_err(malformed)?;
                 self.open_rdma(header, &request)
             }
+            Op::RdmaLocate if self.rdma.borrow().is_some() => {
+                let request = ReadRequest::decode(meta).map_err(malformed)?;
+                self.reply(header, Op::RdmaLocated, &rdma::located(self.host, &request))
+            }
             Op::WriteBegin if self.rdma.borrow().is_some() => {
                 let request = WriteRequest::decode(meta).map_err(malformed)?;
                 let codes = self

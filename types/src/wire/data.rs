@@ -500,7 +500,7 @@ fn sums(r: &mut Reader<'_>) -> Result<Vec<Checksum>, DecodeError> {
     (0..count).map(|_| r.u64().map(Checksum)).collect()
 }
 
-fn code(r: &mut Reader<'_>) -> Result<Code, DecodeError> {
+pub(super) fn code(r: &mut Reader<'_>) -> Result<Code, DecodeError> {
     let raw = r.u16()?;
     Code::from_wire(raw).ok_or(DecodeError::BadValue {
         what: "code",

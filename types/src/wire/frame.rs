@@ -52,6 +52,9 @@ pub enum Op {
     /// [`super::rdma::RdmaOpen`]. From then on the connection announces and ends writes as on a Unix
     /// socket, and the bytes go by verbs.
     RdmaOpen = 11,
+    /// Asks, on a connection that has queue pairs, where memory is that comes and goes:
+    /// [`super::data::ReadRequest`]. Only a peer whose [`Op::RdmaOpened`] told of no segment is asked.
+    RdmaLocate = 12,
     /// Opens a connection to a master. The meta of this and of the calls below is the protobuf
     /// request of the gRPC method of that name (`HelloRequest` here); [`Op::Reply`] answers them.
     Greet = 32,
@@ -85,6 +88,8 @@ pub enum Op {
     Failure = 70,
     /// Answers a call to a master: the protobuf reply of that call.
     Reply = 72,
+    /// Answers [`Op::RdmaLocate`]: [`super::rdma::RdmaLocated`].
+    RdmaLocated = 73,
 }
 
 impl Op {
@@ -102,6 +107,7 @@ impl Op {
             9 => Self::Sums,
             10 => Self::Ping,
             11 => Self::RdmaOpen,
+            12 => Self::RdmaLocate,
             32 => Self::Greet,
             33 => Self::Reserve,
             34 => Self::Commit,
@@ -118,6 +124,7 @@ impl Op {
             70 => Self::Failure,
             71 => Self::RdmaOpened,
             72 => Self::Reply,
+            73 => Self::RdmaLocated,
             _ => return None,
         })
     }

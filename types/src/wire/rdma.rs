@@ -4,10 +4,12 @@
 //!  client: queue pairs made ── RdmaOpen ──► node: its own made and connected
 //!  client: connected        ◄─ RdmaOpened ─ and where its segments are
 //! ```
+//!
+//! A peer whose memory comes and goes tells of no segment then, and is asked by `RdmaLocate`.
 
-use super::data::{Meta, list, put_count};
+use super::data::{Meta, code, list, put_count};
 use super::{DecodeError, Reader};
-use crate::{Incarnation, Length, SegmentId};
+use crate::{Code, Incarnation, Length, SegmentId};
 
 /// What a peer must know to connect to a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +79,11 @@ pub struct RdmaOpened {
     pub registered: Vec<Registered>,
 }
 
+/// Answers a request for where extents are: for each the registered range around it, once a port, or why
+/// it may not be touched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaLocated(pub Vec<Result<Vec<Registered>, Code>>);
+
 impl Meta for RdmaOpen {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.incarnation.to_bytes());
@@ -119,14 +126,7 @@ impl Meta for RdmaOpened {
             put_queue(out, &taken.queue);
             out.push(taken.rail);
         }
-        put_count(out, self.registered.len());
-        for registered in &self.registered {
-            out.push(registered.rail);
-            out.extend_from_slice(&registered.segment.0.to_le_bytes());
-            out.extend_from_slice(&registered.address.to_le_bytes());
-            out.extend_from_slice(&registered.length.0.to_le_bytes());
-            out.extend_from_slice(&registered.rkey.to_le_bytes());
-        }
+        put_registered(out, &self.registered);
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
@@ -137,18 +137,59 @@ impl Meta for RdmaOpened {
                 rail: r.u8()?,
             })
         })?;
-        let registered = list(&mut r, |r| {
-            Ok(Registered {
-                rail: r.u8()?,
-                segment: SegmentId(r.u32()?),
-                address: r.u64()?,
-                length: Length(r.u64()?),
-                rkey: r.u32()?,
-            })
-        })?;
+        let registered = registered(&mut r)?;
         r.finish()?;
         Ok(Self { taken, registered })
     }
+}
+
+impl Meta for RdmaLocated {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_count(out, self.0.len());
+        for item in &self.0 {
+            let code = item.as_ref().err().copied().unwrap_or(Code::Ok);
+            out.extend_from_slice(&code.to_wire().to_le_bytes());
+            put_registered(out, item.as_deref().unwrap_or_default());
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes, "rdma located");
+        let items = list(&mut r, |r| {
+            let code = code(r)?;
+            let registered = registered(r)?;
+            Ok(if code == Code::Ok {
+                Ok(registered)
+            } else {
+                Err(code)
+            })
+        })?;
+        r.finish()?;
+        Ok(Self(items))
+    }
+}
+
+fn put_registered(out: &mut Vec<u8>, registered: &[Registered]) {
+    put_count(out, registered.len());
+    for registered in registered {
+        out.push(registered.rail);
+        out.extend_from_slice(&registered.segment.0.to_le_bytes());
+        out.extend_from_slice(&registered.address.to_le_bytes());
+        out.extend_from_slice(&registered.length.0.to_le_bytes());
+        out.extend_from_slice(&registered.rkey.to_le_bytes());
+    }
+}
+
+fn registered(r: &mut Reader<'_>) -> Result<Vec<Registered>, DecodeError> {
+    list(r, |r| {
+        Ok(Registered {
+            rail: r.u8()?,
+            segment: SegmentId(r.u32()?),
+            address: r.u64()?,
+            length: Length(r.u64()?),
+            rkey: r.u32()?,
+        })
+    })
 }
 
 fn put_queue(out: &mut Vec<u8>, queue: &Queue) {
@@ -197,6 +238,23 @@ mod tests {
         })
     }
 
+    fn places() -> impl Strategy<Value = Registered> {
+        let values = (
+            any::<u8>(),
+            any::<u32>(),
+            any::<u64>(),
+            any::<u64>(),
+            any::<u32>(),
+        );
+        values.prop_map(|(rail, segment, address, length, rkey)| Registered {
+            rail,
+            segment: SegmentId(segment),
+            address,
+            length: Length(length),
+            rkey,
+        })
+    }
+
     proptest! {
         #[test]
         fn offers_round_trip(incarnation: u128, offers in vec((queues(), any::<bool>()), 0..4)) {
@@ -210,22 +268,21 @@ mod tests {
         #[test]
         fn answers_to_offers_round_trip(
             taken in vec((queues(), any::<u8>()), 0..4),
-            places in vec((any::<u8>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u32>()), 0..4),
+            registered in vec(places(), 0..4),
         ) {
             let taken = taken.into_iter().map(|(queue, rail)| Taken { queue, rail });
-            let registered = places.into_iter().map(|(rail, segment, address, length, rkey)| {
-                Registered {
-                    rail,
-                    segment: SegmentId(segment),
-                    address,
-                    length: Length(length),
-                    rkey,
-                }
-            });
             check(&RdmaOpened {
                 taken: taken.collect(),
-                registered: registered.collect(),
+                registered,
             })?;
+        }
+
+        #[test]
+        fn places_round_trip(items in vec(prop_oneof![
+            vec(places(), 0..4).prop_map(Ok),
+            Just(Err(Code::OutOfRange)),
+        ], 0..4)) {
+            check(&RdmaLocated(items))?;
         }
     }
 

@@ -7,7 +7,8 @@
 //! #: memory 2048                 MiB of each guest
 //! ```
 //!
-//! A binary `release:kvctl` is one of a release build: for cases that measure.
+//! A binary `release:kvctl` is one of a release build: for cases that measure. `python` is this machine's
+//! Python with the packages of the repository.
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -37,6 +38,8 @@ pub(super) enum Program {
     Binary { name: String, release: bool },
     /// A test of a package, by the package's directory and the test's name.
     Test { directory: String, name: String },
+    /// The interpreter with the packages `kvpool` and `mooncake`.
+    Python,
 }
 
 impl Case {
@@ -90,6 +93,9 @@ fn read(path: &Path, text: &str) -> Result<Case> {
 }
 
 fn program(word: &str) -> Program {
+    if word == "python" {
+        return Program::Python;
+    }
     let test = word
         .strip_prefix("test:")
         .and_then(|test| test.split_once('/'));
@@ -135,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_case_says_what_it_needs() {
-        let text = "# Words.\n#: guests 2\n#: programs kvctl release:kvctl test:transport/verbs\n#: limit 60\nexit 0\n";
+        let text = "# Words.\n#: guests 2\n#: programs kvctl release:kvctl test:transport/verbs python\n#: limit 60\nexit 0\n";
         let case = read(Path::new("cases/x.sh"), text).unwrap();
         let binary = |release| Program::Binary {
             name: "kvctl".into(),
@@ -154,7 +160,8 @@ mod tests {
                 Program::Test {
                     directory: "transport".into(),
                     name: "verbs".into()
-                }
+                },
+                Program::Python
             ]
         );
     }

@@ -1,12 +1,13 @@
 //! Building what the cases run.
 
 use super::case::{Case, Program};
-use crate::cargo::{DAEMONS, cargo, root, succeeds, target_dir};
+use crate::cargo::{DAEMONS, answers, cargo, root, succeeds, target_dir};
+use crate::python::OLDEST;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// The programs of the cases, and where they lie; `None` for one that the repository does not have.
 pub(super) struct Programs(BTreeMap<Program, Option<PathBuf>>);
@@ -18,7 +19,7 @@ impl Programs {
         for (optimised, flags) in [(false, [].as_slice()), (true, &["--release"])] {
             let is_such = |program: &Program| match program {
                 Program::Binary { release, .. } => *release == optimised,
-                Program::Test { .. } => false,
+                Program::Test { .. } | Program::Python => false,
             };
             let mut needed = cases.iter().flat_map(|case| &case.programs);
             if needed.any(is_such) && !succeeds(cargo(&["build"]).args(flags).args(DAEMONS))? {
@@ -36,6 +37,7 @@ impl Programs {
                     Some(built.join(profile).join(name))
                 }
                 Program::Test { directory, name } => build_test(directory, name)?,
+                Program::Python => build_python()?,
             };
             programs.insert(program.clone(), path);
         }
@@ -49,20 +51,36 @@ impl Programs {
             match (program, path) {
                 (Program::Binary { .. }, Some(path)) => Ok(path.clone().into_os_string()),
                 // Cargo names a test's binary with a hash.
-                (Program::Test { name, .. }, Some(path)) => {
-                    let mut argument = path.clone().into_os_string();
-                    argument.push("=");
-                    argument.push(name);
-                    Ok(argument)
-                }
+                (Program::Test { name, .. }, Some(path)) => Ok(named(path, name)),
+                (Program::Python, Some(path)) => Ok(named(path, "python")),
                 (Program::Binary { name, .. }, None) => Err(format!("there is no {name}")),
                 (Program::Test { directory, name }, None) => {
                     Err(format!("{directory}/tests has no {name}"))
                 }
+                (Program::Python, None) => Err("there is no python3 of 3.11 or later".to_owned()),
             }
         };
         case.programs.iter().map(argument).collect()
     }
+}
+
+/// What the scripts take for a file that is to be called so in the guest.
+fn named(path: &Path, name: &str) -> OsString {
+    let mut argument = path.as_os_str().to_owned();
+    argument.push("=");
+    argument.push(name);
+    argument
+}
+
+/// Builds the native half of the package `kvpool`; `None` where there is no Python for it.
+fn build_python() -> Result<Option<PathBuf>> {
+    if !answers(Command::new("python3").args(["-I", "-c", OLDEST])) {
+        return Ok(None);
+    }
+    if !succeeds(&mut cargo(&["build", "-p", "kvpool-python", "--lib"]))? {
+        bail!("the Python package's native half does not build");
+    }
+    Ok(Some(target_dir()?.join("debug/lib_native.so")))
 }
 
 /// The name of the tests that stand in a package's own sources.

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const OPS: [Op; 27] = [
+const OPS: [Op; 29] = [
     Op::Hello,
     Op::Read,
     Op::Write,
@@ -13,6 +13,7 @@ const OPS: [Op; 27] = [
     Op::Sums,
     Op::Ping,
     Op::RdmaOpen,
+    Op::RdmaLocate,
     Op::Greet,
     Op::Reserve,
     Op::Commit,
@@ -29,6 +30,7 @@ const OPS: [Op; 27] = [
     Op::Failure,
     Op::RdmaOpened,
     Op::Reply,
+    Op::RdmaLocated,
 ];
 
 fn ping() -> Header {
@@ -107,7 +109,7 @@ fn another_version_is_refused_with_both_named() {
 
 #[test]
 fn an_unknown_operation_is_refused() {
-    for op in [0u16, 12, 64, 73, u16::MAX] {
+    for op in [0u16, 13, 64, 74, u16::MAX] {
         assert_eq!(
             with(6, &op.to_le_bytes()),
             Err(DecodeError::BadValue {

@@ -1,0 +1,194 @@
+//! One transfer over the links to a peer: what the peer admits is moved and checked.
+
+use super::endpoint::Way;
+use super::known::Connected;
+use super::plan::{Move, PIECE_BYTES, Run, single};
+use super::wait::wait_for;
+use crate::checksum::combine_chunks;
+use crate::link::{ReadOp, TransferError, WriteOp};
+use crate::memory::{Region, Slice};
+use kvpool_types::{Code, Epoch, Extent, GrantId, Length, Offset};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+type Outcome = Result<(), TransferError>;
+
+/// A transfer, and what it goes over.
+pub(super) struct Moving<'a> {
+    pub(super) peer: &'a Connected,
+    /// The number of the next write's grant.
+    pub(super) grants: &'a AtomicU64,
+    pub(super) way: Way,
+    pub(super) deadline: Instant,
+}
+
+impl Moving<'_> {
+    /// Does runs; those that were joined over a border of exposed ranges are done move by move.
+    pub(super) fn run(&self, runs: &[Run], moves: &[Move]) -> Outcome {
+        let admitted = self.admitted(runs);
+        let outcomes = match self.way {
+            Way::Write => self.write(runs, admitted),
+            Way::Read => self.read(runs, admitted),
+        };
+        let mut apart = Vec::new();
+        for (run, outcome) in runs.iter().zip(outcomes) {
+            match outcome {
+                Err(error) if error.code == Code::OutOfRange && run.moves.len() > 1 => {
+                    let of_run = moves.iter().enumerate().skip(run.moves.start);
+                    let of_run = of_run.take(run.moves.len());
+                    apart.extend(
+                        of_run
+                            .filter(|(_, each)| each.local.length() > Length(0))
+                            .map(|(index, each)| single(index, each)),
+                    );
+                }
+                outcome => outcome?,
+            }
+        }
+        if apart.is_empty() {
+            return Ok(());
+        }
+        self.run(&apart, moves)
+    }
+
+    /// A write that the peer can tell to be of one who has its token and the secret.
+    pub(super) fn signed(&self, extent: Extent, from: Vec<Slice>) -> WriteOp {
+        let id = GrantId(self.grants.fetch_add(1, Ordering::Relaxed));
+        let Connected {
+            signer, session, ..
+        } = self.peer;
+        WriteOp {
+            grant: signer.sign(*session, Epoch(0), id, extent),
+            from,
+        }
+    }
+
+    /// What the peer says to whole runs before their first byte goes. Over TCP it will say it with the
+    /// bytes of those that do not go in pieces.
+    fn admitted(&self, runs: &[Run]) -> Vec<Outcome> {
+        if let Ok(rdma) = &self.peer.rdma {
+            let extents = runs.iter().map(|run| run.extent).collect();
+            return wait_for(rdma.locate(extents, self.deadline));
+        }
+        let mut outcomes = vec![Ok(()); runs.len()];
+        let cut = (0..runs.len()).filter(|index| runs.get(*index).is_some_and(Run::is_cut));
+        let cut: Vec<usize> = match self.way {
+            Way::Write => cut.collect(),
+            Way::Read => Vec::new(),
+        };
+        if cut.is_empty() {
+            return outcomes;
+        }
+        let scratch = Region::allocate(Length(cut.len() as u64));
+        let asked = cut.iter().enumerate().filter_map(|(at, index)| {
+            Some(ReadOp {
+                extent: runs.get(*index)?.extent,
+                from: Offset(0),
+                into: vec![scratch.slice(Offset(at as u64), Length(1))?],
+            })
+        });
+        let reading = self.peer.tcp.read(Epoch(0), asked.collect(), self.deadline);
+        for (index, outcome) in cut.into_iter().zip(wait_for(reading)) {
+            if let Some(known) = outcomes.get_mut(index) {
+                *known = outcome.map(drop);
+            }
+        }
+        outcomes
+    }
+
+    /// Writes the admitted runs.
+    fn write(&self, runs: &[Run], mut outcomes: Vec<Outcome>) -> Vec<Outcome> {
+        let mut ops = Vec::with_capacity(runs.len());
+        let mut of_run = Vec::with_capacity(runs.len());
+        for (index, run) in runs.iter().enumerate() {
+            if !matches!(outcomes.get(index), Some(Ok(()))) {
+                continue;
+            }
+            for piece in run.pieces() {
+                ops.push(self.signed(piece.extent, piece.local));
+                of_run.push(index);
+            }
+        }
+        let written = wait_for(self.peer.data().write(ops, self.deadline));
+        for (index, outcome) in of_run.into_iter().zip(written) {
+            if let (Some(known @ Ok(())), Err(error)) = (outcomes.get_mut(index), outcome) {
+                *known = Err(error);
+            }
+        }
+        outcomes
+    }
+
+    /// Reads the admitted runs, and compares what came with what the peer says is there. Memory that its
+    /// owner changes meanwhile is read once more.
+    fn read(&self, runs: &[Run], mut outcomes: Vec<Outcome>) -> Vec<Outcome> {
+        let is_admitted = |outcome: &Outcome| outcome.is_ok();
+        let has_changed = |outcome: &Outcome| matches!(outcome, Err(error) if error.code == Code::ChecksumMismatch);
+        self.read_those(runs, &mut outcomes, is_admitted);
+        self.read_those(runs, &mut outcomes, has_changed);
+        outcomes
+    }
+
+    fn read_those(&self, runs: &[Run], outcomes: &mut [Outcome], which: impl Fn(&Outcome) -> bool) {
+        let (those, places): (Vec<&Run>, Vec<&mut Outcome>) = runs
+            .iter()
+            .zip(outcomes)
+            .filter(|(_, outcome)| which(outcome))
+            .unzip();
+        if those.is_empty() {
+            return;
+        }
+        for (place, outcome) in places.into_iter().zip(self.read_checked(&those)) {
+            *place = outcome;
+        }
+    }
+
+    fn read_checked(&self, runs: &[&Run]) -> Vec<Outcome> {
+        let link = self.peer.data();
+        let ops = runs.iter().map(|run| ReadOp {
+            extent: run.extent,
+            from: Offset(0),
+            into: run.local.clone(),
+        });
+        let reading = link.read(Epoch(0), ops.collect(), self.deadline);
+        // The answer to one of these is bounded, whatever the length of a run: each names a part of it.
+        let parts = runs.iter().map(|run| sum_parts(run.extent));
+        let parts: Vec<Vec<Extent>> = parts.collect();
+        let asked = parts.iter().flatten().copied().collect();
+        let summing = link.sums(Epoch(0), asked, self.deadline);
+        let read = wait_for(reading);
+        let mut sums = wait_for(summing).into_iter();
+        let mut outcomes = Vec::with_capacity(runs.len());
+        for ((run, outcome), parts) in runs.iter().zip(read).zip(parts) {
+            let said: Result<Vec<_>, TransferError> = sums.by_ref().take(parts.len()).collect();
+            outcomes.push(outcome.and_then(|came| {
+                let there = combine_chunks(run.extent.length, &said?.concat());
+                if came == there {
+                    return Ok(());
+                }
+                Err(TransferError {
+                    code: Code::ChecksumMismatch,
+                    message: format!(
+                        "what was read of {} bytes at {:#x} is not what is there",
+                        run.extent.length, run.extent.offset.0
+                    ),
+                })
+            }));
+        }
+        outcomes
+    }
+}
+
+fn sum_parts(of: Extent) -> Vec<Extent> {
+    let mut parts = Vec::new();
+    let mut at = 0;
+    while at < of.length.0 {
+        let length = PIECE_BYTES.min(of.length.0 - at);
+        parts.push(Extent {
+            offset: Offset(of.offset.0.saturating_add(at)),
+            length: Length(length),
+            ..of
+        });
+        at += length;
+    }
+    parts
+}

@@ -1,0 +1,83 @@
+//! Asking a peer where its registered memory is.
+
+use super::link::Open;
+use crate::batch::{Batch, unreachable};
+use crate::control::Answer;
+use crate::frame::status;
+use crate::link::TransferError;
+use crate::split::pack;
+use kvpool_types::wire::data::{ReadItem, ReadRequest};
+use kvpool_types::wire::frame::Op;
+use kvpool_types::wire::rdma::RdmaLocated;
+use kvpool_types::{Code, Epoch, Extent, Offset};
+use std::sync::Arc;
+
+/// What the places of one extent take in an answer at most, and what an answer may hold, in bytes.
+const PLACES_BYTES: u64 = 1 << 10;
+const ANSWER_BYTES: u64 = 1 << 20;
+
+/// An extent, and which item of its batch it is.
+type Item = (usize, Extent);
+
+/// Asks for what the link does not know yet; an item of the batch each.
+pub(super) fn start(open: &Arc<Open>, batch: &Arc<Batch<()>>, extents: Vec<Extent>) {
+    let mut unknown = Vec::new();
+    for (item, extent) in extents.into_iter().enumerate() {
+        if open.knows(&extent) {
+            batch.end(item, Ok(()));
+        } else {
+            unknown.push((PLACES_BYTES, (item, extent)));
+        }
+    }
+    pack(unknown, ANSWER_BYTES, |_, asked| ask(open, batch, asked));
+}
+
+fn ask(open: &Arc<Open>, batch: &Arc<Batch<()>>, asked: Vec<Item>) {
+    let whole = |&(_, extent): &Item| ReadItem {
+        extent,
+        from: Offset(0),
+        length: extent.length,
+    };
+    let request = ReadRequest {
+        incarnation: open.incarnation,
+        items: asked.iter().map(whole).collect(),
+    };
+    // What waits for an answer does not keep the link, whose control it would be kept by.
+    let (link, batch) = (Arc::downgrade(open), batch.clone());
+    let control = &open.control;
+    control.request(Op::RdmaLocate, Epoch::default(), &request, move |answer| {
+        let outcomes = link
+            .upgrade()
+            .ok_or_else(|| unreachable("the link has been closed"))
+            .and_then(|open| learned(&open, &asked, answer));
+        match outcomes {
+            Ok(outcomes) => {
+                for ((item, _), outcome) in asked.into_iter().zip(outcomes) {
+                    batch.end(item, outcome);
+                }
+            }
+            Err(error) => {
+                for (item, _) in asked {
+                    batch.end(item, Err(error.clone()));
+                }
+            }
+        }
+    });
+}
+
+/// What became of each extent that was asked about.
+fn learned(
+    open: &Open,
+    asked: &[Item],
+    answer: Result<Answer, TransferError>,
+) -> Result<Vec<Result<(), TransferError>>, TransferError> {
+    let RdmaLocated(located) = answer?.decode(Op::RdmaLocated)?;
+    if located.len() != asked.len() {
+        return Err(status(Code::Malformed));
+    }
+    let outcomes = asked.iter().zip(located).map(|((_, extent), places)| {
+        let places = places.map_err(status)?;
+        open.learn(extent, &places)
+    });
+    Ok(outcomes.collect())
+}
