@@ -115,14 +115,21 @@ impl ChunkedSum {
     }
 
     /// The checksums of all bytes so far.
-    pub fn finish(mut self) -> BlockSums {
+    pub fn finish(self) -> BlockSums {
+        let length = Length(self.length);
+        let chunks = self.finish_chunks();
+        BlockSums {
+            whole: combine_chunks(length, &chunks),
+            chunks,
+        }
+    }
+
+    /// Those of the chunks alone.
+    pub(crate) fn finish_chunks(mut self) -> Vec<Checksum> {
         if self.filled > 0 {
             self.close_chunk();
         }
-        BlockSums {
-            whole: combine_chunks(Length(self.length), &self.chunks),
-            chunks: self.chunks,
-        }
+        self.chunks
     }
 
     fn close_chunk(&mut self) {

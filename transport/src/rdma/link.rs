@@ -1,8 +1,10 @@
-//! The asking side: a connection to agree over, and two lanes a port, one to read by and one to write by.
+//! The asking side: a connection to agree over, and pairs of lanes on each port, one to read by and one to
+//! write by.
 
 use super::device::Fabric;
 use super::lane::Lane;
 use super::near::Near;
+use super::pieces::Part;
 use super::places::Places;
 use super::queue::{Allows, QueuePair};
 use super::rail::Rail;
@@ -29,12 +31,15 @@ use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// How many threads register and sum.
-const THREADS: usize = 2;
+pub(super) const THREADS: usize = 2;
+
+/// The most queue pairs that a node takes of one connection.
+const MOST_OFFERS: usize = 64;
 
 /// Opens a link to the node whose data port is at `address`, by `deadline`. Blocks.
 ///
@@ -100,11 +105,22 @@ fn agree(
     deadline: Instant,
 ) -> Result<Vec<Ends>, TransferError> {
     let failed = |error: io::Error| unreachable(format!("a queue pair: {error}"));
+    let rails = || fabric.rails().iter().filter(|rail| rail.is_usable());
+    let lanes = rails().map(|rail| rail.options.lanes).max().unwrap_or(1);
+    let most = MOST_OFFERS / 2 / rails().count().max(1);
     let mut queues = Vec::new();
-    for rail in fabric.rails().iter().filter(|rail| rail.is_usable()) {
-        for writes in [false, true] {
-            let queue = QueuePair::create(rail, Allows::Nothing).map_err(failed)?;
-            queues.push((queue, writes));
+    // All ports once, and then again: a node pairs them with its own in that order.
+    for round in 0..usize::from(lanes).min(most).max(1) {
+        for rail in rails() {
+            let create = || QueuePair::create(rail, Allows::Nothing);
+            match create().and_then(|reads| Ok((reads, create()?))) {
+                Ok((reads, writes)) => queues.extend([(reads, false), (writes, true)]),
+                // With less room than for all of them there is a link all the same.
+                Err(error) if round > 0 => {
+                    tracing::debug!(%error, round, "an RDMA link has fewer lanes than it might");
+                }
+                Err(error) => return Err(failed(error)),
+            }
         }
     }
     let offers = queues.iter().map(|(queue, writes)| Offer {
@@ -140,6 +156,7 @@ fn agree(
             rail: reads.rail().clone(),
             reads: Lane::new(reads),
             writes: Lane::new(writes),
+            load: Arc::default(),
             there: its.rail,
             places: Places::of_segments(there),
         });
@@ -165,21 +182,27 @@ pub(super) struct Open {
     near: Near,
 }
 
-/// One port's lanes, and where it finds the node's memory.
+/// Two lanes of one port, and where it finds the node's memory.
 pub(super) struct Ends {
     rail: Arc<Rail>,
     reads: Lane,
     writes: Lane,
+    /// How many bytes they have to move.
+    load: Arc<AtomicU64>,
     /// The node's port at the other end.
     there: u8,
     places: Places,
 }
 
 impl Open {
-    /// The port for transfers from or into this memory.
+    /// The lanes for transfers from or into this memory.
     pub(super) fn end_near(&self, memory: Option<&Slice>) -> &Ends {
+        let load = |number| {
+            let ends = self.ends.get(number);
+            ends.map_or(0, |ends: &Ends| ends.load.load(Ordering::Relaxed))
+        };
         self.ends
-            .get(self.near.port(memory))
+            .get(self.near.lane(memory, load))
             .expect("invariant: a link has at least one port")
     }
 
@@ -234,16 +257,16 @@ impl Ends {
         &self,
         way: Way,
         range: &Extent,
-        local: &[Slice],
+        local: &[Part],
     ) -> Result<Transfer, TransferError> {
         let Some(remote) = self.places.find(range) else {
             return Err(status(Code::OutOfRange));
         };
-        let register = |slice: &Slice| match self.rail.cached(slice) {
-            Ok(registration) => Ok((registration, slice.clone())),
+        let register = |part: &Part| match self.rail.cached(&part.of) {
+            Ok(registration) => Ok((registration, part.slice.clone())),
             // Some kernels register no memory that may only be read. What is written from there is copied.
             Err(error) if error.kind() == io::ErrorKind::Unsupported && way == Way::Write => {
-                let copy = Region::from(slice.to_vec()).whole();
+                let copy = Region::from(part.slice.to_vec()).whole();
                 Ok((self.rail.cached(&copy)?, copy))
             }
             Err(error) => Err(error),
@@ -277,7 +300,11 @@ impl Ends {
             Way::Read => &self.reads,
             Way::Write => &self.writes,
         };
+        let bytes = transfers.iter().map(Transfer::length).sum();
+        self.load.fetch_add(bytes, Ordering::Relaxed);
+        let load = self.load.clone();
         lane.submit(transfers, move |outcomes| {
+            load.fetch_sub(bytes, Ordering::Relaxed);
             flight.is_done.store(true, Ordering::Release);
             let late = Instant::now() >= deadline;
             let outcomes = outcomes.into_iter();

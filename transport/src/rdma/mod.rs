@@ -14,8 +14,9 @@
 //! - `plan`, `turns`, `operation` transfers as work requests, their order, their outcomes
 //! - [`lane`] the side of a queue pair that submits
 //! - `completions` the thread that hears of ends
-//! - `near` which of several ports a transfer goes over
+//! - `near` which of several lanes a transfer goes over
 //! - `link`, `read`, `write` the [`Link`](crate::Link) of a client, agreed on over the data port
+//! - `pieces`, `posting` a batch in pieces, and whose turn it is to post one
 //! - `places`, `locate` where a link finds the node's memory
 //! - `serve` the node's side of it, `exposure` its memory
 //! - `sys` libibverbs, loaded at run time
@@ -32,8 +33,10 @@ mod locate;
 mod near;
 mod operation;
 pub mod options;
+mod pieces;
 mod places;
 mod plan;
+mod posting;
 pub mod queue;
 pub mod rail;
 mod read;

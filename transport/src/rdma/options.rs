@@ -1,5 +1,8 @@
 //! What can be set, and why there may be nothing to set.
 
+/// A node takes no more queue pairs over one connection than these make on two ports.
+const MOST_LANES: u8 = 16;
+
 /// How RDMA is used on this host. The defaults suit RoCE v2 and InfiniBand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaOptions {
@@ -14,6 +17,9 @@ pub struct RdmaOptions {
     pub traffic_class: u8,
     /// The service level of what is sent.
     pub service_level: u8,
+    /// How many queue pairs a client has on each port for each way, to the same node: one serves what
+    /// another is busy with, in the device and on the paths of a network that spreads connections.
+    pub lanes: u8,
     /// How many work requests a queue pair holds; the device's limit cuts it.
     pub queue_depth: u32,
     /// How many bytes a lane has in flight at most, unless one work request alone has more.
@@ -71,8 +77,9 @@ impl Default for RdmaOptions {
             mtu: None,
             traffic_class: 0,
             service_level: 0,
-            queue_depth: 256,
-            window: 8 << 20,
+            lanes: 2,
+            queue_depth: 128,
+            window: 4 << 20,
             slice: 4 << 20,
             retry: Retry::default(),
             cached_ranges: 1024,
@@ -114,6 +121,9 @@ impl RdmaOptions {
                 "ack timeout: {} is not 1 to 31",
                 self.retry.timeout
             ));
+        }
+        if !(1..=MOST_LANES).contains(&self.lanes) {
+            return wrong(format!("lanes: {} is not 1 to {MOST_LANES}", self.lanes));
         }
         if self.queue_depth < 16 {
             return wrong(format!("queue depth: {} is under 16", self.queue_depth));
@@ -158,6 +168,10 @@ mod tests {
                     count: 6,
                     timeout: 0,
                 },
+                ..good.clone()
+            },
+            RdmaOptions {
+                lanes: 0,
                 ..good.clone()
             },
             RdmaOptions {

@@ -1,89 +1,134 @@
-//! A batch of reads: the client's device reads the node's memory, and the bytes are summed when they are
-//! here. Nobody is asked, and the caller's lease and the block's checksum say whether what was read
-//! counts.
+//! A batch of reads: the client's device reads the node's memory, piece by piece, and a piece is summed
+//! when it is here. Nobody is asked, and the caller's lease and the block's checksum say whether what was
+//! read counts.
 
 use super::link::Open;
+use super::pieces::{Item, Place};
+use super::posting::{Group, Moves, Posting};
 use super::work::Way;
 use crate::batch::Batch;
-use crate::checksum::Sum;
-use crate::control::{Read, judged};
-use crate::copiers::{Job, grouped};
+use crate::checksum::{Sum, combine};
+use crate::control::judged;
+use crate::copiers::Job;
 use crate::link::{ReadOp, TransferError};
-use kvpool_types::{Checksum, Offset};
+use crate::memory::Slice;
+use kvpool_types::{Checksum, Length, Offset};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Has the batch read, in groups, so that the first are summed while the last are on their way.
+/// Has the batch read.
 pub(super) fn start(
     open: &Arc<Open>,
     batch: &Arc<Batch<Checksum>>,
     ops: Vec<ReadOp>,
     deadline: Instant,
 ) {
-    let reads = judged(&open.control, batch, ops);
-    if reads.is_empty() {
-        return;
-    }
-    let groups = grouped(reads, |read| read.source.length);
-    let (asked, batch) = (open.clone(), batch.clone());
-    let job: Job = Box::new(move || {
-        for group in groups {
-            submit(&asked, &batch, group, deadline);
-        }
+    let reads = judged(&open.control, batch, ops).into_iter();
+    let items = reads.map(|read| Item {
+        number: read.item,
+        tag: (),
+        range: read.source,
+        memory: read.into,
     });
-    open.copiers.submit(std::iter::once(job));
+    let reading = Reading {
+        batch: batch.clone(),
+        deadline,
+    };
+    Posting::start(open, reading, items.collect());
 }
 
-fn submit(open: &Arc<Open>, batch: &Arc<Batch<Checksum>>, group: Vec<Read>, deadline: Instant) {
-    let memory = group.first().and_then(|read| read.into.first());
-    let ends = open.end_near(memory);
-    let mut transfers = Vec::with_capacity(group.len());
-    let mut flying = Vec::with_capacity(group.len());
-    for read in group {
-        if !batch.begin(read.item) {
-            continue;
-        }
-        match ends.transfer(Way::Read, &read.source, &read.into) {
-            Ok(transfer) => {
-                transfers.push(transfer);
-                flying.push(read);
+struct Reading {
+    batch: Arc<Batch<Checksum>>,
+    deadline: Instant,
+}
+
+/// The checksum of a piece, and its length.
+type Summed = (Checksum, Length);
+
+/// A piece that is on its way.
+struct Flying {
+    into: Vec<Slice>,
+    place: Place<(), Summed>,
+}
+
+impl Moves for Reading {
+    type Tag = ();
+    type Sum = Summed;
+
+    fn begin(&self, _open: &Open, item: &mut Item<()>) -> bool {
+        self.batch.begin(item.number)
+    }
+
+    fn post(&self, open: &Arc<Open>, group: Group<Self>, others: impl FnOnce()) {
+        let memory = group.first().and_then(|piece| piece.memory.first());
+        let ends = open.end_near(memory.map(|part| &part.of));
+        let mut transfers = Vec::with_capacity(group.len());
+        let mut flying = Vec::with_capacity(group.len());
+        for piece in group {
+            match ends.transfer(Way::Read, &piece.range, &piece.memory) {
+                Ok(transfer) => {
+                    transfers.push(transfer);
+                    flying.push(Flying {
+                        into: piece.memory.into_iter().map(|part| part.slice).collect(),
+                        place: piece.place,
+                    });
+                }
+                Err(error) => {
+                    drop(piece.memory);
+                    end(&self.batch, &piece.place, Err(error));
+                }
             }
-            Err(error) => batch.end(read.item, Err(error)),
         }
+        others();
+        if transfers.is_empty() {
+            return;
+        }
+        let (asked, batch) = (open.clone(), self.batch.clone());
+        ends.submit(open, Way::Read, transfers, self.deadline, move |outcomes| {
+            let open = asked.clone();
+            let job: Job = Box::new(move || land(&open, &batch, flying, outcomes));
+            asked.copiers.submit(std::iter::once(job));
+        });
     }
-    if transfers.is_empty() {
-        return;
-    }
-    let (asked, batch) = (open.clone(), batch.clone());
-    ends.submit(open, Way::Read, transfers, deadline, move |outcomes| {
-        let open = asked.clone();
-        let job: Job = Box::new(move || land(&open, &batch, flying, outcomes));
-        asked.copiers.submit(std::iter::once(job));
-    });
 }
 
 /// Sums what has come.
 fn land(
     open: &Open,
     batch: &Batch<Checksum>,
-    reads: Vec<Read>,
+    pieces: Vec<Flying>,
     outcomes: Vec<Result<(), TransferError>>,
 ) {
     let failure = outcomes.iter().find_map(|o| o.as_ref().err().cloned());
-    for (read, outcome) in reads.into_iter().zip(outcomes) {
-        let sum = outcome.map(|()| {
+    for (piece, outcome) in pieces.into_iter().zip(outcomes) {
+        let summed = outcome.map(|()| {
             let mut sum = Sum::default();
-            for slice in &read.into {
+            let mut length = 0;
+            for slice in &piece.into {
                 sum.update_private(slice, Offset(0), slice.length());
+                length += slice.length().0;
             }
-            sum.finish()
+            (sum.finish(), Length(length))
         });
         // The caller's memory is let go of before the caller is told.
-        drop(read.into);
-        batch.end(read.item, sum);
+        drop(piece.into);
+        end(batch, &piece.place, summed);
     }
     // Its lane has closed: the rest of the link goes too, at both ends.
     if let Some(error) = failure {
         open.fail(&error);
+    }
+}
+
+/// Ends a piece, and its block when it was the last one.
+fn end(batch: &Batch<Checksum>, place: &Place<(), Summed>, summed: Result<Summed, TransferError>) {
+    if let Some(outcome) = place.ended(summed) {
+        let whole = outcome.map(|pieces| {
+            let pieces = pieces.into_iter();
+            pieces.fold(Checksum(0), |whole, (sum, length)| {
+                combine(whole, sum, length)
+            })
+        });
+        batch.end(place.whole.number, whole);
     }
 }

@@ -1,22 +1,24 @@
-//! A batch of writes: announced, written by the client's device, ended.
+//! A batch of writes: announced, written piece by piece by the client's device, ended.
 //!
 //! ```text
-//! WriteBegin ──answer──► WRITE in flight ┐
-//!                        summed meanwhile ┴─ both done ──► WriteEnd with the sums ──answer──► ok
+//! WriteBegin ──answer──► pieces: WRITE in flight ┐
+//!                                summed meanwhile ┴─ both done, of all pieces of a block ─┐
+//!                                         ok ◄──answer── WriteEnd with the sums ◄─────────┘
 //! ```
 //!
 //! The bytes are summed where they lie while the device reads them too. A caller that changes them
 //! meanwhile stores a block that no reader takes for good.
 
 use super::link::Open;
+use super::pieces::{Item, Place};
+use super::posting::{Group, Moves, Posting};
 use super::work::Way;
 use crate::batch::Batch;
-use crate::checksum::{BlockSums, ChunkedSum};
+use crate::checksum::{ChunkedSum, combine_chunks};
 use crate::control::{Answer, admitted, codes};
-use crate::copiers::{Job, grouped};
+use crate::copiers::Job;
 use crate::frame::status;
 use crate::link::{TransferError, WriteOp};
-use crate::memory::total_length;
 use kvpool_types::wire::data::{WriteEnd, WriteRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Code, Epoch, GrantId, Offset};
@@ -24,14 +26,12 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A write, and which item of its batch it is. The batch keeps the memory until the write is begun.
-type Item = (usize, WriteOp);
-
-/// Announces the writes and has the rest done as answers come.
+/// Announces the writes and has the rest done as answers come. The batch keeps the memory until a write
+/// is begun.
 pub(super) fn start(
     open: &Arc<Open>,
     batch: Arc<Batch<Checksum>>,
-    items: Vec<Item>,
+    items: Vec<(usize, WriteOp)>,
     deadline: Instant,
 ) {
     let epochs = items.iter().map(|(_, write)| write.grant.epoch);
@@ -43,179 +43,211 @@ pub(super) fn start(
     let asked = open.clone();
     open.control
         .request(Op::WriteBegin, epoch, &request, move |answer| {
-            begun(&asked, &batch, items, answer, deadline);
+            begun(&asked, batch, items, answer, deadline);
         });
 }
 
-/// Has the admitted writes done, in groups, and ends the others.
+/// Has the admitted writes done, and ends the others.
 fn begun(
     open: &Arc<Open>,
-    batch: &Arc<Batch<Checksum>>,
-    items: Vec<Item>,
+    batch: Arc<Batch<Checksum>>,
+    items: Vec<(usize, WriteOp)>,
     answer: Result<Answer, TransferError>,
     deadline: Instant,
 ) {
-    let admitted = admitted(answer, batch, items);
-    let groups = grouped(admitted, |(_, write)| write.grant.extent.length);
-    open.copiers.submit(groups.into_iter().map(|group| -> Job {
-        let (open, batch) = (open.clone(), batch.clone());
-        Box::new(move || submit(&open, &batch, group, deadline))
-    }));
+    let admitted = admitted(answer, &batch, items).into_iter();
+    let items = admitted.map(|(number, write)| Item {
+        number,
+        tag: write.grant.id,
+        range: write.grant.extent,
+        memory: Vec::new(),
+    });
+    Posting::start(open, Writing { batch, deadline }, items.collect());
 }
 
-fn submit(open: &Arc<Open>, batch: &Arc<Batch<Checksum>>, group: Vec<Item>, deadline: Instant) {
-    let mut taken = Vec::with_capacity(group.len());
-    let mut given_up = Vec::new();
-    for (item, mut write) in group {
-        match batch.take(item) {
-            Some(from) => {
-                write.from = from;
-                taken.push((item, write));
-            }
-            None => given_up.push((write.grant.id, Vec::new())),
-        }
-    }
-    let memory = taken.first().and_then(|(_, write)| write.from.first());
-    let ends = open.end_near(memory);
-    let mut transfers = Vec::with_capacity(taken.len());
-    let mut flying = Vec::with_capacity(taken.len());
-    for (item, write) in taken {
-        match ends.transfer(Way::Write, &write.grant.extent, &write.from) {
-            Ok(transfer) => {
-                transfers.push(transfer);
-                flying.push((item, write));
-            }
-            Err(error) => {
-                given_up.push((write.grant.id, Vec::new()));
-                batch.end(item, Err(error));
-            }
-        }
-    }
-    if !given_up.is_empty() {
-        // The node need not take them for writes in progress any more.
-        let end = WriteEnd { items: given_up };
-        open.control
-            .request(Op::WriteEnd, Epoch::default(), &end, |_| {});
-    }
-    if transfers.is_empty() {
-        return;
-    }
-    let landing = Arc::new(Landing {
-        open: open.clone(),
-        batch: batch.clone(),
-        items: flying
-            .iter()
-            .map(|(item, write)| (*item, write.grant.id))
-            .collect(),
-        half: Mutex::new(None),
-    });
-    let landed = landing.clone();
-    ends.submit(open, Way::Write, transfers, deadline, move |outcomes| {
-        landed.half_done(Half::Landed(outcomes));
-    });
-    let sums = flying.iter().map(|(_, write)| {
-        let mut sums = ChunkedSum::for_length(total_length(&write.from));
-        for slice in &write.from {
-            sums.update_private(slice, Offset(0), slice.length());
-        }
-        sums.finish()
-    });
-    let sums = sums.collect();
-    // The caller's memory is let go of before the caller can be told; the lane has its own hold of it.
-    drop(flying);
-    landing.half_done(Half::Summed(sums));
+struct Writing {
+    batch: Arc<Batch<Checksum>>,
+    deadline: Instant,
 }
 
-/// Writes of which two things have to come to an end, in either order.
+/// The checksums of a piece's chunks.
+type Chunks = Vec<Checksum>;
+
+impl Moves for Writing {
+    type Tag = GrantId;
+    type Sum = Chunks;
+
+    fn begin(&self, open: &Open, item: &mut Item<GrantId>) -> bool {
+        let Some(memory) = self.batch.take(item.number) else {
+            // The node need not take it for a write in progress any more.
+            let items = vec![(item.tag, Vec::new())];
+            let request = WriteEnd { items };
+            open.control
+                .request(Op::WriteEnd, Epoch::default(), &request, |_| {});
+            return false;
+        };
+        item.memory = memory;
+        true
+    }
+
+    fn post(&self, open: &Arc<Open>, group: Group<Self>, others: impl FnOnce()) {
+        let memory = group.first().and_then(|piece| piece.memory.first());
+        let ends = open.end_near(memory.map(|part| &part.of));
+        let mut transfers = Vec::with_capacity(group.len());
+        let mut flying = Vec::with_capacity(group.len());
+        let mut places = Vec::with_capacity(group.len());
+        for piece in group {
+            match ends.transfer(Way::Write, &piece.range, &piece.memory) {
+                Ok(transfer) => {
+                    transfers.push(transfer);
+                    flying.push(piece.memory);
+                    places.push(piece.place);
+                }
+                Err(error) => {
+                    drop(piece.memory);
+                    finish(open, &self.batch, [(&piece.place, Err(error))]);
+                }
+            }
+        }
+        others();
+        if transfers.is_empty() {
+            return;
+        }
+        let landing = Arc::new(Landing {
+            open: open.clone(),
+            batch: self.batch.clone(),
+            places,
+            half: Mutex::new(None),
+        });
+        let landed = landing.clone();
+        ends.submit(
+            open,
+            Way::Write,
+            transfers,
+            self.deadline,
+            move |outcomes| landed.landed(outcomes),
+        );
+        let sums = flying.iter().map(|memory| {
+            let mut sums = ChunkedSum::default();
+            for part in memory {
+                sums.update_private(&part.slice, Offset(0), part.slice.length());
+            }
+            sums.finish_chunks()
+        });
+        let sums = sums.collect();
+        // The caller's memory is let go of before the caller can be told; the lane has its own hold of it.
+        drop(flying);
+        landing.summed(sums);
+    }
+}
+
+/// Pieces of which two things have to come to an end, in either order.
 struct Landing {
     open: Arc<Open>,
     batch: Arc<Batch<Checksum>>,
-    items: Vec<(usize, GrantId)>,
+    places: Vec<Place<GrantId, Chunks>>,
     half: Mutex<Option<Half>>,
 }
 
+type Outcomes = Vec<Result<(), TransferError>>;
+
 enum Half {
-    Landed(Vec<Result<(), TransferError>>),
-    Summed(Vec<BlockSums>),
+    Landed(Outcomes),
+    Summed(Vec<Chunks>),
 }
 
 impl Landing {
-    fn half_done(self: &Arc<Self>, half: Half) {
-        let other = {
-            let mut kept = self.half.lock();
-            match kept.take() {
-                Some(other) => other,
-                None => {
-                    *kept = Some(half);
-                    return;
-                }
-            }
+    /// Notes one half; both, when it was the second.
+    fn both(&self, half: Half) -> Option<(Outcomes, Vec<Chunks>)> {
+        let mut kept = self.half.lock();
+        let Some(other) = kept.take() else {
+            *kept = Some(half);
+            return None;
         };
-        let (outcomes, sums) = match (half, other) {
+        match (half, other) {
             (Half::Landed(outcomes), Half::Summed(sums))
-            | (Half::Summed(sums), Half::Landed(outcomes)) => (outcomes, sums),
+            | (Half::Summed(sums), Half::Landed(outcomes)) => Some((outcomes, sums)),
             _ => unreachable!("invariant: each half ends once"),
-        };
-        // What comes first may be on the thread of the device, which has others to serve.
-        let landing = self.clone();
-        let job: Job = Box::new(move || landing.end(outcomes, sums));
-        self.open.copiers.submit(std::iter::once(job));
+        }
     }
 
-    /// Tells the node what is in place.
-    fn end(&self, outcomes: Vec<Result<(), TransferError>>, sums: Vec<BlockSums>) {
-        let mut failure = None;
-        let mut items = Vec::with_capacity(self.items.len());
-        let mut told = Vec::with_capacity(self.items.len());
-        for ((&(item, grant), outcome), sums) in self.items.iter().zip(outcomes).zip(sums) {
-            match outcome {
-                Ok(()) if self.batch.pause(item) => {
-                    items.push((grant, sums.chunks));
-                    told.push((item, sums.whole));
-                }
-                Ok(()) => items.push((grant, Vec::new())),
-                Err(error) => {
-                    self.batch.end(item, Err(error.clone()));
-                    failure = Some(error);
-                }
-            }
+    /// Called on the thread of the device, which has others to serve.
+    fn landed(self: &Arc<Self>, outcomes: Outcomes) {
+        if let Some((outcomes, sums)) = self.both(Half::Landed(outcomes)) {
+            let landing = self.clone();
+            let job: Job = Box::new(move || landing.end(outcomes, sums));
+            self.open.copiers.submit(std::iter::once(job));
         }
-        if let Some(error) = failure {
+    }
+
+    fn summed(&self, sums: Vec<Chunks>) {
+        if let Some((outcomes, sums)) = self.both(Half::Summed(sums)) {
+            self.end(outcomes, sums);
+        }
+    }
+
+    fn end(&self, outcomes: Outcomes, sums: Vec<Chunks>) {
+        let failure = outcomes.iter().find_map(|o| o.as_ref().err().cloned());
+        if let Some(error) = &failure {
             // The lane has closed, and what of it the node has got is not known: the node is to end
             // its queue pair before anything else is written there.
-            self.open.fail(&error);
-            for (item, _) in told {
-                self.batch.end(item, Err(error.clone()));
-            }
-            return;
+            self.open.fail(error);
         }
-        let batch = self.batch.clone();
-        let count = items.len();
-        let all = items
-            .iter()
-            .map(|(_, sums)| !sums.is_empty())
-            .collect::<Vec<_>>();
-        self.open.control.request(
-            Op::WriteEnd,
-            Epoch::default(),
-            &WriteEnd { items },
-            move |answer| match codes(answer, count) {
-                Ok(codes) => {
-                    let of_told = codes.into_iter().zip(all).filter(|(_, told)| *told);
-                    for ((item, whole), (code, _)) in told.into_iter().zip(of_told) {
-                        let outcome = match code {
-                            Code::Ok => Ok(whole),
-                            code => Err(status(code)),
-                        };
-                        batch.end(item, outcome);
-                    }
-                }
-                Err(error) => {
-                    for (item, _) in told {
-                        batch.end(item, Err(error.clone()));
-                    }
-                }
-            },
-        );
+        let outcomes = outcomes.into_iter().zip(sums);
+        let outcomes = outcomes.map(|(outcome, sums)| outcome.map(|()| sums));
+        finish(&self.open, &self.batch, self.places.iter().zip(outcomes));
     }
+}
+
+/// Takes what became of pieces, and tells the node of the blocks of which they were the last.
+fn finish<'p>(
+    open: &Open,
+    batch: &Arc<Batch<Checksum>>,
+    pieces: impl IntoIterator<Item = (&'p Place<GrantId, Chunks>, Result<Chunks, TransferError>)>,
+) {
+    let mut items = Vec::new();
+    let mut told = Vec::new();
+    for (place, outcome) in pieces {
+        let Some(outcome) = place.ended(outcome) else {
+            continue;
+        };
+        let (item, grant) = (place.whole.number, place.whole.tag);
+        match outcome.map(|chunks| chunks.concat()) {
+            Ok(chunks) if batch.pause(item) => {
+                let whole = combine_chunks(place.whole.length, &chunks);
+                told.push(Some((item, whole)));
+                items.push((grant, chunks));
+            }
+            outcome => {
+                told.push(None);
+                items.push((grant, Vec::new()));
+                if let Err(error) = outcome {
+                    batch.end(item, Err(error));
+                }
+            }
+        }
+    }
+    if items.is_empty() {
+        return;
+    }
+    let batch = batch.clone();
+    let request = WriteEnd { items };
+    open.control
+        .request(Op::WriteEnd, Epoch::default(), &request, move |answer| {
+            let outcomes = match codes(answer, told.len()) {
+                Ok(codes) => codes.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error); told.len()],
+            };
+            for (told, outcome) in told.into_iter().zip(outcomes) {
+                let Some((item, whole)) = told else {
+                    continue;
+                };
+                let outcome = match outcome {
+                    Ok(Code::Ok) => Ok(whole),
+                    Ok(code) => Err(status(code)),
+                    Err(error) => Err(error),
+                };
+                batch.end(item, outcome);
+            }
+        });
 }

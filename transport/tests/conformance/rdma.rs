@@ -241,3 +241,68 @@ fn two_hundred_links_one_after_the_other_leave_nothing() {
         rail.forget_cached();
     }
 }
+
+/// A client with a device of its own, for what is counted there.
+fn alone(host: &Arc<TestHost>, server: &ServerHandle, lanes: u8) -> (Arc<Fabric>, Arc<dyn Link>) {
+    let options = RdmaOptions {
+        lanes,
+        ..RdmaOptions::default()
+    };
+    let fabric = Fabric::open(&options).unwrap();
+    let (address, hello) = (server.local_addr(), host.hello());
+    let opened = kvpool_transport::rdma::connect(&fabric, address, hello, soon());
+    (fabric, opened.unwrap().0)
+}
+
+#[test]
+fn a_link_has_the_lanes_that_were_asked_for() {
+    if !is_here("a_link_has_the_lanes_that_were_asked_for") {
+        return;
+    }
+    let host = TestHost::new(Length(16 << 20));
+    let server = serve(&host);
+    for lanes in [1, 3] {
+        let (fabric, link) = alone(&host, &server, lanes);
+        for rail in fabric.rails() {
+            assert_eq!(rail.lanes(), 2 * usize::from(lanes), "{}", rail.name());
+        }
+        let bytes = pattern(5 << 20, u64::from(lanes));
+        let grant = host.grant(5 << 20);
+        let written = wait(link.write(vec![write_op(grant, &bytes)], soon()));
+        assert_eq!(written, [Ok(checksum(&bytes))]);
+        let into = room(5 << 20);
+        let read = wait(link.read(EPOCH, vec![read_op(grant.extent, &into)], soon()));
+        assert_eq!(read, [Ok(checksum(&bytes))]);
+        assert!(gathered(&into) == bytes);
+    }
+}
+
+/// However many pieces it moves in.
+#[test]
+fn the_memory_of_a_large_block_is_registered_as_one() {
+    if !is_here("the_memory_of_a_large_block_is_registered_as_one") {
+        return;
+    }
+    let host = TestHost::new(Length(32 << 20));
+    let server = serve(&host);
+    let bytes = pattern(16 << 20, 1);
+    let extent = host.stored(&bytes);
+    let (fabric, link) = alone(&host, &server, 2);
+    let registrations = || {
+        fabric
+            .rails()
+            .iter()
+            .map(|r| r.registrations())
+            .sum::<usize>()
+    };
+    assert_eq!(registrations(), 0);
+    let into = vec![Region::allocate(Length(16 << 20)).whole()];
+    let read = wait(link.read(EPOCH, vec![read_op(extent, &into)], soon()));
+    assert_eq!(read, [Ok(checksum(&bytes))]);
+    // One a port that its pieces went over.
+    assert!(
+        registrations() <= fabric.rails().len(),
+        "{}",
+        registrations()
+    );
+}

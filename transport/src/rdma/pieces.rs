@@ -1,0 +1,218 @@
+//! A batch as pieces that are moved and summed on their own, and what becomes of the blocks that they
+//! are of.
+//!
+//! A block that moves as one is summed before all of it is on its way, or after all of it is here, and
+//! the wire or the processor has nothing to do meanwhile. In pieces, one moves while another is summed.
+
+use crate::link::TransferError;
+use crate::memory::Slice;
+use kvpool_types::{CHUNK, Extent, Length, Offset};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// The most bytes of a piece: far more than posting it costs, few enough for the last one not to be waited
+/// for. Whole chunks, so that the checksums of a block's chunks are those of its pieces.
+pub(super) const PIECE_BYTES: u64 = 16 * CHUNK;
+
+/// One transfer of a batch.
+pub(super) struct Item<T> {
+    /// Which of the batch it is.
+    pub(super) number: usize,
+    /// What stays with it until it has ended.
+    pub(super) tag: T,
+    /// The node's side.
+    pub(super) range: Extent,
+    /// This side, of the same length.
+    pub(super) memory: Vec<Slice>,
+}
+
+/// A part of an item's memory, with the memory that it is a part of: that is registered as one.
+pub(super) struct Part {
+    pub(super) of: Slice,
+    pub(super) slice: Slice,
+}
+
+/// A range of an item.
+pub(super) struct Piece<T, S> {
+    pub(super) range: Extent,
+    pub(super) memory: Vec<Part>,
+    pub(super) place: Place<T, S>,
+}
+
+/// Where the outcome of a piece belongs.
+pub(super) struct Place<T, S> {
+    pub(super) whole: Arc<Whole<T, S>>,
+    number: usize,
+}
+
+/// An item in pieces, each of which ends with a sum or an error.
+pub(super) struct Whole<T, S> {
+    /// Which of the batch it is.
+    pub(super) number: usize,
+    pub(super) tag: T,
+    pub(super) length: Length,
+    state: Mutex<State<S>>,
+}
+
+struct State<S> {
+    /// How many pieces have not ended.
+    left: usize,
+    sums: Vec<Option<S>>,
+    failed: Option<TransferError>,
+}
+
+/// Cuts the items of a batch, in order, as pieces are asked for.
+pub(super) struct Cutter<T, S> {
+    items: std::vec::IntoIter<Item<T>>,
+    open: Option<Rest<T, S>>,
+}
+
+/// What is left of an item.
+struct Rest<T, S> {
+    whole: Arc<Whole<T, S>>,
+    next: usize,
+    range: Extent,
+    memory: std::iter::Peekable<std::vec::IntoIter<Slice>>,
+    /// How much of the first slice is gone.
+    gone: u64,
+}
+
+impl<T, S> Cutter<T, S> {
+    pub(super) fn new(items: Vec<Item<T>>) -> Self {
+        Self {
+            items: items.into_iter(),
+            open: None,
+        }
+    }
+
+    /// Whether nothing is left.
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_none() && self.items.len() == 0
+    }
+
+    /// The next pieces: neighbours go together until they are worth it; none when nothing is left. An
+    /// item of which nothing has been cut is asked for by `begin`, and passed over where that says no.
+    pub(super) fn next_group(
+        &mut self,
+        mut begin: impl FnMut(&mut Item<T>) -> bool,
+    ) -> Vec<Piece<T, S>> {
+        let mut group = Vec::new();
+        let mut bytes = 0;
+        while bytes < PIECE_BYTES {
+            let mut begun = || {
+                self.items
+                    .by_ref()
+                    .find_map(|mut item| begin(&mut item).then_some(item))
+            };
+            let Some(mut rest) = self.open.take().or_else(|| begun().map(Rest::of)) else {
+                break;
+            };
+            let piece = rest.cut();
+            bytes += piece.range.length.0;
+            group.push(piece);
+            // The memory that is left of an item that is all cut goes here, not with the batch.
+            self.open = (rest.range.length > Length(0)).then_some(rest);
+        }
+        group
+    }
+}
+
+impl<T, S> Rest<T, S> {
+    fn of(item: Item<T>) -> Self {
+        let length = item.range.length;
+        let pieces = Length(length.0.div_ceil(PIECE_BYTES)).as_usize();
+        Self {
+            whole: Arc::new(Whole {
+                number: item.number,
+                tag: item.tag,
+                length,
+                state: Mutex::new(State {
+                    left: pieces,
+                    sums: (0..pieces).map(|_| None).collect(),
+                    failed: None,
+                }),
+            }),
+            next: 0,
+            range: item.range,
+            memory: item.memory.into_iter().peekable(),
+            gone: 0,
+        }
+    }
+
+    fn cut(&mut self) -> Piece<T, S> {
+        let length = self.range.length.0.min(PIECE_BYTES);
+        let mut memory = Vec::new();
+        let mut left = length;
+        while left > 0 {
+            let slice = self
+                .memory
+                .peek()
+                .expect("invariant: both sides of a transfer have one length");
+            let here = slice.length().0 - self.gone;
+            let taken = left.min(here);
+            let part = slice
+                .slice(Offset(self.gone), Length(taken))
+                .expect("invariant: a part of what is left of the slice");
+            if taken > 0 {
+                memory.push(Part {
+                    of: slice.clone(),
+                    slice: part,
+                });
+            }
+            left -= taken;
+            self.gone += taken;
+            if taken == here {
+                self.memory.next();
+                self.gone = 0;
+            }
+        }
+        let range = Extent {
+            length: Length(length),
+            ..self.range
+        };
+        self.range.offset = Offset(self.range.offset.0.saturating_add(length));
+        self.range.length = Length(self.range.length.0 - length);
+        let number = self.next;
+        self.next += 1;
+        Piece {
+            range,
+            memory,
+            place: Place {
+                whole: self.whole.clone(),
+                number,
+            },
+        }
+    }
+}
+
+impl<T, S> Place<T, S> {
+    /// Notes what became of the piece. When it was the last of its item: the sums of all pieces, in
+    /// order, or the first error.
+    pub(super) fn ended(&self, outcome: Result<S, TransferError>) -> Option<Outcome<S>> {
+        let mut state = self.whole.state.lock();
+        match outcome {
+            Ok(sum) => {
+                if let Some(place) = state.sums.get_mut(self.number) {
+                    *place = Some(sum);
+                }
+            }
+            Err(error) => {
+                state.failed.get_or_insert(error);
+            }
+        }
+        state.left -= 1;
+        if state.left > 0 {
+            return None;
+        }
+        Some(match state.failed.take() {
+            Some(error) => Err(error),
+            None => Ok(state.sums.drain(..).flatten().collect()),
+        })
+    }
+}
+
+/// What became of an item.
+pub(super) type Outcome<S> = Result<Vec<S>, TransferError>;
+
+#[cfg(test)]
+mod tests;
