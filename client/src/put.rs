@@ -41,7 +41,7 @@ pub(crate) async fn put(
     let deadline = Deadline::after(timeout);
     let distinct = Distinct::of(blocks.iter().map(|block| &block.key));
     let mut outcomes: Vec<Option<Result<Put, PutError>>> = vec![None; distinct.firsts.len()];
-    let mut to_put = Vec::new();
+    let mut to_put = Vec::with_capacity(outcomes.len());
     let mut firsts = distinct.firsts.iter().copied().enumerate().peekable();
     for (at, block) in blocks.into_iter().enumerate() {
         let Some((slot, _)) = firsts.next_if(|(_, first)| *first == at) else {

@@ -2,7 +2,7 @@
 //! gets its part of a segment.
 
 use crate::fence::{
-    Aborts, Census, Fence, FenceItem, Limits, PeerKey, Range, Span, Term, TermError,
+    Aborts, Census, Fence, FenceItem, Limits, PeerKey, Proven, Range, Span, Term, TermError,
 };
 use crate::metrics::Metrics;
 use crate::segment::Segment;
@@ -197,6 +197,13 @@ impl Store {
         outcome
     }
 
+    /// Checks the proofs of grants, which takes longer than the rest: under a lock that is shared.
+    fn prove(&self, incarnation: Incarnation, grants: &[Grant]) -> Vec<Result<Proven, Refused>> {
+        let fence = self.shared.fence.read();
+        let prove = |grant| fence.prove(incarnation, grant);
+        grants.iter().map(prove).collect()
+    }
+
     fn memory(&self, span: Span) -> Result<Slice, Refused> {
         let Range { start, .. } = span.range;
         let segment = self.shared.segments.get(span.segment.0);
@@ -333,13 +340,7 @@ impl Host for Store {
     }
 
     fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code> {
-        let proven: Vec<_> = {
-            let fence = self.shared.fence.read();
-            let grants = request.grants.iter();
-            grants
-                .map(|grant| fence.prove(request.incarnation, grant))
-                .collect()
-        };
+        let proven = self.prove(request.incarnation, &request.grants);
         // Nothing can come between the judgement, the bytes and the record: all three are done under
         // the lock, which is why only small blocks are written this way.
         let written: Vec<Result<(), Refused>> = self.change(|fence| {
@@ -446,17 +447,39 @@ impl Host for Store {
     }
 
     fn begin_shm_write(&self, peer: &Peer, incarnation: Incarnation, grant: &Grant) -> Code {
-        let proven = self.shared.fence.read().prove(incarnation, grant);
-        let outcome =
-            proven.and_then(|proven| self.change(|fence| fence.begin_hold(peer.into(), &proven)));
-        if outcome.is_ok() {
-            self.sweep_if_dead(peer);
-        }
-        self.answer(outcome)
+        let begun = self.begin_shm_writes(peer, incarnation, std::slice::from_ref(grant));
+        begun.first().copied().unwrap_or(Code::Internal)
     }
 
     fn end_shm_write(&self, peer: &Peer, grant: GrantId, sums: Vec<Checksum>) -> Code {
         self.change(|fence| fence.end_hold(peer.into(), grant, sums))
+    }
+
+    fn begin_shm_writes(
+        &self,
+        peer: &Peer,
+        incarnation: Incarnation,
+        grants: &[Grant],
+    ) -> Vec<Code> {
+        let proven = self.prove(incarnation, grants);
+        let begun: Vec<Result<(), Refused>> = self.change(|fence| {
+            let begin = |proven: Result<_, _>| fence.begin_hold(peer.into(), &proven?);
+            proven.into_iter().map(begin).collect()
+        });
+        if begun.iter().any(Result::is_ok) {
+            self.sweep_if_dead(peer);
+        }
+        begun
+            .into_iter()
+            .map(|outcome| self.answer(outcome))
+            .collect()
+    }
+
+    fn end_shm_writes(&self, peer: &Peer, items: Vec<(GrantId, Vec<Checksum>)>) -> Vec<Code> {
+        self.change(|fence| {
+            let end = |(grant, sums)| fence.end_hold(peer.into(), grant, sums);
+            items.into_iter().map(end).collect()
+        })
     }
 
     fn pin(&self, peer: &Peer, epoch: Epoch, incarnation: Incarnation, extent: &Extent) -> Code {

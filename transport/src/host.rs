@@ -147,6 +147,23 @@ pub trait Host: Send + Sync + 'static {
     /// Records that `peer` has stopped writing: with all bytes in place when `sums` is not empty.
     fn end_shm_write(&self, peer: &Peer, grant: GrantId, sums: Vec<Checksum>) -> Code;
 
+    /// [`Host::begin_shm_write`] for each grant of a request, in order.
+    fn begin_shm_writes(
+        &self,
+        peer: &Peer,
+        incarnation: Incarnation,
+        grants: &[Grant],
+    ) -> Vec<Code> {
+        let begin = |grant| self.begin_shm_write(peer, incarnation, grant);
+        grants.iter().map(begin).collect()
+    }
+
+    /// [`Host::end_shm_write`] for each item of a request, in order.
+    fn end_shm_writes(&self, peer: &Peer, items: Vec<(GrantId, Vec<Checksum>)>) -> Vec<Code> {
+        let end = |(grant, sums)| self.end_shm_write(peer, grant, sums);
+        items.into_iter().map(end).collect()
+    }
+
     /// Pins an extent for a view.
     fn pin(&self, peer: &Peer, epoch: Epoch, incarnation: Incarnation, extent: &Extent) -> Code;
 

@@ -76,7 +76,8 @@ pub(crate) fn write(
         let mut early = Vec::with_capacity(ops.len());
         let mut grants = Vec::with_capacity(ops.len());
         let mut whole = Vec::with_capacity(ops.len());
-        let mut payload = Vec::new();
+        let bytes: u64 = ops.iter().map(|op| op.grant.extent.length.0 + 8).sum();
+        let mut payload = Vec::with_capacity(Length(bytes).as_usize());
         for op in &ops {
             let checked = write_payload(op);
             if checked.is_ok() {

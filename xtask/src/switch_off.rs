@@ -71,9 +71,9 @@ const MECHANISMS: &[Mechanism] = &[
         invariant: 3,
         what: "an extent is free only once its node has fenced it",
         file: "master/src/placement/quarantine.rs",
-        on: "message.push(fence_item(number, &item));",
-        off: "item.segment.free_quarantined(item.index, item.stuck); if item.stuck || !item.stuck { continue; } \
-              message.push(fence_item(number, &item));",
+        on: "message.push(fence_item(number, &run));",
+        off: "for item in &run { item.segment.free_quarantined([(item.index, item.stuck)].into_iter()); } \
+              if run.len() < usize::MAX { continue; } message.push(fence_item(number, &run));",
         package: "kvpool-master",
         test: "an_ended_grant_commits_nothing_and_its_room_waits_for_the_node",
     },

@@ -1,14 +1,15 @@
 //! The steps of one batch of puts, run at the same time.
 
 use super::requests::{read_reservation, reserve_request, wait_for_room};
-use super::stages::{GrantedReplica, Reserved, Written};
+use super::stages::{Reserved, Written};
 use crate::api::{Put, PutBlock, PutOptions};
+use crate::cache::Node;
 use crate::client::Inner;
 use crate::clock::{Backoff, Deadline};
 use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::{ControlError, PutError};
-use crate::locate::{code_of, expect_answers, read_nodes};
+use crate::locate::{code_of, expect_answers, node_at, read_nodes};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -17,8 +18,9 @@ use kvpool_proto::{CommitRequest, ReserveReply};
 use kvpool_transport::memory::total_length;
 use kvpool_transport::{Slice, TransferError, TransferResult, WriteOp};
 use kvpool_types::wire::keys::pack;
-use kvpool_types::{Code, Epoch, Key, Length, SegmentId, Version};
+use kvpool_types::{Code, Epoch, Grant, Key, Length, SegmentId, Version};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// With less time than this left, that nobody was reached says nothing about who is there.
@@ -31,18 +33,18 @@ pub(super) struct Batch<'a> {
     inner: &'a Inner,
     options: &'a PutOptions,
     deadline: Deadline,
-    items: Vec<Item>,
-    work: FuturesUnordered<BoxFuture<'a, Step>>,
+    items: Vec<Item<'a>>,
+    work: FuturesUnordered<BoxFuture<'a, Step<'a>>>,
 }
 
-struct Item {
+struct Item<'a> {
     key: Key,
     parent: Option<Key>,
     /// The parent's place, when it is in this batch.
     parent_at: Option<usize>,
     buffers: Vec<Slice>,
     length: Length,
-    stage: Stage,
+    stage: Stage<'a>,
     backoff: Backoff,
     /// Why the last attempt failed.
     last: Option<PutError>,
@@ -52,13 +54,13 @@ struct Item {
     unanswered: Vec<u64>,
 }
 
-enum Stage {
+enum Stage<'a> {
     /// A reservation is asked for, or will be.
     Waiting,
     /// Bytes are on the way.
-    Writing(Reserved),
+    Writing(Reserved<'a>),
     /// The bytes are in place; the commit is due.
-    Written(Written),
+    Written(Written<'a>),
     /// The commit is on the way.
     Committing,
     /// It is over.
@@ -66,7 +68,7 @@ enum Stage {
 }
 
 /// What one piece of work came to.
-enum Step {
+enum Step<'a> {
     /// There was no time left to try these again.
     Late(Vec<usize>),
     Reserved {
@@ -75,17 +77,25 @@ enum Step {
         /// The request, when it may have been carried out although it was not answered.
         unanswered: Option<u64>,
     },
-    Wrote(Vec<(usize, SegmentId, TransferResult)>),
+    Wrote(Vec<Place>, Vec<TransferResult>),
     Committed {
-        items: Vec<(usize, Written)>,
+        items: Vec<(usize, Written<'a>)>,
         codes: Result<Vec<Code>, ControlError>,
         /// Whether it may have been done without the client being told.
         unknown: bool,
     },
 }
 
-/// The writes that go to one node.
-type NodeWrites = Vec<(usize, GrantedReplica)>;
+/// What is written to one node: which item's, and by what right.
+type NodeWrites = Vec<(usize, Grant)>;
+
+/// Where one replica goes, for as long as its bytes are on the way.
+#[derive(Clone, Copy)]
+struct Place {
+    item: usize,
+    segment: SegmentId,
+    length: Length,
+}
 
 impl<'a> Batch<'a> {
     pub(super) fn new(
@@ -146,7 +156,7 @@ impl<'a> Batch<'a> {
                     }
                     self.reserved(&items, reply);
                 }
-                Step::Wrote(results) => self.wrote(results),
+                Step::Wrote(places, results) => self.wrote(&places, results),
                 Step::Committed {
                     items,
                     codes,
@@ -163,7 +173,7 @@ impl<'a> Batch<'a> {
             .collect()
     }
 
-    fn item(&mut self, at: usize) -> &mut Item {
+    fn item(&mut self, at: usize) -> &mut Item<'a> {
         self.items
             .get_mut(at)
             .expect("invariant: steps name only items of their batch")
@@ -252,7 +262,7 @@ impl<'a> Batch<'a> {
             let granted = read_reservation(reservation, &nodes, Epoch(reply.epoch), length);
             match granted {
                 Ok(granted) => {
-                    let revoker = self.inner.revoker.clone();
+                    let revoker = &self.inner.revoker;
                     let item = self.item(at);
                     item.stage = Stage::Writing(Reserved::new(
                         item.key.clone(),
@@ -261,41 +271,42 @@ impl<'a> Batch<'a> {
                         granted.len(),
                         revoker,
                     ));
-                    for (node, replica) in granted {
-                        writes.entry(node).or_default().push((at, replica));
+                    for (node, grant) in granted {
+                        writes.entry(node).or_default().push((at, grant));
                     }
                 }
                 Err(error) => self.settle(at, Err(error.into())),
             }
         }
-        for writes in writes.into_values() {
-            self.write(writes);
+        for (node, writes) in writes {
+            // Its place was checked with the grants.
+            if let Ok(node) = node_at(&nodes, node) {
+                self.write(node, &writes);
+            }
         }
         self.again(again);
     }
 
     /// Moves the bytes of all replicas that lie on one node.
-    fn write(&mut self, writes: NodeWrites) {
-        let Some(node) = writes.first().map(|(_, replica)| replica.node.clone()) else {
-            return;
+    fn write(&mut self, node: Arc<Node>, writes: &NodeWrites) {
+        let place = |(item, grant): &(usize, Grant)| Place {
+            item: *item,
+            segment: grant.extent.segment,
+            length: grant.extent.length,
         };
-        let places: Vec<(usize, SegmentId)> = writes
-            .iter()
-            .map(|(at, replica)| (*at, replica.grant.extent.segment))
-            .collect();
+        let places: Vec<Place> = writes.iter().map(place).collect();
         let ops: Vec<WriteOp> = writes
             .iter()
-            .map(|(at, replica)| WriteOp {
-                grant: replica.grant,
+            .map(|(at, grant)| WriteOp {
+                grant: *grant,
                 from: self.item(*at).buffers.clone(),
             })
             .collect();
-        let bytes = ops.iter().map(|op| op.grant.extent.length.0).sum();
+        let bytes = places.iter().map(|place| place.length.0).sum();
         let (inner, deadline) = (self.inner, self.deadline);
         self.work.push(Box::pin(async move {
             // Half of what is left: the other half is for another node, should this one hang.
             let limit = deadline.share(2, Length(bytes));
-            let lengths: Vec<u64> = ops.iter().map(|op| op.grant.extent.length.0).collect();
             let results = match inner.links.best(&node, limit).await {
                 Ok(link) => {
                     let kind = link.kind();
@@ -308,9 +319,9 @@ impl<'a> Batch<'a> {
                             {
                                 inner.links.rest(&node, kind);
                             }
-                            for (result, length) in results.iter().zip(lengths) {
+                            for (result, place) in results.iter().zip(&places) {
                                 if result.is_ok() {
-                                    inner.counting.written(kind, length);
+                                    inner.counting.written(kind, place.length.0);
                                 }
                             }
                             results
@@ -326,19 +337,14 @@ impl<'a> Batch<'a> {
             {
                 inner.links.shun(&node);
             }
-            Step::Wrote(
-                places
-                    .into_iter()
-                    .zip(results)
-                    .map(|((at, segment), result)| (at, segment, result))
-                    .collect(),
-            )
+            Step::Wrote(places, results)
         }));
     }
 
-    fn wrote(&mut self, results: Vec<(usize, SegmentId, TransferResult)>) {
+    fn wrote(&mut self, places: &[Place], results: Vec<TransferResult>) {
         let mut again = Vec::new();
-        for (at, segment, result) in results {
+        for (place, result) in places.iter().zip(results) {
+            let (at, segment) = (place.item, place.segment);
             let item = self.item(at);
             match std::mem::replace(&mut item.stage, Stage::Waiting) {
                 Stage::Writing(mut reserved) => {
@@ -393,7 +399,7 @@ impl<'a> Batch<'a> {
             }
             ready = left;
         }
-        let mut by_epoch: BTreeMap<Epoch, Vec<(usize, Written)>> = BTreeMap::new();
+        let mut by_epoch: BTreeMap<Epoch, Vec<(usize, Written<'a>)>> = BTreeMap::new();
         for at in ready {
             let item = self.item(at);
             if let Stage::Written(written) = std::mem::replace(&mut item.stage, Stage::Committing) {
@@ -423,22 +429,16 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn commit_request(&mut self, items: &[(usize, Written)]) -> CommitRequest {
-        let keys: Vec<Key> = items
-            .iter()
-            .map(|(at, _)| self.item(*at).key.clone())
-            .collect();
-        let chained = items.iter().any(|(at, _)| {
-            self.items
-                .get(*at)
-                .is_some_and(|item| item.parent.is_some())
-        });
+    fn commit_request(&mut self, items: &[(usize, Written<'a>)]) -> CommitRequest {
+        let named = || items.iter().filter_map(|(at, _)| self.items.get(*at));
+        let keys = pack(named().map(|item| &item.key));
+        let chained = named().any(|item| item.parent.is_some());
         let mut numbers: HashMap<Key, u32> = (1..)
-            .zip(&keys)
+            .zip(named())
             .filter(|_| chained)
-            .map(|(number, key)| (key.clone(), number))
+            .map(|(number, item)| (item.key.clone(), number))
             .collect();
-        let mut next = u32::try_from(keys.len()).unwrap_or(u32::MAX);
+        let mut next = u32::try_from(items.len()).unwrap_or(u32::MAX);
         let mut parents = Vec::new();
         let mut wire = Vec::with_capacity(items.len());
         for (at, written) in items {
@@ -454,7 +454,7 @@ impl<'a> Batch<'a> {
         }
         CommitRequest {
             caller: None,
-            keys: pack(&keys).into(),
+            keys: keys.into(),
             items: wire,
             parents: pack(&parents).into(),
         }
@@ -462,21 +462,17 @@ impl<'a> Batch<'a> {
 
     fn committed(
         &mut self,
-        items: Vec<(usize, Written)>,
+        items: Vec<(usize, Written<'a>)>,
         codes: Result<Vec<Code>, ControlError>,
         unknown: bool,
     ) {
-        let changed: Vec<Key> = items
-            .iter()
-            .map(|(at, _)| self.item(*at).key.clone())
-            .collect();
+        let changed = items.iter().filter_map(|(at, _)| self.items.get(*at));
+        let changed = changed.map(|item| &item.key);
         // The caller's own upsert is seen by the caller's next get.
         if self.options.upsert {
-            self.inner.locations.purge(&changed);
+            self.inner.locations.purge(changed);
         } else {
-            changed
-                .iter()
-                .for_each(|key| self.inner.locations.forget(key));
+            changed.for_each(|key| self.inner.locations.forget(key));
         }
         let mut again = Vec::new();
         match codes {

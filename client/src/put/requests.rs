@@ -1,12 +1,12 @@
 //! What a put asks of the master, and how its answer is read.
 
-use super::stages::GrantedReplica;
 use crate::api::PutOptions;
 use crate::cache::Node;
 use crate::errors::ControlError;
 use crate::locate::{malformed, node_at};
 use kvpool_proto::{Reservation, ReserveRequest};
 use kvpool_types::{Epoch, Extent, Grant, GrantId, Length, Offset, SegmentId};
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ pub(super) fn read_reservation(
     nodes: &[Arc<Node>],
     epoch: Epoch,
     length: Length,
-) -> Result<Vec<(u32, GrantedReplica)>, ControlError> {
+) -> Result<SmallVec<[(u32, Grant); 1]>, ControlError> {
     if reservation.extents.is_empty() {
         return Err(malformed("a reservation without an extent"));
     }
@@ -78,8 +78,8 @@ pub(super) fn read_reservation(
                 id: GrantId(reservation.version),
                 mac,
             };
-            let node = node_at(nodes, granted.node)?;
-            Ok((granted.node, GrantedReplica { node, grant }))
+            node_at(nodes, granted.node)?;
+            Ok((granted.node, grant))
         })
         .collect()
 }

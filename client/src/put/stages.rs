@@ -3,13 +3,13 @@
 //! A stage that is dropped before its block is committed gives the grants back, so that the space
 //! and the key are free again before the reservation expires.
 
-use crate::cache::Node;
 use crate::clock::Deadline;
 use crate::control::{Call, Control};
 use kvpool_proto::{CommitItem, RevokeRequest};
 use kvpool_transport::{TransferError, TransferResult};
 use kvpool_types::wire::keys::pack;
-use kvpool_types::{Checksum, Code, Epoch, Grant, Key, Length, SegmentId, Version};
+use kvpool_types::{Checksum, Code, Epoch, Key, Length, SegmentId, Version};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,12 +77,12 @@ async fn revoke(control: &Control, tickets: Vec<Ticket>) {
 
 /// A reservation that is given back unless it is used up.
 #[derive(Debug)]
-struct Claim {
+struct Claim<'a> {
     ticket: Option<Ticket>,
-    revoker: Revoker,
+    revoker: &'a Revoker,
 }
 
-impl Claim {
+impl Claim<'_> {
     fn version(&self) -> Version {
         self.ticket
             .as_ref()
@@ -94,7 +94,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             // A full queue leaves the reservation to expire, as a client's death would.
@@ -105,36 +105,29 @@ impl Drop for Claim {
 
 /// Space is granted for the block's replicas; their bytes are on the way.
 #[derive(Debug)]
-pub(super) struct Reserved {
-    claim: Claim,
+pub(super) struct Reserved<'a> {
+    claim: Claim<'a>,
     outstanding: usize,
-    written: Vec<(SegmentId, Checksum)>,
+    written: SmallVec<[(SegmentId, Checksum); 1]>,
     failed: Option<TransferError>,
 }
 
 /// At least one replica's bytes are all in place.
 #[derive(Debug)]
-pub(super) struct Written {
-    claim: Claim,
+pub(super) struct Written<'a> {
+    claim: Claim<'a>,
     checksum: Checksum,
-    segments: Vec<SegmentId>,
+    segments: SmallVec<[SegmentId; 1]>,
 }
 
-/// One granted replica.
-#[derive(Clone, Debug)]
-pub(super) struct GrantedReplica {
-    pub(super) node: Arc<Node>,
-    pub(super) grant: Grant,
-}
-
-impl Reserved {
+impl<'a> Reserved<'a> {
     /// A reservation of `replicas` for `key`.
     pub(super) fn new(
         key: Key,
         version: Version,
         epoch: Epoch,
         replicas: usize,
-        revoker: Revoker,
+        revoker: &'a Revoker,
     ) -> Self {
         Self {
             claim: Claim {
@@ -146,7 +139,7 @@ impl Reserved {
                 revoker,
             },
             outstanding: replicas,
-            written: Vec::new(),
+            written: SmallVec::new(),
             failed: None,
         }
     }
@@ -169,7 +162,7 @@ impl Reserved {
     ///
     /// Replicas whose bytes differ can only come from a buffer that changed meanwhile. Those that
     /// agree with the first one are kept.
-    pub(super) fn finish(self) -> Result<Written, TransferError> {
+    pub(super) fn finish(self) -> Result<Written<'a>, TransferError> {
         let Some((_, checksum)) = self.written.first().copied() else {
             return Err(self.failed.unwrap_or(TransferError {
                 code: Code::Internal,
@@ -189,7 +182,7 @@ impl Reserved {
     }
 }
 
-impl Written {
+impl Written<'_> {
     /// The epoch that granted it: the only one that can commit it.
     pub(super) fn epoch(&self) -> Epoch {
         self.claim.epoch()

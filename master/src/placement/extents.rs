@@ -160,30 +160,46 @@ impl Extents {
     /// Frees an extent and joins it with free neighbours; returns the bytes that it took up: none
     /// when the index names no extent in use.
     pub fn free(&mut self, index: ExtentIndex) -> Length {
-        let ExtentIndex(mut node) = index;
-        let Some(&Node {
-            prev, next, owner, ..
-        }) = self.nodes.get(node)
-        else {
-            return Length(0);
-        };
-        if owner == FREE {
-            return Length(0);
+        self.free_all([index])
+    }
+
+    /// The same for any number of extents. Those that are neighbours of each other cost least when
+    /// they come in the order of their addresses: what they join to is indexed once.
+    pub fn free_all(&mut self, indexes: impl IntoIterator<Item = ExtentIndex>) -> Length {
+        let mut freed = 0;
+        // What was freed last. It is not in the indexes yet.
+        let mut open: Option<u32> = None;
+        for ExtentIndex(mut node) in indexes {
+            let Some(&Node {
+                prev, next, owner, ..
+            }) = self.nodes.get(node)
+            else {
+                continue;
+            };
+            if owner == FREE {
+                continue;
+            }
+            let span = self.span(node);
+            self.used -= span;
+            freed += span;
+            self.nodes.at_mut(node).owner = FREE;
+            if self.is_free(next) {
+                self.close(next, &mut open);
+                self.absorb_next(node);
+            }
+            if self.is_free(prev) {
+                self.close(prev, &mut open);
+                self.absorb_next(prev);
+                node = prev;
+            }
+            if let Some(before) = open.replace(node) {
+                self.index_free(before);
+            }
         }
-        let span = self.span(node);
-        self.used -= span;
-        self.nodes.at_mut(node).owner = FREE;
-        if self.is_free(next) {
-            self.unindex_free(next);
-            self.absorb_next(node);
+        if let Some(last) = open {
+            self.index_free(last);
         }
-        if self.is_free(prev) {
-            self.unindex_free(prev);
-            self.absorb_next(prev);
-            node = prev;
-        }
-        self.index_free(node);
-        Length(span * GRANULE)
+        Length(freed * GRANULE)
     }
 
     /// Records which block an extent belongs to. Does nothing to what is free.
@@ -345,6 +361,15 @@ impl Extents {
 
     fn is_free(&self, node: u32) -> bool {
         self.nodes.get(node).is_some_and(|node| node.owner == FREE)
+    }
+
+    /// Takes a free node out of the indexes, unless it is the one that is not in them.
+    fn close(&mut self, node: u32, open: &mut Option<u32>) {
+        if *open == Some(node) {
+            *open = None;
+        } else {
+            self.unindex_free(node);
+        }
     }
 
     fn set_use(&mut self, index: ExtentIndex, owner: u32) {

@@ -105,31 +105,39 @@ impl Segment {
         Some(index)
     }
 
-    /// Notes that an extent is on its way to being free.
-    pub fn quarantine(&self, index: ExtentIndex) {
+    /// Notes that extents are on their way to being free.
+    pub fn quarantine(&self, indexes: impl IntoIterator<Item = ExtentIndex>) {
         let mut extents = self.extents.lock();
-        extents.clear_owner(index);
-        let length = extents.length(index).0;
-        self.quarantined.fetch_add(length, Ordering::AcqRel);
+        let mut bytes = 0;
+        for index in indexes {
+            extents.clear_owner(index);
+            bytes += extents.length(index).0;
+        }
+        self.quarantined.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Frees an extent that nothing was ever granted on; returns its bytes.
-    fn free(&self, index: ExtentIndex) -> u64 {
+    /// Frees an extent that nothing was ever granted on.
+    fn free(&self, index: ExtentIndex) {
         let mut extents = self.extents.lock();
-        let length = extents.length(index).0;
         extents.free(index);
         self.used.store(extents.used().0, Ordering::Release);
-        length
     }
 
-    /// Frees an extent at the end of its quarantine; returns its bytes.
-    pub(crate) fn free_quarantined(&self, index: ExtentIndex, stuck: bool) -> u64 {
-        let length = self.free(index);
-        self.quarantined.fetch_sub(length, Ordering::AcqRel);
-        if stuck {
-            self.stuck.fetch_sub(length, Ordering::AcqRel);
-        }
-        length
+    /// Frees extents at the end of their quarantine, each with whether it was stuck there; returns
+    /// their bytes.
+    pub(crate) fn free_quarantined(
+        &self,
+        items: impl Iterator<Item = (ExtentIndex, bool)> + Clone,
+    ) -> u64 {
+        let mut extents = self.extents.lock();
+        let stuck = items.clone().filter(|(_, stuck)| *stuck);
+        let stuck: u64 = stuck.map(|(index, _)| extents.length(index).0).sum();
+        let bytes = extents.free_all(items.map(|(index, _)| index)).0;
+        self.used.store(extents.used().0, Ordering::Release);
+        drop(extents);
+        self.quarantined.fetch_sub(bytes, Ordering::AcqRel);
+        self.stuck.fetch_sub(stuck, Ordering::AcqRel);
+        bytes
     }
 }
 

@@ -8,6 +8,10 @@
 //! What has been here for longer than [`PATIENCE`] is *stuck*: a process holds it, a lease runs, or its
 //! node is silent. Eviction counts on the rest as free room to come, and on what is stuck no more.
 //!
+//! Small neighbours that are freed together are fenced together, as one range under the highest of their
+//! grants: no later grant for any of them can have a lower number, for it is given after all of them
+//! were. A run is short, so that whoever still looks at one of them holds back little else.
+//!
 //! **Architecture Invariant:** this is the only way by which an extent that was ever granted becomes
 //! free again.
 
@@ -18,6 +22,7 @@ use crate::placement::ExtentIndex;
 use kvpool_proto as proto;
 use kvpool_types::{Extent, GrantId};
 use parking_lot::Mutex;
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,6 +31,9 @@ use std::time::Duration;
 
 /// How long freeing usually takes at most.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The most bytes of neighbours that are fenced together.
+const RUN_BYTES: u64 = 64 << 10;
 
 /// An extent on its way to being free.
 #[derive(Clone, Debug)]
@@ -46,11 +54,14 @@ pub struct Freed {
     pub stuck: bool,
 }
 
+/// Extents that are fenced together.
+pub type Run = SmallVec<[Freed; 1]>;
+
 /// What a node has been asked and has not answered.
 #[derive(Debug)]
 pub enum Ticket {
-    /// To fence an extent.
-    Fence(Freed),
+    /// To fence extents: one, or a run of neighbours, lowest first.
+    Fence(Run),
     /// To check a block's bytes again.
     Verify(Suspected),
 }
@@ -116,11 +127,11 @@ impl Quarantine {
     pub fn mark_stuck(&self, node: &Node, now: Millis) {
         let mut seen = node.stuck_through();
         for (number, ticket) in node.tickets().range_mut(*seen + 1..) {
-            if let Ticket::Fence(item) = ticket {
-                if now.since(item.since) < PATIENCE {
+            if let Ticket::Fence(run) = ticket {
+                if run.iter().all(|item| now.since(item.since) < PATIENCE) {
                     break;
                 }
-                if !item.stuck {
+                for item in run.iter_mut().filter(|item| !item.stuck) {
                     item.segment.stick(item.index);
                     item.stuck = true;
                 }
@@ -141,16 +152,17 @@ impl Quarantine {
             let Some(node) = items.first().map(|item| Arc::clone(&item.segment.node)) else {
                 continue;
             };
+            let runs = runs(items);
             // Numbered under the lock, so that the tickets of a node are in order of time.
             let mut tickets = node.tickets();
-            let mut message = Vec::with_capacity(items.len());
-            for item in items {
+            let mut message = Vec::with_capacity(runs.len());
+            for run in runs {
                 let number = self.number();
-                message.push(fence_item(number, &item));
-                tickets.insert(number, Ticket::Fence(item));
+                message.push(fence_item(number, &run));
+                tickets.insert(number, Ticket::Fence(run));
             }
             drop(tickets);
-            send_fences(&node, &message);
+            send_fences(&node, message);
         }
     }
 
@@ -159,11 +171,11 @@ impl Quarantine {
         let (mut fences, mut verifies) = (Vec::new(), Vec::new());
         for (number, ticket) in node.tickets().iter() {
             match ticket {
-                Ticket::Fence(item) => fences.push(fence_item(*number, item)),
+                Ticket::Fence(run) => fences.push(fence_item(*number, run)),
                 Ticket::Verify(suspected) => verifies.push(verify(*number, suspected)),
             }
         }
-        send_fences(node, &fences);
+        send_fences(node, fences);
         for message in verifies {
             node.send(proto::master_message::Body::Verify(message));
         }
@@ -171,14 +183,24 @@ impl Quarantine {
 
     /// Frees what a node says that nothing can touch any more; returns the bytes.
     pub fn fenced(&self, node: &Node, tickets: &[u64]) -> u64 {
-        let mut bytes = 0;
-        for number in tickets {
-            let ticket = node.tickets().remove(number);
-            if let Some(Ticket::Fence(item)) = ticket {
-                bytes += item.segment.free_quarantined(item.index, item.stuck);
-            }
-        }
-        bytes
+        let fenced: Vec<Run> = {
+            let mut waiting = node.tickets();
+            let taken = tickets.iter().filter_map(|ticket| waiting.remove(ticket));
+            taken
+                .filter_map(|ticket| match ticket {
+                    Ticket::Fence(run) => Some(run),
+                    Ticket::Verify(_) => None,
+                })
+                .collect()
+        };
+        let items: Vec<&Freed> = fenced.iter().flatten().collect();
+        items
+            .chunk_by(|one, next| Arc::ptr_eq(&one.segment, &next.segment))
+            .filter_map(|items| {
+                let indexes = items.iter().map(|item| (item.index, item.stuck));
+                Some(items.first()?.segment.free_quarantined(indexes))
+            })
+            .sum()
     }
 
     /// Asks a node to check bytes that a client found wrong.
@@ -200,12 +222,41 @@ impl Quarantine {
     }
 }
 
+/// Puts neighbours together that can be fenced as one.
+fn runs(mut items: Vec<Freed>) -> Vec<Run> {
+    items.sort_unstable_by_key(|item| (item.extent.segment, item.extent.offset));
+    let mut runs: Vec<Run> = Vec::with_capacity(items.len());
+    for item in items {
+        match runs.last_mut() {
+            Some(run) if joins(run, &item) => run.push(item),
+            _ => runs.push(smallvec![item]),
+        }
+    }
+    runs
+}
+
+/// Whether an extent continues a run that stays short with it. What lies between two extents is no part
+/// of either, so they must meet.
+fn joins(run: &Run, item: &Freed) -> bool {
+    let (Some(first), Some(last)) = (run.first(), run.last()) else {
+        return false;
+    };
+    let (Some(begins), Some(ends)) = (last.extent.end(), item.extent.end()) else {
+        return false;
+    };
+    last.extent.segment == item.extent.segment
+        && begins == item.extent.offset
+        && ends.0 - first.extent.offset.0 <= RUN_BYTES
+        && last.grant.is_some() == item.grant.is_some()
+}
+
 /// Asks for any number of fences: what is freed at once, or waits for a node that comes back, may be
 /// more than one message takes.
-fn send_fences(node: &Node, fences: &[proto::FenceItem]) {
-    for items in fences.chunks(proto::MAX_TICKETS) {
+fn send_fences(node: &Node, mut fences: Vec<proto::FenceItem>) {
+    while !fences.is_empty() {
+        let later = fences.split_off(fences.len().min(proto::MAX_TICKETS));
         node.send(proto::master_message::Body::Fence(proto::Fence {
-            items: items.to_vec(),
+            items: std::mem::replace(&mut fences, later),
         }));
     }
 }
@@ -218,11 +269,16 @@ fn range(extent: &Extent) -> proto::ExtentRange {
     }
 }
 
-fn fence_item(ticket: u64, item: &Freed) -> proto::FenceItem {
+fn fence_item(ticket: u64, run: &Run) -> proto::FenceItem {
+    let whole = run.first().map(|first| proto::ExtentRange {
+        length: run.iter().map(|item| item.extent.length.0).sum(),
+        ..range(&first.extent)
+    });
+    let highest = run.iter().filter_map(|item| item.grant).max();
     proto::FenceItem {
         ticket,
-        grant: item.grant.map_or(0, |grant| grant.0),
-        extent: Some(range(&item.extent)),
+        grant: highest.map_or(0, |grant| grant.0),
+        extent: whole,
     }
 }
 
@@ -233,3 +289,6 @@ fn verify(ticket: u64, suspected: &Suspected) -> proto::Verify {
         checksum: suspected.checksum.0,
     }
 }
+
+#[cfg(test)]
+mod tests;

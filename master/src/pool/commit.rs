@@ -1,6 +1,6 @@
 //! From written to visible: records made durable, then published.
 
-use super::Pool;
+use super::{Left, Pool};
 use crate::clock::Millis;
 use crate::directory::{Copies, NewBlock, Replica, Tick};
 use crate::reservations::PutId;
@@ -180,7 +180,6 @@ impl Pool {
             block.soft_pin_until = accepted.soft_pin.map(|ttl| now.after(ttl));
         }
         let published = self.directory.publish(&blocks);
-        let mut freed = Vec::new();
         let mut codes = vec![Code::Ok; accepted.len()];
         {
             let segments = self.placement.segments();
@@ -199,19 +198,16 @@ impl Pool {
                 }
             }
         }
-        for (published, accepted) in published.iter().zip(&accepted) {
-            if let Some(replaced) = &published.replaced {
-                freed.extend(self.freed(replaced));
-            }
-            if !accepted.unwritten.is_empty() {
-                freed.extend(self.freed_replicas(
-                    &accepted.unwritten,
-                    accepted.version,
-                    accepted.length,
-                    Millis(0),
-                ));
-            }
-        }
+        let freed = self.freed(published.iter().zip(&accepted).flat_map(|(published, a)| {
+            let replaced = published.replaced.as_deref().map(|old| self.left(old));
+            let unwritten = (!a.unwritten.is_empty()).then_some(Left {
+                replicas: &a.unwritten,
+                version: a.version,
+                length: a.length,
+                not_before: Millis(0),
+            });
+            replaced.into_iter().chain(unwritten)
+        }));
         {
             let mut reservations = self.reservations.lock();
             for a in &accepted {

@@ -145,6 +145,16 @@ impl std::fmt::Debug for Pool {
     }
 }
 
+/// The extents of a block, or of a put, that is no more.
+#[derive(Clone, Copy)]
+struct Left<'a> {
+    replicas: &'a [Replica],
+    version: Version,
+    length: Length,
+    /// When the last lease on them ends.
+    not_before: Millis,
+}
+
 impl Pool {
     fn now(&self) -> Millis {
         self.clock.now()
@@ -347,18 +357,15 @@ impl Pool {
         !hidden.is_empty() && hidden.contains(&(replica.segment, replica.offset))
     }
 
-    /// What becomes of the extents of a block that has left the directory. They count as quarantined
-    /// from now on; give them to [`Pool::free`] once the leaving is durable.
-    fn freed(&self, removed: &Removed) -> Vec<Freed> {
-        let not_before = removed
-            .lease_until
-            .max(self.lease_floor_of(removed.version));
-        self.freed_replicas(
-            &removed.replicas,
-            removed.version,
-            removed.length,
-            not_before,
-        )
+    /// What a block that has left the directory leaves behind.
+    fn left<'r>(&self, removed: &'r Removed) -> Left<'r> {
+        let floor = self.lease_floor_of(removed.version);
+        Left {
+            replicas: &removed.replicas,
+            version: removed.version,
+            length: removed.length,
+            not_before: removed.lease_until.max(floor),
+        }
     }
 
     /// Blocks of earlier terms may have leases that this term does not know.
@@ -370,34 +377,37 @@ impl Pool {
         }
     }
 
-    fn freed_replicas(
-        &self,
-        replicas: &[Replica],
-        version: Version,
-        length: Length,
-        not_before: Millis,
-    ) -> Vec<Freed> {
+    /// What becomes of extents that nothing is to use any more. They count as quarantined from now on;
+    /// give them to [`Pool::free`] once their leaving is durable.
+    fn freed<'r>(&self, left: impl Iterator<Item = Left<'r>>) -> Vec<Freed> {
+        let since = self.now();
         let segments = self.placement.segments();
-        replicas
-            .iter()
-            .filter_map(|replica| {
-                let segment = Arc::clone(segments.get(replica.segment)?);
-                segment.quarantine(replica.extent);
+        let freed: Vec<Freed> = left
+            .flat_map(|left| left.replicas.iter().map(move |replica| (left, replica)))
+            .filter_map(|(left, replica)| {
                 Some(Freed {
+                    segment: Arc::clone(segments.get(replica.segment)?),
+                    index: replica.extent,
                     extent: Extent {
                         segment: replica.segment,
                         offset: replica.offset,
-                        length,
+                        length: left.length,
                     },
-                    index: replica.extent,
-                    grant: (version >= self.first_version).then_some(GrantId(version.0)),
-                    not_before,
-                    since: self.now(),
+                    grant: (left.version >= self.first_version).then_some(GrantId(left.version.0)),
+                    not_before: left.not_before,
+                    since,
                     stuck: false,
-                    segment,
                 })
             })
-            .collect()
+            .collect();
+        for items in freed.chunk_by(|one, next| Arc::ptr_eq(&one.segment, &next.segment)) {
+            if let Some(first) = items.first() {
+                first
+                    .segment
+                    .quarantine(items.iter().map(|item| item.index));
+            }
+        }
+        freed
     }
 
     /// Lets go of extents whose leaving is durable.

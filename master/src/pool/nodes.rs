@@ -240,7 +240,7 @@ impl Pool {
                 continue;
             };
             if let Some(index) = segment.allocate_at(extent.offset, extent.length) {
-                segment.quarantine(index);
+                segment.quarantine([index]);
                 freed.push(Freed {
                     segment: Arc::clone(segment),
                     index,

@@ -1,8 +1,8 @@
 //! Removal at an operator's or a client's word, and replicas that were found wrong.
 
-use super::Pool;
+use super::{Left, Pool};
 use crate::directory::{BlockId, BlockRef, Removed, Replica, Verdict};
-use crate::placement::quarantine::{Freed, Suspected};
+use crate::placement::quarantine::Suspected;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use kvpool_types::ids::NamespaceId;
@@ -212,13 +212,14 @@ impl Pool {
 
     /// Takes out blocks whose removal is durable and frees their extents; false for one that is gone.
     fn take_out(self: &Arc<Self>, blocks: &[(BlockId, Version)]) -> Vec<bool> {
-        let take = |(id, version): &(BlockId, Version)| {
-            let allow = |_: &BlockRef<'_>| Verdict::Remove;
-            let removed = self.directory.remove_by_id(*id, *version, allow)?;
-            self.free(self.freed(&removed));
-            Some(())
-        };
-        let taken: Vec<bool> = blocks.iter().map(|block| take(block).is_some()).collect();
+        let allow = |_: &BlockRef<'_>| Verdict::Remove;
+        let removed: Vec<Option<Removed>> = blocks
+            .iter()
+            .map(|(id, version)| self.directory.remove_by_id(*id, *version, allow))
+            .collect();
+        let left = removed.iter().flatten().map(|removed| self.left(removed));
+        self.free(self.freed(left));
+        let taken: Vec<bool> = removed.iter().map(Option::is_some).collect();
         self.metrics
             .removed(taken.iter().filter(|taken| **taken).count());
         taken
@@ -239,7 +240,7 @@ impl Pool {
     /// Logs that blocks have left the directory; frees their extents once that is durable.
     pub(super) fn submit_left(self: &Arc<Self>, left: &[Removed]) {
         let records = left.iter().map(removal_record).collect();
-        let freed: Vec<Freed> = left.iter().flat_map(|block| self.freed(block)).collect();
+        let freed = self.freed(left.iter().map(|block| self.left(block)));
         let pool = Arc::clone(self);
         self.journal()
             .submit_now(records, Ack::Durable, move |durable| {
@@ -350,8 +351,12 @@ impl Pool {
             Some(block) => self.submit_left(&[block]),
             None => {
                 let not_before = dropped.lease_until.max(self.lease_floor_of(version));
-                let freed =
-                    self.freed_replicas(&[dropped.replica], version, extent.length, not_before);
+                let freed = self.freed(std::iter::once(Left {
+                    replicas: &[dropped.replica],
+                    version,
+                    length: extent.length,
+                    not_before,
+                }));
                 let pool = Arc::clone(self);
                 let record = Record::ReplicaGone(record::ReplicaGone {
                     namespace,

@@ -1,6 +1,7 @@
 //! Room for puts: grants, and the wait for them.
 
-use super::Pool;
+use super::{Left, Pool};
+use crate::clock::Millis;
 use crate::directory::Copies;
 use crate::placement::{Extents, NoRoom, Wish};
 use crate::reservations::Pending;
@@ -273,12 +274,12 @@ impl Pool {
         if ended.is_empty() {
             return;
         }
-        let freed = ended
-            .iter()
-            .flat_map(|p| {
-                self.freed_replicas(&p.replicas, p.version, p.length, crate::clock::Millis(0))
-            })
-            .collect();
+        let freed = self.freed(ended.iter().map(|pending| Left {
+            replicas: &pending.replicas,
+            version: pending.version,
+            length: pending.length,
+            not_before: Millis(0),
+        }));
         self.free(freed);
         self.changed.notify_waiters();
     }

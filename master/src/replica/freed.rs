@@ -42,7 +42,7 @@ impl LatelyFreed {
 
     /// Keeps an extent shut that a block has just left.
     pub(super) fn keep(&mut self, left: Left) {
-        left.segment.quarantine(left.index);
+        left.segment.quarantine([left.index]);
         let place = (left.segment.id, left.offset);
         self.left.insert(place, left);
     }
@@ -59,7 +59,8 @@ impl LatelyFreed {
         {
             let place = *place;
             if let Some(left) = self.left.remove(&place) {
-                left.segment.free_quarantined(left.index, false);
+                left.segment
+                    .free_quarantined([(left.index, false)].into_iter());
             }
         }
     }
@@ -79,7 +80,8 @@ impl LatelyFreed {
         self.left.retain(|_, left| {
             let is_over = now.since(left.since) >= lease_ttl;
             if is_over {
-                left.segment.free_quarantined(left.index, false);
+                left.segment
+                    .free_quarantined([(left.index, false)].into_iter());
             }
             !is_over
         });

@@ -37,6 +37,7 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use admit::Proven;
 pub(crate) use ranges::Range;
 pub(crate) use touch::PeerKey;
 

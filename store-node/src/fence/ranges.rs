@@ -1,6 +1,7 @@
 //! Ranges of one segment that do not overlap, with a value each.
 
 use kvpool_types::{Length, Offset};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// The bytes from `start` up to, not including, `end`.
@@ -18,6 +19,9 @@ impl Range {
         Length(self.end.0.saturating_sub(self.start.0))
     }
 }
+
+/// What was taken out of a map: for most extents at most one range.
+pub(super) type Removed<T> = SmallVec<[(Range, T); 1]>;
 
 /// A map from disjoint, non-empty ranges to values.
 #[derive(Debug)]
@@ -70,22 +74,26 @@ impl<T> Ranges<T> {
         }
     }
 
-    /// Those that share a byte with `range`, lowest first.
+    /// Those that share a byte with `range`, highest first: ranges are disjoint, so behind the first
+    /// that ends before it there is none. Going down from its end takes one way through the tree.
     pub(super) fn overlapping(&self, range: Range) -> impl Iterator<Item = (Range, &T)> {
         self.by_start
-            .range(self.reach(range)..range.end)
+            .range(..range.end)
+            .rev()
             .map(|(&start, (end, value))| (Range { start, end: *end }, value))
+            .take_while(move |(found, _)| found.end > range.start)
     }
 
-    /// Those that share a byte with `range`, lowest first.
+    /// Those that share a byte with `range`, highest first.
     pub(super) fn overlapping_mut(
         &mut self,
         range: Range,
     ) -> impl Iterator<Item = (Range, &mut T)> {
-        let from = self.reach(range);
         self.by_start
-            .range_mut(from..range.end)
+            .range_mut(..range.end)
+            .rev()
             .map(|(&start, (end, value))| (Range { start, end: *end }, value))
+            .take_while(move |(found, _)| found.end > range.start)
     }
 
     /// Adds a range that overlaps none.
@@ -105,12 +113,17 @@ impl<T> Ranges<T> {
     }
 
     /// Takes out all that share a byte with `range`, lowest first.
-    pub(super) fn remove_overlapping(&mut self, range: Range) -> Vec<(Range, T)> {
-        let found: Vec<Range> = self.overlapping(range).map(|(range, _)| range).collect();
-        found
-            .into_iter()
-            .filter_map(|range| self.remove(range).map(|value| (range, value)))
-            .collect()
+    pub(super) fn remove_overlapping(&mut self, range: Range) -> Removed<T> {
+        let found: SmallVec<[Offset; 1]> = self
+            .overlapping(range)
+            .map(|(found, _)| found.start)
+            .collect();
+        let taken = found.iter().rev().filter_map(|start| {
+            let (end, value) = self.by_start.remove(start)?;
+            let start = *start;
+            Some((Range { start, end }, value))
+        });
+        taken.collect()
     }
 
     /// The range that ends where `at` begins.
@@ -129,14 +142,5 @@ impl<T> Ranges<T> {
             },
             value,
         ))
-    }
-
-    /// Where to begin looking for what overlaps `range`: only the last range that begins before it
-    /// can reach into it, since ranges are disjoint.
-    fn reach(&self, range: Range) -> Offset {
-        match self.by_start.range(..range.start).next_back() {
-            Some((&start, (end, _))) if *end > range.start => start.min(range.end),
-            _ => range.start.min(range.end),
-        }
     }
 }

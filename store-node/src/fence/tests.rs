@@ -1,5 +1,7 @@
 //! What is let in and what is kept out, case by case.
 
+mod neighbours;
+
 use super::*;
 use kvpool_types::wire::data::ReadItem;
 use kvpool_types::{ClientId, Grant, GrantKey};

@@ -77,16 +77,17 @@ impl<'a> Session<'a> {
             Op::Map => self.map(header, &decode(header, meta)?),
             Op::WriteBegin => {
                 let request: WriteRequest = decode(header, meta)?;
-                let begin = |grant| {
-                    self.host
-                        .begin_shm_write(self.peer, request.incarnation, grant)
-                };
-                self.statuses(header, request.grants.iter().map(begin))
+                let WriteRequest {
+                    incarnation,
+                    grants,
+                } = &request;
+                let begun = self.host.begin_shm_writes(self.peer, *incarnation, grants);
+                self.reply(header, Op::Statuses, &Statuses(begun))
             }
             Op::WriteEnd => {
                 let request: WriteEnd = decode(header, meta)?;
-                let end = |(grant, sums)| self.host.end_shm_write(self.peer, grant, sums);
-                self.statuses(header, request.items.into_iter().map(end))
+                let ended = self.host.end_shm_writes(self.peer, request.items);
+                self.reply(header, Op::Statuses, &Statuses(ended))
             }
             Op::Pin => {
                 let request: PinRequest = decode(header, meta)?;

@@ -171,6 +171,9 @@ pub struct WriteRequest {
     pub grants: Vec<Grant>,
 }
 
+/// What one grant takes in a message.
+const GRANT_BYTES: usize = 20 + 8 + 8 + MAC_BYTES;
+
 impl WriteRequest {
     /// The payload of a write, in bytes; `None` when it overflows.
     pub fn payload_bytes(&self) -> Option<u64> {
@@ -216,6 +219,7 @@ impl WrittenBlock<'_> {
 impl Meta for WriteRequest {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.incarnation.to_bytes());
+        out.reserve(self.grants.len() * GRANT_BYTES);
         put_count(out, self.grants.len());
         for grant in &self.grants {
             put_extent(out, &grant.extent);

@@ -8,6 +8,8 @@ enum Step {
     Allocate(u64),
     At(u64, u64),
     Free(usize),
+    /// So many, one after the other from one on, in one call; some may come twice.
+    FreeAll(Vec<usize>),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -15,6 +17,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (1..SIZE / 4).prop_map(Step::Allocate),
         1 => (0..SIZE / GRANULE, 1..SIZE / 8).prop_map(|(at, length)| Step::At(at * GRANULE, length)),
         3 => any::<usize>().prop_map(Step::Free),
+        1 => proptest::collection::vec(any::<usize>(), 1..8).prop_map(Step::FreeAll),
     ];
     proptest::collection::vec(step, 1..200)
 }
@@ -93,7 +96,16 @@ proptest! {
                     let (index, _, length) = live.swap_remove(pick % live.len());
                     prop_assert_eq!(extents.free(index), length);
                 }
-                Step::Free(_) => {}
+                Step::FreeAll(picks) if !live.is_empty() => {
+                    let picked: Vec<ExtentIndex> =
+                        picks.iter().map(|pick| live[pick % live.len()].0).collect();
+                    let gone = |index: &ExtentIndex| picked.contains(index);
+                    let bytes = live.iter().filter(|(index, ..)| gone(index));
+                    let bytes = bytes.map(|(_, _, length)| length.0).sum();
+                    prop_assert_eq!(extents.free_all(picked.iter().copied()), Length(bytes));
+                    live.retain(|(index, ..)| !gone(index));
+                }
+                Step::Free(_) | Step::FreeAll(_) => {}
             }
             check(&extents, &live);
         }
@@ -123,7 +135,7 @@ proptest! {
                     let (index, ..) = live.swap_remove(pick % live.len());
                     first.free(index);
                 }
-                Step::Free(_) => {}
+                Step::Free(_) | Step::FreeAll(_) => {}
             }
         }
         let mut shuffled: Vec<_> = live.iter().zip(&order).collect();

@@ -1,11 +1,13 @@
 //! From the wish to put blocks to their being visible.
 
-use super::{Calls, NodeTable, bytes, millis, optional_ms};
+use super::{Calls, NodeTable, millis, optional_ms};
 use crate::placement::Wish;
 use crate::pool::{CommitItem, ReserveOptions};
 use crate::service::batch::{check_leads, check_lengths, unpack};
 use crate::service::refused::{Refused, refused};
+use ::bytes::BytesMut;
 use kvpool_proto as proto;
+use kvpool_types::grant::MAC_BYTES;
 use kvpool_types::{Code, Extent, GrantId, Length, NodeName, SegmentId, Version};
 use std::time::Duration;
 
@@ -43,6 +45,8 @@ impl Calls {
         check_leads(&self.pool)?;
         let mut table = NodeTable::default();
         let segments = self.pool.placement.segments();
+        // All proofs of a reply share one allocation.
+        let mut proofs = BytesMut::with_capacity(keys.len() * MAC_BYTES);
         let reservations = outcomes
             .into_iter()
             .zip(&lengths)
@@ -64,11 +68,13 @@ impl Calls {
                             let grant =
                                 node.signer
                                     .sign(node.incarnation, self.pool.epoch, id, extent);
+                            let node = table.index(&segments, replica)?;
+                            proofs.extend_from_slice(&grant.mac);
                             Some(proto::GrantedExtent {
-                                node: table.index(&segments, replica)?,
+                                node,
                                 segment: replica.segment.0,
                                 offset: replica.offset.0,
-                                mac: bytes(&grant.mac),
+                                mac: proofs.split().freeze(),
                             })
                         })
                         .collect(),

@@ -1,0 +1,136 @@
+use super::*;
+use kvpool_types::{GrantKey, Incarnation, Length, NodeName, Offset, SegmentId};
+use proto::master_message::Body;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+const NOW: Millis = Millis(1000);
+const KIB: u64 = 1 << 10;
+
+/// A node with one segment, and what it is told.
+struct Told {
+    quarantine: Quarantine,
+    segment: Arc<Segment>,
+    inbox: UnboundedReceiver<Result<proto::MasterMessage, tonic::Status>>,
+}
+
+impl Told {
+    fn new() -> Self {
+        let name = NodeName("n".to_owned());
+        let node = Node::new(name, Incarnation(1), GrantKey([1; 32]), NOW);
+        let (outbox, inbox) = unbounded_channel();
+        node.attach(Default::default(), outbox, NOW);
+        let size = Length(1024 * KIB);
+        Self {
+            quarantine: Quarantine::default(),
+            segment: Arc::new(Segment::new(SegmentId(1), Arc::new(node), size, 1.0)),
+            inbox,
+        }
+    }
+
+    /// A block written under `grant`, on its way to being free.
+    fn freed(&self, offset: u64, length: u64, grant: Option<u64>) -> Freed {
+        let (offset, length) = (Offset(offset), Length(length));
+        let index = self.segment.allocate_at(offset, length).unwrap();
+        self.segment.quarantine([index]);
+        Freed {
+            segment: Arc::clone(&self.segment),
+            index,
+            extent: Extent {
+                segment: self.segment.id,
+                offset,
+                length,
+            },
+            grant: grant.map(GrantId),
+            not_before: Millis(0),
+            since: NOW,
+            stuck: false,
+        }
+    }
+
+    /// What the node has been asked to fence: ticket, grant, offset, length.
+    fn asked(&mut self) -> Vec<(u64, u64, u64, u64)> {
+        let mut asked = Vec::new();
+        while let Ok(message) = self.inbox.try_recv() {
+            let Some(Body::Fence(fence)) = message.unwrap().body else {
+                panic!("only fences are asked for here");
+            };
+            asked.extend(fence.items.iter().map(|item| {
+                let extent = item.extent.as_ref().unwrap();
+                (item.ticket, item.grant, extent.offset, extent.length)
+            }));
+        }
+        asked
+    }
+}
+
+#[test]
+fn neighbours_are_fenced_together_under_their_highest_grant() {
+    let mut told = Told::new();
+    // In no order, and with a gap: 4 KiB and 8 KiB touch, 24 KiB is alone.
+    let freed = [(8, 7), (24, 9), (4, 8)]
+        .map(|(kib, grant)| told.freed(kib * KIB, 4 * KIB, Some(grant)))
+        .to_vec();
+    told.quarantine.take(freed, NOW);
+    let asked = told.asked();
+    assert_eq!(
+        asked,
+        [(1, 8, 4 * KIB, 8 * KIB), (2, 9, 24 * KIB, 4 * KIB),]
+    );
+    let node = Arc::clone(&told.segment.node);
+    assert_eq!(told.quarantine.fenced(&node, &[1]), 8 * KIB);
+    assert_eq!(told.segment.used(), 4 * KIB);
+    assert_eq!(
+        told.quarantine.fenced(&node, &[1]),
+        0,
+        "a ticket counts once"
+    );
+    assert_eq!(told.quarantine.fenced(&node, &[2]), 4 * KIB);
+    assert_eq!(told.segment.used() + told.segment.quarantined(), 0);
+}
+
+#[test]
+fn what_does_not_meet_is_not_fenced_together() {
+    let mut told = Told::new();
+    let freed = vec![
+        // The rest of its last cache line belongs to no extent.
+        told.freed(0, 100, Some(1)),
+        told.freed(128, 64, Some(2)),
+        // Of an earlier term, whose grants are closed already.
+        told.freed(192, 64, None),
+        told.freed(256, 64, None),
+    ];
+    told.quarantine.take(freed, NOW);
+    let asked: Vec<_> = told
+        .asked()
+        .into_iter()
+        .map(|item| (item.1, item.2, item.3))
+        .collect();
+    assert_eq!(asked, [(1, 0, 100), (2, 128, 64), (0, 192, 128)]);
+}
+
+#[test]
+fn a_run_is_short_so_that_one_view_holds_back_little() {
+    let mut told = Told::new();
+    let freed = (0..40).map(|at| told.freed(at * 4 * KIB, 4 * KIB, Some(at + 1)));
+    let freed = freed
+        .chain([told.freed(160 * KIB, 128 * KIB, Some(41))])
+        .collect();
+    told.quarantine.take(freed, NOW);
+    let lengths: Vec<_> = told.asked().into_iter().map(|item| item.3 / KIB).collect();
+    assert_eq!(lengths, [64, 64, 32, 128]);
+}
+
+#[test]
+fn a_run_that_takes_long_is_stuck_whole_and_freed_whole() {
+    let told = Told::new();
+    let freed = (0..3)
+        .map(|at| told.freed(at * KIB, KIB, Some(at + 1)))
+        .collect();
+    told.quarantine.take(freed, NOW);
+    let node = Arc::clone(&told.segment.node);
+    assert_eq!(told.segment.settled(), 0, "they are as good as free");
+    told.quarantine.mark_stuck(&node, NOW.after(PATIENCE));
+    assert_eq!(told.segment.settled(), 3 * KIB);
+    assert_eq!(told.quarantine.fenced(&node, &[1]), 3 * KIB);
+    assert_eq!(told.segment.settled() + told.segment.used(), 0);
+}
