@@ -81,6 +81,12 @@ impl Deadline {
         self.at_most((self.left() / attempts.max(1)).max(LEAST + moving))
     }
 
+    /// Seven eighths of what is left, for a call after which there must be time to find out what became
+    /// of it when it is not answered.
+    pub(crate) fn leaving_rest(self) -> Self {
+        self.at_most(self.left() * 7 / 8)
+    }
+
     /// A little later, for a wait on something that itself ends by this deadline.
     pub(crate) fn with_grace(self) -> Self {
         const GRACE: Duration = Duration::from_millis(250);
@@ -162,39 +168,62 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_pause_never_outlasts_the_deadline() {
-        let deadline = Deadline::after(Duration::from_millis(100));
-        assert!(deadline.pause(Duration::from_millis(60)).await);
-        assert!(!deadline.pause(Duration::from_millis(60)).await);
-        assert_eq!(deadline.left(), Duration::from_millis(40));
+    /// Whether `wait` is left of a deadline that was made after `begun`, or was when it was asked.
+    fn is_left(left: Duration, wait: Duration, begun: Instant) -> bool {
+        left <= wait && wait <= left + begun.elapsed()
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
+    async fn a_pause_never_outlasts_the_deadline() {
+        let begun = Instant::now();
+        let deadline = Deadline::after(Duration::from_secs(100));
+        let pause = Duration::from_millis(20);
+        assert!(deadline.pause(pause).await);
+        assert!(begun.elapsed() >= pause);
+        let refused = Instant::now();
+        assert!(!deadline.pause(Duration::from_secs(100)).await);
+        assert!(refused.elapsed() < Duration::from_secs(50), "it slept");
+        assert!(is_left(deadline.left(), Duration::from_secs(100), begun));
+    }
+
+    #[tokio::test]
     async fn work_that_hangs_ends_at_the_deadline() {
         let begun = Instant::now();
-        let deadline = Deadline::after(Duration::from_secs(2));
+        let timeout = Duration::from_millis(50);
+        let deadline = Deadline::after(timeout);
         assert_eq!(
             deadline.run(std::future::pending::<()>()).await,
             Err(Passed)
         );
-        assert_eq!(begun.elapsed(), Duration::from_secs(2));
+        assert!(begun.elapsed() >= timeout);
         assert!(deadline.has_passed());
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn an_attempt_gets_a_share_and_never_more_than_is_left() {
-        let deadline = Deadline::after(Duration::from_secs(4));
-        let share = |attempts, bytes| deadline.share(attempts, Length(bytes)).left();
-        assert_eq!(share(4, 0), Duration::from_secs(1));
-        assert_eq!(share(0, 0), Duration::from_secs(4));
-        // 400 MB take 2 s on a slow network, so a quarter would be too little.
-        assert_eq!(share(4, 400_000_000), Duration::from_millis(2100));
-        assert_eq!(share(4, u64::MAX), Duration::from_secs(4));
+    #[test]
+    fn an_attempt_gets_a_share_and_never_more_than_is_left() {
+        let begun = Instant::now();
+        let deadline = Deadline::after(Duration::from_secs(400));
+        let is_share = |attempts, bytes, share| {
+            let left = deadline.share(attempts, Length(bytes)).left();
+            is_left(left, Duration::from_millis(share), begun)
+        };
+        assert!(is_share(4, 0, 100_000));
+        assert!(is_share(0, 0, 400_000));
+        // 40 GB take 200 s on a slow network, so a quarter would be too little.
+        assert!(is_share(4, 40_000_000_000, 200_100));
+        assert!(is_share(4, u64::MAX, 400_000));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn an_endless_timeout_is_a_long_one() {
+    #[test]
+    fn a_call_that_leaves_a_rest_is_not_answered_too_late_to_ask_again() {
+        let begun = Instant::now();
+        let deadline = Deadline::after(Duration::from_secs(80));
+        let left = deadline.leaving_rest().left();
+        assert!(is_left(left, Duration::from_secs(70), begun));
+    }
+
+    #[test]
+    fn an_endless_timeout_is_a_long_one() {
         assert!(Deadline::after(Duration::MAX).left() > Duration::from_secs(3600));
     }
 }

@@ -16,6 +16,10 @@ pub(crate) const DAEMONS: [&str; 6] = [
     "kvpool-cli",
 ];
 
+/// The daemons, and all that is tested beside them. What is built of one package alone has dependencies
+/// with other features than in the whole workspace, so a test run that did both would build them twice.
+pub(crate) const EVERYTHING: [&str; 3] = ["--workspace", "--bins", "--tests"];
+
 /// The repository's root.
 pub(crate) fn root() -> &'static Path {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));

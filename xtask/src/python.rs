@@ -3,7 +3,9 @@
 //! Everything happens in a virtual environment of the repository's own, `target/python/venv`: the tools
 //! that build the wheels, the wheels once built, and what the tests need.
 
-use crate::cargo::{DAEMONS, answers, cargo, forget_xtask, root, succeeds, target_dir, watch};
+use crate::cargo::{
+    DAEMONS, EVERYTHING, answers, cargo, forget_xtask, root, succeeds, target_dir, watch,
+};
 use crate::packages::install;
 use crate::tally::{Pytest, Tally};
 use anyhow::{Context, Result, bail};
@@ -102,11 +104,11 @@ fn build(venv: &Path, release: bool) -> Result<Option<Vec<PathBuf>>> {
     if out.exists() {
         std::fs::remove_dir_all(&out).context("cannot remove the wheels of before")?;
     }
-    let (folder, profile) = match release {
-        true => ("release", ["--profile", "release"]),
-        false => ("debug", ["--profile", "dev"]),
+    let (folder, profile, daemons) = match release {
+        true => ("release", ["--profile", "release"], &DAEMONS[..]),
+        false => ("debug", ["--profile", "dev"], &EVERYTHING[..]),
     };
-    if !succeeds(cargo(&["build"]).args(profile).args(DAEMONS))? {
+    if !succeeds(cargo(&["build"]).args(profile).args(daemons))? {
         return Ok(None);
     }
     let commands = root().join(COMMANDS_DIR);

@@ -1,6 +1,6 @@
 //! `cargo xtask test`.
 
-use crate::cargo::{DAEMONS, answers, cargo, root, succeeds, watch};
+use crate::cargo::{EVERYTHING, answers, cargo, root, succeeds, watch};
 use crate::lint;
 use crate::packages::install;
 use crate::python;
@@ -24,8 +24,8 @@ pub(crate) fn run(quick: bool) -> Result<bool> {
         provide_ip()?;
         provide_etcd()?;
         // The cluster tests start these from where this puts them.
-        let built = succeeds(cargo(&["build"]).args(DAEMONS))?;
-        tally.check("the daemons' build", built);
+        let built = succeeds(cargo(&["build"]).args(EVERYTHING))?;
+        tally.check("the build", built);
     }
     if answers(&mut cargo(&["nextest", "--version"])) {
         with_nextest(quick, &mut tally)?;

@@ -413,7 +413,8 @@ impl<'a> Batch<'a> {
             let request = self.commit_request(&items);
             let (inner, deadline) = (self.inner, self.deadline);
             self.work.push(Box::pin(async move {
-                let call = Call::by(deadline).under(epoch);
+                // With an eighth left, putting again can still tell what became of a commit.
+                let call = Call::by(deadline.leaving_rest()).under(epoch);
                 let mut unknown = false;
                 let reply = inner.control.call_noting(request, call, &mut unknown);
                 let codes = reply.await.and_then(|reply| {

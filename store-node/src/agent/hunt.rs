@@ -268,56 +268,69 @@ mod tests {
         }
     }
 
-    fn due_in(hunt: &mut Hunt, address: &str) -> Duration {
+    /// When a master is due, counted from `begun`.
+    fn due(hunt: &mut Hunt, address: &str, begun: Instant) -> Duration {
         let due = hunt.find(address).unwrap().due;
-        due.saturating_duration_since(Instant::now())
+        due.saturating_duration_since(begun)
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn the_others_come_first_when_a_master_was_lost() {
+    /// Whether a master is due `wait` after some moment between `begun` and now.
+    fn is_due(hunt: &mut Hunt, address: &str, wait: Duration, begun: Instant) -> bool {
+        (wait..=wait + begun.elapsed()).contains(&due(hunt, address, begun))
+    }
+
+    #[test]
+    fn the_others_come_first_when_a_master_was_lost() {
         let given = ["a", "b", "c"].map(str::to_owned);
+        let begun = Instant::now();
         let mut hunt = Hunt::new(&given, &Before::Lost("a"));
-        assert_eq!(due_in(&mut hunt, "b"), Duration::ZERO);
-        assert_eq!(due_in(&mut hunt, "c"), STAGGER);
-        assert!(due_in(&mut hunt, "a") >= STAGGER);
+        assert!(is_due(&mut hunt, "b", Duration::ZERO, begun));
+        assert!(is_due(&mut hunt, "c", STAGGER, begun));
+        assert!(due(&mut hunt, "a", begun) >= STAGGER);
+        let begun = Instant::now();
         let mut hunt = Hunt::new(&given, &Before::Lost("learned"));
-        assert!(due_in(&mut hunt, "learned") <= Duration::from_millis(100));
+        let soon = Duration::from_millis(100) + begun.elapsed();
+        assert!(due(&mut hunt, "learned", begun) <= soon);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn where_masters_are_announced_nobody_knocks() {
+    #[test]
+    fn where_masters_are_announced_nobody_knocks() {
         let given = ["etcd://a:2379/pool".to_owned(), "b".to_owned()];
         let hunt = Hunt::new(&given, &Before::Nothing);
         assert_eq!((hunt.masters.len(), hunt.announced.len()), (1, 1));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn waits_are_short_while_somebody_stands_by_and_longer_when_nobody_answers() {
+    #[test]
+    fn waits_are_short_while_somebody_stands_by_and_longer_when_nobody_answers() {
         let given = ["a", "b"].map(str::to_owned);
+        let begun = Instant::now();
         let mut hunt = Hunt::new(&given, &Before::Nothing);
         for _ in 0..10 {
             hunt.failed("a", &Failure::Ended);
             hunt.failed("b", &Failure::Ended);
         }
-        assert!(due_in(&mut hunt, "a") >= GONE / 2);
+        assert!(due(&mut hunt, "a", begun) >= GONE / 2);
+        let begun = Instant::now();
         hunt.failed("b", &refused(""));
         hunt.failed("a", &Failure::Ended);
         for address in ["a", "b"] {
-            let wait = due_in(&mut hunt, address);
-            assert!(wait <= STANDING_BY, "{wait:?}");
+            let wait = due(&mut hunt, address, begun);
+            assert!(wait <= STANDING_BY + begun.elapsed(), "{wait:?}");
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_leader_that_is_named_is_due_at_once_but_not_over_and_over() {
+    #[test]
+    fn a_leader_that_is_named_is_due_at_once_but_not_over_and_over() {
         let given = ["a".to_owned()];
+        let begun = Instant::now();
         let mut hunt = Hunt::new(&given, &Before::Nothing);
         hunt.failed("a", &refused("b"));
-        assert_eq!(due_in(&mut hunt, "b"), Duration::ZERO);
-        hunt.find("b").unwrap().knocked = Some(Instant::now());
+        assert!(is_due(&mut hunt, "b", Duration::ZERO, begun));
+        let begun = Instant::now();
+        hunt.find("b").unwrap().knocked = Some(begun);
         hunt.failed("b", &Failure::Ended);
         hunt.failed("a", &refused("b"));
-        assert_eq!(due_in(&mut hunt, "b"), LEAST_WAIT);
+        assert!(is_due(&mut hunt, "b", LEAST_WAIT, begun));
         // Whoever answers cannot make the list grow without bound.
         for n in 0..100 {
             hunt.failed("a", &refused(&format!("x{n}")));

@@ -1,7 +1,7 @@
 //! Building what the cases run.
 
 use super::case::{Case, Program};
-use crate::cargo::{DAEMONS, answers, cargo, root, succeeds, target_dir};
+use crate::cargo::{DAEMONS, EVERYTHING, answers, cargo, root, succeeds, target_dir};
 use crate::python::OLDEST;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -16,13 +16,17 @@ impl Programs {
     /// Builds all that the cases need.
     pub(super) fn build(cases: &[&Case]) -> Result<Self> {
         let mut programs = BTreeMap::new();
-        for (optimised, flags) in [(false, [].as_slice()), (true, &["--release"])] {
+        let builds = [
+            (false, vec![], &EVERYTHING[..]),
+            (true, vec!["--release"], &DAEMONS[..]),
+        ];
+        for (optimised, flags, what) in builds {
             let is_such = |program: &Program| match program {
                 Program::Binary { release, .. } => *release == optimised,
                 Program::Test { .. } | Program::Python => false,
             };
             let mut needed = cases.iter().flat_map(|case| &case.programs);
-            if needed.any(is_such) && !succeeds(cargo(&["build"]).args(flags).args(DAEMONS))? {
+            if needed.any(is_such) && !succeeds(cargo(&["build"]).args(flags).args(what))? {
                 bail!("what the cases run does not build");
             }
         }
@@ -102,8 +106,9 @@ fn build_test(directory: &str, name: &str) -> Result<Option<PathBuf>> {
         name => (vec!["--test", name], name.to_owned()),
     };
     let format = ["--message-format", "json-render-diagnostics"];
-    eprintln!("\n▶ cargo test -p {package} {} --no-run", which.join(" "));
-    let built = cargo(&["test", "-p", &package, "--no-run"])
+    // As part of the workspace: alone it would have dependencies with other features, built anew.
+    eprintln!("\n▶ cargo test --workspace {} --no-run", which.join(" "));
+    let built = cargo(&["test", "--workspace", "--no-run"])
         .args(which)
         .args(format)
         .stderr(Stdio::inherit())
