@@ -101,22 +101,14 @@ fn build_test(directory: &str, name: &str) -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     let package = format!("kvpool-{directory}");
-    let (which, target) = match name {
-        UNIT => (vec!["--lib"], package.replace('-', "_")),
-        name => (vec!["--test", name], name.to_owned()),
+    let target = match name {
+        UNIT => package.replace('-', "_"),
+        name => name.to_owned(),
     };
     let format = ["--message-format", "json-render-diagnostics"];
-    // As part of the workspace: alone it would have dependencies with other features, built anew. The
-    // module for Python is no program, and cannot be linked as a test.
-    let all = ["--workspace", "--exclude", "kvpool-python"];
-    eprintln!(
-        "\n▶ cargo test {} {} --no-run",
-        all.join(" "),
-        which.join(" ")
-    );
-    let built = cargo(&["test", "--no-run"])
-        .args(all)
-        .args(which)
+    // With all others: alone it would have dependencies with other features, built anew.
+    eprintln!("\n▶ cargo test --workspace --no-run, for {name} of {package}");
+    let built = cargo(&["test", "--workspace", "--no-run"])
         .args(format)
         .stderr(Stdio::inherit())
         .output()
