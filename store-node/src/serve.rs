@@ -446,15 +446,6 @@ impl Host for Store {
         Ok((board, fd))
     }
 
-    fn begin_shm_write(&self, peer: &Peer, incarnation: Incarnation, grant: &Grant) -> Code {
-        let begun = self.begin_shm_writes(peer, incarnation, std::slice::from_ref(grant));
-        begun.first().copied().unwrap_or(Code::Internal)
-    }
-
-    fn end_shm_write(&self, peer: &Peer, grant: GrantId, sums: Vec<Checksum>) -> Code {
-        self.change(|fence| fence.end_hold(peer.into(), grant, sums))
-    }
-
     fn begin_shm_writes(
         &self,
         peer: &Peer,

@@ -141,28 +141,18 @@ pub trait Host: Send + Sync + 'static {
         incarnation: Incarnation,
     ) -> Result<(Arc<Board>, OwnedFd), Refused>;
 
-    /// Records that `peer` is about to write through its mapping. Judged like [`Host::admit_write`].
-    fn begin_shm_write(&self, peer: &Peer, incarnation: Incarnation, grant: &Grant) -> Code;
-
-    /// Records that `peer` has stopped writing: with all bytes in place when `sums` is not empty.
-    fn end_shm_write(&self, peer: &Peer, grant: GrantId, sums: Vec<Checksum>) -> Code;
-
-    /// [`Host::begin_shm_write`] for each grant of a request, in order.
+    /// Records that `peer` is about to write through its mapping under each of these grants; an answer
+    /// each, in order. Judged like [`Host::admit_write`].
     fn begin_shm_writes(
         &self,
         peer: &Peer,
         incarnation: Incarnation,
         grants: &[Grant],
-    ) -> Vec<Code> {
-        let begin = |grant| self.begin_shm_write(peer, incarnation, grant);
-        grants.iter().map(begin).collect()
-    }
+    ) -> Vec<Code>;
 
-    /// [`Host::end_shm_write`] for each item of a request, in order.
-    fn end_shm_writes(&self, peer: &Peer, items: Vec<(GrantId, Vec<Checksum>)>) -> Vec<Code> {
-        let end = |(grant, sums)| self.end_shm_write(peer, grant, sums);
-        items.into_iter().map(end).collect()
-    }
+    /// Records that `peer` has stopped writing under each of these grants: with all bytes in place where
+    /// there are sums. An answer each, in order.
+    fn end_shm_writes(&self, peer: &Peer, items: Vec<(GrantId, Vec<Checksum>)>) -> Vec<Code>;
 
     /// Pins an extent for a view.
     fn pin(&self, peer: &Peer, epoch: Epoch, incarnation: Incarnation, extent: &Extent) -> Code;

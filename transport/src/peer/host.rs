@@ -318,12 +318,12 @@ impl Host for PeerHost {
         no_shm()
     }
 
-    fn begin_shm_write(&self, _peer: &Peer, _session: Incarnation, _grant: &Grant) -> Code {
-        Code::InvalidArgument
+    fn begin_shm_writes(&self, _peer: &Peer, _session: Incarnation, grants: &[Grant]) -> Vec<Code> {
+        vec![Code::InvalidArgument; grants.len()]
     }
 
-    fn end_shm_write(&self, _peer: &Peer, _grant: GrantId, _sums: Vec<Checksum>) -> Code {
-        Code::InvalidArgument
+    fn end_shm_writes(&self, _peer: &Peer, items: Vec<(GrantId, Vec<Checksum>)>) -> Vec<Code> {
+        vec![Code::InvalidArgument; items.len()]
     }
 
     fn pin(&self, _peer: &Peer, _epoch: Epoch, _session: Incarnation, _extent: &Extent) -> Code {

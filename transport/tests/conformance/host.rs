@@ -463,36 +463,49 @@ impl Host for TestHost {
         Ok((board, fd))
     }
 
-    fn begin_shm_write(&self, peer: &Peer, incarnation: Incarnation, grant: &Grant) -> Code {
+    fn begin_shm_writes(
+        &self,
+        peer: &Peer,
+        incarnation: Incarnation,
+        grants: &[Grant],
+    ) -> Vec<Code> {
         let mut state = self.state.lock();
         while state.blocked {
             self.changed.wait(&mut state);
         }
-        let code = self.judge_write(&state, incarnation, grant);
-        if code == Code::Ok {
-            let hold = (peer.client, grant.extent.offset);
-            state.shm_writes.insert(grant.id, hold);
-            self.changed.notify_all();
-        }
-        code
+        let begin = |grant: &Grant| {
+            let code = self.judge_write(&state, incarnation, grant);
+            if code == Code::Ok {
+                let hold = (peer.client, grant.extent.offset);
+                state.shm_writes.insert(grant.id, hold);
+            }
+            code
+        };
+        let codes = grants.iter().map(begin).collect();
+        self.changed.notify_all();
+        codes
     }
 
-    fn end_shm_write(&self, peer: &Peer, grant: GrantId, sums: Vec<Checksum>) -> Code {
+    fn end_shm_writes(&self, peer: &Peer, items: Vec<(GrantId, Vec<Checksum>)>) -> Vec<Code> {
         let mut state = self.state.lock();
-        let Some((client, offset)) = state.shm_writes.remove(&grant) else {
-            return Code::GrantEnded;
+        let end = |(grant, sums): (GrantId, Vec<Checksum>)| {
+            let Some((client, offset)) = state.shm_writes.remove(&grant) else {
+                return Code::GrantEnded;
+            };
+            assert_eq!(client, peer.client);
+            if sums.is_empty() {
+                return Code::Ok;
+            }
+            if state.fenced.contains(&grant) {
+                return Code::GrantEnded;
+            }
+            state.written.insert(grant);
+            state.sums.insert(offset, sums);
+            Code::Ok
         };
-        assert_eq!(client, peer.client);
+        let codes = items.into_iter().map(end).collect();
         self.changed.notify_all();
-        if sums.is_empty() {
-            return Code::Ok;
-        }
-        if state.fenced.contains(&grant) {
-            return Code::GrantEnded;
-        }
-        state.written.insert(grant);
-        state.sums.insert(offset, sums);
-        Code::Ok
+        codes
     }
 
     fn pin(&self, peer: &Peer, epoch: Epoch, incarnation: Incarnation, extent: &Extent) -> Code {
