@@ -1,14 +1,15 @@
 //! The socket beside a data path that needs none, seen from a client: requests go out in order, answers come back to callbacks.
 //!
-//! Nobody who asks ever waits on the socket: one thread sends, another receives and runs the
-//! callbacks, which therefore must be quick.
+//! Nobody who asks ever waits on the socket. What it takes at once is sent by whoever asks, for waking
+//! a thread takes longer; a thread sends the rest. Another receives and runs the callbacks, which
+//! therefore must be quick.
 
 use crate::batch::{Batch, unreachable};
 use crate::frame::{decode_header, encode_head, failure, receive_meta, status};
 use crate::link::{ReadOp, TransferError, WriteOp};
 use crate::memory::Slice;
 use crate::shm::fds::receive_with_fd;
-use crate::socket::{Gather, shut_down};
+use crate::socket::{Gather, send_some, shut_down, wait_to_receive};
 use crate::split::{pack, source};
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, Statuses, SumsReply};
 use kvpool_types::wire::frame::{HEADER_BYTES, Op};
@@ -44,7 +45,10 @@ struct Shared {
 }
 
 struct State {
+    /// What is still to be sent, in order: of the first frame perhaps only the end.
     queue: VecDeque<Vec<u8>>,
+    /// Whether somebody is sending: all others queue what they have.
+    sending: bool,
     pending: HashMap<u64, Callback>,
     next: u64,
     closing: bool,
@@ -81,6 +85,7 @@ impl Control {
             socket,
             state: Mutex::new(State {
                 queue: VecDeque::new(),
+                sending: false,
                 pending: HashMap::new(),
                 next: 1,
                 closing: false,
@@ -122,9 +127,13 @@ impl Control {
             Ok(frame) => {
                 state.next += 1;
                 state.pending.insert(request, Box::new(answered));
-                state.queue.push_back(frame);
+                if state.sending || !state.queue.is_empty() {
+                    state.queue.push_back(frame);
+                    return;
+                }
+                state.sending = true;
                 drop(state);
-                self.0.changed.notify_one();
+                self.0.send_at_once(frame);
             }
             Err(error) => {
                 drop(state);
@@ -280,6 +289,24 @@ impl Drop for Control {
 }
 
 impl Shared {
+    /// Sends as much of a frame as the socket takes; the rest, also of what others have queued
+    /// meanwhile, is for the sending thread. So is an error: it comes again, and callbacks of others
+    /// are not for this thread.
+    fn send_at_once(&self, mut frame: Vec<u8>) {
+        let sent = send_some(self.socket.as_fd(), &frame);
+        frame.drain(..sent);
+        let mut state = self.state.lock();
+        state.sending = false;
+        if !frame.is_empty() {
+            state.queue.push_front(frame);
+        }
+        let left = !state.queue.is_empty() || state.closing;
+        drop(state);
+        if left {
+            self.changed.notify_one();
+        }
+    }
+
     fn send_all(&self) {
         while let Some(frame) = self.next_frame() {
             let mut gather = Gather::default();
@@ -288,6 +315,7 @@ impl Shared {
                 self.fail(&unreachable(error));
                 return;
             }
+            self.state.lock().sending = false;
         }
         // The node closes once it has answered what was sent, which ends the receiving thread.
         if let Err(error) = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write) {
@@ -295,18 +323,22 @@ impl Shared {
         }
     }
 
-    /// The next frame to send; `None` when there will be no more.
+    /// The next frame for the sending thread, which then is the one that sends; `None` when there will
+    /// be no more.
     fn next_frame(&self) -> Option<Vec<u8>> {
         let mut state = self.state.lock();
         loop {
             if state.failed.is_some() {
                 return None;
             }
-            if let Some(frame) = state.queue.pop_front() {
-                return Some(frame);
-            }
-            if state.closing {
-                return None;
+            if !state.sending {
+                if let Some(frame) = state.queue.pop_front() {
+                    state.sending = true;
+                    return Some(frame);
+                }
+                if state.closing {
+                    return None;
+                }
             }
             self.changed.wait(&mut state);
         }
@@ -326,6 +358,7 @@ impl Shared {
         let mut head = [0; HEADER_BYTES];
         let mut fd = None;
         let mut filled = 0;
+        wait_to_receive(self.socket.as_fd()).map_err(unreachable)?;
         while let Some(room) = head.get_mut(filled..).filter(|room| !room.is_empty()) {
             let (count, passed) =
                 receive_with_fd(self.socket.as_fd(), room).map_err(unreachable)?;
@@ -374,3 +407,6 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

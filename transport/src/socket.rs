@@ -12,7 +12,9 @@ pub(crate) use payload::LargePayload;
 
 use crate::memory::Slice;
 use kvpool_types::{Length, Offset};
-use rustix::net::sockopt;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, sockopt};
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -159,6 +161,30 @@ impl Vectors<'_> {
     }
 }
 
+/// Waits until there is something to receive, or the connection has ended.
+///
+/// A call that waits to receive is also woken whenever the other side makes room for what is being
+/// sent, by TCP while a large payload goes out and by Unix sockets for every message. This is not.
+pub(crate) fn wait_to_receive(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let mut poll = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    match rustix::event::poll(&mut poll, None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Sends what the socket takes without waiting; how many bytes that was.
+pub(crate) fn send_some(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> usize {
+    let all = bytes.len();
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    while !bytes.is_empty()
+        && let Ok(sent) = rustix::net::send(socket, bytes, flags)
+    {
+        bytes = bytes.get(sent..).unwrap_or_default();
+    }
+    all - bytes.len()
+}
+
 fn moved(count: isize) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
@@ -203,4 +229,47 @@ pub(crate) fn set_timeouts(socket: BorrowedFd<'_>, limit: Option<Duration>) -> i
 pub(crate) fn shut_down(socket: BorrowedFd<'_>) {
     // It fails only where the connection has ended already.
     let _ended = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wait_to_receive;
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    /// How often a thread of this process has gone to sleep.
+    fn sleeps(thread: i32) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
+            .unwrap();
+        line.trim().parse().unwrap()
+    }
+
+    #[test]
+    fn who_waits_to_receive_sleeps_while_others_send() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let waiting = ours.try_clone().unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let waiter = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get())
+                .unwrap();
+            wait_to_receive(waiting.as_fd()).unwrap();
+        });
+        let thread = told.recv().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let before = sleeps(thread);
+        for _ in 0..100 {
+            ours.write_all(&[1]).unwrap();
+            theirs.read_exact(&mut [0]).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let slept = sleeps(thread) - before;
+        assert!(slept < 10, "it was woken {slept} times for room to send");
+        theirs.write_all(&[1]).unwrap();
+        waiter.join().unwrap();
+    }
 }

@@ -7,6 +7,7 @@ use crate::handshake::{End, answer_sums};
 use crate::host::{Host, Peer, Refused};
 use crate::quick::WHOLE_BYTES;
 use crate::service::Connection;
+use crate::socket::wait_to_receive;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{
     Failure, MapReply, MapRequest, Meta, PinRequest, ReadRequest, Statuses, WriteEnd, WriteRequest,
@@ -43,6 +44,7 @@ impl<'a> Session<'a> {
         let mut meta = Vec::new();
         loop {
             let mut head = [0; HEADER_BYTES];
+            wait_to_receive(socket)?;
             receive_exact(socket, &mut head, |received| {
                 received == 0 && !self.connection.is_aborted()
             })?;

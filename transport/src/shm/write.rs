@@ -15,9 +15,14 @@ use crate::link::{TransferError, WriteOp};
 use crate::memory::Region;
 use kvpool_types::wire::data::{WriteEnd, WriteRequest};
 use kvpool_types::wire::frame::Op;
-use kvpool_types::{Checksum, Code, Epoch, Extent, GrantId};
+use kvpool_types::{Checksum, Code, Epoch, Extent, GrantId, Length};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// So many bytes are copied before the node is told of it: hearing of it takes the node's time on a
+/// core that others copy on.
+const END_BYTES: u64 = 4 << 20;
 
 /// One frame's worth of a batch of writes.
 pub(super) struct Writes {
@@ -67,7 +72,7 @@ fn begun(open: &Arc<Open>, writes: Writes, answer: Result<Answer, TransferError>
     }
 }
 
-/// Queues the writes to one segment: small ones are copied and ended together.
+/// Queues the writes to one segment: small ones are copied together.
 fn submit(
     open: &Arc<Open>,
     mapped: &Result<Region, TransferError>,
@@ -76,27 +81,58 @@ fn submit(
     deadline: Instant,
 ) {
     let groups = grouped(writes, |(_, write)| write.grant.extent.length);
+    let ends = Arc::new(Mutex::new(Ends {
+        copied: Vec::new(),
+        bytes: 0,
+        groups: groups.len(),
+    }));
     open.copiers.submit(groups.into_iter().map(|group| -> Job {
         // The link stays open until the last of its writes has ended.
-        let (open, mapped, batch) = (open.clone(), mapped.clone(), batch.clone());
+        let (open, mapped, batch, ends) =
+            (open.clone(), mapped.clone(), batch.clone(), ends.clone());
         Box::new(move || {
-            let ends: Vec<End> = group
-                .into_iter()
-                .map(|(item, write)| End {
-                    item,
-                    grant: write.grant.id,
-                    sums: copy(&mapped, &batch, item, write.grant.extent, deadline),
-                })
-                .collect();
-            end(&open.control, &batch, ends);
+            let copied = group.into_iter().map(|(item, write)| End {
+                item,
+                grant: write.grant.id,
+                length: write.grant.extent.length,
+                sums: copy(&mapped, &batch, item, write.grant.extent, deadline),
+            });
+            let copied: Vec<End> = copied.collect();
+            let due = ends.lock().add(copied);
+            if !due.is_empty() {
+                end(&open.control, &batch, due);
+            }
         })
     }));
+}
+
+/// The writes to one segment that are copied and of which the node is still to be told.
+struct Ends {
+    copied: Vec<End>,
+    bytes: u64,
+    /// How many groups are not copied yet.
+    groups: usize,
+}
+
+impl Ends {
+    /// Adds a group; those that the node is to be told of now.
+    fn add(&mut self, copied: Vec<End>) -> Vec<End> {
+        self.groups -= 1;
+        self.bytes += copied.iter().map(|end| end.length.0).sum::<u64>();
+        self.copied.extend(copied);
+        if self.groups > 0 && self.bytes < END_BYTES {
+            return Vec::new();
+        }
+        self.bytes = 0;
+        std::mem::take(&mut self.copied)
+    }
 }
 
 /// A write that is to be ended: with sums when its bytes are in place.
 struct End {
     item: usize,
     grant: GrantId,
+    length: Length,
     sums: Option<BlockSums>,
 }
 
@@ -136,7 +172,10 @@ fn copy(
 fn end(control: &Control, batch: &Arc<Batch<Checksum>>, ends: Vec<End>) {
     let mut items = Vec::with_capacity(ends.len());
     let mut done = Vec::with_capacity(ends.len());
-    for End { item, grant, sums } in ends {
+    for End {
+        item, grant, sums, ..
+    } in ends
+    {
         let (chunks, whole) = match sums {
             Some(sums) => (sums.chunks, Some(sums.whole)),
             None => (Vec::new(), None),
@@ -168,4 +207,48 @@ fn end(control: &Control, batch: &Arc<Batch<Checksum>>, ends: Vec<End>) {
             }
         },
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{END_BYTES, End, Ends};
+    use kvpool_types::{GrantId, Length};
+
+    fn group(items: std::ops::Range<usize>, bytes: u64) -> Vec<End> {
+        items
+            .map(|item| End {
+                item,
+                grant: GrantId(item as u64),
+                length: Length(bytes),
+                sums: None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_node_is_told_of_many_groups_at_once_and_of_every_one() {
+        let mut ends = Ends {
+            copied: Vec::new(),
+            bytes: 0,
+            groups: 7,
+        };
+        let told: Vec<Vec<usize>> = (0..7)
+            .map(|group_number| {
+                let first = group_number * 4;
+                let due = ends.add(group(first..first + 4, END_BYTES / 4 / 3 + 1));
+                due.iter().map(|end| end.item).collect()
+            })
+            .collect();
+        let none = Vec::new();
+        let expected = [
+            none.clone(),
+            none.clone(),
+            (0..12).collect(),
+            none.clone(),
+            none,
+            (12..24).collect(),
+            (24..28).collect(),
+        ];
+        assert_eq!(told, expected);
+    }
 }

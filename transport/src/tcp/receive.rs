@@ -6,7 +6,7 @@ use crate::checksum::Sum;
 use crate::frame::{ReceiveError, decode_header, failure, receive_exact, receive_meta, status};
 use crate::link::{TransferError, TransferResult};
 use crate::memory::Slice;
-use crate::socket::{LargePayload, Scatter};
+use crate::socket::{LargePayload, Scatter, wait_to_receive};
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Meta, ReadItem, Statuses, SumsReply};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
@@ -30,6 +30,7 @@ pub(super) fn receive_answers(wire: &Wire) -> TransferError {
 
 fn receive_answer(wire: &Wire, meta: &mut Vec<u8>) -> Result<(), TransferError> {
     let mut head = [0; HEADER_BYTES];
+    wait_to_receive(wire.socket()).map_err(crate::batch::unreachable)?;
     receive_exact(wire.socket(), &mut head, |_| true).map_err(receive_error)?;
     let header = decode_header(&head).map_err(receive_error)?;
     receive_meta(wire.socket(), &header, meta).map_err(receive_error)?;
