@@ -4,11 +4,13 @@
 // reference being formed.
 #![allow(unsafe_code, reason = "vectored I/O on shared memory")]
 
+mod apart;
 mod one_machine;
 mod payload;
 
+pub(crate) use apart::Apart;
 pub(crate) use one_machine::suit_one_machine;
-pub(crate) use payload::LargePayload;
+pub(crate) use payload::{LARGE, LargePayload};
 
 use crate::memory::Slice;
 use kvpool_types::{Length, Offset};

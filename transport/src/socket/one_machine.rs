@@ -30,7 +30,7 @@ pub(crate) fn suit_one_machine(socket: BorrowedFd<'_>) {
     }
 }
 
-fn ends_on_one_machine(socket: BorrowedFd<'_>) -> bool {
+pub(super) fn ends_on_one_machine(socket: BorrowedFd<'_>) -> bool {
     let ip = |end: Option<SocketAddrAny>| -> Option<IpAddr> {
         Some(SocketAddr::try_from(end?).ok()?.ip())
     };

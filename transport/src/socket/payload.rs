@@ -10,6 +10,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// How much of a large payload comes before its receiver is woken.
 const SLEEP_BYTES: u32 = 96 << 10;
 
+/// The least bytes of a payload that is large.
+pub(crate) const LARGE: u64 = 4 * SLEEP_BYTES as u64;
+
 /// A payload that is being received. While much of it is left its receiver sleeps long, and stays
 /// beside a sender that is on the same machine.
 pub(crate) struct LargePayload<'a> {
@@ -22,7 +25,7 @@ pub(crate) struct LargePayload<'a> {
 impl<'a> LargePayload<'a> {
     /// A payload of `left` bytes. One that is not large is received like anything else.
     pub(crate) fn new(socket: BorrowedFd<'a>, left: u64) -> Self {
-        let large = left >= 4 * u64::from(SLEEP_BYTES);
+        let large = left >= LARGE;
         Self {
             socket,
             left,

@@ -5,7 +5,7 @@ use super::lane::Wire;
 use crate::checksum::ChunkedSum;
 use crate::frame::encode_head;
 use crate::memory::Slice;
-use crate::socket::Gather;
+use crate::socket::{Apart, Gather, LARGE};
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, WriteRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Grant, Incarnation, Length, Offset};
@@ -83,6 +83,10 @@ fn send_blocks(
     from: &[Vec<Slice>],
     sent: &Mutex<Vec<Checksum>>,
 ) -> io::Result<()> {
+    let bytes: u64 = grants.iter().map(|grant| grant.extent.length.0).sum();
+    let mut apart = (bytes >= LARGE)
+        .then(|| Apart::begin(wire.socket()))
+        .flatten();
     let mut outgoing = Outgoing::of(head);
     for (grant, slices) in grants.iter().zip(from) {
         let mut sum = ChunkedSum::for_length(grant.extent.length);
@@ -96,7 +100,11 @@ fn send_blocks(
                 sum.update_private(&piece, Offset(0), Length(length));
                 outgoing.push(Piece::Memory(piece), length);
                 at += length;
-                outgoing.send_if_full(wire)?;
+                if outgoing.send_if_full(wire)?
+                    && let Some(apart) = &mut apart
+                {
+                    apart.keep();
+                }
             }
         }
         let sums = sum.finish();
@@ -127,12 +135,13 @@ impl Outgoing {
         self.bytes += bytes;
     }
 
-    fn send_if_full(&mut self, wire: &Wire) -> io::Result<()> {
-        if self.bytes >= PIECE {
-            std::mem::take(self).send(wire)
-        } else {
-            Ok(())
+    /// Whether it was full, and is sent.
+    fn send_if_full(&mut self, wire: &Wire) -> io::Result<bool> {
+        let full = self.bytes >= PIECE;
+        if full {
+            std::mem::take(self).send(wire)?;
         }
+        Ok(full)
     }
 
     fn send(self, wire: &Wire) -> io::Result<()> {
