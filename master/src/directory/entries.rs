@@ -10,7 +10,7 @@ use super::entry::{Entry, Links, Rest};
 use super::slab::NONE;
 
 /// How many blocks a chunk of each column holds.
-const CHUNK: usize = 256;
+const CHUNK: usize = 64;
 
 /// Blocks at stable slots.
 #[derive(Debug)]
