@@ -10,7 +10,7 @@ use kvpool_client::{Namespace as Fields, PackedKeys};
 use kvpool_types::chain;
 use kvpool_types::{Key, KeyRef};
 pub(crate) use lists::list_of_alike;
-use lists::{bytes_of, for_each_borrowed};
+use lists::{bytes_of, for_each_borrowed, text_of};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -59,7 +59,9 @@ fn with_key<T>(
     key: &Bound<'_, PyAny>,
     found: impl FnOnce(KeyRef<'_>) -> T,
 ) -> PyResult<Result<T, Fault>> {
-    if let Some(bytes) = bytes_of(key) {
+    // Of strings nobody asks first whether they are bytes.
+    let is_string = key.is_exact_instance_of::<PyString>();
+    if !is_string && let Some(bytes) = bytes_of(key) {
         return Ok(match <&[u8; 32]>::try_from(bytes) {
             Ok(digest) => Ok(found(KeyRef::Digest {
                 prefix: "",
@@ -72,15 +74,15 @@ fn with_key<T>(
             ))),
         });
     }
-    let Ok(text) = key.cast::<PyString>() else {
-        return Err(PyTypeError::new_err(format!(
-            "a key is a str or 32 bytes, not {}",
-            key.get_type().name()?
-        )));
-    };
-    let text = match text.to_str() {
-        Ok(text) => text,
-        Err(error) => {
+    let text = match text_of(key) {
+        Some(Ok(text)) => text,
+        None => {
+            return Err(PyTypeError::new_err(format!(
+                "a key is a str or 32 bytes, not {}",
+                key.get_type().name()?
+            )));
+        }
+        Some(Err(error)) => {
             return Ok(Err(Fault::invalid(format!(
                 "a key is no Unicode text: {error}"
             ))));
@@ -143,13 +145,13 @@ pub(crate) fn pack_texts(keys: &Bound<'_, PyAny>, packer: PackedKeys) -> PyResul
         bad: Vec::new(),
     };
     let pack = |key: &Bound<'_, PyAny>| {
-        let Ok(text) = key.cast::<PyString>() else {
+        let Some(text) = text_of(key) else {
             return Err(PyTypeError::new_err(format!(
                 "a key must be a str, not {}",
                 key.get_type().name()?
             )));
         };
-        match KeyRef::parse(text.to_str()?, &mut [0; 32]) {
+        match KeyRef::parse(text?, &mut [0; 32]) {
             Ok(key) => packed.keys.push(key),
             Err(_) => packed.bad.push(packed.count),
         }

@@ -125,6 +125,28 @@ def test_keys_are_texts_and_digests(pool: kvpool.Pool) -> None:
     assert pool.is_exist([digest.hex()]) == [True]
 
 
+def test_kinds_of_str_and_bytes_are_keys_as_those_are(pool: kvpool.Pool) -> None:
+    class Text(str):
+        pass
+
+    class Digest(bytes):
+        pass
+
+    keys: list[str | bytes] = [Text("text of a kind"), Digest(range(100, 132))]
+    assert pool.batch_put(keys, [b"1", b"2"]) == [True, True]
+    assert pool.is_exist(keys) == [True, True]
+    assert pool.is_exist(["text of a kind", bytes(range(100, 132))]) == [True, True]
+
+
+def test_questions_raise_for_what_is_no_key(pool: kvpool.Pool) -> None:
+    for wrong in (None, 7, bytearray(32), ["fine"]):
+        with pytest.raises(TypeError, match="a key is a str or 32 bytes"):
+            pool.is_exist(["fine", wrong])  # type: ignore[list-item]
+    for bad in (b"short", "\ud800"):
+        with pytest.raises(kvpool.InvalidArgumentError, match=r"keys\[1\]"):
+            pool.match_prefix(["fine", bad])
+
+
 def test_a_range_is_part_of_its_block(pool: kvpool.Pool) -> None:
     block = bytes(n % 251 for n in range(200_000))
     pool.put("long", block)

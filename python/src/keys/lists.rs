@@ -1,15 +1,15 @@
 //! Long lists, read and made at a few nanoseconds an item.
 
-// UNSAFETY: reads a list's items without counting references to them, and bytes objects without asking
-// twice what they are.
+// UNSAFETY: reads a list's items without counting references to them, and strings and bytes objects without
+// asking twice what they are.
 #![allow(
     unsafe_code,
     reason = "thousands of keys are read a call; counting each costs more than asking the master"
 )]
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
-use pyo3::{Borrowed, ffi};
+use pyo3::types::{PyBytes, PyList, PyString};
+use pyo3::{Borrowed, PyTypeInfo, ffi};
 
 /// Calls `each` for every item of a list, in order.
 ///
@@ -21,24 +21,38 @@ pub(super) unsafe fn for_each_borrowed<'py>(
     mut each: impl FnMut(&Bound<'py, PyAny>) -> PyResult<()>,
 ) -> PyResult<()> {
     let py = list.py();
-    let mut at = 0;
-    while at < list.len() {
-        let index = ffi::Py_ssize_t::try_from(at)?;
+    for at in 0..ffi::Py_ssize_t::try_from(list.len())? {
         // SAFETY: the list is a list, and the interpreter's lock is held.
-        let item = unsafe { ffi::PyList_GetItem(list.as_ptr(), index) };
+        let item = unsafe { ffi::PyList_GetItem(list.as_ptr(), at) };
         // SAFETY: the item is null with an exception set, or on the list, where it stays while the lock
         // is held and no Python code runs.
         let item = unsafe { Borrowed::from_ptr_or_err(py, item) }?;
         each(&item)?;
-        at += 1;
     }
     Ok(())
 }
 
+/// The text of a string, an error when it cannot be UTF-8; `None` for what is no string.
+pub(super) fn text_of<'a>(object: &'a Bound<'_, PyAny>) -> Option<PyResult<&'a str>> {
+    if !is::<PyString>(object) {
+        return None;
+    }
+    let mut size = 0;
+    // SAFETY: the object is a string and alive.
+    let start = unsafe { ffi::PyUnicode_AsUTF8AndSize(object.as_ptr(), &raw mut size) };
+    let Some(size) = usize::try_from(size).ok().filter(|_| !start.is_null()) else {
+        return Some(Err(PyErr::fetch(object.py())));
+    };
+    // SAFETY: so many bytes are there, which never change, for as long as the object is borrowed.
+    let text = unsafe { std::slice::from_raw_parts(start.cast(), size) };
+    // SAFETY: the interpreter has just made or kept them as UTF-8.
+    Some(Ok(unsafe { std::str::from_utf8_unchecked(text) }))
+}
+
 /// The bytes of a bytes object; `None` for what is none.
 pub(super) fn bytes_of<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
-    if !object.is_exact_instance_of::<PyBytes>() {
-        return object.cast::<PyBytes>().ok().map(|bytes| bytes.as_bytes());
+    if !is::<PyBytes>(object) {
+        return None;
     }
     let (mut start, mut size) = (std::ptr::null_mut(), 0);
     // SAFETY: the object is a bytes object and alive.
@@ -47,6 +61,11 @@ pub(super) fn bytes_of<'a>(object: &'a Bound<'_, PyAny>) -> Option<&'a [u8]> {
     let size = usize::try_from(size).ok().filter(|_| code == 0)?;
     // SAFETY: so many bytes are there, which never change, for as long as the object is borrowed.
     Some(unsafe { std::slice::from_raw_parts(start.cast_const().cast(), size) })
+}
+
+/// Whether an object is of a type. Most are of just that type, which takes no call to tell.
+fn is<T: PyTypeInfo>(object: &Bound<'_, PyAny>) -> bool {
+    object.is_exact_instance_of::<T>() || object.is_instance_of::<T>()
 }
 
 /// A list of values most of which are alike: made of the first at once, and the others put in.
