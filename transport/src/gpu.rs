@@ -11,6 +11,7 @@
 //!
 //! Nothing of CUDA is linked: the driver's library is looked for when the first GPU buffer is registered.
 
+mod absent;
 mod cuda;
 
 pub use cuda::{in_use, open};

@@ -58,6 +58,17 @@ fn pattern(seed: usize, length: usize) -> Vec<u8> {
 }
 
 #[test]
+fn the_gpus_are_in_use_once_the_driver_is_loaded() {
+    // Where each test has a process of its own, nothing has loaded the driver before.
+    drop(gpu::in_use());
+    if engine("the_gpus_are_in_use_once_the_driver_is_loaded").is_some() {
+        assert!(gpu::in_use().is_some());
+    } else {
+        assert!(gpu::in_use().is_none());
+    }
+}
+
+#[test]
 fn bytes_go_in_and_come_out_as_they_were() {
     let Some(engine) = engine("bytes_go_in_and_come_out_as_they_were") else {
         return;

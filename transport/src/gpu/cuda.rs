@@ -5,6 +5,7 @@
 // waited for before the slice is let go of.
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
 
+use super::absent::Absent;
 use super::{CopyEngine, Device, DeviceRange, GpuError};
 use crate::memory::{Region, Slice};
 use cudarc::driver::result::{self, DriverError, stream};
@@ -36,15 +37,24 @@ pub fn open() -> Result<Arc<dyn CopyEngine>, GpuError> {
 /// The GPUs, if this process uses them already: while nothing has loaded the driver, no address is device
 /// memory.
 pub fn in_use() -> Option<Arc<dyn CopyEngine>> {
+    static DRIVER: Absent = Absent::new();
+    if DRIVER.is_so(is_loaded) {
+        return None;
+    }
+    open().ok()
+}
+
+/// Whether the process has loaded the driver.
+fn is_loaded() -> bool {
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
     // SAFETY: with this flag nothing is loaded, and no initialiser runs.
     let loaded = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), flags) };
     if loaded.is_null() {
-        return None;
+        return false;
     }
     // SAFETY: gives back the count that `dlopen` has just taken.
     unsafe { libc::dlclose(loaded) };
-    open().ok()
+    true
 }
 
 /// The driver and the devices used so far.

@@ -1,0 +1,85 @@
+//! What is known not to be loaded, until the process loads something.
+
+// UNSAFETY: asks the dynamic linker how many libraries it has loaded.
+#![allow(unsafe_code, reason = "the dynamic linker has a C interface")]
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A library that was not there when it was last looked for. To look for one, the linker goes through the
+/// folders of the system, maps a file and unmaps it, which interrupts the threads on other cores: too much
+/// for every call.
+#[derive(Debug)]
+pub(super) struct Absent(AtomicU64);
+
+impl Absent {
+    /// Nobody has looked yet.
+    pub(super) const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Whether it is still not there, by `is_there`, which is asked only when the process has loaded libraries
+    /// since it last said no.
+    pub(super) fn is_so(&self, is_there: impl FnOnce() -> bool) -> bool {
+        // Counted before the look: what is loaded meanwhile is looked at next time.
+        let loads = loads();
+        if self.0.load(Ordering::Acquire) == loads {
+            return true;
+        }
+        if is_there() {
+            return false;
+        }
+        self.0.store(loads, Ordering::Release);
+        true
+    }
+}
+
+/// How many libraries the process has ever loaded, itself included.
+fn loads() -> u64 {
+    unsafe extern "C" fn first(
+        info: *mut libc::dl_phdr_info,
+        _size: libc::size_t,
+        loads: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the linker passes what it tells of one library.
+        let adds = unsafe { (*info).dlpi_adds };
+        // SAFETY: it passes on the pointer that it was given below.
+        unsafe { loads.cast::<u64>().write(adds) };
+        1
+    }
+    let mut loads = 0_u64;
+    // SAFETY: `first` is called before this returns, with a pointer to a number that it may write.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loads).cast()) };
+    loads
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    /// Comes with the C library, and nobody needs it.
+    const LIBRARY: &CStr = c"libBrokenLocale.so.1";
+
+    fn open(flags: c_int) -> bool {
+        // SAFETY: the library has no initialisers.
+        !unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | flags) }.is_null()
+    }
+
+    #[test]
+    fn a_library_is_looked_for_again_only_when_something_was_loaded() {
+        let absent = Absent::new();
+        let mut looks = 0;
+        for _ in 0..1000 {
+            let is_there = || {
+                looks += 1;
+                open(libc::RTLD_NOLOAD)
+            };
+            assert!(absent.is_so(is_there));
+        }
+        // Other tests of the process may load libraries meanwhile, but not as many.
+        assert!((1..100).contains(&looks), "{looks} looks");
+        assert!(open(0), "{LIBRARY:?} comes with the C library");
+        assert!(!absent.is_so(|| open(libc::RTLD_NOLOAD)));
+    }
+}
