@@ -8,7 +8,9 @@
 . /lib/bandwidth.sh
 transport=rdma
 
-perftest before
-kvpool
-perftest after
+perftest 1 2
+for shape in $shapes; do
+  kvpool "$shape"
+  perftest 1 2
+done
 compare
