@@ -271,7 +271,6 @@ impl Shared {
                 // as an open one for ever.
                 let _closed = Closed {
                     shared: &shared,
-                    connection: &connection,
                     number,
                 };
                 shared.serve.serve(&connection);
@@ -282,22 +281,71 @@ impl Shared {
         }
     }
 
+    /// Ends a connection and frees its place, in one step for those who come after: whoever has seen
+    /// the end of one finds room for the next.
     fn close(&self, number: u64) {
-        self.connections.lock().open.remove(&number);
+        let mut connections = self.connections.lock();
+        if let Some(connection) = connections.open.remove(&number) {
+            // A host may still hold the connection as an `Abort`, which must not keep it open.
+            shut_down(connection.socket());
+        }
+        drop(connections);
         self.ended.notify_all();
     }
 }
 
 struct Closed<'a> {
     shared: &'a Shared,
-    connection: &'a Connection,
     number: u64,
 }
 
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
-        // A host may still hold the connection as an `Abort`, which must not keep it open.
-        shut_down(self.connection.socket());
         self.shared.close(self.number);
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    /// Ends each connection when its peer has said one byte.
+    struct OneByte;
+
+    impl Serve for OneByte {
+        fn serve(&self, connection: &Arc<Connection>) {
+            rustix::io::read(connection.socket(), &mut [0; 1]).unwrap();
+        }
+
+        fn refuse(&self, socket: BorrowedFd<'_>) {
+            rustix::io::write(socket, b"x").unwrap();
+        }
+    }
+
+    #[test]
+    fn who_has_seen_the_end_of_a_connection_finds_its_place_free() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = Service::start(listener.into(), "test", 1, Arc::new(OneByte)).unwrap();
+        let mut first = TcpStream::connect(address).unwrap();
+        while service.connections() == 0 {
+            std::thread::yield_now();
+        }
+        let places = service.shared.connections.lock();
+        first.write_all(b"1").unwrap();
+        first
+            .set_read_timeout(Some(Duration::from_millis(200)))
+            .unwrap();
+        let early = first.read(&mut [0; 1]).unwrap_err();
+        assert_eq!(early.kind(), io::ErrorKind::WouldBlock);
+        drop(places);
+        assert_eq!(first.read(&mut [0; 1]).unwrap(), 0);
+        let mut second = TcpStream::connect(address).unwrap();
+        second.write_all(b"1").unwrap();
+        assert_eq!(second.read(&mut [0; 1]).unwrap(), 0, "refused");
+        assert!(service.drain(Instant::now() + Duration::from_secs(5)));
     }
 }

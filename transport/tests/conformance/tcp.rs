@@ -211,7 +211,7 @@ fn a_receive_that_stands_still_is_ended() {
 fn a_silent_connection_is_ended_and_too_many_are_refused() {
     let host = TestHost::new(Length(4096));
     let options = ServerOptions {
-        handshake: Duration::from_millis(200),
+        handshake: Duration::from_secs(1),
         max_connections: 2,
         ..ServerOptions::default()
     };
