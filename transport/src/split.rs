@@ -11,6 +11,8 @@ use kvpool_types::{Checksum, Code, Extent, Length, Offset};
 /// The payload at which a frame is full: small enough for connections to share a large batch and for
 /// small requests to find gaps, large enough to cost nothing.
 pub(crate) const FRAME_BYTES: u64 = 4 << 20;
+/// What is worth a frame of its own beside those of other connections.
+const SHARE_BYTES: u64 = 1 << 20;
 /// The most items of one frame.
 pub(crate) const FRAME_ITEMS: usize = 1024;
 
@@ -143,6 +145,39 @@ pub(crate) fn pack<T>(things: Vec<(u64, T)>, limit: u64, mut frame: impl FnMut(u
     }
 }
 
+/// Like [`pack`] into frames of at most [`FRAME_BYTES`], for `ways` connections that carry them side
+/// by side: as many frames for each, as alike in weight as the things allow, so that none has still
+/// to carry a frame when the others are done.
+pub(crate) fn spread<T>(things: Vec<(u64, T)>, ways: usize, mut frame: impl FnMut(Vec<T>)) {
+    let total = things
+        .iter()
+        .fold(0, |sum: u64, (bytes, _)| sum.saturating_add(*bytes));
+    let ways = ways as u64;
+    let frames = match total.div_ceil(FRAME_BYTES) {
+        few if few <= ways => few.max(ways.min(total / SHARE_BYTES)).max(1),
+        many => many.next_multiple_of(ways),
+    };
+    let share = total.div_ceil(frames).max(1);
+    let mut open = Vec::new();
+    let (mut weight, mut done, mut current) = (0, 0u64, 0);
+    for (bytes, thing) in things {
+        // A thing belongs to the share that its middle lies in.
+        let belongs = done.saturating_add(bytes / 2) / share;
+        let is_full = bytes.saturating_add(weight) > FRAME_BYTES || open.len() == FRAME_ITEMS;
+        if !open.is_empty() && (belongs != current || is_full) {
+            frame(std::mem::take(&mut open));
+            weight = 0;
+        }
+        current = belongs;
+        weight = bytes.saturating_add(weight);
+        done = done.saturating_add(bytes);
+        open.push(thing);
+    }
+    if !open.is_empty() {
+        frame(open);
+    }
+}
+
 /// Joins the outcomes of parts, which come in order, into those of the operations: `early` holds
 /// the errors of operations that were never sent.
 pub(crate) fn join_parts(
@@ -217,6 +252,33 @@ mod tests {
                 (2, vec![1, 1])
             ]
         );
+    }
+
+    /// The weights of the frames that things of these weights are spread over.
+    fn shares(things: impl IntoIterator<Item = u64>, ways: usize) -> Vec<u64> {
+        let things = things.into_iter().map(|bytes| (bytes, bytes)).collect();
+        let mut frames = Vec::new();
+        spread(things, ways, |things| frames.push(things.iter().sum()));
+        frames
+    }
+
+    #[test]
+    fn connections_side_by_side_get_as_much_each() {
+        assert_eq!(shares([1 << 20; 32], 2), [4 << 20; 8]);
+        assert_eq!(shares([256 << 10; 128], 2), [4 << 20; 8]);
+        assert_eq!(shares([8 << 20; 16], 2), [8 << 20; 16]);
+        assert_eq!(shares([256 << 10; 8], 2), [1 << 20; 2]);
+        assert_eq!(shares([256 << 10; 8], 1), [2 << 20]);
+        assert_eq!(shares([3 << 20; 4], 2), [3 << 20; 4]);
+        assert_eq!(
+            shares([1 << 20; 9], 2),
+            [2 << 20, 2 << 20, 3 << 20, 2 << 20]
+        );
+        // Too little to be worth two frames, and nothing at all.
+        assert_eq!(shares([100; 10], 2), [1000]);
+        assert_eq!(shares([], 2), [0; 0]);
+        assert_eq!(shares([0], 2), [0]);
+        assert_eq!(shares([1; 3000], 1), [1024, 1024, 952]);
     }
 
     #[test]
