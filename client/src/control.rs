@@ -82,6 +82,7 @@ pub(crate) struct Call {
     repeat: bool,
     waits: bool,
     aside: bool,
+    connection: usize,
 }
 
 impl Call {
@@ -93,6 +94,7 @@ impl Call {
             repeat: true,
             waits: false,
             aside: false,
+            connection: 0,
         }
     }
 
@@ -119,6 +121,13 @@ impl Call {
     /// belong to a runtime that runs only while somebody waits.
     pub(crate) const fn aside(mut self) -> Self {
         self.aside = true;
+        self
+    }
+
+    /// The call is one of several side by side, which share the connections to the master: this is
+    /// the call's number among them.
+    pub(crate) const fn over(mut self, number: usize) -> Self {
+        self.connection = number;
         self
     }
 
@@ -335,6 +344,7 @@ impl Control {
         let sending = Sending {
             deadline,
             framed: (!forwarded && !call.aside).then_some(&*self.known),
+            connection: call.connection,
         };
         let sent = route.master.send(message, sending);
         let answered = if forwarded {

@@ -40,14 +40,15 @@ impl Client {
         leasing: Leasing,
     ) -> Result<Existence, ControlError> {
         let deadline = self.control_deadline();
-        let ask = async |run: PackedRun| {
+        let ask = async |side: usize, run: PackedRun| {
             let sent = BootTime::now();
             let request = ExistRequest {
                 caller: None,
                 keys: run.keys.clone(),
                 no_lease: leasing == Leasing::None,
             };
-            let reply = self.inner.control.call(request, Call::by(deadline)).await?;
+            let call = Call::by(deadline).over(side);
+            let reply = self.inner.control.call(request, call).await?;
             let present = read_bits(&reply.present, run.count)?;
             let part = counted(reply.lease.as_ref(), sent).map(|leased| Part {
                 keys: Packed::select(&run.keys, run.count, |at| present.get(at) == Some(&true)),
@@ -60,13 +61,14 @@ impl Client {
         if runs.len() == 1
             && let Some(run) = runs.pop()
         {
-            let (present, part) = ask(run).await?;
+            let (present, part) = ask(0, run).await?;
             return Ok(Existence {
                 present,
                 lease: self.lease(part.into_iter().collect()),
             });
         }
-        let replies: Vec<_> = futures::stream::iter(runs.into_iter().map(ask))
+        let asked = runs.into_iter().enumerate();
+        let replies: Vec<_> = futures::stream::iter(asked.map(|(at, run)| ask(at, run)))
             .buffered(self.inner.options.batch_concurrency.max(1))
             .try_collect()
             .await?;
@@ -101,7 +103,7 @@ impl Client {
         let mut blocks = 0;
         let mut parts = Vec::new();
         // One message after the other: what lies behind the first gap is neither asked nor leased.
-        for run in keys.runs() {
+        for run in keys.messages() {
             let sent = BootTime::now();
             let request = MatchPrefixRequest {
                 caller: None,

@@ -1,4 +1,4 @@
-//! One master: its gRPC channel and its framed connection.
+//! One master: its gRPC channel and its framed connections.
 
 use super::framed::{self, Framed};
 use super::known::Known;
@@ -21,13 +21,18 @@ pub(super) const PING_INTERVAL: Duration = Duration::from_millis(500);
 /// How long it may take to say so.
 pub(super) const PING_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How many framed connections there are at most. A master answers what comes over one of them on one
+/// thread: a large batch in several messages gets two.
+const CONNECTIONS: usize = 2;
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Master {
     /// `http://host:port`.
     pub(super) address: String,
     pool: PoolClient<Channel>,
-    framed: Framed,
+    /// Opened when they are first called over; all but the first carry only what goes side by side.
+    framed: [Framed; CONNECTIONS],
 }
 
 /// How one message is sent.
@@ -37,6 +42,8 @@ pub(super) struct Sending<'a> {
     pub(super) deadline: Deadline,
     /// Who opens a framed connection and in which term; `None`: gRPC is used.
     pub(super) framed: Option<&'a Known>,
+    /// Over which of the framed connections, counted round and round.
+    pub(super) connection: usize,
 }
 
 impl Master {
@@ -64,9 +71,10 @@ impl Master {
             .initial_connection_window_size(Some(16 << 20));
         // The connection's tasks run where this is.
         let _there = background.enter();
+        let authority = authority.trim_end_matches('/');
         Ok(Self {
             address: address.to_owned(),
-            framed: Framed::new(authority.trim_end_matches('/').to_owned(), spin),
+            framed: std::array::from_fn(|_| Framed::new(authority.to_owned(), spin)),
             pool: PoolClient::new(endpoint.connect_lazy())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES),
@@ -89,14 +97,17 @@ impl Master {
                 greeting.set_caller(known.caller(None));
                 greeting
             };
-            let channel = self.framed.channel(greeting, deadline).await;
+            let [first, ..] = &self.framed;
+            let at = sending.connection % CONNECTIONS;
+            let framed = self.framed.get(at).unwrap_or(first);
+            let channel = framed.channel(greeting, deadline).await;
             let channel = channel.map_err(|error| failed(error.code, &error.message))?;
             if let Some(channel) = channel {
                 let reply = framed::call(&channel, op, known.epoch(), &message, deadline)
                     .await
                     .inspect_err(|error| {
                         if error.code == Code::DeadlineExceeded {
-                            self.framed.doubt();
+                            framed.doubt();
                         }
                     })
                     .map_err(|error| failed(error.code, &error.message))?;
@@ -128,6 +139,7 @@ impl Master {
         let sending = Sending {
             deadline,
             framed: None,
+            connection: 0,
         };
         self.send(message, sending).await
     }

@@ -7,7 +7,7 @@ use crate::channel::Channel;
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::Slice;
 use crate::quick::{self, is_small};
-use crate::split::{FRAME_BYTES, Part, cut_read, join_parts, pack, write_payload};
+use crate::split::{Part, cut_read, join_parts, pack, spread, write_payload};
 use crate::timer::Timer;
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{Hello, HelloReply};
@@ -188,7 +188,8 @@ impl Link for TcpLink {
             .enumerate()
             .map(|(index, part)| (part.item.length.0, (index, part)))
             .collect();
-        pack(parts, FRAME_BYTES, |bytes, parts| {
+        spread(parts, self.0.lanes.len(), |parts| {
+            let bytes = parts.iter().map(|(_, part)| part.item.length.0).sum();
             let mut indices = Vec::with_capacity(parts.len());
             let mut items = Vec::with_capacity(parts.len());
             let mut into = Vec::with_capacity(parts.len());
@@ -227,20 +228,21 @@ impl Link for TcpLink {
         let mut writes = Vec::with_capacity(ops.len());
         for (index, write) in ops.into_iter().enumerate() {
             match write_payload(&write) {
-                Ok(payload) => writes.push((payload, (index, write))),
+                Ok(payload) => writes.push((write.grant.extent.length.0, (index, payload, write))),
                 Err(error) => batch.end(index, Err(error)),
             }
         }
-        pack(writes, FRAME_BYTES, |bytes, writes| {
+        spread(writes, self.0.lanes.len(), |writes| {
+            let bytes = writes.iter().map(|(_, payload, _)| payload).sum();
             let epoch = writes
                 .iter()
-                .map(|(_, write)| write.grant.epoch)
+                .map(|(_, _, write)| write.grant.epoch)
                 .max()
                 .unwrap_or_default();
             let mut indices = Vec::with_capacity(writes.len());
             let mut grants = Vec::with_capacity(writes.len());
             let mut from = Vec::with_capacity(writes.len());
-            for (index, write) in writes {
+            for (index, _, write) in writes {
                 indices.push(index);
                 grants.push(write.grant);
                 from.push(write.from);
