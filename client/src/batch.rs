@@ -40,6 +40,7 @@ impl MessageLimits {
     }
 
     /// Whether a message with so many items of so many bytes takes no item of such a cost.
+    #[inline]
     pub(crate) fn is_full(&self, items: usize, bytes: usize, cost: usize) -> bool {
         items > 0 && (items >= self.keys || bytes.saturating_add(cost) > self.bytes)
     }
@@ -51,6 +52,7 @@ impl MessageLimits {
 }
 
 /// About the bytes that one key takes in a message, all that goes with it included.
+#[inline]
 pub(crate) fn cost(key: KeyRef<'_>) -> usize {
     key.text_len() + ITEM_OVERHEAD
 }

@@ -7,7 +7,7 @@ use kvpool_types::wire::keys::Packer;
 
 /// The most keys that are asked for by one message where several may be asked side by side: enough for
 /// a message to cost little, few enough for both ends and several connections to be busy at once.
-const RUN_KEYS: usize = 2048;
+pub(crate) const RUN_KEYS: usize = 2048;
 
 /// Keys in order, packed for the questions that take them: made by [`crate::Client::packer`]. Who has
 /// keys as texts or digests of its own packs them one by one, without an object for each.
@@ -41,6 +41,7 @@ impl PackedKeys {
     }
 
     /// Appends a key.
+    #[inline]
     pub fn push(&mut self, key: KeyRef<'_>) {
         let cost = cost(key);
         if self.count >= RUN_KEYS || self.limits.is_full(self.count, self.bytes, cost) {

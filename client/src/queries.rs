@@ -10,7 +10,7 @@ use crate::control::Call;
 use crate::errors::ControlError;
 use crate::lease::{Lease, Packed, Part, counted};
 use crate::locate::{code_of, expect_answers, malformed};
-use crate::packed::{PackedKeys, PackedRun};
+use crate::packed::{PackedKeys, PackedRun, RUN_KEYS};
 use futures::{StreamExt, TryStreamExt};
 use kvpool_proto::{
     DescribeRequest, ExistRequest, ListRequest, MatchPrefixRequest, RemoveReply, RemoveRequest,
@@ -30,7 +30,14 @@ impl Client {
 
     /// Which of `keys` are present, with the lease on those.
     pub async fn exist(&self, keys: &[Key], leasing: Leasing) -> Result<Existence, ControlError> {
-        self.exist_packed(self.pack(keys), leasing).await
+        // Those of a message are packed when the message before has been sent.
+        let runs = self.runs_side_by_side(keys).into_iter().map(|keys| {
+            move || {
+                let run = self.pack(keys).runs().pop();
+                run.expect("invariant: keys that fit one message make one run")
+            }
+        });
+        self.exist_in(runs, leasing).await
     }
 
     /// The same for keys that were packed one by one.
@@ -39,36 +46,46 @@ impl Client {
         keys: PackedKeys,
         leasing: Leasing,
     ) -> Result<Existence, ControlError> {
+        let runs = keys.runs().into_iter().map(|run| move || run);
+        self.exist_in(runs, leasing).await
+    }
+
+    /// The same for runs that are made when they are sent.
+    async fn exist_in(
+        &self,
+        mut runs: impl ExactSizeIterator<Item = impl FnOnce() -> PackedRun>,
+        leasing: Leasing,
+    ) -> Result<Existence, ControlError> {
         let deadline = self.control_deadline();
-        let ask = async |side: usize, run: PackedRun| {
+        let ask = async |number: usize, keys: PackedRun| {
             let sent = BootTime::now();
             let request = ExistRequest {
                 caller: None,
-                keys: run.keys.clone(),
+                keys: keys.keys.clone(),
                 no_lease: leasing == Leasing::None,
             };
-            let call = Call::by(deadline).over(side);
+            let call = Call::by(deadline).over(number);
             let reply = self.inner.control.call(request, call).await?;
-            let present = read_bits(&reply.present, run.count)?;
+            let present = read_bits(&reply.present, keys.count)?;
             let part = counted(reply.lease.as_ref(), sent).map(|leased| Part {
-                keys: Packed::select(&run.keys, run.count, |at| present.get(at) == Some(&true)),
+                keys: Packed::select(&keys.keys, keys.count, |at| present.get(at) == Some(&true)),
                 leased,
             });
             Ok::<_, ControlError>((present, part))
         };
-        let mut runs = keys.runs();
         // Most batches are one message, which needs no machinery.
         if runs.len() == 1
-            && let Some(run) = runs.pop()
+            && let Some(run) = runs.next()
         {
-            let (present, part) = ask(0, run).await?;
+            let (present, part) = ask(0, run()).await?;
             return Ok(Existence {
                 present,
                 lease: self.lease(part.into_iter().collect()),
             });
         }
-        let asked = runs.into_iter().enumerate();
-        let replies: Vec<_> = futures::stream::iter(asked.map(|(at, run)| ask(at, run)))
+        let asked = runs.enumerate();
+        let asked = asked.map(|(number, run)| async move { ask(number, run()).await });
+        let replies: Vec<_> = futures::stream::iter(asked)
             .buffered(self.inner.options.batch_concurrency.max(1))
             .try_collect()
             .await?;
@@ -280,6 +297,14 @@ impl Client {
         packed
     }
 
+    /// Cuts keys as [`PackedKeys::runs`] does.
+    fn runs_side_by_side<'k>(&self, keys: &'k [Key]) -> Vec<&'k [Key]> {
+        let mut limits = self.inner.message_limits();
+        limits.keys = limits.keys.min(RUN_KEYS);
+        let runs = limits.split_keys(keys).into_iter();
+        runs.filter_map(|run| keys.get(run)).collect()
+    }
+
     /// Cuts keys into what fits a message each.
     fn runs<'k>(&self, keys: &'k [Key]) -> Vec<&'k [Key]> {
         self.inner
@@ -306,11 +331,12 @@ impl Client {
 /// The first `count` bits of `bytes`, lowest bit first.
 fn read_bits(bytes: &[u8], count: usize) -> Result<Vec<bool>, ControlError> {
     expect_answers(bytes.len(), count.div_ceil(8))?;
-    Ok(bytes
-        .iter()
-        .flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1 == 1))
-        .take(count)
-        .collect())
+    let bit = |at: usize| {
+        bytes
+            .get(at / 8)
+            .is_some_and(|byte| byte >> (at % 8) & 1 == 1)
+    };
+    Ok((0..count).map(bit).collect())
 }
 
 fn read_description(wire: kvpool_proto::Description) -> Result<Option<Description>, ControlError> {

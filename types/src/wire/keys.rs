@@ -36,6 +36,7 @@ struct OpenRun {
 
 impl Packer {
     /// Appends one key.
+    #[inline]
     pub fn push(&mut self, key: KeyRef<'_>) {
         if !self.fits_open_run(key) {
             self.open_run(key);
@@ -45,8 +46,6 @@ impl Packer {
             .as_mut()
             .expect("invariant: a run was just opened");
         run.count += 1;
-        self.out[run.count_at..run.count_at + COUNT_BYTES]
-            .copy_from_slice(&run.count.to_le_bytes());
         match key {
             KeyRef::Digest { digest, .. } => self.out.extend_from_slice(digest),
             KeyRef::Text(text) => put_str16(&mut self.out, text),
@@ -54,7 +53,8 @@ impl Packer {
     }
 
     /// The packed bytes.
-    pub fn finish(self) -> Vec<u8> {
+    pub fn finish(mut self) -> Vec<u8> {
+        self.close_run();
         self.out
     }
 
@@ -68,6 +68,7 @@ impl Packer {
         self.out.is_empty()
     }
 
+    #[inline]
     fn fits_open_run(&self, key: KeyRef<'_>) -> bool {
         match (&self.open, key) {
             (
@@ -83,11 +84,13 @@ impl Packer {
     }
 
     /// Whether an affix stands at `at`. Most are empty, and then there is nothing to compare.
+    #[inline]
     fn holds(&self, at: &std::ops::Range<usize>, affix: &str) -> bool {
         at.len() == affix.len() && (affix.is_empty() || &self.out[at.clone()] == affix.as_bytes())
     }
 
     fn open_run(&mut self, key: KeyRef<'_>) {
+        self.close_run();
         self.out.push(if matches!(key, KeyRef::Text(_)) {
             TEXTS
         } else {
@@ -106,6 +109,15 @@ impl Packer {
             count: 0,
             affixes,
         });
+    }
+
+    /// Writes how many keys the open run holds, which is known only now.
+    fn close_run(&mut self) {
+        if let Some(run) = self.open.take()
+            && let Some(count) = self.out.get_mut(run.count_at..run.count_at + COUNT_BYTES)
+        {
+            count.copy_from_slice(&run.count.to_le_bytes());
+        }
     }
 
     fn put_affix(&mut self, affix: &str) -> std::ops::Range<usize> {
