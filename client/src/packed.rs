@@ -137,7 +137,7 @@ mod tests {
         let counts = |runs: &[PackedRun]| runs.iter().map(|run| run.count).collect::<Vec<_>>();
         let read = |runs: &[PackedRun]| {
             let of_run = |run: &PackedRun| {
-                let keys = unpack(&run.keys).map(|key| Key::from(key.unwrap()));
+                let keys = unpack(&run.keys).map(|key| key.unwrap().to_key());
                 keys.collect::<Vec<_>>()
             };
             runs.iter().flat_map(of_run).collect::<Vec<_>>()

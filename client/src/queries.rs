@@ -22,6 +22,12 @@ use kvpool_types::{
 };
 use std::time::Duration;
 
+/// The keys of one message.
+enum Run<'k> {
+    Keys(&'k [Key]),
+    Packed(PackedRun),
+}
+
 impl Client {
     /// Which of `keys` are present; those are leased for a while.
     pub async fn is_exist(&self, keys: &[Key]) -> Result<Vec<bool>, ControlError> {
@@ -30,14 +36,8 @@ impl Client {
 
     /// Which of `keys` are present, with the lease on those.
     pub async fn exist(&self, keys: &[Key], leasing: Leasing) -> Result<Existence, ControlError> {
-        // Those of a message are packed when the message before has been sent.
-        let runs = self.runs_side_by_side(keys).into_iter().map(|keys| {
-            move || {
-                let run = self.pack(keys).runs().pop();
-                run.expect("invariant: keys that fit one message make one run")
-            }
-        });
-        self.exist_in(runs, leasing).await
+        let runs = self.runs_side_by_side(keys).into_iter();
+        self.exist_in(runs.map(Run::Keys).collect(), leasing).await
     }
 
     /// The same for keys that were packed one by one.
@@ -46,45 +46,33 @@ impl Client {
         keys: PackedKeys,
         leasing: Leasing,
     ) -> Result<Existence, ControlError> {
-        let runs = keys.runs().into_iter().map(|run| move || run);
-        self.exist_in(runs, leasing).await
+        let runs = keys.runs().into_iter();
+        self.exist_in(runs.map(Run::Packed).collect(), leasing)
+            .await
     }
 
-    /// The same for runs that are made when they are sent.
     async fn exist_in(
         &self,
-        mut runs: impl ExactSizeIterator<Item = impl FnOnce() -> PackedRun>,
+        mut runs: Vec<Run<'_>>,
         leasing: Leasing,
     ) -> Result<Existence, ControlError> {
         let deadline = self.control_deadline();
-        let ask = async |number: usize, keys: PackedRun| {
-            let sent = BootTime::now();
-            let request = ExistRequest {
-                caller: None,
-                keys: keys.keys.clone(),
-                no_lease: leasing == Leasing::None,
-            };
-            let call = Call::by(deadline).over(number);
-            let reply = self.inner.control.call(request, call).await?;
-            let present = read_bits(&reply.present, keys.count)?;
-            let part = counted(reply.lease.as_ref(), sent).map(|leased| Part {
-                keys: Packed::select(&keys.keys, keys.count, |at| present.get(at) == Some(&true)),
-                leased,
-            });
-            Ok::<_, ControlError>((present, part))
-        };
         // Most batches are one message, which needs no machinery.
         if runs.len() == 1
-            && let Some(run) = runs.next()
+            && let Some(run) = runs.pop()
         {
-            let (present, part) = ask(0, run()).await?;
+            let call = Call::by(deadline);
+            let (present, part) = self.exist_run(run, leasing, call).await?;
             return Ok(Existence {
                 present,
                 lease: self.lease(part.into_iter().collect()),
             });
         }
-        let asked = runs.enumerate();
-        let asked = asked.map(|(number, run)| async move { ask(number, run()).await });
+        let asked: Vec<_> = runs
+            .into_iter()
+            .enumerate()
+            .map(|(number, run)| self.exist_run(run, leasing, Call::by(deadline).over(number)))
+            .collect();
         let replies: Vec<_> = futures::stream::iter(asked)
             .buffered(self.inner.options.batch_concurrency.max(1))
             .try_collect()
@@ -94,6 +82,32 @@ impl Client {
             present: present.into_iter().flatten().collect(),
             lease: self.lease(parts.into_iter().flatten().collect()),
         })
+    }
+
+    async fn exist_run(
+        &self,
+        run: Run<'_>,
+        leasing: Leasing,
+        call: Call,
+    ) -> Result<(Vec<bool>, Option<Part>), ControlError> {
+        let (keys, count) = match run {
+            // Packed only now: those before them are under way.
+            Run::Keys(keys) => (pack(keys).into(), keys.len()),
+            Run::Packed(run) => (run.keys, run.count),
+        };
+        let sent = BootTime::now();
+        let request = ExistRequest {
+            caller: None,
+            keys: keys.clone(),
+            no_lease: leasing == Leasing::None,
+        };
+        let reply = self.inner.control.call(request, call).await?;
+        let present = read_bits(&reply.present, count)?;
+        let part = counted(reply.lease.as_ref(), sent).map(|leased| Part {
+            keys: Packed::select(&keys, count, |at| present.get(at) == Some(&true)),
+            leased,
+        });
+        Ok((present, part))
     }
 
     /// How many leading blocks of a chain are present; those are leased for a while.
