@@ -37,6 +37,9 @@ const START: Duration = Duration::from_millis(5);
 /// Longer than any window: what ends it is its count of calls.
 const UNLIMITED: Duration = Duration::from_secs(3600);
 
+/// How many first writes are a window: one alone would be measured with the waking of all who take part.
+const FRESH_CALLS: u64 = 3;
+
 /// The most blocks that one call of a fill puts.
 const FILL_BATCH: u64 = 1024;
 
@@ -218,9 +221,9 @@ impl Runner {
         let pairs = self.settings.pairs;
         match case.what {
             What::Put(blocks, batch) if case.place.pool == Pool::Fresh => {
-                // No place is written twice: one call a window, and one is the unmeasured one.
-                let calls = blocks.set(self.settings.span).slots / batch;
-                pairs.min(u32::try_from(calls.saturating_sub(1)).unwrap_or(u32::MAX))
+                // No place is written twice, and one window is the unmeasured one.
+                let windows = blocks.set(self.settings.span).slots / (FRESH_CALLS * batch);
+                pairs.min(u32::try_from(windows.saturating_sub(1)).unwrap_or(u32::MAX))
             }
             _ => pairs,
         }
@@ -357,7 +360,7 @@ impl Runner {
         };
         let calls = match case.what {
             What::Put(_, 1) if case.metric == Metric::P50 => 300,
-            What::Put(_, _) if case.place.pool == Pool::Fresh => 1,
+            What::Put(_, _) if case.place.pool == Pool::Fresh => FRESH_CALLS,
             What::Put(blocks, batch) => {
                 // A third of the set at most, so that what is put lies where nothing was for long.
                 let bytes = (set.slots * blocks.bytes / 3).min(WINDOW_BYTES);
