@@ -10,7 +10,7 @@ use crate::control::Call;
 use crate::errors::ControlError;
 use crate::lease::{Lease, Packed, Part, counted};
 use crate::locate::{code_of, expect_answers, malformed};
-use crate::packed::{PackedKeys, PackedRun, RUN_KEYS};
+use crate::packed::{PackedKeys, PackedRun};
 use futures::{StreamExt, TryStreamExt};
 use kvpool_proto::{
     DescribeRequest, ExistRequest, ListRequest, MatchPrefixRequest, RemoveReply, RemoveRequest,
@@ -36,7 +36,7 @@ impl Client {
 
     /// Which of `keys` are present, with the lease on those.
     pub async fn exist(&self, keys: &[Key], leasing: Leasing) -> Result<Existence, ControlError> {
-        let runs = self.runs_side_by_side(keys).into_iter();
+        let runs = self.runs(keys).into_iter();
         self.exist_in(runs.map(Run::Keys).collect(), leasing).await
     }
 
@@ -134,7 +134,7 @@ impl Client {
         let mut blocks = 0;
         let mut parts = Vec::new();
         // One message after the other: what lies behind the first gap is neither asked nor leased.
-        for run in keys.messages() {
+        for run in keys.runs() {
             let sent = BootTime::now();
             let request = MatchPrefixRequest {
                 caller: None,
@@ -309,14 +309,6 @@ impl Client {
         let mut packed = self.packer();
         keys.iter().for_each(|key| packed.push(key.as_ref()));
         packed
-    }
-
-    /// Cuts keys as [`PackedKeys::runs`] does.
-    fn runs_side_by_side<'k>(&self, keys: &'k [Key]) -> Vec<&'k [Key]> {
-        let mut limits = self.inner.message_limits();
-        limits.keys = limits.keys.min(RUN_KEYS);
-        let runs = limits.split_keys(keys).into_iter();
-        runs.filter_map(|run| keys.get(run)).collect()
     }
 
     /// Cuts keys into what fits a message each.
