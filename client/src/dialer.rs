@@ -8,7 +8,7 @@ use kvpool_transport::rdma::{self, Fabric};
 use kvpool_transport::{Link, TransferError, TransportKind, shm, tcp};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::wire::frame;
-use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Incarnation};
+use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Incarnation, Token};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl Dialer {
     pub(crate) fn new(
         cluster: ClusterId,
         client: ClientId,
-        token: String,
+        token: Token,
         rdma: Option<Arc<Fabric>>,
         tcp_connections: usize,
     ) -> Self {

@@ -1,8 +1,8 @@
 //! What a client is told when it connects.
 
 use kvpool_transport::rdma::RdmaOptions;
-use kvpool_types::Length;
 use kvpool_types::namespace::Namespace;
+use kvpool_types::{Length, Token};
 use std::time::Duration;
 
 /// How a client reaches the pool and how long it is patient.
@@ -38,7 +38,7 @@ pub struct Options {
     /// waking a sleeping core takes.
     pub spin: Duration,
     /// What proves to nodes that the client may connect; empty while authentication is off.
-    pub token: String,
+    pub token: Token,
 }
 
 impl Default for Options {
@@ -56,7 +56,7 @@ impl Default for Options {
             tcp_connections_per_node: connections(),
             gpu_staging: Length(256 << 20),
             spin: Duration::ZERO,
-            token: String::new(),
+            token: Token::default(),
         }
     }
 }

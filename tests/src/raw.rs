@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use kvpool_types::wire::data::{Failure, Hello, HelloReply, MapRequest, Meta, Statuses};
 use kvpool_types::wire::frame::{self, HEADER_BYTES, Header, Op};
-use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, Incarnation};
+use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, Incarnation, Token};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::io::ErrorKind::ConnectionReset;
 use std::io::{IoSliceMut, Read, Write};
@@ -119,7 +119,7 @@ impl<S: Read + Write> Port<S> {
             client: ClientId(0x7e57),
             incarnation: Incarnation(0),
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-            token: String::new(),
+            token: Token::default(),
         };
         let (header, meta, _) = self.ask(Op::Hello, Epoch(0), &hello.to_bytes(), &[])?;
         if header.op != Op::HelloReply {

@@ -211,7 +211,7 @@ async fn the_data_port_answers_bad_frames_and_serves_others() {
         client: Default::default(),
         incarnation: Default::default(),
         checksum_algorithm: 1,
-        token: String::new(),
+        token: kvpool_types::Token::default(),
     };
     port.send(Op::Hello, Epoch(0), &hello.to_bytes(), &[])
         .unwrap();

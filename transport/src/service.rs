@@ -306,7 +306,6 @@ impl Drop for Closed<'_> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
     use std::io::{Read, Write};

@@ -16,6 +16,7 @@ pub mod ids;
 pub mod key;
 pub mod key_strings;
 pub mod namespace;
+pub mod token;
 pub mod wire;
 
 pub use chain::{Chain, chain_keys};
@@ -29,3 +30,4 @@ pub use ids::{
 };
 pub use key::{Key, KeyRef};
 pub use namespace::Namespace;
+pub use token::Token;

@@ -6,7 +6,7 @@ use kvpool_transport::rdma::Fabric;
 use kvpool_transport::{Channel, Link, TransferError, rdma, shm, tcp};
 use kvpool_types::wire::data::{Hello, HelloReply, Meta};
 use kvpool_types::wire::frame::{self, Op};
-use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Epoch, HostId};
+use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Epoch, HostId, Token};
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -93,7 +93,7 @@ impl Asker {
             // Another life of the node, or another node at its address, refuses it.
             incarnation: stats.incarnation,
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-            token: String::new(),
+            token: Token::default(),
         };
         let (tcp, address, host) = self.tcp(&stats.data_address, &hello).await;
         let host = host.map(|host| host.to_string());

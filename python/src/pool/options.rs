@@ -61,7 +61,7 @@ pub(crate) fn connect_options(
             control: or("control_timeout", patience.control, defaults.control)?,
         },
         spin: seconds("spin", patience.spin)?,
-        token,
+        token: token.into(),
         ..Options::default()
     })
 }

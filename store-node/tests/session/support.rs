@@ -325,7 +325,7 @@ pub(crate) fn hello(incarnation: Incarnation) -> Hello {
         client: ClientId(rand::random()),
         incarnation,
         checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-        token: String::new(),
+        token: kvpool_types::Token::default(),
     }
 }
 

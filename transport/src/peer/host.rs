@@ -202,7 +202,7 @@ impl Host for PeerHost {
             );
         }
         // Before anything that tells of the session.
-        if !self.secret.accepts(hello.client, &hello.token) {
+        if !self.secret.accepts(hello.client, hello.token.as_str()) {
             let message = if self.secret.is_none() {
                 "the peer has a secret, this process has none"
             } else {

@@ -185,7 +185,7 @@ impl Known {
             client: self.client,
             incarnation: Incarnation(0),
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-            token: self.secret.proof(self.client),
+            token: self.secret.proof(self.client).into(),
         };
         let mut last = invalid(format!("{target} names no address"));
         for address in resolve(target, deadline)? {

@@ -88,7 +88,7 @@ fn hello(secret: &Secret) -> Hello {
         client: ClientId(7),
         incarnation: Incarnation(0),
         checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-        token: secret.proof(ClientId(7)),
+        token: secret.proof(ClientId(7)).into(),
     }
 }
 

@@ -89,7 +89,7 @@ impl TestHost {
             client: CLIENT,
             incarnation: Incarnation(0),
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-            token: String::new(),
+            token: kvpool_types::Token::default(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::{DecodeError, Reader, reader::put_str16};
 use crate::grant::MAC_BYTES;
+use crate::token::Token;
 use crate::{
     Checksum, ClientId, ClusterId, Code, Epoch, Extent, Grant, GrantId, HostId, Incarnation,
     Length, NodeName, Offset, SegmentId,
@@ -41,7 +42,7 @@ pub struct Hello {
     /// The wire number of its checksum algorithm.
     pub checksum_algorithm: u8,
     /// What proves that it may connect; empty while authentication is off.
-    pub token: String,
+    pub token: Token,
 }
 
 impl Meta for Hello {
@@ -52,7 +53,7 @@ impl Meta for Hello {
         out.extend_from_slice(&self.client.to_bytes());
         out.extend_from_slice(&self.incarnation.to_bytes());
         out.push(self.checksum_algorithm);
-        put_str16(out, &self.token);
+        put_str16(out, self.token.as_str());
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
@@ -64,7 +65,7 @@ impl Meta for Hello {
             client: ClientId(r.u128()?),
             incarnation: Incarnation(r.u128()?),
             checksum_algorithm: r.u8()?,
-            token: r.str16()?.to_owned(),
+            token: r.str16()?.to_owned().into(),
         };
         r.finish()?;
         Ok(hello)

@@ -67,7 +67,7 @@ proptest! {
             client: ClientId(client),
             incarnation: Incarnation(incarnation),
             checksum_algorithm,
-            token,
+            token: token.into(),
         })?;
     }
 
