@@ -1,0 +1,120 @@
+//! An etcd that asks for certificates and a password gets both from kvmaster's flags; a kvmaster that
+//! lacks them ends and says why.
+
+use kvpool_client::{Client, Options};
+use kvpool_etcd::testing::{Etcd, Setup};
+use kvpool_tests::Daemon;
+use kvpool_tests::blocks::{Tally, check_all, put_all};
+use kvpool_tests::daemon::path_of;
+use kvpool_tests::masters;
+use std::path::Path;
+use std::process::Command;
+
+const BLOCKS: u64 = 64;
+
+/// An etcd that asks for certificates and for root's password.
+async fn closed_etcd(directory: &Path) -> Etcd {
+    let setup = Setup {
+        tls: true,
+        password: Some("open sesame".into()),
+        ..Setup::default()
+    };
+    Etcd::start_with(directory, &setup).await.unwrap()
+}
+
+/// The flags of a kvmaster whose files and etcd these are.
+fn flags(etcd: &Etcd, password: &Path) -> Vec<String> {
+    let options = etcd.options();
+    let tls = options.tls.unwrap();
+    let path = |path: &Path| path.display().to_string();
+    [
+        ("--etcd", etcd.endpoints().join(",")),
+        ("--etcd-user", options.user.unwrap().0),
+        ("--etcd-password-file", path(password)),
+        ("--etcd-ca", path(&tls.ca)),
+        ("--etcd-cert", path(&tls.cert.unwrap())),
+        ("--etcd-key", path(&tls.key.unwrap())),
+        ("--listen", "127.0.0.1:0".to_owned()),
+        ("--http-listen", "127.0.0.1:0".to_owned()),
+    ]
+    .into_iter()
+    .flat_map(|(flag, value)| [flag.to_owned(), value])
+    .collect()
+}
+
+/// The same without one of them.
+fn without(flags: &[String], flag: &str) -> Vec<String> {
+    let at = flags.iter().position(|other| other == flag).unwrap();
+    [&flags[..at], &flags[at + 2..]].concat()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_and_a_password_come_from_flags() {
+    if !masters::available("certificates_and_a_password_come_from_flags") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let etcd = closed_etcd(directory.path()).await;
+    let password = directory.path().join("password");
+    // As an editor leaves it.
+    std::fs::write(&password, "open sesame\n").unwrap();
+    let mut flags = flags(&etcd, &password);
+    let mut master = Daemon::start("kvmaster", directory.path(), "kvmaster", &flags).unwrap();
+    let url = format!("http://{}", master.listen);
+    let node: Vec<String> = [
+        ["--master", &url],
+        ["--listen", "127.0.0.1:0"],
+        ["--http-listen", "127.0.0.1:0"],
+        ["--segment", "64MiB"],
+    ]
+    .concat()
+    .into_iter()
+    .map(str::to_owned)
+    .collect();
+    let _node = Daemon::start("kvstore-node", directory.path(), "node", &node).unwrap();
+    let options = Options {
+        masters: vec![url],
+        ..Options::default()
+    };
+    let client = Client::connect(options).await.unwrap();
+    put_all(&client, 0..BLOCKS, 4096).await.unwrap();
+    // What was acknowledged is in that etcd: another kvmaster in the place of the first one has it.
+    master.kill().unwrap();
+    let listen = flags.iter().position(|flag| flag == "--listen").unwrap();
+    flags[listen + 1].clone_from(&master.listen);
+    let _master = Daemon::start("kvmaster", directory.path(), "kvmaster", &flags).unwrap();
+    let all = Tally {
+        right: 64,
+        ..Tally::default()
+    };
+    assert_eq!(check_all(&client, 0..BLOCKS, 4096).await, all);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_etcd_refuses_ends_kvmaster_with_the_reason() {
+    if !masters::available("what_etcd_refuses_ends_kvmaster_with_the_reason") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let etcd = closed_etcd(directory.path()).await;
+    let password = directory.path().join("password");
+    std::fs::write(&password, "wrong\n").unwrap();
+    let all = flags(&etcd, &password);
+    let no_user = without(&without(&all, "--etcd-user"), "--etcd-password-file");
+    for (flags, reason) in [
+        (all.clone(), "invalid user ID or password"),
+        (no_user, "permission denied"),
+        (
+            without(&all, "--etcd-key"),
+            "a certificate and its key go together",
+        ),
+        (without(&all, "--etcd-ca"), "certificates cannot be checked"),
+    ] {
+        let kvmaster = path_of("kvmaster").unwrap();
+        let ended = Command::new(kvmaster).args(&flags).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        assert!(said.contains(reason), "{said}");
+        assert!(!said.contains("wrong"), "{said}");
+    }
+}
