@@ -5,6 +5,7 @@
 #![allow(unsafe_code, reason = "vectored I/O on shared memory")]
 
 mod apart;
+mod cores;
 mod one_machine;
 mod payload;
 

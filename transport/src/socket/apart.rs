@@ -1,9 +1,9 @@
 //! Threads that send large payloads inside one machine, each on a core of its own.
 
+use super::cores::Leave;
 use super::one_machine::ends_on_one_machine;
 use parking_lot::Mutex;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
-use std::io;
+use rustix::thread::sched_getcpu;
 use std::os::fd::BorrowedFd;
 
 /// The cores of threads that send now, one entry each.
@@ -21,11 +21,9 @@ static SENDERS: Senders = Senders(Mutex::new(Vec::new()));
 #[derive(Debug)]
 pub(crate) struct Apart<'a> {
     senders: &'a Senders,
-    /// Where the thread may run, and goes back to.
-    allowed: CpuSet,
+    leave: Leave,
     /// Its entry among the senders.
     on: usize,
-    has_moved: bool,
 }
 
 impl Apart<'static> {
@@ -43,9 +41,8 @@ impl Senders {
     fn join(&self) -> Option<Apart<'_>> {
         let mut apart = Apart {
             senders: self,
-            allowed: sched_getaffinity(None).ok()?,
+            leave: Leave::take()?,
             on: sched_getcpu(),
-            has_moved: false,
         };
         self.0.lock().push(apart.on);
         apart.keep();
@@ -63,17 +60,13 @@ impl Apart<'_> {
         if senders.iter().filter(|core| **core == here).count() < 2 {
             return;
         }
-        let is_free = |core: &usize| self.allowed.is_set(*core) && !senders.contains(core);
-        let Some(core) = (0..CpuSet::MAX_CPU).find(is_free) else {
+        let Some(core) = self.leave.first(|core| !senders.contains(&core)) else {
             return;
         };
         // The others see that it is taken before the move, which takes a while.
         enter(&mut senders, &mut self.on, core);
         drop(senders);
-        let mut one = CpuSet::new();
-        one.set(core);
-        // It fails where the cores that may be used have changed since; then the thread stays.
-        self.has_moved |= sched_setaffinity(None, &one).is_ok();
+        self.leave.go_to(core);
     }
 }
 
@@ -91,18 +84,13 @@ impl Drop for Apart<'_> {
         if let Some(at) = senders.iter().position(|core| *core == self.on) {
             senders.swap_remove(at);
         }
-        drop(senders);
-        if self.has_moved
-            && let Err(error) = sched_setaffinity(None, &self.allowed)
-        {
-            tracing::debug!(error = %io::Error::from(error), "a thread stays on one core");
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CpuSet, Mutex, Senders, sched_getaffinity, sched_getcpu, sched_setaffinity};
+    use super::{Mutex, Senders, sched_getcpu};
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
     fn allowed() -> Vec<usize> {
         let set = sched_getaffinity(None).unwrap();

@@ -1,9 +1,8 @@
 //! Connections whose two ends are on one machine: what goes over them never leaves its memory, and
 //! best never leaves a core's cache.
 
+use super::cores::Leave;
 use rustix::net::{SocketAddrAny, sockopt};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
@@ -50,8 +49,7 @@ pub(super) fn ends_on_one_machine(socket: BorrowedFd<'_>) -> bool {
 /// free to move, and is followed.
 pub(super) struct Following<'a> {
     socket: BorrowedFd<'a>,
-    /// Where the thread may run, and goes back to.
-    allowed: CpuSet,
+    leave: Leave,
     on: Option<usize>,
 }
 
@@ -63,7 +61,7 @@ impl<'a> Following<'a> {
         }
         let mut following = Self {
             socket,
-            allowed: sched_getaffinity(None).ok()?,
+            leave: Leave::take()?,
             on: None,
         };
         following.follow();
@@ -76,33 +74,17 @@ impl<'a> Following<'a> {
             return;
         };
         let core = core as usize;
-        if self.on == Some(core) || core >= CpuSet::MAX_CPU || !self.allowed.is_set(core) {
-            return;
-        }
-        let mut one = CpuSet::new();
-        one.set(core);
-        // It fails where the cores that may be used have changed since; then the thread stays.
-        if sched_setaffinity(None, &one).is_ok() {
+        if self.on != Some(core) && self.leave.covers(core) && self.leave.go_to(core) {
             self.on = Some(core);
-        }
-    }
-}
-
-impl Drop for Following<'_> {
-    fn drop(&mut self) {
-        if self.on.is_some()
-            && let Err(error) = sched_setaffinity(None, &self.allowed)
-        {
-            tracing::debug!(error = %io::Error::from(error), "a thread stays on one core");
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BUFFER, CpuSet, Following, UNPACED, suit_one_machine};
+    use super::{BUFFER, Following, UNPACED, suit_one_machine};
     use rustix::net::sockopt;
-    use rustix::thread::{sched_getaffinity, sched_setaffinity};
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
