@@ -52,7 +52,7 @@ async fn a_segment_of_hugepages_is_written_and_read_by_shm_and_tcp() {
         let client = client.await.unwrap();
         put_all(&client, first..first + 16, 300_000).await.unwrap();
         let all = Tally {
-            right: (first + 16) as usize,
+            right: usize::try_from(first + 16).unwrap(),
             ..Tally::default()
         };
         assert_eq!(check_all(&client, 0..first + 16, 300_000).await, all);
