@@ -77,6 +77,22 @@ async fn a_batch_over_the_limit_is_split_and_put_back_in_order() {
 }
 
 #[tokio::test]
+async fn an_exist_of_several_messages_goes_over_two_connections() {
+    let pool = pool_with(|options| options.max_batch_keys = 7).await;
+    pool.master.state().max_batch_keys = 7;
+    let keys: Vec<Key> = (0..50).map(|n| key(&format!("k{n}"))).collect();
+    pool.client.is_exist(&keys[..7]).await.unwrap();
+    // Each connection is greeted once.
+    let greeted = pool.master.calls("hello");
+    pool.client.is_exist(&keys[7..14]).await.unwrap();
+    assert_eq!(pool.master.calls("hello"), greeted);
+    for _ in 0..3 {
+        pool.client.is_exist(&keys).await.unwrap();
+        assert_eq!(pool.master.calls("hello"), greeted + 1);
+    }
+}
+
+#[tokio::test]
 async fn a_release_is_sent_at_most_once() {
     let pool = pool().await;
     put_twice(&pool, "a", b"bytes").await;
