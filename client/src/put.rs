@@ -108,10 +108,10 @@ async fn put_distinct(
         .iter()
         .map(|run| blocks.by_ref().take(run.len()).collect())
         .collect();
-    futures::stream::iter(batches)
-        .map(|batch| async move {
+    futures::stream::iter(batches.into_iter().enumerate())
+        .map(|(number, batch)| async move {
             let (slots, batch): (Vec<usize>, Vec<PutBlock>) = batch.into_iter().unzip();
-            let outcomes = batch::Batch::new(inner, batch, options, deadline)
+            let outcomes = batch::Batch::new(inner, number, batch, options, deadline)
                 .run()
                 .await;
             slots.into_iter().zip(outcomes).collect::<Vec<_>>()

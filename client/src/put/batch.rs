@@ -31,6 +31,8 @@ const RESERVE_MARGIN: Duration = Duration::from_secs(1);
 /// One batch of blocks with distinct keys, small enough for one message.
 pub(super) struct Batch<'a> {
     inner: &'a Inner,
+    /// Which it is of those that run side by side.
+    number: usize,
     options: &'a PutOptions,
     deadline: Deadline,
     items: Vec<Item<'a>>,
@@ -100,6 +102,7 @@ struct Place {
 impl<'a> Batch<'a> {
     pub(super) fn new(
         inner: &'a Inner,
+        number: usize,
         blocks: Vec<PutBlock>,
         options: &'a PutOptions,
         deadline: Deadline,
@@ -133,6 +136,7 @@ impl<'a> Batch<'a> {
             .collect();
         Self {
             inner,
+            number,
             options,
             deadline,
             items,
@@ -191,6 +195,7 @@ impl<'a> Batch<'a> {
         instead_of.sort_unstable();
         instead_of.dedup();
         let (inner, options, deadline) = (self.inner, self.options, self.deadline);
+        let number = self.number;
         let many = items.len() > 1;
         self.work.push(Box::pin(async move {
             if !deadline.pause(pause.unwrap_or_default()).await {
@@ -213,7 +218,8 @@ impl<'a> Batch<'a> {
             // Not repeated as it is: the wait that it names must fit what is left.
             let call = Call::by(deadline.at_most(wait + RESERVE_MARGIN))
                 .once()
-                .waiting();
+                .waiting()
+                .over(number);
             let mut unknown = false;
             let reply = inner.control.call_noting(request, call, &mut unknown);
             let reply = reply.await;
@@ -411,10 +417,10 @@ impl<'a> Batch<'a> {
         }
         for (epoch, items) in by_epoch {
             let request = self.commit_request(&items);
-            let (inner, deadline) = (self.inner, self.deadline);
+            let (inner, deadline, number) = (self.inner, self.deadline, self.number);
             self.work.push(Box::pin(async move {
                 // With an eighth left, putting again can still tell what became of a commit.
-                let call = Call::by(deadline.leaving_rest()).under(epoch);
+                let call = Call::by(deadline.leaving_rest()).under(epoch).over(number);
                 let mut unknown = false;
                 let reply = inner.control.call_noting(request, call, &mut unknown);
                 let codes = reply.await.and_then(|reply| {
