@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -119,6 +120,8 @@ def compare(
 
 
 def main() -> None:
+    # Asked to end, it ends what it has started too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description="What calling through Python costs.")
     parser.add_argument("--rounds", type=int, default=300, help="pairs of calls a line")
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))

@@ -16,6 +16,7 @@ mod errors;
 mod home;
 mod keys;
 mod loan;
+mod logs;
 mod memory;
 mod pool;
 mod store;
@@ -43,6 +44,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::logs::start(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
