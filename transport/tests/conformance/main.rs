@@ -18,9 +18,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const EPOCH: Epoch = Epoch(5);
-/// How late the end of a wait with a deadline would show that the deadline is not kept. Less can be the
-/// machine's fault: the suite also runs on emulated processors.
-const HELD_UP: Duration = Duration::from_secs(3);
 const SIZES: [usize; 6] = [1, 4095, 64 << 10, (64 << 10) + 1, 1 << 20, 16 << 20];
 
 /// A link to a host, and what serves it.
@@ -424,7 +421,7 @@ fn a_write_to_a_stopped_node_ends_at_its_deadline(kind: TransportKind) {
     let took = begin.elapsed();
     assert_eq!(codes(&written), [Code::DeadlineExceeded; 2]);
     assert!(
-        took >= Duration::from_millis(200) && took < HELD_UP,
+        took >= Duration::from_millis(200) && took < Duration::from_millis(600),
         "{took:?}"
     );
     host.block(false);

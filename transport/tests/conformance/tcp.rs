@@ -281,7 +281,7 @@ fn nothing_is_written_after_the_deadline_of_a_read() {
     let took = begin.elapsed();
     assert_eq!(codes(&read), [Code::DeadlineExceeded]);
     assert!(
-        took >= Duration::from_millis(300) && took < HELD_UP,
+        took >= Duration::from_millis(300) && took < Duration::from_millis(700),
         "{took:?}"
     );
     assert!(gathered(&into).contains(&1), "the payload was on its way");
@@ -315,7 +315,11 @@ fn a_peer_that_never_answers_holds_nobody_up() {
             [Code::DeadlineExceeded | Code::Unreachable]
         ));
     }
-    assert!(begin.elapsed() < HELD_UP, "{:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        begin.elapsed()
+    );
     drop(done);
 
     // One that does not even say hello.
@@ -327,7 +331,7 @@ fn a_peer_that_never_answers_holds_nobody_up() {
         begin + Duration::from_millis(200),
     );
     assert_eq!(refused.unwrap_err().code, Code::DeadlineExceeded);
-    assert!(begin.elapsed() < HELD_UP);
+    assert!(begin.elapsed() < Duration::from_millis(700));
 }
 
 #[test]
