@@ -5,24 +5,26 @@ use kvpool_client::{Client, Options};
 use kvpool_etcd::testing::{Etcd, Setup};
 use kvpool_tests::Daemon;
 use kvpool_tests::blocks::{Tally, check_all, put_all};
-use kvpool_tests::daemon::path_of;
 use kvpool_tests::masters;
 use std::path::Path;
-use std::process::Command;
 
 const BLOCKS: u64 = 64;
 
-/// An etcd that asks for certificates and for root's password.
-async fn closed_etcd(directory: &Path) -> Etcd {
+/// An etcd that asks for certificates and for root's password, and the flags of a kvmaster that has
+/// read `password` from a file, as an editor leaves it.
+async fn closed_etcd(directory: &Path, password: &str) -> (Etcd, Vec<String>) {
     let setup = Setup {
         tls: true,
         password: Some("open sesame".into()),
         ..Setup::default()
     };
-    Etcd::start_with(directory, &setup).await.unwrap()
+    let etcd = Etcd::start_with(directory, &setup).await.unwrap();
+    let file = directory.join("password");
+    std::fs::write(&file, format!("{password}\n")).unwrap();
+    let flags = flags(&etcd, &file);
+    (etcd, flags)
 }
 
-/// The flags of a kvmaster whose files and etcd these are.
 fn flags(etcd: &Etcd, password: &Path) -> Vec<String> {
     let options = etcd.options();
     let tls = options.tls.unwrap();
@@ -54,18 +56,16 @@ async fn certificates_and_a_password_come_from_flags() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let etcd = closed_etcd(directory.path()).await;
-    let password = directory.path().join("password");
-    // As an editor leaves it.
-    std::fs::write(&password, "open sesame\n").unwrap();
-    let mut flags = flags(&etcd, &password);
+    let (_etcd, mut flags) = closed_etcd(directory.path(), "open sesame").await;
     let mut master = Daemon::start("kvmaster", directory.path(), "kvmaster", &flags).unwrap();
     let url = format!("http://{}", master.listen);
+    let socket = directory.path().join("node.sock");
     let node: Vec<String> = [
         ["--master", &url],
         ["--listen", "127.0.0.1:0"],
         ["--http-listen", "127.0.0.1:0"],
         ["--segment", "64MiB"],
+        ["--shm-path", &socket.display().to_string()],
     ]
     .concat()
     .into_iter()
@@ -84,7 +84,7 @@ async fn certificates_and_a_password_come_from_flags() {
     flags[listen + 1].clone_from(&master.listen);
     let _master = Daemon::start("kvmaster", directory.path(), "kvmaster", &flags).unwrap();
     let all = Tally {
-        right: 64,
+        right: usize::try_from(BLOCKS).unwrap(),
         ..Tally::default()
     };
     assert_eq!(check_all(&client, 0..BLOCKS, 4096).await, all);
@@ -96,10 +96,7 @@ async fn what_etcd_refuses_ends_kvmaster_with_the_reason() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let etcd = closed_etcd(directory.path()).await;
-    let password = directory.path().join("password");
-    std::fs::write(&password, "wrong\n").unwrap();
-    let all = flags(&etcd, &password);
+    let (_etcd, all) = closed_etcd(directory.path(), "abracadabra").await;
     let no_user = without(&without(&all, "--etcd-user"), "--etcd-password-file");
     for (flags, reason) in [
         (all.clone(), "invalid user ID or password"),
@@ -110,11 +107,10 @@ async fn what_etcd_refuses_ends_kvmaster_with_the_reason() {
         ),
         (without(&all, "--etcd-ca"), "certificates cannot be checked"),
     ] {
-        let kvmaster = path_of("kvmaster").unwrap();
-        let ended = Command::new(kvmaster).args(&flags).output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr);
-        assert_eq!(ended.status.code(), Some(1), "{said}");
+        let ended = Daemon::start("kvmaster", directory.path(), "kvmaster", &flags).unwrap_err();
+        let said = ended.to_string();
+        assert!(said.contains("ended with exit status: 1"), "{said}");
         assert!(said.contains(reason), "{said}");
-        assert!(!said.contains("wrong"), "{said}");
+        assert!(!said.contains("abracadabra"), "{said}");
     }
 }
