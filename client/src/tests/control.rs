@@ -93,6 +93,21 @@ async fn an_exist_of_several_messages_goes_over_two_connections() {
 }
 
 #[tokio::test]
+async fn parts_of_a_put_go_over_two_connections() {
+    let pool = pool_with(|options| options.max_batch_keys = 7).await;
+    pool.master.state().max_batch_keys = 7;
+    let put = async |keys: std::ops::Range<u32>| {
+        let blocks = keys.map(|n| block(&format!("k{n}"), b"x")).collect();
+        let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+        pool.master.calls("hello")
+    };
+    let greeted = put(0..7).await;
+    assert_eq!(put(7..14).await, greeted);
+    assert_eq!(put(14..50).await, greeted + 1);
+}
+
+#[tokio::test]
 async fn a_release_is_sent_at_most_once() {
     let pool = pool().await;
     put_twice(&pool, "a", b"bytes").await;
