@@ -65,7 +65,8 @@ pub struct GetOptions {
     /// How long the call may take; [`crate::Timeouts::get`] when not said.
     pub timeout: Option<Duration>,
     /// Give the leases that the call took back before it returns, rather than keep the locations
-    /// for later gets until the leases run out.
+    /// for later gets until the leases run out. What the call found is not held back for long: a
+    /// master that does not confirm it within 0.1 s is waited for no longer.
     pub release: bool,
 }
 

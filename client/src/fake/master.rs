@@ -54,6 +54,8 @@ pub(crate) struct State {
     /// What each reserve was named, and which it came instead of.
     pub(crate) reserves: Vec<(u64, Vec<u64>)>,
     pub(crate) release_fails: bool,
+    /// Whether releases are carried out and never answered.
+    pub(crate) release_hangs: bool,
     pub(crate) blocks: HashMap<String, Block>,
     pub(crate) reservations: HashMap<u64, (String, Vec<u32>, u64)>,
     pub(crate) next: u64,
@@ -91,6 +93,7 @@ impl Default for State {
             alternates: false,
             commit_faults: VecDeque::new(),
             release_fails: false,
+            release_hangs: false,
             blocks: HashMap::new(),
             reservations: HashMap::new(),
             next: 1,
@@ -461,15 +464,18 @@ impl Pool for Master {
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Answer<Outcomes> {
         admit!(self, request, release, true);
-        let state = self.called("release");
-        if state.release_fails {
+        let (fails, hangs, epoch) = {
+            let state = self.called("release");
+            (state.release_fails, state.release_hangs, state.epoch)
+        };
+        if hangs {
+            std::future::pending::<()>().await;
+        }
+        if fails {
             return Err(Status::unavailable("the answer is lost"));
         }
         let codes = vec![0; keys(&request.into_inner().keys).len()];
-        Ok(Response::new(Outcomes {
-            epoch: state.epoch,
-            codes,
-        }))
+        Ok(Response::new(Outcomes { epoch, codes }))
     }
 
     async fn remove(&self, request: Request<RemoveRequest>) -> Answer<RemoveReply> {

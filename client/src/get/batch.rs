@@ -6,7 +6,7 @@ use crate::api::{GetBlock, Lookup};
 use crate::batch::Distinct;
 use crate::cache::{Leased, Located, Node};
 use crate::client::Inner;
-use crate::clock::{Backoff, BootTime, Deadline};
+use crate::clock::{Backoff, BootTime, Deadline, Passed};
 use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::{ControlError, GetError};
@@ -23,6 +23,10 @@ use kvpool_transport::{ReadOp, Slice, TransferError, TransferResult, TransportKi
 use kvpool_types::{Code, Epoch, Incarnation, Key, Length, Offset, SegmentId};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// How long a get that has its outcomes waits for the master to take the leases back: what is here is
+/// not held back by a master that is gone. The leases then run out by themselves.
+const RELEASE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// One batch of gets; keys may be named more than once.
 pub(super) struct Batch<'a> {
@@ -151,8 +155,11 @@ impl<'a> Batch<'a> {
         reports::send_soon(&self.inner.control, self.reports, later);
         if self.release {
             let by = self.deadline.with_grace();
-            if let Err(error) = lease::release(&self.inner.control, self.leases, by).await {
-                tracing::debug!(%error, "leases are left to run out");
+            let released = lease::release(&self.inner.control, self.leases, by);
+            match by.at_most(RELEASE_PATIENCE).run(released).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "leases are left to run out"),
+                Err(Passed) => tracing::debug!("no answer to a release is waited for any longer"),
             }
         }
         self.items

@@ -173,6 +173,31 @@ async fn a_location_is_asked_for_once_while_its_lease_runs() {
 }
 
 #[tokio::test]
+async fn a_release_that_is_not_answered_holds_no_bytes_back() {
+    let pool = pool().await;
+    put_twice(&pool, "a", b"bytes").await;
+    pool.master.state().release_hangs = true;
+    let memory = Region::allocate(Length(5));
+    let options = GetOptions {
+        release: true,
+        timeout: Some(Duration::from_secs(600)),
+    };
+    let gets = vec![GetBlock::new(key("a"), memory.whole())];
+    let get = pool.client.batch_get(gets, &options);
+    let outcomes = tokio::time::timeout(Duration::from_secs(60), get).await;
+    let outcomes = outcomes.expect("a get that ends");
+    assert!(matches!(outcomes[0], Ok(Lookup::Hit { .. })));
+    assert_eq!(memory.whole().to_vec(), b"bytes");
+    assert_eq!(pool.master.calls("release"), 1);
+    // The master is not doubted for it.
+    let hellos = pool.master.calls("hello");
+    pool.master.state().release_hangs = false;
+    let (outcome, _) = get_one(&pool, "a", 5).await;
+    assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+    assert_eq!(pool.master.calls("hello"), hellos);
+}
+
+#[tokio::test]
 async fn a_block_that_was_written_anew_is_got_whole() {
     let pool = pool().await;
     put_twice(&pool, "a", b"first").await;
