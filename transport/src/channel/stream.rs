@@ -1,17 +1,27 @@
 //! The socket of a channel, TCP or Unix, on the runtime's driver.
 
-use rustix::net::RecvFlags;
+// UNSAFETY: the runtime's driver watches a descriptor that this module owns for as long.
+#![allow(
+    unsafe_code,
+    reason = "a watched descriptor must stay open, which no type says"
+)]
+
+use rustix::net::{RecvFlags, SendFlags};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::task::{Context, Poll};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::TcpStream;
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
-    Unix(UnixStream),
+    /// The driver watches for what comes in and for nothing else: a Unix socket also says that there
+    /// is room whenever the other side takes a message, which would wake the driver for each.
+    Unix(AsyncFd<OwnedFd>),
 }
 
 impl Stream {
@@ -24,7 +34,7 @@ impl Stream {
     pub(super) fn from_socket(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         match rustix::net::sockopt::socket_domain(&socket)? {
-            rustix::net::AddressFamily::UNIX => UnixStream::from_std(socket.into()).map(Self::Unix),
+            rustix::net::AddressFamily::UNIX => watch(socket, Interest::READABLE).map(Self::Unix),
             _ => TcpStream::from_std(socket.into()).map(Self::Tcp),
         }
     }
@@ -32,21 +42,28 @@ impl Stream {
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_write(bytes),
-            Self::Unix(stream) => stream.try_write(bytes),
+            Self::Unix(socket) => {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                Ok(rustix::net::send(socket, bytes, flags)?)
+            }
         }
     }
 
     pub(super) async fn writable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.writable().await,
-            Self::Unix(stream) => stream.writable().await,
+            Self::Unix(socket) => {
+                let watched = rustix::io::fcntl_dupfd_cloexec(socket, 0)?;
+                let watched = watch(watched, Interest::WRITABLE)?;
+                watched.writable().await.map(drop)
+            }
         }
     }
 
     pub(super) fn poll_readable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_read_ready(context),
-            Self::Unix(stream) => stream.poll_read_ready(context),
+            Self::Unix(socket) => socket.poll_read_ready(context).map_ok(drop),
         }
     }
 
@@ -54,24 +71,35 @@ impl Stream {
     pub(super) fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_read(room),
-            Self::Unix(stream) => stream.try_read(room),
+            Self::Unix(socket) => socket.try_io(Interest::READABLE, |socket| receive(socket, room)),
         }
     }
 
     /// Asks the kernel, whatever the driver knows. What the driver then still believes costs it one
     /// look in vain.
     pub(super) fn receive_now(&self, room: &mut [u8]) -> io::Result<usize> {
-        let received = match self {
-            Self::Tcp(stream) => rustix::net::recv(stream.as_fd(), room, RecvFlags::DONTWAIT),
-            Self::Unix(stream) => rustix::net::recv(stream.as_fd(), room, RecvFlags::DONTWAIT),
-        };
-        Ok(received.map(|(_, count)| count)?)
+        match self {
+            Self::Tcp(stream) => receive(stream, room),
+            Self::Unix(socket) => receive(socket, room),
+        }
     }
 
     pub(super) fn shut_down(&self) {
         match self {
             Self::Tcp(stream) => crate::socket::shut_down(stream.as_fd()),
-            Self::Unix(stream) => crate::socket::shut_down(stream.as_fd()),
+            Self::Unix(socket) => crate::socket::shut_down(socket.as_fd()),
         }
     }
+}
+
+/// Has the driver of the runtime watch a descriptor for some of what there is to see.
+fn watch(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an owned descriptor is open, and stays the same and open until the `AsyncFd` drops it.
+    let watched = unsafe { AsyncFd::register_with_interest(descriptor, interest) };
+    Ok(watched?)
+}
+
+fn receive(socket: impl AsFd, room: &mut [u8]) -> io::Result<usize> {
+    let received = rustix::net::recv(socket, room, RecvFlags::DONTWAIT);
+    Ok(received.map(|(_, count)| count)?)
 }

@@ -41,6 +41,64 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     tokio::task::spawn_blocking(work).await.unwrap()
 }
 
+/// How often the calling thread has gone to sleep.
+fn sleeps() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("voluntary"));
+    let (_, count) = line.unwrap().split_once(':').unwrap();
+    count.trim().parse().unwrap()
+}
+
+/// Waking a core that sleeps takes longer than all the rest of a small request. A Unix socket tells
+/// who watches it for room of every message that the other side takes.
+#[tokio::test]
+async fn who_waits_for_an_answer_is_woken_once() {
+    const CALLS: u64 = 100;
+    let (channel, socket) = pair();
+    let rest = || std::thread::sleep(Duration::from_millis(2));
+    let served = std::thread::spawn(move || {
+        for _ in 0..CALLS {
+            crate::socket::wait_to_receive(socket.as_fd()).unwrap();
+            // The caller is asleep when its request is taken, and when it is answered.
+            rest();
+            let asked = request(&socket);
+            rest();
+            pong(&socket, asked.request);
+        }
+    });
+    let before = sleeps();
+    for _ in 0..CALLS {
+        channel.ping(Epoch(1)).await.unwrap();
+    }
+    let slept = sleeps() - before;
+    served.join().unwrap();
+    assert!((CALLS..CALLS * 3 / 2).contains(&slept), "{slept} sleeps");
+}
+
+/// Both directions stand still until somebody reads: what does not fit the socket waits for room.
+#[tokio::test]
+async fn a_frame_beyond_the_sockets_room_goes_out_as_there_is_room() {
+    let (channel, socket) = pair();
+    let payload: Vec<u8> = (0..4_000_000u32).map(|n| n.to_le_bytes()[0]).collect();
+    let expected = payload.clone();
+    let call = tokio::spawn({
+        let channel = channel.clone();
+        async move {
+            let call = channel.call_with_payload(Op::Write, Epoch(1), &payload, |_| {});
+            call.await.map(|reply| reply.op)
+        }
+    });
+    let came = aside(move || {
+        let header = request(&socket);
+        let mut came = vec![0; expected.len()];
+        receive_exact(socket.as_fd(), &mut came, |_| false).unwrap();
+        pong(&socket, header.request);
+        came == expected
+    });
+    assert!(came.await, "other bytes came");
+    assert_eq!(call.await.unwrap(), Ok(Op::Pong));
+}
+
 #[tokio::test]
 async fn answers_in_another_order_reach_those_who_asked() {
     let (channel, socket) = pair();

@@ -13,7 +13,7 @@ mod batch;
 pub use batch::{BatchError, KeyBatch};
 
 use super::{DecodeError, Reader, reader::put_str16};
-use crate::key::{Key, KeyRef, MAX_KEY_BYTES};
+use crate::key::{Digest, Key, KeyRef, MAX_KEY_BYTES};
 
 const DIGESTS: u8 = 1;
 const TEXTS: u8 = 2;
@@ -35,6 +35,15 @@ struct OpenRun {
 }
 
 impl Packer {
+    /// A packer that need not grow for so many of kvpool's own block keys.
+    pub fn with_room_for(keys: usize) -> Self {
+        const RUN_BYTES: usize = 1 + COUNT_BYTES + 2 + 2;
+        Self {
+            out: Vec::with_capacity(RUN_BYTES + keys * size_of::<Digest>()),
+            open: None,
+        }
+    }
+
     /// Appends one key.
     #[inline]
     pub fn push(&mut self, key: KeyRef<'_>) {
@@ -128,7 +137,9 @@ impl Packer {
 
 /// Packs keys in order.
 pub fn pack<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Vec<u8> {
-    let mut packer = Packer::default();
+    let keys = keys.into_iter();
+    let (least, most) = keys.size_hint();
+    let mut packer = Packer::with_room_for(most.unwrap_or(least));
     for key in keys {
         packer.push(key.as_ref());
     }

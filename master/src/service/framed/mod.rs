@@ -12,11 +12,13 @@
 //! is waking the one who answers it, so nobody else is woken.
 
 mod connection;
+mod cores;
 mod open;
 mod wire;
 
 use crate::leadership::Seat;
 use connection::Connection;
+use cores::Cores;
 use futures::Stream;
 use kvpool_types::wire::frame::MAGIC;
 pub use open::Open;
@@ -44,6 +46,7 @@ struct Shared {
     /// How many connections may poll for their next request at a time: half of the cores.
     most_spinning: usize,
     spinning: AtomicUsize,
+    cores: Cores,
 }
 
 /// The connections that speak gRPC, for tonic to serve.
@@ -75,6 +78,7 @@ pub fn serve(
         seat,
         most_spinning: (cores / 2).max(1),
         spinning: AtomicUsize::new(0),
+        cores: Cores::default(),
     });
     let (grpc, connections) = mpsc::channel(BACKLOG);
     tasks.spawn(accept_all(shared, listener, stopped, grpc));
