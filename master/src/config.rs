@@ -82,7 +82,7 @@ pub struct Config {
 pub enum CommitAck {
     /// Once its record is on stable storage: it survives a crash.
     Durable,
-    /// At once: a crash may lose the last moments.
+    /// At once: a crash may lose what was committed in the last moments, about 50 ms.
     Memory,
 }
 

@@ -89,7 +89,8 @@ pub struct Flags {
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     data_dir: Option<PathBuf>,
-    /// Answer a commit once it is on disk, or at once from memory [default: durable]
+    /// Answer a commit once it is on disk, or at once from memory: a crash then loses the commits of the
+    /// last moments, about 50 ms [default: durable]
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     commit_ack: Option<CommitAck>,

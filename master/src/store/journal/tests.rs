@@ -1,5 +1,6 @@
 //! The journal's promises, over the real store with faults put in on demand.
 
+use super::worker::LINGER;
 use super::*;
 use crate::store::record::{self, SegmentGone};
 use crate::store::{EmbeddedOptions, EmbeddedStore, LogSpan, Snapshot, recover};
@@ -7,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_types::{ClusterId, SegmentId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The embedded store, but for what the test asks to go wrong.
 struct Faulty {
@@ -409,6 +410,26 @@ async fn after_a_lost_answer_nothing_is_acknowledged_or_appended() {
     );
     assert_eq!(store.appends.load(Ordering::SeqCst), 1);
     assert_eq!(logged(&store).await, []);
+}
+
+/// What nobody waits for is on its way to the store soon all the same, and not an append each.
+#[tokio::test]
+async fn memory_acks_are_appended_together_and_soon() {
+    let Setup { store, journal, .. } = &setup(JournalOptions::default()).await;
+    let seen = Seen::default();
+    let begun = Instant::now();
+    for id in 0..20 {
+        journal.submit_now(vec![gone(id)], Ack::Memory, note(&seen, id));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    while logged(store).await.len() < 20 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "they were left");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let most = begun.elapsed().as_millis() / LINGER.as_millis() + 1;
+    let appends = store.appends.load(Ordering::SeqCst);
+    assert!(appends as u128 <= most, "{appends} appends, not {most}");
+    assert_eq!(seen.lock().len(), 20);
 }
 
 /// Who submits answers itself when nothing is before it, and yet the log and the answers keep one order.
