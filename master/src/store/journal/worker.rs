@@ -20,6 +20,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 /// How long records that nobody waits for may wait for others to be appended with. An append takes some
 /// hundred microseconds of processor time however little it has.
 pub(super) const LINGER: Duration = Duration::from_millis(50);
+/// With so many bytes a group is worth an append: a longer one takes memory and saves little.
+const WORTH: usize = 64 << 10;
 
 /// What the thread is made of.
 pub(super) struct Parts {
@@ -200,6 +202,9 @@ impl Group {
     /// waits for its end.
     fn lingers(&self) -> Option<Duration> {
         let begun = self.begun.filter(|_| self.waiting.is_empty())?;
+        if self.encoder.len() >= WORTH {
+            return Some(Duration::ZERO);
+        }
         Some(LINGER.saturating_sub(begun.elapsed()))
     }
 
