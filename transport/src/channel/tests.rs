@@ -72,7 +72,8 @@ async fn who_waits_for_an_answer_is_woken_once() {
     }
     let slept = sleeps() - before;
     served.join().unwrap();
-    assert!((CALLS..CALLS * 3 / 2).contains(&slept), "{slept} sleeps");
+    // On a busy machine an answer may be there before the caller comes to sleep.
+    assert!(slept < CALLS * 3 / 2, "{slept} sleeps");
 }
 
 /// Both directions stand still until somebody reads: what does not fit the socket waits for room.
