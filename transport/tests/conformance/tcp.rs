@@ -281,7 +281,9 @@ fn nothing_is_written_after_the_deadline_of_a_read() {
     let took = begin.elapsed();
     assert_eq!(codes(&read), [Code::DeadlineExceeded]);
     assert!(
-        took >= Duration::from_millis(300) && took < Duration::from_millis(700),
+        // The peer goes on when it is told to, so without the deadline there would be no end. An emulated
+        // processor under load was 436 ms late once.
+        took >= Duration::from_millis(300) && took < Duration::from_secs(2),
         "{took:?}"
     );
     assert!(gathered(&into).contains(&1), "the payload was on its way");
