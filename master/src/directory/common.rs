@@ -4,7 +4,7 @@ use super::entry::MAX_LEASE;
 use super::hash::Seed;
 use super::lineage::Lineage;
 use super::spaces::{NO_SPACE, Spaces};
-use super::{BlockId, Policy};
+use super::{BlockId, PARTS, Policy};
 use crate::clock::Millis;
 use kvpool_types::KeyRef;
 use kvpool_types::ids::NamespaceId;
@@ -40,14 +40,13 @@ impl Common {
 
     #[inline]
     pub(super) fn shard_of_hash(&self, hash: u64) -> usize {
-        let mask = (1u64 << self.shard_bits) - 1;
-        #[allow(
-            clippy::cast_possible_truncation,
-            reason = "there are at most 2^16 shards"
-        )]
-        {
-            ((hash >> 32) & mask) as usize
-        }
+        self.shard_of_part(part_of_hash(hash))
+    }
+
+    /// A part is in one shard, and a shard is some whole parts.
+    #[inline]
+    pub(super) fn shard_of_part(&self, part: u32) -> usize {
+        part as usize & ((1 << self.shard_bits) - 1)
     }
 
     pub(super) fn shard_of(&self, block: BlockId) -> usize {
@@ -57,6 +56,12 @@ impl Common {
     pub(super) fn slot_of(&self, block: BlockId) -> u32 {
         block.0 >> self.shard_bits
     }
+}
+
+/// The part of snapshots that a key of this hash is in.
+#[inline]
+pub(super) fn part_of_hash(hash: u64) -> u32 {
+    ((hash >> 32) as u32) % PARTS
 }
 
 /// A key ready to be looked up.

@@ -65,10 +65,17 @@ pub enum Policy {
     Lru,
 }
 
+/// How many parts snapshots keep the blocks of a pool in. It is stored with them, and cannot change.
+pub const PARTS: u32 = 64;
+
+/// So many shards for each core: its threads seldom meet in one, and a batch of a few dozen keys has
+/// no lock to take for each.
+const SHARDS_PER_CORE: usize = 8;
+
 /// How a directory is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How many shards; rounded up to a power of two, at most 65,536.
+    /// How many shards; rounded up to a power of two, at most [`PARTS`].
     pub shards: usize,
     /// How much of keys' affixes may be interned.
     pub spaces: SpacesLimit,
@@ -79,10 +86,11 @@ pub struct Options {
 }
 
 impl Options {
-    /// The usual settings under a random `seed`.
+    /// The usual settings under a random `seed`: as many shards as suit this machine.
     pub fn new(seed: u64) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
-            shards: 64,
+            shards: cores.saturating_mul(SHARDS_PER_CORE),
             spaces: SpacesLimit::default(),
             policy: Policy::default(),
             seed,
@@ -101,7 +109,7 @@ pub struct Directory {
 impl Directory {
     /// An empty directory whose time begins at `start`.
     pub fn new(options: Options, start: Millis) -> Self {
-        let shards = options.shards.clamp(1, 1 << 16).next_power_of_two();
+        let shards = options.shards.clamp(1, PARTS as usize).next_power_of_two();
         let shard_bits = shards.trailing_zeros();
         let seed = Seed::new(options.seed);
         let common = Common {
@@ -147,16 +155,10 @@ impl Directory {
             .sum()
     }
 
-    /// How many shards there are.
-    pub fn shards(&self) -> usize {
-        self.shards.len()
-    }
-
-    /// The number of the shard that a key belongs to. It depends on the seed and the number of shards
-    /// alone.
-    pub fn shard_of_key(&self, namespace: NamespaceId, key: KeyRef<'_>) -> usize {
+    /// The number of the snapshots' part that a key belongs to. It depends on the seed alone.
+    pub fn part_of_key(&self, namespace: NamespaceId, key: KeyRef<'_>) -> u32 {
         let key = common::Preparer::new(&self.common, namespace).prepare(key);
-        self.common.shard_of_hash(key.hash)
+        common::part_of_hash(key.hash)
     }
 
     /// How many pairs of affixes are interned.

@@ -1,7 +1,8 @@
-//! Going through all blocks: page by page, or one shard at once.
+//! Going through all blocks: page by page, or one part at once.
 
 use super::Directory;
 use super::block::{BlockId, BlockRef, Replica};
+use super::common::part_of_hash;
 use super::slab::NONE;
 use crate::clock::Millis;
 use kvpool_types::ids::NamespaceId;
@@ -75,15 +76,16 @@ impl Directory {
         Ok(more.then(|| [number.to_le_bytes(), slot.to_le_bytes()].concat()))
     }
 
-    /// Every block of a shard at one moment. Parents are those that are linked at that moment and
-    /// still there a little later.
-    pub fn snapshot(&self, shard: usize) -> Vec<Record> {
+    /// Every block of one of the [`PARTS`](super::PARTS) at one moment. Parents are those that are
+    /// linked at that moment and still there a little later.
+    pub fn snapshot(&self, part: u32) -> Vec<Record> {
         let mut records = Vec::new();
         let mut parents: Vec<(usize, BlockId, u32)> = Vec::new();
         {
-            let shard = self.lock(shard);
+            let shard = self.lock(self.common.shard_of_part(part));
+            let in_part = |slot| part_of_hash(shard.hash(slot, &self.common)) == part;
             for slot in 0..shard.entries.high() {
-                if shard.entries.get(slot).is_none() {
+                if shard.entries.get(slot).is_none() || !in_part(slot) {
                     continue;
                 }
                 let node = shard.entries.rest(slot).lineage;

@@ -252,7 +252,7 @@ impl Shard {
         let removed = self.removed(slot, common);
         self.bytes -= self.weight(slot);
         self.queues.take(&mut self.entries, slot);
-        let hash = hash_of(self.entries.at(slot), &self.long_keys, common);
+        let hash = self.hash(slot, common);
         if let Ok(found) = self.index.find_entry(hash, |other| *other == slot) {
             found.remove();
         }
@@ -382,6 +382,11 @@ impl Shard {
                 self.put_back(slot);
             }
         }
+    }
+
+    /// The hash of a block's key.
+    pub(super) fn hash(&self, slot: u32, common: &Common) -> u64 {
+        hash_of(self.entries.at(slot), &self.long_keys, common)
     }
 
     /// What is told of a block that leaves.

@@ -9,9 +9,15 @@ use super::shard::Shard;
 use super::slab::NONE;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
+use smallvec::SmallVec;
+use std::ops::Deref;
 
 /// Up to here locking a shard for each key costs less than sorting the keys by shard.
 const SMALL: usize = 16;
+/// So many keys are looked up together, though that takes the locks of as many shards at a time: about
+/// as many reads as a core waits for at once. Shards are locked in the order of their numbers, by
+/// everyone who locks several.
+const WAVE: usize = 16;
 
 impl Directory {
     /// Hands each key's block, or `None`, with the key's index to `f`, under the lock of its shard.
@@ -43,13 +49,22 @@ impl Directory {
         let mut scratch = Borrowed::take();
         let scratch = scratch.get();
         scratch.sort(self, self.items(namespace, &keys));
-        for (shard, group, slots) in scratch.groups() {
-            let mut shard = self.lock(shard);
-            let shard: &mut Shard = &mut shard;
-            look_up(shard, namespace, &keys, group, slots);
-            look_at_neighbours(shard, slots);
-            for (item, slot) in group.iter().zip(slots) {
-                call(shard, item.index as usize, *slot);
+        let mut groups = scratch.groups().peekable();
+        let mut wave = SmallVec::<[_; WAVE]>::new();
+        while groups.peek().is_some() {
+            let mut count = 0;
+            while count < WAVE
+                && let Some((shard, group, slots)) = groups.next()
+            {
+                count += group.len();
+                wave.push((self.lock(shard), group, slots));
+            }
+            look_up(namespace, &keys, &mut wave);
+            for (mut shard, group, slots) in wave.drain(..) {
+                let shard: &mut Shard = &mut shard;
+                for (item, slot) in group.iter().zip(slots) {
+                    call(shard, item.index as usize, *slot);
+                }
             }
         }
     }
@@ -80,8 +95,9 @@ impl Directory {
         let mut found = keys.len();
         for (shard, group, slots) in scratch.groups() {
             // Nothing is changed here, so the shard's gauges need not be brought up to date.
-            let shard = self.cell(shard).lock_to_look();
-            look_up(&shard, namespace, &keys, group, slots);
+            let mut looked = [(self.cell(shard).lock_to_look(), group, slots)];
+            look_up(namespace, &keys, &mut looked);
+            let [(shard, group, slots)] = looked;
             for (item, slot) in group.iter().zip(slots) {
                 if !is_wanted(&shard, *slot) {
                     found = found.min(item.index as usize);
@@ -177,33 +193,39 @@ impl Directory {
     }
 }
 
-/// Finds the slots of the blocks of some keys of one shard, [`NONE`] for those that are not there.
+/// Finds the slots of the blocks of the keys of some shards, [`NONE`] for those that are not there.
 ///
 /// In a large pool nearly every look is at memory that no cache holds. The index is asked for all
 /// keys before any block is looked at, and every block is read, for nothing but to have it in the
 /// processor's caches, before any is compared: so many waits overlap. One key after the other, each
 /// would be waited out alone.
 #[inline]
-fn look_up(
-    shard: &Shard,
+fn look_up<S: Deref<Target = Shard>>(
     namespace: NamespaceId,
     keys: &KeyBatch<'_>,
-    group: &[Item],
-    slots: &mut [u32],
+    wave: &mut [(S, &[Item], &mut [u32])],
 ) {
-    for (item, slot) in group.iter().zip(slots.iter_mut()) {
-        *slot = shard.candidate(item.hash).unwrap_or(NONE);
-    }
-    let read = slots
-        .iter()
-        .fold(0, |read, slot| read ^ shard.entries.read(*slot));
-    std::hint::black_box(read);
-    for (item, slot) in group.iter().zip(slots) {
-        let key = item.prepared(namespace, keys);
-        // What the index names first is nearly always the block, or there is none.
-        if *slot != NONE && !shard.is(*slot, &key) {
-            *slot = shard.find(&key).unwrap_or(NONE);
+    for (shard, group, slots) in wave.iter_mut() {
+        for (item, slot) in group.iter().zip(slots.iter_mut()) {
+            *slot = shard.candidate(item.hash).unwrap_or(NONE);
         }
+    }
+    let mut read = 0;
+    for (shard, _, slots) in wave.iter() {
+        read = slots
+            .iter()
+            .fold(read, |read, slot| read ^ shard.entries.read(*slot));
+    }
+    std::hint::black_box(read);
+    for (shard, group, slots) in wave.iter_mut() {
+        for (item, slot) in group.iter().zip(slots.iter_mut()) {
+            let key = item.prepared(namespace, keys);
+            // What the index names first is nearly always the block, or there is none.
+            if *slot != NONE && !shard.is(*slot, &key) {
+                *slot = shard.find(&key).unwrap_or(NONE);
+            }
+        }
+        look_at_neighbours(shard, slots);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the journal takes snapshots of.
 
 use super::Pool;
+use crate::directory::PARTS;
 use crate::store::ShardIndex;
 use crate::store::journal::SnapshotSource;
 use crate::store::record::{self, Record};
@@ -19,16 +20,14 @@ impl Source {
 
 impl SnapshotSource for Source {
     fn shards(&self) -> u32 {
-        self.pool().map_or(0, |pool| {
-            u32::try_from(pool.directory.shards()).unwrap_or(u32::MAX)
-        })
+        PARTS
     }
 
     fn capture(&self, shard: ShardIndex) -> Vec<Record> {
         let Some(pool) = self.pool() else {
             return Vec::new();
         };
-        let blocks = pool.directory.snapshot(shard.0 as usize);
+        let blocks = pool.directory.snapshot(shard.0);
         let commit = |block: crate::directory::Record| {
             Record::Commit(record::Commit {
                 namespace: block.namespace,

@@ -104,17 +104,15 @@ impl Replica {
             ..directory::Options::new(0)
         };
         let past = RefCell::new(Past::default());
-        let shards = u32::try_from(options.shards).unwrap_or(u32::MAX);
         // System records come first, so the secret is known before any key is asked for.
         let cutter = OnceCell::new();
         let shard_of = |namespace, key: &Key| {
             let seed = past.borrow().seed.get().copied().unwrap_or_default();
             let directory: &Directory = cutter
                 .get_or_init(|| Directory::new(directory::Options { seed, ..options }, Millis(0)));
-            let shard = directory.shard_of_key(namespace, key.as_ref());
-            ShardIndex(u32::try_from(shard).unwrap_or(u32::MAX))
+            ShardIndex(directory.part_of_key(namespace, key.as_ref()))
         };
-        let recovered = recover(store, shards, shard_of, |record| {
+        let recovered = recover(store, directory::PARTS, shard_of, |record| {
             past.borrow_mut().apply(record);
         })
         .await?;
@@ -156,10 +154,5 @@ impl Replica {
     /// How many blocks there are.
     pub fn blocks(&self) -> u64 {
         self.directory.blocks()
-    }
-
-    /// How many shards the directory is cut into.
-    pub fn shards(&self) -> u32 {
-        u32::try_from(self.directory.shards()).unwrap_or(u32::MAX)
     }
 }

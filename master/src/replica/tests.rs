@@ -114,8 +114,8 @@ impl Leader {
 type Place = (Key, Version, Vec<(SegmentId, Offset)>);
 
 fn contents(replica: &Replica) -> Vec<Place> {
-    let mut all: Vec<_> = (0..replica.directory.shards())
-        .flat_map(|shard| replica.directory.snapshot(shard))
+    let mut all: Vec<_> = (0..directory::PARTS)
+        .flat_map(|part| replica.directory.snapshot(part))
         .map(|block| {
             let places = block.replicas.iter().map(|r| (r.segment, r.offset));
             (block.key, block.version, places.collect())

@@ -55,7 +55,7 @@ impl Writer {
             records.extend(self.dropped.iter().cloned());
             records
         } else {
-            let blocks = self.replica.directory.snapshot(shard.0 as usize);
+            let blocks = self.replica.directory.snapshot(shard.0);
             let commit = |block: directory::Record| {
                 let places = block.replicas.iter().map(|r| (r.segment, r.offset));
                 Record::Commit(Commit {
@@ -72,7 +72,7 @@ impl Writer {
             blocks.into_iter().map(commit).collect()
         };
         let seq = self.replica.applied();
-        let parts = encode_snapshot(self.replica.shards(), records);
+        let parts = encode_snapshot(directory::PARTS, records);
         store
             .put_snapshot(self.epoch, shard, seq, parts)
             .await
@@ -90,19 +90,18 @@ impl Writer {
         if self.changes.is_empty() {
             return;
         }
-        let shards = self.replica.shards();
         for _ in 0..SNAPSHOTS {
-            // One number more than there are shards stands for what belongs to none.
-            let shard = self.next_shard % (shards + 1);
+            // One number more than there are parts stands for what belongs to none.
+            let shard = self.next_shard % (directory::PARTS + 1);
             self.next_shard += 1;
-            let shard = if shard == shards {
+            let shard = if shard == directory::PARTS {
                 ShardIndex::SYSTEM
             } else {
                 ShardIndex(shard)
             };
             self.snapshot(store, shard).await;
         }
-        if self.positions.len() > shards as usize {
+        if self.positions.len() > directory::PARTS as usize {
             let oldest = self.positions.values().map(|(seq, _)| *seq).min();
             let cut = oldest.unwrap_or_default();
             store.truncate_log(self.epoch, cut).await.unwrap();
