@@ -137,34 +137,6 @@ impl EmbeddedStore {
         Ok(changed)
     }
 
-    /// Writes a snapshot's parts under a new generation.
-    fn write_parts(&self, epoch: Epoch, parts: &[Bytes]) -> Result<u64, StoreError> {
-        let generation = self.write(|t| {
-            check_epoch(t, epoch)?;
-            let generation = get(t, GENERATION_KEY)?.unwrap_or(0) + 1;
-            set(t, GENERATION_KEY, generation.into())?;
-            Ok(generation)
-        })?;
-        let mut numbered = (0u32..).zip(parts).peekable();
-        while numbered.peek().is_some() {
-            self.write(|t| {
-                check_epoch(t, epoch)?;
-                let mut table = t.open_table(PART).map_err(failed)?;
-                let mut bytes = 0;
-                while bytes < STEP_BYTES
-                    && let Some((number, part)) = numbered.next()
-                {
-                    table
-                        .insert((generation, number), part.as_ref())
-                        .map_err(failed)?;
-                    bytes += part.len();
-                }
-                Ok(())
-            })?;
-        }
-        Ok(generation)
-    }
-
     /// Removes the parts of a generation that no shard points at.
     fn remove_parts(&self, epoch: Epoch, generation: u64) -> Result<(), StoreError> {
         loop {
@@ -176,6 +148,49 @@ impl EmbeddedStore {
                 return Ok(());
             }
         }
+    }
+}
+
+/// The number of a snapshot that begins.
+fn next_generation(t: &WriteTransaction) -> Result<u64, StoreError> {
+    let generation = get(t, GENERATION_KEY)?.unwrap_or(0) + 1;
+    set(t, GENERATION_KEY, generation.into())?;
+    Ok(generation)
+}
+
+/// Writes about [`STEP_BYTES`] of a generation's parts.
+fn write_some_parts<'a>(
+    t: &WriteTransaction,
+    generation: u64,
+    numbered: &mut impl Iterator<Item = (u32, &'a Bytes)>,
+) -> Result<(), StoreError> {
+    let mut table = t.open_table(PART).map_err(failed)?;
+    let mut bytes = 0;
+    while bytes < STEP_BYTES
+        && let Some((number, part)) = numbered.next()
+    {
+        table
+            .insert((generation, number), part.as_ref())
+            .map_err(failed)?;
+        bytes += part.len();
+    }
+    Ok(())
+}
+
+/// Makes a generation the snapshot of a shard, and begins to remove the one that it replaces; answers
+/// that if it has parts left.
+fn point_at(
+    t: &WriteTransaction,
+    shard: ShardIndex,
+    seq: LogSeq,
+    generation: u64,
+) -> Result<Option<u64>, StoreError> {
+    check_inside(t, seq)?;
+    let mut table = t.open_table(SNAPSHOT).map_err(failed)?;
+    let replaced = table.insert(shard.0, (seq.0, generation)).map_err(failed)?;
+    match replaced.map(|pointer| pointer.value().1) {
+        Some(replaced) if remove_some_parts(t, replaced)? => Ok(Some(replaced)),
+        _ => Ok(None),
     }
 }
 
@@ -374,20 +389,34 @@ impl MetadataStore for EmbeddedStore {
         parts: Vec<Bytes>,
     ) -> Result<(), StoreError> {
         let _one_at_a_time = self.snapshot.lock();
-        let generation = self.write_parts(epoch, &parts)?;
-        let pointed = self.write(|t| {
-            check_epoch(t, epoch)?;
-            check_inside(t, seq)?;
-            let mut table = t.open_table(SNAPSHOT).map_err(failed)?;
-            let replaced = table.insert(shard.0, (seq.0, generation)).map_err(failed)?;
-            Ok(replaced.map(|pointer| pointer.value().1))
-        });
-        match pointed {
-            Ok(Some(replaced)) => self.remove_parts(epoch, replaced),
-            Ok(None) => Ok(()),
-            // Whether the shard points at the new generation is unknown: the next start finds out.
-            Err(error @ StoreError::Unavailable { .. }) => Err(error),
-            Err(refused) => self.remove_parts(epoch, generation).and(Err(refused)),
+        let mut numbered = (0u32..).zip(&parts).peekable();
+        let mut begun = None;
+        let left = loop {
+            // A small snapshot takes one transaction in all.
+            let step = self.write(|t| {
+                check_epoch(t, epoch)?;
+                let generation = begun.map_or_else(|| next_generation(t), Ok)?;
+                write_some_parts(t, generation, &mut numbered)?;
+                let ends = numbered.peek().is_none();
+                let left = ends.then(|| point_at(t, shard, seq, generation));
+                Ok((generation, left.transpose()?))
+            });
+            match step {
+                Ok((generation, None)) => begun = Some(generation),
+                Ok((_, Some(left))) => break left,
+                // Whether the shard points at the new generation is unknown: the next start finds out.
+                Err(error @ StoreError::Unavailable { .. }) => return Err(error),
+                Err(refused) => {
+                    if let Some(generation) = begun {
+                        self.remove_parts(epoch, generation)?;
+                    }
+                    return Err(refused);
+                }
+            }
+        };
+        match left {
+            Some(replaced) => self.remove_parts(epoch, replaced),
+            None => Ok(()),
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!  submit ──► queue (bounded in bytes) ──► [journal thread]  encode ─► append ─► callbacks
 //!                                               │                     (or [append thread])
-//!                                               │ between groups: capture one shard
+//!                                               │ between groups: capture some shards
 //!                                               ▼
 //!                                          [snapshot thread] put_snapshot ─► truncate_log
 //! ```

@@ -6,6 +6,9 @@ use std::collections::VecDeque;
 
 /// What a group takes in the store besides its bytes, roughly.
 const GROUP_OVERHEAD: u64 = 64;
+/// Shards are captured together up to so many bytes of snapshots: in a small pool the flushes for a
+/// snapshot weigh more than what is in it.
+const CAPTURE_BYTES: u64 = 1 << 20;
 /// Neighbouring groups are counted together up to this size, so that small ones take no room here.
 const RUN_BYTES: u64 = 64 << 10;
 
@@ -29,12 +32,12 @@ struct Held {
     bytes: u64,
 }
 
-/// A snapshot to take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Snapshots to take.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Due {
-    /// The shard to capture.
-    pub(super) shard: ShardIndex,
-    /// Where the log may be cut once that snapshot is put.
+    /// The shards to capture.
+    pub(super) shards: Vec<ShardIndex>,
+    /// Where the log may be cut once these snapshots are put.
     pub(super) cut: LogSeq,
 }
 
@@ -74,28 +77,40 @@ impl Retention {
         }
     }
 
-    /// The snapshot to take next with the log ending at `last`, if the log has grown too large.
-    pub(super) fn due(&self, last: LogSeq) -> Option<Due> {
+    /// Whether the log has grown so large that snapshots are to be taken.
+    pub(super) fn is_due(&self) -> bool {
         let budget = self
             .least_bytes
             .max(self.ratio.saturating_mul(self.snapshot_bytes()));
-        if self.log_bytes <= budget.max(self.pause_until) {
-            return None;
-        }
-        let oldest = self.shards.iter().min_by_key(|held| held.seq)?;
-        let others = self.shards.iter().filter(|held| held.shard != oldest.shard);
-        let cut = others.map(|held| held.seq).min().unwrap_or(last);
-        Some(Due {
-            shard: oldest.shard,
-            cut,
-        })
+        self.log_bytes > budget.max(self.pause_until)
     }
 
-    /// Notes that a shard's snapshot was put and the log was cut.
-    pub(super) fn put(&mut self, shard: ShardIndex, seq: LogSeq, bytes: u64, cut: LogSeq) {
+    /// The snapshots to take next with the log ending at `last`: the oldest one, and more as long as
+    /// all are small.
+    pub(super) fn due(&self, last: LogSeq) -> Due {
+        let mut oldest: Vec<&Held> = self.shards.iter().collect();
+        oldest.sort_by_key(|held| held.seq);
+        // Keys spread evenly over the shards, so each has grown by its part of the log at most.
+        let growth = self.log_bytes / self.shards.len() as u64;
+        let mut foreseen = 0;
+        let together = oldest.iter().take_while(|held| {
+            foreseen += held.bytes + growth;
+            foreseen <= CAPTURE_BYTES
+        });
+        let (due, others) = oldest.split_at(together.count().max(1));
+        Due {
+            shards: due.iter().map(|held| held.shard).collect(),
+            cut: others.first().map_or(last, |held| held.seq),
+        }
+    }
+
+    /// Notes that shards' snapshots were put, with their bytes, and the log was cut.
+    pub(super) fn put(&mut self, snapshots: &[(ShardIndex, u64)], seq: LogSeq, cut: LogSeq) {
         self.pause_until = 0;
-        if let Some(held) = self.shards.iter_mut().find(|held| held.shard == shard) {
-            (held.seq, held.bytes) = (seq, bytes);
+        for (shard, bytes) in snapshots {
+            if let Some(held) = self.shards.iter_mut().find(|held| held.shard == *shard) {
+                (held.seq, held.bytes) = (seq, *bytes);
+            }
         }
         while let Some((last, bytes)) = self.runs.front().copied()
             && last <= cut
@@ -131,32 +146,59 @@ mod tests {
     #[test]
     fn the_oldest_snapshot_is_replaced_first_and_bounds_the_cut() {
         let mut retention = retention(2);
-        assert_eq!(retention.due(LogSeq(0)), None);
-        retention.appended(LogSeq(1), 2000);
+        assert!(!retention.is_due());
+        let large = 3 * CAPTURE_BYTES;
+        retention.appended(LogSeq(1), large);
         let mut taken = Vec::new();
-        while let Some(due) = retention.due(LogSeq(1)) {
+        while retention.is_due() {
+            let due = retention.due(LogSeq(1));
+            retention.put(&[(due.shards[0], 10)], LogSeq(1), due.cut);
             taken.push(due);
-            retention.put(due.shard, LogSeq(1), 10, due.cut);
         }
         let cuts = [LogSeq(0), LogSeq(0), LogSeq(1)];
         let shards = [ShardIndex::SYSTEM, ShardIndex(0), ShardIndex(1)];
         let expected: Vec<Due> = shards
             .into_iter()
             .zip(cuts)
-            .map(|(shard, cut)| Due { shard, cut })
+            .map(|(shard, cut)| Due {
+                shards: vec![shard],
+                cut,
+            })
             .collect();
         assert_eq!(taken, expected);
         assert_eq!(retention.log_bytes, 0);
     }
 
     #[test]
+    fn small_shards_are_captured_together() {
+        let mut retention = retention(3);
+        retention.put(&[(ShardIndex(1), CAPTURE_BYTES)], LogSeq(5), LogSeq(0));
+        retention.put(&[(ShardIndex(2), 10)], LogSeq(6), LogSeq(0));
+        retention.appended(LogSeq(7), 20_000);
+        let due = retention.due(LogSeq(7));
+        assert_eq!(
+            due.shards,
+            [ShardIndex::SYSTEM, ShardIndex(0)],
+            "one more would be large"
+        );
+        assert_eq!(due.cut, LogSeq(5));
+        let both = [(ShardIndex::SYSTEM, 10), (ShardIndex(0), 10)];
+        retention.put(&both, LogSeq(7), due.cut);
+        let large = retention.due(LogSeq(7));
+        assert_eq!(large.shards, [ShardIndex(1)], "the oldest in any case");
+        retention.put(&[(ShardIndex(1), 10)], LogSeq(7), large.cut);
+        let all = retention.due(LogSeq(7));
+        assert_eq!((all.shards.len(), all.cut), (4, LogSeq(7)));
+    }
+
+    #[test]
     fn the_log_may_grow_to_a_multiple_of_the_snapshots() {
         let mut retention = retention(1);
-        retention.put(ShardIndex(0), LogSeq(1), 10_000, LogSeq(0));
+        retention.put(&[(ShardIndex(0), 10_000)], LogSeq(1), LogSeq(0));
         retention.appended(LogSeq(2), 20_000 - GROUP_OVERHEAD);
-        assert_eq!(retention.due(LogSeq(2)), None);
+        assert!(!retention.is_due());
         retention.appended(LogSeq(3), 1);
-        assert!(retention.due(LogSeq(3)).is_some());
+        assert!(retention.is_due());
     }
 
     #[test]
@@ -164,9 +206,9 @@ mod tests {
         let mut retention = retention(1);
         retention.appended(LogSeq(1), 2000);
         retention.failed();
-        assert_eq!(retention.due(LogSeq(1)), None);
+        assert!(!retention.is_due());
         retention.appended(LogSeq(2), 2000);
-        assert!(retention.due(LogSeq(2)).is_some());
+        assert!(retention.is_due());
     }
 
     #[test]

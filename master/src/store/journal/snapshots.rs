@@ -7,23 +7,21 @@ use kvpool_types::Epoch;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// A captured shard to write.
+/// Captured shards to write.
 pub(super) struct Job {
-    pub(super) shard: ShardIndex,
+    pub(super) captured: Vec<(ShardIndex, Vec<Record>)>,
     /// The position that the records contain.
     pub(super) seq: LogSeq,
-    pub(super) records: Vec<Record>,
     /// Where the log is cut afterwards.
     pub(super) cut: LogSeq,
 }
 
 /// How a job ended.
 pub(super) struct Outcome {
-    pub(super) shard: ShardIndex,
     pub(super) seq: LogSeq,
     pub(super) cut: LogSeq,
-    /// The bytes of the snapshot.
-    pub(super) written: Result<u64, StoreError>,
+    /// The bytes of each snapshot.
+    pub(super) written: Result<Vec<(ShardIndex, u64)>, StoreError>,
 }
 
 /// A handle to the thread.
@@ -49,20 +47,9 @@ impl Thread {
             .name("kvm-snapshot".into())
             .spawn(move || {
                 for job in queue {
-                    let Job {
-                        shard,
-                        seq,
-                        records,
-                        cut,
-                    } = job;
-                    let written =
-                        runtime.block_on(write(&*store, epoch, shards, (shard, seq, cut), records));
-                    let outcome = Outcome {
-                        shard,
-                        seq,
-                        cut,
-                        written,
-                    };
+                    let (seq, cut) = (job.seq, job.cut);
+                    let written = runtime.block_on(write(&*store, epoch, shards, job));
+                    let outcome = Outcome { seq, cut, written };
                     if done.send(outcome).is_err() || !journal.send(Message::SnapshotDone) {
                         return;
                     }
@@ -104,12 +91,14 @@ async fn write(
     store: &dyn MetadataStore,
     epoch: Epoch,
     shards: u32,
-    (shard, seq, cut): (ShardIndex, LogSeq, LogSeq),
-    records: Vec<Record>,
-) -> Result<u64, StoreError> {
-    let parts = encode_snapshot(shards, records);
-    let bytes = parts.iter().map(|part| part.len() as u64).sum();
-    store.put_snapshot(epoch, shard, seq, parts).await?;
+    Job { captured, seq, cut }: Job,
+) -> Result<Vec<(ShardIndex, u64)>, StoreError> {
+    let mut written = Vec::with_capacity(captured.len());
+    for (shard, records) in captured {
+        let parts = encode_snapshot(shards, records);
+        written.push((shard, parts.iter().map(|part| part.len() as u64).sum()));
+        store.put_snapshot(epoch, shard, seq, parts).await?;
+    }
     store.truncate_log(epoch, cut).await?;
-    Ok(bytes)
+    Ok(written)
 }

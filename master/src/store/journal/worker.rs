@@ -424,7 +424,7 @@ impl Worker {
         }
     }
 
-    /// Captures a shard if the log has grown too large and no snapshot is being written.
+    /// Captures shards if the log has grown too large and no snapshot is being written.
     fn take_snapshot(&mut self) {
         while let Some(outcome) = self.parts.snapshots.outcome() {
             self.snapshot_done(outcome);
@@ -432,25 +432,24 @@ impl Worker {
         if self.snapshot_running || self.parts.health.check().is_err() {
             return;
         }
-        if self.parts.retention.due(self.parts.last).is_none() {
+        if !self.parts.retention.is_due() {
             return;
         }
         // What was answered from memory is in the directory and may not be in the log.
         self.drain();
-        let healthy = self.parts.health.check().is_ok();
-        let due = self.parts.retention.due(self.parts.last);
-        let Some(due) = due.filter(|_| healthy) else {
+        if self.parts.health.check().is_err() {
             return;
+        }
+        let due = self.parts.retention.due(self.parts.last);
+        let source = &self.parts.source;
+        let capture = |shard| match shard {
+            ShardIndex::SYSTEM => (shard, source.capture_system()),
+            _ => (shard, source.capture(shard)),
         };
-        let records = if due.shard == ShardIndex::SYSTEM {
-            self.parts.source.capture_system()
-        } else {
-            self.parts.source.capture(due.shard)
-        };
+        let captured = due.shards.into_iter().map(capture).collect();
         self.snapshot_running = self.parts.snapshots.write(snapshots::Job {
-            shard: due.shard,
+            captured,
             seq: self.parts.last,
-            records,
             cut: due.cut,
         });
         if !self.snapshot_running {
@@ -460,16 +459,11 @@ impl Worker {
 
     fn snapshot_done(&mut self, outcome: snapshots::Outcome) {
         self.snapshot_running = false;
-        let snapshots::Outcome {
-            shard,
-            seq,
-            cut,
-            written,
-        } = outcome;
+        let snapshots::Outcome { seq, cut, written } = outcome;
         match written {
-            Ok(bytes) => self.parts.retention.put(shard, seq, bytes, cut),
+            Ok(snapshots) => self.parts.retention.put(&snapshots, seq, cut),
             Err(error) => {
-                tracing::warn!(%shard, %seq, %error, "a metadata snapshot could not be written");
+                tracing::warn!(%seq, %error, "metadata snapshots could not be written");
                 self.parts.retention.failed();
             }
         }
