@@ -111,6 +111,7 @@ impl Pool {
             blocks: Vec::with_capacity(items.len()),
         };
         let mut reservations = self.reservations.lock();
+        reservations.look_at(namespace, items.iter().map(|item| item.key.as_ref()));
         for ((index, item), code) in items.into_iter().enumerate().zip(codes) {
             if item.segments.is_empty() {
                 *code = Code::InvalidArgument;
