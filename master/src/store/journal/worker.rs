@@ -20,8 +20,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 /// How long records that nobody waits for may wait for others to be appended with. An append takes some
 /// hundred microseconds of processor time however little it has.
 pub(super) const LINGER: Duration = Duration::from_millis(50);
-/// With so many bytes a group is worth an append: a longer one takes memory and saves little.
-const WORTH: usize = 64 << 10;
+/// With so many bytes a group is worth an append: a longer one takes memory and saves little. What comes
+/// last still fits into the 64 KiB that the embedded store would else round up to twice as much.
+const WORTH: usize = 48 << 10;
 
 /// What the thread is made of.
 pub(super) struct Parts {
