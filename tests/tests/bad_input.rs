@@ -154,6 +154,48 @@ async fn the_master_checks_what_no_client_of_ours_would_send() {
         .await
         .unwrap();
     assert_eq!(refused, Code::InvalidArgument);
+
+    // Columns are as long as the batch, and come alone.
+    let versions = vec![granted.grant.id.0];
+    let columns = proto::CommitColumns {
+        versions: versions.clone(),
+        lengths: vec![2000],
+        checksums: vec![0],
+        segments: vec![granted.grant.extent.segment.0],
+        parents: vec![],
+    };
+    let item = proto::CommitItem {
+        version: versions[0],
+        length: 2000,
+        checksum: 0,
+        segments: columns.segments.clone(),
+        parent: 0,
+    };
+    let without = |change: fn(&mut proto::CommitColumns)| {
+        let mut columns = columns.clone();
+        change(&mut columns);
+        columns
+    };
+    let cases = [
+        (without(|c| c.versions.clear()), vec![]),
+        (without(|c| c.lengths.push(1)), vec![]),
+        (without(|c| c.checksums.clear()), vec![]),
+        (without(|c| c.segments.clear()), vec![]),
+        (without(|c| c.parents = vec![0; 2]), vec![]),
+        (without(|c| c.parents = vec![9]), vec![]),
+        (columns.clone(), vec![item]),
+    ];
+    for (columns, items) in cases {
+        let request = proto::CommitRequest {
+            caller: caller.clone(),
+            keys: keys::pack(&[key(5)]).into(),
+            items,
+            parents: Vec::new().into(),
+            columns: Some(columns),
+        };
+        let status = control.raw().commit(request).await.unwrap_err();
+        assert_eq!(code_of(&status), Some(Code::InvalidArgument), "{status}");
+    }
     unchanged(&cluster).await;
 }
 

@@ -24,6 +24,17 @@ pub(crate) enum CommitFault {
     Refused(Code),
 }
 
+/// Whether reservations of one extent each are answered in columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Columns {
+    /// Never: a master from before there were any.
+    Never,
+    /// Where the request allows it.
+    Allowed,
+    /// The same, and one of them is short.
+    Short,
+}
+
 /// One master; those of one pool share what the pool is.
 #[derive(Debug, Default)]
 pub(crate) struct Master {
@@ -48,6 +59,9 @@ pub(crate) struct State {
     pub(crate) in_progress: HashSet<String>,
     /// Whether single replicas go to one node after the other; else all to the first.
     pub(crate) alternates: bool,
+    pub(crate) columns: Columns,
+    /// How many commits came in columns.
+    pub(crate) commits_in_columns: usize,
     pub(crate) commit_faults: VecDeque<CommitFault>,
     /// How many reserves are carried out and not answered.
     pub(crate) lost_reserves: usize,
@@ -91,6 +105,8 @@ impl Default for State {
             reserve_codes: HashMap::new(),
             in_progress: HashSet::new(),
             alternates: false,
+            columns: Columns::Never,
+            commits_in_columns: 0,
             commit_faults: VecDeque::new(),
             release_fails: false,
             release_hangs: false,
@@ -302,18 +318,42 @@ impl Pool for Master {
                 .reservations
                 .insert(version, (key, segments, version * 4096));
         }
+        let mut columns = None;
+        if request.columns && state.columns != Columns::Never {
+            columns = in_columns(&reservations);
+        }
+        if let (Some(columns), Columns::Short) = (&mut columns, state.columns) {
+            columns.offsets.pop();
+        }
+        if columns.is_some() {
+            reservations.clear();
+        }
         Ok(Response::new(ReserveReply {
             epoch: state.epoch,
             nodes: nodes(&state),
             reservations,
             grant_ttl_ms: request.grant_ttl_ms,
+            columns,
         }))
     }
 
     async fn commit(&self, request: Request<CommitRequest>) -> Answer<Outcomes> {
         admit!(self, request, commit, true);
-        let request = request.into_inner();
+        let mut request = request.into_inner();
         let mut state = self.called("commit");
+        if let Some(columns) = request.columns.take() {
+            assert!(state.columns != Columns::Never && request.items.is_empty());
+            state.commits_in_columns += 1;
+            request.items = (0..columns.versions.len())
+                .map(|at| CommitItem {
+                    version: columns.versions[at],
+                    length: columns.lengths[at],
+                    checksum: columns.checksums[at],
+                    segments: vec![columns.segments[at]],
+                    parent: columns.parents[at],
+                })
+                .collect();
+        }
         if request.caller.as_ref().unwrap().epoch != state.epoch {
             return Err(coded(Code::StaleEpoch));
         }
@@ -539,4 +579,29 @@ impl Pool for Master {
         let epoch = self.state().epoch;
         self.own().cluster(epoch).map(Response::new)
     }
+}
+
+/// The same in columns; `None` when one has several extents.
+fn in_columns(reservations: &[Reservation]) -> Option<ReservationColumns> {
+    let mut columns = ReservationColumns::default();
+    let mut macs = Vec::new();
+    for reservation in reservations {
+        let nothing = GrantedExtent {
+            mac: vec![0; 16].into(),
+            ..GrantedExtent::default()
+        };
+        let extent = match &reservation.extents[..] {
+            [] => &nothing,
+            [extent] => extent,
+            _ => return None,
+        };
+        columns.codes.push(reservation.code);
+        columns.versions.push(reservation.version);
+        columns.nodes.push(extent.node);
+        columns.segments.push(extent.segment);
+        columns.offsets.push(extent.offset);
+        macs.extend_from_slice(&extent.mac);
+    }
+    columns.macs = macs.into();
+    Some(columns)
 }

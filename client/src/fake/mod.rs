@@ -10,7 +10,7 @@ mod wire;
 use crate::{Client, Options, Timeouts, TransportChoice};
 use kvpool_proto::pool_server::PoolServer;
 use kvpool_types::Length;
-pub(crate) use master::{CommitFault, Master};
+pub(crate) use master::{Columns, CommitFault, Master};
 pub(crate) use node::{Mode, Nodes};
 pub(crate) use role::Role;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The steps of one batch of puts, run at the same time.
 
-use super::requests::{read_reservation, reserve_request, wait_for_room};
+use super::requests::{Reservations, reserve_request, wait_for_room};
 use super::stages::{Reserved, Written};
 use crate::api::{Put, PutBlock, PutOptions};
 use crate::cache::Node;
@@ -14,11 +14,11 @@ use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use hashbrown::HashMap;
-use kvpool_proto::{CommitRequest, ReserveReply};
+use kvpool_proto::{CommitColumns, CommitRequest, ReserveReply};
 use kvpool_transport::memory::total_length;
 use kvpool_transport::{Slice, TransferError, TransferResult, WriteOp};
 use kvpool_types::wire::keys::pack;
-use kvpool_types::{Code, Epoch, Grant, Key, Length, SegmentId, Version};
+use kvpool_types::{Code, Epoch, Grant, Key, Length, SegmentId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +37,8 @@ pub(super) struct Batch<'a> {
     deadline: Deadline,
     items: Vec<Item<'a>>,
     work: FuturesUnordered<BoxFuture<'a, Step<'a>>>,
+    /// The term of the master that answered in columns last: it takes commits in columns.
+    columns: Option<Epoch>,
 }
 
 struct Item<'a> {
@@ -141,6 +143,7 @@ impl<'a> Batch<'a> {
             deadline,
             items,
             work: FuturesUnordered::new(),
+            columns: None,
         }
     }
 
@@ -232,12 +235,12 @@ impl<'a> Batch<'a> {
     }
 
     fn reserved(&mut self, items: &[usize], reply: Result<ReserveReply, ControlError>) {
-        let reply = reply.and_then(|reply| {
-            expect_answers(reply.reservations.len(), items.len())?;
+        let reply = reply.and_then(|mut reply| {
+            let reservations = Reservations::take(&mut reply, items.len())?;
             let nodes = read_nodes(&reply.nodes)?;
-            Ok((reply, nodes))
+            Ok((Epoch(reply.epoch), reservations, nodes))
         });
-        let (reply, nodes) = match reply {
+        let (epoch, reservations, nodes) = match reply {
             Ok(read) => read,
             Err(error) => {
                 let again = items
@@ -248,10 +251,13 @@ impl<'a> Batch<'a> {
                 return self.again(again);
             }
         };
+        if matches!(reservations, Reservations::Columns(_)) {
+            self.columns = Some(epoch);
+        }
         let mut again = Vec::new();
         let mut writes: BTreeMap<u32, NodeWrites> = BTreeMap::new();
-        for (at, reservation) in items.iter().copied().zip(&reply.reservations) {
-            match code_of(reservation.code) {
+        for (number, at) in items.iter().copied().enumerate() {
+            match code_of(reservations.code(number)) {
                 Code::Ok => {}
                 Code::Exists => {
                     self.settle(at, Ok(Put::Present));
@@ -265,15 +271,14 @@ impl<'a> Batch<'a> {
                 }
             }
             let length = self.item(at).length;
-            let granted = read_reservation(reservation, &nodes, Epoch(reply.epoch), length);
-            match granted {
-                Ok(granted) => {
+            match reservations.granted(number, &nodes, epoch, length) {
+                Ok((version, granted)) => {
                     let revoker = &self.inner.revoker;
                     let item = self.item(at);
                     item.stage = Stage::Writing(Reserved::new(
                         item.key.clone(),
-                        Version(reservation.version),
-                        Epoch(reply.epoch),
+                        version,
+                        epoch,
                         granted.len(),
                         revoker,
                     ));
@@ -416,7 +421,7 @@ impl<'a> Batch<'a> {
             }
         }
         for (epoch, items) in by_epoch {
-            let request = self.commit_request(&items);
+            let request = self.commit_request(epoch, &items);
             let (inner, deadline, number) = (self.inner, self.deadline, self.number);
             self.work.push(Box::pin(async move {
                 // With an eighth left, putting again can still tell what became of a commit.
@@ -436,7 +441,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn commit_request(&mut self, items: &[(usize, Written<'a>)]) -> CommitRequest {
+    fn commit_request(&mut self, epoch: Epoch, items: &[(usize, Written<'a>)]) -> CommitRequest {
         let named = || items.iter().filter_map(|(at, _)| self.items.get(*at));
         let keys = pack(named().map(|item| &item.key));
         let chained = named().any(|item| item.parent.is_some());
@@ -447,7 +452,9 @@ impl<'a> Batch<'a> {
             .collect();
         let mut next = u32::try_from(items.len()).unwrap_or(u32::MAX);
         let mut parents = Vec::new();
-        let mut wire = Vec::with_capacity(items.len());
+        let mut wire = Vec::new();
+        let on_one = items.iter().all(|(_, written)| written.is_on_one());
+        let mut columns = (self.columns == Some(epoch) && on_one).then(|| columns_for(items.len()));
         for (at, written) in items {
             let item = self.item(*at);
             let parent = item.parent.as_ref().map_or(0, |parent| {
@@ -457,13 +464,20 @@ impl<'a> Batch<'a> {
                     next
                 })
             });
-            wire.push(written.item(item.length, parent));
+            match &mut columns {
+                Some(columns) => written.add_to(columns, item.length, parent),
+                None => wire.push(written.item(item.length, parent)),
+            }
+        }
+        if let Some(columns) = columns.as_mut().filter(|_| !chained) {
+            columns.parents.clear();
         }
         CommitRequest {
             caller: None,
             keys: keys.into(),
             items: wire,
             parents: pack(&parents).into(),
+            columns,
         }
     }
 
@@ -568,6 +582,17 @@ impl<'a> Batch<'a> {
     fn again(&mut self, items: Vec<usize>) {
         let pause = items.iter().map(|at| self.item(*at).backoff.next()).max();
         self.reserve(items, pause);
+    }
+}
+
+/// Empty columns with room for `count` items.
+fn columns_for(count: usize) -> CommitColumns {
+    CommitColumns {
+        versions: Vec::with_capacity(count),
+        lengths: Vec::with_capacity(count),
+        checksums: Vec::with_capacity(count),
+        segments: Vec::with_capacity(count),
+        parents: Vec::with_capacity(count),
     }
 }
 

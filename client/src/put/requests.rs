@@ -3,10 +3,11 @@
 use crate::api::PutOptions;
 use crate::cache::Node;
 use crate::errors::ControlError;
-use crate::locate::{malformed, node_at};
-use kvpool_proto::{Reservation, ReserveRequest};
-use kvpool_types::{Epoch, Extent, Grant, GrantId, Length, Offset, SegmentId};
-use smallvec::SmallVec;
+use crate::locate::{expect_answers, malformed, node_at};
+use kvpool_proto::{Reservation, ReservationColumns, ReserveReply, ReserveRequest};
+use kvpool_types::grant::MAC_BYTES;
+use kvpool_types::{Epoch, Extent, Grant, GrantId, Length, Offset, SegmentId, Version};
+use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,42 +47,110 @@ pub(super) fn reserve_request(
         hard_pin: options.hard_pin,
         request: rand::random(),
         instead_of,
+        columns: true,
     }
 }
 
-/// The grants that a reservation holds, each with its node's place in the reply.
-pub(super) fn read_reservation(
-    reservation: &Reservation,
-    nodes: &[Arc<Node>],
-    epoch: Epoch,
-    length: Length,
-) -> Result<SmallVec<[(u32, Grant); 1]>, ControlError> {
-    if reservation.extents.is_empty() {
-        return Err(malformed("a reservation without an extent"));
+/// What a reserve was answered, in either form.
+#[derive(Debug)]
+pub(super) enum Reservations {
+    Each(Vec<Reservation>),
+    Columns(ReservationColumns),
+}
+
+/// What one key was granted: the grants, each with its node's place in the reply.
+pub(super) type Granted = SmallVec<[(u32, Grant); 1]>;
+
+impl Reservations {
+    /// Takes them out of a reply, and checks that it has `asked` of them.
+    pub(super) fn take(reply: &mut ReserveReply, asked: usize) -> Result<Self, ControlError> {
+        let Some(columns) = reply.columns.take() else {
+            expect_answers(reply.reservations.len(), asked)?;
+            return Ok(Self::Each(std::mem::take(&mut reply.reservations)));
+        };
+        for length in [
+            columns.codes.len(),
+            columns.versions.len(),
+            columns.nodes.len(),
+            columns.segments.len(),
+            columns.offsets.len(),
+        ] {
+            expect_answers(length, asked)?;
+        }
+        if columns.macs.len() != asked * MAC_BYTES {
+            return Err(malformed(format!("{} bytes of proofs", columns.macs.len())));
+        }
+        Ok(Self::Columns(columns))
     }
-    reservation
-        .extents
-        .iter()
-        .map(|granted| {
-            let mac = granted
-                .mac
-                .as_ref()
+
+    /// The code of a key's reservation.
+    pub(super) fn code(&self, at: usize) -> u32 {
+        match self {
+            Self::Each(each) => each.get(at).map_or(0, |reservation| reservation.code),
+            Self::Columns(columns) => of(&columns.codes, at),
+        }
+    }
+
+    /// What a key was granted, and the version that it is granted for.
+    pub(super) fn granted(
+        &self,
+        at: usize,
+        nodes: &[Arc<Node>],
+        epoch: Epoch,
+        length: Length,
+    ) -> Result<(Version, Granted), ControlError> {
+        let grant = |version, node, segment, offset, mac: &[u8]| {
+            let mac = mac
                 .try_into()
-                .map_err(|_| malformed(format!("a proof of {} bytes", granted.mac.len())))?;
-            let grant = Grant {
-                extent: Extent {
-                    segment: SegmentId(granted.segment),
-                    offset: Offset(granted.offset),
-                    length,
-                },
-                epoch,
-                id: GrantId(reservation.version),
-                mac,
+                .map_err(|_| malformed(format!("a proof of {} bytes", mac.len())))?;
+            let extent = Extent {
+                segment: SegmentId(segment),
+                offset: Offset(offset),
+                length,
             };
-            node_at(nodes, granted.node)?;
-            Ok((granted.node, grant))
-        })
-        .collect()
+            let id = GrantId(version);
+            node_at(nodes, node)?;
+            Ok((
+                node,
+                Grant {
+                    extent,
+                    epoch,
+                    id,
+                    mac,
+                },
+            ))
+        };
+        match self {
+            Self::Each(each) => {
+                let reservation = each.get(at).filter(|r| !r.extents.is_empty());
+                let Reservation {
+                    version, extents, ..
+                } = reservation.ok_or_else(|| malformed("a reservation without an extent"))?;
+                let granted = extents
+                    .iter()
+                    .map(|e| grant(*version, e.node, e.segment, e.offset, &e.mac))
+                    .collect::<Result<Granted, ControlError>>()?;
+                Ok((Version(*version), granted))
+            }
+            Self::Columns(columns) => {
+                let version = of(&columns.versions, at);
+                let (macs, _) = columns.macs.as_chunks::<MAC_BYTES>();
+                let granted = grant(
+                    version,
+                    of(&columns.nodes, at),
+                    of(&columns.segments, at),
+                    of(&columns.offsets, at),
+                    macs.get(at).map_or(&[], |mac| mac.as_slice()),
+                )?;
+                Ok((Version(version), smallvec![granted]))
+            }
+        }
+    }
+}
+
+/// What stands at `at` of a column; columns are as long as the batch.
+fn of<T: Copy + Default>(column: &[T], at: usize) -> T {
+    column.get(at).copied().unwrap_or_default()
 }
 
 /// A time in whole milliseconds, rounded up, so that a short one is not taken for none.

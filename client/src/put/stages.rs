@@ -5,7 +5,7 @@
 
 use crate::clock::Deadline;
 use crate::control::{Call, Control};
-use kvpool_proto::{CommitItem, RevokeRequest};
+use kvpool_proto::{CommitColumns, CommitItem, RevokeRequest};
 use kvpool_transport::{TransferError, TransferResult};
 use kvpool_types::wire::keys::pack;
 use kvpool_types::{Checksum, Code, Epoch, Key, Length, SegmentId, Version};
@@ -197,6 +197,22 @@ impl Written<'_> {
             segments: self.segments.iter().map(|segment| segment.0).collect(),
             parent,
         }
+    }
+
+    /// Whether it was written to one segment.
+    pub(super) fn is_on_one(&self) -> bool {
+        self.segments.len() == 1
+    }
+
+    /// The same as [`Written::item`], as the next one of columns.
+    pub(super) fn add_to(&self, columns: &mut CommitColumns, length: Length, parent: u32) {
+        columns.versions.push(self.claim.version().0);
+        columns.lengths.push(length.0);
+        columns.checksums.push(self.checksum.0);
+        columns
+            .segments
+            .extend(self.segments.first().map(|id| id.0));
+        columns.parents.push(parent);
     }
 
     /// The reservation is used up: nothing is given back. How many replicas it was.

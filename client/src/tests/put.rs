@@ -1,5 +1,5 @@
 use super::{block, child, key};
-use crate::fake::{CommitFault, Mode, pool, pool_with};
+use crate::fake::{Columns, CommitFault, Mode, pool, pool_with};
 use crate::{Put, PutBlock, PutError, PutOptions};
 use kvpool_types::Code;
 use std::time::{Duration, Instant};
@@ -45,6 +45,57 @@ async fn a_put_waits_for_room_and_then_says_full() {
         "{:?}",
         begun.elapsed()
     );
+}
+
+#[tokio::test]
+async fn a_master_that_answers_in_columns_is_told_in_columns() {
+    let pool = pool().await;
+    pool.master.state().columns = Columns::Allowed;
+    pool.master
+        .state()
+        .reserve_codes
+        .insert("b".into(), [Code::Exists].into());
+    let blocks = vec![
+        block("a", b"x"),
+        block("b", b"yy"),
+        child("c", "a", b"zzz"),
+        child("d", "elsewhere", b"w"),
+    ];
+    let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
+    assert_eq!(outcomes, [STORED, Ok(Put::Present), STORED, STORED]);
+    {
+        let state = pool.master.state();
+        assert!(state.commits_in_columns > 0);
+        assert_eq!(state.blocks["c"].length, 3);
+        assert_eq!(state.parents.get("c").map(String::as_str), Some("a"));
+        assert!(state.reservations.is_empty());
+    }
+    assert_eq!(pool.client.get(&key("c")).await.unwrap().unwrap(), b"zzz");
+    // What is granted several extents has no columns.
+    let before = pool.master.state().commits_in_columns;
+    let outcomes = pool.client.batch_put(vec![block("e", b"v")], &two()).await;
+    assert_eq!(outcomes, [Ok(Put::Stored { replicas: 2 })]);
+    assert_eq!(pool.master.state().commits_in_columns, before);
+}
+
+#[tokio::test]
+async fn columns_of_different_lengths_are_refused() {
+    let pool = pool().await;
+    pool.master.state().columns = Columns::Short;
+    let options = PutOptions {
+        timeout: Some(Duration::from_millis(400)),
+        ..PutOptions::default()
+    };
+    let outcomes = pool
+        .client
+        .batch_put(vec![block("a", b"x"), block("b", b"y")], &options)
+        .await;
+    let codes: Vec<Code> = outcomes
+        .iter()
+        .map(|outcome| outcome.as_ref().unwrap_err().code())
+        .collect();
+    assert_eq!(codes, [Code::Malformed; 2]);
+    assert!(pool.master.state().commits.is_empty());
 }
 
 /// Whatever it was granted would keep the key from the put itself until the grant ends.

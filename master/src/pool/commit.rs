@@ -211,6 +211,7 @@ impl Pool {
         }));
         {
             let mut reservations = self.reservations.lock();
+            reservations.look_at_committing(accepted.iter().map(|a| a.put));
             for a in &accepted {
                 reservations.finish(a.put, a.version);
             }

@@ -2,6 +2,7 @@
 //! reply.
 
 mod asks;
+mod forms;
 mod puts;
 mod upkeep;
 

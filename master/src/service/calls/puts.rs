@@ -1,14 +1,13 @@
 //! From the wish to put blocks to their being visible.
 
-use super::{Calls, NodeTable, millis, optional_ms};
+use super::forms::{Items, Signing};
+use super::{Calls, millis, optional_ms};
 use crate::placement::Wish;
-use crate::pool::{CommitItem, ReserveOptions};
+use crate::pool::ReserveOptions;
 use crate::service::batch::{check_leads, check_lengths, unpack};
 use crate::service::refused::{Refused, refused};
-use ::bytes::BytesMut;
 use kvpool_proto as proto;
-use kvpool_types::grant::MAC_BYTES;
-use kvpool_types::{Code, Extent, GrantId, Length, NodeName, SegmentId, Version};
+use kvpool_types::{Code, Length, NodeName, Version};
 use std::time::Duration;
 
 impl Calls {
@@ -43,54 +42,23 @@ impl Calls {
             .await;
         // The term may have run out while this waited for room. What was granted ends by itself.
         check_leads(&self.pool)?;
-        let mut table = NodeTable::default();
-        let segments = self.pool.placement.segments();
-        // All proofs of a reply share one allocation.
-        let mut proofs = BytesMut::with_capacity(keys.len() * MAC_BYTES);
-        let reservations = outcomes
-            .into_iter()
-            .zip(&lengths)
-            .map(|(outcome, length)| match outcome {
-                Ok(granted) => proto::Reservation {
-                    code: Code::Ok.to_wire().into(),
-                    version: granted.version.0,
-                    extents: granted
-                        .replicas
-                        .iter()
-                        .filter_map(|replica| {
-                            let node = &segments.get(replica.segment)?.node;
-                            let extent = Extent {
-                                segment: replica.segment,
-                                offset: replica.offset,
-                                length: *length,
-                            };
-                            let id = GrantId(granted.version.0);
-                            let grant =
-                                node.signer
-                                    .sign(node.incarnation, self.pool.epoch, id, extent);
-                            let node = table.index(&segments, replica)?;
-                            proofs.extend_from_slice(&grant.mac);
-                            Some(proto::GrantedExtent {
-                                node,
-                                segment: replica.segment.0,
-                                offset: replica.offset.0,
-                                mac: proofs.split().freeze(),
-                            })
-                        })
-                        .collect(),
-                },
-                Err(code) => proto::Reservation {
-                    code: code.to_wire().into(),
-                    ..Default::default()
-                },
-            })
-            .collect();
-        let grant_ttl = self.pool.grant_ttl(options.grant_ttl);
+        let grant_ttl_ms = millis(self.pool.grant_ttl(options.grant_ttl));
+        let epoch = self.pool.epoch;
+        let mut signing = Signing::new(epoch, self.pool.placement.segments());
+        let columns = request
+            .columns
+            .then(|| signing.columns(&outcomes, &lengths));
+        let columns = columns.flatten();
+        let reservations = match columns {
+            Some(_) => Vec::new(),
+            None => signing.each(&outcomes, &lengths),
+        };
         Ok(proto::ReserveReply {
-            epoch: self.pool.epoch.0,
-            nodes: table.into_wire(),
+            epoch: epoch.0,
+            nodes: signing.into_nodes(),
             reservations,
-            grant_ttl_ms: millis(grant_ttl),
+            grant_ttl_ms,
+            columns,
         })
     }
 
@@ -101,30 +69,24 @@ impl Calls {
         let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
         let parents = unpack(&self.pool, &request.parents)?;
-        check_lengths("items", request.items.len(), keys.len())?;
+        let wire = Items::read(&request, keys.len())?;
         let named = |at: usize| {
             keys.get(at)
                 .or_else(|| parents.get(at.checked_sub(keys.len())?))
         };
         let mut items = Vec::with_capacity(keys.len());
-        for (key, item) in keys.iter().zip(&request.items) {
-            let parent = match (item.parent as usize).checked_sub(1) {
-                None => None,
-                Some(at) => Some(named(at).ok_or_else(|| {
+        for (at, key) in keys.iter().enumerate() {
+            let (mut item, parent) = wire.get(at, key.to_key());
+            if let Some(at) = (parent as usize).checked_sub(1) {
+                let parent = named(at).ok_or_else(|| {
                     refused(
                         Code::InvalidArgument,
-                        format!("there is no parent {}", item.parent),
+                        format!("there is no parent {parent}"),
                     )
-                })?),
-            };
-            items.push(CommitItem {
-                key: key.to_key(),
-                version: Version(item.version),
-                length: Length(item.length),
-                checksum: kvpool_types::Checksum(item.checksum),
-                segments: item.segments.iter().map(|id| SegmentId(*id)).collect(),
-                parent: parent.map(|key| key.to_key()),
-            });
+                })?;
+                item.parent = Some(parent.to_key());
+            }
+            items.push(item);
         }
         let codes = self.pool.commit(caller.namespace, items).await;
         Ok(self.outcomes(&codes))
