@@ -10,7 +10,7 @@ use kvpool_types::KeyRef;
 use kvpool_types::ids::NamespaceId;
 use parking_lot::Mutex;
 
-/// What the shards of a directory share. Lock order: one shard, then one of these.
+/// What the shards of a directory share. Lock order: shards in the order of their numbers, then one of these.
 #[derive(Debug)]
 pub(super) struct Common {
     pub(super) seed: Seed,
