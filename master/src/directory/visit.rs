@@ -60,6 +60,9 @@ impl Directory {
                 wave.push((self.lock(shard), group, slots));
             }
             look_up(namespace, &keys, &mut wave);
+            for (shard, _, slots) in &wave {
+                look_at_neighbours(shard, slots);
+            }
             for (mut shard, group, slots) in wave.drain(..) {
                 let shard: &mut Shard = &mut shard;
                 for (item, slot) in group.iter().zip(slots) {
@@ -225,7 +228,6 @@ fn look_up<S: Deref<Target = Shard>>(
                 *slot = shard.find(&key).unwrap_or(NONE);
             }
         }
-        look_at_neighbours(shard, slots);
     }
 }
 

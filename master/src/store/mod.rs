@@ -1,5 +1,5 @@
-//! What the master keeps for its next life: one log of groups of records and one snapshot a
-//! directory shard, behind one trait.
+//! What the master keeps for its next life: one log of groups of records and one snapshot for
+//! each of the parts that the keys are cut into, its shards, behind one trait.
 //!
 //! ```text
 //!  submissions ─► journal ─► group ─► append ─► callbacks (publish, answer)     in log order
