@@ -1,4 +1,12 @@
-# Putting programs of this machine, with the libraries that they need, into a guest's file system.
+# Putting programs of this machine, with the libraries that they need, into a guest's file system; and what
+# the scripts must know of one of them.
+
+# multiplies QEMU: whether this qemu has carry-less multiplication done by the processor that it runs on.
+multiplies() {
+  local major
+  major=$("$1" --version 2> /dev/null | sed -n 's/^QEMU emulator version \([0-9]*\)\..*/\1/p')
+  [ "${major:-0}" -ge 9 ]
+}
 
 # add_program ROOT PROGRAM [NAME]: a program by name or path, under NAME in /usr/bin.
 add_program() {

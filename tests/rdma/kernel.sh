@@ -2,16 +2,14 @@
 # kernel.sh SERIES IMAGE: puts Debian's kernel of that series (6.1, 6.12) into the directory IMAGE:
 # `vmlinux`, and under `modules/` the modules that a guest with software RoCE needs. Nothing is
 # installed, and root is not needed: the package is unpacked, not configured.
-#
-# The package comes from the suites that this machine's apt reads. A series that is not in them comes
-# from another suite of the same mirror, whose index is not kept.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
+here=$(cd "$(dirname "$0")" && pwd)
 series=$1
 mkdir -p "$2"
 image=$(cd "$2" && pwd)
 # Written last: older than this script, it tells of an image that this script would make otherwise.
-if [ "$image/package" -nt "$0" ]; then exit 0; fi
+if [ "$image/package" -nt "$here/kernel.sh" ]; then exit 0; fi
 
 # What a guest loads, by name; what these need comes with them. crc32-pclmul is left out on purpose:
 # where carry-less multiplication is emulated, it is slower than the table that it replaces.
@@ -23,9 +21,7 @@ declare -A suites=([6.1]="bookworm" [6.12]="bookworm-backports trixie")
 work=$(mktemp -d "$image/work.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-# Lists of our own: fresh ones where the machine's are old or absent, and those of other suites.
-lists=(-o "Dir::State::lists=$work/apt/lists" -o "Dir::Cache=$work/apt/cache")
-mkdir -p apt/lists/partial apt/cache/archives/partial
+. "$here/debian.sh"
 
 # newest [APT OPTION...]: the newest package of the series: the plain kernel, not that for clouds,
 # which has no RDMA, nor the real-time one, nor the unsigned twin.
@@ -36,27 +32,14 @@ newest() {
 
 # fetch [APT OPTION...]: downloads it, if there is one.
 fetch() {
-  package=$(newest "$@") &&
-    apt-get "$@" -o "APT::Sandbox::User=" --quiet=2 download "$package" >&2
+  package=$(newest "$@") && download "$@" "$package"
 }
 
-update() { apt-get "$@" -o "APT::Sandbox::User=" -o "Acquire::Languages=none" --quiet=2 update >&2; }
-
-# fetch_elsewhere: the same from other suites of the mirror that this machine gets Debian from.
+# fetch_elsewhere: the same from suites that this machine does not read.
 fetch_elsewhere() {
-  local site suite
-  site=$(apt-get "${lists[@]}" indextargets --format '$(CREATED_BY) $(ORIGIN) $(LABEL) $(SITE)' |
-    awk '$1 == "Packages" && $2 == "Debian" && $3 == "Debian" && !found { print $4; found = 1 }')
-  [ -n "$site" ] || { echo "apt reaches no mirror of Debian" >&2; return 1; }
-  local only=("${lists[@]}" -o "Dir::Etc::sourcelist=$work/apt/sources.list"
-    -o "Dir::Etc::sourceparts=/dev/null")
-  for suite in ${suites[$series]:-}; do
-    echo "kernel $series is not in this machine's suites: looking in $suite" >&2
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $site $suite main" \
-      > apt/sources.list
-    if update "${only[@]}" && fetch "${only[@]}"; then return 0; fi
-  done
-  return 1
+  echo "kernel $series is not in this machine's suites" >&2
+  # Word splitting of the names is wanted.
+  elsewhere fetch ${suites[$series]:-}
 }
 
 fetch || { update "${lists[@]}" && fetch "${lists[@]}"; } || fetch_elsewhere ||

@@ -3,6 +3,7 @@
 //! ```text
 //!  cargo build, cargo test --no-run                 Debian's packages
 //!         │ programs                                  │ kernel.sh, image.sh: target/rdma/SERIES
+//!         │                                           │ emulator.sh: target/rdma/emulator, to measure
 //!         ▼                                           ▼
 //!  tests/rdma/cases/NAME.sh ──► run.sh (a guest) or pair.sh (two on one Ethernet) ──► exit status
 //! ```
@@ -151,6 +152,10 @@ fn chosen<'c>(args: &Args, cases: &'c [Case]) -> Vec<&'c Case> {
 
 fn run_cases(args: &Args, place: &Path, cases: &[&Case], tally: &mut Tally) -> Result<()> {
     let programs = Programs::build(cases)?;
+    let emulator = place.join("emulator");
+    if cases.iter().any(|case| case.is_measurement()) && !make_emulator(&emulator)? {
+        println!("the installed qemu measures: its figures are lower where a checksum is made");
+    }
     for series in args.kernel.series() {
         let image = place.join(series);
         let Some(package) = make_image(series, &image)? else {
@@ -160,8 +165,12 @@ fn run_cases(args: &Args, place: &Path, cases: &[&Case], tally: &mut Tally) -> R
         println!("\nguests with {package}");
         for case in cases {
             let log = place.join(format!("{}-{series}.log", case.name));
-            run_case(case, &image, &programs, args.tests.as_deref(), &log, tally)
-                .with_context(|| case.name.clone())?;
+            let guest = Guest {
+                image: &image,
+                emulator: case.is_measurement().then_some(&emulator),
+                tests: args.tests.as_deref(),
+            };
+            run_case(case, &guest, &programs, &log, tally).with_context(|| case.name.clone())?;
         }
     }
     Ok(())
@@ -185,12 +194,26 @@ fn make_image(series: &str, image: &Path) -> Result<Option<String>> {
     Ok(Some(package.trim().to_owned()))
 }
 
+/// Puts an emulator that is good for measuring in `place`, unless the installed one is. Whether there is one
+/// now: why not has the script said.
+fn make_emulator(place: &Path) -> Result<bool> {
+    succeeds(Command::new(scripts().join("emulator.sh")).arg(place))
+}
+
+/// What the guests of a case are made of.
+struct Guest<'a> {
+    image: &'a Path,
+    /// Where an emulator of our own may be; the installed one when nothing is there.
+    emulator: Option<&'a PathBuf>,
+    /// Of the test binaries, only the tests whose name contains this.
+    tests: Option<&'a str>,
+}
+
 /// Runs a case, prints what it came to, and counts it.
 fn run_case(
     case: &Case,
-    image: &Path,
+    guest: &Guest<'_>,
     programs: &Programs,
-    tests: Option<&str>,
     log: &Path,
     tally: &mut Tally,
 ) -> Result<()> {
@@ -211,15 +234,18 @@ fn run_case(
     let console = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     let begin = Instant::now();
     let status = Command::new(scripts().join(script))
-        .arg(image)
+        .arg(guest.image)
         .arg(&case.script)
         .args(paths)
         .env("GUEST_LIMIT", case.limit.to_string())
         .env("GUEST_MEMORY", case.memory.to_string())
         .env(
             "GUEST_SETTINGS",
-            tests.map_or(String::new(), |part| format!("TESTS={part}")),
+            guest
+                .tests
+                .map_or(String::new(), |part| format!("TESTS={part}")),
         )
+        .envs(guest.emulator.map(|place| ("GUEST_EMULATOR", place)))
         .stdout(console.try_clone()?)
         .stderr(console)
         .status()
