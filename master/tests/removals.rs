@@ -1,148 +1,27 @@
 //! What is told of blocks that have left and may come back, should the master die now.
 
-use async_trait::async_trait;
-use bytes::Bytes;
+mod support;
+
 use kvpool_master::Config;
-use kvpool_master::clock::BootClock;
-use kvpool_master::membership::{Registration, Reported};
-use kvpool_master::metrics::Metrics;
-use kvpool_master::pool::{CommitItem, Granted, Pool, RemoveReport, ReserveOptions};
-use kvpool_master::store::{
-    EmbeddedOptions, EmbeddedStore, LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot,
-    SnapshotPositions, StoreError,
-};
-use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Checksum, ClusterId, Code, Epoch, HostId, Incarnation, Key, Length, NodeName};
+use kvpool_master::pool::{Pool, RemoveReport, ReserveOptions};
+use kvpool_types::{Code, Key, Length};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Mutex;
+use support::{Gate, SPACE, commit, reserve};
 use tokio::time::timeout;
 
-const SPACE: NamespaceId = NamespaceId(0);
-
-/// A store whose appends wait while the gate is held.
-struct Gated {
-    store: EmbeddedStore,
-    gate: Arc<Mutex<()>>,
-}
-
-#[async_trait]
-impl MetadataStore for Gated {
-    async fn cluster_id(&self, fresh: ClusterId) -> Result<ClusterId, StoreError> {
-        self.store.cluster_id(fresh).await
-    }
-    async fn epoch(&self) -> Result<Epoch, StoreError> {
-        self.store.epoch().await
-    }
-    async fn begin_epoch(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
-        self.store.begin_epoch(at_least).await
-    }
-    async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
-        let _open = self.gate.lock().await;
-        self.store.append(epoch, seq, group).await
-    }
-    async fn log_span(&self) -> Result<LogSpan, StoreError> {
-        self.store.log_span().await
-    }
-    async fn read_log(&self, after: LogSeq, most: u64) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
-        self.store.read_log(after, most).await
-    }
-    async fn put_snapshot(
-        &self,
-        epoch: Epoch,
-        shard: ShardIndex,
-        seq: LogSeq,
-        parts: Vec<Bytes>,
-    ) -> Result<(), StoreError> {
-        self.store.put_snapshot(epoch, shard, seq, parts).await
-    }
-    async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError> {
-        self.store.read_snapshot(shard).await
-    }
-    async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError> {
-        self.store.snapshots().await
-    }
-    async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError> {
-        self.store.snapshot_positions().await
-    }
-    async fn truncate_log(&self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError> {
-        self.store.truncate_log(epoch, through).await
-    }
-    async fn size_on_disk(&self) -> Result<u64, StoreError> {
-        self.store.size_on_disk().await
-    }
-    async fn close(&self) -> Result<(), StoreError> {
-        self.store.close().await
-    }
-}
-
-async fn reserve(pool: &Arc<Pool>, key: &Key, bytes: u64) -> Result<Granted, Code> {
-    let keys = [key.as_ref()];
-    let options = ReserveOptions {
-        timeout: Duration::from_secs(10),
-        ..ReserveOptions::default()
-    };
-    let granted = pool
-        .reserve(SPACE, &keys[..], &[Length(bytes)], &options)
-        .await;
-    granted.into_iter().next().unwrap()
+/// A pool of one node of 1 MiB, and what shuts its store.
+async fn pool(directory: &Path) -> (Arc<Pool>, Gate) {
+    let (pool, gate) = support::pool(directory, Config::default()).await;
+    support::join(&pool, "n", 7, 1 << 20).await;
+    (pool, gate)
 }
 
 async fn put(pool: &Arc<Pool>, key: &Key, bytes: u64) -> Result<(), Code> {
     let granted = reserve(pool, key, bytes).await?;
     assert_eq!(commit(pool, key, bytes, granted).await, [Code::Ok]);
     Ok(())
-}
-
-fn commit(
-    pool: &Arc<Pool>,
-    key: &Key,
-    bytes: u64,
-    granted: Granted,
-) -> impl Future<Output = Vec<Code>> + use<> {
-    let item = CommitItem {
-        key: key.clone(),
-        version: granted.version,
-        length: Length(bytes),
-        checksum: Checksum(1),
-        segments: granted.replicas.iter().map(|r| r.segment).collect(),
-        parent: None,
-    };
-    let pool = Arc::clone(pool);
-    async move { pool.commit(SPACE, vec![item]).await }
-}
-
-/// A pool of one node of 1 MiB, and what shuts its store.
-async fn pool(directory: &Path) -> (Arc<Pool>, Arc<Mutex<()>>) {
-    let gate = Arc::new(Mutex::new(()));
-    let store = Gated {
-        store: EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap(),
-        gate: Arc::clone(&gate),
-    };
-    let metrics = Arc::new(Metrics::new().unwrap());
-    let pool = Pool::start(
-        Config::default(),
-        Arc::new(store),
-        Arc::new(BootClock),
-        metrics,
-    );
-    let pool = pool.await.unwrap();
-    let registration = Registration {
-        name: NodeName("n".into()),
-        incarnation: Incarnation(7),
-        data_address: "127.0.0.1:1".into(),
-        shm_path: String::new(),
-        host: HostId(1),
-        epoch_seen: Epoch(0),
-        segments: vec![(Length(1 << 20), None)],
-        held: Vec::new(),
-    };
-    let node = pool.register(&registration).await.unwrap();
-    let (outbox, _unread) = tokio::sync::mpsc::unbounded_channel();
-    pool.activate(&node, &registration, outbox);
-    pool.heard(&node, Some(Reported::default()));
-    (pool, gate)
 }
 
 type Removing = tokio::task::JoinHandle<Result<RemoveReport, Code>>;

@@ -139,7 +139,13 @@ impl Removed {
 
     /// The bytes of all its extents together: what its leaving makes room for.
     pub fn footprint(&self) -> u64 {
-        Extents::rounded(self.length).0 * self.replicas.len() as u64
+        self.footprint_on(|_| true)
+    }
+
+    /// The bytes of its extents on some segments.
+    pub fn footprint_on(&self, counts: impl Fn(SegmentId) -> bool) -> u64 {
+        let extents = self.replicas.iter().filter(|r| counts(r.segment));
+        Extents::rounded(self.length).0 * extents.count() as u64
     }
 }
 

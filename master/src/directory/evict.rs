@@ -3,7 +3,8 @@
 //! Victims go one by one, always the oldest of all shards: each shard shows its oldest ticks without
 //! being locked. Orphans go first, ordinary blocks next, soft-pinned ones last. A block that is met
 //! leased is set aside until its lease ends, so a round costs what it evicts and no block is met in
-//! vain twice.
+//! vain twice. One whose node takes no blocks now (it is not heard, or drains) would make no room where
+//! room is sought: it is set aside for a moment, and is there when its node is.
 
 use super::Directory;
 use super::block::{BlockId, Removed};
@@ -12,12 +13,24 @@ use super::entry::Place;
 use super::lineage::Aftermath;
 use super::queues::Rank;
 use crate::clock::Millis;
+use kvpool_types::SegmentId;
+use std::time::Duration;
+
+/// When eviction looks again at a block that it met on a node that takes no blocks now.
+pub(super) const ASIDE: Duration = Duration::from_secs(1);
 
 impl Directory {
-    /// Evicts blocks until the bytes of their extents reach `goal`, and not one more; fewer when no
-    /// block is left that may go. Never evicts a block that is leased or hard-pinned, nor one with
-    /// children; before `lease_floor` every block counts as leased.
-    pub fn evict(&self, goal: u64, now: Millis, lease_floor: Millis) -> Vec<Removed> {
+    /// Evicts blocks until the bytes of their extents on segments that `gives_room` names reach `goal`, and
+    /// not one more; fewer when no block is left that may go. Never evicts a block that is leased or
+    /// hard-pinned, nor one with children, nor one that lies on none of these segments; before
+    /// `lease_floor` every block counts as leased.
+    pub fn evict(
+        &self,
+        goal: u64,
+        now: Millis,
+        lease_floor: Millis,
+        gives_room: impl Fn(SegmentId) -> bool,
+    ) -> Vec<Removed> {
         let mut evicted = Vec::new();
         if now < lease_floor {
             return evicted;
@@ -28,8 +41,8 @@ impl Directory {
             let Some((shard, rank)) = self.oldest() else {
                 break;
             };
-            if let Some(removed) = self.evict_oldest(shard, rank, now) {
-                bytes += removed.footprint();
+            if let Some(removed) = self.evict_oldest(shard, rank, now, &gives_room) {
+                bytes += removed.footprint_on(&gives_room);
                 evicted.push(removed);
             }
         }
@@ -56,7 +69,13 @@ impl Directory {
 
     /// Evicts the first block of a rank of a shard, or takes it out of the way: each call that
     /// evicts nothing leaves one block less to look at.
-    fn evict_oldest(&self, shard: usize, rank: Rank, now: Millis) -> Option<Removed> {
+    fn evict_oldest(
+        &self,
+        shard: usize,
+        rank: Rank,
+        now: Millis,
+        gives_room: impl Fn(SegmentId) -> bool,
+    ) -> Option<Removed> {
         let mut aftermath = Aftermath::default();
         let removed = {
             let mut locked = self.lock(shard);
@@ -79,6 +98,10 @@ impl Directory {
             }
             if entry.is_leased(self.common.relative(now)) {
                 shard.park(slot, &self.common);
+                return None;
+            }
+            if !shard.replicas(slot).iter().any(|r| gives_room(r.segment)) {
+                shard.set_aside(slot, now.after(ASIDE));
                 return None;
             }
             shard.remove(slot, &self.common, &mut aftermath)

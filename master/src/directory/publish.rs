@@ -6,6 +6,7 @@ use super::cell::Locked;
 use super::common::{Prepared, Preparer};
 use super::entry::Place;
 use super::slab::NONE;
+use super::spaces::NO_SPACE;
 use super::{Directory, Policy};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{KeyRef, Version};
@@ -53,12 +54,17 @@ impl Directory {
                 else {
                     continue;
                 };
-                let key = Prepared {
+                let mut key = Prepared {
                     namespace: block.namespace,
                     key: block.key.as_ref(),
                     hash: item.hash,
                     space: item.space,
                 };
+                // Affixes that were new when the batch was sorted may have come with another version of
+                // the same key since.
+                if key.space == NO_SPACE && matches!(key.key, KeyRef::Digest { .. }) {
+                    key = Preparer::new(&self.common, block.namespace).prepare(key.key);
+                }
                 *outcome = self.publish_one(&mut shard, block, &key);
                 if let (Some(id), None, Some(parent)) =
                     (outcome.id, &outcome.replaced, &block.parent)

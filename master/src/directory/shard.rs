@@ -358,9 +358,14 @@ impl Shard {
 
     /// Sets a leased block aside until its lease ends.
     pub(super) fn park(&mut self, slot: u32, common: &Common) {
-        let until = common.absolute(self.entries.at(slot).lease_until()).0;
+        let until = common.absolute(self.entries.at(slot).lease_until());
+        self.set_aside(slot, until);
+    }
+
+    /// Sets a block aside until a time.
+    pub(super) fn set_aside(&mut self, slot: u32, until: Millis) {
         self.queues.take(&mut self.entries, slot);
-        self.queues.park(&mut self.entries, slot, until);
+        self.queues.park(&mut self.entries, slot, until.0);
     }
 
     /// Looks at every block whose timer has run out.

@@ -16,6 +16,8 @@ use smallvec::smallvec;
 const NS: NamespaceId = NamespaceId(3);
 const NOW: Millis = Millis(1_000_000);
 const NO_FLOOR: Millis = Millis(0);
+/// Room is wanted on every segment.
+const ANYWHERE: fn(SegmentId) -> bool = |_| true;
 /// A multiple of what extents are rounded up to.
 const SIZE: u64 = 128;
 
@@ -113,6 +115,6 @@ fn remove(directory: &Directory, n: u64) -> Removal {
 
 /// Evicts `count` blocks of [`SIZE`]; returns their numbers in order.
 fn evict(directory: &Directory, count: u64, now: Millis) -> Vec<u64> {
-    let removed = directory.evict(count * SIZE, now, NO_FLOOR);
+    let removed = directory.evict(count * SIZE, now, NO_FLOOR, ANYWHERE);
     removed.iter().map(|removed| number(&removed.key)).collect()
 }

@@ -11,7 +11,7 @@ use crate::directory::{BlockId, Replica};
 use crate::membership::Node;
 use kvpool_types::{HostId, Length, Offset, SegmentId};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -173,7 +173,8 @@ pub struct Placement {
     segments: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
 }
 
-/// The segments, locked for reading for one batch.
+/// The segments, locked for reading for one batch. A thread takes this once at a time: where it did again
+/// while somebody waits to change the table, each would wait for the other.
 pub struct Segments<'a>(RwLockReadGuard<'a, BTreeMap<SegmentId, Arc<Segment>>>);
 
 impl Segments<'_> {
@@ -190,6 +191,15 @@ impl Segments<'_> {
     /// What blocks with this wish can be placed on now.
     pub fn room(&self, wish: &Wish) -> Room<'_> {
         Room::new(self.iter(), wish)
+    }
+
+    /// Takes room back that was found and never granted.
+    pub fn release(&self, replicas: &[Replica]) {
+        for replica in replicas {
+            if let Some(segment) = self.get(replica.segment) {
+                segment.free(replica.extent);
+            }
+        }
     }
 
     /// Records which blocks lie in which extents, for eviction by neighbourhood.
@@ -225,6 +235,13 @@ impl Placement {
         self.segments.write().remove(&id)
     }
 
+    /// The segments that blocks can be placed on now.
+    pub fn placeable(&self) -> HashSet<SegmentId> {
+        let segments = self.segments.read();
+        let placeable = segments.values().filter(|s| s.node.is_placeable());
+        placeable.map(|segment| segment.id).collect()
+    }
+
     /// How full the pool is.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
@@ -241,16 +258,6 @@ impl Placement {
             usage.limit += segment.limit;
         }
         usage
-    }
-
-    /// Takes room back that was found and never granted.
-    pub fn release(&self, replicas: &[Replica]) {
-        let segments = self.segments.read();
-        for replica in replicas {
-            if let Some(segment) = segments.get(&replica.segment) {
-                segment.free(replica.extent);
-            }
-        }
     }
 }
 

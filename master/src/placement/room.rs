@@ -88,6 +88,11 @@ impl<'a> Room<'a> {
         }
     }
 
+    /// How many copies a block gets: those wished, or one on each node there is if these are fewer.
+    pub fn copies(&self) -> usize {
+        self.copies
+    }
+
     /// Finds room for `length` bytes on as many nodes as wished, or on all there are if these are
     /// fewer; all or none.
     pub fn allocate(&mut self, length: Length) -> Result<Copies, NoRoom> {

@@ -3,7 +3,9 @@
 use super::{Left, Pool};
 use crate::clock::Millis;
 use crate::directory::{Copies, NewBlock, Replica, Tick};
+use crate::placement::quarantine::Freed;
 use crate::reservations::PutId;
+use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Code, Key, Length, SegmentId, Version};
@@ -169,7 +171,7 @@ impl Pool {
     }
 
     /// Makes durable blocks visible. Runs on the journal's thread, in the order of the log.
-    fn publish(&self, namespace: NamespaceId, batch: Batch) -> Vec<Code> {
+    fn publish(self: &Arc<Self>, namespace: NamespaceId, batch: Batch) -> Vec<Code> {
         let Batch {
             accepted,
             mut blocks,
@@ -217,9 +219,25 @@ impl Pool {
             }
         }
         self.metrics.committed(accepted.iter().map(|a| a.length));
-        self.free(freed);
+        self.free_once_logged(freed);
         self.changed.notify_waiters();
         codes
+    }
+
+    /// Frees what committed blocks have replaced, once nothing that is read back after a crash lies there.
+    /// What was acknowledged from memory is in no log yet.
+    fn free_once_logged(self: &Arc<Self>, freed: Vec<Freed>) {
+        if freed.is_empty() || self.ack() == Ack::Durable {
+            self.free(freed);
+            return;
+        }
+        let pool = Arc::clone(self);
+        self.journal()
+            .submit_now(Vec::new(), Ack::Durable, move |durable| {
+                if durable.is_ok() {
+                    pool.free(freed);
+                }
+            });
     }
 
     /// Ends puts whose records were certainly not logged.

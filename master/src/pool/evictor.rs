@@ -8,6 +8,7 @@
 use super::Pool;
 use crate::directory::Removed;
 use crate::placement::{Segment, share};
+use kvpool_types::SegmentId;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -65,10 +66,16 @@ impl Pool {
         while freed < goal && !self.is_stopping() {
             let want = (goal - freed).min(STEP_BYTES);
             let _until_submitted = self.evicting.read();
-            let victims = self.directory.evict(want, self.now(), self.lease_floor);
+            let placeable = self.placement.placeable();
+            let gives_room = |segment| placeable.contains(&segment);
+            let victims = self.evict(want, gives_room);
             let Some(latest) = victims.last() else { break };
-            last = latest.footprint();
-            freed += self.submit_victims(victims);
+            last = latest.footprint_on(gives_room);
+            freed += victims
+                .iter()
+                .map(|v| v.footprint_on(gives_room))
+                .sum::<u64>();
+            self.submit_victims(victims);
         }
         self.metrics
             .eviction_round(goal, freed, last, started.elapsed());
@@ -89,6 +96,9 @@ impl Pool {
                 .cloned()
                 .collect()
         };
+        if segments.is_empty() {
+            return;
+        }
         let length = kvpool_types::Length(length);
         // The quarantine of a segment becomes free without another eviction.
         let shortfall =
@@ -119,16 +129,21 @@ impl Pool {
         // There is room in the pool but in no single segment, or nothing can be taken in one piece.
         let want = if least == 0 { length.0 } else { least };
         let _until_submitted = self.evicting.read();
-        let victims = self.directory.evict(want, self.now(), self.lease_floor);
+        let victims = self.evict(want, |id| segments.iter().any(|s| s.id == id));
         self.submit_victims(victims);
     }
 
-    fn submit_victims(self: &Arc<Self>, victims: Vec<Removed>) -> u64 {
-        let bytes = victims.iter().map(Removed::footprint).sum();
+    fn evict(&self, goal: u64, gives_room: impl Fn(SegmentId) -> bool) -> Vec<Removed> {
+        let now = self.now();
+        self.directory
+            .evict(goal, now, self.lease_floor, gives_room)
+    }
+
+    fn submit_victims(self: &Arc<Self>, victims: Vec<Removed>) {
         if !victims.is_empty() {
+            let bytes = victims.iter().map(Removed::footprint).sum();
             self.metrics.evicted(victims.len(), bytes);
             self.submit_left(&victims);
         }
-        bytes
     }
 }

@@ -10,8 +10,10 @@
 //!                   └─ evictor, caretaker (threads)
 //! ```
 //!
-//! Lock order: reservations, then a directory shard, then its lineage; segments before the extents of
-//! one. No directory shard is held while reservations or extents are locked.
+//! Lock order: the table of segments, then what clients found wrong, then reservations, then directory
+//! shards in the order of their numbers, then their lineage; the extents of one segment last, and with no
+//! shard held. The table is locked for reading once at a time by a thread: one who waits to change it goes
+//! before those who come to read.
 
 mod beginning;
 mod caretaker;

@@ -31,6 +31,9 @@ fn refuse(code: Code, message: impl Into<String>) -> RegisterError {
 
 /// How many places of a segment's table one step of a drop looks at.
 const STEP: u32 = 4096;
+/// No pool gets so many terms ahead of a master that is asked to let a node in: a node that says so is
+/// damaged, and terms must not be used up for it.
+const MOST_TERMS: u64 = 1 << 32;
 
 impl Pool {
     /// Takes a node in: a known incarnation with its blocks, a new one with empty segments (and in
@@ -74,6 +77,12 @@ impl Pool {
     }
 
     fn check_registration(&self, registration: &Registration) -> Result<(), RegisterError> {
+        if registration.epoch_seen.0.saturating_sub(self.epoch.0) > MOST_TERMS {
+            return Err(refuse(
+                Code::InvalidArgument,
+                format!("no pool has come to epoch {}", registration.epoch_seen),
+            ));
+        }
         if registration.epoch_seen > self.epoch {
             *self.superseded.lock() = Some(registration.epoch_seen);
             self.superseded_told.notify_waiters();

@@ -130,7 +130,7 @@ impl Bitmap {
 /// What a batch of reads needs of the pool, taken once.
 pub(super) struct View<'a> {
     pool: &'a Pool,
-    segments: Segments<'a>,
+    pub(super) segments: Segments<'a>,
     hidden: parking_lot::RwLockReadGuard<'a, HashSet<(SegmentId, Offset)>>,
     /// Whether segments can be read, as far as that was asked: one answer stands for the batch.
     readable: [Cell<Option<(SegmentId, bool)>>; REMEMBERED],
@@ -296,22 +296,18 @@ impl Pool {
         let now = self.now();
         let ticks = self.directory.ticks(chain.len());
         let view = self.view();
-        let mut handed = 0;
+        // Should a block go meanwhile, some behind it are leased in vain: those leases run out. To release
+        // them here would take one from whoever else holds them.
         let blocks = self.directory.visit_leading(
             namespace,
             &chain,
             |block| view.is_present(block),
             |index, mut block| {
-                handed = handed.max(index + 1);
                 if lease {
                     block.lease_used(token, now, ticks.of(index));
                 }
             },
         );
-        // A block went while others behind it were leased already.
-        if lease && handed > blocks {
-            self.release(namespace, chain.skip(blocks), token);
-        }
         self.metrics.matched(chain.len(), blocks);
         Leased {
             answer: blocks,

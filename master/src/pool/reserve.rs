@@ -1,5 +1,6 @@
 //! Room for puts: grants, and the wait for them.
 
+use super::read::View;
 use super::{Left, Pool};
 use crate::clock::Millis;
 use crate::directory::Copies;
@@ -159,11 +160,13 @@ impl Pool {
         outcomes: &mut [Outcome],
     ) -> Open {
         let mut open = Open::default();
-        let segments = self.placement.segments();
-        let mut room = segments.room(&options.wish);
+        // Taken once, for all of this: a thread that locks the segments again while somebody waits to
+        // change them waits behind him, and he for it.
+        let view = self.view();
+        let mut room = view.segments.room(&options.wish);
         let mut reservations = self.reservations.lock();
         if !options.upsert {
-            self.settle_present(namespace, keys, outcomes);
+            self.settle_present(&view, namespace, keys, outcomes);
         }
         let expires = self.now().after(self.grant_ttl(options.grant_ttl));
         let mut lost = Vec::new();
@@ -179,7 +182,7 @@ impl Pool {
             }
             *outcome = Some(match room.allocate(*length) {
                 Ok(replicas) if !self.has_versions() => {
-                    self.placement.release(&replicas);
+                    view.segments.release(&replicas);
                     open.no_nodes = true;
                     Err(Code::StoreFailed)
                 }
@@ -200,9 +203,8 @@ impl Pool {
                     Err(Code::NoNodes)
                 }
                 Err(NoRoom::Full) => {
-                    let copies = options.wish.replicas.max(1) as u64;
                     let rounded = Extents::rounded(*length).0;
-                    open.demand += rounded * copies;
+                    open.demand += rounded * room.copies() as u64;
                     open.largest = open.largest.max(rounded);
                     Err(Code::Full)
                 }
@@ -210,7 +212,7 @@ impl Pool {
         }
         drop(reservations);
         drop(room);
-        drop(segments);
+        drop(view);
         self.end_reservations(lost);
         open
     }
@@ -223,11 +225,11 @@ impl Pool {
     /// Settles the keys that are present on a node that can be reached.
     fn settle_present(
         &self,
+        view: &View<'_>,
         namespace: NamespaceId,
         keys: &KeyBatch<'_>,
         outcomes: &mut [Outcome],
     ) {
-        let view = self.view();
         let ticks = self.directory.ticks(keys.len());
         self.directory.visit(namespace, keys, |index, block| {
             let (Some(mut block), Some(outcome)) = (block, outcomes.get_mut(index)) else {

@@ -1,9 +1,10 @@
 //! The sum of records that come shard by shard: what is left at the end, before it has a place.
 
-use crate::store::record::{self, Commit, Record};
+use crate::store::record::{self, Commit, Places, Record};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Key, SegmentId, Version};
+use kvpool_types::{Key, Length, SegmentId, Version};
 use std::cell::OnceCell;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 /// See the module's documentation.
@@ -16,6 +17,9 @@ pub(super) struct Past {
     pub(super) next_segment: u32,
     pub(super) dropped: Vec<record::IncarnationDropped>,
     pub(super) blocks: HashMap<(NamespaceId, Key), Commit>,
+    /// Extents that blocks have left, the last ones last, as far as the log still tells: leases on them may
+    /// last.
+    pub(super) left: Vec<(Places, Length)>,
 }
 
 impl Past {
@@ -36,26 +40,29 @@ impl Past {
             }
             Record::IncarnationDropped(dropped) => self.dropped.push(dropped),
             Record::Commit(commit) => {
-                self.blocks
-                    .insert((commit.namespace, commit.key.clone()), commit);
+                let place = (commit.namespace, commit.key.clone());
+                if let Some(before) = self.blocks.insert(place, commit) {
+                    self.left.push((before.replicas, before.length));
+                }
             }
             Record::Remove(removed) => {
-                let place = (removed.namespace, removed.key);
-                if self
-                    .blocks
-                    .get(&place)
-                    .is_some_and(|b| b.version == removed.version)
+                if let Entry::Occupied(block) = self.blocks.entry((removed.namespace, removed.key))
+                    && block.get().version == removed.version
                 {
-                    self.blocks.remove(&place);
+                    let block = block.remove();
+                    self.left.push((block.replicas, block.length));
                 }
             }
             Record::ReplicaGone(gone) => {
                 if let Some(block) = self.blocks.get_mut(&(gone.namespace, gone.key))
                     && block.version == gone.version
                 {
-                    block
+                    let (gone, others) = block
                         .replicas
-                        .retain(|(segment, _)| *segment != gone.segment);
+                        .drain(..)
+                        .partition(|(segment, _)| *segment == gone.segment);
+                    block.replicas = others;
+                    self.left.push((gone, block.length));
                 }
             }
         }

@@ -1,12 +1,13 @@
 //! Putting blocks in their places: those of a whole past, and those of one group of the log.
 
 use super::Replica;
+use super::freed::Left;
 use super::past::Past;
 use crate::directory::{Copies, NewBlock, Published, Replica as Copy};
 use crate::membership::Node;
 use crate::placement::Segment;
-use crate::store::record::{self, Commit};
-use kvpool_types::GrantKey;
+use crate::store::record::{self, Commit, Places};
+use kvpool_types::{GrantKey, Length};
 use std::sync::Arc;
 
 /// How many blocks are published at once.
@@ -34,6 +35,27 @@ impl Replica {
         while blocks.peek().is_some() {
             let batch: Vec<Commit> = blocks.by_ref().take(BATCH).collect();
             self.publish(batch);
+        }
+        for (places, length) in past.left.into_iter().rev() {
+            self.keep_shut(&places, length);
+        }
+    }
+
+    /// Keeps extents shut that a block has left before this was loaded, where nothing else lies now.
+    fn keep_shut(&mut self, places: &Places, length: Length) {
+        let segments = self.placement.segments();
+        for (id, offset) in places {
+            if let Some(segment) = segments.get(*id)
+                && let Some(index) = segment.allocate_at(*offset, length)
+            {
+                self.lately.keep(Left {
+                    segment: Arc::clone(segment),
+                    index,
+                    offset: *offset,
+                    length,
+                    since: self.clock.now(),
+                });
+            }
         }
     }
 
@@ -96,7 +118,7 @@ impl Replica {
         // A commit that is older than what is there takes no room.
         for (published, block) in published.iter().zip(&placed) {
             if published.id.is_none() {
-                self.placement.release(&block.replicas);
+                self.placement.segments().release(&block.replicas);
             }
         }
         published

@@ -138,6 +138,15 @@ async fn load(store: &EmbeddedStore) -> Replica {
         .unwrap()
 }
 
+/// One for which every lease of before is over.
+async fn load_settled(store: &EmbeddedStore) -> Replica {
+    let mut replica = load(store).await;
+    replica
+        .lately
+        .tick(Millis(1).after(Config::default().lease_ttl * 2));
+    replica
+}
+
 /// Appends each change as a group of its own, with the follower's clock moved between them.
 async fn compare(all: Vec<Change>, wait: Duration) {
     let directory = tempfile::tempdir().unwrap();
@@ -165,7 +174,7 @@ async fn compare(all: Vec<Change>, wait: Duration) {
         follower.apply(seq, &group).unwrap();
         clock.advance(wait);
     }
-    let loaded = load(&store).await;
+    let loaded = load_settled(&store).await;
     assert_eq!(contents(&follower), contents(&loaded));
     assert_eq!(follower.applied(), loaded.applied());
     assert_eq!(follower.state.groups, loaded.state.groups);
@@ -248,6 +257,68 @@ async fn what_was_freed_stays_shut_for_a_lease_unless_the_leader_grants_it() {
     clock.advance(Config::default().lease_ttl / 10);
     replica.lately.tick(clock.now());
     assert_eq!(replica.lately.len(), 0);
+}
+
+/// A master that dies and is back at once has leases to honour too.
+#[tokio::test]
+async fn what_the_log_says_was_freed_stays_shut_for_a_lease_after_a_load() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let mut leader = Leader::default();
+    let put = |key| Change::Put {
+        key,
+        child_of: None,
+    };
+    let mut groups = vec![vec![leader.new_node()]];
+    for change in [
+        put(1),
+        put(2),
+        put(3),
+        put(3),
+        Change::Remove { key: 1 },
+        put(4),
+        Change::Remove { key: 2 },
+    ] {
+        groups.push(leader.records(&change));
+    }
+    for (seq, records) in (1..).zip(&groups) {
+        let group = encode_group(records);
+        store.append(epoch, LogSeq(seq), group).await.unwrap();
+    }
+    let one = Extents::rounded(Length(100)).0;
+    let loaded = load(&store).await;
+    assert_eq!(contents(&loaded).len(), 2);
+    // Where the second block and the third's first version were. The fourth lies where the first did.
+    assert_eq!((loaded.lately.len(), used(&loaded)), (2, vec![4 * one]));
+    let settled = load_settled(&store).await;
+    assert_eq!((settled.lately.len(), used(&settled)), (0, vec![2 * one]));
+}
+
+/// A master that acknowledges from memory logs them together.
+#[tokio::test]
+async fn two_versions_of_a_key_in_one_group_are_one_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    let mut replica = load(&store).await;
+    let mut leader = Leader::default();
+    let put = Change::Put {
+        key: 1,
+        child_of: None,
+    };
+    let mut group = vec![leader.new_node()];
+    group.extend(leader.records(&put));
+    group.extend(leader.records(&put));
+    // Of a model that no key was of before.
+    for record in &mut group {
+        if let Record::Commit(commit) = record {
+            commit.key = Key::parse(&format!("model@{:064x}@0", 1)).unwrap();
+        }
+    }
+    replica.apply(LogSeq(1), &encode_group(&group)).unwrap();
+    let versions: Vec<Version> = contents(&replica).into_iter().map(|b| b.1).collect();
+    assert_eq!(versions, [Version(2)]);
+    assert_eq!(used(&replica), [Extents::rounded(Length(100)).0]);
 }
 
 #[tokio::test]

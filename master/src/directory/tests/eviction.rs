@@ -1,3 +1,4 @@
+use super::super::evict::ASIDE;
 use super::*;
 
 #[test]
@@ -8,7 +9,7 @@ fn the_goal_is_reached_and_not_exceeded_by_a_block() {
     }
     let freed = |goal| -> u64 {
         directory
-            .evict(goal, NOW, NO_FLOOR)
+            .evict(goal, NOW, NO_FLOOR, ANYWHERE)
             .iter()
             .map(Removed::bytes)
             .sum()
@@ -26,12 +27,48 @@ fn before_the_floor_everything_counts_as_leased() {
     let directory = directory(Policy::Prefix);
     put(&directory, 1);
     let floor = Millis(NOW.0 + 5);
-    assert!(directory.evict(1, Millis(NOW.0 + 4), floor).is_empty());
+    assert!(
+        directory
+            .evict(1, Millis(NOW.0 + 4), floor, ANYWHERE)
+            .is_empty()
+    );
     with(&directory, 1, |block| {
         assert!(block.is_leased(Millis(NOW.0 + 4), floor));
         assert!(!block.is_leased(floor, floor));
     });
-    assert_eq!(directory.evict(1, floor, floor).len(), 1);
+    assert_eq!(directory.evict(1, floor, floor, ANYWHERE).len(), 1);
+}
+
+/// They are there again when their node is.
+#[test]
+fn a_block_on_segments_that_give_no_room_stays() {
+    let directory = directory(Policy::Prefix);
+    let on = |segment| Replica {
+        segment: SegmentId(segment),
+        ..replica(9)
+    };
+    put(&directory, 0);
+    put_block(
+        &directory,
+        NewBlock {
+            replicas: smallvec![replica(1), on(2)],
+            ..block(&directory, 1)
+        },
+    );
+    put_block(
+        &directory,
+        NewBlock {
+            replicas: smallvec![on(2)],
+            ..block(&directory, 2)
+        },
+    );
+    let second = |segment| segment == SegmentId(2);
+    let evicted = directory.evict(2 * SIZE, NOW, NO_FLOOR, second);
+    let numbers: Vec<u64> = evicted.iter().map(|block| number(&block.key)).collect();
+    assert_eq!(numbers, [1, 2], "each gives the room of one extent there");
+    assert!(directory.evict(1, NOW, NO_FLOOR, second).is_empty());
+    assert!(is_present(&directory, 0));
+    assert_eq!(evict(&directory, 1, NOW.after(ASIDE)), [0]);
 }
 
 #[test]

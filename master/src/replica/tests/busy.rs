@@ -208,7 +208,7 @@ async fn load_beside(all: Vec<Change>) {
     assert_eq!(contents(&loaded), contents(&writer.replica));
     clock.advance(Config::default().lease_ttl * 2);
     loaded.lately.tick(clock.now());
-    let fresh = load(&busy.store).await;
+    let fresh = load_settled(&busy.store).await;
     assert_eq!(
         used(&loaded),
         used(&fresh),

@@ -27,6 +27,9 @@ use kvpool_types::namespace;
 use kvpool_types::{Checksum, Incarnation, Key, Length, NodeName, Offset, SegmentId, Version};
 use smallvec::SmallVec;
 
+/// Where a block's replicas begin: segments, and offsets in them.
+pub type Places = SmallVec<[(SegmentId, Offset); 1]>;
+
 /// A block became visible, in place of any earlier version of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
@@ -41,7 +44,7 @@ pub struct Commit {
     /// The checksum of its bytes.
     pub checksum: Checksum,
     /// Where its replicas begin; each spans `length`.
-    pub replicas: SmallVec<[(SegmentId, Offset); 1]>,
+    pub replicas: Places,
     /// The previous block of its chain, in the same namespace.
     pub parent: Option<Key>,
     /// Whether it is never evicted.

@@ -1,0 +1,179 @@
+//! Room for puts while nodes come, go quiet and are asked for more than they have.
+
+mod support;
+
+use kvpool_master::pool::{Pool, ReserveOptions};
+use kvpool_master::{CommitAck, Config};
+use kvpool_types::{Code, Epoch, Key};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use support::{SPACE, commit, join, pool, registration, reserve, reserve_with};
+use tokio::time::timeout;
+
+const KIB: u64 = 1 << 10;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn key(n: u64) -> Key {
+    Key::parse(&format!("key-{n}")).unwrap()
+}
+
+async fn put(pool: &Arc<Pool>, n: u64, bytes: u64) {
+    let granted = reserve(pool, &key(n), bytes).await.unwrap();
+    assert_eq!(commit(pool, &key(n), bytes, granted).await, [Code::Ok]);
+}
+
+fn is_there(pool: &Pool, n: u64) -> bool {
+    let key = key(n);
+    pool.exist(SPACE, &[key.as_ref()][..], false).answer == [true]
+}
+
+/// A put reads the table of segments while a node that joins waits to change it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn puts_go_on_while_nodes_join() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _gate) = pool(directory.path(), Config::default()).await;
+    join(&pool, "first", 1, KIB << 10).await;
+    put(&pool, 0, KIB).await;
+    let done = Arc::new(AtomicBool::new(false));
+    let putting: Vec<_> = (0..4)
+        .map(|_| {
+            let (pool, done) = (Arc::clone(&pool), Arc::clone(&done));
+            tokio::task::spawn_blocking(move || {
+                let runtime = tokio::runtime::Handle::current();
+                while !done.load(Ordering::Relaxed) {
+                    let present = runtime.block_on(reserve(&pool, &key(0), KIB));
+                    assert_eq!(present.unwrap_err(), Code::Exists);
+                }
+            })
+        })
+        .collect();
+    let joining = async {
+        for n in 0..300u32 {
+            join(&pool, &format!("node-{n}"), u128::from(n) + 2, KIB).await;
+        }
+    };
+    timeout(PATIENCE, joining)
+        .await
+        .expect("the pool stands still");
+    done.store(true, Ordering::Relaxed);
+    for thread in putting {
+        timeout(PATIENCE, thread).await.unwrap().unwrap();
+    }
+}
+
+/// Every node there is gets a copy, and no more than that is evicted for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wish_for_more_copies_than_there_are_nodes_evicts_no_more() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _gate) = pool(directory.path(), Config::default()).await;
+    join(&pool, "only", 1, KIB << 10).await;
+    let blocks = 16;
+    for n in 0..blocks {
+        put(&pool, n, 60 * KIB).await;
+    }
+    let options = ReserveOptions {
+        wish: kvpool_master::placement::Wish {
+            replicas: usize::MAX,
+            ..Default::default()
+        },
+        timeout: PATIENCE,
+        ..ReserveOptions::default()
+    };
+    let granted = reserve_with(&pool, &key(blocks), 60 * KIB, &options).await;
+    assert_eq!(granted.unwrap().replicas.len(), 1);
+    let left = pool.blocks();
+    assert!(left + 3 >= blocks, "{left} of {blocks} blocks are left");
+}
+
+/// Its blocks are there again when it is, though others were written meanwhile and they are the oldest.
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_of_a_silent_node_are_not_evicted_for_room_on_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        heartbeat_interval: Duration::from_millis(100),
+        suspect_after: Duration::from_millis(400),
+        ..Config::default()
+    };
+    let (pool, _gate) = pool(directory.path(), config).await;
+    let silent = join(&pool, "silent", 1, KIB << 10).await;
+    for n in 0..10 {
+        put(&pool, n, 60 * KIB).await;
+    }
+    let busy = join(&pool, "busy", 2, KIB << 10).await;
+    let (heard, hearing) = (Arc::clone(&pool), Arc::clone(&busy));
+    let beating = tokio::spawn(async move {
+        loop {
+            heard.heard(&hearing, None);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    let suspect = async {
+        while is_there(&pool, 0) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, suspect).await.unwrap();
+    let before = pool.blocks();
+    // Three times what the other node holds.
+    for n in 100..150 {
+        put(&pool, n, 60 * KIB).await;
+    }
+    assert!(
+        pool.blocks() > before,
+        "something was evicted, and not these"
+    );
+    pool.heard(&silent, None);
+    let there: Vec<bool> = (0..10).map(|n| is_there(&pool, n)).collect();
+    assert_eq!(there, [true; 10]);
+    beating.abort();
+}
+
+/// What is read back after a crash lies where the replaced version did.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_put_from_memory_replaces_is_free_once_that_is_logged() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        commit_ack: CommitAck::Memory,
+        ..Config::default()
+    };
+    let (pool, gate) = pool(directory.path(), config).await;
+    join(&pool, "n", 1, KIB << 10).await;
+    put(&pool, 1, 500 * KIB).await;
+    let shut = gate.lock().await;
+    let options = ReserveOptions {
+        upsert: true,
+        ..ReserveOptions::default()
+    };
+    let granted = reserve_with(&pool, &key(1), 400 * KIB, &options)
+        .await
+        .unwrap();
+    assert_eq!(commit(&pool, &key(1), 400 * KIB, granted).await, [Code::Ok]);
+    let brief = ReserveOptions {
+        timeout: Duration::from_millis(500),
+        ..ReserveOptions::default()
+    };
+    let early = reserve_with(&pool, &key(2), 450 * KIB, &brief).await;
+    assert_eq!(
+        early.unwrap_err(),
+        Code::Full,
+        "where version 1 may yet be read back"
+    );
+    drop(shut);
+    put(&pool, 2, 450 * KIB).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_knows_an_impossible_epoch_ends_no_term() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _gate) = pool(directory.path(), Config::default()).await;
+    let mut damaged = registration("n", 1, KIB);
+    damaged.epoch_seen = Epoch(u64::MAX);
+    let refused = pool.register(&damaged).await.unwrap_err();
+    assert!(
+        refused.to_string().contains("no pool has come to epoch"),
+        "{refused}"
+    );
+    let superseded = timeout(Duration::from_millis(50), pool.superseded()).await;
+    assert!(superseded.is_err(), "the term goes on");
+}

@@ -1,0 +1,166 @@
+//! A pool whose store the test can stop, with nodes that fence at once.
+
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use kvpool_master::Config;
+use kvpool_master::clock::BootClock;
+use kvpool_master::membership::{Node, Registration, Reported};
+use kvpool_master::metrics::Metrics;
+use kvpool_master::pool::{CommitItem, Granted, Pool, ReserveOptions};
+use kvpool_master::store::{
+    EmbeddedOptions, EmbeddedStore, LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot,
+    SnapshotPositions, StoreError,
+};
+use kvpool_proto::master_message::Body;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Checksum, ClusterId, Code, Epoch, HostId, Incarnation, Key, Length, NodeName};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Mutex;
+
+pub(crate) const SPACE: NamespaceId = NamespaceId(0);
+
+/// Appends wait while it is held.
+pub(crate) type Gate = Arc<Mutex<()>>;
+
+/// A store whose appends wait while the gate is held.
+struct Gated {
+    store: EmbeddedStore,
+    gate: Gate,
+}
+
+#[async_trait]
+impl MetadataStore for Gated {
+    async fn cluster_id(&self, fresh: ClusterId) -> Result<ClusterId, StoreError> {
+        self.store.cluster_id(fresh).await
+    }
+    async fn epoch(&self) -> Result<Epoch, StoreError> {
+        self.store.epoch().await
+    }
+    async fn begin_epoch(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
+        self.store.begin_epoch(at_least).await
+    }
+    async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError> {
+        let _open = self.gate.lock().await;
+        self.store.append(epoch, seq, group).await
+    }
+    async fn log_span(&self) -> Result<LogSpan, StoreError> {
+        self.store.log_span().await
+    }
+    async fn read_log(&self, after: LogSeq, most: u64) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
+        self.store.read_log(after, most).await
+    }
+    async fn put_snapshot(
+        &self,
+        epoch: Epoch,
+        shard: ShardIndex,
+        seq: LogSeq,
+        parts: Vec<Bytes>,
+    ) -> Result<(), StoreError> {
+        self.store.put_snapshot(epoch, shard, seq, parts).await
+    }
+    async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError> {
+        self.store.read_snapshot(shard).await
+    }
+    async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError> {
+        self.store.snapshots().await
+    }
+    async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError> {
+        self.store.snapshot_positions().await
+    }
+    async fn truncate_log(&self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError> {
+        self.store.truncate_log(epoch, through).await
+    }
+    async fn size_on_disk(&self) -> Result<u64, StoreError> {
+        self.store.size_on_disk().await
+    }
+    async fn close(&self) -> Result<(), StoreError> {
+        self.store.close().await
+    }
+}
+
+/// A pool without nodes, and what shuts its store.
+pub(crate) async fn pool(directory: &Path, config: Config) -> (Arc<Pool>, Gate) {
+    let gate = Gate::default();
+    let store = Gated {
+        store: EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap(),
+        gate: Arc::clone(&gate),
+    };
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let pool = Pool::start(config, Arc::new(store), Arc::new(BootClock), metrics);
+    (pool.await.unwrap(), gate)
+}
+
+/// What a node with one segment says of itself.
+pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registration {
+    Registration {
+        name: NodeName(name.into()),
+        incarnation: Incarnation(incarnation),
+        data_address: "127.0.0.1:1".into(),
+        shm_path: String::new(),
+        host: HostId(1),
+        epoch_seen: Epoch(0),
+        segments: vec![(Length(bytes), None)],
+        held: Vec::new(),
+    }
+}
+
+/// A node with one segment, which fences whatever it is asked to.
+pub(crate) async fn join(pool: &Arc<Pool>, name: &str, incarnation: u128, bytes: u64) -> Arc<Node> {
+    let registration = registration(name, incarnation, bytes);
+    let node = pool.register(&registration).await.unwrap();
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    pool.activate(&node, &registration, outbox);
+    pool.heard(&node, Some(Reported::default()));
+    let (pool, fencing) = (Arc::clone(pool), Arc::clone(&node));
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = inbox.recv().await {
+            if let Some(Body::Fence(fence)) = message.body {
+                let tickets: Vec<u64> = fence.items.iter().map(|item| item.ticket).collect();
+                pool.fenced(&fencing, &tickets);
+            }
+        }
+    });
+    node
+}
+
+pub(crate) async fn reserve(pool: &Arc<Pool>, key: &Key, bytes: u64) -> Result<Granted, Code> {
+    let options = ReserveOptions {
+        timeout: Duration::from_secs(10),
+        ..ReserveOptions::default()
+    };
+    reserve_with(pool, key, bytes, &options).await
+}
+
+pub(crate) async fn reserve_with(
+    pool: &Arc<Pool>,
+    key: &Key,
+    bytes: u64,
+    options: &ReserveOptions,
+) -> Result<Granted, Code> {
+    let keys = [key.as_ref()];
+    let lengths = [Length(bytes)];
+    let granted = pool.reserve(SPACE, &keys[..], &lengths, options);
+    granted.await.into_iter().next().unwrap()
+}
+
+pub(crate) fn commit(
+    pool: &Arc<Pool>,
+    key: &Key,
+    bytes: u64,
+    granted: Granted,
+) -> impl Future<Output = Vec<Code>> + use<> {
+    let item = CommitItem {
+        key: key.clone(),
+        version: granted.version,
+        length: Length(bytes),
+        checksum: Checksum(1),
+        segments: granted.replicas.iter().map(|r| r.segment).collect(),
+        parent: None,
+    };
+    let pool = Arc::clone(pool);
+    async move { pool.commit(SPACE, vec![item]).await }
+}
