@@ -86,6 +86,24 @@ async fn a_wish_for_more_copies_than_there_are_nodes_evicts_no_more() {
     assert!(left + 3 >= blocks, "{left} of {blocks} blocks are left");
 }
 
+/// The one node that is large enough may come back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_that_fits_only_a_node_that_is_away_may_be_put_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _gate) = pool(directory.path(), Config::default()).await;
+    join(&pool, "small", 1, KIB << 10).await;
+    let large = join(&pool, "large", 2, KIB << 12).await;
+    pool.draining(&large);
+    let brief = ReserveOptions {
+        timeout: Duration::from_millis(50),
+        ..ReserveOptions::default()
+    };
+    let away = reserve_with(&pool, &key(1), KIB << 11, &brief).await;
+    assert_eq!(away.unwrap_err(), Code::NoNodes);
+    let never = reserve_with(&pool, &key(2), KIB << 13, &brief).await;
+    assert_eq!(never.unwrap_err(), Code::TooLarge);
+}
+
 /// Its blocks are there again when it is, though others were written meanwhile and they are the oldest.
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_of_a_silent_node_are_not_evicted_for_room_on_others() {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Why no room was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRoom {
-    /// No node is there that takes blocks.
+    /// No node is there that takes blocks, or that takes one so long: such a one may come back.
     NoNodes,
     /// The block would not fit into any segment, were it empty.
     TooLarge,
@@ -22,7 +22,10 @@ pub enum NoRoom {
 pub struct Room<'a> {
     candidates: Vec<Candidate<'a>>,
     copies: usize,
+    /// The most bytes of a block that fit into any of them.
     longest: u64,
+    /// The same of all segments, those of nodes that take no blocks now among them.
+    longest_of_all: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +58,9 @@ impl<'a> Candidate<'a> {
 
 impl<'a> Room<'a> {
     pub(super) fn new(segments: impl Iterator<Item = &'a Arc<Segment>>, wish: &Wish) -> Self {
+        let mut longest_of_all = 0;
         let mut candidates: Vec<Candidate<'a>> = segments
+            .inspect(|segment| longest_of_all = longest_of_all.max(segment.limit))
             .filter(|segment| segment.node.is_placeable())
             .map(|segment| {
                 let node = &segment.node;
@@ -84,6 +89,7 @@ impl<'a> Room<'a> {
                 .map(|c| c.segment.limit)
                 .max()
                 .unwrap_or(0),
+            longest_of_all,
             candidates,
         }
     }
@@ -99,8 +105,13 @@ impl<'a> Room<'a> {
         if self.candidates.is_empty() {
             return Err(NoRoom::NoNodes);
         }
-        if Extents::rounded(length).0 > self.longest {
-            return Err(NoRoom::TooLarge);
+        let rounded = Extents::rounded(length).0;
+        if rounded > self.longest {
+            return Err(if rounded > self.longest_of_all {
+                NoRoom::TooLarge
+            } else {
+                NoRoom::NoNodes
+            });
         }
         let mut copies = Copies::new();
         let mut chosen: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
