@@ -63,12 +63,12 @@ impl Directory {
             for (shard, _, slots) in &wave {
                 look_at_neighbours(shard, slots);
             }
-            for (mut shard, group, slots) in wave.drain(..) {
-                let shard: &mut Shard = &mut shard;
-                for (item, slot) in group.iter().zip(slots) {
+            for (shard, group, slots) in &mut wave {
+                for (item, slot) in group.iter().zip(slots.iter()) {
                     call(shard, item.index as usize, *slot);
                 }
             }
+            wave.clear();
         }
     }
 
