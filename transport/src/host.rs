@@ -60,8 +60,22 @@ pub struct Peer {
     pub client: ClientId,
     /// A pidfd of the process: readable once it is gone.
     pub process: Arc<OwnedFd>,
-    /// Its process id, for messages.
+    /// What tells the process from others.
+    pub identity: ProcessIdentity,
+    /// Its process id, for messages; 0 when it is in a pid namespace that cannot be seen from here.
     pub pid: i32,
+}
+
+/// What tells a process from all others that live: the first of these that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProcessIdentity {
+    /// The number of its pidfd's inode. From Linux 6.9 on no two processes have the same.
+    Inode(u64),
+    /// Its process id, which is not 0.
+    Pid(i32),
+    /// The client in it: it cannot be seen from here, and a client's id is random for each life of a
+    /// client. A process with two clients then counts as two.
+    Client(ClientId),
 }
 
 /// A store node, as its transports see it. Calls do not block on I/O.

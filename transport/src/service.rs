@@ -35,6 +35,14 @@ enum Phase {
 }
 
 impl Connection {
+    pub(crate) fn new(socket: OwnedFd) -> Arc<Self> {
+        Arc::new(Self {
+            socket,
+            phase: Mutex::new(Phase::Idle),
+            aborted: AtomicBool::new(false),
+        })
+    }
+
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -243,11 +251,7 @@ impl Shared {
     }
 
     fn open(self: &Arc<Self>, socket: OwnedFd) {
-        let connection = Arc::new(Connection {
-            socket,
-            phase: Mutex::new(Phase::Idle),
-            aborted: AtomicBool::new(false),
-        });
+        let connection = Connection::new(socket);
         let number = {
             let mut connections = self.connections.lock();
             if connections.stopped {

@@ -1,7 +1,7 @@
 //! Who may be touching an extent right now: receives, announced writes, and pins.
 
 use super::Span;
-use kvpool_transport::host::{Abort, Peer};
+use kvpool_transport::host::{Abort, Peer, ProcessIdentity};
 use kvpool_types::{ClientId, GrantId, Length};
 use std::collections::HashMap;
 use std::fmt;
@@ -12,18 +12,29 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PeerKey {
     client: ClientId,
+    process: ProcessIdentity,
     pid: i32,
 }
 
 impl From<&Peer> for PeerKey {
     fn from(peer: &Peer) -> Self {
-        Self::new(peer.client, peer.pid)
+        Self {
+            client: peer.client,
+            process: peer.identity,
+            pid: peer.pid,
+        }
     }
 }
 
+#[cfg(test)]
 impl PeerKey {
     pub(crate) const fn new(client: ClientId, pid: i32) -> Self {
-        Self { client, pid }
+        let process = ProcessIdentity::Pid(pid);
+        Self {
+            client,
+            process,
+            pid,
+        }
     }
 }
 

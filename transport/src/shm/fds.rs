@@ -3,7 +3,9 @@
 // UNSAFETY: asks the kernel for socket options that no safe binding covers.
 #![allow(unsafe_code, reason = "two socket options have no safe binding")]
 
+use crate::host::ProcessIdentity;
 use crate::socket::Gather;
+use kvpool_types::ClientId;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -16,6 +18,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// `SO_PEERPIDFD` of Linux 6.5 and later, which the bindings do not name yet.
 const SO_PEERPIDFD: libc::c_int = 77;
+
+/// The file system that pidfds are of from Linux 6.9 on, where each process has an inode of its own.
+const PID_FS_MAGIC: rustix::fs::FsWord = 0x5049_4446;
 
 /// Who opened the other end of a Unix socket.
 pub(super) struct Credentials {
@@ -58,6 +63,22 @@ pub(super) fn peer_process(socket: BorrowedFd<'_>, pid: i32) -> io::Result<Owned
         }
         Err(error) => Err(error),
     }
+}
+
+/// What tells the process of a pidfd, in which a client lives, from others. Other than the process id,
+/// it does so in any pid namespace.
+pub(super) fn identify(
+    process: &OwnedFd,
+    pid: i32,
+    client: ClientId,
+) -> io::Result<ProcessIdentity> {
+    // Before Linux 6.9 all pidfds have one inode, which is not of this file system.
+    let is_own = rustix::fs::fstatfs(process)?.f_type == PID_FS_MAGIC;
+    Ok(match pid {
+        _ if is_own => ProcessIdentity::Inode(rustix::fs::fstat(process)?.st_ino),
+        0 => ProcessIdentity::Client(client),
+        pid => ProcessIdentity::Pid(pid),
+    })
 }
 
 /// # Safety

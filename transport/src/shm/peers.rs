@@ -5,7 +5,7 @@
 //! something after that.
 
 use super::fds::is_gone;
-use crate::host::{Abort, Host, Peer};
+use crate::host::{Abort, Peer, ProcessIdentity};
 use crate::service::Connection;
 use kvpool_types::ClientId;
 use parking_lot::Mutex;
@@ -19,7 +19,8 @@ use std::sync::Arc;
 pub(super) struct Peers(Arc<Shared>);
 
 struct Shared {
-    host: Arc<dyn Host>,
+    /// Told of each client whose process is gone.
+    told: Box<dyn Fn(&Peer) + Send + Sync>,
     state: Mutex<State>,
     /// Written to when there is one more to watch, or when watching is to end.
     wake: OwnedFd,
@@ -33,7 +34,7 @@ struct State {
 
 struct Process {
     pidfd: Arc<OwnedFd>,
-    pid: i32,
+    identity: ProcessIdentity,
     gone: bool,
     clients: Vec<Client>,
 }
@@ -44,9 +45,10 @@ struct Client {
 }
 
 impl Peers {
-    pub(super) fn watch(host: Arc<dyn Host>) -> io::Result<Self> {
+    /// Watches processes from now on. `told` hears of each client whose process is gone.
+    pub(super) fn watch(told: impl Fn(&Peer) + Send + Sync + 'static) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            host,
+            told: Box::new(told),
             state: Mutex::default(),
             wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
@@ -63,6 +65,7 @@ impl Peers {
     pub(super) fn add(
         &self,
         pidfd: OwnedFd,
+        identity: ProcessIdentity,
         pid: i32,
         client: ClientId,
         connection: &Arc<Connection>,
@@ -72,11 +75,13 @@ impl Peers {
             .processes
             .iter()
             // The number of a dead process may have come back as another one's.
-            .position(|process| process.pid == pid && !process.gone && !is_gone(&process.pidfd));
+            .position(|process| {
+                process.identity == identity && !process.gone && !is_gone(&process.pidfd)
+            });
         let index = known.unwrap_or_else(|| {
             state.processes.push(Process {
                 pidfd: Arc::new(pidfd),
-                pid,
+                identity,
                 gone: false,
                 clients: Vec::new(),
             });
@@ -89,6 +94,7 @@ impl Peers {
         let peer = Peer {
             client,
             process: process.pidfd.clone(),
+            identity,
             pid,
         };
         match process
@@ -205,7 +211,77 @@ impl Shared {
         });
         for peer in freed {
             tracing::info!(pid = peer.pid, client = %peer.client, "a client's process is gone");
-            self.host.peer_gone(&peer);
+            (self.told)(&peer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fds::identify;
+    use super::*;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use std::os::unix::net::UnixStream;
+    use std::process::{Child, Command, Stdio};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    const ALICE: ClientId = ClientId(1);
+    const BOB: ClientId = ClientId(2);
+
+    /// A process that lives until its input is closed, or it is killed.
+    fn process() -> Child {
+        let mut cat = Command::new("cat");
+        cat.stdin(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn pidfd_of(process: &Child) -> OwnedFd {
+        pidfd_open(Pid::from_child(process), PidfdFlags::empty()).unwrap()
+    }
+
+    fn end(mut process: Child) {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_seen_keeps_what_it_holds_when_another_dies() {
+        type Identify = fn(&OwnedFd, ClientId) -> ProcessIdentity;
+        let by_kernel: Identify = |pidfd, client| identify(pidfd, 0, client).unwrap();
+        let by_client: Identify = |_, client| ProcessIdentity::Client(client);
+        for identity in [by_kernel, by_client] {
+            let (gone, heard) = mpsc::channel();
+            let peers = Peers::watch(move |peer| gone.send(peer.client).unwrap()).unwrap();
+            let join = |process: &Child, client| {
+                let connection = Connection::new(UnixStream::pair().unwrap().0.into());
+                let pidfd = pidfd_of(process);
+                let identity = identity(&pidfd, client);
+                let peer = peers.add(pidfd, identity, 0, client, &connection);
+                peers.remove(&peer, &connection);
+            };
+            let (first, second) = (process(), process());
+            join(&first, ALICE);
+            join(&second, BOB);
+            end(first);
+            let limit = Duration::from_secs(5);
+            assert_eq!(heard.recv_timeout(limit), Ok(ALICE));
+            // Who is named wrongly is named at once.
+            let other = heard.recv_timeout(Duration::from_millis(200));
+            assert_eq!(other, Err(mpsc::RecvTimeoutError::Timeout));
+            join(&second, BOB);
+            end(second);
+            assert_eq!(heard.recv_timeout(limit), Ok(BOB));
+        }
+    }
+
+    #[test]
+    fn a_process_is_known_again_by_each_pidfd_of_it() {
+        let (first, second) = (process(), process());
+        let identity = |process, pid, client| identify(&pidfd_of(process), pid, client).unwrap();
+        assert_eq!(identity(&first, 7, ALICE), identity(&first, 7, BOB));
+        assert_eq!(identity(&first, 0, ALICE), identity(&first, 0, ALICE));
+        assert_ne!(identity(&first, 0, ALICE), identity(&second, 0, BOB));
+        end(first);
+        end(second);
     }
 }

@@ -1,6 +1,6 @@
 //! The serving side.
 
-use super::fds::{peer_credentials, peer_process};
+use super::fds::{identify, peer_credentials, peer_process};
 use super::peers::Peers;
 use super::session::Session;
 use crate::frame::refuse;
@@ -61,7 +61,10 @@ impl Server {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         let limit = options.max_connections;
         let serve = Arc::new(ShmServe {
-            peers: Peers::watch(host.clone())?,
+            peers: Peers::watch({
+                let host = host.clone();
+                move |peer| host.peer_gone(peer)
+            })?,
             host,
             options,
         });
@@ -151,10 +154,12 @@ impl ShmServe {
                 },
             });
         }
-        let process = peer_process(socket, credentials.pid)?;
+        let pid = credentials.pid;
+        let process = peer_process(socket, pid)?;
         let client = take_hello(socket, &*self.host, self.options.handshake)?;
+        let identity = identify(&process, pid, client)?;
         crate::socket::set_timeouts(socket, Some(self.options.stall))?;
-        let peer = self.peers.add(process, credentials.pid, client, connection);
+        let peer = self.peers.add(process, identity, pid, client, connection);
         let removed = Removed {
             peers: &self.peers,
             peer: &peer,

@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 
 const SOCKET: &str = "KVPOOL_TEST_SOCKET";
 const HOLD: &str = "KVPOOL_TEST_HOLD";
+const NUMBER: &str = "KVPOOL_TEST_NUMBER";
 
 fn serve(path: &Path, host: &Arc<TestHost>) -> ServerHandle {
     Server::start(path, host.clone(), ServerOptions::default()).unwrap()
@@ -142,11 +143,15 @@ fn holder() {
     let Ok(path) = std::env::var(SOCKET) else {
         return;
     };
-    let host = TestHost::new(Length(4096));
-    let link = connect(Path::new(&path), host.hello(), soon()).unwrap().0;
+    let number: u64 = std::env::var(NUMBER).unwrap().parse().unwrap();
+    let hello = kvpool_types::wire::data::Hello {
+        client: kvpool_types::ClientId(CLIENT.0 + u128::from(number)),
+        ..TestHost::new(Length(4096)).hello()
+    };
+    let link = connect(Path::new(&path), hello, soon()).unwrap().0;
     let extent = Extent {
         segment: SEGMENT,
-        offset: Offset(0),
+        offset: Offset(number * 4096),
         length: Length(4096),
     };
     // Without the sockets of the common runtime, which cannot bear to have them shut down.
@@ -183,10 +188,16 @@ fn shut_sockets_down() {
 }
 
 fn start_holder(path: &Path, hold: &str) -> Child {
+    start_holder_of(path, hold, 0)
+}
+
+/// Starts a client of its own for each number, which holds the page of that number.
+fn start_holder_of(path: &Path, hold: &str, number: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "shm::holder", "--ignored"])
         .env(SOCKET, path)
         .env(HOLD, hold)
+        .env(NUMBER, number.to_string())
         .stdout(Stdio::null())
         .spawn()
         .unwrap()
@@ -238,4 +249,111 @@ fn a_stopped_process_holds_what_it_holds() {
     holder.kill().unwrap();
     holder.wait().unwrap();
     assert!(host.wait_for(|held| held.pins == 0 && held.gone == 1));
+}
+
+/// A node in a pid namespace of its own, which sees the process id of nobody outside. Says on each line
+/// of its input whether so many extents came to be pinned, and so many processes to be gone.
+#[test]
+#[ignore = "the process that another test starts"]
+fn node_that_sees_no_client() {
+    let Ok(path) = std::env::var(SOCKET) else {
+        return;
+    };
+    let host = TestHost::new(Length(1 << 20));
+    let _server = serve(Path::new(&path), &host);
+    let _extents = [host.stored(&[1; 4096]), host.stored(&[2; 4096])];
+    eprintln!("serving");
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let (pins, gone) = line.split_once(' ').unwrap();
+        let (pins, gone) = (pins.parse().unwrap(), gone.parse().unwrap());
+        let reached = host.wait_for(|held| held.pins == pins && held.gone == gone);
+        eprintln!("{reached}");
+    }
+}
+
+/// Why a node cannot tell clients in other pid namespaces apart here, if it cannot.
+fn no_namespaces() -> Option<String> {
+    let peer_pidfd = 77;
+    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (mut pidfd, mut length) = (-1i32, 4u32);
+    // SAFETY: the kernel fills at most the four bytes that are given.
+    let known = unsafe {
+        libc::getsockopt(
+            std::os::fd::AsRawFd::as_raw_fd(&socket),
+            libc::SOL_SOCKET,
+            peer_pidfd,
+            (&raw mut pidfd).cast(),
+            &raw mut length,
+        )
+    };
+    if known != 0 {
+        return Some("the kernel gives no pidfds of peers".to_owned());
+    }
+    // SAFETY: the kernel has just made this descriptor and nobody else owns it.
+    drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(pidfd) });
+    let tried = Command::new("unshare")
+        .args(["--pid", "--fork", "true"])
+        .output();
+    match tried {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// A process that ends with the test, also when that fails.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _killed = self.0.kill();
+        let _ended = self.0.wait();
+    }
+}
+
+#[test]
+fn a_client_in_another_container_keeps_its_view_when_its_neighbour_dies() {
+    use std::io::{BufRead, BufReader, Write};
+    if let Some(reason) = no_namespaces() {
+        eprintln!(
+            "SKIPPED a_client_in_another_container_keeps_its_view_when_its_neighbour_dies: {reason}"
+        );
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("node.sock");
+    let node = Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "shm::node_that_sees_no_client", "--ignored"])
+        .arg("--nocapture")
+        .env(SOCKET, &path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut node = Ends(node.unwrap());
+    let mut said = BufReader::new(node.0.stderr.take().unwrap()).lines();
+    assert_eq!(said.next().unwrap().unwrap(), "serving");
+    let mut input = node.0.stdin.take().unwrap();
+    let mut comes_to = |pins: usize, gone: usize| {
+        writeln!(input, "{pins} {gone}").unwrap();
+        said.next().unwrap().unwrap() == "true"
+    };
+    let first = Ends(start_holder_of(&path, "open", 0));
+    assert!(comes_to(1, 0));
+    let second = Ends(start_holder_of(&path, "open", 1));
+    assert!(comes_to(2, 0));
+    drop(first);
+    assert!(comes_to(1, 1));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(comes_to(1, 1), "the other one still looks at its view");
+    // Nor does what the second held wait for anybody else.
+    let third = Ends(start_holder_of(&path, "open", 0));
+    assert!(comes_to(2, 1));
+    drop(second);
+    assert!(comes_to(1, 2));
+    drop(third);
+    assert!(comes_to(0, 3));
 }
