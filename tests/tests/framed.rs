@@ -266,3 +266,100 @@ async fn a_master_that_waits_for_its_nodes_answers_pings_meanwhile() {
     );
     cluster.nodes[0].resume().unwrap();
 }
+
+/// Sends `count` puts that wait for another writer of key 0, each with a request of some `bytes`. How
+/// many are refused at once.
+fn wait_many(port: &mut Port<TcpStream>, control: &Control, count: usize, bytes: usize) -> usize {
+    let reserve = proto::ReserveRequest {
+        caller: control.caller(),
+        keys: packed(0..1),
+        lengths: vec![1000],
+        timeout_ms: 20_000,
+        instead_of: vec![u64::MAX; bytes / 8],
+        ..Default::default()
+    }
+    .encode_to_vec();
+    for _ in 0..count {
+        port.send(Op::Reserve, Epoch(0), &reserve, &[]).unwrap();
+    }
+    port.send(Op::Ping, Epoch(0), &[], &[]).unwrap();
+    let mut refused = 0;
+    loop {
+        let (header, meta, _) = port.receive().unwrap();
+        if header.op == Op::Pong {
+            return refused;
+        }
+        assert_eq!(header.op, Op::Failure);
+        assert_eq!(Failure::decode(&meta).unwrap().code, Code::TooManyHeld);
+        refused += 1;
+    }
+}
+
+/// What waits on one connection is bounded, in number and in bytes; what is too much is refused, and
+/// keeps neither pings nor the commit that the others wait for from being answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn puts_that_wait_by_the_thousand_are_refused_and_the_commit_they_wait_for_is_not() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let mut control = Control::connect(&cluster.master_url()).await.unwrap();
+    let writing = control.reserve(&key(0), 1000, 30_000).await.unwrap();
+    let mut many = greeted(&cluster, &control);
+    let few_refused = wait_many(&mut many, &control, 4200, 0);
+    assert!((1..400).contains(&few_refused), "{few_refused} of 4200");
+    let mut large = greeted(&cluster, &control);
+    let large_refused = wait_many(&mut large, &control, 20, 4_000_000);
+    assert!((1..8).contains(&large_refused), "{large_refused} of 20");
+
+    let commit = proto::CommitRequest {
+        caller: control.caller(),
+        keys: packed(0..1),
+        items: vec![proto::CommitItem {
+            version: writing.grant.id.0,
+            length: 1000,
+            checksum: 0,
+            segments: vec![writing.grant.extent.segment.0],
+            parent: 0,
+        }],
+        ..Default::default()
+    };
+    many.send(Op::Commit, Epoch(0), &commit.encode_to_vec(), &[])
+        .unwrap();
+    let mut present = 0;
+    for (port, answers) in [
+        (&mut many, 4200 - few_refused + 1),
+        (&mut large, 20 - large_refused),
+    ] {
+        for _ in 0..answers {
+            let (header, meta, _) = port.receive().unwrap();
+            assert_eq!(header.op, Op::Reply);
+            let reply = proto::ReserveReply::decode(meta.as_slice());
+            present += usize::from(reply.is_ok_and(|reply| {
+                let code = reply.reservations.first().map(|first| first.code);
+                code == Some(Code::Exists.to_wire().into())
+            }));
+        }
+        // There is room again.
+        assert_eq!(wait_many(port, &control, 0, 0), 0);
+    }
+    assert_eq!(present, 4220 - few_refused - large_refused);
+}
+
+/// What waits for a client that is gone would be granted to nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_waits_ends_with_its_connection() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let mut control = Control::connect(&cluster.master_url()).await.unwrap();
+    let writing = control.reserve(&key(0), 1000, 30_000).await.unwrap();
+    let mut port = greeted(&cluster, &control);
+    assert_eq!(wait_many(&mut port, &control, 1, 0), 0);
+    drop(port);
+    // Until the master has noticed.
+    std::thread::sleep(Duration::from_millis(500));
+    let revoke = proto::RevokeRequest {
+        caller: control.caller(),
+        keys: packed(0..1),
+        versions: vec![writing.grant.id.0],
+    };
+    control.raw().revoke(revoke).await.unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(cluster.gauge("reservations").unwrap(), 0);
+}

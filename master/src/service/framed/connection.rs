@@ -2,8 +2,10 @@
 //!
 //! Calls that need no waiting are answered on the connection's own thread, one after the other. Those
 //! that wait (for room, for durability) are begun there too; when they do not end soon they go on as
-//! tasks of the runtime and answer when they are done, so that they hold up nothing behind them.
+//! tasks of the runtime and answer when they are done, so that they hold up nothing behind them. Those
+//! of a connection that has ended are dropped.
 
+use super::waiting::Waiting;
 use super::wire::{Error, answer, failure};
 use super::{Place, Shared};
 use crate::service::calls::{Calls, calls_at};
@@ -101,7 +103,7 @@ impl Answers {
         sent.unwrap_or(Ok(()))
     }
 
-    /// Takes no more requests. What is under way is still answered.
+    /// Takes no more requests. The one that the connection's thread is at is still answered.
     pub(super) fn end(&self) {
         // It fails only where the connection has ended already.
         let _ended = self.0.lock().socket.shutdown(Shutdown::Read);
@@ -142,7 +144,7 @@ impl Connection {
             let refused = refused(error.code(), error.to_string());
             self.answers.send(&failure(0, epoch, &refused))?;
         }
-        // Calls that are still under way hold the other handle of the socket.
+        // The other handles of the socket may live a little longer.
         let _ended = self.socket.shutdown(Shutdown::Both);
         match ended {
             Err(Error::Closed) => Ok(()),
@@ -155,6 +157,7 @@ impl Connection {
         let Some((calls, spin)) = self.greet(&header, meta)? else {
             return Ok(());
         };
+        let mut waiting = Waiting::new();
         loop {
             let (header, meta) = self.next(incoming, spin)?;
             if meta.len() >= LARGE {
@@ -163,6 +166,14 @@ impl Connection {
             match begin(&calls, &header, meta) {
                 Begun::Answered(frame) => self.answers.send(&frame)?,
                 Begun::Goes(mut call) => {
+                    // Reading on is what lets the client end leases, and hear that this is there.
+                    let Some(place) = waiting.place(&header) else {
+                        let reason = "too many calls of this connection wait already";
+                        let refused = refused(Code::TooManyHeld, reason);
+                        let frame = failure(header.request, calls.epoch(), &refused);
+                        self.answers.send(&frame)?;
+                        continue;
+                    };
                     let patience = if incoming.has_begun() {
                         Duration::ZERO
                     } else {
@@ -173,11 +184,12 @@ impl Connection {
                         continue;
                     }
                     let answers = Arc::clone(&self.answers);
-                    runtime.spawn(async move {
+                    let answered = async move {
                         if let Err(error) = answers.send_from_task(call.await).await {
                             tracing::debug!(%error, "an answer was not sent");
                         }
-                    });
+                    };
+                    waiting.spawn(place, answered, runtime);
                 }
             }
         }

@@ -14,6 +14,7 @@
 mod connection;
 mod cores;
 mod open;
+mod waiting;
 mod wire;
 
 use crate::leadership::Seat;
