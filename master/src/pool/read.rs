@@ -1,6 +1,7 @@
 //! Questions about blocks: where they lie, whether they are there, and the leases on the answers.
 
 use super::Pool;
+use super::remove::STEP;
 use crate::clock::Millis;
 use crate::directory::{BadPage, BlockMut, BlockRef, Copies, Replica};
 use crate::placement::Segments;
@@ -418,8 +419,9 @@ impl Pool {
         described
     }
 
-    /// One page of the keys of a namespace that match `pattern`. Takes no lease.
-    pub fn list(
+    /// One page of the keys of a namespace that match `pattern`, `limit` at most. Takes no lease. Lets
+    /// others run after every few blocks, for it may have to look at all there are.
+    pub async fn list(
         &self,
         namespace: NamespaceId,
         pattern: Option<&Regex>,
@@ -431,8 +433,10 @@ impl Pool {
             next: page.to_vec(),
             ..Page::default()
         };
+        let mut looked = 0;
         loop {
-            let next = self.directory.scan(&result.next, limit.max(1), |block| {
+            let step = limit.saturating_sub(result.blocks.len()).clamp(1, STEP);
+            let next = self.directory.scan(&result.next, step, |block| {
                 if block.namespace() != namespace {
                     return;
                 }
@@ -451,6 +455,11 @@ impl Pool {
             result.next = next.unwrap_or_default();
             if result.next.is_empty() || result.blocks.len() >= limit {
                 return Ok(result);
+            }
+            looked += step;
+            if looked >= STEP {
+                looked = 0;
+                tokio::task::yield_now().await;
             }
         }
     }

@@ -11,8 +11,8 @@ use regex::Regex;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// How many blocks one step of a removal by pattern looks at.
-const STEP: usize = 1024;
+/// The most blocks that one step of a call looks at which may have to look at all there are.
+pub(super) const STEP: usize = 1024;
 
 /// What is to be removed.
 #[derive(Clone, Debug)]
@@ -93,7 +93,8 @@ impl Pool {
         })
     }
 
-    /// Removes many blocks in bounded steps. Each step is durable before the next begins.
+    /// Removes many blocks in bounded steps. Each step is durable before the next begins, and lets
+    /// others run.
     pub async fn remove_all(
         self: &Arc<Self>,
         what: &Removal,
@@ -130,6 +131,7 @@ impl Pool {
             if page.is_empty() {
                 return Ok(report);
             }
+            tokio::task::yield_now().await;
         }
     }
 

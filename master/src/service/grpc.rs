@@ -167,7 +167,9 @@ impl proto::pool_server::Pool for PoolService {
         &self,
         request: Request<proto::ListRequest>,
     ) -> Result<Response<proto::ListReply>, Status> {
-        answer!(self, request, list, |calls, message| calls.list(message))
+        answer!(self, request, list, |calls, message| calls
+            .list(message)
+            .await)
     }
 
     async fn describe(

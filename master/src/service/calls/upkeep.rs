@@ -102,7 +102,7 @@ impl Calls {
         })
     }
 
-    pub(in crate::service) fn list(
+    pub(in crate::service) async fn list(
         &self,
         request: proto::ListRequest,
     ) -> Result<proto::ListReply, Refused> {
@@ -118,6 +118,7 @@ impl Calls {
         let page = self
             .pool
             .list(caller.namespace, wanted.as_ref(), &request.page, limit)
+            .await
             .map_err(|error| refused(Code::InvalidArgument, error.to_string()))?;
         Ok(proto::ListReply {
             epoch: self.pool.epoch.0,
