@@ -4,18 +4,20 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::pool::{Pool, RemoveReport, ReserveOptions};
-use kvpool_types::{Code, Key, Length};
+use kvpool_master::store::record::{Record, decode};
+use kvpool_master::store::{LogSeq, MetadataStore};
+use kvpool_types::{Code, Key, KeyRef, Length};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Gate, SPACE, commit, reserve};
+use support::{Gated, SPACE, commit, item, join, reserve};
 use tokio::time::timeout;
 
-/// A pool of one node of 1 MiB, and what shuts its store.
-async fn pool(directory: &Path) -> (Arc<Pool>, Gate) {
-    let (pool, gate) = support::pool(directory, Config::default()).await;
-    support::join(&pool, "n", 7, 1 << 20).await;
-    (pool, gate)
+/// A pool of one node of 1 MiB, and its store.
+async fn pool(directory: &Path) -> (Arc<Pool>, Arc<Gated>) {
+    let (pool, store) = support::pool(directory, Config::default()).await;
+    join(&pool, "n", 7, 1 << 20).await;
+    (pool, store)
 }
 
 async fn put(pool: &Arc<Pool>, key: &Key, bytes: u64) -> Result<(), Code> {
@@ -40,10 +42,10 @@ fn is_there(pool: &Pool, key: &Key) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_is_there_until_its_removal_is_durable() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, gate) = pool(directory.path()).await;
+    let (pool, store) = pool(directory.path()).await;
     let key = Key::parse("a").unwrap();
     put(&pool, &key, 100).await.unwrap();
-    let shut = gate.lock().await;
+    let shut = store.gate.lock().await;
     let (first, second) = (remove(&pool, &key), remove(&pool, &key));
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(is_there(&pool, &key), "it was gone too early");
@@ -66,7 +68,7 @@ async fn a_block_is_there_until_its_removal_is_durable() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_was_replaced_while_it_was_removed_is_removed() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, gate) = pool(directory.path()).await;
+    let (pool, store) = pool(directory.path()).await;
     let key = Key::parse("a").unwrap();
     put(&pool, &key, 100).await.unwrap();
     let options = ReserveOptions {
@@ -78,7 +80,7 @@ async fn a_block_that_was_replaced_while_it_was_removed_is_removed() {
         .reserve(SPACE, &keys[..], &[Length(100)], &options)
         .await;
     let granted = granted.into_iter().next().unwrap().unwrap();
-    let shut = gate.lock().await;
+    let shut = store.gate.lock().await;
     // The first group of the log is on its way and waits at the gate; what follows waits behind it.
     let replacing = commit(&pool, &key, 100, granted);
     let replacing = tokio::spawn(replacing);
@@ -95,10 +97,10 @@ async fn a_block_that_was_replaced_while_it_was_removed_is_removed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removal_is_not_told_that_a_block_is_missing_before_its_eviction_is_durable() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, gate) = pool(directory.path()).await;
+    let (pool, store) = pool(directory.path()).await;
     let key = Key::parse("a").unwrap();
     put(&pool, &key, 800 << 10).await.unwrap();
-    let shut = gate.lock().await;
+    let shut = store.gate.lock().await;
     let (crowding, other) = (Arc::clone(&pool), Key::parse("b").unwrap());
     let _waits = tokio::spawn(async move { reserve(&crowding, &other, 800 << 10).await });
     let evicted = async {
@@ -112,4 +114,42 @@ async fn a_removal_is_not_told_that_a_block_is_missing_before_its_eviction_is_du
     assert!(early.is_err(), "it was told before: {early:?}");
     drop(shut);
     assert_eq!(removing.await.unwrap().unwrap().codes, [Code::Missing]);
+}
+
+/// The same of a block that is gone with its node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_is_not_told_that_a_block_is_missing_before_the_loss_of_its_node_is_durable() {
+    const BLOCKS: usize = 100_000;
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = support::pool(directory.path(), Config::default()).await;
+    let node = join(&pool, "n", 7, 256 << 20).await;
+    let keys: Vec<Key> = (0..BLOCKS)
+        .map(|number| Key::parse(&number.to_string()).unwrap())
+        .collect();
+    let asked: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    let lengths = vec![Length(64); BLOCKS];
+    let granted = pool
+        .reserve(SPACE, &asked[..], &lengths, &ReserveOptions::default())
+        .await;
+    let granted = granted.into_iter().map(Result::unwrap);
+    let items = keys.iter().zip(granted).map(|(k, g)| item(k, 64, g));
+    pool.commit(SPACE, items.collect()).await;
+    // It is the first to leave.
+    let first = [keys[0].as_ref()];
+    let dropping = std::thread::spawn({
+        let pool = Arc::clone(&pool);
+        move || pool.drop_node(&node)
+    });
+    while pool.describe(SPACE, &first[..])[0].is_some() {
+        std::thread::yield_now();
+    }
+    let removed = pool.remove(SPACE, &first, false).await.unwrap();
+    assert_eq!(removed.codes, [Code::Missing]);
+    let logged = store.read_log(LogSeq(0), u64::MAX).await.unwrap();
+    let is_logged = logged.iter().any(|(_, group)| {
+        let records = decode(group).unwrap().records;
+        records.iter().any(|r| matches!(r, Record::SegmentGone(_)))
+    });
+    assert!(is_logged, "it would be back");
+    dropping.join().unwrap();
 }

@@ -32,7 +32,7 @@ fn is_there(pool: &Pool, n: u64) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn puts_go_on_while_nodes_join() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _gate) = pool(directory.path(), Config::default()).await;
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
     join(&pool, "first", 1, KIB << 10).await;
     put(&pool, 0, KIB).await;
     let done = Arc::new(AtomicBool::new(false));
@@ -66,7 +66,7 @@ async fn puts_go_on_while_nodes_join() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wish_for_more_copies_than_there_are_nodes_evicts_no_more() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _gate) = pool(directory.path(), Config::default()).await;
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
     join(&pool, "only", 1, KIB << 10).await;
     let blocks = 16;
     for n in 0..blocks {
@@ -90,7 +90,7 @@ async fn a_wish_for_more_copies_than_there_are_nodes_evicts_no_more() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_fits_only_a_node_that_is_away_may_be_put_again() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _gate) = pool(directory.path(), Config::default()).await;
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
     join(&pool, "small", 1, KIB << 10).await;
     let large = join(&pool, "large", 2, KIB << 12).await;
     pool.draining(&large);
@@ -113,7 +113,7 @@ async fn blocks_of_a_silent_node_are_not_evicted_for_room_on_others() {
         suspect_after: Duration::from_millis(400),
         ..Config::default()
     };
-    let (pool, _gate) = pool(directory.path(), config).await;
+    let (pool, _store) = pool(directory.path(), config).await;
     let silent = join(&pool, "silent", 1, KIB << 10).await;
     for n in 0..10 {
         put(&pool, n, 60 * KIB).await;
@@ -155,10 +155,10 @@ async fn what_a_put_from_memory_replaces_is_free_once_that_is_logged() {
         commit_ack: CommitAck::Memory,
         ..Config::default()
     };
-    let (pool, gate) = pool(directory.path(), config).await;
+    let (pool, store) = pool(directory.path(), config).await;
     join(&pool, "n", 1, KIB << 10).await;
     put(&pool, 1, 500 * KIB).await;
-    let shut = gate.lock().await;
+    let shut = store.gate.lock().await;
     let options = ReserveOptions {
         upsert: true,
         ..ReserveOptions::default()
@@ -184,7 +184,7 @@ async fn what_a_put_from_memory_replaces_is_free_once_that_is_logged() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_knows_an_impossible_epoch_ends_no_term() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _gate) = pool(directory.path(), Config::default()).await;
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
     let mut damaged = registration("n", 1, KIB);
     damaged.epoch_seen = Epoch(u64::MAX);
     let refused = pool.register(&damaged).await.unwrap_err();

@@ -313,10 +313,15 @@ impl Pool {
             node: node.name.clone(),
             incarnation: node.incarnation,
         }));
+        // Logged before a block leaves the directory. The memory went with the node, so nothing waits
+        // for this to be durable.
+        let until_submitted = self.evicting.read();
         let gone: Vec<Arc<Segment>> = segments
             .iter()
             .filter_map(|id| self.placement.remove(*id))
             .collect();
+        self.journal().submit_now(records, Ack::Durable, |_| {});
+        drop(until_submitted);
         // Every put that was to write there ends; its other replicas are freed in the usual way.
         let ended = self.reservations.lock().take_on(&segments);
         self.end_reservations(ended);
@@ -332,8 +337,6 @@ impl Pool {
             }
         }
         node.tickets().clear();
-        // The memory went with the node, so nothing waits for this to be durable.
-        self.journal().submit_now(records, Ack::Durable, |_| {});
         self.metrics.node_dropped(lost);
         self.changed.notify_waiters();
         tracing::warn!(node = %node.name, incarnation = %node.incarnation, lost, "node dropped");

@@ -83,7 +83,7 @@ impl Pool {
             left = again.map(|(block, _)| block.index).collect();
         }
         if codes.contains(&Code::Missing) {
-            self.earlier_evictions_are_durable().await?;
+            self.earlier_losses_are_durable().await?;
         }
         let count = |wanted: Code| codes.iter().filter(|code| **code == wanted).count() as u64;
         Ok(RemoveReport {
@@ -227,9 +227,9 @@ impl Pool {
         taken
     }
 
-    /// What is missing may have been evicted a moment ago, and would be back if the master died before
-    /// that is durable: whoever removes it is told that it is missing after that.
-    async fn earlier_evictions_are_durable(&self) -> Result<(), Code> {
+    /// What is missing may have been evicted or lost a moment ago, and would be back if the master died
+    /// before that is durable: whoever removes it is told that it is missing after that.
+    async fn earlier_losses_are_durable(&self) -> Result<(), Code> {
         // What has left the directory has been submitted once this is free.
         drop(self.evicting.write());
         tokio::select! {
@@ -343,6 +343,7 @@ impl Pool {
         }
         self.metrics.corrupt_replica();
         tracing::error!(%key, %version, %extent, "a copy is corrupt and is dropped");
+        let _until_submitted = self.evicting.read();
         let dropped = self
             .directory
             .drop_replica(namespace, key.as_ref(), version, extent.segment);

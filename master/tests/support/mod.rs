@@ -23,13 +23,10 @@ use tokio::sync::Mutex;
 
 pub(crate) const SPACE: NamespaceId = NamespaceId(0);
 
-/// Appends wait while it is held.
-pub(crate) type Gate = Arc<Mutex<()>>;
-
 /// A store whose appends wait while the gate is held.
-struct Gated {
+pub(crate) struct Gated {
     store: EmbeddedStore,
-    gate: Gate,
+    pub(crate) gate: Mutex<()>,
 }
 
 #[async_trait]
@@ -82,16 +79,16 @@ impl MetadataStore for Gated {
     }
 }
 
-/// A pool without nodes, and what shuts its store.
-pub(crate) async fn pool(directory: &Path, config: Config) -> (Arc<Pool>, Gate) {
-    let gate = Gate::default();
-    let store = Gated {
+/// A pool without nodes, and its store.
+pub(crate) async fn pool(directory: &Path, config: Config) -> (Arc<Pool>, Arc<Gated>) {
+    let store = Arc::new(Gated {
         store: EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap(),
-        gate: Arc::clone(&gate),
-    };
+        gate: Mutex::default(),
+    });
     let metrics = Arc::new(Metrics::new().unwrap());
-    let pool = Pool::start(config, Arc::new(store), Arc::new(BootClock), metrics);
-    (pool.await.unwrap(), gate)
+    let kept = Arc::clone(&store) as Arc<dyn MetadataStore>;
+    let pool = Pool::start(config, kept, Arc::new(BootClock), metrics);
+    (pool.await.unwrap(), store)
 }
 
 /// What a node with one segment says of itself.
@@ -147,20 +144,25 @@ pub(crate) async fn reserve_with(
     granted.await.into_iter().next().unwrap()
 }
 
-pub(crate) fn commit(
-    pool: &Arc<Pool>,
-    key: &Key,
-    bytes: u64,
-    granted: Granted,
-) -> impl Future<Output = Vec<Code>> + use<> {
-    let item = CommitItem {
+/// What is said of a block of `bytes` that was written where it was granted.
+pub(crate) fn item(key: &Key, bytes: u64, granted: Granted) -> CommitItem {
+    CommitItem {
         key: key.clone(),
         version: granted.version,
         length: Length(bytes),
         checksum: Checksum(1),
         segments: granted.replicas.iter().map(|r| r.segment).collect(),
         parent: None,
-    };
+    }
+}
+
+pub(crate) fn commit(
+    pool: &Arc<Pool>,
+    key: &Key,
+    bytes: u64,
+    granted: Granted,
+) -> impl Future<Output = Vec<Code>> + use<> {
+    let item = item(key, bytes, granted);
     let pool = Arc::clone(pool);
     async move { pool.commit(SPACE, vec![item]).await }
 }
