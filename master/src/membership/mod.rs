@@ -9,6 +9,8 @@
 //!                      draining ── goodbye / new incarnation ──► gone (its blocks are dropped)
 //! ```
 //!
+//! A draining node becomes suspect like a live one, and draining again when it speaks.
+//!
 //! **Architecture Invariant:** a slow peer is not a dead peer. Silence alone never drops a block
 //! before `drop_after`; it only makes the node suspect.
 
@@ -22,7 +24,7 @@ use kvpool_proto as proto;
 use kvpool_types::{GrantKey, GrantSigner, HostId, Incarnation, NodeName, SegmentId};
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// How the master sees a node.
@@ -111,6 +113,8 @@ pub struct Node {
     address: RwLock<Address>,
     segments: RwLock<Vec<SegmentId>>,
     state: AtomicU8,
+    /// Whether it has said that it is shutting down: a life never takes that back.
+    drains: AtomicBool,
     session: Mutex<Session>,
     tickets: Mutex<BTreeMap<u64, Ticket>>,
     stuck_through: Mutex<u64>,
@@ -133,6 +137,7 @@ impl Node {
             address: RwLock::default(),
             segments: RwLock::default(),
             state: AtomicU8::new(NodeState::Unreported as u8),
+            drains: AtomicBool::new(false),
             session: Mutex::new(Session {
                 last_heard: now,
                 ..Session::default()
@@ -151,6 +156,12 @@ impl Node {
 
     pub(crate) fn set_state(&self, state: NodeState) {
         self.state.store(state as u8, Ordering::Release);
+    }
+
+    /// Notes that it is shutting down.
+    pub(crate) fn drain(&self) {
+        self.drains.store(true, Ordering::Release);
+        self.set_state(NodeState::Draining);
     }
 
     /// Whether its blocks may be handed out.
@@ -221,8 +232,8 @@ impl Node {
         self.session.lock().outbox = None;
     }
 
-    /// Notes that the node spoke; true when that changed its state. A suspect node that speaks is live
-    /// again. A heartbeat is sent only by a node that has taken the term's welcome in, so the first
+    /// Notes that the node spoke; true when that changed its state. A suspect node that speaks is what
+    /// it was before. A heartbeat is sent only by a node that has taken the term's welcome in, so the first
     /// one makes an unreported node live.
     pub(crate) fn heard(&self, now: Millis, reported: Option<Reported>) -> bool {
         {
@@ -235,8 +246,13 @@ impl Node {
         let welcomed = self.state() == NodeState::Unreported && reported.is_some();
         let back = self.state() == NodeState::Suspect;
         if welcomed || back {
-            self.set_state(NodeState::Live);
-            tracing::info!(node = %self.name, "node is live");
+            let state = if self.drains.load(Ordering::Acquire) {
+                NodeState::Draining
+            } else {
+                NodeState::Live
+            };
+            self.set_state(state);
+            tracing::info!(node = %self.name, "node is {}", state.label());
         }
         welcomed || back
     }
@@ -257,5 +273,36 @@ impl Node {
     /// The last ticket that was looked at for being stuck.
     pub(crate) fn stuck_through(&self) -> parking_lot::MutexGuard<'_, u64> {
         self.stuck_through.lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[test]
+    fn a_draining_node_that_was_silent_for_a_while_still_drains() {
+        let key = GrantKey([1; 32]);
+        let node = Node::new(NodeName("n".into()), Incarnation(7), key, Millis(0));
+        let node = Arc::new(node);
+        let members = Members::default();
+        members.insert(Arc::clone(&node));
+        node.heard(Millis(0), Some(Reported::default()));
+        assert_eq!(node.state(), NodeState::Live);
+        for drains in [false, true] {
+            if drains {
+                node.drain();
+            }
+            let before = node.state();
+            let now = Millis(node.last_heard().0 + 5000);
+            let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+            assert!(members.judge(now, second, second, hour).is_empty());
+            assert_eq!(node.state(), NodeState::Suspect);
+            assert!(node.heard(now, None));
+            assert_eq!(node.state(), before);
+            assert_eq!(node.is_placeable(), !drains);
+        }
     }
 }

@@ -290,7 +290,7 @@ impl Pool {
 
     /// Stops placing blocks on a node that is shutting down.
     pub fn draining(&self, node: &Node) {
-        node.set_state(NodeState::Draining);
+        node.drain();
         tracing::info!(node = %node.name, "node is draining");
     }
 
