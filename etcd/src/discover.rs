@@ -32,6 +32,26 @@ pub fn is_cluster_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed)
 }
 
+/// The items of a list with commas: addresses above all. Those between `etcd://` and the cluster's name
+/// belong to it.
+pub fn split_list(list: &str) -> Vec<String> {
+    let is_open = |item: &String| {
+        item.strip_prefix(SCHEME)
+            .is_some_and(|rest| !rest.contains('/'))
+    };
+    let mut items: Vec<String> = Vec::new();
+    for part in list.split(',') {
+        match items.last_mut().filter(|last| is_open(last)) {
+            Some(last) => {
+                last.push(',');
+                last.push_str(part);
+            }
+            None => items.push(part.trim().to_owned()),
+        }
+    }
+    items
+}
+
 /// Why a pool's name cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{url} is not etcd://host:port[,host:port...]/cluster: {reason}")]
@@ -134,6 +154,24 @@ mod tests {
         let location = Location::parse("etcd://a:2379,[::1]:23790/prod-1").unwrap();
         assert_eq!(location.endpoints, ["a:2379", "[::1]:23790"]);
         assert_eq!(location.cluster, "prod-1");
+    }
+
+    #[test]
+    fn the_items_of_a_list_are_told_apart_from_the_endpoints_of_etcd() {
+        assert_eq!(split_list("http://a:1"), ["http://a:1"]);
+        assert_eq!(
+            split_list("http://a:1, http://b:1"),
+            ["http://a:1", "http://b:1"]
+        );
+        assert_eq!(
+            split_list("etcd://a:1,b:1/pool,http://c:1,etcd://d:1/x"),
+            ["etcd://a:1,b:1/pool", "http://c:1", "etcd://d:1/x"]
+        );
+        assert_eq!(
+            split_list("etcd://a:1,b:1"),
+            ["etcd://a:1,b:1"],
+            "whoever parses it says what is amiss"
+        );
     }
 
     #[test]

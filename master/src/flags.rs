@@ -50,7 +50,7 @@ pub struct Flags {
     #[serde(skip_serializing_if = "Option::is_none")]
     advertise: Option<String>,
     /// Keep the metadata in etcd: its servers, separated by commas
-    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd: Option<Vec<String>>,
     /// The pool's name in etcd's keys, the same for all its masters [default: default]

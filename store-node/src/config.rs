@@ -353,6 +353,22 @@ mod tests {
     }
 
     #[test]
+    fn several_masters_are_given_with_commas() {
+        let flags = [
+            "kvstore-node",
+            "--segment=64MiB,12KiB",
+            "--master=http://a:1,http://b:1",
+            "--master=etcd://c:1,d:1/pool",
+        ];
+        let flags = <crate::Flags as clap::Parser>::parse_from(flags);
+        let config: Config = kvpool_daemon::load(None, "NOBODYS_", &flags).unwrap();
+        config.validate().unwrap();
+        let masters = ["http://a:1", "http://b:1", "etcd://c:1,d:1/pool"];
+        assert_eq!(config.master, masters);
+        assert_eq!(config.segment, good().segment);
+    }
+
+    #[test]
     fn sizes_are_printed_without_loss() {
         let text = serde_json::to_string(&good()).unwrap();
         assert!(text.contains(r#"["64MiB","12KiB"]"#), "{text}");

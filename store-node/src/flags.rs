@@ -18,7 +18,8 @@ The memory is taken and touched at start, so that a lack of it shows then. SIGTE
 progress end and tells the master that the node's blocks are gone.
 
 Every flag can also be set in a TOML file (--config) under the same name with underscores, or in the
-environment (KVSTORE_NODE_DRAIN_TIMEOUT=5s). Flags win over the environment, it over the file.";
+environment (KVSTORE_NODE_DRAIN_TIMEOUT=5s); those that repeat have their items separated by commas
+there. Flags win over the environment, it over the file.";
 
 /// What the command line gave.
 #[derive(Debug, clap::Parser, Serialize)]
@@ -38,13 +39,15 @@ pub struct Flags {
     #[serde(skip)]
     pub print_config: bool,
     /// Register with the kvmaster here, or with those announced at etcd://HOST:PORT[,HOST:PORT]/CLUSTER;
-    /// repeat for others: the one that leads is found from any [default: http://127.0.0.1:7070]
+    /// repeat for others, or separate them by commas: the one that leads is found from any [default:
+    /// http://127.0.0.1:7070]
     #[arg(long, value_name = "URL")]
     master: Vec<String>,
     /// Call the node this, in every life of it [default: host name and data port]
     #[arg(long)]
     name: Option<String>,
-    /// Contribute a segment of memory of this size, for instance 8GiB; repeat for more
+    /// Contribute a segment of memory of this size, for instance 8GiB; repeat for more, or separate by
+    /// commas
     #[arg(long, value_name = "SIZE")]
     segment: Vec<String>,
     /// Make segments of 2 MiB pages; the host must have set enough aside (vm.nr_hugepages)
@@ -72,7 +75,8 @@ pub struct Flags {
     #[arg(long, conflicts_with = "rdma_device")]
     #[serde(skip_serializing_if = "is_false")]
     no_rdma: bool,
-    /// Serve over this RDMA device; repeat for more [default: every active port, if there is any]
+    /// Serve over this RDMA device; repeat for more, or separate by commas [default: every active port, if
+    /// there is any]
     #[arg(long, value_name = "NAME[:PORT]")]
     rdma_device: Vec<String>,
     /// Use this entry of the RDMA ports' GID tables [default: by type, RoCE v2 first]

@@ -7,7 +7,8 @@
 //! **Environment.** With the prefix `KVMASTER_`, the variable `KVMASTER_EVICTION__HIGH_WATERMARK`
 //! sets `eviction.high_watermark`. A value for a field that holds text by default is taken as it
 //! stands; any other may be a number, `true`, `[a, b]` or `{k = v}`, and is text when it is none of
-//! these or stands in double quotes. An empty value counts as not set. The variables that Kubernetes
+//! these or stands in double quotes. An empty value counts as not set. What is given for a list, here
+//! and in a flag, is split at its commas, but for those inside `etcd://a,b/c`. The variables that Kubernetes
 //! makes for every service (`KVMASTER_SERVICE_HOST`, `KVMASTER_PORT=tcp://...`) are passed over.
 //!
 //! **Flags.** A flag that was not given must serialize as none, or as an empty list.
@@ -21,6 +22,7 @@ use figment::error::Kind;
 use figment::providers::Serialized;
 use figment::value::{Dict, Value};
 use figment::{Figment, Metadata, Profile, Provider};
+use kvpool_etcd::discover::split_list;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, Write};
@@ -126,6 +128,7 @@ where
     }
     let mut flags = Layer::serialize("the command line", flags)?;
     drop_absent(&mut flags.dict);
+    split_lists(&mut flags.dict);
     figment.merge(flags).extract().map_err(explain)
 }
 
@@ -190,6 +193,24 @@ fn drop_absent(dict: &mut Dict) {
         }
         _ => true,
     });
+}
+
+/// Splits what was given for lists, so that one flag can give several items.
+fn split_lists(dict: &mut Dict) {
+    for value in dict.values_mut() {
+        match value {
+            Value::Array(_, items) => *items = items.drain(..).flat_map(split_item).collect(),
+            Value::Dict(_, inner) => split_lists(inner),
+            _ => {}
+        }
+    }
+}
+
+fn split_item(item: Value) -> Vec<Value> {
+    match item.as_str() {
+        Some(text) => split_list(text).into_iter().map(Value::from).collect(),
+        None => vec![item],
+    }
 }
 
 /// Turns figment's first error into ours.
