@@ -3,10 +3,11 @@
 use super::{ConfigError, Layer};
 use figment::util::nest;
 use figment::value::{Dict, Value};
+use kvpool_etcd::discover::split_list;
 
 /// The layers of those of `vars` that begin with `prefix`, in order of their names.
 ///
-/// `defaults` is what the configuration holds without them: it tells which fields hold text.
+/// `defaults` is what the configuration holds without them: it tells which fields hold text, and which lists.
 pub(super) fn layers(
     prefix: &str,
     vars: impl IntoIterator<Item = (String, Result<String, ()>)>,
@@ -17,6 +18,7 @@ pub(super) fn layers(
         .filter(|(name, _)| name.len() > prefix.len() && name.starts_with(prefix))
         .collect();
     ours.sort();
+    let defaults = Value::from(defaults.clone());
     let mut layers = Vec::with_capacity(ours.len());
     for (name, value) in ours {
         let key = name[prefix.len()..].to_lowercase().replace("__", ".");
@@ -31,7 +33,7 @@ pub(super) fn layers(
         if text.is_empty() || is_service_link(&name, &text) {
             continue;
         }
-        let value = read(&key, text, defaults);
+        let value = read(&key, text, &defaults);
         if let Value::Dict(_, dict) = nest(&key, value) {
             layers.push(Layer { origin, dict });
         }
@@ -52,24 +54,19 @@ fn is_service_link(name: &str, value: &str) -> bool {
         || (name.ends_with("_PORT") && (value.starts_with("tcp://") || value.starts_with("udp://")))
 }
 
-fn read(key: &str, text: String, defaults: &Dict) -> Value {
-    if holds_text(key, defaults) {
+fn read(key: &str, text: String, defaults: &Value) -> Value {
+    let default = defaults.find_ref(key);
+    if let Some(Value::String(..) | Value::Char(..)) = default {
         return Value::from(text);
     }
-    match text.parse() {
+    let value = match text.parse() {
         Ok(value) => value,
         Err(never) => match never {},
+    };
+    match (default, value) {
+        (Some(Value::Array(..)), Value::Array(tag, items)) => Value::Array(tag, items),
+        (Some(Value::Array(..)), Value::String(_, unquoted)) => split_list(&unquoted).into(),
+        (Some(Value::Array(..)), _) => split_list(&text).into(),
+        (_, value) => value,
     }
-}
-
-fn holds_text(key: &str, mut defaults: &Dict) -> bool {
-    let mut parts = key.split('.').peekable();
-    while let Some(part) = parts.next() {
-        match defaults.get(part) {
-            Some(Value::Dict(_, inner)) => defaults = inner,
-            Some(Value::String(..) | Value::Char(..)) => return parts.peek().is_none(),
-            _ => return false,
-        }
-    }
-    false
 }

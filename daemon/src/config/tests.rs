@@ -193,6 +193,32 @@ fn variables_are_read_as_their_field_wants_them() {
 }
 
 #[test]
+fn a_list_is_given_as_plain_text_in_a_variable_or_a_flag() {
+    let given: [(&str, &[&str]); 6] = [
+        ("8GiB", &["8GiB"]),
+        ("1073741824", &["1073741824"]),
+        ("http://a:1,http://b:1", &["http://a:1", "http://b:1"]),
+        ("etcd://a:1,b:1/pool", &["etcd://a:1,b:1/pool"]),
+        (
+            "etcd://a:1,b:1/x,http://c:1",
+            &["etcd://a:1,b:1/x", "http://c:1"],
+        ),
+        ("\"1GiB, 2GiB\"", &["1GiB", "2GiB"]),
+    ];
+    for (text, items) in given {
+        let config = load_with(None, &[("KVX_SEGMENTS", text)], &Flags::default()).unwrap();
+        assert_eq!(config.segments, items, "{text}");
+    }
+
+    let flags = Flags {
+        segments: vec!["8GiB".into(), "etcd://a:1,b:1/x,4GiB".into()],
+        ..Flags::default()
+    };
+    let config = load_with(None, &[], &flags).unwrap();
+    assert_eq!(config.segments, ["8GiB", "etcd://a:1,b:1/x", "4GiB"]);
+}
+
+#[test]
 fn variables_that_kubernetes_makes_are_passed_over() {
     let vars = [
         ("KVX_SERVICE_HOST", "10.0.0.1"),
