@@ -57,7 +57,8 @@ pub struct Flags {
     /// Serve blocks over TCP here [default: 127.0.0.1:7072]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
-    /// Tell others to connect here; needed when listening on 0.0.0.0 [default: the listening address]
+    /// Tell others to connect here; needed when listening on 0.0.0.0. Loopback is taken for a master
+    /// elsewhere only from here [default: the listening address]
     #[arg(long, value_name = "HOST[:PORT]")]
     advertise: Option<String>,
     /// Serve /metrics, /healthz and /readyz here [default: 127.0.0.1:7073]

@@ -23,6 +23,7 @@ mod fence;
 mod flags;
 mod metrics;
 mod node;
+mod reach;
 mod segment;
 mod serve;
 

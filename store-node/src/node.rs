@@ -4,6 +4,7 @@ use crate::agent::{Agent, Options};
 use crate::config::{self, Config, InvalidSetting};
 use crate::fence::Limits;
 use crate::metrics::Metrics;
+use crate::reach;
 use crate::segment::{Dram, Segment};
 use crate::serve::{Identity, Store};
 use bytesize::ByteSize;
@@ -50,6 +51,20 @@ pub enum StartError {
     /// There is no address to tell clients.
     #[error(transparent)]
     Advertise(#[from] AdvertiseError),
+    /// Only this host reaches the node, and a master is on another.
+    #[error(
+        "only this host can reach {advertised}, and {master} is not on it: pass --listen \
+         0.0.0.0:{port} and --advertise HOST, the name or address by which others reach this host; \
+         or --advertise {advertised} if all workers are on this one"
+    )]
+    OutOfReach {
+        /// What others would be told to connect to.
+        advertised: String,
+        /// The port that is listened on.
+        port: u16,
+        /// The master, as it was given.
+        master: String,
+    },
     /// The Unix socket cannot be served.
     #[error("the Unix socket {}: {source}; choose another with --shm-path, or pass --no-shm", path.display())]
     Socket {
@@ -105,6 +120,24 @@ impl Node {
         let http_address = http.local_addr().map_err(system("the HTTP port"))?;
         let given = (!config.advertise.is_empty()).then_some(config.advertise.as_str());
         let advertised = advertise::decide(given, data_address)?;
+        if advertised.loopback_only
+            && let Some(master) = reach::elsewhere(&config.master).await
+        {
+            let (advertised, master) = (advertised.address.clone(), master.to_owned());
+            if given.is_none() {
+                let port = data_address.port();
+                return Err(StartError::OutOfReach {
+                    advertised,
+                    port,
+                    master,
+                });
+            }
+            tracing::warn!(
+                advertised,
+                master,
+                "only workers on this host can use this node"
+            );
+        }
         warn_if_exposed(data_address, false);
 
         let name = match config.name.as_str() {

@@ -6,12 +6,13 @@ mod failover;
 mod support;
 
 use kvpool_proto::node_message::Body;
+use kvpool_store_node::{Config, Node, StartError};
 use kvpool_types::{Checksum, Code, Epoch, Incarnation, SegmentId};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::{
-    INTERVAL, Master, PATIENCE, SEGMENT, extent, grant, node, pattern, read, ready, shm_link,
-    tcp_link, welcomed, write,
+    INTERVAL, Master, PATIENCE, SEGMENT, config, extent, grant, node, pattern, read, ready,
+    shm_link, tcp_link, welcomed, write,
 };
 
 fn fenced(body: Body) -> Vec<u64> {
@@ -58,6 +59,26 @@ async fn a_node_says_who_it_is_and_serves_nobody_before_its_welcome() {
     let refused = tcp_link(&node, Incarnation(1)).await.unwrap_err();
     assert_eq!(refused.code, Code::WrongIncarnation);
     tcp_link(&node, session.incarnation()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_other_hosts_cannot_reach_starts_for_a_master_elsewhere_only_when_told_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let elsewhere = || config(vec!["http://192.0.2.1:7070".into()], &directory);
+    let error = Node::start(elsewhere()).await.unwrap_err();
+    assert!(matches!(error, StartError::OutOfReach { .. }), "{error}");
+    let text = error.to_string();
+    for part in ["http://192.0.2.1:7070", "--listen 0.0.0.0:", "--advertise"] {
+        assert!(text.contains(part), "{text}");
+    }
+    for advertise in ["127.0.0.1", "node.example"] {
+        let advertise = advertise.to_owned();
+        let told = Config {
+            advertise,
+            ..elsewhere()
+        };
+        Node::start(told).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

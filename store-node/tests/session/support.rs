@@ -271,7 +271,11 @@ fn range(extent: &Extent) -> proto::ExtentRange {
 
 /// A node with one segment of 16 MiB.
 pub(crate) async fn node(masters: Vec<String>, directory: &tempfile::TempDir) -> Node {
-    Node::start(Config {
+    Node::start(config(masters, directory)).await.unwrap()
+}
+
+pub(crate) fn config(masters: Vec<String>, directory: &tempfile::TempDir) -> Config {
+    Config {
         master: masters,
         name: "node-t".into(),
         segment: vec![ByteSize::mib(16)],
@@ -280,9 +284,7 @@ pub(crate) async fn node(masters: Vec<String>, directory: &tempfile::TempDir) ->
         shm_path: directory.path().join("node.sock"),
         drain_timeout: PATIENCE,
         ..Config::default()
-    })
-    .await
-    .unwrap()
+    }
 }
 
 /// A node that a master has welcomed in epoch 1.
