@@ -12,6 +12,19 @@ pub struct Advertised {
     pub loopback_only: bool,
 }
 
+impl Advertised {
+    /// The address of another port of the same daemon, which listens at `listen`: that one, or where it
+    /// is every interface the host that is advertised.
+    pub fn beside(&self, listen: SocketAddr) -> String {
+        match self.address.rsplit_once(':') {
+            Some((host, _)) if listen.ip().to_canonical().is_unspecified() => {
+                format!("{host}:{}", listen.port())
+            }
+            _ => listen.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Advertised {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.address)
@@ -172,6 +185,19 @@ mod tests {
                 matches!(error, AdvertiseError::Unparsable { .. }),
                 "{advertise}: {error}"
             );
+        }
+    }
+
+    #[test]
+    fn another_port_on_every_interface_is_told_at_the_same_host() {
+        for (advertise, listen, told) in [
+            ("10.0.0.1:7", "0.0.0.0:8", "10.0.0.1:8"),
+            ("host.example", "[::]:8", "host.example:8"),
+            ("[2001:db8::1]:7", "[::]:8", "[2001:db8::1]:8"),
+            ("10.0.0.1:7", "127.0.0.1:8", "127.0.0.1:8"),
+        ] {
+            let advertised = listening_on("0.0.0.0:7", Some(advertise)).unwrap();
+            assert_eq!(advertised.beside(listen.parse().unwrap()), told);
         }
     }
 }

@@ -15,7 +15,8 @@ pub struct Config {
     pub listen: String,
     /// Where `/metrics`, `/healthz`, `/readyz` and the JSON views are served, `host:port`.
     pub http_listen: String,
-    /// Where others reach `listen`, `host:port`; by default the address that it is bound to.
+    /// Where others reach `listen`, `host:port` or `host`; by default the address that it is bound to, or
+    /// none where that is every interface.
     pub advertise: Option<String>,
     /// Where the embedded metadata store keeps its files.
     pub data_dir: PathBuf,

@@ -14,8 +14,8 @@ used. It never touches a block's bytes: these go between clients and kvstore-nod
 
 Start one, then nodes that point at it:
 
-    kvmaster --data-dir /var/lib/kvmaster --listen 0.0.0.0:7070
-    kvstore-node --master http://HOST:7070 --segment 8GiB
+    kvmaster --data-dir /var/lib/kvmaster --listen 0.0.0.0:7070 --advertise HOST
+    kvstore-node --master http://HOST:7070 --segment 8GiB --listen 0.0.0.0:7072 --advertise THIS_HOST
 
 Every flag can also be set in a TOML file (--config) under the same name with underscores, or in the
 environment (KVMASTER_LEASE_TTL=10s). Flags win over the environment, it over the file.";
@@ -45,8 +45,9 @@ pub struct Flags {
     #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     http_listen: Option<String>,
-    /// Tell others to reach --listen here [default: the address it is bound to]
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Tell others to reach --listen here; needed with etcd when listening on 0.0.0.0 [default: the
+    /// listening address, or nothing on 0.0.0.0]
+    #[arg(long, value_name = "HOST[:PORT]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     advertise: Option<String>,
     /// Keep the metadata in etcd: its servers, separated by commas

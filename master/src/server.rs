@@ -8,7 +8,8 @@ use crate::pool::Pool;
 use crate::service::{self, NodesService, PoolService, framed};
 use crate::store::{EmbeddedOptions, EmbeddedStore};
 use anyhow::Context;
-use kvpool_daemon::{advertise, bind, probe, warn_if_exposed};
+use kvpool_daemon::advertise::{self, AdvertiseError, Advertised};
+use kvpool_daemon::{bind, probe, warn_if_exposed};
 use kvpool_proto::MAX_MESSAGE_BYTES;
 use kvpool_proto::nodes_server::NodesServer;
 use kvpool_proto::pool_server::PoolServer;
@@ -51,6 +52,9 @@ impl Server {
         let grpc = bind(&config.listen, "the gRPC port").await?;
         let http = bind(&config.http_listen, "the HTTP port").await?;
         let addresses = (grpc.local_addr()?, http.local_addr()?);
+        let advertised = advertised(&config, addresses.0)?;
+        let address = advertised.as_ref();
+        let address = address.map_or_else(String::new, |own| format!("http://{own}"));
         warn_if_exposed(addresses.0, false);
         let ready_file = config.ready_file.clone();
         let clock = Arc::new(BootClock);
@@ -71,15 +75,11 @@ impl Server {
                 .with_context(|| format!("data directory {}", config.data_dir.display()))?;
             let store = Arc::new(store);
             let pool = Pool::start(config, Arc::clone(&store) as _, clock, metrics).await?;
-            let advertised = advertise::decide(pool.config.advertise.as_deref(), addresses.0);
-            let address = advertised.map_or_else(|_| addresses.0.to_string(), |a| a.address);
-            seat.lead(Arc::clone(&pool), &format!("http://{address}"));
+            seat.lead(Arc::clone(&pool), &address);
             tasks.spawn(leadership::report_alone(Arc::clone(&seat), store));
             Lead::Alone(pool)
         } else {
-            let advertised = advertise::decide(config.advertise.as_deref(), addresses.0)?;
-            let address = format!("http://{}", advertised.address);
-            let http_address = addresses.1.to_string();
+            let http_address = advertised.map_or_else(String::new, |own| own.beside(addresses.1));
             let candidate =
                 leadership::Candidate::start(Arc::clone(&seat), clock, address, http_address)
                     .await?;
@@ -142,6 +142,15 @@ impl Server {
             pool.stop().await;
         }
         tracing::info!("kvmaster stopped");
+    }
+}
+
+/// Where others reach this master. One that is alone can be found without that, and tells of none then;
+/// one that stands for election cannot.
+fn advertised(config: &Config, listen: SocketAddr) -> Result<Option<Advertised>, AdvertiseError> {
+    match advertise::decide(config.advertise.as_deref(), listen) {
+        Err(_) if config.advertise.is_none() && config.etcd.is_empty() => Ok(None),
+        decided => decided.map(Some),
     }
 }
 

@@ -107,12 +107,24 @@ impl From<ClusterStatus> for Cluster {
     }
 }
 
+/// A leader that knows of no address of its own is where it was found.
+pub(crate) fn with_addresses(mut status: ClusterStatus) -> ClusterStatus {
+    if status.role == "leader" {
+        status.leader.get_or_insert_with(|| status.told_by.clone());
+        let own = status.members.iter_mut();
+        for member in own.filter(|member| member.address.is_empty()) {
+            member.address.clone_from(&status.told_by);
+        }
+    }
+    status
+}
+
 /// Runs it.
 pub(crate) async fn run(_args: Args, context: &Context) -> anyhow::Result<()> {
     let connection = &context.connection;
     let timeout = connection.timeout.min(PATIENCE);
     let status = cluster_status(&connection.masters(), timeout).await;
-    let cluster = Cluster::from(status.map_err(connect_error)?);
+    let cluster = Cluster::from(with_addresses(status.map_err(connect_error)?));
     context.output.show(&cluster, tables)
 }
 
@@ -253,6 +265,18 @@ mod tests {
         }
         let text = tables(&status(None).into());
         assert!(text.contains("nobody leads"), "{text}");
+    }
+
+    #[test]
+    fn a_leader_without_an_address_of_its_own_is_where_it_was_found() {
+        let mut alone = status(None);
+        alone.role = "leader".to_owned();
+        alone.members.truncate(1);
+        alone.members[0].address.clear();
+        let found = with_addresses(alone);
+        assert_eq!(found.leader.as_deref(), Some("http://b:1"));
+        assert_eq!(found.members[0].address, "http://b:1");
+        assert_eq!(with_addresses(status(None)).leader, None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::host::Host;
 use super::node::{Asker, Node};
+use crate::commands::cluster::with_addresses;
 use crate::connection::{Connection, Transport, connect_error, control_error};
 use crate::exit;
 use futures::future::join_all;
@@ -99,7 +100,7 @@ impl Pool {
     async fn ask_masters(&mut self, connection: &Connection) -> anyhow::Result<()> {
         let patience = connection.timeout.min(PATIENCE);
         let status = cluster_status(&connection.masters(), patience).await;
-        let status = status.map_err(connect_error)?;
+        let status = with_addresses(status.map_err(connect_error)?);
         self.leader = status.leader;
         let members = status.members.into_iter().map(|member| Master {
             address: member.address,

@@ -160,7 +160,8 @@ impl Seat {
         self.state.read().reason.clone()
     }
 
-    /// Takes a pool's lead.
+    /// Takes a pool's lead. `address` is where others reach this master, as `http://host:port`; empty
+    /// when that is not known.
     pub fn lead(&self, pool: Arc<Pool>, address: &str) {
         self.metrics.term_begun();
         let mut state = self.state.write();
