@@ -37,7 +37,8 @@ pub struct Config {
     /// How long a leader leads that etcd does not hear of.
     #[serde(with = "humantime_serde")]
     pub leader_ttl: Duration,
-    /// Whether the leader compacts etcd's history. Not where others share the etcd and need theirs.
+    /// Whether the leader compacts etcd's history and defragments its files. That is of the whole etcd:
+    /// not where others share it.
     pub etcd_compact: bool,
     /// When a commit is answered.
     pub commit_ack: CommitAck,

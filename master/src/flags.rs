@@ -82,7 +82,8 @@ pub struct Flags {
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     leader_ttl: Option<String>,
-    /// Whether the leader compacts etcd's history [default: true]
+    /// Whether the leader compacts etcd's history and defragments its files, of the whole etcd and not of
+    /// its own keys alone; say false where others share it [default: true]
     #[arg(long, value_name = "BOOL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd_compact: Option<bool>,

@@ -394,3 +394,40 @@ async fn history_is_compacted_and_the_file_made_smaller_without_disturbing_a_fol
     let size = store.size_on_disk().await.unwrap();
     assert!(size < largest / 4, "from {largest} to {size} bytes");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_others_share_is_neither_compacted_nor_defragmented() {
+    let directory = tempfile::tempdir().unwrap();
+    let etcd = started!(
+        "an_etcd_that_others_share_is_neither_compacted_nor_defragmented",
+        Etcd::start(directory.path())
+    );
+    let options = |compact| EtcdOptions {
+        compact,
+        defragment_above: ByteSize::mib(4),
+        ..EtcdOptions::new(etcd.endpoints(), "c")
+    };
+    let own = EtcdStore::open(&options(true)).await.unwrap();
+    let shared = EtcdStore::open(&options(false)).await.unwrap();
+    let epoch = own.begin_epoch(Epoch(1)).await.unwrap();
+    let body = Bytes::from(vec![5u8; 1 << 20]);
+    for seq in 1..=20 {
+        own.append(epoch, LogSeq(seq), body.clone()).await.unwrap();
+    }
+    own.truncate_log(epoch, LogSeq(20)).await.unwrap();
+    let client = etcd.client().unwrap();
+    let now = client.status(0).await.unwrap().revision;
+    client.compact(now, true, LONG).await.unwrap();
+    let limit = Instant::now() + LONG;
+    for seq in 21.. {
+        assert!(Instant::now() < limit, "there is nothing to defragment");
+        // What a compaction freed is told after later writes.
+        own.append(epoch, LogSeq(seq), group(seq)).await.unwrap();
+        let did = shared.maintain(epoch).await.unwrap();
+        assert_eq!((did.compacted, did.defragmented), (None, false));
+        if own.maintain(epoch).await.unwrap().defragmented {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}

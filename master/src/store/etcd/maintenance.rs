@@ -114,17 +114,14 @@ impl Upkeep {
         &mut self,
         now: Instant,
         has_compacted: bool,
-        will_compact: bool,
         statuses: &[(usize, Status)],
     ) -> Option<usize> {
-        // Without a compaction of ours to wait for, the first round begins at once.
-        let begins = self.full.is_none() && !will_compact;
         let full = self.full.get_or_insert(Full {
             round: now,
             left: None,
         });
         let is_due = full.left.is_none() && now.duration_since(full.round) >= ROUND_EVERY;
-        if begins || has_compacted || is_due {
+        if has_compacted || is_due {
             let order = leader_last(statuses).into_iter().rev();
             full.left = Some(order.map(|(endpoint, _)| endpoint).collect());
             full.round = now;
@@ -147,7 +144,8 @@ impl Upkeep {
 
 impl EtcdStore {
     /// Does what is due: forgets history, makes an endpoint's file smaller (one a call, etcd's leader
-    /// last), and lets a full etcd take writes again when that made room. To be called every few
+    /// last), and lets a full etcd take writes again when that made room; none of it where
+    /// [`EtcdOptions::compact`](super::EtcdOptions::compact) is off. To be called every few
     /// seconds by the leader; also by a candidate whom [`StoreError::NoSpace`] keeps from becoming
     /// one, with epoch 0.
     pub async fn maintain(&self, epoch: Epoch) -> Result<Maintained, StoreError> {
@@ -160,13 +158,10 @@ impl EtcdStore {
         let is_full = alarms.iter().any(|(_, alarm)| *alarm == Alarm::NoSpace);
         let compacted = self.compact(&mut upkeep, is_full).await?;
         let mut statuses = self.statuses().await?;
-        let due = if is_full {
-            upkeep.full_round(
-                Instant::now(),
-                compacted.is_some(),
-                self.options.compact,
-                &statuses,
-            )
+        let due = if !self.options.compact {
+            None
+        } else if is_full {
+            upkeep.full_round(Instant::now(), compacted.is_some(), &statuses)
         } else {
             upkeep.full = None;
             self.loose(&statuses)

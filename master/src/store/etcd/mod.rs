@@ -79,7 +79,8 @@ pub struct EtcdOptions {
     pub connect_timeout: Duration,
     /// The size of an endpoint's file above which it is defragmented, if half of it is free.
     pub defragment_above: ByteSize,
-    /// Whether etcd's history is compacted. Switch it off where etcd does so itself.
+    /// Whether etcd's history is compacted, its files are defragmented and its alarm of a full disk is
+    /// taken back. All that is of the whole etcd: switch it off where others share it.
     pub compact: bool,
 }
 
