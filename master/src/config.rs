@@ -188,6 +188,12 @@ impl Config {
                 format!("{:?} is not made of letters, digits, - _ .", self.cluster),
             );
         }
+        if self.etcd_password_file.is_some() && self.etcd_user.is_empty() {
+            return invalid(
+                "etcd_password_file",
+                "given without etcd_user: whose password it is is not known".into(),
+            );
+        }
         if self.etcd_cert.is_some() != self.etcd_key.is_some() {
             return invalid("etcd_cert", "a certificate and its key go together".into());
         }
@@ -214,7 +220,7 @@ mod tests {
     fn defaults_are_valid_and_bad_settings_are_named() {
         Config::default().validate().unwrap();
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 5] = [
+        let cases: [(&str, Spoil); 6] = [
             ("eviction_high_watermark_ratio", |c| {
                 c.eviction_high_watermark_ratio = 1.5
             }),
@@ -224,6 +230,9 @@ mod tests {
                 c.suspect_after = Duration::from_millis(600)
             }),
             ("max_block_size", |c| c.max_block_size = ByteSize::gib(5)),
+            ("etcd_password_file", |c| {
+                c.etcd_password_file = Some("password".into())
+            }),
         ];
         for (setting, spoil) in cases {
             let mut config = Config::default();

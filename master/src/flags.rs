@@ -62,7 +62,7 @@ pub struct Flags {
     #[arg(long, value_name = "USER")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd_user: Option<String>,
-    /// The file that holds the user's password
+    /// The file that holds the password of --etcd-user
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd_password_file: Option<PathBuf>,

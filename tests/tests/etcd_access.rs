@@ -106,6 +106,7 @@ async fn what_etcd_refuses_ends_kvmaster_with_the_reason() {
             "a certificate and its key go together",
         ),
         (without(&all, "--etcd-ca"), "certificates cannot be checked"),
+        (without(&all, "--etcd-user"), "given without etcd_user"),
     ] {
         let ended = Daemon::start("kvmaster", directory.path(), "kvmaster", &flags).unwrap_err();
         let said = ended.to_string();
