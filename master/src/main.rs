@@ -3,11 +3,19 @@
 use clap::Parser;
 use kvpool_daemon::{config, signals, telemetry};
 use kvpool_master::{Config, Flags, Server};
+use std::pin::pin;
 use std::process::ExitCode;
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run().await {
+fn main() -> ExitCode {
+    let ended = tokio::runtime::Runtime::new()
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| {
+            let ended = runtime.block_on(run());
+            // What a start that was broken off still does on a thread is not waited for.
+            runtime.shutdown_background();
+            ended
+        });
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kvmaster: {error:#}");
@@ -24,8 +32,14 @@ async fn run() -> anyhow::Result<()> {
     }
     config.validate()?;
     telemetry::init(config.log_format, "info")?;
-    let shutdown = signals::shutdown()?;
-    let server = Server::start(config).await?;
+    let mut shutdown = pin!(signals::shutdown()?);
+    let server = tokio::select! {
+        server = Server::start(config) => server?,
+        signal = &mut shutdown => {
+            tracing::info!(%signal, "stopped before it served");
+            return Ok(());
+        }
+    };
     tokio::select! {
         signal = shutdown => tracing::info!(%signal, "stopping"),
         later = server.superseded() => {

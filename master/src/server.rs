@@ -76,7 +76,14 @@ impl Server {
             let store = Arc::new(store);
             let pool = Pool::start(config, Arc::clone(&store) as _, clock, metrics).await?;
             seat.lead(Arc::clone(&pool), &address);
-            tasks.spawn(leadership::report_alone(Arc::clone(&seat), store));
+            let report = leadership::report_alone(Arc::clone(&seat), store);
+            let stopping = told(stopped.clone());
+            tasks.spawn(async move {
+                tokio::select! {
+                    () = report => {}
+                    () = stopping => {}
+                }
+            });
             Lead::Alone(pool)
         } else {
             let http_address = advertised.map_or_else(String::new, |own| own.beside(addresses.1));
@@ -134,7 +141,6 @@ impl Server {
         }
         let _everyone_left = self.stop.send(true);
         let mut tasks = self.tasks.lock().await;
-        // Sessions of nodes last for ever: they are cut when the time is up.
         let _in_time =
             tokio::time::timeout(DRAIN, async { while tasks.join_next().await.is_some() {} }).await;
         tasks.shutdown().await;
@@ -172,7 +178,7 @@ fn serve(
     let clients = PoolServer::new(PoolService::new(Arc::clone(seat)))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let nodes = NodesServer::new(NodesService::new(Arc::clone(seat)))
+    let nodes = NodesServer::new(NodesService::new(Arc::clone(seat), stopped.clone()))
         .max_decoding_message_size(MAX_MESSAGE_BYTES);
     let serving = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(10)))

@@ -3,11 +3,22 @@
 use clap::Parser;
 use kvpool_daemon::{config, signals, telemetry};
 use kvpool_store_node::{Config, Flags, Node};
+use std::pin::pin;
 use std::process::ExitCode;
 
-#[tokio::main(worker_threads = 2)]
-async fn main() -> ExitCode {
-    match run().await {
+fn main() -> ExitCode {
+    let ended = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| {
+            let ended = runtime.block_on(run());
+            // Memory that a start that was broken off still touches is not waited for.
+            runtime.shutdown_background();
+            ended
+        });
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kvstore-node: {error}");
@@ -24,8 +35,14 @@ async fn run() -> anyhow::Result<()> {
     }
     config.validate()?;
     telemetry::init(config.log_format, "info")?;
-    let shutdown = signals::shutdown()?;
-    let node = Node::start(config).await?;
+    let mut shutdown = pin!(signals::shutdown()?);
+    let node = tokio::select! {
+        node = Node::start(config) => node?,
+        signal = &mut shutdown => {
+            tracing::info!(%signal, "stopped before it served");
+            return Ok(());
+        }
+    };
     let signal = shutdown.await;
     tracing::info!(%signal, "draining");
     node.drain().await;

@@ -2,7 +2,10 @@
 
 use kvpool_tests::daemon::path_of;
 use kvpool_tests::{Cluster, Options};
-use std::process::{Command, Output};
+use rustix::process::{Pid, Signal, kill_process};
+use std::net::TcpListener;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn kvctl(master: &str, arguments: &[&str]) -> Output {
     Command::new(path_of("kvctl").unwrap())
@@ -56,4 +59,33 @@ fn exit_codes_tell_what_happened() {
     assert_eq!(code(&nobody), Some(4), "{nobody:?}");
     let text = String::from_utf8_lossy(&nobody.stderr).into_owned();
     assert!(text.contains("127.0.0.1:1"), "{text}");
+}
+
+#[test]
+fn a_kvmaster_that_still_waits_for_etcd_ends_when_it_is_told_to() {
+    // Takes connections and says nothing: kvmaster gives it 10 s to answer at the start.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let etcd = format!("http://{}", silent.local_addr().unwrap());
+    let mut master = Command::new(path_of("kvmaster").unwrap())
+        .args(["--etcd", &etcd])
+        .args(["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let _asked = silent.accept().unwrap();
+    let since = Instant::now();
+    let pid = Pid::from_child(&master);
+    kill_process(pid, Signal::TERM).unwrap();
+    let status = loop {
+        if let Some(status) = master.try_wait().unwrap() {
+            break status;
+        }
+        if since.elapsed() > Duration::from_secs(5) {
+            master.kill().unwrap();
+            master.wait().unwrap();
+            panic!("no end within 5 s of SIGTERM");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(status.success(), "{status}");
 }

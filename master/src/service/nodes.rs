@@ -12,7 +12,7 @@ use kvpool_types::{
 use proto::master_message::Body as ToNode;
 use proto::node_message::Body as FromNode;
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -20,12 +20,13 @@ use tonic::{Request, Response, Status, Streaming};
 #[derive(Clone, Debug)]
 pub struct NodesService {
     seat: Arc<Seat>,
+    stopped: watch::Receiver<bool>,
 }
 
 impl NodesService {
-    /// The service of the master at `seat`.
-    pub fn new(seat: Arc<Seat>) -> Self {
-        Self { seat }
+    /// The service of the master at `seat`, whose sessions end when `stopped` says so.
+    pub fn new(seat: Arc<Seat>, stopped: watch::Receiver<bool>) -> Self {
+        Self { seat, stopped }
     }
 }
 
@@ -42,6 +43,7 @@ impl proto::nodes_server::Nodes for NodesService {
         // channel, hold that memory.
         let (outbox, outgoing) = mpsc::unbounded_channel();
         let seat = Arc::clone(&self.seat);
+        let mut stopped = self.stopped.clone();
         tokio::spawn(async move {
             let first = match inbox.message().await {
                 Ok(Some(proto::NodeMessage {
@@ -69,7 +71,10 @@ impl proto::nodes_server::Nodes for NodesService {
             match begin(&pool, &first, &outbox).await {
                 Ok((node, session)) => {
                     drop(outbox);
-                    converse(&pool, &node, &mut inbox).await;
+                    tokio::select! {
+                        () = converse(&pool, &node, &mut inbox) => {}
+                        _ = stopped.wait_for(|stopped| *stopped) => {}
+                    }
                     pool.detach(&node, session);
                 }
                 Err(RegisterError { code, message }) => {
