@@ -16,9 +16,10 @@ class PoolSettings:
     master: str | tuple[str, ...] = "http://127.0.0.1:7070"
     """Where the masters are: one address or several."""
     namespace: str = ""
-    """The pool's namespace to use, the unit of quota and visibility; empty for the default one."""
+    """The pool's namespace to use, whose keys no other one's ever meet; empty for the default one."""
     transport: Transport = "auto"
     token: str = ""
+    """Reserved: no pool checks one yet."""
     connect_timeout: float = 5.0
     put_timeout: float = 5.0
     get_timeout: float = 5.0
