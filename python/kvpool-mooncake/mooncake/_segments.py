@@ -8,7 +8,16 @@ from typing import TypedDict
 
 from mooncake import _codes
 from mooncake._base import StoreBase, log
-from mooncake._settings import PAGE, BadSetting, Settings, find_place, node_name, parse_size
+from mooncake._settings import (
+    PAGE,
+    BadSetting,
+    Place,
+    Settings,
+    find_place,
+    is_for_this_host_alone,
+    node_name,
+    parse_size,
+)
 
 
 class Mounted(TypedDict):
@@ -42,18 +51,23 @@ class SegmentMethods(StoreBase):
             log.error("allocate_and_mount_segment: %s", error)
             return refused
         name = node_name(place.hostname)
-        code = self._contribute(settings, wanted, name, place.listen, place.advertise)
+        code = self._contribute(settings, wanted, name, place)
         if code != _codes.OK:
             return {**refused, "ret": code}
         return {"ret": _codes.OK, "segment_ids": [name], "allocated_size": wanted}
 
-    def _contribute(self, settings: Settings, size: int, name: str, listen: str, advertise: str) -> int:
+    def _contribute(self, settings: Settings, size: int, name: str, place: Place) -> int:
+        if is_for_this_host_alone(place, settings.masters):
+            log.warning(
+                "only workers on this host can use the segment at %s: give as local_hostname what others reach",
+                place.hostname,
+            )
         code, reason = self._native.add_segment(
             list(settings.masters),
             size,
             name,
-            listen,
-            advertise,
+            place.listen,
+            place.advertise,
             list(settings.devices),
             settings.patience.connect_timeout_ms,
         )

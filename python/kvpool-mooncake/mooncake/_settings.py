@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import ipaddress
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 DEFAULT_MASTER_PORT: Final = 50051
@@ -248,7 +249,22 @@ def _try_place(host: str, address: str, port: int) -> Place:
         ip, found = probe.getsockname()[:2]
     listen = f"[{ip}]:{found}" if ":" in ip else f"{ip}:{found}"
     told = f"[{host}]:{found}" if ":" in host else f"{host}:{found}"
-    return Place(host, found, listen, "" if ip == host or ip.startswith("127.") else told)
+    if _is_loopback(host):
+        # Whoever says so is taken at their word, also by a node whose master is elsewhere.
+        return Place(host, found, listen, listen)
+    return Place(host, found, listen, "" if ip == host or _is_loopback(ip) else told)
+
+
+def is_for_this_host_alone(place: Place, masters: Sequence[str]) -> bool:
+    """Whether nobody on another host reaches a segment there, and a master is on another."""
+    hosts = [re.split("[,/]", url.partition("://")[2])[0].rpartition(":")[0] for url in masters]
+    return _is_loopback(place.host) and not all(map(_is_loopback, hosts))
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
 
 
 def node_name(hostname: str) -> str:

@@ -160,7 +160,7 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         self._settings, self._place = settings, place
         if settings.segment_size:
             size = -(-settings.segment_size // PAGE) * PAGE
-            code = self._contribute(settings, size, node_name(place.hostname), place.listen, place.advertise)
+            code = self._contribute(settings, size, node_name(place.hostname), place)
             if code != _codes.OK:
                 self.close()
                 return code

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from mooncake._settings import (
     BadSetting,
+    Place,
     find_place,
+    is_for_this_host_alone,
     node_name,
     parse_host,
     parse_masters,
@@ -108,7 +110,22 @@ def test_a_name_without_meaning_is_noted() -> None:
 def test_a_place_has_a_free_port_and_says_so() -> None:
     one = find_place("localhost", 0)
     assert one.hostname == f"localhost:{one.port}" and one.port > 0
-    assert one.listen == f"127.0.0.1:{one.port}" and one.advertise == ""
+    assert one.listen == one.advertise == f"127.0.0.1:{one.port}"
+
+
+@pytest.mark.parametrize(
+    ("host", "masters", "alone"),
+    [
+        ("localhost", ("http://127.0.0.1:50051", "http://[::1]:50051"), False),
+        ("localhost", ("etcd://localhost:2379/default",), False),
+        ("localhost", ("http://127.0.0.1:50051", "http://10.0.0.1:50051"), True),
+        ("127.0.0.1", ("etcd://10.0.0.1:2379,10.0.0.2:2379/default",), True),
+        ("10.0.0.7", ("http://10.0.0.1:50051",), False),
+    ],
+)
+def test_a_place_on_loopback_is_for_this_host_alone_when_a_master_is_elsewhere(host, masters, alone) -> None:
+    place = Place(host, 4000, f"{host}:4000", "")
+    assert is_for_this_host_alone(place, masters) == alone
 
 
 def test_a_host_that_is_not_ours_is_told_to_others_and_listened_for_everywhere() -> None:
