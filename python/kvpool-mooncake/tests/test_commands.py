@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from live_pools import free_port, wait_until
+from mooncake.commands.master import FLAGS
 from mooncake.store import MooncakeDistributedStore
 
 
@@ -103,6 +105,15 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_the_defaults_that_the_help_tells_are_those_of_kvmaster() -> None:
+    said = subprocess.run(["kvmaster", "--print-config"], capture_output=True, check=True, timeout=30)
+    config = tomllib.loads(said.stdout.decode())
+    told = {flag.name: flag.default for flag in FLAGS}
+    for name in ("eviction_high_watermark_ratio", "eviction_ratio"):
+        assert told[name] == config[name]
+    assert config["lease_ttl"] == f"{told['default_kv_lease_ttl'] // 1000}s"
 
 
 def test_a_pool_of_the_originals_commands_keeps_blocks(commands, tmp_path) -> None:

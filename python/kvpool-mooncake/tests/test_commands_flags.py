@@ -63,8 +63,10 @@ def test_what_is_given_reaches_kvmaster_and_defaults_are_its_own() -> None:
         "--eviction-ratio=0.1",
         "--lease-ttl=10000ms",
     ]
-    ha = told("--enable_ha", "--etcd_endpoints=a:2379;b:2379", "--cluster_id=blue", "--", "--x=y")
-    assert ha == ["--listen=0.0.0.0:50051", "--etcd=http://a:2379,http://b:2379", "--cluster=blue"]
+    ha = ["--enable_ha", "--etcd_endpoints=a:2379;b:2379", "--cluster_id=blue"]
+    etcd = ["--etcd=http://a:2379,http://b:2379", "--cluster=blue"]
+    assert told(*ha, "--rpc_address=10.0.0.1", "--", "--x=y") == ["--listen=10.0.0.1:50051", *etcd]
+    assert told(*ha, "--", "--advertise=10.0.0.1") == ["--listen=0.0.0.0:50051", *etcd]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,8 @@ def test_what_is_given_reaches_kvmaster_and_defaults_are_its_own() -> None:
         (("-eviction_ratio=much",), "eviction_ratio"),
         (("--enable_ha=maybe",), "enable_ha"),
         (("--enable_ha",), "etcd_endpoints"),
+        (("--enable_ha", "--etcd_endpoints=a:1"), "rpc_address"),
+        (("--enable_ha", "--etcd_endpoints=a:1", "--rpc_address=::"), "rpc_address"),
         (("--etcd_endpoints=a:1",), "enable_ha"),
         (("stray",), "stray"),
         (("--",), ""),

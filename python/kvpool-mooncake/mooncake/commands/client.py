@@ -64,7 +64,7 @@ def node_args(line: CommandLine) -> list[tuple[str, str]]:
         elif address.is_loopback:
             advertised = None
     told.append((f"--listen={listen}:{port}", "--host --port"))
-    if advertised is not None and not _says(line, "--advertise"):
+    if advertised is not None and not line.passes_on("--advertise"):
         told.append((f"--advertise={advertised}", "--host"))
     told.append((f"--segment={size(line.text('global_segment_size'))}", "--global_segment_size"))
     told.append((f"--master={_master(line)}", "--master_server_address"))
@@ -77,7 +77,7 @@ def node_args(line: CommandLine) -> list[tuple[str, str]]:
         told.append(("--no-rdma", "--protocol"))
     else:
         raise UsageError(f"--protocol={protocol} is neither tcp nor rdma")
-    if "KVSTORE_NODE_HTTP_LISTEN" not in os.environ and not _says(line, "--http-listen"):
+    if "KVSTORE_NODE_HTTP_LISTEN" not in os.environ and not line.passes_on("--http-listen"):
         told.append(("--http-listen=127.0.0.1:0", "(several nodes on one host)"))
     return told
 
@@ -95,10 +95,6 @@ def _own_address(line: CommandLine) -> str | None:
                 way.connect(address)
                 return str(way.getsockname()[0])
     return None
-
-
-def _says(line: CommandLine, flag: str) -> bool:
-    return any(arg == flag or arg.startswith(f"{flag}=") for arg in line.rest)
 
 
 def _master(line: CommandLine) -> str:

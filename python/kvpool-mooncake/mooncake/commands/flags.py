@@ -65,6 +65,10 @@ class CommandLine:
         """Whether a bool is set."""
         return self.values[name] is True
 
+    def passes_on(self, flag: str) -> bool:
+        """Whether what stood behind `--` gives this flag."""
+        return any(arg == flag or arg.startswith(f"{flag}=") for arg in self.rest)
+
 
 def parse(flags: Sequence[Flag], args: Sequence[str]) -> CommandLine:
     """Reads a command line. Raises UsageError for what is not among the flags or not of their types."""

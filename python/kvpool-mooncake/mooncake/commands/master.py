@@ -7,9 +7,12 @@ What follows `--` goes to kvmaster as it is, for instance `-- --data-dir=/var/li
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import ipaddress
 import json
 import logging
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -32,9 +35,9 @@ _LOG = "kvmaster logs to stderr; RUST_LOG sets how much"
 FLAGS = (
     Flag("rpc_port", 50051, "Serve clients and nodes at this port"),
     Flag("port", 50051, "The older name of --rpc_port"),
-    Flag("rpc_address", "0.0.0.0", "Serve clients and nodes at this address"),
+    Flag("rpc_address", "0.0.0.0", "Serve clients and nodes at this address; needed with --enable_ha"),
     Flag("metrics_port", 9003, "Serve /metrics, /health and /get_all_segments at this port"),
-    Flag("eviction_high_watermark_ratio", 0.90, "Never use more than this share of a segment"),
+    Flag("eviction_high_watermark_ratio", 0.95, "Never use more than this share of a segment"),
     Flag("eviction_ratio", 0.05, "Evict down to the watermark less this share"),
     Flag("default_kv_lease_ttl", 5000, "Protect what a reader was told for so long, in ms"),
     Flag("enable_http_metadata_server", False, "Serve /metadata too"),
@@ -81,6 +84,12 @@ def kvmaster_args(line: CommandLine) -> list[tuple[str, str]]:
         told.append((f"--lease-ttl={line.number('default_kv_lease_ttl')}ms", "--default_kv_lease_ttl"))
     if line.is_on("enable_ha"):
         told.append((f"--etcd={_etcd(line)}", "--enable_ha --etcd_endpoints"))
+        is_told = "KVMASTER_ADVERTISE" in os.environ or line.passes_on("--advertise")
+        if _is_every_interface(host) and not is_told:
+            raise UsageError(
+                f"--enable_ha needs --rpc_address: {host} tells others no address to call this master at "
+                "(or -- --advertise=HOST beside it)"
+            )
         if "cluster_id" in line.given:
             told.append((f"--cluster={line.text('cluster_id')}", "--cluster_id"))
     elif line.given & {"etcd_endpoints", "cluster_id"}:
@@ -94,6 +103,12 @@ def _etcd(line: CommandLine) -> str:
     if not urls:
         raise UsageError("--enable_ha needs --etcd_endpoints")
     return ",".join(urls)
+
+
+def _is_every_interface(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    return False
 
 
 def _bracketed(host: str) -> str:
