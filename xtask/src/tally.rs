@@ -29,6 +29,14 @@ impl Tally {
         }
     }
 
+    /// Counts a step that could not be done at all as a failure, and says why.
+    pub(crate) fn attempted(&mut self, step: &'static str, done: anyhow::Result<()>) {
+        if let Err(error) = &done {
+            eprintln!("\n{step}: {error:#}");
+        }
+        self.check(step, done.is_ok());
+    }
+
     /// Counts something that could not be had here; the line says what and why.
     pub(crate) fn skip(&mut self, what: &str, why: &str) {
         self.skipped += 1;
@@ -388,5 +396,11 @@ SKIPPED skips_late: no huge pages
         assert!(tally.is_good());
         tally.check("clippy", false);
         assert_eq!((tally.failed, tally.is_good()), (1, false));
+        tally.attempted("the Python tests", Ok(()));
+        tally.attempted(
+            "the Python tests",
+            Err(anyhow::anyhow!("nothing to install")),
+        );
+        assert_eq!((tally.failed, tally.passed), (2, 1));
     }
 }
