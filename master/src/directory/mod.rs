@@ -9,8 +9,9 @@
 //! returned as [`Removed`] or [`Dropped`]; making that durable and freeing the extents is the
 //! caller's part.
 //!
-//! **Architecture Invariant:** a thread locks at most one shard at a time, and after it at most one
-//! of lineage and spaces. Callbacks run under a shard's lock and must not call the directory.
+//! **Architecture Invariant:** a thread that locks several shards at a time (a batch of lookups locks up
+//! to 16) takes them in the order of their numbers, and after them at most one of lineage and spaces.
+//! Callbacks run under a shard's lock and must not call the directory.
 //!
 //! **Architecture Invariant:** a block with children waits in no eviction queue, so nothing can be
 //! evicted before its descendants. It comes back when its last child goes.
