@@ -228,6 +228,26 @@ pub(crate) fn set_timeouts(socket: BorrowedFd<'_>, limit: Option<Duration>) -> i
     Ok(())
 }
 
+/// Has the kernel end a TCP connection whose peer is gone without a word, its host down or cut off: a
+/// minute after it was last heard of it is asked three times, and what it does not acknowledge is
+/// sent again for no longer.
+pub(crate) fn notice_lost_peer(socket: BorrowedFd<'_>) {
+    const QUIET: Duration = Duration::from_secs(60);
+    const PAUSE: Duration = Duration::from_secs(10);
+    const TIMES: u32 = 3;
+    let lost = (QUIET + PAUSE * TIMES).as_millis();
+    let set = sockopt::set_socket_keepalive(socket, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(socket, QUIET))
+        .and_then(|()| sockopt::set_tcp_keepintvl(socket, PAUSE))
+        .and_then(|()| sockopt::set_tcp_keepcnt(socket, TIMES))
+        .and_then(|()| {
+            sockopt::set_tcp_user_timeout(socket, u32::try_from(lost).unwrap_or(u32::MAX))
+        });
+    if let Err(error) = set {
+        tracing::debug!(%error, "a lost peer is noticed later");
+    }
+}
+
 /// Ends all I/O on a socket: calls that wait on it return at once.
 pub(crate) fn shut_down(socket: BorrowedFd<'_>) {
     // It fails only where the connection has ended already.

@@ -8,7 +8,7 @@ use super::send::send_request;
 use crate::batch::{deadline_exceeded, unreachable};
 use crate::handshake::say_hello;
 use crate::link::TransferError;
-use crate::socket::{ask_buffers, set_timeouts, shut_down, suit_one_machine};
+use crate::socket::{ask_buffers, notice_lost_peer, set_timeouts, shut_down, suit_one_machine};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::{Code, Incarnation};
 use parking_lot::{Condvar, Mutex};
@@ -339,7 +339,7 @@ fn open_socket(
     let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     ask_buffers(socket.as_fd(), options.socket_buffer);
     sockopt::set_tcp_nodelay(&socket, true)?;
-    sockopt::set_socket_keepalive(&socket, true)?;
+    notice_lost_peer(socket.as_fd());
     // A blocking connect obeys the timeout of sends.
     let left = deadline.saturating_duration_since(Instant::now());
     set_timeouts(socket.as_fd(), Some(left))

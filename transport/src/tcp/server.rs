@@ -5,7 +5,7 @@ use crate::frame::refuse;
 use crate::host::{Host, Refused};
 use crate::rdma::Serving;
 use crate::service::{Connection, Serve, Service};
-use crate::socket::{ask_buffers, suit_one_machine};
+use crate::socket::{ask_buffers, notice_lost_peer, suit_one_machine};
 use kvpool_types::Code;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -101,6 +101,7 @@ struct TcpServe {
 impl Serve for TcpServe {
     fn serve(&self, connection: &Arc<Connection>) {
         suit_one_machine(connection.socket());
+        notice_lost_peer(connection.socket());
         if let Err(error) = rustix::net::sockopt::set_tcp_nodelay(connection.socket(), true) {
             tracing::debug!(%error, "small answers on a connection may be late");
         }

@@ -65,7 +65,8 @@ impl<'a> Session<'a> {
         let mut meta = Vec::new();
         loop {
             let mut head = [0; HEADER_BYTES];
-            // A connection may be idle for as long as it likes, but not in the middle of a frame.
+            // A connection may be idle for as long as its peer is there, but not in the middle of a
+            // frame.
             receive_exact(self.socket(), &mut head, |received| {
                 received == 0 && !self.connection.is_aborted()
             })?;

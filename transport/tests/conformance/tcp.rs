@@ -6,8 +6,12 @@ use kvpool_transport::tcp::{
 };
 use kvpool_types::wire::data::{Failure, Meta, ReadItem, ReadRequest, Statuses, WriteRequest};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
+use rustix::net::{SocketAddrAny, getpeername, getsockname, sockopt};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use std::fs::DirEntry;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 
 pub(crate) fn serve(host: &Arc<TestHost>, options: ServerOptions) -> ServerHandle {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -225,6 +229,40 @@ fn a_silent_connection_is_ended_and_too_many_are_refused() {
     );
     assert_eq!(silent.0.read(&mut [0; 16]).unwrap(), 0);
     let _third = Raw::greet(&host, &server);
+}
+
+/// Both ends of the connections of this process to a server of its own.
+fn ends(server: &ServerHandle) -> Vec<OwnedFd> {
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let number = |entry: DirEntry| entry.file_name().to_str()?.parse().ok();
+    open.filter_map(|entry| number(entry.ok()?))
+        .filter_map(|number| pidfd_getfd(&this, number, PidfdGetfdFlags::empty()).ok())
+        .filter(|end| {
+            let port = |address: SocketAddrAny| Some(SocketAddr::try_from(address).ok()?.port());
+            let here = getsockname(end).ok().and_then(port);
+            let there = getpeername(end).ok().flatten().and_then(port);
+            there.is_some() && [here, there].contains(&Some(server.local_addr().port()))
+        })
+        .collect()
+}
+
+/// Otherwise the connections of hosts that are gone would take the places of others for ever.
+#[test]
+fn both_ends_ask_whether_a_quiet_peer_is_there() {
+    let host = TestHost::new(Length(4096));
+    let server = serve(&host, ServerOptions::default());
+    let (_link, _) = connect(server.local_addr(), host.hello(), soon()).unwrap();
+    let ends = ends(&server);
+    assert_eq!(ends.len(), 2 * server.connections());
+    for end in ends {
+        assert!(sockopt::socket_keepalive(&end).unwrap());
+        let asked = sockopt::tcp_keepintvl(&end).unwrap() * sockopt::tcp_keepcnt(&end).unwrap();
+        let lost = sockopt::tcp_keepidle(&end).unwrap() + asked;
+        assert!(lost < Duration::from_secs(300), "lost after {lost:?}");
+        let unacknowledged = sockopt::tcp_user_timeout(&end).unwrap();
+        assert_eq!(Duration::from_millis(unacknowledged.into()), lost);
+    }
 }
 
 /// A peer that answers hello and then nothing, or as much as it is told to.
