@@ -26,6 +26,15 @@ pub(crate) struct Hunt<'a> {
     last: Option<GetError>,
 }
 
+/// What failed before another replica served, or before it was given up, is still to be told.
+impl Drop for Hunt<'_> {
+    fn drop(&mut self) {
+        let reports = std::mem::take(&mut self.reports);
+        let later = Deadline::after(self.inner.options.timeouts.control);
+        reports::send_soon(&self.inner.control, reports, later);
+    }
+}
+
 /// A replica to work with.
 #[derive(Debug)]
 pub(crate) struct Target {
