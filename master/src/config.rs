@@ -2,6 +2,8 @@
 
 use crate::directory::Policy;
 use bytesize::ByteSize;
+use kvpool_daemon::config::exact;
+use kvpool_types::Length;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -66,11 +68,13 @@ pub struct Config {
     /// A node that has not spoken for so long is given up, and its blocks with it.
     #[serde(with = "humantime_serde")]
     pub drop_after: Duration,
-    /// The largest block.
+    /// The largest block; at most 1 GiB, which is what one frame of the data port carries.
+    #[serde(with = "exact::size")]
     pub max_block_size: ByteSize,
     /// The most keys in one request.
     pub max_batch_keys: u32,
     /// The memory that the embedded store may use for its cache.
+    #[serde(with = "exact::size")]
     pub store_cache: ByteSize,
     /// Once it serves, the addresses are written to this file as JSON.
     pub ready_file: Option<PathBuf>,
@@ -115,7 +119,7 @@ impl Default for Config {
             heartbeat_interval: Duration::from_millis(500),
             suspect_after: Duration::from_secs(3),
             drop_after: Duration::from_secs(600),
-            max_block_size: ByteSize::gib(1),
+            max_block_size: ByteSize(Length::MAX_BLOCK.0),
             max_batch_keys: 16_384,
             store_cache: ByteSize::mib(2),
             ready_file: None,
@@ -170,10 +174,10 @@ impl Config {
             return invalid("drop_after", "shorter than suspect_after".into());
         }
         let largest = self.max_block_size.as_u64();
-        if largest == 0 || largest > u64::from(u32::MAX) {
+        if largest == 0 || largest > Length::MAX_BLOCK.0 {
             return invalid(
                 "max_block_size",
-                format!("{largest} bytes is not between 1 and 4 GiB"),
+                format!("{largest} bytes is not between 1 byte and 1 GiB"),
             );
         }
         if self.leader_ttl < Duration::from_secs(2) {
@@ -230,7 +234,9 @@ mod tests {
             ("suspect_after", |c| {
                 c.suspect_after = Duration::from_millis(600)
             }),
-            ("max_block_size", |c| c.max_block_size = ByteSize::gib(5)),
+            ("max_block_size", |c| {
+                c.max_block_size = ByteSize(Length::MAX_BLOCK.0 + 1);
+            }),
             ("etcd_password_file", |c| {
                 c.etcd_password_file = Some("password".into())
             }),
@@ -241,5 +247,18 @@ mod tests {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.starts_with(setting), "{error}");
         }
+    }
+
+    #[test]
+    fn sizes_are_printed_without_loss() {
+        let config = Config {
+            max_block_size: ByteSize::kib(1_500_001),
+            store_cache: ByteSize(1_234_567),
+            ..Config::default()
+        };
+        let text = serde_json::to_string(&config).unwrap();
+        let back: Config = serde_json::from_str(&text).unwrap();
+        assert_eq!(back.max_block_size, config.max_block_size);
+        assert_eq!(back.store_cache, config.store_cache);
     }
 }

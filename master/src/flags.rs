@@ -134,7 +134,7 @@ pub struct Flags {
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     drop_after: Option<String>,
-    /// Refuse larger blocks [default: 1GiB, at most 4GiB]
+    /// Refuse larger blocks [default: 1GiB, which is also the most]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_block_size: Option<String>,

@@ -1,6 +1,7 @@
 //! What can be set on a kvstore-node, and what it is when it is not.
 
 use bytesize::ByteSize;
+use kvpool_daemon::config::exact;
 use kvpool_daemon::telemetry::LogFormat;
 use kvpool_etcd::discover::Location;
 use kvpool_transport::rdma::RdmaOptions;
@@ -26,7 +27,7 @@ pub struct Config {
     /// What the node is called, the same over its lives; empty for host name and data port.
     pub name: String,
     /// The sizes of the memory segments that it contributes.
-    #[serde(with = "exact_sizes")]
+    #[serde(with = "exact::sizes")]
     pub segment: Vec<ByteSize>,
     /// Whether the segments are made of 2 MiB pages that the host has set aside.
     pub hugepages: bool,
@@ -259,33 +260,6 @@ pub(crate) fn check_socket_path(path: &Path) -> Result<(), InvalidSetting> {
 fn invalid(setting: &'static str, problem: impl Into<String>) -> Result<(), InvalidSetting> {
     let problem = problem.into();
     Err(InvalidSetting { setting, problem })
-}
-
-/// Sizes as text that reads back as the very same number of bytes.
-mod exact_sizes {
-    use bytesize::ByteSize;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-
-    pub(super) fn serialize<S: Serializer>(
-        sizes: &[ByteSize],
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(sizes.iter().map(|size| {
-            let fits = |(_, bits): &&(&str, u32)| size.0 > 0 && size.0.trailing_zeros() >= *bits;
-            match UNITS.iter().find(fits) {
-                Some((unit, bits)) => format!("{}{unit}", size.0 >> bits),
-                None => format!("{}B", size.0),
-            }
-        }))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<ByteSize>, D::Error> {
-        Vec::deserialize(deserializer)
-    }
 }
 
 #[cfg(test)]

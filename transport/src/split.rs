@@ -203,7 +203,7 @@ pub(crate) fn join_parts(
 mod tests {
     use super::*;
     use crate::memory::Region;
-    use kvpool_types::{Extent, SegmentId};
+    use kvpool_types::{Epoch, Extent, Grant, GrantId, SegmentId};
 
     #[test]
     fn a_large_read_is_cut_without_a_gap() {
@@ -233,6 +233,28 @@ mod tests {
             next += part.item.length.0;
         }
         assert_eq!(next, 100 + (10 << 20));
+    }
+
+    #[test]
+    fn the_longest_block_fits_one_frame_with_its_checksums() {
+        let piece = Region::allocate(Length(1 << 20)).whole();
+        let write = |length: u64| WriteOp {
+            grant: Grant {
+                extent: Extent {
+                    segment: SegmentId(1),
+                    offset: Offset(0),
+                    length: Length(length),
+                },
+                epoch: Epoch(1),
+                id: GrantId(1),
+                mac: [0; 16],
+            },
+            from: vec![piece.clone(); Length(length >> 20).as_usize()],
+        };
+        let longest = Length::MAX_BLOCK.0;
+        assert!(write_payload(&write(longest)).unwrap() > longest);
+        let longer = write_payload(&write(longest + (1 << 20))).unwrap_err();
+        assert_eq!(longer.code, Code::TooLarge);
     }
 
     #[test]

@@ -87,6 +87,9 @@ id!(
 );
 
 impl Length {
+    /// The longest that a block can be: 1 GiB.
+    pub const MAX_BLOCK: Self = Self(1 << 30);
+
     /// The number of 64 KiB chunks that hold this many bytes.
     pub const fn chunks(self) -> u64 {
         self.0.div_ceil(crate::CHUNK)

@@ -14,6 +14,7 @@
 //! **Flags.** A flag that was not given must serialize as none, or as an empty list.
 
 mod environment;
+pub mod exact;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@
 //! may come in any order. Payload follows on TCP only.
 
 use super::{DecodeError, Reader};
-use crate::Epoch;
+use crate::{Epoch, Length};
 
 /// The first four bytes of every frame: "KVP1".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"KVP1");
@@ -20,8 +20,9 @@ pub const VERSION: u16 = 1;
 pub const HEADER_BYTES: usize = 40;
 /// The largest meta part, in bytes.
 pub const MAX_META_BYTES: u64 = 4 << 20;
-/// The largest payload, in bytes: what is larger travels in several frames.
-pub const MAX_PAYLOAD_BYTES: u64 = 1 << 30;
+/// The largest payload, in bytes: the longest block with the checksums of its chunks, which one frame
+/// carries. Several blocks that are longer together travel in several frames.
+pub const MAX_PAYLOAD_BYTES: u64 = Length::MAX_BLOCK.0 + Length::MAX_BLOCK.chunks() * 8;
 
 /// What a frame asks or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
