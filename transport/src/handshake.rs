@@ -5,8 +5,8 @@ use crate::frame::{self, ReceiveError, receive_by, refuse, send};
 use crate::host::{Host, Refused};
 use crate::link::TransferError;
 use kvpool_types::wire::DecodeError;
-use kvpool_types::wire::data::{Hello, HelloReply, Meta, ReadRequest, SumsReply};
-use kvpool_types::wire::frame::{Header, Op};
+use kvpool_types::wire::data::{Failure, Hello, HelloReply, Meta, ReadRequest, SumsReply};
+use kvpool_types::wire::frame::{Header, MAX_META_BYTES, Op};
 use kvpool_types::{ClientId, Code, Epoch};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -128,15 +128,31 @@ pub(crate) fn say_hello(
     }
 }
 
-/// The answer to a request for chunk checksums.
-pub(crate) fn answer_sums(host: &dyn Host, epoch: Epoch, request: &ReadRequest) -> SumsReply {
-    let sums = request
-        .items
-        .iter()
-        .map(|item| {
-            host.sums(epoch, request.incarnation, &item.extent)
-                .map_err(|refused| refused.code)
-        })
-        .collect();
-    SumsReply(sums)
+/// The answer to a request for chunk checksums; a failure when it does not fit one frame, before more
+/// is collected than would.
+pub(crate) fn answer_sums(
+    host: &dyn Host,
+    epoch: Epoch,
+    request: &ReadRequest,
+) -> Result<SumsReply, Failure> {
+    let mut answers = Vec::with_capacity(request.items.len());
+    let mut size = 8;
+    for item in &request.items {
+        let answer = host.sums(epoch, request.incarnation, &item.extent);
+        // Eight bytes a checksum, and no more for what stands before them.
+        size += 8 + answer.as_ref().map_or(0, |sums| 8 * sums.len() as u64);
+        if size > MAX_META_BYTES {
+            let error = DecodeError::Oversized {
+                what: "checksums",
+                size,
+                limit: MAX_META_BYTES,
+            };
+            return Err(Failure {
+                code: error.code(),
+                message: error.to_string(),
+            });
+        }
+        answers.push(answer.map_err(|refused| refused.code));
+    }
+    Ok(SumsReply(answers))
 }

@@ -106,8 +106,10 @@ impl<'a> Session<'a> {
             }
             Op::Sums => {
                 let request: ReadRequest = decode(header, meta)?;
-                let reply = answer_sums(self.host, header.epoch, &request);
-                self.reply(header, Op::SumsReply, &reply)
+                match answer_sums(self.host, header.epoch, &request) {
+                    Ok(reply) => self.reply(header, Op::SumsReply, &reply),
+                    Err(failure) => self.reply(header, Op::Failure, &failure),
+                }
             }
             Op::Ping => self.reply(header, Op::Pong, &Nothing),
             other => self.fail(

@@ -110,8 +110,10 @@ impl<'a> Session<'a> {
             }
             Op::Sums => {
                 let request = ReadRequest::decode(meta).map_err(malformed)?;
-                let reply = answer_sums(self.host, header.epoch, &request);
-                self.reply(header, Op::SumsReply, &reply)
+                match answer_sums(self.host, header.epoch, &request) {
+                    Ok(reply) => self.reply(header, Op::SumsReply, &reply),
+                    Err(failure) => self.reply(header, Op::Failure, &failure),
+                }
             }
             Op::RdmaOpen => {
                 let request = RdmaOpen::decode(meta).map_err(malformed)?;

@@ -62,6 +62,8 @@ struct State {
     /// While true, admissions wait.
     blocked: bool,
     counted: (u64, u64),
+    /// How often the checksums of an extent were asked for.
+    summed: usize,
 }
 
 impl TestHost {
@@ -225,6 +227,10 @@ impl TestHost {
 
     pub(crate) fn counted(&self) -> (u64, u64) {
         self.state.lock().counted
+    }
+
+    pub(crate) fn summed(&self) -> usize {
+        self.state.lock().summed
     }
 
     pub(crate) fn is_written(&self, grant: GrantId) -> bool {
@@ -397,7 +403,8 @@ impl Host for TestHost {
         incarnation: Incarnation,
         extent: &Extent,
     ) -> Result<Vec<Checksum>, Refused> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.summed += 1;
         let code = Self::judge(&state, epoch, incarnation);
         if code != Code::Ok {
             return Err(refused(code));

@@ -5,7 +5,7 @@ use kvpool_transport::tcp::{
     ConnectOptions, Server, ServerHandle, ServerOptions, connect, connect_with,
 };
 use kvpool_types::wire::data::{Failure, Meta, ReadItem, ReadRequest, Statuses, WriteRequest};
-use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
+use kvpool_types::wire::frame::{HEADER_BYTES, Header, MAX_META_BYTES, Op, VERSION};
 use rustix::net::{SocketAddrAny, getpeername, getsockname, sockopt};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use std::fs::DirEntry;
@@ -434,6 +434,31 @@ fn bytes_are_counted_and_few_connections_are_used() {
     let server = opened._server.downcast_ref::<ServerHandle>().unwrap();
     assert!(server.connections() <= 2);
     assert!(opened.host.counted().0 >= 49 << 20);
+}
+
+#[test]
+fn no_more_checksums_are_collected_than_one_answer_holds() {
+    let host = TestHost::new(Length(16 << 20));
+    let server = serve(&host, ServerOptions::default());
+    let extent = host.stored(&pattern(16 << 20, 1));
+    let item = ReadItem {
+        extent,
+        from: Offset(0),
+        length: extent.length,
+    };
+    let request = ReadRequest {
+        incarnation: Incarnation(77),
+        items: vec![item; 4096],
+    };
+    let mut raw = Raw::greet(&host, &server);
+    raw.send(Op::Sums, 2, &request.to_bytes(), 0);
+    let (header, meta) = raw.receive();
+    assert_eq!(header.op, Op::Failure);
+    assert_eq!(Failure::decode(&meta).unwrap().code, Code::Oversized);
+    let collected = host.summed() as u64 * extent.length.chunks() * 8;
+    assert!(collected <= MAX_META_BYTES, "{collected} bytes");
+    raw.send(Op::Ping, 3, &[], 0);
+    assert_eq!(raw.receive().0.op, Op::Pong, "the connection goes on");
 }
 
 #[test]
