@@ -3,7 +3,8 @@
 use crate::exit;
 use clap::Args;
 use kvpool_client::{
-    Client, ConnectError, ControlError, GetError, Options, PutError, Timeouts, TransportChoice,
+    Client, ConnectError, ControlError, GetError, Options, PutError, RemoveError, Timeouts,
+    TransportChoice,
 };
 use kvpool_types::Code;
 use kvpool_types::namespace::Namespace;
@@ -142,6 +143,15 @@ pub(crate) fn connect_error(error: ConnectError) -> anyhow::Error {
 /// The error with the exit code that it deserves.
 pub(crate) fn control_error(error: ControlError) -> anyhow::Error {
     if is_unreachable(error.code) {
+        exit::Unreachable(error.to_string()).into()
+    } else {
+        error.into()
+    }
+}
+
+/// The error with the exit code that it deserves.
+pub(crate) fn remove_error(error: RemoveError) -> anyhow::Error {
+    if is_unreachable(error.code()) {
         exit::Unreachable(error.to_string()).into()
     } else {
         error.into()

@@ -141,7 +141,9 @@ pub struct Removed {
     pub removed: u64,
     /// How many were kept because a lease or a pin protects them.
     pub kept: u64,
-    /// For [`Remove::Keys`], one outcome a key, in order: ok, missing or leased.
+    /// For [`Remove::Keys`], one outcome a key, in order: ok, missing or leased. Where only some of the
+    /// messages of a large removal were answered, a key of another has the code of why; it may be gone
+    /// or not.
     pub codes: Vec<Code>,
 }
 

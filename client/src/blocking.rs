@@ -5,7 +5,7 @@ use crate::api::{
     PoolStats, Put, PutBlock, PutOptions, Remove, Removed, ViewOptions,
 };
 use crate::counters::Counters;
-use crate::errors::{ConnectError, ControlError, GetError, PutError};
+use crate::errors::{ConnectError, ControlError, GetError, PutError, RemoveError};
 use crate::gpu::{GpuBuffer, GpuSlice};
 use crate::options::Options;
 use crate::packed::PackedKeys;
@@ -253,7 +253,7 @@ impl Client {
     }
 
     /// See [`crate::Client::remove`].
-    pub fn remove(&self, what: Remove, force: bool) -> Result<Removed, ControlError> {
+    pub fn remove(&self, what: Remove, force: bool) -> Result<Removed, RemoveError> {
         self.wait(self.client.remove(what, force))
     }
 

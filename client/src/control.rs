@@ -4,7 +4,7 @@
 //! and is refused; one above it ends the use of every location that was remembered. A call that
 //! fails with a retryable code is repeated, where this master is gone or does not lead on the one
 //! that does ([`masters`]), until its deadline; a call whose repetition would do harm says so
-//! ([`Call::once`]).
+//! ([`Call::once`], [`Call::unless_done`]).
 
 mod framed;
 mod known;
@@ -24,7 +24,7 @@ use crate::options::Options;
 use known::Known;
 use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest, MIN_VERSION, VERSION};
 use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, HostId, Length};
-use master::Sending;
+use master::{Sending, Unanswered};
 use masters::{Masters, Route};
 pub(crate) use messages::Message;
 use parking_lot::{Mutex, RwLock};
@@ -73,13 +73,21 @@ struct Failed {
     maybe_done: bool,
 }
 
+/// When a call that failed is made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repeat {
+    Always,
+    UnlessDone,
+    Never,
+}
+
 /// How one call is to be made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     /// When it must have returned.
     pub(crate) deadline: Deadline,
     epoch: Option<Epoch>,
-    repeat: bool,
+    repeat: Repeat,
     waits: bool,
     aside: bool,
     connection: usize,
@@ -91,7 +99,7 @@ impl Call {
         Self {
             deadline,
             epoch: None,
-            repeat: true,
+            repeat: Repeat::Always,
             waits: false,
             aside: false,
             connection: 0,
@@ -107,7 +115,15 @@ impl Call {
 
     /// The call is made once, whatever becomes of it.
     pub(crate) const fn once(mut self) -> Self {
-        self.repeat = false;
+        self.repeat = Repeat::Never;
+        self
+    }
+
+    /// The call is not repeated once an attempt of it may have been carried out: one that is made has
+    /// all of the time.
+    pub(crate) const fn unless_done(mut self) -> Self {
+        self.repeat = Repeat::UnlessDone;
+        self.waits = true;
         self
     }
 
@@ -133,7 +149,7 @@ impl Call {
 
     /// How long one attempt may take: a part of what is left when another could follow it.
     fn attempt(&self) -> Deadline {
-        if self.waits || !self.repeat {
+        if self.waits || self.repeat != Repeat::Always {
             self.deadline
         } else {
             self.deadline
@@ -288,21 +304,28 @@ impl Control {
                 (Err(nobody), None) => return Err(nobody),
                 (Err(nobody), Some((_, error))) => return Err(error.then(&nobody)),
             };
-            let error = match self.attempt(&route, message.clone(), call).await {
+            let Failed {
+                error,
+                leave,
+                maybe_done,
+            } = match self.attempt(&route, message.clone(), call).await {
                 Ok(reply) => return Ok(reply),
-                Err(failed) => {
-                    if failed.leave {
-                        self.masters.doubt(&route, failed.error.code);
-                    }
-                    *unknown |= failed.maybe_done;
-                    failed.error
-                }
+                Err(failed) => failed,
+            };
+            if leave {
+                self.masters.doubt(&route, error.code);
+            }
+            *unknown |= maybe_done;
+            let ends = match call.repeat {
+                Repeat::Always => false,
+                Repeat::UnlessDone => maybe_done,
+                Repeat::Never => true,
             };
             let fixed = call.epoch.is_some() && error.code == Code::StaleEpoch;
             if error.code == Code::StaleEpoch {
                 self.learn_epoch(&route, call.deadline).await;
             }
-            if !call.repeat || fixed || !error.is_retryable() {
+            if ends || fixed || !error.is_retryable() {
                 return Err(error);
             }
             last = Some((route, error));
@@ -354,16 +377,16 @@ impl Control {
                 tokio::select! {
                     biased;
                     answered = sent => answered,
-                    why = outdated => Err(ControlError::new(Code::Unreachable, why)),
+                    why = outdated => Err(ControlError::new(Code::Unreachable, why).into()),
                 }
             })
             .await
         } else {
             sent.await
         };
-        let reply = answered.map_err(|error| Failed {
+        let reply = answered.map_err(|Unanswered { error, sent }| Failed {
             leave: moves_on(error.code),
-            maybe_done: may_have_been_done(error.code),
+            maybe_done: sent && may_have_been_done(error.code),
             error,
         })?;
         let epoch = Epoch(M::epoch_of(&reply));

@@ -82,6 +82,19 @@ pub enum PutError {
     },
 }
 
+/// Why blocks were not removed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoveError {
+    /// It was refused, or did not work within the timeout; nothing was removed because of it.
+    #[error(transparent)]
+    Failed(#[from] ControlError),
+    /// The answer was lost: the blocks may be gone or not. It was not tried again, since that would
+    /// remove what another client has put meanwhile.
+    #[error("the answer to the removal was lost ({0}): what it named may be gone or not")]
+    OutcomeUnknown(ControlError),
+}
+
 /// Why a block could not be got. (A miss is no error.)
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -166,6 +179,23 @@ impl PutError {
     /// Whether the same call may succeed later with nothing changed by the caller.
     pub const fn is_retryable(&self) -> bool {
         self.code().is_retryable()
+    }
+}
+
+impl RemoveError {
+    /// The stable code.
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::Failed(error) | Self::OutcomeUnknown(error) => error.code,
+        }
+    }
+
+    /// Whether the same call may succeed later with nothing changed by the caller, and harms nobody.
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Failed(error) => error.is_retryable(),
+            Self::OutcomeUnknown(_) => false,
+        }
     }
 }
 

@@ -55,7 +55,7 @@ pub use api::{
 pub use client::Client;
 pub use cluster::{ClusterStatus, MasterStatus, SnapshotStatus, cluster_status};
 pub use counters::Counters;
-pub use errors::{ConnectError, ControlError, GetError, PutError};
+pub use errors::{ConnectError, ControlError, GetError, PutError, RemoveError};
 pub use gpu::{GpuBuffer, GpuSlice};
 pub use kvpool_transport::gpu::GpuError;
 pub use kvpool_transport::rdma::{RdmaOptions, RegisteredBuffer};

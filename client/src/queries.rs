@@ -7,7 +7,7 @@ use crate::api::{
 use crate::client::Client;
 use crate::clock::{BootTime, Deadline};
 use crate::control::Call;
-use crate::errors::ControlError;
+use crate::errors::{ControlError, RemoveError};
 use crate::lease::{Lease, Packed, Part, counted};
 use crate::locate::{code_of, expect_answers, malformed};
 use crate::packed::{PackedKeys, PackedRun};
@@ -231,7 +231,10 @@ impl Client {
 
     /// Removes blocks. Leased and pinned ones are kept unless `force` is set. Whatever comes of it,
     /// this client forgets where they lay.
-    pub async fn remove(&self, what: Remove, force: bool) -> Result<Removed, ControlError> {
+    ///
+    /// Fails with [`RemoveError::OutcomeUnknown`] when the answer is lost: a removal that may have been
+    /// done is not repeated, as another client may have put the key anew.
+    pub async fn remove(&self, what: Remove, force: bool) -> Result<Removed, RemoveError> {
         let outcome = Box::pin(self.remove_at_master(&what, force)).await;
         match &what {
             Remove::Keys(keys) => self.inner.locations.purge(keys),
@@ -268,27 +271,53 @@ impl Client {
         })
     }
 
-    async fn remove_at_master(&self, what: &Remove, force: bool) -> Result<Removed, ControlError> {
+    async fn remove_at_master(&self, what: &Remove, force: bool) -> Result<Removed, RemoveError> {
         let deadline = self.control_deadline();
-        let call = async |what: What| -> Result<RemoveReply, ControlError> {
+        let call = async |what: What| -> Result<RemoveReply, RemoveError> {
             let request = RemoveRequest {
                 caller: None,
                 what: Some(what),
                 force,
             };
-            self.inner.control.call(request, Call::by(deadline)).await
+            let mut unknown = false;
+            let call = Call::by(deadline).unless_done();
+            let called = self.inner.control.call_noting(request, call, &mut unknown);
+            called.await.map_err(|error| {
+                if unknown && error.is_retryable() {
+                    RemoveError::OutcomeUnknown(error)
+                } else {
+                    error.into()
+                }
+            })
         };
         let mut removed = Removed::default();
         let whole = match what {
             Remove::Keys(keys) => {
+                let mut failed = None;
+                let mut answered = keys.is_empty();
                 for keys in self.runs(keys) {
-                    let reply = call(What::Keys(pack(keys).into())).await?;
-                    expect_answers(reply.codes.len(), keys.len())?;
-                    removed.removed += reply.removed;
-                    removed.kept += reply.kept;
-                    removed.codes.extend(reply.codes.into_iter().map(code_of));
+                    let reply = call(What::Keys(pack(keys).into())).await.and_then(|reply| {
+                        expect_answers(reply.codes.len(), keys.len())?;
+                        Ok(reply)
+                    });
+                    match reply {
+                        Ok(reply) => {
+                            answered = true;
+                            removed.removed += reply.removed;
+                            removed.kept += reply.kept;
+                            removed.codes.extend(reply.codes.into_iter().map(code_of));
+                        }
+                        Err(error) => {
+                            let codes = std::iter::repeat_n(error.code(), keys.len());
+                            removed.codes.extend(codes);
+                            failed = Some(error);
+                        }
+                    }
                 }
-                return Ok(removed);
+                return match failed {
+                    Some(error) if !answered => Err(error),
+                    _ => Ok(removed),
+                };
             }
             Remove::Pattern(pattern) => What::Pattern(pattern.clone()),
             Remove::Namespace => What::Namespace(true),

@@ -7,6 +7,7 @@ mod get;
 mod gpu;
 mod put;
 mod read_only;
+mod remove;
 
 use crate::fake::Pool;
 use crate::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region};

@@ -1,6 +1,6 @@
 //! What went wrong, on its way to the exceptions of `kvpool.errors`.
 
-use kvpool_client::{ConnectError, ControlError, GetError, PutError};
+use kvpool_client::{ConnectError, ControlError, GetError, PutError, RemoveError};
 use kvpool_types::Code;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -107,6 +107,15 @@ impl From<Fault> for PyErr {
 impl From<ControlError> for Fault {
     fn from(error: ControlError) -> Self {
         Self::new(error.code, error.message)
+    }
+}
+
+impl From<RemoveError> for Fault {
+    fn from(error: RemoveError) -> Self {
+        Self {
+            is_retryable: error.is_retryable(),
+            ..Self::new(error.code(), error.to_string())
+        }
     }
 }
 

@@ -435,7 +435,9 @@ impl Pool {
     }
 
     /// Removes blocks. Answers one for each key: True, it is gone; False, it was not there; an Error, it
-    /// was kept, for one because a lease or a pin protects it (LeasedError), which `force` overrides.
+    /// was kept, for one because a lease or a pin protects it (LeasedError), which `force` overrides. When
+    /// the answer is lost the block may be gone or not: the removal is not repeated, lest it remove what
+    /// was put since.
     #[pyo3(signature = (keys, *, force=false))]
     fn remove<'py>(
         &self,
@@ -453,7 +455,10 @@ impl Pool {
             Code::Ok => Ok(true),
             Code::Missing => Ok(false),
             Code::Leased => Err(Fault::new(code, "a lease or a pin protects the block")),
-            other => Err(Fault::new(other, "the block was not removed")),
+            other => Err(Fault::new(
+                other,
+                "no answer came: the block may be gone or not",
+            )),
         });
         let outcomes = merge(plan, outcomes.collect());
         answers(py, outcomes, |removed| Ok(truth(py, removed)))

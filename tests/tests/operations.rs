@@ -290,7 +290,7 @@ async fn removal_by_key_pattern_namespace_and_all_respects_leases() {
     assert_eq!(removed.codes, [Code::Ok]);
     assert_eq!(client.get(&named("a/1")).await.unwrap(), None);
     let bad = client.remove(Remove::Pattern("(".into()), false).await;
-    assert_eq!(bad.unwrap_err().code, Code::InvalidArgument);
+    assert_eq!(bad.unwrap_err().code(), Code::InvalidArgument);
 
     let other = kvpool_client::Options {
         namespace: kvpool_types::namespace::Namespace {

@@ -1,7 +1,7 @@
 //! `kvctl rm`.
 
 use crate::cli::Context;
-use crate::connection::{control_error, parse_key};
+use crate::connection::{parse_key, remove_error};
 use crate::exit;
 use anyhow::bail;
 use kvpool_client::Remove;
@@ -55,7 +55,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let removed = client
         .remove(what, args.force)
         .await
-        .map_err(control_error)?;
+        .map_err(remove_error)?;
     let outcome = Outcome {
         removed: removed.removed,
         kept: removed.kept,
@@ -75,6 +75,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             "{} blocks are leased or pinned: wait, or use --force",
             outcome.kept
         );
+    }
+    let unknown = |code: &&Code| !matches!(code, Code::Ok | Code::Missing | Code::Leased);
+    if let Some(code) = removed.codes.iter().find(unknown) {
+        bail!("{code}: not every message was answered, and some keys may be gone or not");
     }
     if !outcome.missing.is_empty() {
         return Err(exit::Missing(outcome.missing.join(", ")).into());

@@ -46,6 +46,20 @@ pub(super) struct Sending<'a> {
     pub(super) connection: usize,
 }
 
+/// Why a message was not answered.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    pub(super) error: ControlError,
+    /// Whether the master may have got it.
+    pub(super) sent: bool,
+}
+
+impl From<ControlError> for Unanswered {
+    fn from(error: ControlError) -> Self {
+        Self { error, sent: true }
+    }
+}
+
 impl Master {
     /// The master at `address`, which is connected to when it is first called. The connection's
     /// tasks run on `background`.
@@ -86,7 +100,7 @@ impl Master {
         &self,
         message: M,
         sending: Sending<'_>,
-    ) -> Result<M::Reply, ControlError> {
+    ) -> Result<M::Reply, Unanswered> {
         let deadline = sending.deadline;
         let failed = |code, why: &dyn std::fmt::Display| {
             ControlError::new(code, format!("{} at {}: {why}", M::NAME, self.address))
@@ -101,7 +115,10 @@ impl Master {
             let at = sending.connection % CONNECTIONS;
             let framed = self.framed.get(at).unwrap_or(first);
             let channel = framed.channel(greeting, deadline).await;
-            let channel = channel.map_err(|error| failed(error.code, &error.message))?;
+            let channel = channel.map_err(|error| Unanswered {
+                error: failed(error.code, &error.message),
+                sent: false,
+            })?;
             if let Some(channel) = channel {
                 let reply = framed::call(&channel, op, known.epoch(), &message, deadline)
                     .await
@@ -111,19 +128,23 @@ impl Master {
                         }
                     })
                     .map_err(|error| failed(error.code, &error.message))?;
-                return M::Reply::decode(bytes::Bytes::from(reply))
-                    .map_err(|error| failed(Code::Malformed, &error));
+                let reply = M::Reply::decode(bytes::Bytes::from(reply));
+                return Ok(reply.map_err(|error| failed(Code::Malformed, &error))?);
             }
         }
         let mut request = tonic::Request::new(message);
         request.set_timeout(deadline.left());
         match deadline.run(M::send(self.pool.clone(), request)).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
-            Ok(Err(status)) => Err(status::error(&self.address, M::NAME, &status)),
+            Ok(Err(status)) => Err(Unanswered {
+                error: status::error(&self.address, M::NAME, &status),
+                sent: !status::has_no_connection(&status),
+            }),
             Err(_) => Err(ControlError::new(
                 Code::DeadlineExceeded,
                 format!("kvmaster at {} did not answer {}", self.address, M::NAME),
-            )),
+            )
+            .into()),
         }
     }
 
@@ -141,6 +162,8 @@ impl Master {
             framed: None,
             connection: 0,
         };
-        self.send(message, sending).await
+        self.send(message, sending)
+            .await
+            .map_err(|failed| failed.error)
     }
 }

@@ -3,6 +3,7 @@
 use crate::errors::ControlError;
 use kvpool_proto::CODE_METADATA;
 use kvpool_types::Code;
+use std::error::Error;
 use tonic::Status;
 
 /// The error that `status`, from the master at `address`, stands for.
@@ -37,6 +38,18 @@ fn code(status: &Status) -> Code {
         tonic::Code::Unimplemented => Code::VersionMismatch,
         _ => Code::Internal,
     }
+}
+
+/// Whether the call was not sent, since no connection to the master could be made.
+pub(super) fn has_no_connection(status: &Status) -> bool {
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        if error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 #[cfg(test)]

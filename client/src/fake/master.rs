@@ -67,6 +67,8 @@ pub(crate) struct State {
     pub(crate) lost_reserves: usize,
     /// What each reserve was named, and which it came instead of.
     pub(crate) reserves: Vec<(u64, Vec<u64>)>,
+    /// Which of the next removals are carried out and not answered.
+    pub(crate) lost_removals: VecDeque<bool>,
     pub(crate) release_fails: bool,
     /// Whether releases are carried out and never answered.
     pub(crate) release_hangs: bool,
@@ -108,6 +110,7 @@ impl Default for State {
             columns: Columns::Never,
             commits_in_columns: 0,
             commit_faults: VecDeque::new(),
+            lost_removals: VecDeque::new(),
             release_fails: false,
             release_hangs: false,
             blocks: HashMap::new(),
@@ -531,6 +534,9 @@ impl Pool for Master {
                 None => wire(Code::Missing),
             })
             .collect();
+        if state.lost_removals.pop_front() == Some(true) {
+            return Err(Status::unavailable("the answer is lost"));
+        }
         Ok(Response::new(RemoveReply {
             epoch: state.epoch,
             removed: codes.iter().filter(|code| **code == 0).count() as u64,
@@ -543,8 +549,17 @@ impl Pool for Master {
         Err(coded(Code::InvalidArgument))
     }
 
-    async fn describe(&self, _: Request<DescribeRequest>) -> Answer<DescribeReply> {
-        Err(coded(Code::InvalidArgument))
+    async fn describe(&self, request: Request<DescribeRequest>) -> Answer<DescribeReply> {
+        admit!(self, request, describe, false);
+        let state = self.called("describe");
+        let missing = |_| Description {
+            code: wire(Code::Missing),
+            ..Description::default()
+        };
+        Ok(Response::new(DescribeReply {
+            epoch: state.epoch,
+            descriptions: keys(&request.get_ref().keys).iter().map(missing).collect(),
+        }))
     }
 
     async fn report_replicas(&self, request: Request<ReportReplicasRequest>) -> Answer<Outcomes> {

@@ -108,7 +108,7 @@ impl ObjectStore {
                     }
                     Err(error) => {
                         why = Some(error.to_string());
-                        vec![codes::of_control(&error); keys.len()]
+                        vec![codes::of_remove(&error); keys.len()]
                     }
                 }
             })
@@ -137,7 +137,7 @@ impl ObjectStore {
             Ok(Removed { removed, .. }) => i64::try_from(removed).unwrap_or(i64::MAX),
             Err(error) => {
                 self.remember(Some(error.to_string()));
-                codes::of_control(&error)
+                codes::of_remove(&error)
             }
         })
     }

@@ -1,6 +1,6 @@
 //! The numbers that callers of `mooncake.store` know outcomes by.
 
-use kvpool_client::{ControlError, GetError, PutError};
+use kvpool_client::{ControlError, GetError, PutError, RemoveError};
 use kvpool_types::Code;
 
 /// Done.
@@ -56,6 +56,11 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
 /// Why a call to the master failed.
 pub(super) const fn of_control(error: &ControlError) -> i64 {
     of(error.code, RPC)
+}
+
+/// Why blocks were not removed.
+pub(super) const fn of_remove(error: &RemoveError) -> i64 {
+    of(error.code(), RPC)
 }
 
 /// Why a block was not put.

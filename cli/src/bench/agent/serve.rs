@@ -7,7 +7,7 @@ use super::{blocks::Memory, lookups, moves};
 use crate::bench::limits::Far;
 use crate::bench::usage::{self, Threads};
 use crate::bench::window::{Measured, Meter, Window, nanos, now_ns};
-use crate::connection::{connect_error, control_error};
+use crate::connection::{connect_error, remove_error};
 use crate::remote::Reply;
 use anyhow::{Context as _, bail};
 use kvpool_client::{Options, Remove, Timeouts, TransportChoice, blocking};
@@ -242,7 +242,7 @@ fn remove(client: &blocking::Client, seed: &str, set: &Set, count: u64) -> anyho
     for some in keys.chunks(REMOVED_AT_ONCE) {
         let removed = client
             .remove(Remove::Keys(some.to_vec()), true)
-            .map_err(control_error)?;
+            .map_err(remove_error)?;
         if removed.kept > 0 {
             bail!("{} blocks could not be removed", removed.kept);
         }
