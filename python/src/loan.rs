@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 /// How long a call waits, after its operation has ended, for transfers to let go of its memory. An
 /// operation past its deadline breaks its transfers off, which takes a fraction of this.
-const GRACE: Duration = Duration::from_secs(10);
+pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
 /// The memory of one call.
 pub(crate) struct Loan {
@@ -89,9 +89,13 @@ impl Loan {
 
     /// Waits until everything lent is back. To be called without the interpreter's lock.
     pub(crate) fn returned(self) -> Result<(), StillLent> {
+        self.returned_by(Instant::now() + GRACE)
+    }
+
+    /// The same, waiting no longer than until then: for one of several loans that end together.
+    pub(crate) fn returned_by(self, until: Instant) -> Result<(), StillLent> {
         let Self { slip, back } = self;
         drop(slip);
-        let until = Instant::now() + GRACE;
         let mut is_back = back.is.lock();
         while !*is_back {
             if back.changed.wait_until(&mut is_back, until).timed_out() && !*is_back {

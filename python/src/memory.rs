@@ -1,6 +1,6 @@
 //! The memory that a caller registered, and lending from it.
 
-use crate::loan::{Loan, StillLent};
+use crate::loan::{GRACE, Loan, StillLent};
 use kvpool_transport::Slice;
 use kvpool_transport::gpu::{self, CopyEngine, DeviceRange};
 use kvpool_transport::rdma::RegisteredBuffer;
@@ -8,6 +8,7 @@ use kvpool_types::{Length, Offset};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// Memory by its address: what is registered for longer, and what is lent for a call.
 #[derive(Default)]
@@ -29,6 +30,23 @@ enum Registered {
     },
     /// Of a GPU's memory, which the driver knows by itself.
     Device,
+}
+
+impl Registered {
+    /// Ends the registration, and waits until no transfer uses the range, no longer than until then.
+    fn end(self, until: Instant) -> Result<(), StillLent> {
+        match self {
+            Self::Device => Ok(()),
+            Self::Host {
+                memory,
+                with_ports,
+                loan,
+            } => {
+                drop((with_ports, memory));
+                loan.returned_by(until)
+            }
+        }
+    }
 }
 
 /// Why a range was not registered.
@@ -105,19 +123,22 @@ impl Memory {
     /// False when there is none. To be called without the interpreter's lock.
     pub(crate) fn unregister(&self, address: usize) -> Result<bool, StillLent> {
         let removed = self.registered.lock().remove(&address);
-        match removed {
-            None => return Ok(false),
-            Some(Registered::Device) => {}
-            Some(Registered::Host {
-                memory,
-                with_ports,
-                loan,
-            }) => {
-                drop((with_ports, memory));
-                loan.returned()?;
-            }
-        }
+        let Some(removed) = removed else {
+            return Ok(false);
+        };
+        removed.end(Instant::now() + GRACE)?;
         Ok(true)
+    }
+
+    /// Ends all registrations, and waits until no transfer uses the memory, for a while; where that
+    /// begins which is still used then. To be called without the interpreter's lock.
+    pub(crate) fn unregister_all(&self) -> Vec<usize> {
+        let until = Instant::now() + GRACE;
+        let removed = std::mem::take(&mut *self.registered.lock());
+        removed
+            .into_iter()
+            .filter_map(|(address, range)| range.end(until).is_err().then_some(address))
+            .collect()
     }
 
     /// Lends a range of host memory for a call: as part of a registered one where it lies in one. `None`

@@ -103,7 +103,11 @@ class BufferPool:
     def _drop(self, ptr: int) -> None:
         self._free.pop(ptr, None)
         del self._capacities[ptr]
-        self._store.unregister_buffer(ptr)
+        try:
+            self._store.unregister_buffer(ptr)
+        except RuntimeError:
+            self._memory.keep(ptr)
+            raise
         self._memory.free(ptr)
 
     def release(self, buffer: PooledBuffer) -> None:

@@ -13,6 +13,9 @@ from mooncake import _codes
 
 _log = logging.getLogger("mooncake")
 
+# Memory that is never freed: bytes may still arrive there.
+_kept: list[tuple[mmap.mmap, ctypes.c_char]] = []
+
 
 class MooncakeHostMemAllocator:
     """Page-aligned memory, by its address. What is not freed lives as long as the allocator."""
@@ -47,6 +50,14 @@ class MooncakeHostMemAllocator:
         del found, first
         block.close()
         return _codes.OK
+
+    def keep(self, ptr: int) -> None:
+        """Never frees what `alloc` gave, also not with the allocator: a transfer still uses it."""
+        with self._lock:
+            found = self._blocks.pop(ptr, None)
+        if found is not None:
+            _log.warning("memory at %#x is still in use, and is never freed", ptr)
+            _kept.append(found)
 
     def free_all(self) -> None:
         """Frees everything."""

@@ -229,9 +229,12 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
     def close(self) -> int:
         """Takes the segment out of the pool, with what it holds, and ends the connection: 0.
 
-        Calls that other threads are in go on to their end. The store can be set up again.
+        Calls that other threads are in go on to their end; those that use registered memory are waited
+        for, 10 s at most. The store can be set up again.
         """
-        code = self._native.close()
+        code, used = self._native.close()
+        for ptr in used:
+            self._mem_pool.keep(ptr)
         self._mem_pool.free_all()
         self._settings = self._place = self._mem_pool_left = None
         return code

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import signal
+import threading
+import time
 
 import pytest
 from mooncake.store import BufferPool, MooncakeDistributedStore, MooncakeHostMemAllocator, bind_to_numa_node
-from live_pools import MIB
+from live_pools import MIB, LivePool
 
 
 def test_allocated_memory_is_whole_pages_that_can_be_written() -> None:
@@ -36,6 +39,23 @@ def test_the_memory_pool_of_a_store_is_registered_and_used(store: MooncakeDistri
     assert store.put_from(key, address, MIB) == 0
     assert store.get(key) == b"\x03" * MIB
     assert store.alloc_from_mem_pool(0) == 0
+
+
+def test_a_store_that_closes_frees_no_memory_that_a_call_uses(own_pool: LivePool, key: str) -> None:
+    store = MooncakeDistributedStore()
+    settings = {"global_segment_size": 0, "master_server_addr": own_pool.url, "get_timeout_ms": 3000}
+    assert store.setup(settings) == 0
+    address = store.alloc_from_mem_pool(MIB)
+    assert store.put_from(key, address, MIB) == 0
+    own_pool.nodes[0].send(signal.SIGSTOP)
+    getting = threading.Thread(target=store.get_into, args=(key, address, MIB))
+    getting.start()
+    time.sleep(0.5)
+    assert getting.is_alive()
+    assert store.close() == 0
+    # Only now is the memory gone.
+    getting.join(1)
+    assert not getting.is_alive()
 
 
 def test_pooled_buffers_are_used_again(store: MooncakeDistributedStore, key: str) -> None:

@@ -203,20 +203,23 @@ impl ObjectStore {
     }
 
     /// Ends the sessions, takes the segments out of the pool, and lets the connection go. Calls that
-    /// other threads are in go on to their end.
-    fn close(&self, py: Python<'_>) -> PyResult<i64> {
+    /// other threads are in go on to their end, and those that use registered memory are waited for: a
+    /// code, and where memory begins that a transfer uses even so, which must not be freed.
+    fn close(&self, py: Python<'_>) -> PyResult<(i64, Vec<usize>)> {
         if self.pool()?.is_none() {
-            return Ok(codes::OK);
+            return Ok((codes::OK, Vec::new()));
         }
-        aside(py, || {
-            let pool = self.pool.write().take();
-            self.process.store(0, Ordering::Release);
-            if let Some(pool) = &pool {
+        // With the interpreter's lock, as calls take the pool and lend: those that have taken it have
+        // lent what they use.
+        let pool = self.pool.write().take();
+        self.process.store(0, Ordering::Release);
+        let used = aside(py, || {
+            pool.map_or_else(Vec::new, |pool| {
                 pool.sessions.end_all();
                 pool.segments.close();
-            }
-            drop(pool);
+                pool.memory.unregister_all()
+            })
         });
-        Ok(codes::OK)
+        Ok((codes::OK, used))
     }
 }
