@@ -158,15 +158,10 @@ impl Staging {
 }
 
 impl Pieces {
-    /// The smallest idle piece that is long enough.
+    /// An idle piece of just this length, which is what its taker has room for.
     fn find(&mut self, length: u64) -> Option<Piece> {
-        let long_enough = |piece: &&Piece| piece.memory.length().0 >= length;
-        let smallest = self.idle.iter().filter(long_enough);
-        let wanted = smallest.map(|piece| piece.memory.length()).min()?;
-        let at = self
-            .idle
-            .iter()
-            .position(|piece| piece.memory.length() == wanted)?;
+        let fits = |piece: &Piece| piece.memory.length().0 == length;
+        let at = self.idle.iter().position(fits)?;
         Some(self.idle.swap_remove(at))
     }
 
@@ -291,5 +286,17 @@ mod tests {
         let again = take(1000).await.unwrap();
         let part = again.part(Offset(0), Length(100)).unwrap();
         assert_eq!(part.as_ptr(), address, "the same memory is used again");
+    }
+
+    #[tokio::test]
+    async fn no_more_is_pinned_than_the_budget_whatever_was_used_before() {
+        let staging = Arc::new(Staging::new(Arc::new(Heap), Length(2 * SMALLEST), None));
+        let take = async |length| {
+            let deadline = Deadline::after(Duration::from_secs(10));
+            staging.take(Device(0), Length(length), deadline).await
+        };
+        drop(take(2 * SMALLEST).await.unwrap());
+        let _both = [take(SMALLEST).await.unwrap(), take(SMALLEST).await.unwrap()];
+        assert_eq!(staging.pieces.lock().allocated, 2 * SMALLEST);
     }
 }
