@@ -35,6 +35,7 @@ use parking_lot::{Mutex, RwLock};
 use pool::Pool;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -80,9 +81,11 @@ fn aside_with<T: Send>(
     lent: lent::Lent<'_>,
     work: impl FnOnce() -> T + Send,
 ) -> PyResult<T> {
-    let done = py.detach(|| {
-        let done = work();
-        lent.returned().map(|()| done)
+    let (done, returned) = py.detach(|| {
+        // Memory is waited for also when the work panics: its owner must not free it before.
+        let done = catch_unwind(AssertUnwindSafe(work));
+        (done, lent.returned())
     });
-    done.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    returned.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+    Ok(done.unwrap_or_else(|panic| resume_unwind(panic)))
 }

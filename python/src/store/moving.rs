@@ -156,7 +156,15 @@ impl ObjectStore {
                 .zip(outcomes)
                 .map(settle)
                 .collect::<Vec<_>>()
-        })?;
+        });
+        let outcomes = match outcomes {
+            Ok(outcomes) => outcomes,
+            Err(still_lent) => {
+                // Never freed, for as long as the process lives: bytes may still arrive there.
+                std::mem::forget(values);
+                return Err(still_lent);
+            }
+        };
         let mut outcomes = outcomes.into_iter();
         let values = values.into_iter().map(|value| {
             let empty = || PyBytes::new(py, b"");
