@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from lent_memory import Memory
-from live_pools import MIB, LivePool, live_pool
+from live_pools import MIB, LivePool, live_pool, wait_until
 
 CHUNK = 64 << 10
 
@@ -126,6 +127,30 @@ def test_a_session_keeps_its_objects_however_long_it_is(
         assert store.batch_get_session_end(["kept"]) == [0]
         time.sleep(0.6)
         assert other.remove("kept") == 0
+
+
+def test_a_session_takes_its_lease_anew_that_ran_out(
+    tmp_path: Path, connect: Callable[[LivePool], MooncakeDistributedStore]
+) -> None:
+    with live_pool(tmp_path, 1, "16MiB", "--lease-ttl=400ms") as pool:
+        store, other = connect(pool), connect(pool)
+        assert store.put("kept", b"k" * MIB) == 0
+        assert store.batch_get_session_start(["kept"]) == [0]
+        assert pool.master
+        pool.master.send(signal.SIGSTOP)
+        time.sleep(1.5)
+        pool.master.send(signal.SIGCONT)
+
+        def is_leased() -> bool:
+            described = pool.kvctl("describe", "kept")
+            assert isinstance(described, dict)
+            return bool(described["lease_left_seconds"] > 0)
+
+        wait_until(is_leased, 10, "a lease")
+        time.sleep(1)
+        assert is_leased()
+        assert other.remove("kept") == -706
+        assert store.batch_get_session_end(["kept"]) == [0]
 
 
 def test_nothing_of_a_put_session_is_visible_before_its_end(

@@ -37,7 +37,14 @@ struct Open {
 struct Held {
     /// The keys whose session has not ended.
     keys: Mutex<HashSet<Key>>,
-    lease: Mutex<Option<Lease>>,
+    leased: Mutex<Option<Leased>>,
+}
+
+/// The lease of a session.
+struct Leased {
+    lease: Lease,
+    /// Whether keys have fallen out of it, as when the master was not there in time to renew it.
+    lapsed: bool,
 }
 
 impl Sessions {
@@ -55,15 +62,18 @@ impl Sessions {
         }
         let held = Arc::new(Held {
             keys: Mutex::new(found),
-            lease: Mutex::new(Some(lease)),
+            leased: Mutex::new(Some(Leased {
+                lease,
+                lapsed: false,
+            })),
         });
         let mut open = self.shared.open.lock();
         open.held.push(held);
         if !open.keeping {
-            let shared = Arc::clone(&self.shared);
+            let (shared, client) = (Arc::clone(&self.shared), client.clone());
             let pause = (client.limits().lease_ttl / 4).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
             let keeper = std::thread::Builder::new().name("kvpool-sessions".into());
-            open.keeping = keeper.spawn(move || keep(&shared, pause)).is_ok();
+            open.keeping = keeper.spawn(move || keep(&shared, &client, pause)).is_ok();
         }
         Ok(present)
     }
@@ -100,16 +110,22 @@ impl Sessions {
 }
 
 /// Gives a lease back. When that fails it runs out by itself.
-fn release(held: &Held) {
-    if let Some(lease) = held.lease.lock().take()
-        && let Err(error) = lease.release()
-    {
+fn give_back(lease: Lease) {
+    if let Err(error) = lease.release() {
         tracing::debug!(%error, "the lease of a session is left to run out");
     }
 }
 
+/// Ends what a start leased.
+fn release(held: &Held) {
+    let leased = held.leased.lock().take();
+    if let Some(leased) = leased {
+        give_back(leased.lease);
+    }
+}
+
 /// Renews leases, each before half of it has passed, until nothing is held.
-fn keep(shared: &Shared, pause: Duration) {
+fn keep(shared: &Shared, client: &Client, pause: Duration) {
     loop {
         let held = {
             let mut open = shared.open.lock();
@@ -120,12 +136,36 @@ fn keep(shared: &Shared, pause: Duration) {
             }
             open.held.clone()
         };
-        for held in held {
-            if let Some(lease) = held.lease.lock().as_mut()
-                && let Err(error) = lease.renew()
-            {
-                tracing::warn!(%error, "the lease of a session is not renewed");
-            }
+        held.iter().for_each(|held| renew(client, held));
+    }
+}
+
+/// Renews the lease of a session; where keys have fallen out of it, takes it anew for what is still there.
+fn renew(client: &Client, held: &Held) {
+    let mut leased = held.leased.lock();
+    let Some(leased) = leased.as_mut() else {
+        return;
+    };
+    match leased.lease.renew() {
+        Ok(lost) => leased.lapsed |= lost > 0,
+        Err(error) => tracing::warn!(%error, "the lease of a session is not renewed"),
+    }
+    if !leased.lapsed {
+        return;
+    }
+    let keys: Vec<Key> = held.keys.lock().iter().cloned().collect();
+    match client.exist(&keys, Leasing::Lease) {
+        Ok((present, lease)) => {
+            let gone = present.iter().filter(|present| !**present).count();
+            tracing::warn!(
+                keys = keys.len(),
+                gone,
+                "the lease of a session ran out and is taken anew"
+            );
+            let lapsed = false;
+            let before = std::mem::replace(leased, Leased { lease, lapsed });
+            give_back(before.lease);
         }
+        Err(error) => tracing::warn!(%error, "the lease of a session ran out"),
     }
 }
