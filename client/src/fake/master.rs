@@ -51,6 +51,8 @@ pub(crate) struct State {
     pub(crate) is_near: bool,
     /// Whether renewals work.
     pub(crate) renews: bool,
+    /// Keys whose leases are not renewed even so.
+    pub(crate) unrenewed: HashSet<String>,
     /// Whether a replica that was reported unreachable is hidden.
     pub(crate) hides: bool,
     /// The codes that the next reserves of a key are answered with.
@@ -103,6 +105,7 @@ impl Default for State {
             max_batch_keys: 1000,
             is_near: false,
             renews: true,
+            unrenewed: HashSet::new(),
             hides: true,
             reserve_codes: HashMap::new(),
             in_progress: HashSet::new(),
@@ -493,14 +496,13 @@ impl Pool for Master {
         admit!(self, request, renew, true);
         let state = self.called("renew");
         let keys = keys(&request.into_inner().keys);
-        let code = if state.renews {
-            Code::Ok
-        } else {
-            Code::LeaseEnded
+        let renewed = |key: &String| match state.renews && !state.unrenewed.contains(key) {
+            true => wire(Code::Ok),
+            false => wire(Code::LeaseEnded),
         };
         Ok(Response::new(RenewReply {
             epoch: state.epoch,
-            codes: vec![wire(code); keys.len()],
+            codes: keys.iter().map(renewed).collect(),
             lease: self.lease(&state),
         }))
     }

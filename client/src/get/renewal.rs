@@ -15,7 +15,26 @@ use std::time::Duration;
 pub(crate) struct Renewal<'a> {
     control: &'a Control,
     keys: Vec<Key>,
-    leases: Mutex<Vec<Option<Leased>>>,
+    leases: Mutex<Vec<Option<Held>>>,
+}
+
+/// The lease of one block.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    lease: Leased,
+    /// The master did not renew it: it runs out, and is no longer asked for.
+    ends: bool,
+}
+
+impl Held {
+    const fn new(lease: Leased) -> Self {
+        Self { lease, ends: false }
+    }
+
+    /// Whether it is to be renewed when it is due.
+    fn goes_on(&self, now: BootTime) -> bool {
+        !self.ends && self.lease.runs(now)
+    }
 }
 
 impl<'a> Renewal<'a> {
@@ -25,7 +44,7 @@ impl<'a> Renewal<'a> {
     ) -> Self {
         let (keys, leases) = blocks
             .into_iter()
-            .map(|(key, located)| (key.clone(), located.lease))
+            .map(|(key, located)| (key.clone(), located.lease.map(Held::new)))
             .unzip();
         Self {
             control,
@@ -45,7 +64,11 @@ impl<'a> Renewal<'a> {
 
     /// The lease of each block as it stands now; `None` for those that had none.
     pub(crate) fn leases(&self) -> Vec<Option<Leased>> {
-        self.leases.lock().clone()
+        let leases = self.leases.lock();
+        leases
+            .iter()
+            .map(|held| Some(held.as_ref()?.lease))
+            .collect()
     }
 
     async fn keep(&self, deadline: Deadline) -> std::convert::Infallible {
@@ -60,30 +83,30 @@ impl<'a> Renewal<'a> {
         }
     }
 
-    /// How long until the first lease is half over; `None` when none is left that runs.
+    /// How long until the first lease is half over; `None` when none is left that goes on.
     fn next_due(&self, now: BootTime) -> Option<Duration> {
         self.leases
             .lock()
             .iter()
             .flatten()
-            .filter(|lease| lease.runs(now))
-            .map(|lease| half_left(lease, now))
+            .filter(|held| held.goes_on(now))
+            .map(|held| half_left(&held.lease, now))
             .min()
     }
 
-    /// Renews those that are half over. False when that failed: they then run out, and the blocks
-    /// are read again under new ones.
+    /// Renews those that are half over. What the master does not renew runs out, and the block is read
+    /// again under a new lease; false when the master could not be asked, and so all run out.
     async fn renew_due(&self, deadline: Deadline) -> bool {
         let now = BootTime::now();
         let mut due: HashMap<u64, Vec<usize>> = HashMap::new();
         let mut leased: HashMap<u64, Leased> = HashMap::new();
-        for (at, lease) in self.leases.lock().iter().enumerate() {
-            if let Some(lease) = lease
-                && lease.runs(now)
-                && half_left(lease, now).is_zero()
+        for (at, held) in self.leases.lock().iter().enumerate() {
+            if let Some(held) = held
+                && held.goes_on(now)
+                && half_left(&held.lease, now).is_zero()
             {
-                due.entry(lease.token).or_default().push(at);
-                leased.insert(lease.token, *lease);
+                due.entry(held.lease.token).or_default().push(at);
+                leased.insert(held.lease.token, held.lease);
             }
         }
         for (token, places) in due {
@@ -112,12 +135,12 @@ impl<'a> Renewal<'a> {
                     .keys
                     .get(at)
                     .and_then(|key| renewed.kept.get(*of_key.get(key)?));
-                if let (Some(true), Some(Some(lease))) = (kept, leases.get_mut(at)) {
-                    *lease = renewed.leased;
+                if let Some(Some(held)) = leases.get_mut(at) {
+                    match kept {
+                        Some(true) => held.lease = renewed.leased,
+                        _ => held.ends = true,
+                    }
                 }
-            }
-            if !renewed.kept.contains(&true) {
-                return false;
             }
         }
         true

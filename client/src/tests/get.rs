@@ -155,6 +155,39 @@ async fn a_long_read_renews_its_lease() {
 }
 
 #[tokio::test]
+async fn a_lease_that_is_not_renewed_ends_no_other() {
+    let pool = pool().await;
+    for name in ["a", "b"] {
+        put_twice(&pool, name, b"bytes").await;
+    }
+    {
+        let mut state = pool.master.state();
+        state.lease_ttl_ms = 400;
+        state.unrenewed = ["b".to_owned()].into();
+        // One node is read from, under one lease.
+        for block in state.blocks.values_mut() {
+            block.segments = vec![0];
+        }
+    }
+    pool.nodes.set(1, Mode::Slow(Duration::from_millis(1000)));
+    let memory: Vec<Region> = (0..2).map(|_| Region::allocate(Length(5))).collect();
+    let gets = ["a", "b"].into_iter().zip(&memory);
+    let gets = gets.map(|(name, memory)| GetBlock::new(key(name), memory.whole()));
+    let options = GetOptions {
+        timeout: Some(Duration::from_secs(10)),
+        ..GetOptions::default()
+    };
+    let again = async {
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        pool.master.state().unrenewed.clear();
+    };
+    let (outcomes, ()) = tokio::join!(pool.client.batch_get(gets.collect(), &options), again);
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    // The block whose lease ended is read again, and the other is not.
+    assert_eq!(pool.client.counters().leases_outrun, 1);
+}
+
+#[tokio::test]
 async fn a_location_is_asked_for_once_while_its_lease_runs() {
     let pool = pool().await;
     put_twice(&pool, "a", b"bytes").await;
