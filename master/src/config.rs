@@ -89,7 +89,7 @@ pub enum CommitAck {
     /// Once its record is on stable storage: it survives a crash.
     Durable,
     /// At once: a crash may lose what was committed in the last moments, about 50 ms; while the store
-    /// stalls, up to two groups of the log (16,384 records or 1 MiB each), however long that lasts.
+    /// stalls, up to two groups of the log (about 16,384 records or 1 MiB each), however long that lasts.
     Memory,
 }
 

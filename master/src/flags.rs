@@ -92,8 +92,8 @@ pub struct Flags {
     #[serde(skip_serializing_if = "Option::is_none")]
     data_dir: Option<PathBuf>,
     /// Answer a commit once it is on disk, or at once from memory: a crash then loses the commits of about
-    /// the last 50 ms, or, while the disk or etcd stalls, up to 32,768 of however long that lasts [default:
-    /// durable]
+    /// the last 50 ms, or, while the disk or etcd stalls, up to some 32,768 of however long that lasts
+    /// [default: durable]
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     commit_ack: Option<CommitAck>,

@@ -44,7 +44,7 @@ pub enum Ack {
     /// As soon as its turn has come: its records are appended behind that, up to 50 ms later together
     /// with others, and lost if the master dies before. While the store stalls, what is in the group that
     /// is being appended and in the next one, up to its full size, is answered so for as long as the stall
-    /// lasts; what comes then waits. One behind a durable submission waits for it. Room in the queue is
+    /// lasts; what comes after it waits. One behind a durable submission waits for it. Room in the queue is
     /// given back when the records are durable.
     Memory,
 }
