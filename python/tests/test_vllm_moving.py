@@ -228,18 +228,18 @@ def test_a_load_that_fails_is_reported_and_not_tried_again(own_pool: LivePool, m
 
 
 def test_without_a_master_the_engine_goes_on(own_pool: LivePool, model: str) -> None:
-    engine = Engine(own_pool.url, model, control_timeout=0.5, put_timeout=0.5)
+    engine = Engine(own_pool.url, model, control_timeout=2.0, put_timeout=0.5, retry_after=30.0)
     with engines(engine):
         engine.compute("a", prompt(3), [1, 2, 3])
         assert own_pool.master is not None
         own_pool.master.kill()
         began = time.monotonic()
         assert engine.lookup("b", prompt(3)) == 0
-        # A second request does not wait at all.
+        # A second request does not wait at all: it would take control_timeout.
         asked = time.monotonic()
         assert engine.lookup("c", prompt(3)) == 0
-        assert time.monotonic() - asked < 0.1
-        assert asked - began < 2
+        assert time.monotonic() - asked < 1
+        assert asked - began < 10
         engine.compute("d", prompt(3, "new"), [4, 5, 6])
 
 
