@@ -479,6 +479,6 @@ const fn moves_on(code: Code) -> bool {
 const fn may_have_been_done(code: Code) -> bool {
     !matches!(
         code,
-        Code::NotLeader | Code::StaleEpoch | Code::Draining | Code::GrantEnded
+        Code::NotLeader | Code::StaleEpoch | Code::Draining | Code::GrantEnded | Code::TooManyHeld
     )
 }

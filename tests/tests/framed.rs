@@ -363,3 +363,25 @@ async fn a_put_that_waits_ends_with_its_connection() {
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(cluster.gauge("reservations").unwrap(), 0);
 }
+
+/// A client whose host is gone says nothing, and would keep its thread for ever: the kernel is to ask.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quiet_client_is_asked_whether_it_is_there() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    let stream = TcpStream::connect(cluster.master_url().trim_start_matches("http://")).unwrap();
+    let (client, master) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+    // What a keepalive timer that runs looks like there.
+    let is_asked = || {
+        let connections = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        connections.lines().any(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let is_of = |field: usize, port: u16| fields[field].ends_with(&format!(":{port:04X}"));
+            is_of(1, master.port()) && is_of(2, client.port()) && fields[5].starts_with("02:")
+        })
+    };
+    let limit = Instant::now() + Duration::from_secs(20);
+    while !is_asked() {
+        assert!(Instant::now() < limit, "nobody asks");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

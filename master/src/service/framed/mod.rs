@@ -23,6 +23,7 @@ use cores::Cores;
 use futures::Stream;
 use kvpool_types::wire::frame::MAGIC;
 pub use open::Open;
+use rustix::net::sockopt;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -131,6 +132,7 @@ async fn sort(
 ) -> io::Result<()> {
     // On the socket itself: without it an answer's last part waits 40 ms for a delayed ACK.
     stream.set_nodelay(true)?;
+    notice_lost_peer(&stream)?;
     let mut first = [0; 4];
     if stream.peek(&mut first).await? == 0 {
         return Ok(());
@@ -154,6 +156,18 @@ async fn sort(
             }
         })?;
     Ok(())
+}
+
+/// Has the kernel end a connection whose peer is gone without a word, its host down or cut off: it would
+/// keep a thread for ever, and calls that wait until their own time is over.
+fn notice_lost_peer(stream: &TcpStream) -> rustix::io::Result<()> {
+    const QUIET: Duration = Duration::from_secs(60);
+    const PAUSE: Duration = Duration::from_secs(10);
+    const TIMES: u32 = 3;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, QUIET)?;
+    sockopt::set_tcp_keepintvl(stream, PAUSE)?;
+    sockopt::set_tcp_keepcnt(stream, TIMES)
 }
 
 /// One of the places that there are for something; given back when dropped.
