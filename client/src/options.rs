@@ -1,5 +1,7 @@
 //! What a client is told when it connects.
 
+/// The masters in a list with commas, for [`Options::masters`].
+pub use kvpool_etcd::discover::split_list as masters;
 use kvpool_transport::rdma::RdmaOptions;
 use kvpool_types::namespace::Namespace;
 use kvpool_types::{Length, Token};
@@ -61,26 +63,6 @@ impl Default for Options {
     }
 }
 
-/// The masters in a list with commas, for [`Options::masters`]. Those between `etcd://` and the
-/// cluster's name belong to it.
-pub fn masters(list: &str) -> Vec<String> {
-    let is_open = |url: &String| {
-        url.strip_prefix("etcd://")
-            .is_some_and(|rest| !rest.contains('/'))
-    };
-    let mut masters: Vec<String> = Vec::new();
-    for part in list.split(',') {
-        match masters.last_mut().filter(|last| is_open(last)) {
-            Some(last) => {
-                last.push(',');
-                last.push_str(part);
-            }
-            None => masters.push(part.trim().to_owned()),
-        }
-    }
-    masters
-}
-
 /// Each connection has two busy threads while bytes stream, so there are no more than cores; a second
 /// one always pays, since either end of the first waits for the other now and then.
 fn connections() -> usize {
@@ -123,28 +105,5 @@ impl Default for Timeouts {
             get: Duration::from_secs(5),
             control: Duration::from_secs(3),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn masters_are_told_apart_from_the_endpoints_of_etcd() {
-        assert_eq!(masters("http://a:1"), ["http://a:1"]);
-        assert_eq!(
-            masters("http://a:1, http://b:1"),
-            ["http://a:1", "http://b:1"]
-        );
-        assert_eq!(
-            masters("etcd://a:1,b:1/pool,http://c:1,etcd://d:1/x"),
-            ["etcd://a:1,b:1/pool", "http://c:1", "etcd://d:1/x"]
-        );
-        assert_eq!(
-            masters("etcd://a:1,b:1"),
-            ["etcd://a:1,b:1"],
-            "the client says what is amiss"
-        );
     }
 }
