@@ -39,7 +39,7 @@ pub struct Options {
     /// the default, never polls. Worth it only where cores are idle: 50 us then save the time that
     /// waking a sleeping core takes.
     pub spin: Duration,
-    /// What proves to nodes that the client may connect; empty while authentication is off.
+    /// What is to prove to nodes that the client may connect. It is sent, and no pool checks it yet.
     pub token: Token,
 }
 
