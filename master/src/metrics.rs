@@ -200,8 +200,8 @@ impl Metrics {
         self.grants_expired.inc_by(puts as u64);
     }
 
-    pub(crate) fn node_dropped(&self, blocks_lost: u64) {
-        self.blocks_lost.inc_by(blocks_lost);
+    pub(crate) fn blocks_lost(&self, count: u64) {
+        self.blocks_lost.inc_by(count);
     }
 
     pub(crate) fn reported(&self, code: Code) {

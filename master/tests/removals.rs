@@ -153,3 +153,35 @@ async fn a_removal_is_not_told_that_a_block_is_missing_before_the_loss_of_its_no
     assert!(is_logged, "it would be back");
     dropping.join().unwrap();
 }
+
+/// Millions of blocks may lie on it, and nodes that register wait for one another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_dropped_without_waiting_for_its_blocks_to_leave_the_directory() {
+    const BLOCKS: usize = 100_000;
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = support::pool(directory.path(), Config::default()).await;
+    let node = join(&pool, "n", 7, 256 << 20).await;
+    let keys: Vec<Key> = (0..BLOCKS)
+        .map(|number| Key::parse(&number.to_string()).unwrap())
+        .collect();
+    let asked: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    let lengths = vec![Length(64); BLOCKS];
+    let granted = pool
+        .reserve(SPACE, &asked[..], &lengths, &ReserveOptions::default())
+        .await;
+    let granted = granted.into_iter().map(Result::unwrap);
+    let items = keys.iter().zip(granted).map(|(k, g)| item(k, 64, g));
+    pool.commit(SPACE, items.collect()).await;
+    pool.drop_node(&node);
+    let left = pool.blocks();
+    assert!(left > 0, "it waited until all {BLOCKS} blocks had left");
+    // What is left is told to nobody.
+    let found = pool.exist(SPACE, &asked[..], false).answer;
+    assert!(found.iter().all(|found| !found));
+    let swept = async {
+        while pool.blocks() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), swept).await.unwrap();
+}

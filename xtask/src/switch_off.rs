@@ -190,6 +190,15 @@ const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 8,
+        what: "what lies on a node that takes no blocks is met once",
+        file: "master/src/directory/shard.rs",
+        on: "self.queues.set_aside(&mut self.entries, slot, group);",
+        off: "self.queues.park(&mut self.entries, slot, u64::from(group).min(0));",
+        package: "kvpool-master",
+        test: "the_blocks_of_a_dead_node_are_met_once_and_not_again",
+    },
+    Mechanism {
+        invariant: 8,
         what: "a block with children waits in no queue",
         file: "master/src/pool/commit.rs",
         on: "parent: item.parent,",

@@ -34,7 +34,7 @@ pub(super) enum Place {
     Frontier = 3,
     /// The set of soft-pinned blocks.
     Soft = 4,
-    /// None: eviction met it leased. A timer brings it back.
+    /// None: eviction met it leased, or on a node that takes no blocks. A timer or a recall brings it back.
     Parked = 5,
     /// None: it has children. It comes back when the last one goes.
     Inner = 6,

@@ -3,21 +3,21 @@
 //! Victims go one by one, always the oldest of all shards: each shard shows its oldest ticks without
 //! being locked. Orphans go first, ordinary blocks next, soft-pinned ones last. A block that is met
 //! leased is set aside until its lease ends, so a round costs what it evicts and no block is met in
-//! vain twice. One whose node takes no blocks now (it is not heard, or drains) would make no room where
-//! room is sought: it is set aside for a moment, and is there when its node is.
+//! vain twice. A block whose node takes no blocks now (it is not heard, or drains) would make no room where
+//! room is sought. It is set aside until [`Directory::recall`] names its segment, so a dead node's blocks
+//! cost eviction nothing until the node's state changes.
 
 use super::Directory;
 use super::block::{BlockId, Removed};
 use super::cell::NEVER;
 use super::entry::Place;
 use super::lineage::Aftermath;
-use super::queues::Rank;
+use super::queues::{Rank, SPREAD};
 use crate::clock::Millis;
 use kvpool_types::SegmentId;
-use std::time::Duration;
 
-/// When eviction looks again at a block that it met on a node that takes no blocks now.
-pub(super) const ASIDE: Duration = Duration::from_secs(1);
+/// How many blocks of a shard are recalled before its lock is let go once.
+const RECALL_STEP: usize = 256;
 
 impl Directory {
     /// Evicts blocks until the bytes of their extents on segments that `gives_room` names reach `goal`, and
@@ -47,6 +47,16 @@ impl Directory {
             }
         }
         evicted
+    }
+
+    /// Lets eviction look again at the blocks that it set aside on `segments`: they take blocks again.
+    pub fn recall(&self, segments: impl Iterator<Item = SegmentId>) {
+        let groups = segments.map(|segment| segment.0);
+        for group in groups.chain(std::iter::once(SPREAD)) {
+            for cell in &self.shards {
+                while cell.lock().recall(group, RECALL_STEP) {}
+            }
+        }
     }
 
     /// Looks at blocks whose soft pin or lease has run out.
@@ -101,7 +111,7 @@ impl Directory {
                 return None;
             }
             if !shard.replicas(slot).iter().any(|r| gives_room(r.segment)) {
-                shard.set_aside(slot, now.after(ASIDE));
+                shard.set_aside(slot);
                 return None;
             }
             shard.remove(slot, &self.common, &mut aftermath)

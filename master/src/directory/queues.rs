@@ -6,10 +6,11 @@
 //!  orphans  blocks that lost their parent: they go first
 //!  soft     soft-pinned blocks: they go last
 //!  timers   when soft pins run out, and when to look again at blocks that eviction met leased
+//!  aside    blocks that eviction met on nodes that take no blocks, by segment, until that changes
 //! ```
 //!
-//! Blocks with children and hard-pinned blocks wait in none of them, and blocks that eviction met
-//! leased in none but the timers, so that eviction never looks at the same block twice in vain.
+//! Blocks with children and hard-pinned blocks wait in none of them. Blocks that eviction met leased
+//! wait in the timers alone. Eviction so never looks at the same block twice in vain.
 
 use super::entries::Entries;
 use super::entry::{Links, Place};
@@ -48,7 +49,13 @@ pub(super) struct Queues {
     soft: BTreeSet<(u64, u32)>,
     timers: BTreeSet<(u64, u32)>,
     timer_of: HashMap<u32, u64>,
+    /// The group of each block that is set aside, and the block.
+    aside: BTreeSet<(u32, u32)>,
+    group_of: HashMap<u32, u32>,
 }
+
+/// The group of blocks that have several copies: any segment's return may concern them.
+pub(super) const SPREAD: u32 = u32::MAX;
 
 impl Default for Queues {
     fn default() -> Self {
@@ -62,6 +69,8 @@ impl Default for Queues {
             soft: BTreeSet::new(),
             timers: BTreeSet::new(),
             timer_of: HashMap::new(),
+            aside: BTreeSet::new(),
+            group_of: HashMap::new(),
         }
     }
 }
@@ -98,6 +107,19 @@ impl Queues {
         self.set_timer(slot, until);
     }
 
+    /// Sets a block aside until its group is recalled: the number of its segment, or [`SPREAD`].
+    pub(super) fn set_aside(&mut self, entries: &mut Entries, slot: u32, group: u32) {
+        entries.at_mut(slot).set_place(Place::Parked);
+        self.aside.insert((group, slot));
+        self.group_of.insert(slot, group);
+    }
+
+    /// Some block of a group that was set aside.
+    pub(super) fn first_aside(&self, group: u32) -> Option<u32> {
+        let mut of_group = self.aside.range((group, 0)..=(group, u32::MAX));
+        of_group.next().map(|(_, slot)| *slot)
+    }
+
     /// Takes a block out of wherever it waits. Its place is [`Place::Inner`] then.
     pub(super) fn take(&mut self, entries: &mut Entries, slot: u32) {
         let entry = entries.at_mut(slot);
@@ -116,7 +138,12 @@ impl Queues {
                 self.soft.remove(&key);
                 self.clear_timer(slot);
             }
-            Place::Parked => self.clear_timer(slot),
+            Place::Parked => {
+                self.clear_timer(slot);
+                if let Some(group) = self.group_of.remove(&slot) {
+                    self.aside.remove(&(group, slot));
+                }
+            }
             Place::Inner | Place::Fixed => {}
         }
     }
@@ -156,7 +183,8 @@ impl Queues {
     pub(super) fn memory_bytes(&self) -> u64 {
         // Nodes of a B-tree are between half full and full.
         let in_trees = self.strays.len() + self.orphans.len() + self.soft.len() + self.timers.len();
-        (in_trees * 24 + self.timer_of.allocation_size()) as u64
+        let maps = self.timer_of.allocation_size() + self.group_of.allocation_size();
+        (in_trees * 24 + self.aside.len() * 12 + maps) as u64
     }
 
     /// Moves a block that waits in the list to where its new tick belongs.

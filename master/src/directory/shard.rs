@@ -6,7 +6,7 @@ use super::entries::Entries;
 use super::entry::{Entry, MAX_OFFSET, Place, Rest};
 use super::hash;
 use super::lineage::Aftermath;
-use super::queues::Queues;
+use super::queues::{Queues, SPREAD};
 use super::slab::{NONE, Rare, Slab};
 use super::spaces::NO_SPACE;
 use crate::clock::Millis;
@@ -359,13 +359,28 @@ impl Shard {
     /// Sets a leased block aside until its lease ends.
     pub(super) fn park(&mut self, slot: u32, common: &Common) {
         let until = common.absolute(self.entries.at(slot).lease_until());
-        self.set_aside(slot, until);
-    }
-
-    /// Sets a block aside until a time.
-    pub(super) fn set_aside(&mut self, slot: u32, until: Millis) {
         self.queues.take(&mut self.entries, slot);
         self.queues.park(&mut self.entries, slot, until.0);
+    }
+
+    /// Sets a block aside until a segment that it lies on takes blocks again.
+    pub(super) fn set_aside(&mut self, slot: u32) {
+        let group = self.only_segment(slot).map_or(SPREAD, |segment| segment.0);
+        self.queues.take(&mut self.entries, slot);
+        self.queues.set_aside(&mut self.entries, slot, group);
+    }
+
+    /// Lets up to `most` blocks of a group that was set aside wait for eviction again; false when
+    /// none is left.
+    pub(super) fn recall(&mut self, group: u32, most: usize) -> bool {
+        for _ in 0..most {
+            let Some(slot) = self.queues.first_aside(group) else {
+                return false;
+            };
+            self.queues.take(&mut self.entries, slot);
+            self.put_back(slot);
+        }
+        true
     }
 
     /// Looks at every block whose timer has run out.

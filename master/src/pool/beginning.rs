@@ -153,6 +153,8 @@ impl Pool {
             settled: AtomicBool::new(false),
             settled_told: tokio::sync::Notify::new(),
             evicting: RwLock::default(),
+            takers: parking_lot::Mutex::default(),
+            sweeps: parking_lot::Mutex::default(),
             leading: AtomicBool::new(true),
             lapse_told: tokio::sync::Notify::new(),
             heard_client: AtomicU64::new(now.0),

@@ -1,4 +1,5 @@
 //! The thread that watches clocks: ended grants, ended leases on freed extents, silent nodes.
+//! It also sweeps the blocks of dropped nodes out of the directory.
 
 use super::Pool;
 use crate::clock::Millis;
@@ -7,6 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(20);
+/// For how long dropped nodes are swept before clocks are looked at again.
+const SWEEP: Duration = Duration::from_millis(10);
 
 /// Starts the thread.
 pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
@@ -16,7 +19,9 @@ pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
         .spawn(move || {
             while !pool.is_stopping() {
                 pool.tend();
-                std::thread::sleep(TICK);
+                if !pool.sweep(SWEEP) {
+                    std::thread::sleep(TICK);
+                }
             }
         })?;
     Ok(())

@@ -9,6 +9,7 @@ use super::Pool;
 use crate::directory::Removed;
 use crate::placement::{Segment, share};
 use kvpool_types::SegmentId;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -66,7 +67,7 @@ impl Pool {
         while freed < goal && !self.is_stopping() {
             let want = (goal - freed).min(STEP_BYTES);
             let _until_submitted = self.evicting.read();
-            let placeable = self.placement.placeable();
+            let placeable = self.takers();
             let gives_room = |segment| placeable.contains(&segment);
             let victims = self.evict(want, gives_room);
             let Some(latest) = victims.last() else { break };
@@ -129,8 +130,20 @@ impl Pool {
         // There is room in the pool but in no single segment, or nothing can be taken in one piece.
         let want = if least == 0 { length.0 } else { least };
         let _until_submitted = self.evicting.read();
-        let victims = self.evict(want, |id| segments.iter().any(|s| s.id == id));
+        let takers = self.takers();
+        let victims = self.evict(want, |id| takers.contains(&id));
         self.submit_victims(victims);
+    }
+
+    /// The segments that take blocks now. What eviction set aside on one that took none when this was
+    /// last asked is recalled. Only the evictor asks.
+    fn takers(&self) -> HashSet<SegmentId> {
+        let now = self.placement.placeable();
+        let before = std::mem::replace(&mut *self.takers.lock(), now.clone());
+        if now != before {
+            self.directory.recall(now.difference(&before).copied());
+        }
+        now
     }
 
     fn evict(&self, goal: u64, gives_room: impl Fn(SegmentId) -> bool) -> Vec<Removed> {

@@ -24,6 +24,7 @@ mod read;
 mod remove;
 mod reserve;
 mod snapshot;
+mod sweep;
 
 pub use beginning::{Beginning, StartError};
 pub use commit::{CommitItem, Written};
@@ -46,7 +47,7 @@ use crate::store::{LogSeq, MetadataStore, StoreError};
 use crate::term::Term;
 use kvpool_types::{ClusterId, Epoch, Extent, GrantId, Length, Offset, SegmentId, Version};
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -105,6 +106,10 @@ pub struct Pool {
     settled_told: Notify,
     /// Held for reading from when blocks leave the directory until that has been submitted to the log.
     evicting: RwLock<()>,
+    /// The segments that took blocks when the evictor last looked.
+    takers: Mutex<HashSet<SegmentId>>,
+    /// The blocks of dropped nodes that are still in the directory.
+    sweeps: Mutex<VecDeque<sweep::Sweep>>,
     /// Whether the term lasted when that was last looked at.
     leading: AtomicBool,
     lapse_told: Notify,

@@ -1,6 +1,7 @@
 //! Store nodes coming, speaking and going.
 
 use super::Pool;
+use super::sweep::Sweep;
 use crate::clock::Millis;
 use crate::membership::{Address, Node, NodeState, Outbox, Registration, Reported};
 use crate::placement::Segment;
@@ -29,8 +30,6 @@ fn refuse(code: Code, message: impl Into<String>) -> RegisterError {
     }
 }
 
-/// How many places of a segment's table one step of a drop looks at.
-const STEP: u32 = 4096;
 /// No pool gets so many terms ahead of a master that is asked to let a node in: a node that says so is
 /// damaged, and terms must not be used up for it.
 const MOST_TERMS: u64 = 1 << 32;
@@ -299,7 +298,8 @@ impl Pool {
         node.detach(session);
     }
 
-    /// Gives up an incarnation and its blocks, for ever.
+    /// Gives up an incarnation and its blocks, for ever. Nobody is led to one of them once this has
+    /// returned; they leave the directory a little later.
     pub fn drop_node(self: &Arc<Self>, node: &Arc<Node>) {
         node.set_state(NodeState::Gone);
         node.hang_up();
@@ -325,21 +325,15 @@ impl Pool {
         // Every put that was to write there ends; its other replicas are freed in the usual way.
         let ended = self.reservations.lock().take_on(&segments);
         self.end_reservations(ended);
-        let mut lost = 0;
-        for segment in &gone {
-            let mut place = Some(0);
-            while let Some(from) = place {
-                let (dropped, next) =
-                    self.directory
-                        .drop_segment(segment.id, || segment.extents(), from, STEP);
-                lost += dropped.iter().filter(|d| d.removed.is_some()).count() as u64;
-                place = next;
-            }
-        }
+        // What clients found wrong there is of no use to anyone, and nobody will answer for it.
+        self.hidden
+            .write()
+            .retain(|(segment, _)| !segments.contains(segment));
+        let sweep = Sweep::new(node.name.clone(), node.incarnation, gone);
+        self.sweeps.lock().push_back(sweep);
         node.tickets().clear();
-        self.metrics.node_dropped(lost);
         self.changed.notify_waiters();
-        tracing::warn!(node = %node.name, incarnation = %node.incarnation, lost, "node dropped");
+        tracing::warn!(node = %node.name, incarnation = %node.incarnation, "node dropped");
     }
 
     /// Makes a valid namespace known; true when it is new. Fails when its name stands for other fields.

@@ -229,9 +229,14 @@ impl Pool {
 
     /// What is missing may have been evicted or lost a moment ago, and would be back if the master died
     /// before that is durable: whoever removes it is told that it is missing after that.
-    async fn earlier_losses_are_durable(&self) -> Result<(), Code> {
-        // What has left the directory has been submitted once this is free.
-        drop(self.evicting.write());
+    async fn earlier_losses_are_durable(self: &Arc<Self>) -> Result<(), Code> {
+        // What has left the directory has been submitted once this is free. Eviction may hold it for a
+        // while, and the runtime's threads serve others.
+        if self.evicting.try_write().is_none() {
+            let pool = Arc::clone(self);
+            let waited = tokio::task::spawn_blocking(move || drop(pool.evicting.write()));
+            waited.await.map_err(|_| Code::Internal)?;
+        }
         tokio::select! {
             biased;
             flushed = self.journal().flush() => flushed.map(|_| ()).map_err(|error| error.code()),

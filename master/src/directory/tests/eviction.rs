@@ -1,4 +1,3 @@
-use super::super::evict::ASIDE;
 use super::*;
 
 #[test]
@@ -68,7 +67,54 @@ fn a_block_on_segments_that_give_no_room_stays() {
     assert_eq!(numbers, [1, 2], "each gives the room of one extent there");
     assert!(directory.evict(1, NOW, NO_FLOOR, second).is_empty());
     assert!(is_present(&directory, 0));
-    assert_eq!(evict(&directory, 1, NOW.after(ASIDE)), [0]);
+    assert_eq!(evict(&directory, 1, NOW), [0; 0], "its segment is away");
+    directory.recall([SegmentId(2)].into_iter());
+    assert_eq!(evict(&directory, 1, NOW), [0; 0], "another came back");
+    directory.recall([replica(0).segment].into_iter());
+    assert_eq!(evict(&directory, 1, NOW), [0]);
+}
+
+/// What eviction looks at on a dead node is bounded by what lies there, however often it runs.
+#[test]
+fn the_blocks_of_a_dead_node_are_met_once_and_not_again() {
+    let directory = directory(Policy::Prefix);
+    let away = 200;
+    let mut blocks = 0..;
+    for n in blocks.by_ref().take(away) {
+        put(&directory, n);
+    }
+    for n in blocks.by_ref().take(40) {
+        let replicas = smallvec![Replica {
+            segment: SegmentId(2),
+            ..replica(n)
+        }];
+        put_block(
+            &directory,
+            NewBlock {
+                replicas,
+                ..block(&directory, n)
+            },
+        );
+    }
+    let looks = std::cell::Cell::new(0);
+    let alive = |segment| {
+        looks.set(looks.get() + 1);
+        segment == SegmentId(2)
+    };
+    let minute = |n: u64| Millis(NOW.0 + n * 60_000);
+    for n in 0..20 {
+        assert_eq!(directory.evict(1, minute(n), NO_FLOOR, alive).len(), 1);
+    }
+    let most = away + 20 * 4;
+    assert!(
+        looks.get() <= most,
+        "{} looks at {away} blocks",
+        looks.get()
+    );
+    // All of them are evicted once their node takes blocks again.
+    directory.recall([replica(0).segment].into_iter());
+    let everything = directory.evict(u64::MAX, minute(20), NO_FLOOR, ANYWHERE);
+    assert_eq!(everything.len(), away + 20);
 }
 
 #[test]
