@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// The least [`Config::max_waiting`]: the largest message, and as much again.
+const LEAST_WAITING: ByteSize = ByteSize::mib(16);
+
 /// The settings of one kvmaster. Every field has a flag, an environment variable
 /// (`KVMASTER_` and its name) and a place in the configuration file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -73,6 +76,11 @@ pub struct Config {
     pub max_block_size: ByteSize,
     /// The most keys in one request.
     pub max_batch_keys: u32,
+    /// What requests that wait (for room or for durability) may hold: commits so much, other calls so much.
+    #[serde(with = "exact::size")]
+    pub max_waiting: ByteSize,
+    /// The most namespaces.
+    pub max_namespaces: u32,
     /// The memory that the embedded store may use for its cache.
     #[serde(with = "exact::size")]
     pub store_cache: ByteSize,
@@ -121,6 +129,8 @@ impl Default for Config {
             drop_after: Duration::from_secs(600),
             max_block_size: ByteSize(Length::MAX_BLOCK.0),
             max_batch_keys: 16_384,
+            max_waiting: ByteSize::gib(1),
+            max_namespaces: 65_536,
             store_cache: ByteSize::mib(2),
             ready_file: None,
             log_format: Default::default(),
@@ -212,6 +222,15 @@ impl Config {
         }
         if self.max_batch_keys == 0 {
             return invalid("max_batch_keys", "zero".into());
+        }
+        if self.max_waiting < LEAST_WAITING {
+            return invalid(
+                "max_waiting",
+                format!(
+                    "{} is less than {LEAST_WAITING}, what one call may take",
+                    self.max_waiting
+                ),
+            );
         }
         Ok(())
     }

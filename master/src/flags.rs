@@ -142,6 +142,14 @@ pub struct Flags {
     #[arg(long, value_name = "KEYS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_batch_keys: Option<u32>,
+    /// Let waiting commits hold this much memory, and other waiting calls as much [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_waiting: Option<String>,
+    /// Refuse to create more namespaces [default: 65536]
+    #[arg(long, value_name = "COUNT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_namespaces: Option<u32>,
     /// Let the embedded store cache this much [default: 2MiB]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -77,6 +77,11 @@ impl Namespaces {
         all
     }
 
+    /// How many there are, the default one included.
+    pub fn count(&self) -> usize {
+        self.by_name.read().len()
+    }
+
     /// Every name, sorted.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<_> = self.by_name.read().keys().cloned().collect();

@@ -12,7 +12,7 @@ use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, Metad
 use kvpool_master::term::Term;
 use kvpool_proto as proto;
 use kvpool_types::wire::keys;
-use kvpool_types::{ClusterId, Code, Epoch, HostId, Incarnation, Key, Length, NodeName};
+use kvpool_types::{ClusterId, Code, Epoch, HostId, Incarnation, Key, Length, NodeName, SegmentId};
 use proto::pool_server::Pool as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,11 +48,15 @@ fn registration() -> Registration {
 
 impl Bench {
     async fn new() -> Self {
+        Self::with(Config::default()).await
+    }
+
+    async fn with(config: Config) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
         let store: Arc<dyn MetadataStore> = Arc::new(store);
         let clock = Arc::new(ManualClock::new(Millis(1_000_000)));
-        let (seat, pool, term) = Self::lead(&store, &clock).await;
+        let (seat, pool, term) = Self::lead(&store, &clock, config).await;
         let node = Self::register(&pool).await.unwrap();
         Self {
             service: PoolService::new(Arc::clone(&seat)),
@@ -70,9 +74,9 @@ impl Bench {
     async fn lead(
         store: &Arc<dyn MetadataStore>,
         clock: &Arc<ManualClock>,
+        config: Config,
     ) -> (Arc<Seat>, Arc<Pool>, Arc<Term>) {
         let metrics = Arc::new(Metrics::new().unwrap());
-        let config = Config::default();
         let seat = Seat::new(config.clone(), Arc::clone(&metrics), Arc::clone(clock) as _);
         let seat = Arc::new(seat);
         let epoch = store.begin_epoch(Epoch(5)).await.unwrap();
@@ -114,13 +118,28 @@ impl Bench {
         self.reserve_instead(name, 0, &[]).await
     }
 
+    async fn reserve_within(
+        &self,
+        name: &str,
+        timeout_ms: u64,
+    ) -> Result<proto::Reservation, Code> {
+        self.ask_for(proto::ReserveRequest {
+            caller: self.caller(),
+            keys: packed(name),
+            lengths: vec![100],
+            timeout_ms,
+            ..Default::default()
+        })
+        .await
+    }
+
     async fn reserve_instead(
         &self,
         name: &str,
         request: u64,
         instead_of: &[u64],
     ) -> Result<proto::Reservation, Code> {
-        let request = proto::ReserveRequest {
+        self.ask_for(proto::ReserveRequest {
             request,
             instead_of: instead_of.to_vec(),
             caller: self.caller(),
@@ -128,7 +147,11 @@ impl Bench {
             lengths: vec![100],
             timeout_ms: 10,
             ..Default::default()
-        };
+        })
+        .await
+    }
+
+    async fn ask_for(&self, request: proto::ReserveRequest) -> Result<proto::Reservation, Code> {
         let reply = self.service.reserve(Request::new(request)).await;
         let mut reply = reply.map_err(|status| code(&status))?.into_inner();
         Ok(reply.reservations.remove(0))
@@ -272,7 +295,7 @@ async fn a_new_term_keeps_the_name_of_a_node_for_it_while_it_may_come_back() {
     let first = bench.reserve("a").await.unwrap();
     assert_eq!(bench.commit("a", &first).await, Ok(Code::Ok));
     bench.seat.step_down("the next term");
-    let (_seat, pool, _term) = Bench::lead(&bench.store, &bench.clock).await;
+    let (_seat, pool, _term) = Bench::lead(&bench.store, &bench.clock, Config::default()).await;
     let newcomer = Registration {
         incarnation: Incarnation(8),
         ..registration()
@@ -283,7 +306,7 @@ async fn a_new_term_keeps_the_name_of_a_node_for_it_while_it_may_come_back() {
     assert_eq!(pool.blocks(), 1, "the node is back with its block");
 
     // A node that does not come back is replaced, once it had the time.
-    let (_seat, pool, term) = Bench::lead(&bench.store, &bench.clock).await;
+    let (_seat, pool, term) = Bench::lead(&bench.store, &bench.clock, Config::default()).await;
     let refused = pool.register(&newcomer).await.unwrap_err();
     assert_eq!(refused.code, Code::InProgress, "{refused}");
     term.renew(bench.clock.now().after(TTL * 3));
@@ -318,4 +341,66 @@ async fn wait(mut until: impl FnMut() -> bool) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("it did not happen in 5 s");
+}
+
+/// A call waits with its request in memory, and many clients may wait over gRPC.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_over_grpc_that_wait_hold_a_bounded_amount() {
+    let config = Config {
+        max_waiting: bytesize::ByteSize::mib(16),
+        ..Config::default()
+    };
+    let bench = Bench::with(config).await;
+    // While this put is under way, others of its key wait.
+    bench.reserve("k").await.unwrap();
+    let bench = Arc::new(bench);
+    // Each takes 16 KiB beside its request: fewer than 1,024 fit.
+    let waiting: Vec<_> = (0..1100)
+        .map(|_| {
+            let bench = Arc::clone(&bench);
+            tokio::spawn(async move { bench.reserve_within("k", 3000).await })
+        })
+        .collect();
+    let mut refused = 0;
+    for call in waiting {
+        match call.await.unwrap() {
+            Ok(reservation) => assert_eq!(from_wire(reservation.code), Code::InProgress),
+            Err(code) => {
+                assert_eq!(code, Code::TooManyHeld);
+                refused += 1;
+            }
+        }
+    }
+    assert!(
+        (77..1000).contains(&refused),
+        "{refused} of 1100 were refused"
+    );
+    // They hold nothing once they have ended.
+    bench.reserve("later").await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn namespaces_are_bounded() {
+    let config = Config {
+        max_namespaces: 2,
+        ..Config::default()
+    };
+    let bench = Bench::with(config).await;
+    assert_eq!(bench.create("a").await, Ok(true));
+    assert_eq!(bench.create("b").await, Ok(true));
+    assert_eq!(bench.create("c").await, Err(Code::TooManyHeld));
+    assert_eq!(bench.create("a").await, Ok(false), "it is there already");
+}
+
+/// The table of dropped incarnations is bounded; what such a one names tells where it was.
+#[tokio::test]
+async fn an_incarnation_that_names_segments_of_an_earlier_life_is_not_taken_for_a_new_one() {
+    let bench = Bench::new().await;
+    let mut late = registration();
+    late.name = NodeName("late".into());
+    late.incarnation = Incarnation(77);
+    late.segments = vec![(Length(4 << 20), Some(SegmentId(900)))];
+    let refused = bench.pool.register(&late).await.unwrap_err();
+    assert_eq!(refused.code, Code::IncarnationDropped);
+    assert!(bench.pool.members.get(&late.name).is_none());
 }

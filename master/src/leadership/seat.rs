@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::pool::Pool;
 use crate::service::framed::Open;
+use crate::service::places::Places;
 use crate::store::LogSeq;
 use kvpool_proto as proto;
 use kvpool_types::{ClusterId, Epoch};
@@ -81,6 +82,8 @@ pub struct Seat {
     /// Who has turned to this master lately.
     pub heard: Heard,
     connections: Arc<Open>,
+    /// For calls that wait.
+    pub(crate) places: Places,
     state: RwLock<State>,
     report: RwLock<Report>,
 }
@@ -107,7 +110,9 @@ pub struct NotLeading {
 impl Seat {
     /// The place of a master that has only just begun.
     pub fn new(config: Config, metrics: Arc<Metrics>, clock: Arc<dyn Clock>) -> Self {
+        let most_waiting = usize::try_from(config.max_waiting.as_u64()).unwrap_or(usize::MAX);
         Self {
+            places: Places::new(most_waiting),
             config,
             metrics,
             heard: Heard::new(clock),

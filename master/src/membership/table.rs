@@ -4,7 +4,7 @@ use super::{Node, NodeState};
 use crate::clock::Millis;
 use kvpool_types::{Epoch, Extent, HostId, Incarnation, Length, NodeName, SegmentId};
 use parking_lot::{Mutex, RwLock};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +33,32 @@ pub struct Registration {
 #[derive(Debug, Default)]
 pub struct Members {
     nodes: RwLock<BTreeMap<NodeName, Arc<Node>>>,
-    dropped: Mutex<HashMap<Incarnation, NodeName>>,
+    dropped: Mutex<Dropped>,
+}
+
+/// How many dropped incarnations are known by name. An older one is known by the segments that it still names:
+/// a welcome gave it their ids, and no node has them now.
+const MOST_DROPPED: usize = 16_384;
+
+/// Incarnations that were dropped, the last ones.
+#[derive(Debug, Default)]
+struct Dropped {
+    order: VecDeque<(NodeName, Incarnation)>,
+    lives: HashSet<Incarnation>,
+}
+
+impl Dropped {
+    fn add(&mut self, life: Incarnation, name: NodeName) {
+        if !self.lives.insert(life) {
+            return;
+        }
+        self.order.push_back((name, life));
+        if self.order.len() > MOST_DROPPED
+            && let Some((_, oldest)) = self.order.pop_front()
+        {
+            self.lives.remove(&oldest);
+        }
+    }
 }
 
 impl Members {
@@ -53,7 +78,7 @@ impl Members {
 
     /// Takes a node out if it is still this incarnation, and never accepts that one again.
     pub(crate) fn drop_incarnation(&self, name: &NodeName, incarnation: Incarnation) {
-        self.dropped.lock().insert(incarnation, name.clone());
+        self.dropped.lock().add(incarnation, name.clone());
         let mut nodes = self.nodes.write();
         if nodes
             .get(name)
@@ -65,16 +90,12 @@ impl Members {
 
     /// Whether an incarnation was dropped.
     pub fn is_dropped(&self, incarnation: Incarnation) -> bool {
-        self.dropped.lock().contains_key(&incarnation)
+        self.dropped.lock().lives.contains(&incarnation)
     }
 
-    /// Every dropped incarnation, for snapshots.
+    /// The incarnations that were dropped last, oldest first, for snapshots.
     pub fn dropped(&self) -> Vec<(NodeName, Incarnation)> {
-        self.dropped
-            .lock()
-            .iter()
-            .map(|(life, name)| (name.clone(), *life))
-            .collect()
+        self.dropped.lock().order.iter().cloned().collect()
     }
 
     /// Makes silent nodes suspect (sooner when their session has broken), and returns those that have
@@ -102,5 +123,25 @@ impl Members {
             }
         }
         lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_dropped_incarnations_is_bounded_and_keeps_the_last() {
+        let members = Members::default();
+        let name = NodeName("n".into());
+        let lives = MOST_DROPPED as u128 + 10;
+        for life in 0..lives {
+            members.drop_incarnation(&name, Incarnation(life));
+            members.drop_incarnation(&name, Incarnation(life));
+        }
+        assert_eq!(members.dropped().len(), MOST_DROPPED);
+        assert!(!members.is_dropped(Incarnation(9)));
+        assert!(members.is_dropped(Incarnation(10)));
+        assert!(members.is_dropped(Incarnation(lives - 1)));
     }
 }

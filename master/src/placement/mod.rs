@@ -1,5 +1,6 @@
 //! Where blocks are put: segments, their extents, and the choice among them.
 
+mod draws;
 pub mod extents;
 pub mod quarantine;
 mod room;
@@ -9,6 +10,7 @@ pub use room::{NoRoom, Room};
 
 use crate::directory::{BlockId, Replica};
 use crate::membership::Node;
+use draws::Draws;
 use kvpool_types::{HostId, Length, Offset, SegmentId};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::collections::{BTreeMap, HashSet};
@@ -171,26 +173,30 @@ pub struct Usage {
 #[derive(Debug, Default)]
 pub struct Placement {
     segments: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
+    draws: Draws,
 }
 
 /// The segments, locked for reading for one batch. A thread takes this once at a time: where it did again
 /// while somebody waits to change the table, each would wait for the other.
-pub struct Segments<'a>(RwLockReadGuard<'a, BTreeMap<SegmentId, Arc<Segment>>>);
+pub struct Segments<'a> {
+    table: RwLockReadGuard<'a, BTreeMap<SegmentId, Arc<Segment>>>,
+    draws: &'a Draws,
+}
 
 impl Segments<'_> {
     /// One segment.
     pub fn get(&self, id: SegmentId) -> Option<&Arc<Segment>> {
-        self.0.get(&id)
+        self.table.get(&id)
     }
 
     /// Every segment, by number.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Segment>> {
-        self.0.values()
+        self.table.values()
     }
 
     /// What blocks with this wish can be placed on now.
     pub fn room(&self, wish: &Wish) -> Room<'_> {
-        Room::new(self.iter(), wish)
+        Room::new(self.iter(), wish, self.draws)
     }
 
     /// Takes room back that was found and never granted.
@@ -224,7 +230,10 @@ impl Segments<'_> {
 impl Placement {
     /// Locks the table of segments for reading.
     pub fn segments(&self) -> Segments<'_> {
-        Segments(self.segments.read())
+        Segments {
+            table: self.segments.read(),
+            draws: &self.draws,
+        }
     }
 
     pub(crate) fn insert(&self, segment: Arc<Segment>) {

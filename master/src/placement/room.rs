@@ -1,9 +1,11 @@
 //! The choice of segments for the blocks of one batch.
 
+use super::draws::Draws;
 use super::{Extents, Segment, Wish};
 use crate::directory::Copies;
 use crate::membership::Node;
 use kvpool_types::Length;
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// Why no room was granted.
@@ -34,50 +36,76 @@ struct Candidate<'a> {
     rank: Rank,
 }
 
-/// Where a segment stands among the others: those that were wished for, then the emptiest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Where a segment stands among the others: those that were wished for, then by turns.
+#[derive(Clone, Copy, Debug)]
 struct Rank {
     not_preferred: bool,
     not_near: bool,
-    /// In 1/65536 of its size.
-    fullness: u128,
-    id: u32,
+    turn: Turn,
+}
+
+/// When a segment takes its next block, in a time in which it takes blocks at the rate of its free room.
+///
+/// The first turn is drawn from the exponential distribution of that rate, so the chance of a segment to be the
+/// first is its share of the free room. The turns after it are evenly spaced: a batch is spread over all
+/// segments by the same shares. Nodes so fill at the same pace, and a node that joins empty does not take every
+/// put of the cluster. A segment without room has its turn at infinity.
+#[derive(Clone, Copy, Debug)]
+struct Turn(f64);
+
+impl Turn {
+    fn first(segment: &Segment, draws: &Draws) -> Self {
+        Self(draws.exponential() / free_room(segment))
+    }
+
+    fn next(self, segment: &Segment) -> Self {
+        Self(self.0 + free_room(segment).recip())
+    }
+}
+
+impl Rank {
+    fn before(&self, other: &Self) -> Ordering {
+        let wished = |rank: &Self| (rank.not_preferred, rank.not_near);
+        wished(self)
+            .cmp(&wished(other))
+            .then(self.turn.0.total_cmp(&other.turn.0))
+    }
+}
+
+/// The bytes that may still be used on a segment.
+fn free_room(segment: &Segment) -> f64 {
+    segment.limit.saturating_sub(segment.used()) as f64
 }
 
 impl<'a> Candidate<'a> {
-    /// Brings the fullness up to date.
-    fn look(&mut self) {
-        let Segment { size, .. } = **self.segment;
-        self.rank.fullness = u128::from(self.segment.used()) * 65_536 / u128::from(size.0.max(1));
-    }
-
     fn is_on(&self, node: &Arc<Node>) -> bool {
         Arc::ptr_eq(&self.segment.node, node)
     }
 }
 
 impl<'a> Room<'a> {
-    pub(super) fn new(segments: impl Iterator<Item = &'a Arc<Segment>>, wish: &Wish) -> Self {
+    pub(super) fn new(
+        segments: impl Iterator<Item = &'a Arc<Segment>>,
+        wish: &Wish,
+        draws: &Draws,
+    ) -> Self {
         let mut longest_of_all = 0;
         let mut candidates: Vec<Candidate<'a>> = segments
             .inspect(|segment| longest_of_all = longest_of_all.max(segment.limit))
             .filter(|segment| segment.node.is_placeable())
             .map(|segment| {
                 let node = &segment.node;
-                let mut candidate = Candidate {
+                Candidate {
                     segment,
                     rank: Rank {
                         not_preferred: wish.preferred.as_ref() != Some(&node.name),
                         not_near: wish.host.is_none_or(|host| host != node.address().host),
-                        fullness: 0,
-                        id: segment.id.0,
+                        turn: Turn::first(segment, draws),
                     },
-                };
-                candidate.look();
-                candidate
+                }
             })
             .collect();
-        candidates.sort_unstable_by_key(|candidate| candidate.rank);
+        candidates.sort_unstable_by(|one, other| one.rank.before(&other.rank));
         let nodes: std::collections::HashSet<*const Node> = candidates
             .iter()
             .map(|candidate| Arc::as_ptr(&candidate.segment.node))
@@ -144,19 +172,86 @@ impl<'a> Room<'a> {
         Ok(copies)
     }
 
-    /// Moves a candidate that has become fuller behind those that are emptier now.
+    /// Moves a candidate that has taken a block behind those whose turn comes before its next one.
     fn settle(&mut self, mut at: usize) {
         if let Some(candidate) = self.candidates.get_mut(at) {
-            candidate.look();
+            candidate.rank.turn = candidate.rank.turn.next(candidate.segment);
         }
         while let Some([one, next]) = self
             .candidates
             .get_mut(at..)
             .and_then(|c| c.first_chunk_mut())
-            && next.rank < one.rank
+            && next.rank.before(&one.rank).is_lt()
         {
             std::mem::swap(one, next);
             at += 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Millis;
+    use crate::membership::Reported;
+    use kvpool_types::{GrantKey, Incarnation, NodeName, SegmentId};
+    use std::collections::BTreeMap;
+
+    const BLOCK: Length = Length(1 << 10);
+
+    fn segment(number: u32, blocks: u64) -> Arc<Segment> {
+        let name = NodeName(format!("n{number}"));
+        let key = GrantKey([0; 32]);
+        let node = Node::new(name, Incarnation(number.into()), key, Millis(0));
+        node.heard(Millis(0), Some(Reported::default()));
+        let size = Length(blocks * BLOCK.0);
+        Arc::new(Segment::new(SegmentId(number), Arc::new(node), size, 1.0))
+    }
+
+    /// How many blocks of each of these batches every segment is given.
+    fn fill(segments: &[Arc<Segment>], draws: &Draws, batches: &[usize]) -> BTreeMap<u32, usize> {
+        let mut taken = BTreeMap::new();
+        for batch in batches {
+            let mut room = Room::new(segments.iter(), &Wish::default(), draws);
+            for _ in 0..*batch {
+                for replica in room.allocate(BLOCK).expect("there is room") {
+                    *taken.entry(replica.segment.0).or_default() += 1;
+                }
+            }
+        }
+        taken
+    }
+
+    #[test]
+    fn an_empty_node_does_not_take_every_put() {
+        let draws = Draws::new(1);
+        let old: Vec<_> = (1..=3).map(|number| segment(number, 8192)).collect();
+        fill(&old, &draws, &[3 * 4096]);
+        let all = [old, vec![segment(4, 8192)]].concat();
+        // A fifth of the pool is not used up by these, so the shares stay about the same: 2 of 5 to the empty one.
+        let taken = fill(&all, &draws, &[1; 800]);
+        assert!((240..400).contains(&taken[&4]), "{taken:?}");
+        for number in 1..=3 {
+            assert!((100..240).contains(&taken[&number]), "{taken:?}");
+        }
+    }
+
+    #[test]
+    fn a_batch_is_spread_over_segments_by_their_free_room() {
+        let draws = Draws::new(2);
+        let segments = [segment(1, 3000), segment(2, 1000)];
+        let taken = fill(&segments, &draws, &[400]);
+        assert!((280..=320).contains(&taken[&1]), "{taken:?}");
+    }
+
+    #[test]
+    fn every_segment_is_filled_to_its_last_block() {
+        let draws = Draws::new(3);
+        let segments = [segment(1, 500), segment(2, 40), segment(3, 7)];
+        let taken = fill(&segments, &draws, &[13; 547 / 13]);
+        let rest = fill(&segments, &draws, &[547 % 13]);
+        assert_eq!(taken.values().chain(rest.values()).sum::<usize>(), 547);
+        let mut room = Room::new(segments.iter(), &Wish::default(), &draws);
+        assert_eq!(room.allocate(BLOCK).unwrap_err(), NoRoom::Full);
     }
 }

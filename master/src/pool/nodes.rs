@@ -66,6 +66,13 @@ impl Pool {
                     ),
                 ))
             }
+            _ if registration.segments.iter().any(|(_, id)| id.is_some()) => Err(refuse(
+                Code::IncarnationDropped,
+                format!(
+                    "incarnation {} names segments of an earlier welcome, and no node has them: it was dropped",
+                    registration.incarnation
+                ),
+            )),
             before => {
                 if let Some(before) = before {
                     self.drop_node(&before);
@@ -344,6 +351,9 @@ impl Pool {
         let _one_at_a_time = self.namespace_creation.lock().await;
         let (id, is_new) = self.namespaces.find_or_number(&namespace)?;
         if is_new {
+            if self.namespaces.count() > self.config.max_namespaces as usize {
+                return Err(Code::TooManyHeld);
+            }
             if !self.leads() {
                 return Err(Code::NotLeader);
             }

@@ -2,9 +2,12 @@
 
 use super::calls::{Calls, calls_at};
 use super::passing::{Called, Passing};
-use super::refused::Refused;
+use super::places::Place;
+use super::refused::{Refused, refused};
 use crate::leadership::Seat;
 use kvpool_proto as proto;
+use kvpool_types::Code;
+use prost::Message;
 use proto::pool_client::PoolClient;
 use std::sync::Arc;
 use tonic::transport::Channel;
@@ -24,6 +27,12 @@ impl PoolService {
             seat,
             passing: Passing::default(),
         }
+    }
+
+    /// A place for a call that may have to wait.
+    fn place(&self, message: &impl Message) -> Result<Place, Refused> {
+        let place = self.seat.places.for_other(message.encoded_len());
+        place.ok_or_else(too_many_wait)
     }
 
     async fn answer<M: Called, R, Here, There>(
@@ -49,6 +58,13 @@ impl PoolService {
             .await
             .map_err(Passing::outcome)
     }
+}
+
+fn too_many_wait() -> Refused {
+    refused(
+        Code::TooManyHeld,
+        "the calls that wait hold as much memory as they may (max_waiting)",
+    )
 }
 
 /// Answers a call here, or has the leader answer it.
@@ -77,9 +93,10 @@ impl proto::pool_server::Pool for PoolService {
         &self,
         request: Request<proto::CreateNamespaceRequest>,
     ) -> Result<Response<proto::CreateNamespaceReply>, Status> {
-        answer!(self, request, create_namespace, |calls, message| calls
-            .create_namespace(message)
-            .await)
+        answer!(self, request, create_namespace, |calls, message| {
+            let _place = self.place(&message)?;
+            calls.create_namespace(message).await
+        })
     }
 
     async fn reserve(
@@ -87,6 +104,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::ReserveRequest>,
     ) -> Result<Response<proto::ReserveReply>, Status> {
         answer!(self, request, reserve, |calls, message| {
+            let _place = self.place(&message)?;
             calls.settled().await;
             calls.reserve(message).await
         })
@@ -96,9 +114,11 @@ impl proto::pool_server::Pool for PoolService {
         &self,
         request: Request<proto::CommitRequest>,
     ) -> Result<Response<proto::Outcomes>, Status> {
-        answer!(self, request, commit, |calls, message| calls
-            .commit(message)
-            .await)
+        answer!(self, request, commit, |calls, message| {
+            let place = self.seat.places.for_commit(message.encoded_len());
+            let _place = place.ok_or_else(too_many_wait)?;
+            calls.commit(message).await
+        })
     }
 
     async fn revoke(
@@ -158,9 +178,10 @@ impl proto::pool_server::Pool for PoolService {
         &self,
         request: Request<proto::RemoveRequest>,
     ) -> Result<Response<proto::RemoveReply>, Status> {
-        answer!(self, request, remove, |calls, message| calls
-            .remove(message)
-            .await)
+        answer!(self, request, remove, |calls, message| {
+            let _place = self.place(&message)?;
+            calls.remove(message).await
+        })
     }
 
     async fn list(

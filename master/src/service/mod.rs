@@ -8,6 +8,7 @@ mod grpc;
 mod http;
 mod nodes;
 mod passing;
+pub(crate) mod places;
 mod refused;
 mod status;
 

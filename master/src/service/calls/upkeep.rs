@@ -42,6 +42,7 @@ impl Calls {
                 let why = match code {
                     Code::NotLeader => "cannot be made now: this master is read-only",
                     Code::StoreFailed => "could not be made durable",
+                    Code::TooManyHeld => "is one too many: the pool has max_namespaces of them",
                     _ => "is there with other fields",
                 };
                 refused(code, format!("namespace {name:?} {why}"))

@@ -157,7 +157,7 @@ impl Connection {
         let Some((calls, spin)) = self.greet(&header, meta)? else {
             return Ok(());
         };
-        let mut waiting = Waiting::new();
+        let mut waiting = Waiting::new(self.shared.seat.places.clone());
         loop {
             let (header, meta) = self.next(incoming, spin)?;
             if meta.len() >= LARGE {
@@ -168,7 +168,7 @@ impl Connection {
                 Begun::Goes(mut call) => {
                     // Reading on is what lets the client end leases, and hear that this is there.
                     let Some(place) = waiting.place(&header) else {
-                        let reason = "too many calls of this connection wait already";
+                        let reason = "the calls that wait hold as much memory as they may (max_waiting, or 64 MiB a connection)";
                         let refused = refused(Code::TooManyHeld, reason);
                         let frame = failure(header.request, calls.epoch(), &refused);
                         self.answers.send(&frame)?;
