@@ -32,11 +32,13 @@ pub trait Health: Send + Sync + 'static {
 /// The routes that every daemon has, to be merged with its own:
 ///
 /// - `/metrics`: what `registry` gathers, in Prometheus' text format;
-/// - `/healthz` and `/readyz`: 200 with `ok`, or 503 with the reason.
+/// - `/healthz` and `/readyz`: 200 with `ok`, or 503 with the reason; `/health` is `/healthz` by the name
+///   that probes of Mooncake's processes ask for.
 pub fn router(registry: Registry, health: Arc<dyn Health>) -> Router {
-    let ready = Arc::clone(&health);
+    let (ready, alias) = (Arc::clone(&health), Arc::clone(&health));
     Router::new()
         .route("/metrics", get(async move || metrics(&registry)))
+        .route("/health", get(async move || probe(alias.healthy())))
         .route("/healthz", get(async move || probe(health.healthy())))
         .route("/readyz", get(async move || probe(ready.ready())))
 }
@@ -173,7 +175,7 @@ mod tests {
     #[tokio::test]
     async fn probes_tell_health_and_readiness_apart() {
         let server = start(Router::new()).await;
-        for path in ["/healthz", "/readyz"] {
+        for path in ["/health", "/healthz", "/readyz"] {
             let (status, _, body) = fetch(server.addr, path).await;
             assert_eq!((status, body.as_str()), (200, "ok\n"));
         }

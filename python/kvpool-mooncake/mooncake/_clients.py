@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -23,7 +24,19 @@ def _file(port: int) -> Path:
     return _directory() / f"mooncake-client-{port}.json"
 
 
-def announce_client(port: int, masters: Sequence[str], process: int | None = None) -> Path:
+@dataclass(frozen=True)
+class AnnouncedClient:
+    """What a client of this host says of itself."""
+
+    masters: str
+    """The masters that it belongs to, with commas."""
+    tenant: str
+    """The namespace of the stores that join by it."""
+
+
+def announce_client(
+    port: int, masters: Sequence[str], process: int | None = None, tenant: str = "default"
+) -> Path:
     """Says that the client on `port`, run by `process` (this one unless said), belongs to `masters`.
 
     Returns the file, which is to be removed when the client ends.
@@ -31,13 +44,14 @@ def announce_client(port: int, masters: Sequence[str], process: int | None = Non
     file = _file(port)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps({"masters": list(masters), "process": process or os.getpid()}))
+    said = {"masters": list(masters), "process": process or os.getpid(), "tenant": tenant}
+    partial.write_text(json.dumps(said))
     partial.replace(file)
     return file
 
 
-def masters_of_client(port: int) -> str | None:
-    """The masters that the client on `port` belongs to, with commas; `None` when no living one says so."""
+def announced_client(port: int) -> AnnouncedClient | None:
+    """What the client on `port` said of itself; `None` when no living one did."""
     file = _file(port)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         # Another user's directory under the same name is none to believe.
@@ -45,5 +59,6 @@ def masters_of_client(port: int) -> str | None:
             return None
         said = json.loads(file.read_text())
         os.kill(int(said["process"]), 0)
-        return ",".join(str(master) for master in said["masters"])
+        masters = ",".join(str(master) for master in said["masters"])
+        return AnnouncedClient(masters, str(said.get("tenant", "default")))
     return None

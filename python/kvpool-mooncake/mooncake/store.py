@@ -15,7 +15,7 @@ from mooncake import _codes
 from mooncake._aio import AsyncForms
 from mooncake._base import log
 from mooncake._buffer_pool import BufferPool, PooledBuffer
-from mooncake._clients import masters_of_client
+from mooncake._clients import announced_client
 from mooncake._memory import MooncakeHostMemAllocator, bind_to_numa_node
 from mooncake._ranges import RangeMethods
 from mooncake._segments import Mounted, SegmentMethods
@@ -214,8 +214,14 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
             log.error("setup_dummy: %s", error)
             return _codes.PARAMETERS
         port = server_address.rpartition(":")[2]
-        found = masters_of_client(int(port)) if port.isdecimal() else None
-        code = self._set_up({"global_segment_size": 0, "master_server_addr": found or server_address})
+        client = announced_client(int(port)) if port.isdecimal() else None
+        code = self._set_up(
+            {
+                "global_segment_size": 0,
+                "master_server_addr": client.masters if client else server_address,
+                "tenant_id": client.tenant if client else "default",
+            }
+        )
         if code == _codes.OK:
             self._mem_pool_left = size
         return code

@@ -113,7 +113,10 @@ def test_the_defaults_that_the_help_tells_are_those_of_kvmaster() -> None:
     told = {flag.name: flag.default for flag in FLAGS}
     for name in ("eviction_high_watermark_ratio", "eviction_ratio"):
         assert told[name] == config[name]
-    assert config["lease_ttl"] == f"{told['default_kv_lease_ttl'] // 1000}s"
+    assert config["lease_ttl"] == f"{int(told['default_kv_lease_ttl']) // 1000}s"
+    assert config["drop_after"] == f"{told['client_ttl'] // 60}m"
+    assert config["max_grant_ttl"] == f"{told['put_start_discard_timeout_sec'] // 60}m"
+    assert config["cluster"] == told["cluster_id"]
 
 
 def test_a_pool_of_the_originals_commands_keeps_blocks(commands, tmp_path) -> None:
@@ -169,13 +172,46 @@ def test_a_pool_of_the_originals_commands_keeps_blocks(commands, tmp_path) -> No
 
     printed = master.printed()
     assert "--eviction-high-watermark-ratio=0.8" in printed and "--lease-ttl=200ms" in printed
-    assert printed.count("--rpc_thread_num is ignored") == 1
-    assert "--metadata_server is ignored" in node.printed()
+    assert printed.count("--rpc_thread_num has no effect") == 1
+    assert "--metadata_server has no effect" in node.printed()
 
     # The node is kvstore-node itself: SIGTERM drains it.
     node.process.send_signal(signal.SIGTERM)
     assert node.process.wait(20) == 0
     wait_until(lambda: ask(f"{master.url}/get_all_segments") == (200, b""))
+
+
+def test_a_master_with_every_flag_of_the_original_starts(commands, tmp_path) -> None:
+    # Those that say where to listen are given by the fixture, and those that need what is not here are not.
+    left_out = {"port", "rpc_port", "rpc_address", "rpc_interface", "metrics_port", "config_path"}
+    lines = (Path(__file__).parent / "flags-0.3.13-master.txt").read_text().splitlines()
+    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    given = [(name, json.loads(default)) for name, _, default in rows if name not in left_out]
+    words = [f"--{name}={str(value).lower() if value is not None else ''}" for name, value in given]
+    master = started_master(commands, tmp_path, *words)
+    assert ask(f"{master.url}/metrics")[0] == 200
+    printed = master.printed()
+    for flag in FLAGS:
+        if flag.ignored and flag.name in dict(given):
+            assert f"--{flag.name} has no effect: {flag.ignored}" in printed
+    assert "--lease-ttl=10000ms" in printed and "--drop-after=10s" in printed
+
+
+def test_a_client_serves_its_health_where_it_is_told(commands, tmp_path) -> None:
+    master = started_master(commands, tmp_path)
+    port, http = free_port(), free_port()
+    args = ("--host=127.0.0.1", f"--port={port}", "--global_segment_size=16MB", "-enable_http_server")
+    address = f"127.0.0.1:{master.rpc}"
+    node = Command(
+        tmp_path / "client.log",
+        "mooncake_client",
+        *args,
+        f"--http_port={http}",
+        f"--master_server_address={address}",
+    )
+    commands.callback(node.stop)
+    wait_until(lambda: ask(f"http://127.0.0.1:{http}/health")[0] == 200)
+    assert b"kvpool_" in ask(f"http://127.0.0.1:{http}/metrics")[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

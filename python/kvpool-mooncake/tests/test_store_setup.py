@@ -256,6 +256,19 @@ def test_a_dummy_finds_the_pool_of_a_client_that_said_where_it_is(
     assert new.alloc_from_mem_pool(1 << 20) == 0
 
 
+def test_a_dummy_has_the_namespace_of_its_client(
+    new: MooncakeDistributedStore, connect: Connect, shared_pool: LivePool, key: str
+) -> None:
+    port = free_port()
+    said = announce_client(port, [shared_pool.url], tenant="team-of-the-client")
+    try:
+        assert new.setup_dummy(1 << 20, 1 << 20, f"127.0.0.1:{port}") == 0
+    finally:
+        said.unlink()
+    assert new.put(key, b"the client's") == 0
+    assert connect(shared_pool).is_exist(key) == 0
+
+
 def test_a_dummy_takes_another_address_for_a_masters(
     new: MooncakeDistributedStore, shared_pool: LivePool
 ) -> None:

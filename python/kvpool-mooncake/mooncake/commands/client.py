@@ -17,26 +17,33 @@ import sys
 from mooncake._clients import announce_client
 from mooncake.commands import flags
 from mooncake.commands.flags import CommandLine, Flag, UsageError
+from mooncake.commands.logging_flags import logging_flags
 from mooncake.commands.programs import NotFound, find
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
+_DISK = "kvstore-node serves memory"
+_ARENA = "kvstore-node takes its segment's memory at its start"
+
 FLAGS = (
-    Flag("host", "0.0.0.0", "This host's name or address, as others reach it"),
-    Flag("port", 50052, "Serve blocks at this port"),
-    Flag("global_segment_size", "4 GB", "Contribute so much memory (units of 1024)"),
-    Flag("master_server_address", "127.0.0.1:50051", "The master: host:port, or etcd://host:port;host:port"),
-    Flag("protocol", "tcp", "tcp, or rdma to serve over RDMA too where there is a device"),
-    Flag("device_names", "", "Serve over these RDMA devices, separated by commas"),
-    Flag("device_name", "", "The same by another name"),
-    Flag("metadata_server", "P2PHANDSHAKE", "", "kvpool asks no metadata server"),
-    Flag("local_buffer_size", "", "", "kvstore-node needs no buffer"),
-    Flag("threads", 0, "", "kvstore-node sizes its threads by itself"),
-    Flag("http_port", 0, "", "kvstore-node's own HTTP port is logged; -- --http-listen=HOST:PORT sets it"),
-    Flag("enable_offload", False, "", "kvstore-node serves memory"),
-    Flag("logtostderr", True, "", "kvstore-node logs to stderr; RUST_LOG sets how much"),
-    Flag("minloglevel", 0, "", "kvstore-node logs to stderr; RUST_LOG sets how much"),
-    Flag("v", 0, "", "kvstore-node logs to stderr; RUST_LOG sets how much"),
+    Flag("host", "string", "0.0.0.0", "This host's name or address, as others reach it"),
+    Flag("port", "int32", 50052, "Serve blocks at this port"),
+    Flag("global_segment_size", "string", "4 GB", "Contribute so much memory (units of 1024)"),
+    Flag("master_server_address", "string", "127.0.0.1:50051", "The master: host:port, or etcd://host:port;host:port"),
+    Flag("protocol", "string", "tcp", "tcp, or rdma to serve over RDMA too where there is a device"),
+    Flag("device_names", "string", "", "Serve over these RDMA devices, separated by commas"),
+    Flag("device_name", "string", "", "The same by another name"),
+    Flag("tenant_id", "string", "default", "The namespace of a store that joins by this client (setup_dummy)"),
+    Flag("enable_http_server", "bool", False, "Serve /health and /metrics"),
+    Flag("http_port", "int32", 9300, "Serve them at this port"),
+    Flag("metadata_server", "string", "http://127.0.0.1:8080/metadata", "", "kvpool asks no metadata server"),
+    Flag("local_buffer_size", "string", "0", "", "kvstore-node needs no buffer"),
+    Flag("threads", "int32", 1, "", "kvstore-node sizes its threads by itself"),
+    Flag("enable_offload", "bool", False, "", _DISK),
+    Flag("start_offload_rpc_server", "bool", True, "", _DISK),
+    Flag("use_mmap_arena_allocator", "bool", False, "", _ARENA),
+    Flag("mmap_arena_pool_size", "uint64", 8589934592, "", _ARENA),
+    *logging_flags("kvstore-node"),
 )
 
 
@@ -77,7 +84,11 @@ def node_args(line: CommandLine) -> list[tuple[str, str]]:
         told.append(("--no-rdma", "--protocol"))
     else:
         raise UsageError(f"--protocol={protocol} is neither tcp nor rdma")
-    if "KVSTORE_NODE_HTTP_LISTEN" not in os.environ and not line.passes_on("--http-listen"):
+    if line.passes_on("--http-listen"):
+        return told
+    if line.is_on("enable_http_server"):
+        told.append((f"--http-listen={listen}:{line.port('http_port')}", "--enable_http_server --http_port"))
+    elif "KVSTORE_NODE_HTTP_LISTEN" not in os.environ:
         told.append(("--http-listen=127.0.0.1:0", "(several nodes on one host)"))
     return told
 
@@ -108,6 +119,8 @@ def _master(line: CommandLine) -> str:
 def serve(line: CommandLine, log: logging.Logger) -> int:
     """Becomes kvstore-node; returns only when it cannot."""
     told = node_args(line)
+    if "http_port" in line.given and not line.is_on("enable_http_server"):
+        log.warning("--http_port has no effect: it counts with --enable_http_server")
     try:
         program = find("kvstore-node")
     except NotFound as error:
@@ -119,7 +132,7 @@ def serve(line: CommandLine, log: logging.Logger) -> int:
         log.info("kvstore-node %s", " ".join(line.rest))
     try:
         # `setup_dummy` of a process on this host finds the pool by it; the process stays this one.
-        announce_client(int(line.text("port")), [_master(line)])
+        announce_client(line.port("port"), [_master(line)], tenant=line.text("tenant_id"))
     except OSError as error:
         log.warning("setup_dummy will not find this client: %s", error)
     try:

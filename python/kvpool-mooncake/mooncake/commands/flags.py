@@ -1,18 +1,38 @@
 """Command lines as the original's commands take them.
 
 `-flag value`, `--flag value`, `-flag=value`, `--flag=value`; a bool also as `--flag`, `--noflag` and
-`--flag=false`. What follows a bare `--` is passed on as it is.
+`--flag=false`. The last of several wins. `--flagfile`, `--fromenv`, `--tryfromenv` and `--undefok` do what they
+do in the original; so does `--config_path` where it is among the flags. What follows a bare `--` is passed on as
+it is.
 """
 
 from __future__ import annotations
 
+import difflib
 import logging
+import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
+
+from mooncake.commands import sources
+from mooncake.commands.sources import Unreadable
 
 _TRUE = {"true", "t", "yes", "y", "1"}
 _FALSE = {"false", "f", "no", "n", "0"}
+_HELP = {"h", "help", "helpfull", "helpshort", "helppackage", "helpxml", "helpon", "helpmatch"}
+_WHOLE = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|[0-9]+)")
+# The least and the most that a flag of each kind holds.
+_RANGES = {
+    "int32": (-(1 << 31), (1 << 31) - 1),
+    "int64": (-(1 << 63), (1 << 63) - 1),
+    "uint32": (0, (1 << 32) - 1),
+    "uint64": (0, (1 << 64) - 1),
+}
+# A flagfile that names itself ends here.
+_DEEPEST = 8
 
 Value = str | int | float | bool
 
@@ -26,11 +46,13 @@ class Flag:
     """A flag that the original documents."""
 
     name: str
+    kind: str
+    """`string`, `bool`, `double`, `int32`, `int64`, `uint32` or `uint64`."""
     default: Value
-    """What it is when it is not given; its type is the flag's."""
+    """What it is when it is not given."""
     help: str
     ignored: str = ""
-    """Why it means nothing here; empty when it does."""
+    """Why it has no effect here; empty when it has."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +65,15 @@ class CommandLine:
     """The flags that were given."""
     rest: tuple[str, ...]
     """What stood behind `--`."""
+    unknown: tuple[str, ...] = ()
+    """What the configuration file or `--undefok` names and no flag is called."""
 
     def text(self, name: str) -> str:
         """A flag's value as text."""
         return str(self.values[name])
 
     def number(self, name: str) -> int:
-        """The value of a flag that is a number."""
+        """The value of a flag that is a whole number."""
         value = self.values[name]
         assert isinstance(value, int), f"invariant: {name} was declared as a number"
         return value
@@ -70,53 +94,145 @@ class CommandLine:
         return any(arg == flag or arg.startswith(f"{flag}=") for arg in self.rest)
 
 
-def parse(flags: Sequence[Flag], args: Sequence[str]) -> CommandLine:
-    """Reads a command line. Raises UsageError for what is not among the flags or not of their types."""
-    known = {flag.name: flag for flag in flags}
-    values: dict[str, Value] = {flag.name: flag.default for flag in flags}
-    given: set[str] = set()
-    waiting = list(args)
-    while waiting:
-        arg = waiting.pop(0)
-        if arg == "--":
-            return CommandLine(values, frozenset(given), tuple(waiting))
-        if not arg.startswith("-") or arg.strip("-") == "":
-            raise UsageError(f"{arg!r} is no flag")
-        name, has_value, text = arg.lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        flag = known.get(name)
-        if flag is None and name.startswith("no") and not has_value:
-            negated = known.get(name.removeprefix("no"))
-            if negated is not None and isinstance(negated.default, bool):
-                values[negated.name] = False
-                given.add(negated.name)
+class _Reader:
+    """Reads words into values."""
+
+    def __init__(self, flags: Sequence[Flag], program: str):
+        self.known = {flag.name: flag for flag in flags}
+        self.values: dict[str, Value] = {flag.name: flag.default for flag in flags}
+        self.given: set[str] = set()
+        self.rest: tuple[str, ...] = ()
+        self.unknown: list[str] = []
+        self._may_be_unknown: set[str] = set()
+        self._program = program
+
+    def read(self, args: Sequence[str], depth: int = 0) -> None:
+        """Reads words. Raises UsageError."""
+        waiting = list(args)
+        for name in _values_of("undefok", waiting):
+            self._may_be_unknown |= {each.replace("-", "_") for each in name.split(",")}
+        while waiting:
+            arg = waiting.pop(0)
+            if arg == "--":
+                self.rest = tuple(waiting)
+                return
+            if not arg.startswith("-") or arg.strip("-") == "":
+                raise UsageError(f"{arg!r} is no flag")
+            name, has_value, text = arg.lstrip("-").partition("=")
+            name = name.replace("-", "_")
+            if name in ("flagfile", "fromenv", "tryfromenv", "undefok"):
+                text = text if has_value else self._next(name, waiting)
+                self._indirect(name, text, depth)
                 continue
-        if flag is None:
-            raise UsageError(f"unknown flag --{name}")
-        if not has_value and isinstance(flag.default, bool):
-            # A word behind it is its value only if it can be one.
-            text = waiting.pop(0) if waiting and waiting[0].lower() in _TRUE | _FALSE else "true"
-        elif not has_value:
-            if not waiting:
-                raise UsageError(f"--{name} needs a value")
-            text = waiting.pop(0)
-        values[name] = _typed(flag, text)
-        given.add(name)
-    return CommandLine(values, frozenset(given), ())
+            flag = self._flag(name, is_bare=not has_value)
+            if flag is None:
+                # Its value, if it has one, cannot be told from a stray word: gflags takes it to have none.
+                self.unknown.append(name)
+                continue
+            if flag.name != name:
+                self._set(flag, "false")
+                continue
+            if not has_value and flag.kind == "bool":
+                # A word behind it is its value only if it can be one.
+                text = waiting.pop(0) if waiting and waiting[0].lower() in _TRUE | _FALSE else "true"
+            elif not has_value:
+                text = self._next(name, waiting)
+            self._set(flag, text)
+
+    def configure(self, path: str) -> None:
+        """Takes what a configuration file says of the flags that were not given."""
+        on_the_line = frozenset(self.given)
+        for name, text in sources.config(path):
+            flag = self.known.get(name)
+            if flag is None:
+                self.unknown.append(name)
+            elif name not in on_the_line:
+                self._set(flag, text)
+
+    def _indirect(self, name: str, text: str, depth: int) -> None:
+        if name == "flagfile":
+            if depth == _DEEPEST:
+                raise UsageError(f"--flagfile={text}: {_DEEPEST} files name each other")
+            for path in filter(None, text.split(",")):
+                self.read(sources.flagfile(path, self._program), depth + 1)
+        elif name != "undefok":
+            for each in filter(None, text.split(",")):
+                value = os.environ.get(f"FLAGS_{each}")
+                if value is not None:
+                    self.read([f"--{each}={value}"], _DEEPEST)
+                elif name == "fromenv":
+                    raise UsageError(f"--fromenv={each}: the variable FLAGS_{each} is not set")
+
+    def _next(self, name: str, waiting: list[str]) -> str:
+        if not waiting:
+            raise UsageError(f"--{name} needs a value")
+        return waiting.pop(0)
+
+    def _flag(self, name: str, is_bare: bool) -> Flag | None:
+        """The flag of a name, or of `no` and a bool's name. `None` where it may be unknown."""
+        flag = self.known.get(name)
+        if flag is None and is_bare and name.startswith("no"):
+            negated = self.known.get(name.removeprefix("no"))
+            if negated is not None and negated.kind == "bool":
+                return negated
+        if flag is None and name not in self._may_be_unknown:
+            near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.7)
+            hint = f"; is --{near[0]} meant?" if near else ""
+            raise UsageError(f"unknown flag --{name}{hint}")
+        return flag
+
+    def _set(self, flag: Flag, text: str) -> None:
+        self.values[flag.name] = _typed(flag, text)
+        self.given.add(flag.name)
+
+
+def parse(flags: Sequence[Flag], args: Sequence[str], program: str = "") -> CommandLine:
+    """Reads a command line. Raises UsageError for what is not among the flags or not of their kinds."""
+    reader = _Reader(flags, program)
+    try:
+        reader.read(args)
+        path = reader.values.get("config_path")
+        if path:
+            reader.configure(str(path))
+    except Unreadable as error:
+        raise UsageError(str(error)) from error
+    return CommandLine(
+        reader.values, frozenset(reader.given), reader.rest, tuple(dict.fromkeys(reader.unknown))
+    )
+
+
+def _values_of(name: str, args: Sequence[str]) -> list[str]:
+    """What the words say of one flag, wherever it stands."""
+    found = []
+    for at, arg in enumerate(args):
+        if arg == "--":
+            break
+        bare, has_value, text = arg.lstrip("-").partition("=")
+        if arg.startswith("-") and bare == name:
+            found.append(text if has_value else "".join(args[at + 1 : at + 2]))
+    return found
 
 
 def _typed(flag: Flag, text: str) -> Value:
-    if isinstance(flag.default, bool):
+    said = f"--{flag.name}={text}"
+    if flag.kind == "bool":
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE
-        raise UsageError(f"--{flag.name}={text} is neither true nor false")
-    if isinstance(flag.default, str):
+        raise UsageError(f"{said} is neither true nor false")
+    if flag.kind == "string":
         return text
-    try:
-        return type(flag.default)(text)
-    except ValueError:
-        kind = "whole number" if isinstance(flag.default, int) else "number"
-        raise UsageError(f"--{flag.name}={text} is no {kind}") from None
+    if flag.kind == "double":
+        try:
+            return float(text)
+        except ValueError:
+            raise UsageError(f"{said} is no number") from None
+    if not _WHOLE.fullmatch(text.strip()):
+        raise UsageError(f"{said} is no whole number")
+    value = int(text, 16 if "x" in text.lower() else 10)
+    least, most = _RANGES[flag.kind]
+    if not least <= value <= most:
+        raise UsageError(f"{said} is not between {least} and {most}")
+    return value
 
 
 def run(
@@ -128,19 +244,25 @@ def run(
 ) -> int:
     """Runs a command with its command line; its exit code, 2 for a command line that is wrong."""
     args = sys.argv[1:] if args is None else args
-    if any(arg in ("-h", "-help", "--help") for arg in _before_rest(args)):
+    asked = {arg.lstrip("-").partition("=")[0] for arg in _before_rest(args) if arg.startswith("-")}
+    if asked & _HELP:
         print(f"{program}: {about}\n")
         for flag in flags:
-            note = f"ignored: {flag.ignored}" if flag.ignored else flag.help
-            print(f"  --{flag.name} (default {flag.default!r})\n      {note}")
+            note = f"no effect: {flag.ignored}" if flag.ignored else flag.help
+            print(f"  --{flag.name} ({flag.kind}, default {flag.default!r})\n      {note}")
+        return 0
+    if "version" in asked:
+        print(f"{program} of kvpool-mooncake {metadata.version('kvpool-mooncake')}")
         return 0
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
     log = logging.getLogger(program)
     try:
-        line = parse(flags, args)
+        line = parse(flags, args, program)
         for flag in flags:
             if flag.ignored and flag.name in line.given:
-                log.warning("--%s is ignored: %s", flag.name, flag.ignored)
+                log.warning("--%s has no effect: %s", flag.name, flag.ignored)
+        for name in line.unknown:
+            log.warning("%s has no effect: %s has no such flag", name, program)
         return main(line, log)
     except UsageError as error:
         log.error("%s (see %s --help)", error, program)

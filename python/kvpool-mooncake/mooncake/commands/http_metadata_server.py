@@ -11,19 +11,25 @@ import sys
 import threading
 
 from mooncake.commands import flags
-from mooncake.commands.flags import CommandLine, Flag
+from mooncake.commands.flags import CommandLine, Flag, UsageError
 from mooncake.commands.metadata import Metadata
 from mooncake.commands.web import Server
 
 FLAGS = (
-    Flag("host", "0.0.0.0", "Listen at this address"),
-    Flag("port", 8080, "Listen at this port"),
+    Flag("host", "string", "0.0.0.0", "Listen at this address"),
+    Flag("port", "int32", 8080, "Listen at this port"),
+    Flag("log_level", "string", "INFO", "Log from this level on: DEBUG, INFO, WARNING, ERROR or CRITICAL"),
 )
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def serve(line: CommandLine, log: logging.Logger) -> int:
     """Serves until a signal comes."""
-    host, port = line.text("host"), line.port("port")
+    host, port, level = line.text("host"), line.port("port"), line.text("log_level")
+    if level not in _LEVELS:
+        raise UsageError(f"--log_level={level} is none of {', '.join(_LEVELS)}")
+    logging.getLogger().setLevel(level)
     try:
         server = Server(host, port, Metadata().routes())
     except OSError as error:
