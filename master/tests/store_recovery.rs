@@ -3,7 +3,8 @@
 
 use bytesize::ByteSize;
 use kvpool_master::store::record::{
-    Commit, IncarnationDropped, Namespace, Remove, Seed, Segment, SegmentGone, VersionsGranted,
+    Commit, IncarnationDropped, Namespace, Remove, Seed, Segment, SegmentGone, SegmentsGranted,
+    VersionsGranted,
 };
 use kvpool_master::store::{
     Ack, EmbeddedOptions, EmbeddedStore, Journal, JournalOptions, LogSeq, MetadataStore, Record,
@@ -36,6 +37,7 @@ struct Model {
     dropped: BTreeMap<String, IncarnationDropped>,
     seed: Option<Seed>,
     granted: Option<VersionsGranted>,
+    segments_granted: Option<SegmentsGranted>,
 }
 
 impl Model {
@@ -92,6 +94,7 @@ impl Model {
             }
             Record::Seed(seed) => self.seed = Some(seed),
             Record::VersionsGranted(granted) => self.granted = Some(granted),
+            Record::SegmentsGranted(granted) => self.segments_granted = Some(granted),
         }
     }
 }
@@ -129,6 +132,7 @@ impl SnapshotSource for Directory {
             .chain(dropped)
             .chain(seed)
             .chain(granted)
+            .chain(model.segments_granted.map(Record::SegmentsGranted))
             .collect()
     }
 }
@@ -230,6 +234,9 @@ fn operations() -> impl Strategy<Value = Record> {
         1 => any::<u64>().prop_map(|seed| Record::Seed(Seed { seed })),
         1 => (0u64..99).prop_map(|until| Record::VersionsGranted(VersionsGranted {
             until: Version(until),
+        })),
+        1 => (0u32..99).prop_map(|until| Record::SegmentsGranted(SegmentsGranted {
+            until: SegmentId(until),
         })),
     ]
 }

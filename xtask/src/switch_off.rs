@@ -142,6 +142,15 @@ const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "segment ids are set aside for good",
+        file: "master/src/pool/snapshot.rs",
+        on: "            pool.segment_ids.record(),\n",
+        off: "",
+        package: "kvpool-master",
+        test: "a_segment_id_is_never_given_twice",
+    },
+    Mechanism {
+        invariant: 5,
         what: "an append is on stable storage when it returns",
         file: "master/src/store/embedded.rs",
         on: "let changed = change(&transaction)?;",

@@ -3,6 +3,7 @@
 //! Segments come with their nodes unreported: nothing on them is handed out or granted until the node
 //! has registered in this term, which closes every grant of earlier ones.
 
+use super::segment_ids::SegmentIds;
 use super::{Demand, Pool, caretaker, evictor, snapshot};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -17,7 +18,7 @@ use crate::term::Term;
 use kvpool_types::{ClusterId, Code, Epoch, Extent, Version};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// How many versions a term sets aside at a time.
 const VERSION_WINDOW: u64 = 1 << 40;
@@ -143,7 +144,7 @@ impl Pool {
             first_version,
             next_version: AtomicU64::new(first_version.0),
             versions_until: AtomicU64::new(first_version.0 + VERSION_WINDOW),
-            next_segment: AtomicU32::new(next_segment),
+            segment_ids: SegmentIds::new(next_segment),
             hidden: RwLock::default(),
             changed: tokio::sync::Notify::new(),
             demand: Demand::default(),
@@ -180,9 +181,11 @@ impl Pool {
         let source = Arc::new(snapshot::Source(Arc::downgrade(&pool)));
         let journal = Journal::start(store, epoch, &state, source, journal)?;
         let _first = pool.journal.set(journal);
-        let mut records = vec![Record::VersionsGranted(record::VersionsGranted {
-            until: Version(pool.versions_until.load(Ordering::Acquire)),
-        })];
+        let until = Version(pool.versions_until.load(Ordering::Acquire));
+        let mut records = vec![
+            Record::VersionsGranted(record::VersionsGranted { until }),
+            pool.segment_ids.record(),
+        ];
         if !is_seed_stored {
             records.push(Record::Seed(record::Seed { seed }));
         }

@@ -23,6 +23,7 @@ mod nodes;
 mod read;
 mod remove;
 mod reserve;
+mod segment_ids;
 mod snapshot;
 mod sweep;
 
@@ -49,7 +50,7 @@ use kvpool_types::{ClusterId, Epoch, Extent, GrantId, Length, Offset, SegmentId,
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -91,7 +92,7 @@ pub struct Pool {
     /// The secret of the directory's hashes.
     seed: u64,
     store: Arc<dyn MetadataStore>,
-    next_segment: AtomicU32,
+    segment_ids: segment_ids::SegmentIds,
     /// Replicas that a client found wrong and whose node has not checked them again.
     hidden: RwLock<HashSet<(SegmentId, Offset)>>,
     /// Told whenever room was made or a put ended.

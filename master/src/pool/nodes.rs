@@ -8,9 +8,8 @@ use crate::placement::Segment;
 use crate::placement::quarantine::Freed;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
-use kvpool_types::{Code, Epoch, Extent, GrantKey, Length, SegmentId};
+use kvpool_types::{Code, Epoch, Extent, GrantKey, Length};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 
 /// Why a node was not welcomed.
@@ -23,7 +22,7 @@ pub struct RegisterError {
     pub message: String,
 }
 
-fn refuse(code: Code, message: impl Into<String>) -> RegisterError {
+pub(super) fn refuse(code: Code, message: impl Into<String>) -> RegisterError {
     RegisterError {
         code,
         message: message.into(),
@@ -167,8 +166,9 @@ impl Pool {
         let node = Arc::new(Node::new(name.clone(), *incarnation, key, self.now()));
         let mut records = Vec::with_capacity(segments.len());
         let mut added = Vec::with_capacity(segments.len());
-        for (index, (size, _)) in (0u32..).zip(segments) {
-            let id = SegmentId(self.next_segment.fetch_add(1, Ordering::Relaxed));
+        let count = u32::try_from(segments.len()).unwrap_or(u32::MAX);
+        let ids = self.give_segment_ids(count).await?;
+        for ((index, (size, _)), id) in (0u32..).zip(segments).zip(ids) {
             records.push(Record::Segment(record::Segment {
                 id,
                 node: name.clone(),

@@ -55,6 +55,7 @@ impl SnapshotSource for Source {
         let mut records = vec![
             Record::Seed(record::Seed { seed: pool.seed }),
             Record::VersionsGranted(record::VersionsGranted { until }),
+            pool.segment_ids.record(),
         ];
         for (id, namespace) in pool.namespaces.created() {
             records.push(Record::Namespace(record::Namespace { id, namespace }));

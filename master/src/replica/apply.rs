@@ -97,6 +97,9 @@ impl Replica {
             Record::VersionsGranted(granted) => {
                 self.versions = self.versions.max(granted.until);
             }
+            Record::SegmentsGranted(granted) => {
+                self.next_segment = self.next_segment.max(granted.until.0);
+            }
         }
         Ok(())
     }

@@ -23,6 +23,11 @@ pub(super) struct Past {
 }
 
 impl Past {
+    /// Notes that a segment id has been given. What was stored before ids were set aside tells in no other way.
+    fn given(&mut self, id: SegmentId) {
+        self.next_segment = self.next_segment.max(id.0.saturating_add(1));
+    }
+
     pub(super) fn apply(&mut self, record: Record) {
         match record {
             Record::Seed(secret) => {
@@ -30,16 +35,23 @@ impl Past {
                 let _same = self.seed.set(secret.seed);
             }
             Record::VersionsGranted(granted) => self.versions = self.versions.max(granted.until),
+            Record::SegmentsGranted(granted) => {
+                self.next_segment = self.next_segment.max(granted.until.0);
+            }
             Record::Namespace(created) => self.namespaces.push(created),
             Record::Segment(segment) => {
-                self.next_segment = self.next_segment.max(segment.id.0 + 1);
+                self.given(segment.id);
                 self.segments.insert(segment.id, segment);
             }
             Record::SegmentGone(gone) => {
+                self.given(gone.id);
                 self.segments.remove(&gone.id);
             }
             Record::IncarnationDropped(dropped) => self.dropped.push(dropped),
             Record::Commit(commit) => {
+                for (segment, _) in &commit.replicas {
+                    self.given(*segment);
+                }
                 let place = (commit.namespace, commit.key.clone());
                 if let Some(before) = self.blocks.insert(place, commit) {
                     self.left.push((before.replicas, before.length));

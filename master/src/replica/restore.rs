@@ -61,7 +61,7 @@ impl Replica {
 
     /// Adds a segment, and its node if it is the first of that incarnation.
     pub(super) fn add_segment(&mut self, segment: record::Segment) {
-        self.next_segment = self.next_segment.max(segment.id.0 + 1);
+        self.next_segment = self.next_segment.max(segment.id.0.saturating_add(1));
         let node = match self.members.get(&segment.node) {
             Some(node) if node.incarnation == segment.incarnation => node,
             _ => {

@@ -1,6 +1,7 @@
 //! A replica that keeps up holds what one that is loaded holds, whatever the log says.
 
 mod busy;
+mod recorded;
 
 use super::*;
 use crate::clock::ManualClock;

@@ -122,6 +122,9 @@ pub struct JournalOptions {
     pub log_bytes: ByteSize,
     /// The log may grow to this many times the size of all snapshots before a shard is captured.
     pub log_ratio: u64,
+    /// Shards are captured together up to so many bytes of snapshots: in a small pool the flushes for a
+    /// snapshot weigh more than what is in it.
+    pub capture_bytes: ByteSize,
     /// Whether appends are waited for on a thread of their own, so that the next group is gathered and
     /// encoded meanwhile. It costs a wake-up, which a store far away is worth.
     pub appends_aside: bool,
@@ -135,6 +138,7 @@ impl Default for JournalOptions {
             queue_bytes: ByteSize::mib(16),
             log_bytes: ByteSize::mib(16),
             log_ratio: 2,
+            capture_bytes: ByteSize::mib(1),
             appends_aside: false,
         }
     }

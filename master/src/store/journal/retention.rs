@@ -6,9 +6,6 @@ use std::collections::VecDeque;
 
 /// What a group takes in the store besides its bytes, roughly.
 const GROUP_OVERHEAD: u64 = 64;
-/// Shards are captured together up to so many bytes of snapshots: in a small pool the flushes for a
-/// snapshot weigh more than what is in it.
-const CAPTURE_BYTES: u64 = 1 << 20;
 /// Neighbouring groups are counted together up to this size, so that small ones take no room here.
 const RUN_BYTES: u64 = 64 << 10;
 
@@ -21,6 +18,8 @@ pub(super) struct Retention {
     shards: Vec<Held>,
     least_bytes: u64,
     ratio: u64,
+    /// Shards are captured together up to so many bytes of snapshots.
+    capture_bytes: u64,
     /// Nothing is due until the log has this size: set when a snapshot failed.
     pause_until: u64,
 }
@@ -56,6 +55,7 @@ impl Retention {
             shards: all.map(held).collect(),
             least_bytes: options.log_bytes.as_u64(),
             ratio: options.log_ratio,
+            capture_bytes: options.capture_bytes.as_u64(),
             pause_until: 0,
         };
         for (seq, bytes) in &state.groups {
@@ -95,7 +95,7 @@ impl Retention {
         let mut foreseen = 0;
         let together = oldest.iter().take_while(|held| {
             foreseen += held.bytes + growth;
-            foreseen <= CAPTURE_BYTES
+            foreseen <= self.capture_bytes
         });
         let (due, others) = oldest.split_at(together.count().max(1));
         Due {
@@ -134,6 +134,8 @@ impl Retention {
 mod tests {
     use super::*;
     use bytesize::ByteSize;
+
+    const CAPTURE_BYTES: u64 = 1 << 20;
 
     fn retention(shards: u32) -> Retention {
         let options = JournalOptions {

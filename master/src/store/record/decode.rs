@@ -1,10 +1,11 @@
 //! Reading records. Nothing is believed: every count and length is held against the bytes there.
 
 use super::{
-    AFFIXED_DIGEST, COMMIT, CRC_BYTES, Commit, FORMAT, HARD_PIN, HAS_PARENT, INCARNATION_DROPPED,
-    IncarnationDropped, NAMESPACE, Namespace, PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE,
-    REPLICA_GONE, Record, Remove, ReplicaGone, SEED, SEGMENT, SEGMENT_GONE, Seed, Segment,
-    SegmentGone, TAG_MASK, TEXT, VERSIONS_GRANTED, VersionsGranted, crc,
+    AFFIXED_DIGEST, COMMIT, CRC_BYTES, Commit, EXTENDED, FORMAT, HARD_PIN, HAS_LATER_FIELDS,
+    HAS_PARENT, INCARNATION_DROPPED, IncarnationDropped, NAMESPACE, Namespace, PARENT_IS_PREVIOUS,
+    PLAIN_DIGEST, REMOVE, REPLICA_GONE, REQUIRED, Record, Remove, ReplicaGone, SEED, SEGMENT,
+    SEGMENT_GONE, Seed, Segment, SegmentGone, TAG_MASK, TEXT, VERSIONS_GRANTED, VersionsGranted,
+    crc, extended,
 };
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::key::MAX_KEY_BYTES;
@@ -28,8 +29,23 @@ pub enum RecordError {
     #[error("the CRC-64 does not match")]
     Crc,
     /// Another version of kvmaster wrote them.
-    #[error("records have format {0}; this kvmaster reads format {FORMAT}")]
+    #[error(
+        "records have format {0}; this kvmaster, {this}, reads format {FORMAT}: run the version that wrote them",
+        this = env!("CARGO_PKG_VERSION")
+    )]
     Format(u8),
+    /// A record must not be skipped, and this version does not know what it says.
+    #[error(
+        "a record of kind {kind} was written by kvmaster {version} and must not be skipped; this is kvmaster \
+         {this}: run {version} or later here",
+        this = env!("CARGO_PKG_VERSION")
+    )]
+    Unknown {
+        /// The kind.
+        kind: u64,
+        /// The version that wrote the record.
+        version: String,
+    },
     /// The block checksums are of an algorithm that this version does not know.
     #[error("block checksums have the unknown algorithm {0}")]
     Algorithm(u8),
@@ -71,7 +87,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, RecordError> {
     let count = decoder.count("record count", LEAST_RECORD_BYTES)?;
     let mut records = Vec::with_capacity(count);
     for _ in 0..count {
-        records.push(decoder.record()?);
+        records.extend(decoder.record()?);
     }
     decoder.reader.finish()?;
     Ok(Decoded { shards, records })
@@ -91,13 +107,44 @@ struct Entry<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    fn record(&mut self) -> Result<Record, DecodeError> {
+    /// The next record; `None` for one that is skipped.
+    fn record(&mut self) -> Result<Option<Record>, RecordError> {
         let tag = self.reader.u8()?;
-        let flags = tag & !TAG_MASK;
         let kind = tag & TAG_MASK;
-        if kind != COMMIT && flags != 0 {
-            return Err(bad("record tag", tag.into()));
+        if kind == EXTENDED {
+            return self.extended(tag);
         }
+        let flags = tag & !TAG_MASK & !HAS_LATER_FIELDS;
+        if kind != COMMIT && flags != 0 {
+            return Err(bad("record tag", tag.into()).into());
+        }
+        let record = self.of_format_1(kind, flags)?;
+        if tag & HAS_LATER_FIELDS != 0 {
+            let length = self.count("length of later fields", 1)?;
+            self.reader.take(length)?;
+        }
+        Ok(Some(record))
+    }
+
+    fn extended(&mut self, tag: u8) -> Result<Option<Record>, RecordError> {
+        if tag & !TAG_MASK & !REQUIRED != 0 {
+            return Err(bad("record tag", tag.into()).into());
+        }
+        let kind = self.varint()?;
+        let version = self.text()?;
+        let length = self.count("length of a record", 1)?;
+        let fields = self.reader.take(length)?;
+        match extended::decode(kind, fields) {
+            Some(record) => Ok(Some(record?)),
+            None if tag & REQUIRED == 0 => Ok(None),
+            None => Err(RecordError::Unknown {
+                kind,
+                version: version.escape_default().to_string(),
+            }),
+        }
+    }
+
+    fn of_format_1(&mut self, kind: u8, flags: u8) -> Result<Record, DecodeError> {
         Ok(match kind {
             COMMIT => Record::Commit(self.commit(flags)?),
             REMOVE => {
@@ -147,7 +194,7 @@ impl<'a> Decoder<'a> {
             VERSIONS_GRANTED => Record::VersionsGranted(VersionsGranted {
                 until: Version(self.varint()?),
             }),
-            _ => return Err(bad("record tag", tag.into())),
+            _ => return Err(bad("record tag", kind.into())),
         })
     }
 

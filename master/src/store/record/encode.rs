@@ -1,9 +1,9 @@
 //! Writing records.
 
 use super::{
-    AFFIXED_DIGEST, COMMIT, Commit, FORMAT, HARD_PIN, HAS_PARENT, INCARNATION_DROPPED, NAMESPACE,
-    PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE, REPLICA_GONE, Record, SEED, SEGMENT, SEGMENT_GONE,
-    TEXT, VERSIONS_GRANTED, crc,
+    AFFIXED_DIGEST, COMMIT, Commit, EXTENDED, FORMAT, HARD_PIN, HAS_PARENT, INCARNATION_DROPPED,
+    NAMESPACE, PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE, REPLICA_GONE, REQUIRED, Record, SEED,
+    SEGMENT, SEGMENT_GONE, TEXT, VERSIONS_GRANTED, crc, extended,
 };
 use bytes::Bytes;
 use hashbrown::{Equivalent, HashMap};
@@ -111,7 +111,22 @@ impl Encoder {
                 self.body.push(VERSIONS_GRANTED);
                 self.varint(granted.until.0);
             }
+            Record::SegmentsGranted(_) => self.extended(record),
         }
+    }
+
+    /// A record of a kind that came after format 1, with the version that writes it: who does not know the kind
+    /// can name it.
+    fn extended(&mut self, record: &Record) {
+        let Some((head, fields)) = extended::encode(record) else {
+            return;
+        };
+        let required = if head.is_required { REQUIRED } else { 0 };
+        self.body.push(EXTENDED | required);
+        self.varint(head.kind);
+        self.text(env!("CARGO_PKG_VERSION"));
+        self.varint(fields.len() as u64);
+        self.body.extend_from_slice(&fields);
     }
 
     /// The finished group. `shards` is 0 in the log.

@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! group  = u8:format u8:checksum algorithm varint:shards varint:count record*count u64:CRC-64
-//! record = u8:tag fields
+//! record = u8:tag fields [varint:length later fields]
+//!        | u8:EXTENDED|flags varint:kind str:version varint:length fields
 //! place  = varint:entry [varint:namespace u8:form [str:prefix str:suffix]]    of a key
 //! ```
 //!
@@ -13,9 +14,15 @@
 //! bytes of digest or the text. A version is written as its distance from the one before. So a
 //! block of one replica costs about 55 bytes. `shards` is the number of shards that the directory
 //! was cut into when a snapshot was made; 0 in the log. The CRC covers everything before it.
+//!
+//! **What a later version may add** (ADR 0020). A new kind of record is *extended*: its fields are a protobuf
+//! message behind its length. A reader that does not know the kind skips it, unless the record is marked as
+//! required: then the reader stops, and names the version that wrote it. A record of an old kind may carry later
+//! fields, marked in its tag: a reader that does not know them skips them.
 
 mod decode;
 mod encode;
+mod extended;
 #[cfg(test)]
 mod tests;
 
@@ -131,6 +138,14 @@ pub struct VersionsGranted {
     pub until: Version,
 }
 
+/// Segment ids below a limit may have been given: new segments get ids from it on, so that no two segments of
+/// any two terms share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentsGranted {
+    /// The first id that has not been given.
+    pub until: SegmentId,
+}
+
 /// One change of what the master knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -152,6 +167,8 @@ pub enum Record {
     Seed(Seed),
     /// Versions were set aside for grants.
     VersionsGranted(VersionsGranted),
+    /// Segment ids were set aside for new segments.
+    SegmentsGranted(SegmentsGranted),
 }
 
 impl Record {
@@ -167,7 +184,8 @@ impl Record {
             | Self::SegmentGone(_)
             | Self::IncarnationDropped(_)
             | Self::Seed(_)
-            | Self::VersionsGranted(_) => None,
+            | Self::VersionsGranted(_)
+            | Self::SegmentsGranted(_) => None,
         }
     }
 }
@@ -187,9 +205,15 @@ const SEGMENT_GONE: u8 = 6;
 const INCARNATION_DROPPED: u8 = 7;
 const SEED: u8 = 8;
 const VERSIONS_GRANTED: u8 = 9;
+/// A record whose kind follows: every kind that came after format 1.
+const EXTENDED: u8 = 10;
 
-/// The low bits of a tag byte, which hold the tag; the others are a commit's flags.
+/// The low bits of a tag byte, which hold the tag; the others are flags.
 const TAG_MASK: u8 = 0x0f;
+/// Of any kind but an extended one: fields of a later version follow, behind their length.
+const HAS_LATER_FIELDS: u8 = 0x80;
+/// Of an extended record: who does not know its kind may not go on.
+const REQUIRED: u8 = 0x10;
 const HARD_PIN: u8 = 0x10;
 const HAS_PARENT: u8 = 0x20;
 /// The parent is the key of the commit written before: a chain put in order costs nothing.

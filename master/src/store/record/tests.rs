@@ -1,7 +1,7 @@
 //! The codec's promises: what was written is read back, and nothing else is ever read.
 
 use super::*;
-use kvpool_types::KeyRef;
+use kvpool_types::{ChecksumAlgorithm, KeyRef};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use smallvec::smallvec;
@@ -81,6 +81,9 @@ fn records() -> impl Strategy<Value = Record> {
         1 => any::<u32>().prop_map(|id| Record::SegmentGone(SegmentGone { id: SegmentId(id) })),
         1 => any::<u64>().prop_map(|seed| Record::Seed(Seed { seed })),
         1 => versions().prop_map(|until| Record::VersionsGranted(VersionsGranted { until })),
+        1 => any::<u32>().prop_map(|until| {
+            Record::SegmentsGranted(SegmentsGranted { until: SegmentId(until) })
+        }),
         1 => (text(), any::<u128>()).prop_map(|(node, incarnation)| {
             let (node, incarnation) = (NodeName(node), Incarnation(incarnation));
             Record::IncarnationDropped(IncarnationDropped { node, incarnation })
@@ -206,4 +209,61 @@ fn another_format_is_refused_by_name() {
     bytes[0] = FORMAT;
     bytes[1] = 200;
     assert_eq!(decode(&reseal(bytes)), Err(RecordError::Algorithm(200)));
+}
+
+/// A group of records that a later version wrote.
+fn of_a_later_version(count: u64, records: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = vec![FORMAT, ChecksumAlgorithm::Crc64Nvme as u8, 0];
+    bytes.push(u8::try_from(count).unwrap());
+    records.iter().for_each(|record| bytes.extend_from_slice(record));
+    bytes.extend_from_slice(&[0; CRC_BYTES]);
+    reseal(bytes)
+}
+
+/// An extended record, without what its tag says beside that.
+fn extended(required: u8, kind: u8, version: &str, fields: &[u8]) -> Vec<u8> {
+    let mut record = vec![EXTENDED | required, kind, u8::try_from(version.len()).unwrap()];
+    record.extend_from_slice(version.as_bytes());
+    record.push(u8::try_from(fields.len()).unwrap());
+    record.extend_from_slice(fields);
+    record
+}
+
+const GONE: [u8; 2] = [SEGMENT_GONE, 7];
+
+fn gone() -> Record {
+    Record::SegmentGone(SegmentGone { id: SegmentId(7) })
+}
+
+#[test]
+fn a_record_of_an_unknown_kind_is_skipped_where_it_may_be() {
+    let unknown = extended(0, 99, "9.1.0", b"whatever a later version says");
+    let group = of_a_later_version(3, &[&GONE, &unknown, &GONE]);
+    assert_eq!(decode(&group).unwrap().records, [gone(), gone()]);
+}
+
+#[test]
+fn a_record_of_an_unknown_kind_that_must_not_be_skipped_names_the_version_to_run() {
+    let unknown = extended(REQUIRED, 99, "9.1.0", b"x");
+    let error = decode(&of_a_later_version(2, &[&GONE, &unknown])).unwrap_err();
+    let kind = 99;
+    let version = "9.1.0".to_owned();
+    assert_eq!(error, RecordError::Unknown { kind, version });
+    let said = error.to_string();
+    assert!(said.contains("run 9.1.0 or later here"), "{said}");
+}
+
+#[test]
+fn later_fields_of_known_kinds_are_skipped() {
+    // Field 1 is known, field 15 is not.
+    let granted = extended(REQUIRED, 1, "9.1.0", &[0x08, 42, 0x7a, 2, b'h', b'i']);
+    let seven = [SEGMENT_GONE | HAS_LATER_FIELDS, 7, 3, 1, 2, 3];
+    let group = of_a_later_version(3, &[&granted, &seven, &GONE]);
+    let until = SegmentId(42);
+    let granted = Record::SegmentsGranted(SegmentsGranted { until });
+    assert_eq!(decode(&group).unwrap().records, [granted, gone(), gone()]);
+    // What does not fit into the group is damage and not a later version.
+    let long = [SEGMENT_GONE | HAS_LATER_FIELDS, 7, 30, 1, 2, 3];
+    let error = decode(&of_a_later_version(1, &[&long])).unwrap_err();
+    assert!(matches!(error, RecordError::Malformed(_)), "{error}");
 }
