@@ -1,17 +1,15 @@
 //! Sending from and receiving into scattered memory.
+//!
+//! Socket buffers and the congestion control stay the kernel's: its own sizing follows the path, and a
+//! receive buffer that shrinks drops what the peer was allowed to send.
 
 // UNSAFETY: hands the addresses of slices to the kernel, which copies from and to them without any
 // reference being formed.
 #![allow(unsafe_code, reason = "vectored I/O on shared memory")]
 
-mod apart;
-mod cores;
-mod one_machine;
 mod payload;
 
-pub(crate) use apart::Apart;
-pub(crate) use one_machine::suit_one_machine;
-pub(crate) use payload::{LARGE, LargePayload};
+pub(crate) use payload::LargePayload;
 
 use crate::memory::Slice;
 use kvpool_types::{Length, Offset};
@@ -190,33 +188,6 @@ pub(crate) fn send_some(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> usize {
 
 fn moved(count: isize) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
-}
-
-/// Asks for socket buffers of `bytes` each way.
-///
-/// Asking turns the kernel's own sizing off and is cut to the host's limit, so where the limit is
-/// lower the kernel's own sizing, which may go further, is left on.
-pub(crate) fn ask_buffers(socket: BorrowedFd<'_>, bytes: usize) {
-    if sockopt::set_socket_recv_buffer_size_force(socket, bytes).is_err()
-        && host_limit("rmem_max").is_some_and(|limit| limit >= bytes)
-        && let Err(error) = sockopt::set_socket_recv_buffer_size(socket, bytes)
-    {
-        tracing::debug!(%error, "the receive buffer keeps its size");
-    }
-    if sockopt::set_socket_send_buffer_size_force(socket, bytes).is_err()
-        && host_limit("wmem_max").is_some_and(|limit| limit >= bytes)
-        && let Err(error) = sockopt::set_socket_send_buffer_size(socket, bytes)
-    {
-        tracing::debug!(%error, "the send buffer keeps its size");
-    }
-}
-
-fn host_limit(name: &str) -> Option<usize> {
-    std::fs::read_to_string(format!("/proc/sys/net/core/{name}"))
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
 }
 
 /// Bounds each wait for the other side, both ways; `None` waits for ever.

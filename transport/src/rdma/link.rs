@@ -62,8 +62,7 @@ pub(crate) fn open(
     hello: Hello,
     deadline: Instant,
 ) -> Result<(RdmaLink, HelloReply), TransferError> {
-    let options = tcp::ConnectOptions::default();
-    let (socket, reply) = tcp::open(address, &hello, &options, deadline)?;
+    let (socket, reply) = tcp::open(address, &hello, deadline)?;
     let hello = Hello {
         incarnation: reply.incarnation,
         ..hello
@@ -73,7 +72,7 @@ pub(crate) fn open(
     set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
     // Without a runtime there is no channel, and small writes are announced like large ones.
     let quick = if tokio::runtime::Handle::try_current().is_ok() {
-        let (socket, _) = tcp::open(address, &hello, &options, deadline)?;
+        let (socket, _) = tcp::open(address, &hello, deadline)?;
         Some(Arc::new(Channel::from_socket(socket).map_err(unreachable)?))
     } else {
         None

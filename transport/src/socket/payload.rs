@@ -3,7 +3,6 @@
 // UNSAFETY: sets a socket option that the libraries have no call for, from a number on the stack.
 #![allow(unsafe_code, reason = "SO_RCVLOWAT")]
 
-use super::one_machine::Following;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -11,26 +10,22 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 const SLEEP_BYTES: u32 = 96 << 10;
 
 /// The least bytes of a payload that is large.
-pub(crate) const LARGE: u64 = 4 * SLEEP_BYTES as u64;
+const LARGE: u64 = 4 * SLEEP_BYTES as u64;
 
-/// A payload that is being received. While much of it is left its receiver sleeps long, and stays
-/// beside a sender that is on the same machine.
+/// A payload that is being received. While much of it is left its receiver sleeps long.
 pub(crate) struct LargePayload<'a> {
     socket: BorrowedFd<'a>,
     left: u64,
     sleeps_long: bool,
-    following: Option<Following<'a>>,
 }
 
 impl<'a> LargePayload<'a> {
     /// A payload of `left` bytes. One that is not large is received like anything else.
     pub(crate) fn new(socket: BorrowedFd<'a>, left: u64) -> Self {
-        let large = left >= LARGE;
         Self {
             socket,
             left,
-            sleeps_long: large && set(socket, SLEEP_BYTES),
-            following: large.then(|| Following::begin(socket)).flatten(),
+            sleeps_long: left >= LARGE && set(socket, SLEEP_BYTES),
         }
     }
 
@@ -39,9 +34,6 @@ impl<'a> LargePayload<'a> {
         self.left = self.left.saturating_sub(bytes);
         if self.left < 2 * u64::from(SLEEP_BYTES) {
             self.wake_early();
-        }
-        if let Some(following) = &mut self.following {
-            following.follow();
         }
     }
 

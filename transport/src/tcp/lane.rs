@@ -8,7 +8,7 @@ use super::send::send_request;
 use crate::batch::{deadline_exceeded, unreachable};
 use crate::handshake::say_hello;
 use crate::link::TransferError;
-use crate::socket::{ask_buffers, notice_lost_peer, set_timeouts, shut_down, suit_one_machine};
+use crate::socket::{notice_lost_peer, set_timeouts, shut_down};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::{Code, Incarnation};
 use parking_lot::{Condvar, Mutex};
@@ -273,7 +273,7 @@ impl Lane {
             return Ok(wire.clone());
         }
         let deadline = Instant::now() + self.options.reconnect;
-        let (socket, reply) = open(self.address, &self.hello, &self.options, deadline)?;
+        let (socket, reply) = open(self.address, &self.hello, deadline)?;
         check_incarnation(self.hello.incarnation, &reply)?;
         let wire = Wire::new(socket);
         let mut state = self.state.lock();
@@ -314,10 +314,9 @@ fn check_incarnation(expected: Incarnation, reply: &HelloReply) -> Result<(), Tr
 pub(crate) fn open(
     address: SocketAddr,
     hello: &Hello,
-    options: &ConnectOptions,
     deadline: Instant,
 ) -> Result<(OwnedFd, HelloReply), TransferError> {
-    let socket = open_socket(address, options, deadline).map_err(|error| match error {
+    let socket = open_socket(address, deadline).map_err(|error| match error {
         Errno::INPROGRESS | Errno::AGAIN | Errno::TIMEDOUT => deadline_exceeded(),
         error => unreachable(format!("{address}: {}", io::Error::from(error))),
     })?;
@@ -327,17 +326,12 @@ pub(crate) fn open(
     Ok((socket, reply))
 }
 
-fn open_socket(
-    address: SocketAddr,
-    options: &ConnectOptions,
-    deadline: Instant,
-) -> Result<OwnedFd, Errno> {
+fn open_socket(address: SocketAddr, deadline: Instant) -> Result<OwnedFd, Errno> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    ask_buffers(socket.as_fd(), options.socket_buffer);
     sockopt::set_tcp_nodelay(&socket, true)?;
     notice_lost_peer(socket.as_fd());
     // A blocking connect obeys the timeout of sends.
@@ -345,7 +339,6 @@ fn open_socket(
     set_timeouts(socket.as_fd(), Some(left))
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;
     rustix::net::connect(&socket, &address)?;
-    suit_one_machine(socket.as_fd());
     Ok(socket)
 }
 

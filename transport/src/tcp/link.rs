@@ -26,8 +26,6 @@ const SUMS_BYTES: u64 = 1 << 20;
 pub struct ConnectOptions {
     /// How many connections the link has.
     pub connections: usize,
-    /// The size of socket buffers that the kernel is asked for, in bytes.
-    pub socket_buffer: usize,
     /// How long a connection that takes the place of a failed one may take.
     pub reconnect: Duration,
 }
@@ -36,7 +34,6 @@ impl Default for ConnectOptions {
     fn default() -> Self {
         Self {
             connections: 2,
-            socket_buffer: 4 << 20,
             reconnect: Duration::from_secs(2),
         }
     }
@@ -61,7 +58,7 @@ pub fn connect_with(
     if options.connections == 0 {
         return Err(invalid("a link has at least one connection".to_owned()));
     }
-    let (socket, reply) = open(address, &hello, options, deadline)?;
+    let (socket, reply) = open(address, &hello, deadline)?;
     // All other connections of the link are to the same life of the node.
     let hello = Hello {
         incarnation: reply.incarnation,

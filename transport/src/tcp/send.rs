@@ -5,15 +5,15 @@ use super::lane::Wire;
 use crate::checksum::ChunkedSum;
 use crate::frame::encode_head;
 use crate::memory::Slice;
-use crate::socket::{Apart, Gather, LARGE};
+use crate::socket::Gather;
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, WriteRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Grant, Incarnation, Length, Offset};
 use parking_lot::Mutex;
 use std::io;
 
-/// The bytes that are summed and then sent by one call, while they are in the cache: several times
-/// what a socket takes at once, so that its receiver seldom runs dry while the next are summed.
+/// The bytes that are summed and then sent by one call, while they are in the cache: so many that the
+/// receiver seldom runs dry while the next are summed.
 const PIECE: u64 = 512 << 10;
 
 /// What is to be sent by one call.
@@ -83,10 +83,6 @@ fn send_blocks(
     from: &[Vec<Slice>],
     sent: &Mutex<Vec<Checksum>>,
 ) -> io::Result<()> {
-    let bytes: u64 = grants.iter().map(|grant| grant.extent.length.0).sum();
-    let mut apart = (bytes >= LARGE)
-        .then(|| Apart::begin(wire.socket()))
-        .flatten();
     let mut outgoing = Outgoing::of(head);
     for (grant, slices) in grants.iter().zip(from) {
         let mut sum = ChunkedSum::for_length(grant.extent.length);
@@ -100,11 +96,7 @@ fn send_blocks(
                 sum.update_private(&piece, Offset(0), Length(length));
                 outgoing.push(Piece::Memory(piece), length);
                 at += length;
-                if outgoing.send_if_full(wire)?
-                    && let Some(apart) = &mut apart
-                {
-                    apart.keep();
-                }
+                outgoing.send_if_full(wire)?;
             }
         }
         let sums = sum.finish();
@@ -135,13 +127,11 @@ impl Outgoing {
         self.bytes += bytes;
     }
 
-    /// Whether it was full, and is sent.
-    fn send_if_full(&mut self, wire: &Wire) -> io::Result<bool> {
-        let full = self.bytes >= PIECE;
-        if full {
+    fn send_if_full(&mut self, wire: &Wire) -> io::Result<()> {
+        if self.bytes >= PIECE {
             std::mem::take(self).send(wire)?;
         }
-        Ok(full)
+        Ok(())
     }
 
     fn send(self, wire: &Wire) -> io::Result<()> {

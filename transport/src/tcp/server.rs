@@ -5,11 +5,11 @@ use crate::frame::refuse;
 use crate::host::{Host, Refused};
 use crate::rdma::Serving;
 use crate::service::{Connection, Serve, Service};
-use crate::socket::{ask_buffers, notice_lost_peer, suit_one_machine};
+use crate::socket::notice_lost_peer;
 use kvpool_types::Code;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,6 @@ pub struct ServerOptions {
     pub stall: Duration,
     /// How long a new connection may take to say hello.
     pub handshake: Duration,
-    /// The size of socket buffers that the kernel is asked for, in bytes.
-    pub socket_buffer: usize,
     /// What is served over RDMA to clients that ask for it; `None`: nothing.
     pub rdma: Option<Arc<Serving>>,
 }
@@ -34,7 +32,6 @@ impl Default for ServerOptions {
             max_connections: 1024,
             stall: Duration::from_secs(30),
             handshake: Duration::from_secs(5),
-            socket_buffer: 4 << 20,
             rdma: None,
         }
     }
@@ -58,8 +55,6 @@ impl Server {
         options: ServerOptions,
     ) -> io::Result<ServerHandle> {
         let address = listener.local_addr()?;
-        // Accepted sockets inherit the buffers, which must be set before the window is agreed on.
-        ask_buffers(listener.as_fd(), options.socket_buffer);
         let limit = options.max_connections;
         let serve = Arc::new(TcpServe { host, options });
         Ok(ServerHandle {
@@ -100,7 +95,6 @@ struct TcpServe {
 
 impl Serve for TcpServe {
     fn serve(&self, connection: &Arc<Connection>) {
-        suit_one_machine(connection.socket());
         notice_lost_peer(connection.socket());
         if let Err(error) = rustix::net::sockopt::set_tcp_nodelay(connection.socket(), true) {
             tracing::debug!(%error, "small answers on a connection may be late");

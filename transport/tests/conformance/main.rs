@@ -6,6 +6,7 @@ mod mapping;
 mod now;
 mod rdma;
 mod shm;
+mod sizes;
 mod speed;
 mod tcp;
 

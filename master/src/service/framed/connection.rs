@@ -30,9 +30,6 @@ use tokio::runtime::Handle;
 
 /// How long a half-sent request, or an answer that is not read, may stall.
 const STALL: Duration = Duration::from_secs(5);
-/// A request of so many bytes is large: about a thousand keys, which take longer than a move to another
-/// core.
-const LARGE: usize = 32 << 10;
 /// The longest that a client may have a connection poll.
 const MOST_SPIN: Duration = Duration::from_micros(100);
 
@@ -160,9 +157,6 @@ impl Connection {
         let mut waiting = Waiting::new(self.shared.seat.places.clone());
         loop {
             let (header, meta) = self.next(incoming, spin)?;
-            if meta.len() >= LARGE {
-                self.shared.cores.part();
-            }
             match begin(&calls, &header, meta) {
                 Begun::Answered(frame) => self.answers.send(&frame)?,
                 Begun::Goes(mut call) => {

@@ -12,14 +12,12 @@
 //! is waking the one who answers it, so nobody else is woken.
 
 mod connection;
-mod cores;
 mod open;
 mod waiting;
 mod wire;
 
 use crate::leadership::Seat;
 use connection::Connection;
-use cores::Cores;
 use futures::Stream;
 use kvpool_types::wire::frame::MAGIC;
 pub use open::Open;
@@ -48,7 +46,6 @@ struct Shared {
     /// How many connections may poll for their next request at a time: half of the cores.
     most_spinning: usize,
     spinning: AtomicUsize,
-    cores: Cores,
 }
 
 /// The connections that speak gRPC, for tonic to serve.
@@ -80,7 +77,6 @@ pub fn serve(
         seat,
         most_spinning: (cores / 2).max(1),
         spinning: AtomicUsize::new(0),
-        cores: Cores::default(),
     });
     let (grpc, connections) = mpsc::channel(BACKLOG);
     tasks.spawn(accept_all(shared, listener, stopped, grpc));

@@ -40,8 +40,7 @@ impl Connection {
     }
 
     pub(super) fn with_hello(to: &Endpoint, hello: &Hello) -> Result<Self, TransferError> {
-        let options = tcp::ConnectOptions::default();
-        let (socket, reply) = tcp::open(to.local_addr(), hello, &options, soon())?;
+        let (socket, reply) = tcp::open(to.local_addr(), hello, soon())?;
         Ok(Self {
             socket,
             session: reply.incarnation,
