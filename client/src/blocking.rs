@@ -13,10 +13,31 @@ use crate::view::View;
 use kvpool_transport::Slice;
 use kvpool_transport::gpu::GpuError;
 use kvpool_transport::rdma::RegisteredBuffer;
-use kvpool_types::{Key, Length, Offset};
+use kvpool_types::{Code, Key, Length, Offset};
+use std::cell::Cell;
+use std::fmt::Debug;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
+
+/// How often a thread that waits is asked whether it goes on.
+const ASKED_EVERY: Duration = Duration::from_millis(50);
+
+/// Who decides, while a call waits, whether its caller still does.
+///
+/// It is asked on the calling thread and outside the client's runtime, so that it may take its time
+/// without stopping the calls of other threads. A call that is given up ends at once, with the code of
+/// a deadline that has passed; its transfers go on to their own end, as after a dropped future.
+pub trait Patience: Debug + Send + Sync {
+    /// Whether calls of this thread are to be asked about at all.
+    fn watches(&self) -> bool;
+
+    /// Whether the call is given up.
+    fn is_over(&self) -> bool;
+}
 
 /// A connection to the pool for plain threads. Clones share it.
 ///
@@ -38,11 +59,100 @@ struct Runtimes {
     callers: Runtime,
     /// Runs by itself.
     background: Runtime,
+    patience: Option<Arc<dyn Patience>>,
 }
 
 impl Runtimes {
-    fn wait<F: Future>(&self, work: F) -> F::Output {
+    fn start(patience: Option<Arc<dyn Patience>>) -> Result<Self, ConnectError> {
+        let built = |runtime: std::io::Result<Runtime>| {
+            runtime.map_err(|error| ConnectError::NoRuntime(error.to_string()))
+        };
+        Ok(Self {
+            callers: built(Builder::new_current_thread().enable_all().build())?,
+            background: built(
+                Builder::new_multi_thread()
+                    .worker_threads(1)
+                    .enable_all()
+                    .thread_name("kvpool-client")
+                    .build(),
+            )?,
+            patience,
+        })
+    }
+
+    /// Runs `work` to its end, whatever its caller wants: a GPU's memory is touched for as long as that.
+    fn to_the_end<F: Future>(&self, work: F) -> F::Output {
         self.callers.block_on(work)
+    }
+
+    /// Runs `work` to its end; `None` when the call is given up.
+    fn run<F: Future>(&self, work: F) -> Option<F::Output> {
+        let Some(patience) = self.patience.as_ref().filter(|asked| asked.watches()) else {
+            return Some(self.to_the_end(work));
+        };
+        let mut work = pin!(work);
+        loop {
+            let slice = async { tokio::time::timeout(ASKED_EVERY, work.as_mut()).await };
+            match self.callers.block_on(slice) {
+                Ok(done) => return Some(done),
+                Err(_) if patience.is_over() => return None,
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// The same for a call of one outcome.
+    fn one<T, E: GivenUp>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.run(work).unwrap_or_else(|| Err(E::given_up()))
+    }
+
+    /// The same for a batch of `count` outcomes.
+    fn each<T, E: GivenUp>(
+        &self,
+        count: usize,
+        work: impl Future<Output = Vec<Result<T, E>>>,
+    ) -> Vec<Result<T, E>> {
+        let given_up = || (0..count).map(|_| Err(E::given_up())).collect();
+        self.run(work).unwrap_or_else(given_up)
+    }
+}
+
+/// What a call says that is given up.
+trait GivenUp {
+    fn given_up() -> Self;
+}
+
+impl GivenUp for ControlError {
+    fn given_up() -> Self {
+        Self::new(Code::DeadlineExceeded, "the caller gave the call up")
+    }
+}
+
+impl GivenUp for ConnectError {
+    fn given_up() -> Self {
+        Self::Refused {
+            masters: "the pool".to_owned(),
+            source: GivenUp::given_up(),
+        }
+    }
+}
+
+impl GivenUp for GetError {
+    fn given_up() -> Self {
+        ControlError::given_up().into()
+    }
+}
+
+impl GivenUp for RemoveError {
+    fn given_up() -> Self {
+        Self::OutcomeUnknown(GivenUp::given_up())
+    }
+}
+
+impl GivenUp for PutError {
+    fn given_up() -> Self {
+        let ControlError { code, message } = GivenUp::given_up();
+        Self::OutcomeUnknown { code, message }
     }
 }
 
@@ -66,21 +176,17 @@ pub struct Prefix {
 impl Client {
     /// Connects to the pool.
     pub fn connect(options: Options) -> Result<Self, ConnectError> {
-        let built = |runtime: std::io::Result<Runtime>| {
-            runtime.map_err(|error| ConnectError::NoRuntime(error.to_string()))
-        };
-        let runtimes = Runtimes {
-            callers: built(Builder::new_current_thread().enable_all().build())?,
-            background: built(
-                Builder::new_multi_thread()
-                    .worker_threads(1)
-                    .enable_all()
-                    .thread_name("kvpool-client")
-                    .build(),
-            )?,
-        };
+        Self::connect_with(options, None)
+    }
+
+    /// Connects to the pool; `patience` is asked about this call and all that follow.
+    pub fn connect_with(
+        options: Options,
+        patience: Option<Arc<dyn Patience>>,
+    ) -> Result<Self, ConnectError> {
+        let runtimes = Runtimes::start(patience)?;
         let background = runtimes.background.handle().clone();
-        let client = runtimes.wait(crate::Client::connect_on(options, background))?;
+        let client = runtimes.one(crate::Client::connect_on(options, background))?;
         Ok(Self {
             client,
             runtimes: Arc::new(runtimes),
@@ -93,7 +199,9 @@ impl Client {
         blocks: Vec<PutBlock>,
         options: &PutOptions,
     ) -> Vec<Result<Put, PutError>> {
-        self.wait(self.client.batch_put(blocks, options))
+        let count = blocks.len();
+        self.runtimes
+            .each(count, self.client.batch_put(blocks, options))
     }
 
     /// See [`crate::Client::upsert`].
@@ -102,12 +210,14 @@ impl Client {
         blocks: Vec<PutBlock>,
         options: &PutOptions,
     ) -> Vec<Result<Put, PutError>> {
-        self.wait(self.client.upsert(blocks, options))
+        let count = blocks.len();
+        self.runtimes
+            .each(count, self.client.upsert(blocks, options))
     }
 
     /// See [`crate::Client::put`].
     pub fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<Put, PutError> {
-        self.wait(self.client.put(key, bytes))
+        self.runtimes.one(self.client.put(key, bytes))
     }
 
     /// See [`crate::Client::batch_get`].
@@ -116,22 +226,43 @@ impl Client {
         gets: Vec<GetBlock>,
         options: &GetOptions,
     ) -> Vec<Result<Lookup, GetError>> {
-        self.wait(self.client.batch_get(gets, options))
+        let count = gets.len();
+        self.runtimes
+            .each(count, self.client.batch_get(gets, options))
     }
 
     /// See [`crate::Client::get`].
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, GetError> {
-        self.wait(self.client.get(key))
+        self.runtimes.one(self.client.get(key))
     }
 
-    /// See [`crate::Client::get_placed`].
+    /// See [`crate::Client::get_placed`]. `place` runs outside the client's runtime, which other
+    /// threads' calls wait in: it may wait for a lock.
     pub fn get_placed(
         &self,
         key: &Key,
         timeout: Option<Duration>,
-        place: impl FnMut(Length) -> Option<Slice>,
+        mut place: impl FnMut(Length) -> Option<Slice>,
     ) -> Result<Lookup, GetError> {
-        self.wait(self.client.get_placed(key, timeout, place))
+        let (asked, given) = (Cell::new(None), Cell::new(None));
+        let work = self.client.get_placed(key, timeout, async |length| {
+            asked.set(Some(length));
+            poll_fn(|_| given.take().map_or(Poll::Pending, Poll::Ready)).await
+        });
+        let mut work = pin!(work);
+        loop {
+            let step = poll_fn(|cx| match work.as_mut().poll(cx) {
+                Poll::Ready(found) => Poll::Ready(found.map(Some)),
+                Poll::Pending if asked.get().is_some() => Poll::Ready(Ok(None)),
+                Poll::Pending => Poll::Pending,
+            });
+            if let Some(found) = self.runtimes.one(step)? {
+                return Ok(found);
+            }
+            if let Some(length) = asked.take() {
+                given.set(Some(place(length)));
+            }
+        }
     }
 
     /// See [`crate::Client::get_range`].
@@ -142,12 +273,13 @@ impl Client {
         buffers: Vec<Slice>,
         options: &GetOptions,
     ) -> Result<Lookup, GetError> {
-        self.wait(self.client.get_range(key, from, buffers, options))
+        self.runtimes
+            .one(self.client.get_range(key, from, buffers, options))
     }
 
     /// See [`crate::Client::get_view`].
     pub fn get_view(&self, key: &Key, options: &ViewOptions) -> Result<Option<View>, GetError> {
-        self.wait(self.client.get_view(key, options))
+        self.runtimes.one(self.client.get_view(key, options))
     }
 
     /// See [`crate::Client::register_gpu_buffer`].
@@ -161,7 +293,8 @@ impl Client {
         blocks: Vec<PutBlock<GpuSlice>>,
         options: &PutOptions,
     ) -> Vec<Result<Put, PutError>> {
-        self.wait(self.client.batch_put_gpu(blocks, options))
+        self.runtimes
+            .to_the_end(self.client.batch_put_gpu(blocks, options))
     }
 
     /// See [`crate::Client::batch_get_gpu`].
@@ -170,12 +303,13 @@ impl Client {
         blocks: Vec<GetBlock<GpuSlice>>,
         options: &GetOptions,
     ) -> Vec<Result<Lookup, GetError>> {
-        self.wait(self.client.batch_get_gpu(blocks, options))
+        self.runtimes
+            .to_the_end(self.client.batch_get_gpu(blocks, options))
     }
 
     /// See [`crate::Client::is_exist`].
     pub fn is_exist(&self, keys: &[Key]) -> Result<Vec<bool>, ControlError> {
-        self.wait(self.client.is_exist(keys))
+        self.runtimes.one(self.client.is_exist(keys))
     }
 
     /// See [`crate::Client::exist`].
@@ -184,7 +318,7 @@ impl Client {
         keys: &[Key],
         leasing: Leasing,
     ) -> Result<(Vec<bool>, Lease), ControlError> {
-        let Existence { present, lease } = self.wait(self.client.exist(keys, leasing))?;
+        let Existence { present, lease } = self.runtimes.one(self.client.exist(keys, leasing))?;
         Ok((present, self.own(lease)))
     }
 
@@ -194,7 +328,8 @@ impl Client {
         keys: PackedKeys,
         leasing: Leasing,
     ) -> Result<(Vec<bool>, Lease), ControlError> {
-        let Existence { present, lease } = self.wait(self.client.exist_packed(keys, leasing))?;
+        let Existence { present, lease } =
+            self.runtimes.one(self.client.exist_packed(keys, leasing))?;
         Ok((present, self.own(lease)))
     }
 
@@ -225,7 +360,9 @@ impl Client {
         keys: PackedKeys,
         leasing: Leasing,
     ) -> Result<Prefix, ControlError> {
-        let prefix = self.wait(self.client.match_prefix_packed(keys, leasing))?;
+        let prefix = self
+            .runtimes
+            .one(self.client.match_prefix_packed(keys, leasing))?;
         Ok(Prefix {
             blocks: prefix.blocks,
             lease: self.own(prefix.lease),
@@ -234,12 +371,12 @@ impl Client {
 
     /// See [`crate::Client::get_size`].
     pub fn get_size(&self, key: &Key) -> Result<Option<Length>, ControlError> {
-        self.wait(self.client.get_size(key))
+        self.runtimes.one(self.client.get_size(key))
     }
 
     /// See [`crate::Client::describe`].
     pub fn describe(&self, keys: &[Key]) -> Result<Vec<Option<Description>>, ControlError> {
-        self.wait(self.client.describe(keys))
+        self.runtimes.one(self.client.describe(keys))
     }
 
     /// See [`crate::Client::list`].
@@ -249,17 +386,17 @@ impl Client {
         limit: u32,
         page: Option<&Page>,
     ) -> Result<Listing, ControlError> {
-        self.wait(self.client.list(pattern, limit, page))
+        self.runtimes.one(self.client.list(pattern, limit, page))
     }
 
     /// See [`crate::Client::remove`].
     pub fn remove(&self, what: Remove, force: bool) -> Result<Removed, RemoveError> {
-        self.wait(self.client.remove(what, force))
+        self.runtimes.one(self.client.remove(what, force))
     }
 
     /// See [`crate::Client::stats`].
     pub fn stats(&self) -> Result<PoolStats, ControlError> {
-        self.wait(self.client.stats())
+        self.runtimes.one(self.client.stats())
     }
 
     /// See [`crate::Client::register_buffer`].
@@ -283,21 +420,17 @@ impl Client {
             runtimes: Arc::clone(&self.runtimes),
         }
     }
-
-    fn wait<F: Future>(&self, work: F) -> F::Output {
-        self.runtimes.wait(work)
-    }
 }
 
 impl Lease {
     /// See [`crate::Lease::renew`].
     pub fn renew(&mut self) -> Result<usize, ControlError> {
-        self.runtimes.wait(self.lease.renew())
+        self.runtimes.one(self.lease.renew())
     }
 
     /// See [`crate::Lease::release`].
     pub fn release(self) -> Result<(), ControlError> {
-        self.runtimes.wait(self.lease.release())
+        self.runtimes.one(self.lease.release())
     }
 
     /// The lease itself.
@@ -305,3 +438,6 @@ impl Lease {
         &self.lease
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -164,8 +164,10 @@ impl Client {
     /// Gets one block as owned bytes; `None` when it is absent.
     pub async fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, GetError> {
         let mut memory = None;
-        let place = |length| Some(memory.insert(Region::allocate(length)).whole());
-        let found = self.get_placed(key, None, place).await?;
+        let mut place = |length| Some(memory.insert(Region::allocate(length)).whole());
+        let found = self
+            .get_placed(key, None, async |length| place(length))
+            .await?;
         Ok(match (found, memory) {
             (Lookup::Hit { length, .. }, Some(memory)) => {
                 memory.slice(Offset(0), length).map(|block| block.to_vec())
@@ -181,7 +183,7 @@ impl Client {
         &self,
         key: &Key,
         timeout: Option<Duration>,
-        mut place: impl FnMut(Length) -> Option<Slice>,
+        mut place: impl AsyncFnMut(Length) -> Option<Slice>,
     ) -> Result<Lookup, GetError> {
         let deadline = Deadline::after(timeout.unwrap_or(self.inner.options.timeouts.get));
         let mut length = match self.known_length(key, deadline).await? {
@@ -192,7 +194,7 @@ impl Client {
             }
         };
         loop {
-            let memory = place(length).ok_or_else(|| GetError::Failed {
+            let memory = place(length).await.ok_or_else(|| GetError::Failed {
                 code: Code::Internal,
                 message: format!("there is no memory for a block of {length} bytes"),
             })?;

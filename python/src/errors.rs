@@ -94,9 +94,12 @@ impl std::fmt::Display for Fault {
     }
 }
 
-/// The exception, to be raised. Made with the interpreter's lock held, and no other.
+/// The exception, to be raised; what a signal's handler raised in the call goes first. Made with the interpreter's lock held, and no other.
 impl From<Fault> for PyErr {
     fn from(fault: Fault) -> Self {
+        if let Some(raised) = crate::interrupts::raised() {
+            return raised;
+        }
         Python::attach(|py| match fault.into_value(py) {
             Ok(exception) => PyErr::from_value(exception),
             Err(error) => error,

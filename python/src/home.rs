@@ -5,6 +5,7 @@
 //! view would read what is not mapped, and dropping either would speak to nodes in the parent's name.
 
 use crate::errors::Fault;
+use pyo3::Python;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// The process in which an object was made.
@@ -64,6 +65,14 @@ impl Drop for Resident {
             LIVING.fetch_sub(1, Ordering::AcqRel);
         }
     }
+}
+
+/// Drops a value without the interpreter's lock, as an object's end may come while it is held: what is
+/// dropped may speak to the master, wait for threads, or drain a segment.
+pub(crate) fn drop_aside<T: Send>(value: T) {
+    let mut value = Some(value);
+    // Without an interpreter there is no lock, and the value goes at the end of this block.
+    let _ended = Python::try_attach(|py| py.detach(|| drop(value.take())));
 }
 
 /// A value that is dropped where it was made, and left alone in a child made by fork.

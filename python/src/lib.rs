@@ -9,11 +9,13 @@
 //! ```
 //!
 //! Every call that can wait lets other Python threads run meanwhile ([`pyo3::Python::detach`]), and has
-//! a deadline. Memory that a caller names is lent for the length of the call only ([`loan`]).
+//! a deadline; signals are heard meanwhile ([`interrupts`]). Memory that a caller names is lent for the length
+//! of the call only ([`loan`]).
 
 mod engine;
 mod errors;
 mod home;
+mod interrupts;
 mod keys;
 mod loan;
 mod logs;

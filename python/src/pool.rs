@@ -14,6 +14,7 @@ mod registration;
 
 use crate::errors::Fault;
 use crate::home::{Homely, Resident};
+use crate::interrupts;
 use crate::keys::{
     Namespace, for_each, length_hint, list_of_alike, pack_keys, read_key, read_keys,
 };
@@ -30,7 +31,7 @@ use kvpool_types::{Code, Key, Length, Offset};
 pub(crate) use lease::{Lease, Prefix};
 pub(crate) use listing::Listing;
 use open::{Connection, Open};
-use options::{Patience, PutWords, connect_options, some_seconds};
+use options::{Patience, PutWords, Whole, connect_options, some_seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 pub(crate) use registration::Registration;
@@ -45,8 +46,9 @@ use std::sync::Arc;
 /// contiguous and on the CPU; or an `(address, length)` pair of ints, whose memory the caller keeps.
 /// Nothing is copied on the way, and nothing touches a buffer after its call has returned.
 ///
-/// Every call that waits lets other threads run, and ends by its timeout (in seconds). A
-/// KeyboardInterrupt is raised when the call under way has ended. A batch answers per key, in order: a
+/// Every call that waits lets other threads run, and ends by its timeout (in seconds). On the main thread
+/// handlers of signals run meanwhile; what one raises, such as KeyboardInterrupt, ends the call: a put may then be
+/// there or not. A transfer with a node that hangs ends by the timeout even so. A batch answers per key, in order: a
 /// key that fails has an Error in its place and leaves its neighbours alone. What has the wrong type
 /// raises TypeError, and nothing is done. Keys that are named twice are each served.
 ///
@@ -171,7 +173,9 @@ impl Pool {
         let options = connect_options(master, namespace, transport, token, &patience)?;
         let masters = options.masters.join(",");
         let resident = Resident::new()?;
-        let client = py.detach(|| Client::connect(options).map_err(Fault::from))?;
+        let client = py.detach(|| {
+            Client::connect_with(options, interrupts::patience()).map_err(Fault::from)
+        })?;
         Ok(Self {
             connection: Arc::new(Connection::new(client, resident)),
             masters,
@@ -182,12 +186,12 @@ impl Pool {
     /// already and is left as it was; an Error, it failed.
     ///
     /// `parents`: for each key the one before it in its chain, or None; linked when it is present at commit.
-    /// `replicas`: how many, each on another node; fewer are made when nodes lack. `preferred_node`: the
-    /// node to try first, by name. `prefer_same_host`: prefer nodes on this host. `soft_pin`: evict the
+    /// `replicas`: how many, 1 to 64, each on another node; fewer are made when nodes lack, as `describe`
+    /// tells. `preferred_node`: the node to try first, by name. `prefer_same_host`: prefer nodes on this host. `soft_pin`: evict the
     /// blocks after others for so many seconds. `hard_pin`: never evict them. `upsert`: write a new
     /// version of blocks that are present. `timeout`: seconds for the whole call, the wait for room in a
     /// full pool included.
-    #[pyo3(signature = (keys, blocks, *, parents=None, replicas=1, preferred_node=None,
+    #[pyo3(signature = (keys, blocks, *, parents=None, replicas=Whole::ONE, preferred_node=None,
         prefer_same_host=false, soft_pin=None, hard_pin=false, upsert=false, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn batch_put<'py>(
@@ -196,7 +200,7 @@ impl Pool {
         keys: &Bound<'py, PyAny>,
         blocks: &Bound<'py, PyAny>,
         parents: Option<&Bound<'py, PyAny>>,
-        replicas: u32,
+        replicas: Whole,
         preferred_node: Option<String>,
         prefer_same_host: bool,
         soft_pin: Option<f64>,
@@ -221,7 +225,7 @@ impl Pool {
 
     /// Puts one block, as `batch_put` does. True: it is stored. False: it was there already. Raises
     /// Error when it failed.
-    #[pyo3(signature = (key, block, *, parent=None, replicas=1, preferred_node=None,
+    #[pyo3(signature = (key, block, *, parent=None, replicas=Whole::ONE, preferred_node=None,
         prefer_same_host=false, soft_pin=None, hard_pin=false, upsert=false, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put<'py>(
@@ -230,7 +234,7 @@ impl Pool {
         key: &Bound<'py, PyAny>,
         block: &Bound<'py, PyAny>,
         parent: Option<&Bound<'py, PyAny>>,
-        replicas: u32,
+        replicas: Whole,
         preferred_node: Option<String>,
         prefer_same_host: bool,
         soft_pin: Option<f64>,
@@ -323,6 +327,7 @@ impl Pool {
         let mut bytes = Vec::new();
         let mut failure = None;
         let place = |length: Length| -> Option<Slice> {
+            // Outside the client's runtime, which other threads' calls wait in.
             Python::attach(|py| {
                 let lent = Unwritten::new(py, length)
                     .map(|room| room.lend(py, &loan).inspect(|_| bytes.push(room)));
@@ -344,10 +349,11 @@ impl Pool {
         &self,
         py: Python<'py>,
         key: &Bound<'py, PyAny>,
-        offset: u64,
-        length: u64,
+        offset: Whole,
+        length: Whole,
         timeout: Option<f64>,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let (offset, length) = (offset.read("offset")?, length.read("length")?);
         let options = GetOptions {
             timeout: some_seconds("timeout", timeout)?,
             release: false,

@@ -31,6 +31,7 @@ mod visits;
 
 pub(crate) use handle::BufferHandle;
 
+use crate::home::drop_aside;
 use parking_lot::{Mutex, RwLock};
 use pool::Pool;
 use pyo3::exceptions::PyRuntimeError;
@@ -67,6 +68,14 @@ impl ObjectStore {
         if let Some(why) = why {
             *self.last_error.lock() = why;
         }
+    }
+}
+
+impl Drop for ObjectStore {
+    fn drop(&mut self) {
+        // A store that nobody closed is taken apart as `close` does it. In a child made by fork its pool
+        // leaves the parts alone.
+        drop_aside(self.pool.get_mut().take());
     }
 }
 

@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "the buffer protocol is made of raw pointers")]
 
 use crate::errors::Fault;
-use crate::home::{Home, Homely};
+use crate::home::{Home, Homely, drop_aside};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -66,8 +66,11 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        if !self.home.is_here() {
-            std::mem::forget(self.state.get_mut().view.take());
+        let view = self.state.get_mut().view.take();
+        if self.home.is_here() {
+            drop_aside(view);
+        } else {
+            std::mem::forget(view);
         }
     }
 }

@@ -71,6 +71,12 @@ class Daemon:
     def send(self, what: signal.Signals) -> None:
         self.process.send_signal(what)
 
+    def hang(self) -> None:
+        """Stops the process until SIGCONT, and waits until it has stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        state = Path(f"/proc/{self.process.pid}/stat")
+        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", what="the stop")
+
     def kill(self) -> None:
         """kill -9, and waits until the process is gone."""
         self.process.kill()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -292,6 +294,37 @@ def test_init_all_is_setup_with_the_usual_master(
     begin = time.monotonic()
     assert new.init_all("tcp", "", 0) in (-900, -901)
     assert time.monotonic() - begin < 3
+
+
+def test_a_store_that_nobody_closed_goes_while_other_threads_run(own_pool: LivePool, key: str) -> None:
+    store = MooncakeDistributedStore()
+    assert store.setup("localhost", "P2PHANDSHAKE", 16 << 20, 1 << 20, "tcp", "", own_pool.url) == 0
+    assert store.put(key, b"x") == 0
+    assert store.batch_get_session_start([key]) == [0]
+    assert own_pool.master
+    own_pool.master.hang()
+    longest, over = 0.0, threading.Event()
+
+    def tick() -> None:
+        nonlocal longest
+        last = time.monotonic()
+        while not over.is_set():
+            time.sleep(0.01)
+            last, before = time.monotonic(), last
+            longest = max(longest, last - before)
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    # Its lease and its segment are given back, to a master that does not answer.
+    del store
+    gc.collect()
+    took = time.monotonic() - began
+    over.set()
+    ticking.join()
+    assert took > 2, "nothing was waited for, so nothing was shown"
+    assert longest < took / 2
 
 
 def test_health_is_2_while_the_master_is_away(connect: Connect, own_pool: LivePool) -> None:

@@ -62,12 +62,16 @@ pub(super) fn read_parents(
     }
 }
 
-/// One answer a key: what `show` makes of an outcome, or its exception.
+/// One answer a key: what `show` makes of an outcome, or its exception. Raises what a signal's handler
+/// raised in the call.
 pub(super) fn answers<'py, T>(
     py: Python<'py>,
     outcomes: Vec<Result<T, Fault>>,
     show: impl Fn(T) -> PyResult<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyList>> {
+    if let Some(raised) = crate::interrupts::raised() {
+        return Err(raised);
+    }
     let shown = outcomes.into_iter().map(|outcome| match outcome {
         Ok(outcome) => show(outcome),
         Err(fault) => fault.into_value(py),

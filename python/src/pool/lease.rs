@@ -1,7 +1,7 @@
 //! Leases, and the prefixes that they are on.
 
 use crate::errors::Fault;
-use crate::home::{Home, Homely};
+use crate::home::{Home, Homely, drop_aside};
 use crate::pool::open::Connection;
 use kvpool_client::blocking;
 use parking_lot::Mutex;
@@ -46,8 +46,11 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if !self.home.is_here() {
-            std::mem::forget(self.lease.get_mut().take());
+        let lease = self.lease.get_mut().take();
+        if self.home.is_here() {
+            drop_aside(lease);
+        } else {
+            std::mem::forget(lease);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a pool holds while it is open, shared by what it hands out.
 
 use crate::errors::Fault;
-use crate::home::{Home, Homely, Resident};
+use crate::home::{Home, Homely, Resident, drop_aside};
 use crate::memory::Memory;
 use kvpool_client::blocking::Client;
 use parking_lot::Mutex;
@@ -65,8 +65,11 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         // Without this the field's own drop would take the connection apart in a child too.
-        if !self.home.is_here() {
-            std::mem::forget(self.open.get_mut().take());
+        let open = self.open.get_mut().take();
+        if self.home.is_here() {
+            drop_aside(open);
+        } else {
+            std::mem::forget(open);
         }
     }
 }

@@ -3,13 +3,44 @@
 use crate::errors::Fault;
 use crate::keys::Namespace;
 use kvpool_client::{Options, PutOptions, Timeouts, TransportChoice, masters};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use std::time::Duration;
 
 /// The longest time that a call may be given, in seconds: over eleven days.
 const LONGEST: f64 = 1e6;
+
+/// The most replicas that a put may ask for: more than that is a mistake, and not a wish.
+const MOST_REPLICAS: u64 = 64;
+
+/// Any Python int, of which some are no whole number of this interface: that is the call's fault with a
+/// name, and not an overflow.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Whole(Option<u64>);
+
+impl Whole {
+    /// What is meant where nothing is said.
+    pub(crate) const ONE: Self = Self(Some(1));
+
+    /// The number.
+    pub(crate) fn read(self, what: &str) -> Result<u64, Fault> {
+        let range = || Fault::invalid(format!("{what} is a whole number from 0 to 2**64 - 1"));
+        self.0.ok_or_else(range)
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Whole {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract::<u64>() {
+            Ok(value) => Ok(Self(Some(value))),
+            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => Ok(Self(None)),
+            Err(error) => Err(error),
+        }
+    }
+}
 
 /// A time in seconds.
 pub(crate) fn seconds(what: &str, value: f64) -> Result<Duration, Fault> {
@@ -98,7 +129,7 @@ fn read_transport(name: &str) -> Result<TransportChoice, Fault> {
 /// How to put, in the words of `put` and `batch_put`.
 #[derive(Default)]
 pub(crate) struct PutWords {
-    pub(crate) replicas: u32,
+    pub(crate) replicas: Whole,
     pub(crate) preferred_node: Option<String>,
     pub(crate) prefer_same_host: bool,
     pub(crate) soft_pin: Option<f64>,
@@ -110,11 +141,14 @@ pub(crate) struct PutWords {
 impl PutWords {
     /// The same for the client.
     pub(crate) fn read(self) -> Result<PutOptions, Fault> {
-        if self.replicas == 0 {
-            return Err(Fault::invalid("replicas is at least 1"));
+        let replicas = self.replicas.read("replicas")?;
+        if !(1..=MOST_REPLICAS).contains(&replicas) {
+            return Err(Fault::invalid(format!(
+                "replicas is a number from 1 to {MOST_REPLICAS}, not {replicas}"
+            )));
         }
         Ok(PutOptions {
-            replicas: self.replicas,
+            replicas: u32::try_from(replicas).unwrap_or(u32::MAX),
             preferred_node: self.preferred_node,
             prefer_same_host: self.prefer_same_host,
             soft_pin: some_seconds("soft_pin", self.soft_pin)?,

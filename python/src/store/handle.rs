@@ -4,6 +4,7 @@
 // exporting object, which the structure counts.
 #![allow(unsafe_code, reason = "the buffer protocol is a C structure")]
 
+use crate::home::drop_aside;
 use kvpool_transport::Slice;
 use kvpool_types::Length;
 use pyo3::exceptions::PyBufferError;
@@ -48,9 +49,13 @@ impl BufferHandle {
 
 impl Drop for BufferHandle {
     fn drop(&mut self) {
-        // A child made by fork must not give back what its parent reads.
+        let memory = self.memory.take();
         if !self.is_here() {
-            std::mem::forget(self.memory.take());
+            // A child made by fork must not give back what its parent reads.
+            std::mem::forget(memory);
+        } else if self.in_place {
+            // The node is told.
+            drop_aside(memory);
         }
     }
 }

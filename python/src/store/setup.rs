@@ -64,7 +64,9 @@ impl ObjectStore {
             },
             ..Options::default()
         };
-        match aside(py, || Client::connect(options)) {
+        match aside(py, || {
+            Client::connect_with(options, crate::interrupts::patience())
+        }) {
             Ok(client) => {
                 *self.pool.write() = Some(Arc::new(Pool::new(client, resident)));
                 self.process.store(std::process::id(), Ordering::Release);

@@ -1,0 +1,81 @@
+use super::{Client, Patience, Runtimes};
+use crate::fake::{Master, Mode, Nodes, connect, options, serve};
+use crate::{GetBlock, GetOptions, Lookup, PutBlock, PutOptions, Region};
+use kvpool_types::{Code, Key, Length};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+fn key(name: &str) -> Key {
+    Key::parse(name).unwrap()
+}
+
+/// A blocking client of a fake pool, which has a block.
+fn client_of_one_block(patience: Option<Arc<dyn Patience>>) -> (Nodes, Client) {
+    let runtimes = Runtimes::start(patience).unwrap();
+    let (nodes, client) = runtimes.background.block_on(async {
+        let mut options = options(vec![serve(Arc::new(Master::default()))]);
+        options.timeouts.get = Duration::from_secs(600);
+        connect(options).await
+    });
+    let client = Client {
+        client,
+        runtimes: Arc::new(runtimes),
+    };
+    let block = PutBlock::new(key("a"), Region::from(b"right bytes".to_vec()).whole());
+    let outcomes = client.batch_put(vec![block], &PutOptions::default());
+    assert!(matches!(outcomes.as_slice(), [Ok(_)]), "{outcomes:?}");
+    (nodes, client)
+}
+
+#[test]
+fn a_get_makes_its_room_outside_the_runtime_that_other_calls_wait_in() {
+    let (_nodes, client) = client_of_one_block(None);
+    let mut room = None;
+    let found = client.get_placed(&key("a"), None, |length| {
+        // Another call of the same client: within its runtime this would panic.
+        assert_eq!(client.is_exist(&[key("a")]), Ok(vec![true]));
+        Some(room.insert(Region::allocate(length)).whole())
+    });
+    assert!(matches!(found, Ok(Lookup::Hit { .. })), "{found:?}");
+    assert_eq!(room.unwrap().whole().to_vec(), b"right bytes");
+    let missed = client.get_placed(&key("none"), None, |_| None);
+    assert_eq!(missed, Ok(Lookup::Miss));
+    let refused = client.get_placed(&key("a"), None, |_| None).unwrap_err();
+    assert_eq!(refused.code(), Code::Internal);
+}
+
+/// Gives up once it has been asked twice.
+#[derive(Debug, Default)]
+struct GivesUp(AtomicUsize);
+
+impl Patience for GivesUp {
+    fn watches(&self) -> bool {
+        true
+    }
+
+    fn is_over(&self) -> bool {
+        assert!(
+            tokio::runtime::Handle::try_current().is_err(),
+            "asked within the runtime"
+        );
+        self.0.fetch_add(1, Ordering::Relaxed) > 0
+    }
+}
+
+#[test]
+fn a_call_that_is_given_up_ends_long_before_its_deadline() {
+    let (nodes, client) = client_of_one_block(Some(Arc::new(GivesUp::default())));
+    nodes.set(1, Mode::Hangs);
+    nodes.set(2, Mode::Hangs);
+    let room = Region::allocate(Length(11));
+    let get = || GetBlock::new(key("a"), room.whole());
+    let begun = Instant::now();
+    let outcomes = client.batch_get(vec![get(), get()], &GetOptions::default());
+    let codes: Vec<Code> = outcomes
+        .into_iter()
+        .map(|outcome| outcome.unwrap_err().code())
+        .collect();
+    assert_eq!(codes, [Code::DeadlineExceeded; 2]);
+    assert!(begun.elapsed() < Duration::from_secs(60));
+}

@@ -1,0 +1,76 @@
+//! Signals while a call waits: Python runs their handlers on its main thread, which only that thread can do.
+//!
+//! ```text
+//!  call waits ──50 ms──► is_over? ─ handlers run ─┬─ nothing raised: it waits on
+//!                                                 └─ KeyboardInterrupt: kept here, the call is given up
+//!  the call's end ─┬─ raises a Fault: the kept exception takes its place
+//!                  └─ answers:        the interpreter raises the kept one at its next step
+//! ```
+
+// UNSAFETY: asks the interpreter to run a function of this module at its next step.
+#![allow(
+    unsafe_code,
+    reason = "the interpreter's list of pending calls is a C interface"
+)]
+
+use kvpool_client::blocking::Patience;
+use parking_lot::Mutex;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// What a signal's handler raised in a call, until it is raised again where Python sees it.
+static RAISED: Mutex<Option<PyErr>> = Mutex::new(None);
+
+/// Gives calls of the main thread up when a signal's handler raises.
+#[derive(Debug)]
+struct Signals;
+
+/// What the clients of this module ask while they wait.
+pub(crate) fn patience() -> Option<Arc<dyn Patience>> {
+    Some(Arc::new(Signals))
+}
+
+/// What a handler raised while a call of this thread waited. The caller raises it.
+pub(crate) fn raised() -> Option<PyErr> {
+    is_main_thread().then(|| RAISED.lock().take()).flatten()
+}
+
+impl Patience for Signals {
+    fn watches(&self) -> bool {
+        is_main_thread()
+    }
+
+    fn is_over(&self) -> bool {
+        if RAISED.lock().is_some() {
+            // One native call may make several of the client's, and none of them is to wait any more.
+            return true;
+        }
+        let raised = Python::try_attach(|py| {
+            let raised = py.check_signals().err()?;
+            // SAFETY: the interpreter is attached, and the function takes no argument.
+            unsafe { ffi::Py_AddPendingCall(Some(raise), std::ptr::null_mut()) };
+            Some(raised)
+        });
+        let Some(raised) = raised.flatten() else {
+            return false;
+        };
+        *RAISED.lock() = Some(raised);
+        true
+    }
+}
+
+/// Called by the interpreter on its main thread, attached: raises what is kept, unless a call did.
+extern "C" fn raise(_nothing: *mut c_void) -> c_int {
+    let Some(raised) = RAISED.lock().take() else {
+        return 0;
+    };
+    Python::attach(|py| raised.restore(py));
+    -1
+}
+
+/// Whether this is the process's first thread, which Python's main thread is.
+fn is_main_thread() -> bool {
+    rustix::thread::gettid() == rustix::process::getpid()
+}
