@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import kvpool
 import numpy
 import pytest
 from kvpool._engines.connection import Connection
@@ -74,9 +76,18 @@ class Engine:
         self.connection.close()
 
     def lookup(self, request: str, hashes: list[bytes], local: int = 0) -> int:
-        """How many blocks after the first `local` can be loaded for a prompt of one token more."""
-        tokens = len(hashes) * TOKENS + 1
-        return self.planner.lookup(request, hashes, tokens, local * TOKENS) // TOKENS
+        """How many blocks after the first `local` can be loaded for a prompt of one token more, asked step
+        by step until it is known."""
+        end = time.monotonic() + 30
+        while (found := self.ask(request, hashes, local)) is None:
+            assert time.monotonic() < end
+            self.planner.step([], [])
+        return found
+
+    def ask(self, request: str, hashes: list[bytes], local: int = 0) -> int | None:
+        """The same, asked once."""
+        found = self.planner.lookup(request, hashes, len(hashes) * TOKENS + 1, local * TOKENS)
+        return None if found is None else found // TOKENS
 
     def allocate(self, request: str, hashes: list[bytes], numbers: Sequence[int], load: int) -> None:
         self.planner.allocated(request, hashes, [list(numbers)], load * TOKENS)
@@ -293,3 +304,52 @@ def test_one_that_only_loads_saves_nothing(shared_pool: LivePool, model: str) ->
     with engines(engine):
         assert engine.step(("a", prompt(3), [1, 2, 3])).saves == ()
         assert engine.planner.finished("a") is False
+
+
+def test_lookups_do_not_hold_the_scheduler_while_the_master_hangs(own_pool: LivePool, model: str) -> None:
+    engine = Engine(own_pool.url, model, control_timeout=6.0)
+    with engines(engine):
+        engine.compute("a", prompt(3), [1, 2, 3])
+        assert own_pool.master is not None
+        own_pool.master.hang()
+        began = time.monotonic()
+        for turn in range(20):
+            # Several requests at each step, none of which is known about.
+            assert engine.ask("b", prompt(3)) is None
+            assert engine.ask(f"c{turn % 4}", prompt(2)) is None
+            engine.planner.step([], [])
+        # One lookup alone would wait for six seconds.
+        assert time.monotonic() - began < 3
+        own_pool.master.send(signal.SIGCONT)
+        assert engine.lookup("b", prompt(3)) == 3
+        assert engine.lookup("c1", prompt(2)) == 2
+
+
+def test_a_lookup_ends_as_a_miss_when_the_master_does_not_answer(own_pool: LivePool, model: str) -> None:
+    engine = Engine(own_pool.url, model, control_timeout=0.5, retry_after=30.0)
+    with engines(engine):
+        engine.compute("a", prompt(3), [1, 2, 3])
+        assert own_pool.master is not None
+        own_pool.master.hang()
+        assert engine.lookup("b", prompt(3)) == 0
+        own_pool.master.send(signal.SIGCONT)
+
+
+def test_the_lease_of_an_answer_that_nobody_waits_for_is_released(
+    make_pool: Callable[..., LivePool], model: str
+) -> None:
+    live = make_pool(1, "64MiB", "--lease-ttl=120s")
+    engine = Engine(live.url, model, control_timeout=30.0)
+    with engines(engine), kvpool.Pool.connect(live.url, control_timeout=30.0) as pool:
+        engine.compute("a", prompt(1), [1])
+        (key,) = [listed.key for listed in pool.list()]
+        assert live.master is not None
+        live.master.hang()
+        assert engine.ask("b", prompt(1)) is None
+        engine.planner.finished("b")
+        live.master.send(signal.SIGCONT)
+        # Long before the lease would have run out.
+        end = time.monotonic() + 60
+        while pool.remove([key]) != [True]:
+            assert time.monotonic() < end
+            time.sleep(0.05)

@@ -49,6 +49,12 @@ class Keeper:
         with self._changed:
             self._drop(owner)
 
+    def release(self, lease: Renewable) -> None:
+        """Releases a lease that nobody holds, soon."""
+        with self._changed:
+            self._over.append(lease)
+            self._changed.notify()
+
     def holds(self, owner: str) -> bool:
         """Whether all that `owner`'s lease covered is leased still."""
         with self._changed:

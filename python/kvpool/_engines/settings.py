@@ -24,7 +24,7 @@ class PoolSettings:
     put_timeout: float = 5.0
     get_timeout: float = 5.0
     control_timeout: float = 1.0
-    """The longest that a lookup may hold up the engine."""
+    """The longest that a lookup may take."""
     retry_after: float = 5.0
     """After a failed call the pool is left alone for so long."""
 

@@ -6,8 +6,8 @@ vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvpoolConnector", "kv_r
   "kv_connector_extra_config": {"master": "http://10.0.0.1:7070"}}'
 ```
 
-What it does, and where: `scheduler` asks the pool how much of a prompt it has and keeps leases on it
-until it is loaded; `worker` moves blocks between vLLM's memory and the pool; `keys` names blocks;
+What it does, and where: `scheduler` asks the pool how much of a prompt it has, beside vLLM's own scheduler
+(`lookups`), and keeps leases on it until it is loaded; `worker` moves blocks between vLLM's memory and the pool; `keys` names blocks;
 `settings` lists what `kv_connector_extra_config` may hold. Those need no vLLM; `connector` is what vLLM
 loads, and does.
 """

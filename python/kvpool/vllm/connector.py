@@ -88,6 +88,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 loads=self._loads,
                 saves=self._saves,
                 spare_units=1 if drafts is not None and drafts.use_eagle() else 0,
+                lookup_patience=self._settings.lookup_patience,
             )
 
     @property
@@ -108,7 +109,8 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         tokens = self._plans.lookup(
             request.request_id, request.block_hashes, request.num_tokens, num_computed_tokens
         )
-        return tokens, tokens > 0
+        # None: vLLM asks again at its next step, and schedules others meanwhile.
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._requests[request.request_id] = request

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from kvpool._engines.connection import Connection
 from kvpool._engines.leases import Keeper
 from kvpool.vllm.keys import Group, Layout
+from kvpool.vllm.lookups import Lookups
 from kvpool.vllm.plan import Block, Move, Plan
+from kvpool.vllm.settings import Settings
 
 _MISS_LASTS = 0.5
 """For how long a lookup that found nothing new is not repeated, in seconds."""
@@ -53,15 +55,17 @@ class Planner:
         loads: bool,
         saves: bool,
         spare_units: int = 0,
+        lookup_patience: float = Settings.lookup_patience,
     ):
         """`spare_units` of what was found last are computed all the same: a model that drafts tokens
-        from hidden states needs those of the last tokens."""
+        from hidden states needs those of the last tokens. `lookup_patience`: as in [`Settings`]."""
         self._layout = layout
         self._spare_units = spare_units
         self._connection = connection
         self._loads = loads
         self._saves = saves
         self._keeper = Keeper()
+        self._lookups = Lookups(connection, self._keeper, lookup_patience)
         self._found: dict[str, Found] = {}
         self._to_load: list[Move] = []
         self._loading: dict[str, Move] = {}
@@ -69,11 +73,15 @@ class Planner:
         self._saved_units: dict[str, int] = {}
         self._saving: set[str] = set()
 
-    def lookup(self, request: str, hashes: Sequence[bytes], tokens: int, local_tokens: int) -> int:
-        """How many tokens after the first `local_tokens` can be loaded.
+    def lookup(
+        self, request: str, hashes: Sequence[bytes], tokens: int, local_tokens: int
+    ) -> int | None:
+        """How many tokens after the first `local_tokens` can be loaded; `None` while that is not known:
+        ask again at the next step.
 
         `tokens` is how many the request has; the last one is always computed, since the engine needs
-        what follows it. One round trip to the master, none where the answer is still held.
+        what follows it. One round trip to the master, beside the scheduler; none where the answer is
+        still held.
         """
         layout = self._layout
         wanted = layout.units(len(hashes), tokens - 1)
@@ -82,6 +90,8 @@ class Planner:
         found = self._found.get(request)
         if found is None or found.asked != wanted or not self._still_true(request, found):
             found = self._ask(request, hashes, wanted, local_tokens)
+        if found is None:
+            return None
         if found.local_tokens != local_tokens:
             found = self._found[request] = dataclasses.replace(found, local_tokens=local_tokens)
         self._saved_units[request] = max(found.units, self._saved_units.get(request, 0))
@@ -112,6 +122,7 @@ class Planner:
 
     def step(self, progress: Iterable[Progress], preempted: Iterable[str]) -> Plan:
         """What is to be moved in the step that is about to run."""
+        self._lookups.begin_step()
         gone = frozenset(preempted)
         # The workers stop reading their blocks, so nothing has to be kept for that at their end.
         self._saving -= gone
@@ -145,6 +156,7 @@ class Planner:
 
     def finished(self, request: str) -> bool:
         """The request is over. Whether its blocks must stay until the workers have saved them."""
+        self._lookups.forget(request)
         self._found.pop(request, None)
         self._saved_units.pop(request, None)
         self._failed.discard(request)
@@ -157,6 +169,7 @@ class Planner:
 
     def close(self) -> None:
         """Releases the leases."""
+        self._lookups.close()
         self._keeper.close()
 
     def _usable_tokens(self, found: Found) -> int:
@@ -167,11 +180,16 @@ class Planner:
             return self._keeper.holds(request)
         return time.monotonic() - found.at < _MISS_LASTS
 
-    def _ask(self, request: str, hashes: Sequence[bytes], wanted: int, local_tokens: int) -> Found:
+    def _ask(
+        self, request: str, hashes: Sequence[bytes], wanted: int, local_tokens: int
+    ) -> Found | None:
         layout = self._layout
         units = 0
-        keys = layout.chain(hashes, wanted)
-        prefix = self._connection.call("looking up a prompt", None, lambda pool: pool.match_prefix(keys))
+        is_answered, prefix = self._lookups.ask(request, wanted, lambda: layout.chain(hashes, wanted))
+        if not is_answered:
+            # What was held about it, if anything, is of no use any more.
+            self._found.pop(request, None)
+            return None
         if prefix is not None:
             units = prefix.blocks // layout.keys_per_unit
             self._keeper.hold(request, prefix.lease)

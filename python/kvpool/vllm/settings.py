@@ -19,6 +19,9 @@ class Settings(PoolSettings):
     """Whether blocks of generated tokens are saved too."""
     save_backlog: int = 1 << 30
     """At most so much waits to be saved; what comes beyond that is not saved."""
+    lookup_patience: float = 0.005
+    """How long the lookups of one step may hold up the scheduler, all together. One that takes longer goes on
+    beside it, and the request waits for the next step."""
     staging: str = dataclasses.field(default="auto", metadata=choices("auto", "always"))
     """Whether blocks move through host memory of the connector's own: "auto" for memory of a device
     only, "always" for any."""

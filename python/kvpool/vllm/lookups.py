@@ -1,0 +1,79 @@
+"""Lookups beside the scheduler: it asks, and asks again while there is no answer."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Callable, Sequence
+
+import kvpool
+from kvpool._engines.connection import Connection
+from kvpool._engines.leases import Keeper
+
+_THREADS = 2
+"""How many lookups are under way at a time; one that hangs does not hold up the next."""
+
+_Answer = concurrent.futures.Future[kvpool.Prefix | None]
+
+
+class Lookups:
+    """Asks the pool on threads of its own, at most one question a request.
+
+    Together the lookups of one step hold the scheduler for `patience` seconds at most: so long the
+    first ones are waited for. A lookup ends by the connection's `control_timeout`, with what a miss
+    says. A lease that comes with an answer that nobody wants any more is released.
+    """
+
+    def __init__(self, connection: Connection, keeper: Keeper, patience: float):
+        self._connection = connection
+        self._keeper = keeper
+        self._patience = patience
+        self._left = patience
+        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, "kvpool-lookup")
+        self._asked: dict[str, tuple[int, _Answer]] = {}
+
+    def begin_step(self) -> None:
+        """The scheduler may be held for the whole patience again."""
+        self._left = self._patience
+
+    def ask(
+        self, request: str, units: int, keys: Callable[[], Sequence[str]]
+    ) -> tuple[bool, kvpool.Prefix | None]:
+        """Whether the question about so many units is answered, and the answer: `None` when there is no
+        pool to ask. `keys` names what is asked about. The first call asks it; the one that brings the answer forgets it."""
+        asked = self._asked.get(request)
+        if asked is not None and asked[0] != units:
+            self.forget(request)
+            asked = None
+        if asked is None:
+            asked = units, self._threads.submit(self._look_up, keys())
+            self._asked[request] = asked
+        answer = asked[1]
+        began = time.monotonic()
+        concurrent.futures.wait([answer], max(self._left, 0.0))
+        self._left -= time.monotonic() - began
+        if not answer.done():
+            return False, None
+        del self._asked[request]
+        return True, answer.result()
+
+    def forget(self, request: str) -> None:
+        """Nobody wants the answer about this request any more."""
+        asked = self._asked.pop(request, None)
+        if asked is not None and not asked[1].cancel():
+            asked[1].add_done_callback(self._give_back)
+
+    def close(self) -> None:
+        """Forgets all questions. Those under way end by themselves."""
+        for request in list(self._asked):
+            self.forget(request)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _look_up(self, keys: Sequence[str]) -> kvpool.Prefix | None:
+        return self._connection.call("looking up a prompt", None, lambda pool: pool.match_prefix(keys))
+
+    def _give_back(self, answer: _Answer) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            found = answer.result()
+            if found is not None:
+                self._keeper.release(found.lease)
