@@ -162,12 +162,15 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 config.num_blocks,
                 kept=is_full_attention_spec(group.kv_cache_spec),
                 stage=self._settings.staging == "always",
+                staging_bytes=self._settings.staging_bytes // len(groups),
             )
             for number, group in groups.items()
         }
         replicas = config.kv_tp_replicas
         rank = get_tensor_model_parallel_rank()
-        self._connection = Connection(self._settings, host_regions(kv_caches))
+        staged = [group.staging.memory for group in memory.values() if group.staging is not None]
+        regions = host_regions(kv_caches) + [part for part in staged if part[1] > 0]
+        self._connection = Connection(self._settings, regions)
         self._mover = Mover(
             self._connection,
             rank_name(rank // replicas, get_pp_group().rank_in_group),

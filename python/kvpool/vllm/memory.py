@@ -13,12 +13,15 @@ from kvpool.vllm.staging import Staging
 from kvpool.vllm.worker import GroupMemory
 
 
-def group_memory(caches: Sequence[Any], blocks: int, *, kept: bool, stage: bool) -> GroupMemory:
+def group_memory(
+    caches: Sequence[Any], blocks: int, *, kept: bool, stage: bool, staging_bytes: int
+) -> GroupMemory:
     """The memory of a group whose layers have these caches, each of `blocks` blocks.
 
     A cache is a tensor whose first axis is blocks, or equal parts of blocks. `kept` is as in
-    [`GroupMemory`]; `stage` makes also memory that the pool reaches move through a copy. Raises
-    ValueError for a cache that cannot be divided so.
+    [`GroupMemory`]; `stage` makes also memory that the pool reaches move through a copy;
+    `staging_bytes` bounds the host memory that is kept for copies. Raises ValueError for a cache that cannot
+    be divided so.
     """
     segments: list[Segment] = []
     storages: dict[int, tuple[int, Any]] = {}
@@ -41,7 +44,7 @@ def group_memory(caches: Sequence[Any], blocks: int, *, kept: bool, stage: bool)
     direct = cache_is_host(caches) and not stage
     staging = None
     if not direct or not kept:
-        staging = Staging(whole, [storages[segment.start] for segment in whole.segments])
+        staging = Staging(whole, [storages[segment.start] for segment in whole.segments], staging_bytes)
     return GroupMemory(whole, staging, direct, kept)
 
 

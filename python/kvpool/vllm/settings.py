@@ -25,3 +25,6 @@ class Settings(PoolSettings):
     staging: str = dataclasses.field(default="auto", metadata=choices("auto", "always"))
     """Whether blocks move through host memory of the connector's own: "auto" for memory of a device
     only, "always" for any."""
+    staging_bytes: int = 256 << 20
+    """How much host memory a worker keeps for that, registered once; more is made and given back as it is
+    needed."""

@@ -7,22 +7,40 @@ is about to use the block for something else.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
 
+from kvpool.vllm.rows import RowPool, Rows
 from kvpool.vllm.segments import BlockMap
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """Host memory that holds copies of blocks, a row each, for as long as this is referred to."""
+
+    tensor: Any
+    rows: Rows | None
+    """Which rows of the staging's own memory; `None` for memory that was made for this alone."""
+
+    @property
+    def address(self) -> int:
+        """Where the first row begins."""
+        return int(self.tensor.data_ptr())
 
 
 class Staging:
     """Copies the blocks of one group of layers to and from host memory.
 
     `storages` are the flat byte views of the memory that the group's segments lie in, one a segment,
-    each with the address at which it begins.
+    each with the address at which it begins. The host memory is made once, at most `budget` bytes of it:
+    `memory` is to be registered with the pool, which then registers nothing at each call. What is copied at a
+    time beyond that goes through memory made for it alone.
     """
 
-    def __init__(self, blocks: BlockMap, storages: Sequence[tuple[int, Any]]):
+    def __init__(self, blocks: BlockMap, storages: Sequence[tuple[int, Any]], budget: int):
         self._views: list[Any] = []
         for segment, (base, flat) in zip(blocks.segments, storages, strict=True):
             offset = segment.start - base
@@ -35,6 +53,14 @@ class Staging:
         self._pinned = self._device.type == "cuda"
         # Copies run beside the engine's own work, not in its queue.
         self._stream: Any = torch.cuda.Stream(self._device) if self._pinned else None
+        rows = budget // self._block_bytes
+        self._own = self._made(rows)
+        self._free = RowPool(rows)
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """The host memory that most copies lie in, as (address, length)."""
+        return int(self._own.data_ptr()), int(self._own.numel())
 
     def mark(self) -> Any:
         """A point in the engine's own work: what was computed before it can be read after it."""
@@ -44,13 +70,20 @@ class Staging:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def room(self, blocks: int) -> Any:
-        """Host memory for so many blocks, a row each."""
+    def room(self, blocks: int) -> Copies:
+        """Host memory for so many blocks."""
+        rows = self._free.take(blocks)
+        if rows is None:
+            return Copies(self._made(blocks), None)
+        return Copies(self._own[rows.start : rows.start + blocks], rows)
+
+    def _made(self, blocks: int) -> Any:
         return torch.empty((blocks, self._block_bytes), dtype=torch.uint8, pin_memory=self._pinned)
 
-    def gather(self, numbers: Sequence[int], after: Any) -> Any:
-        """A copy of the blocks in host memory, a row each, as they are at the mark `after`."""
-        rows = self.room(len(numbers))
+    def gather(self, numbers: Sequence[int], after: Any) -> Copies:
+        """A copy of the blocks in host memory, as they are at the mark `after`."""
+        copies = self.room(len(numbers))
+        rows = copies.tensor
         with torch.cuda.stream(self._stream):
             if after is not None:
                 self._stream.wait_event(after)
@@ -61,10 +94,11 @@ class Staging:
                 rows[:, at : at + length].copy_(view.index_select(0, index), non_blocking=True)
                 at += length
         self._wait()
-        return rows
+        return copies
 
-    def scatter(self, numbers: Sequence[int], rows: Any, after: Any) -> None:
-        """Copies rows of host memory into the blocks, after the mark `after`."""
+    def scatter(self, numbers: Sequence[int], copies: Copies, after: Any) -> None:
+        """Copies host memory into the blocks, after the mark `after`."""
+        rows = copies.tensor
         with torch.cuda.stream(self._stream):
             if after is not None:
                 self._stream.wait_event(after)

@@ -17,7 +17,7 @@ from kvpool.vllm.plan import Block, Move, Plan
 from kvpool.vllm.segments import BlockMap
 
 if TYPE_CHECKING:
-    from kvpool.vllm.staging import Staging
+    from kvpool.vllm.staging import Copies, Staging
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class Mover:
 
     def _start_save(self, prefix: str, move: Move) -> concurrent.futures.Future[None]:
         marks = self._marks()
-        copies: dict[int, Any] = {}
+        copies: dict[int, Copies] = {}
         for number, blocks in _by_group(move.blocks).items():
             memory = self._memory[number]
             if not memory.kept:
@@ -170,7 +170,9 @@ class Mover:
         job.add_done_callback(ended)
         return job
 
-    def _save(self, prefix: str, move: Move, marks: Mapping[int, Any], copies: dict[int, Any]) -> None:
+    def _save(
+        self, prefix: str, move: Move, marks: Mapping[int, Any], copies: dict[int, Copies]
+    ) -> None:
         if time.monotonic() < self._rest_until or self._connection.pool() is None:
             return
         keys: list[str] = []
@@ -217,7 +219,7 @@ class Mover:
         order: list[Block] = []
         keys: list[str] = []
         into: list[Pieces] = []
-        rows: dict[int, Any] = {}
+        rows: dict[int, Copies] = {}
         for number, blocks in _by_group(move.blocks).items():
             memory = self._memory[number]
             if not memory.direct:
@@ -248,12 +250,14 @@ class Mover:
     def _keys(self, prefix: str, blocks: Iterable[Block]) -> list[str]:
         return [block_key(prefix, self._rank, block.group, block.hashed) for block in blocks]
 
-    def _pieces(self, memory: GroupMemory, blocks: Sequence[Block], rows: Any) -> list[Pieces]:
+    def _pieces(
+        self, memory: GroupMemory, blocks: Sequence[Block], rows: Copies | None
+    ) -> list[Pieces]:
         """Where the bytes of the blocks are: in `rows` of host memory, or in the engine's own."""
         if rows is None:
             return [memory.blocks.pieces(block.number) for block in blocks]
         size = memory.blocks.block_bytes
-        return [[(rows.data_ptr() + at * size, size)] for at in range(len(blocks))]
+        return [[(rows.address + at * size, size)] for at in range(len(blocks))]
 
 
 def _by_group(blocks: Iterable[Block]) -> dict[int, list[Block]]:
