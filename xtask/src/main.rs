@@ -13,6 +13,7 @@ mod tally;
 mod test;
 
 use clap::{Parser, Subcommand};
+use packages::Packages;
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -36,11 +37,18 @@ enum Task {
         /// Leave out the cluster tests, which start real daemons
         #[arg(long)]
         quick: bool,
+        /// Add Debian's packages that tests need and this machine lacks; without it, such tests skip
+        #[arg(long)]
+        install: bool,
     },
     /// Check the format, the lints, and the dependencies where cargo-deny is installed
     Lint,
-    /// Build the Python wheels, release builds with the three commands inside, and say where they are
-    Wheels,
+    /// Build the Python wheels, of the profile `dist` with the three commands inside, and say where they are
+    Wheels {
+        /// Add Debian's package python3-venv if this machine lacks it
+        #[arg(long)]
+        install: bool,
+    },
     /// Run what needs an RDMA device in virtual machines with a software one; the last line is the tally
     Rdma(rdma::Args),
     /// Switch off, in a copy of the tree, each mechanism that an invariant rests on, and see that the
@@ -54,9 +62,9 @@ enum Task {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Demo { args } => demo::run(&args),
-        Task::Test { quick } => test::run(quick),
+        Task::Test { quick, install } => test::run(quick, Packages::asked(install)),
         Task::Lint => lint::run(),
-        Task::Wheels => python::wheels(),
+        Task::Wheels { install } => python::wheels(Packages::asked(install)),
         Task::Rdma(args) => rdma::run(&args),
         Task::SwitchOff { invariant } => switch_off::run(invariant),
     };

@@ -6,7 +6,7 @@
 use crate::cargo::{
     DAEMONS, EVERYTHING, answers, cargo, forget_xtask, root, succeeds, target_dir, watch,
 };
-use crate::packages::install;
+use crate::packages::Packages;
 use crate::tally::{Pytest, Tally};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -20,15 +20,28 @@ const BUILDERS: [&str; 2] = ["maturin>=1.9,<2", "hatchling"];
 const TESTERS: [&str; 4] = ["pytest", "pytest-timeout", "mypy", "numpy"];
 /// The commands that the wheel brings along.
 const COMMANDS: [&str; 3] = ["kvmaster", "kvstore-node", "kvctl"];
+/// Debian's package of the module venv.
+const VENV: &str = "python3-venv";
+
+/// How the wheels' binaries are built.
+#[derive(Clone, Copy)]
+enum Profile {
+    /// For use: as fast as they get.
+    Dist,
+    /// For tests: as the other tests' binaries are.
+    Debug,
+}
 /// Where the wheel's builder looks for them.
 const COMMANDS_DIR: &str = "python/kvpool.data/scripts";
 
 /// Builds the wheels `kvpool` and `kvpool-mooncake` and says where they are.
-pub(crate) fn wheels() -> Result<bool> {
-    let Some(venv) = environment()? else {
-        bail!("no python3 of 3.11 or later with the module venv is installed");
+pub(crate) fn wheels(packages: Packages) -> Result<bool> {
+    let Some(venv) = environment(packages)? else {
+        bail!(
+            "no python3 of 3.11 or later with the module venv is here (Debian: {VENV}; --install adds it)"
+        );
     };
-    let Some(wheels) = build(&venv, true)? else {
+    let Some(wheels) = build(&venv, Profile::Dist)? else {
         return Ok(false);
     };
     println!();
@@ -39,12 +52,13 @@ pub(crate) fn wheels() -> Result<bool> {
 }
 
 /// Builds the wheels as the daemons were built, installs them, and runs the tests of both.
-pub(crate) fn test(tally: &mut Tally) -> Result<()> {
-    let Some(venv) = environment()? else {
-        tally.skip("the Python tests", "no python3 of 3.11 or later with venv");
+pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
+    let Some(venv) = environment(packages)? else {
+        let why = format!("no python3 of 3.11 or later with venv (Debian: {VENV})");
+        tally.skip("the Python tests", &why);
         return Ok(());
     };
-    let wheels = build(&venv, false)?.unwrap_or_default();
+    let wheels = build(&venv, Profile::Debug)?.unwrap_or_default();
     let mut reinstall = pip(&venv);
     reinstall.args(["--force-reinstall", "--no-deps"]);
     let installed = !wheels.is_empty() && succeeds(reinstall.args(&wheels))?;
@@ -72,7 +86,7 @@ pub(crate) fn test(tally: &mut Tally) -> Result<()> {
 
 /// The virtual environment, with what builds and tests; made if it is not there. `None` where there is
 /// no Python for it.
-fn environment() -> Result<Option<PathBuf>> {
+fn environment(packages: Packages) -> Result<Option<PathBuf>> {
     let venv = target_dir()?.join("python/venv");
     // With something to run: it would wait for what is typed.
     if !answers(tool(&venv, "python").args(["-c", OLDEST])) {
@@ -81,7 +95,7 @@ fn environment() -> Result<Option<PathBuf>> {
             answers(Command::new("python3").args(["-c", &code]))
         };
         // Debian keeps what makes environments in a package of its own.
-        let can_make = has("ensurepip") || (install(&["python3-venv"])? && has("ensurepip"));
+        let can_make = has("ensurepip") || (packages.install(&[VENV])? && has("ensurepip"));
         if !can_make {
             return Ok(None);
         }
@@ -98,15 +112,15 @@ fn environment() -> Result<Option<PathBuf>> {
 }
 
 /// The wheels, built anew. `None` when a build failed.
-fn build(venv: &Path, release: bool) -> Result<Option<Vec<PathBuf>>> {
+fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
     let target = target_dir()?;
     let out = target.join("wheels");
     if out.exists() {
         std::fs::remove_dir_all(&out).context("cannot remove the wheels of before")?;
     }
-    let (folder, profile, daemons) = match release {
-        true => ("release", ["--profile", "release"], &DAEMONS[..]),
-        false => ("debug", ["--profile", "dev"], &EVERYTHING[..]),
+    let (folder, profile, daemons) = match profile {
+        Profile::Dist => ("dist", ["--profile", "dist"], &DAEMONS[..]),
+        Profile::Debug => ("debug", ["--profile", "dev"], &EVERYTHING[..]),
     };
     if !succeeds(cargo(&["build"]).args(profile).args(daemons))? {
         return Ok(None);

@@ -16,6 +16,7 @@ mod machine;
 mod programs;
 
 use crate::cargo::{root, succeeds, target_dir};
+use crate::packages::Packages;
 use crate::tally::Tally;
 use anyhow::{Context, Result, bail};
 use case::Case;
@@ -36,7 +37,7 @@ pub(crate) struct Args {
     /// Only the cases whose name contains one of these
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
-    /// Leave out what measures: it needs a release build, and takes most of the time
+    /// Leave out what measures: it needs a build of the profile `dist`, and takes most of the time
     #[arg(long)]
     quick: bool,
     /// Of the test binaries, only the tests whose name contains this
@@ -45,6 +46,9 @@ pub(crate) struct Args {
     /// Say whether this machine can run it, and run nothing
     #[arg(long)]
     probe: bool,
+    /// Add Debian's packages that the guests need and this machine lacks
+    #[arg(long)]
+    install: bool,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -70,14 +74,14 @@ impl Kernel {
 const IN_TESTS: [&str; 3] = ["verbs", "conformance", "peers"];
 
 /// Runs the part of it that belongs to the tests, or counts it as skipped where no guest can be had.
-pub(crate) fn test(tally: &mut Tally) -> Result<()> {
+pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     let place = target_dir()?.join("rdma");
     println!("\n▶ can guests with RDMA run here?");
-    if !machine::probe(&place)? {
+    if !machine::probe(&place, packages)? {
         tally.skip("RDMA in a guest", "this machine cannot run it (see above)");
         return Ok(());
     }
-    if let Err(error) = machine::provide() {
+    if let Err(error) = machine::provide(packages) {
         tally.skip("RDMA in a guest", &format!("{error:#}"));
         return Ok(());
     }
@@ -97,6 +101,7 @@ pub(crate) fn test(tally: &mut Tally) -> Result<()> {
         quick: true,
         tests: None,
         probe: false,
+        install: packages == Packages::Add,
     };
     let cases = case::read_all(&scripts().join("cases"))?;
     let mut of_guests = Tally::default();
@@ -119,15 +124,16 @@ const NO_DEVICE: [&str; 2] = [
 /// Runs the cases, whatever fails first. Returns whether all was well and something ran.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let place = target_dir()?.join("rdma");
+    let packages = Packages::asked(args.install);
     if args.probe {
-        return machine::probe(&place);
+        return machine::probe(&place, packages);
     }
     let cases = case::read_all(&scripts().join("cases"))?;
     let cases = chosen(args, &cases);
     if cases.is_empty() {
         bail!("no case is called so: they are the files in tests/rdma/cases");
     }
-    machine::provide()?;
+    machine::provide(packages)?;
     let begin = Instant::now();
     let mut tally = Tally::default();
     run_cases(args, &place, &cases, &mut tally)?;

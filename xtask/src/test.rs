@@ -1,41 +1,45 @@
 //! `cargo xtask test`.
 
-use crate::cargo::{EVERYTHING, answers, cargo, root, succeeds, watch};
+use crate::cargo::{EVERYTHING, answers, cargo, root, succeeds, target_dir, watch};
 use crate::lint;
-use crate::packages::install;
+use crate::packages::Packages;
 use crate::python;
 use crate::rdma;
 use crate::tally::{Doctests, Libtest, Nextest, Tally};
 use anyhow::Result;
+use std::path::PathBuf;
 use std::process::Command;
 
 /// The package whose tests start real daemons.
 const CLUSTER: &str = "kvpool-tests";
 /// Cluster tests at once: each runs several processes, and has deadlines to keep.
 const CLUSTER_THREADS: &str = "--test-threads=2";
+/// Names the etcd that tests start processes of.
+const ETCD: &str = "KVPOOL_ETCD";
 
 /// Checks and tests everything, whatever fails first. Returns whether all was well and something ran;
 /// a check, a build or a step that cannot be done counts as one failure.
-pub(crate) fn run(quick: bool) -> Result<bool> {
+pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
     let mut tally = Tally::default();
+    let mut etcd = None;
     tally.check("format", lint::format()?);
     tally.check("clippy", lint::clippy()?);
     if !quick {
-        provide_ip()?;
-        provide_etcd()?;
+        provide_ip(packages)?;
+        etcd = provide_etcd(packages)?;
         // The cluster tests start these from where this puts them.
         let built = succeeds(cargo(&["build"]).args(EVERYTHING))?;
         tally.check("the build", built);
     }
     if answers(&mut cargo(&["nextest", "--version"])) {
-        with_nextest(quick, &mut tally)?;
+        with_nextest(quick, etcd, &mut tally)?;
     } else {
-        with_cargo_test(quick, &mut tally)?;
+        with_cargo_test(quick, etcd, &mut tally)?;
     }
     if !quick {
-        let done = python::test(&mut tally);
+        let done = python::test(packages, &mut tally);
         tally.attempted("the Python tests", done);
-        let done = rdma::test(&mut tally);
+        let done = rdma::test(packages, &mut tally);
         tally.attempted("RDMA in a guest", done);
     }
     let mut doctests = Doctests::default();
@@ -47,7 +51,7 @@ pub(crate) fn run(quick: bool) -> Result<bool> {
     Ok(tally.is_good())
 }
 
-fn with_nextest(quick: bool, tally: &mut Tally) -> Result<()> {
+fn with_nextest(quick: bool, etcd: Option<PathBuf>, tally: &mut Tally) -> Result<()> {
     let report = root().join("target/nextest/xtask/junit.xml");
     // A report of an earlier run would stand for this one if this one wrote none.
     if let Err(error) = std::fs::remove_file(&report)
@@ -56,6 +60,7 @@ fn with_nextest(quick: bool, tally: &mut Tally) -> Result<()> {
         return Err(error.into());
     }
     let mut command = cargo(&["nextest", "run", "--workspace", "--profile", "xtask"]);
+    command.envs(etcd.map(|path| (ETCD, path)));
     if quick {
         command.args(["--exclude", CLUSTER]);
     }
@@ -68,15 +73,17 @@ fn with_nextest(quick: bool, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-fn with_cargo_test(quick: bool, tally: &mut Tally) -> Result<()> {
+fn with_cargo_test(quick: bool, etcd: Option<PathBuf>, tally: &mut Tally) -> Result<()> {
     // Passing tests' output is shown: it tells whether a test had to skip.
     let targets = ["--no-fail-fast", "--tests"];
     let shown = ["--", "--show-output"];
     let mut libtest = Libtest::default();
     let mut tests = cargo(&["test", "--workspace", "--exclude", CLUSTER]);
+    tests.envs(etcd.iter().map(|path| (ETCD, path)));
     let mut ended_well = watch(tests.args(targets).args(shown), |line| libtest.read(line))?;
     if !quick {
         let mut tests = cargo(&["test", "-p", CLUSTER]);
+        tests.envs(etcd.iter().map(|path| (ETCD, path)));
         tests.args(targets).args(shown).arg(CLUSTER_THREADS);
         ended_well &= watch(&mut tests, |line| libtest.read(line))?;
     }
@@ -84,32 +91,36 @@ fn with_cargo_test(quick: bool, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// Installs `ip`, with which some tests cut a network, where that takes no question. Where it cannot
-/// be had, those tests say that they skip.
-fn provide_ip() -> Result<()> {
+/// Installs `ip`, with which some tests cut a network, where that was asked for and takes no question.
+/// Where it cannot be had, those tests say that they skip.
+fn provide_ip(packages: Packages) -> Result<()> {
     let is_there = answers(Command::new("ip").arg("-V"));
-    if !is_there && !install(&["iproute2"])? {
-        eprintln!("\n`ip` is not installed (package iproute2): tests that cut a network will skip");
+    if !is_there && !packages.install(&["iproute2"])? {
+        missing("`ip`", "iproute2", "tests that cut a network");
     }
     Ok(())
 }
 
-/// Installs etcd, which some tests start processes of, in the same way.
-fn provide_etcd() -> Result<()> {
-    let is_there =
-        std::env::var_os("KVPOOL_ETCD").is_some() || answers(Command::new("etcd").arg("--version"));
-    if is_there {
-        return Ok(());
+/// Where etcd is that was unpacked for the tests, which start processes of it. `None` where the machine
+/// has one, or has none to be had.
+fn provide_etcd(packages: Packages) -> Result<Option<PathBuf>> {
+    if std::env::var_os(ETCD).is_some() || answers(Command::new("etcd").arg("--version")) {
+        return Ok(None);
     }
-    if !install(&["etcd-server"])? {
-        eprintln!("\netcd is not installed (package etcd-server): tests over etcd will skip");
-    } else if answers(Command::new("systemctl").args(["is-active", "--quiet", "etcd"])) {
-        // The package starts a service, which nobody asked for. Tests use ports of their own.
-        let mut stop = Command::new("systemctl");
-        stop.args(["disable", "--now", "etcd"]);
-        if !succeeds(&mut stop)? {
-            eprintln!("\nthe etcd service that its package started could not be stopped");
-        }
+    // Its package brings a service, which nobody asked for: it is not installed.
+    let place = target_dir()?.join("etcd");
+    let etcd = packages.unpacked("etcd-server", "usr/bin/etcd", &place)?;
+    match &etcd {
+        Some(path) => eprintln!("\netcd for the tests: {}", path.display()),
+        None => missing("etcd", "etcd-server", "tests over etcd"),
     }
-    Ok(())
+    Ok(etcd)
+}
+
+/// Says what is not here, and what is not tested without it.
+fn missing(what: &str, package: &str, tests: &str) {
+    eprintln!(
+        "\n{what} is not here (Debian's package {package}): {tests} will skip; \
+         `cargo xtask test --install` adds what can be had"
+    );
 }

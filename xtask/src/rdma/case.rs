@@ -7,7 +7,7 @@
 //! #: memory 2048                 MiB of each guest
 //! ```
 //!
-//! A binary `release:kvctl` is one of a release build: for cases that measure. `python` is this machine's
+//! A binary `dist:kvctl` is one of the profile `dist`: for cases that measure. `python` is this machine's
 //! Python with the packages of the repository.
 
 use anyhow::{Context, Result, bail};
@@ -35,7 +35,7 @@ pub(super) struct Case {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Program {
     /// A binary of the repository.
-    Binary { name: String, release: bool },
+    Binary { name: String, dist: bool },
     /// A test of a package, by the package's directory and the test's name.
     Test { directory: String, name: String },
     /// The interpreter with the packages `kvpool` and `mooncake`.
@@ -46,7 +46,7 @@ impl Case {
     /// Whether it measures: it needs a build of its own, and takes longer.
     pub(super) fn is_measurement(&self) -> bool {
         let mut programs = self.programs.iter();
-        programs.any(|program| matches!(program, Program::Binary { release: true, .. }))
+        programs.any(|program| matches!(program, Program::Binary { dist: true, .. }))
     }
 }
 
@@ -105,10 +105,10 @@ fn program(word: &str) -> Program {
             name: name.to_owned(),
         };
     }
-    let optimised = word.strip_prefix("release:");
+    let optimised = word.strip_prefix("dist:");
     Program::Binary {
         name: optimised.unwrap_or(word).to_owned(),
-        release: optimised.is_some(),
+        dist: optimised.is_some(),
     }
 }
 
@@ -141,11 +141,11 @@ mod tests {
 
     #[test]
     fn a_case_says_what_it_needs() {
-        let text = "# Words.\n#: guests 2\n#: programs kvctl release:kvctl test:transport/verbs python\n#: limit 60\nexit 0\n";
+        let text = "# Words.\n#: guests 2\n#: programs kvctl dist:kvctl test:transport/verbs python\n#: limit 60\nexit 0\n";
         let case = read(Path::new("cases/x.sh"), text).unwrap();
-        let binary = |release| Program::Binary {
+        let binary = |dist| Program::Binary {
             name: "kvctl".into(),
-            release,
+            dist,
         };
         assert!(case.is_measurement());
         assert_eq!(

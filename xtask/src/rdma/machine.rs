@@ -1,6 +1,6 @@
 //! Whether this machine can run guests, and what it lacks.
 
-use crate::packages::{install, may_install};
+use crate::packages::{Packages, may_install};
 use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,23 +30,23 @@ const MEMORY: u64 = 5 << 20;
 /// A kernel's package, unpacked, and what is made of it, in KiB.
 const DISK: u64 = 2 << 20;
 
-/// Installs what is missing where that takes no question; else says what it is.
-pub(super) fn provide() -> Result<()> {
+/// Installs what is missing where that was asked for and takes no question; else says what it is.
+pub(super) fn provide(packages: Packages) -> Result<()> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         bail!("the guests are for x86_64 Linux");
     }
     let missing = missing();
-    if missing.is_empty() || (install(&missing)? && self::missing().is_empty()) {
+    if missing.is_empty() || (packages.install(&missing)? && self::missing().is_empty()) {
         return Ok(());
     }
     bail!(
-        "install these packages of Debian's first: {}",
+        "these packages of Debian's are missing (--install adds them): {}",
         missing.join(" ")
     )
 }
 
 /// Says whether the guests can be had here. Changes nothing.
-pub(super) fn probe(place: &Path) -> Result<bool> {
+pub(super) fn probe(place: &Path, packages: Packages) -> Result<bool> {
     let mut able = true;
     let mut say = |good: bool, what: String| {
         able &= good;
@@ -59,10 +59,10 @@ pub(super) fn probe(place: &Path) -> Result<bool> {
     );
     let missing = missing();
     say(
-        missing.is_empty() || may_install(),
+        missing.is_empty() || (packages == Packages::Add && may_install()),
         match (missing.is_empty(), may_install()) {
             (true, _) => "packages: all there".to_owned(),
-            (false, true) => format!("packages, which apt-get would add: {}", missing.join(" ")),
+            (false, true) => format!("packages, which --install adds: {}", missing.join(" ")),
             (false, false) => format!("packages, which root has to add: {}", missing.join(" ")),
         },
     );

@@ -18,11 +18,11 @@ impl Programs {
         let mut programs = BTreeMap::new();
         let builds = [
             (false, vec![], &EVERYTHING[..]),
-            (true, vec!["--release"], &DAEMONS[..]),
+            (true, vec!["--profile", "dist"], &DAEMONS[..]),
         ];
         for (optimised, flags, what) in builds {
             let is_such = |program: &Program| match program {
-                Program::Binary { release, .. } => *release == optimised,
+                Program::Binary { dist, .. } => *dist == optimised,
                 Program::Test { .. } | Program::Python => false,
             };
             let mut needed = cases.iter().flat_map(|case| &case.programs);
@@ -36,8 +36,8 @@ impl Programs {
                 continue;
             }
             let path = match program {
-                Program::Binary { name, release } => {
-                    let profile = if *release { "release" } else { "debug" };
+                Program::Binary { name, dist } => {
+                    let profile = if *dist { "dist" } else { "debug" };
                     Some(built.join(profile).join(name))
                 }
                 Program::Test { directory, name } => build_test(directory, name)?,
