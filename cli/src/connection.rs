@@ -19,10 +19,10 @@ const DEFAULT_MASTER: &str = "http://127.0.0.1:7070";
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
-    /// The pool's masters, http://HOST:PORT[,http://HOST:PORT...] (any of them will do, whichever
-    /// leads), or where etcd has them, etcd://HOST:PORT[,HOST:PORT...]/CLUSTER [default:
+    /// The pool's masters, HOST:PORT[,HOST:PORT...] with or without http:// (any of them will do,
+    /// whichever leads), or where etcd has them, etcd://HOST:PORT[,HOST:PORT...]/CLUSTER [default:
     /// http://127.0.0.1:7070]
-    #[arg(long, global = true, env = "KVPOOL_MASTER", value_name = "URL")]
+    #[arg(long, global = true, env = "KVPOOL_MASTER", value_name = "URL", value_parser = parse_masters)]
     pub(crate) master: Option<String>,
     /// The namespace of the keys
     #[arg(
@@ -130,9 +130,44 @@ impl Connection {
     }
 }
 
+/// The masters as the client library takes them.
+fn parse_masters(text: &str) -> Result<String, String> {
+    let masters = kvpool_client::masters(text);
+    let masters: Result<Vec<String>, String> =
+        masters.iter().map(|one| parse_master(one)).collect();
+    Ok(masters?.join(","))
+}
+
+/// One of them, `http://HOST:PORT`. How `etcd://` goes on is the client library's to judge.
+fn parse_master(text: &str) -> Result<String, String> {
+    if text.starts_with("etcd://") {
+        return Ok(text.to_owned());
+    }
+    let authority = text.strip_prefix("http://").unwrap_or(text);
+    let authority = authority.strip_suffix('/').unwrap_or(authority);
+    let (host, port) = authority.rsplit_once(':').unwrap_or((authority, ""));
+    let is_host = |c: char| c.is_ascii_alphanumeric() || "-._~%".contains(c);
+    let in_brackets = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let fits = match in_brackets {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.chars().all(is_host),
+    };
+    if fits && port.parse::<u16>().is_ok_and(|port| port != 0) {
+        return Ok(format!("http://{host}:{port}"));
+    }
+    Err(format!(
+        "{text:?} is no master: write HOST:PORT, http://HOST:PORT or etcd://HOST:PORT/CLUSTER"
+    ))
+}
+
 /// The error with the exit code that it deserves.
 pub(crate) fn connect_error(error: ConnectError) -> anyhow::Error {
     match error {
+        ConnectError::BadAddress { .. } | ConnectError::NoMasters => {
+            exit::Usage(error.to_string()).into()
+        }
         ConnectError::Refused { ref source, .. } if is_unreachable(source.code) => {
             exit::Unreachable(error.to_string()).into()
         }
@@ -188,4 +223,45 @@ pub(crate) fn put_error(error: PutError) -> anyhow::Error {
         return exit::Unreachable(error.to_string()).into();
     }
     error.into()
+}
+
+/// What to do about a pool without nodes.
+pub(crate) fn no_node(connection: &Connection) -> String {
+    let master = connection.master();
+    format!(
+        "no store node has registered with {master}, or none is live: start one with \
+         `kvstore-node --master {master} --segment SIZE`"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_master_needs_a_host_and_a_port_and_no_scheme() {
+        for (typed, meant) in [
+            ("a:7070", "http://a:7070"),
+            ("http://a:7070/", "http://a:7070"),
+            ("[::1]:7070", "http://[::1]:7070"),
+            ("a:1, http://b:2", "http://a:1,http://b:2"),
+            ("etcd://a:1,b:2/prod,c:3", "etcd://a:1,b:2/prod,http://c:3"),
+        ] {
+            assert_eq!(parse_masters(typed).as_deref(), Ok(meant));
+        }
+        for wrong in [
+            "",
+            "a",
+            ":7070",
+            "a:0",
+            "a:70700",
+            "https://a:1",
+            "a b:1",
+            "::1:7070",
+            "a:1,",
+        ] {
+            let said = parse_masters(wrong).unwrap_err();
+            assert!(said.contains("HOST:PORT"), "{wrong}: {said}");
+        }
+    }
 }

@@ -1,5 +1,9 @@
 //! What an exit code means, and which one an error leads to.
 
+use crate::output::Format;
+use kvpool_types::Key;
+use serde::Serialize;
+
 /// All of it, for `--help`.
 pub(crate) const HELP: &str = "\
 Exit codes:
@@ -12,6 +16,7 @@ Exit codes:
   130  interrupted";
 
 const FAILED: u8 = 1;
+const USAGE: u8 = 2;
 const MISSING: u8 = 3;
 const UNREACHABLE: u8 = 4;
 const WRONG_BYTES: u8 = 5;
@@ -23,6 +28,31 @@ pub(crate) const INTERRUPTED: u8 = 130;
 #[derive(Debug, thiserror::Error)]
 #[error("not in the pool: {0}")]
 pub(crate) struct Missing(pub(crate) String);
+
+/// The error of a key that is not in the pool; programs are also told on standard output.
+pub(crate) fn missing(key: &Key, output: Format) -> anyhow::Error {
+    #[derive(Serialize)]
+    struct Absent {
+        key: String,
+        present: bool,
+    }
+    let key = key.to_string();
+    if output == Format::Json {
+        let absent = Absent {
+            key: key.clone(),
+            present: false,
+        };
+        if let Err(error) = output.show(&absent, |_| String::new()) {
+            return error;
+        }
+    }
+    Missing(key).into()
+}
+
+/// The command line names something that cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub(crate) String);
 
 /// The pool cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +71,8 @@ pub(crate) struct WrongBytes {
 pub(crate) fn code(error: &anyhow::Error) -> u8 {
     if error.is::<WrongBytes>() {
         WRONG_BYTES
+    } else if error.is::<Usage>() {
+        USAGE
     } else if error.is::<Missing>() {
         MISSING
     } else if error.is::<Unreachable>() {
@@ -59,6 +91,7 @@ mod tests {
     fn errors_lead_to_the_codes_that_help_tells() {
         let wrong = WrongBytes { blocks: 1 };
         assert_eq!(code(&wrong.into()), 5);
+        assert_eq!(code(&Usage("a".to_owned()).into()), 2);
         assert_eq!(code(&Missing("a".to_owned()).into()), 3);
         assert_eq!(code(&Unreachable("a".to_owned()).into()), 4);
         assert_eq!(code(&anyhow::anyhow!("a")), 1);

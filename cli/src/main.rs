@@ -41,6 +41,8 @@ fn main() -> ExitCode {
         .with_env_filter(cli.log_filter())
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
+        // A log that nobody reads any more is no reason to fail.
+        .log_internal_errors(false)
         .without_time()
         .with_target(false)
         .init();
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
         .map_err(anyhow::Error::from)
         .and_then(|runtime| runtime.block_on(run(cli)));
     result.unwrap_or_else(|error| {
-        eprintln!("kvctl: {error:#}");
+        output::complain(&error);
         ExitCode::from(exit::code(&error))
     })
 }

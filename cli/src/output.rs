@@ -1,8 +1,16 @@
 //! How results are shown: tables for people, JSON for programs.
+//!
+//! Keys and names come from whoever uses the pool. What is shown of them moves no cursor, changes no
+//! colour and forges no row ([`plain`]).
+
+mod plain;
+
+pub(crate) use plain::{one_line, several_lines};
 
 use bytesize::ByteSize;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, presets};
 use serde::Serialize;
+use std::fmt;
 use std::io::Write;
 use std::ops::Range;
 
@@ -23,39 +31,79 @@ impl Format {
         table: impl FnOnce(&T) -> String,
     ) -> anyhow::Result<()> {
         let mut text = match self {
-            Self::Json => serde_json::to_string_pretty(value)?,
-            Self::Table => table(value),
+            Self::Json => plain::json(&serde_json::to_string_pretty(value)?),
+            Self::Table => several_lines(&table(value)),
         };
         if !text.is_empty() {
             text.push('\n');
         }
-        match std::io::stdout().lock().write_all(text.as_bytes()) {
-            // Whoever reads has read enough, like `head`.
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-            result => Ok(result?),
-        }
+        Ok(write(text.as_bytes())?)
     }
+}
+
+/// Writes to standard output as far as anybody reads.
+pub(crate) fn write(bytes: &[u8]) -> std::io::Result<()> {
+    let mut output = std::io::stdout().lock();
+    match output.write_all(bytes).and_then(|()| output.flush()) {
+        // Whoever reads has read enough, like `head`.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// Says on standard error why the command failed. Nobody may be there to read it.
+pub(crate) fn complain(error: &anyhow::Error) {
+    let text = several_lines(&format!("kvctl: {error:#}\n"));
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// A table. What its cells hold is shown and does nothing to a terminal.
+#[derive(Debug)]
+pub(crate) struct Table(comfy_table::Table);
+
+impl Table {
+    /// Names the columns.
+    pub(crate) fn set_header(&mut self, header: impl IntoIterator<Item = impl AsRef<str>>) {
+        self.0.set_header(cells(header));
+    }
+
+    /// Adds a row.
+    pub(crate) fn add_row(&mut self, row: impl IntoIterator<Item = impl AsRef<str>>) {
+        self.0.add_row(cells(row));
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+fn cells(texts: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> {
+    texts
+        .into_iter()
+        .map(|text| one_line(text.as_ref()))
+        .collect()
 }
 
 /// An empty table under `header`.
 pub(crate) fn table<const N: usize>(header: [&str; N]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::UTF8_BORDERS_ONLY);
+    let mut table = facts();
     table.set_header(header);
     table
 }
 
 /// An empty table of two columns, what and how much.
 pub(crate) fn facts() -> Table {
-    let mut table = Table::new();
+    let mut table = comfy_table::Table::new();
     table.load_preset(presets::UTF8_BORDERS_ONLY);
-    table
+    Table(table)
 }
 
 /// Aligns the columns of numbers in `table`, which has its rows.
 pub(crate) fn align_right(table: &mut Table, columns: Range<usize>) {
     for column in columns {
-        if let Some(column) = table.column_mut(column) {
+        if let Some(column) = table.0.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }

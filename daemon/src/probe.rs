@@ -1,7 +1,9 @@
 //! The HTTP port: metrics for Prometheus, probes for an orchestrator, and what a daemon adds.
 
 use axum::Router;
-use axum::http::{StatusCode, header};
+use axum::extract::Request;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus::{Registry, TextEncoder};
@@ -41,6 +43,60 @@ pub fn router(registry: Registry, health: Arc<dyn Health>) -> Router {
         .route("/health", get(async move || probe(alias.healthy())))
         .route("/healthz", get(async move || probe(health.healthy())))
         .route("/readyz", get(async move || probe(ready.ready())))
+}
+
+/// `router`, but that gRPC calls, which come to the wrong port, are answered by gRPC with what
+/// `elsewhere` says.
+///
+/// Without this a caller is told that there is no such call, and takes the daemon for one of another
+/// version.
+pub fn redirect_grpc(router: Router, elsewhere: Elsewhere) -> Router {
+    let elsewhere = Arc::new(elsewhere);
+    router.layer(axum::middleware::from_fn(
+        move |request: Request, next: Next| {
+            let elsewhere = Arc::clone(&elsewhere);
+            async move {
+                let kind = request.headers().get(header::CONTENT_TYPE);
+                let is_grpc =
+                    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+                if is_grpc {
+                    elsewhere.answer()
+                } else {
+                    next.run(request).await
+                }
+            }
+        },
+    ))
+}
+
+/// Where the calls are served that come to the HTTP port by mistake.
+#[derive(Clone, Debug)]
+pub struct Elsewhere {
+    /// What people are told: which port this is, and which one they want.
+    pub text: String,
+    /// The metadata that carries the stable code, and the code.
+    pub code: (&'static str, u16),
+}
+
+impl Elsewhere {
+    fn answer(&self) -> Response {
+        /// gRPC's code of an argument that cannot be: the address.
+        const INVALID_ARGUMENT: &str = "3";
+        let (name, code) = self.code;
+        let mut response = Response::default();
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/grpc"),
+        );
+        headers.insert("grpc-status", HeaderValue::from_static(INVALID_ARGUMENT));
+        headers.insert(name, HeaderValue::from(code));
+        // gRPC's messages are percent-encoded; a text that would need it is not an address.
+        if let Ok(text) = HeaderValue::from_str(&self.text) {
+            headers.insert("grpc-message", text);
+        }
+        response
+    }
 }
 
 /// Serves `router` on `listener` until `shutdown` ends and the requests then in progress have been
@@ -128,6 +184,10 @@ mod tests {
     }
 
     async fn start(extra: Router) -> Server {
+        start_with(extra, |router| router).await
+    }
+
+    async fn start_with(extra: Router, wrap: impl FnOnce(Router) -> Router) -> Server {
         let state = Arc::new(State::default());
         let registry = Registry::new();
         let counter = IntCounter::new("kvpool_test_total", "A test's counter.").unwrap();
@@ -136,7 +196,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
-        let router = router(registry, Arc::clone(&state) as _).merge(extra);
+        let router = wrap(router(registry, Arc::clone(&state) as _).merge(extra));
         let task = tokio::spawn(serve(listener, router, async {
             stopped.await.unwrap();
         }));
@@ -194,6 +254,31 @@ mod tests {
         assert_eq!(fetch(server.addr, "/nodes").await.2, "[]");
         assert_eq!(fetch(server.addr, "/healthz").await.0, 200);
         assert_eq!(fetch(server.addr, "/none").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn a_grpc_call_is_told_where_it_belongs_and_nobody_else_notices() {
+        let elsewhere = Elsewhere {
+            text: "the pool is at 10.0.0.1:7070".to_owned(),
+            code: ("kvpool-code", 3),
+        };
+        let router = Router::new().route("/nodes", get(async || "[]"));
+        let server = start_with(router, |router| redirect_grpc(router, elsewhere)).await;
+        assert_eq!(fetch(server.addr, "/nodes").await.2, "[]");
+        let mut stream = TcpStream::connect(server.addr).await.unwrap();
+        let call = "POST /kvpool.Pool/Hello HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+                    content-type: application/grpc+proto\r\ncontent-length: 0\r\n\r\n";
+        stream.write_all(call.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        for line in [
+            "HTTP/1.1 200 OK",
+            "grpc-status: 3",
+            "kvpool-code: 3",
+            "grpc-message: the pool is at 10.0.0.1:7070",
+        ] {
+            assert!(answer.lines().any(|is| is == line), "{line} in {answer}");
+        }
     }
 
     #[tokio::test]

@@ -171,17 +171,32 @@ impl Config {
         ];
         for (setting, time) in times {
             if time < Duration::from_millis(10) {
-                return invalid(setting, "shorter than 10ms".into());
+                return invalid(setting, format!("{} is shorter than 10ms", shown(time)));
             }
         }
-        if self.suspect_after < self.heartbeat_interval * 2 {
+        let (suspect_after, heartbeat) = (self.suspect_after, self.heartbeat_interval);
+        if heartbeat
+            .checked_mul(2)
+            .is_none_or(|two| suspect_after < two)
+        {
             return invalid(
                 "suspect_after",
-                "shorter than two heartbeat intervals".into(),
+                format!(
+                    "{} is shorter than two heartbeat intervals of {}",
+                    shown(suspect_after),
+                    shown(heartbeat)
+                ),
             );
         }
-        if self.drop_after < self.suspect_after {
-            return invalid("drop_after", "shorter than suspect_after".into());
+        if self.drop_after < suspect_after {
+            return invalid(
+                "drop_after",
+                format!(
+                    "{} is shorter than suspect_after, which is {}",
+                    shown(self.drop_after),
+                    shown(suspect_after)
+                ),
+            );
         }
         let largest = self.max_block_size.as_u64();
         if largest == 0 || largest > Length::MAX_BLOCK.0 {
@@ -193,7 +208,10 @@ impl Config {
         if self.leader_ttl < Duration::from_secs(2) {
             return invalid(
                 "leader_ttl",
-                "shorter than 2s, the least that etcd keeps".into(),
+                format!(
+                    "{} is shorter than 2s, the least that etcd keeps",
+                    shown(self.leader_ttl)
+                ),
             );
         }
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -210,7 +228,11 @@ impl Config {
             );
         }
         if self.etcd_cert.is_some() != self.etcd_key.is_some() {
-            return invalid("etcd_cert", "a certificate and its key go together".into());
+            let (given, missing) = match self.etcd_cert {
+                Some(_) => ("etcd_cert", "etcd_key"),
+                None => ("etcd_key", "etcd_cert"),
+            };
+            return invalid(given, format!("given without {missing}: they go together"));
         }
         if self.etcd_ca.is_none()
             && (self.etcd_cert.is_some() || self.etcd.iter().any(|e| e.starts_with("https:")))
@@ -236,9 +258,55 @@ impl Config {
     }
 }
 
+/// A time as it is written in a configuration.
+fn shown(time: Duration) -> humantime::FormattedDuration {
+    humantime::format_duration(time)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_setting_that_another_one_rules_out_is_told_with_both_values() {
+        let said = |spoil: fn(&mut Config)| {
+            let mut config = Config::default();
+            spoil(&mut config);
+            config.validate().unwrap_err().to_string()
+        };
+        let second = Duration::from_secs(1);
+        for (text, spoil) in [
+            (
+                "suspect_after: 600ms is shorter than two heartbeat intervals of 500ms",
+                (|c| c.suspect_after = Duration::from_millis(600)) as fn(&mut Config),
+            ),
+            (
+                "drop_after: 2s is shorter than suspect_after, which is 3s",
+                |c| c.drop_after = Duration::from_secs(2),
+            ),
+            ("lease_ttl: 1ms is shorter than 10ms", |c| {
+                c.lease_ttl = Duration::from_millis(1)
+            }),
+            (
+                "leader_ttl: 1s is shorter than 2s, the least that etcd keeps",
+                |c| c.leader_ttl = Duration::from_secs(1),
+            ),
+            ("etcd_key: given without etcd_cert: they go together", |c| {
+                c.etcd_key = Some("key".into())
+            }),
+            (
+                "eviction_ratio: 0.96 is not between 0 and the high watermark 0.95",
+                |c| c.eviction_ratio = 0.96,
+            ),
+        ] {
+            assert_eq!(said(spoil), text);
+        }
+        // No sum of times is too large to be judged.
+        let mut config = Config::default();
+        config.heartbeat_interval = Duration::MAX;
+        config.suspect_after = second;
+        assert!(config.validate().is_err());
+    }
 
     #[test]
     fn defaults_are_valid_and_bad_settings_are_named() {

@@ -9,11 +9,12 @@ use crate::service::{self, NodesService, PoolService, framed};
 use crate::store::{EmbeddedOptions, EmbeddedStore};
 use anyhow::Context;
 use kvpool_daemon::advertise::{self, AdvertiseError, Advertised};
+use kvpool_daemon::probe::Elsewhere;
 use kvpool_daemon::{bind, probe, warn_if_exposed};
-use kvpool_proto::MAX_MESSAGE_BYTES;
 use kvpool_proto::nodes_server::NodesServer;
 use kvpool_proto::pool_server::PoolServer;
-use kvpool_types::Epoch;
+use kvpool_proto::{CODE_METADATA, MAX_MESSAGE_BYTES};
+use kvpool_types::{Code, Epoch};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -169,6 +170,17 @@ fn serve(
     tasks: &mut JoinSet<()>,
 ) {
     let router = service::router(Arc::clone(seat));
+    let served = grpc.local_addr().map_or_else(
+        |_| "the port of --listen".to_owned(),
+        |address| address.to_string(),
+    );
+    let elsewhere = Elsewhere {
+        text: format!(
+            "this is the HTTP port of a kvmaster, for probes and metrics: the pool is served at {served}"
+        ),
+        code: (CODE_METADATA, Code::InvalidArgument.to_wire()),
+    };
+    let router = probe::redirect_grpc(router, elsewhere);
     let http_stopped = told(stopped.clone());
     tasks.spawn(async move {
         if let Err(error) = probe::serve(http, router, http_stopped).await {

@@ -9,11 +9,13 @@ use crate::segment::{Dram, Segment};
 use crate::serve::{Identity, Store};
 use bytesize::ByteSize;
 use kvpool_daemon::advertise::{self, AdvertiseError};
+use kvpool_daemon::probe::Elsewhere;
 use kvpool_daemon::{BindError, Health, bind, probe, warn_if_exposed};
+use kvpool_proto::CODE_METADATA;
 use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, Serving};
 use kvpool_transport::{shm, tcp};
-use kvpool_types::{Length, NodeName};
+use kvpool_types::{Code, Length, NodeName};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -187,9 +189,16 @@ impl Node {
             store: store.clone(),
             agent: Arc::clone(&agent),
         });
+        let elsewhere = Elsewhere {
+            text: "this is the HTTP port of a kvstore-node, for probes and metrics: a pool is served by \
+                   its kvmaster, at the port of its --listen"
+                .to_owned(),
+            code: (CODE_METADATA, Code::InvalidArgument.to_wire()),
+        };
+        let router = probe::router(metrics.registry(), probes);
         let http_task = tokio::spawn(probe::serve(
             http,
-            probe::router(metrics.registry(), probes),
+            probe::redirect_grpc(router, elsewhere),
             async move {
                 // An error means that the node is gone, which is the same.
                 let _ = stopped.wait_for(|stopped| *stopped).await;

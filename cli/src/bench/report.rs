@@ -232,7 +232,7 @@ fn group_table<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
         ("CPU s/GB client+node+master", |row| row.cpu.map(cpu_text)),
     ];
     let rows: Vec<&Row> = rows.collect();
-    let mut table = output::table([]);
+    let mut table = output::facts();
     let (mut header, mut cells) = (Vec::new(), vec![Vec::new(); rows.len()]);
     for (name, show) in columns {
         let column: Vec<String> = rows
@@ -247,7 +247,9 @@ fn group_table<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
         }
     }
     table.set_header(header);
-    table.add_rows(cells);
+    for cells in cells {
+        table.add_row(cells);
+    }
     output::align_right(&mut table, 1..3);
     table.to_string()
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Show a block: its size, checksum, version, leases and replicas
 ///
 /// Takes no lease and does not change the block's recency. Exits with 3 when the pool does not have
-/// the block.
+/// the block, and says so in JSON with --output json.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -25,6 +25,7 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Block {
     key: String,
+    present: bool,
     length: u64,
     checksum: String,
     version: u64,
@@ -51,10 +52,13 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         .map_err(control_error)?
         .into_iter()
         .next()
-        .flatten()
-        .ok_or_else(|| exit::Missing(args.key.to_string()))?;
+        .flatten();
+    let Some(described) = described else {
+        return Err(exit::missing(&args.key, context.output));
+    };
     let block = Block {
         key: args.key.to_string(),
+        present: true,
         length: described.length.0,
         checksum: described.checksum.to_string(),
         version: described.version.0,

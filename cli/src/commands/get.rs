@@ -3,16 +3,18 @@
 use crate::cli::Context;
 use crate::connection::{control_error, get_error, parse_key};
 use crate::exit;
+use crate::output::{self, Format};
 use anyhow::Context as _;
 use kvpool_client::{GetBlock, GetOptions, Lookup, Region};
 use kvpool_types::{Key, Offset};
-use std::io::Write;
-use std::path::PathBuf;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
 
 /// Get a block's bytes
 ///
 /// They are compared with the checksum of the put before a byte is written. Exits with 3 when the
-/// pool does not have the block.
+/// pool does not have the block. With --output json it says so in JSON, and a block that goes to a file
+/// is told of; a block that goes to standard output is its bytes and nothing else.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,15 +29,21 @@ pub(crate) struct Args {
     to: Option<PathBuf>,
 }
 
+#[derive(Serialize)]
+struct Written<'a> {
+    key: String,
+    present: bool,
+    length: usize,
+    to: &'a Path,
+}
+
 /// Runs it.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let client = context.connection.connect().await?;
-    let missing = || exit::Missing(args.key.to_string());
-    let length = client
-        .get_size(&args.key)
-        .await
-        .map_err(control_error)?
-        .ok_or_else(missing)?;
+    let size = client.get_size(&args.key).await.map_err(control_error)?;
+    let Some(length) = size else {
+        return Err(exit::missing(&args.key, context.output));
+    };
     let memory = Region::allocate(length).whole();
     let block = GetBlock::new(args.key.clone(), memory.clone());
     // This process is about to end: a lease that it kept would only be in the way of others.
@@ -54,15 +62,20 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             .slice(Offset(0), length)
             .context("the block is longer than its memory")?
             .to_vec(),
-        Lookup::Miss => return Err(missing().into()),
+        Lookup::Miss => return Err(exit::missing(&args.key, context.output)),
     };
-    match &args.to {
-        Some(path) => {
-            std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
-        }
-        None => std::io::stdout()
-            .lock()
-            .write_all(&bytes)
-            .context("cannot write"),
+    let Some(path) = &args.to else {
+        return output::write(&bytes).context("cannot write");
+    };
+    std::fs::write(path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
+    let written = Written {
+        key: args.key.to_string(),
+        present: true,
+        length: bytes.len(),
+        to: path,
+    };
+    match context.output {
+        Format::Json => context.output.show(&written, |_| String::new()),
+        Format::Table => Ok(()),
     }
 }

@@ -1,12 +1,13 @@
 //! `kvctl put`.
 
 use crate::cli::Context;
-use crate::connection::{parse_key, put_error};
+use crate::connection::{no_node, parse_key, put_error};
+use crate::exit;
 use crate::output;
 use anyhow::Context as _;
 use kvpool_client::{Put, PutBlock, PutOptions};
 use kvpool_transport::Region;
-use kvpool_types::Key;
+use kvpool_types::{Code, Key};
 use serde::Serialize;
 use std::io::Read;
 use std::path::PathBuf;
@@ -78,7 +79,13 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         .await
         .pop()
         .context("the put came to no outcome")?
-        .map_err(put_error)?;
+        .map_err(|error| match error.code() {
+            Code::NoNodes => {
+                let why = no_node(&context.connection);
+                exit::Unreachable(format!("nothing was put: {why}")).into()
+            }
+            _ => put_error(error),
+        })?;
     let outcome = Outcome {
         key: args.key.to_string(),
         length,

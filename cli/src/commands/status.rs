@@ -1,15 +1,22 @@
 //! `kvctl status`.
 
+mod rates;
+mod wrong;
+
 use crate::cli::Context;
-use crate::connection::control_error;
-use crate::output;
+use crate::connection::{control_error, no_node};
+use crate::output::{self, Format};
 use crate::stats::percent;
 use kvpool_client::PoolStats;
+use rates::{HitRate, Rates};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Show the pool: its nodes, their segments, what is used, and the master's counters
+/// Show the pool: its nodes, their segments, what is used, how much goes on, and what is wrong
+///
+/// Hit rates count from the master's start. Rates are those of the time that --over names; the command
+/// takes that long.
 ///
 /// `used` counts blocks, puts in progress and quarantine: bytes that are freed but may still be
 /// touched by somebody, and are granted again once their node has fenced them.
@@ -17,8 +24,16 @@ use std::time::Duration;
 #[command(after_help = "\
 Examples:
   kvctl status
+  kvctl status --all --over 10s
   kvctl status --output json | jq .used_bytes")]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Also every counter of the master
+    #[arg(long)]
+    all: bool,
+    /// Over which time rates are measured; 0s for none [default: 1s; with --output json 0s]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    over: Option<Duration>,
+}
 
 #[derive(Serialize)]
 struct Status {
@@ -31,6 +46,11 @@ struct Status {
     quarantine_bytes: u64,
     namespaces: Vec<String>,
     nodes: Vec<Node>,
+    hit_rate_percent: HitRate,
+    /// `None` where no time was given to measure them over.
+    rates: Option<Rates>,
+    /// What an operator should look at, one sentence each.
+    wrong: Vec<String>,
     counters: BTreeMap<String, u64>,
 }
 
@@ -85,19 +105,44 @@ impl From<PoolStats> for Status {
             quarantine_bytes: stats.quarantine.0,
             namespaces: stats.namespaces,
             nodes: nodes.collect(),
+            hit_rate_percent: HitRate::of(&stats.counters),
+            rates: None,
+            wrong: Vec::new(),
             counters: stats.counters,
         }
     }
 }
 
 /// Runs it.
-pub(crate) async fn run(_args: Args, context: &Context) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let client = context.connection.connect().await?;
-    let status = Status::from(client.stats().await.map_err(control_error)?);
-    context.output.show(&status, tables)
+    let over = args.over.unwrap_or(match context.output {
+        Format::Table => Duration::from_secs(1),
+        Format::Json => Duration::ZERO,
+    });
+    let mut stats = client.stats().await.map_err(control_error)?;
+    let mut rates = None;
+    if !over.is_zero() {
+        tokio::time::sleep(over).await;
+        let later = client.stats().await.map_err(control_error)?;
+        rates = Rates::between(&stats, &later);
+        stats = later;
+    }
+    let mut wrong = wrong::with(&stats);
+    if !stats.nodes.iter().any(|node| node.state == "live") {
+        wrong.insert(0, no_node(&context.connection));
+    }
+    let status = Status {
+        rates,
+        wrong,
+        ..Status::from(stats)
+    };
+    context
+        .output
+        .show(&status, |status| tables(status, args.all))
 }
 
-fn tables(status: &Status) -> String {
+fn tables(status: &Status, all: bool) -> String {
     let used = |used: u64, capacity: u64| {
         format!(
             "{} of {} ({:.0} %)",
@@ -115,6 +160,10 @@ fn tables(status: &Status) -> String {
     pool.add_row(["used", &used(status.used_bytes, status.capacity_bytes)]);
     pool.add_row(["quarantine", &output::bytes(status.quarantine_bytes)]);
     pool.add_row(["namespaces", &status.namespaces.join(", ")]);
+    pool.add_row(["hit rate", &status.hit_rate_percent.text()]);
+    for (name, rate) in status.rates.iter().flat_map(Rates::rows) {
+        pool.add_row([name, &rate]);
+    }
 
     let mut nodes = output::table([
         "node",
@@ -141,10 +190,48 @@ fn tables(status: &Status) -> String {
         }
     }
 
-    let mut counters = output::table(["counter", "value"]);
-    for (name, value) in &status.counters {
-        counters.add_row([name.clone(), output::count(*value)]);
+    let mut text = format!("{pool}\n{nodes}");
+    if all {
+        let mut counters = output::table(["counter", "value"]);
+        for (name, value) in &status.counters {
+            counters.add_row([name.clone(), output::count(*value)]);
+        }
+        output::align_right(&mut counters, 1..2);
+        text.push_str(&format!("\n{counters}"));
     }
-    output::align_right(&mut counters, 1..2);
-    format!("{pool}\n{nodes}\n{counters}")
+    match status.wrong.as_slice() {
+        [] => text.push_str("\nnothing is wrong"),
+        // Names come from nodes: a new line in one is none here.
+        wrong => text.extend(
+            wrong
+                .iter()
+                .map(|what| format!("\n{}", output::one_line(what))),
+        ),
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_types::{Epoch, Length};
+
+    /// A pool without nodes and with these counters.
+    pub(super) fn stats(counters: &[(&str, u64)]) -> PoolStats {
+        let counters = counters.iter();
+        PoolStats {
+            epoch: Epoch(3),
+            uptime: Duration::from_secs(60),
+            blocks: 0,
+            reservations: 0,
+            capacity: Length(0),
+            used: Length(0),
+            quarantine: Length(0),
+            namespaces: Vec::new(),
+            nodes: Vec::new(),
+            counters: counters
+                .map(|(name, value)| ((*name).to_owned(), *value))
+                .collect(),
+        }
+    }
 }

@@ -80,8 +80,9 @@ struct Heard {
     named: Vec<(Arc<Master>, Epoch, String)>,
     silent: Vec<String>,
     read_only: Option<(Epoch, Arc<Master>)>,
-    /// One that does not know the question, being older; it may well lead.
-    older: Vec<Arc<Master>>,
+    /// One that refused the question: it is older than the question and may well lead, or it is no
+    /// master, which a call then tells.
+    refused: Vec<Arc<Master>>,
 }
 
 /// What each master said last, for people.
@@ -177,10 +178,14 @@ impl Heard {
             }
             Err(error) => {
                 words.answered = true;
-                words.set(master, format!("answered {}", error.code));
-                // That is how gRPC says that there is no such call.
-                if error.code == Code::VersionMismatch {
-                    self.older.push(Arc::clone(master));
+                words.set(
+                    master,
+                    format!("answered {}: {}", error.code, error.message),
+                );
+                // The first is how gRPC says that there is no such call, the other one how an HTTP port
+                // says that it serves no pool.
+                if matches!(error.code, Code::VersionMismatch | Code::InvalidArgument) {
+                    self.refused.push(Arc::clone(master));
                 }
                 return Word::Nobody;
             }
@@ -237,8 +242,8 @@ impl Heard {
         }
         let failed = masters.failed();
         let is_another = |master: &&Arc<Master>| Some(&master.address) != failed.as_ref();
-        let older = self.older.iter().find(is_another);
-        let older = older.or(self.older.first())?;
-        Some(Route::to(Arc::clone(older), None))
+        let refused = self.refused.iter().find(is_another);
+        let refused = refused.or(self.refused.first())?;
+        Some(Route::to(Arc::clone(refused), None))
     }
 }

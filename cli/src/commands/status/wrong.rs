@@ -1,0 +1,76 @@
+//! What an operator should look at.
+
+use crate::output;
+use crate::stats::percent;
+use kvpool_client::PoolStats;
+
+/// Counters that stand at zero in a pool that is well, and what it means when they do not.
+const FAULTS: [(&str, &str); 5] = [
+    (
+        "replicas_corrupt_total",
+        "copies did not match their checksum on their own node: its memory may be bad",
+    ),
+    (
+        "checksum_reports_total",
+        "copies reached clients with other bytes than were put, and were not used",
+    ),
+    (
+        "unreachable_reports_total",
+        "copies could not be reached by clients: `kvctl doctor` on such a host says why",
+    ),
+    (
+        "blocks_lost_total",
+        "blocks were lost with the nodes that held their last copy",
+    ),
+    (
+        "store_alarms",
+        "alarms of the metadata store: `kvctl cluster` names them",
+    ),
+];
+
+/// A larger share of the pool in quarantine is held there: by readers, or by nodes that are silent.
+const MUCH_QUARANTINE: f64 = 10.0;
+
+/// What is wrong with the pool, one sentence each.
+pub(super) fn with(stats: &PoolStats) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for node in stats.nodes.iter().filter(|node| node.state != "live") {
+        wrong.push(format!(
+            "node {} is {}: the master heard it {:.1} s ago",
+            node.name,
+            node.state,
+            node.heartbeat_age.as_secs_f64()
+        ));
+    }
+    let quarantine = percent(stats.quarantine.0, stats.capacity.0);
+    if quarantine > MUCH_QUARANTINE {
+        wrong.push(format!(
+            "{quarantine:.0} % of the pool is in quarantine: readers hold it, or a node does not \
+             answer"
+        ));
+    }
+    for (name, meaning) in FAULTS {
+        let count = stats.counters.get(name).copied().unwrap_or_default();
+        if count > 0 {
+            wrong.push(format!("{} {meaning}", output::count(count)));
+        }
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::status::tests::stats;
+    use kvpool_types::Length;
+
+    #[test]
+    fn a_pool_that_is_well_has_nothing_wrong_and_each_fault_is_said_once() {
+        assert_eq!(with(&stats(&[])), Vec::<String>::new());
+        let ill = stats(&FAULTS.map(|(name, _)| (name, 2)));
+        assert_eq!(with(&ill).len(), FAULTS.len());
+        let mut held = stats(&[]);
+        (held.quarantine, held.capacity) = (Length(20), Length(100));
+        assert!(with(&held)[0].starts_with("20 % of the pool"));
+    }
+}
