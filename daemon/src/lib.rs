@@ -15,6 +15,7 @@
 
 pub mod advertise;
 pub mod bind;
+pub mod callers;
 pub mod config;
 pub mod probe;
 pub mod signals;

@@ -1,24 +1,42 @@
 //! The HTTP port: metrics for Prometheus, probes for an orchestrator, and what a daemon adds.
 
+use crate::callers::{Caller, Callers};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use prometheus::{Registry, TextEncoder};
 use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 /// The content type of `/metrics`: version 0.0.4 of Prometheus' text format.
 pub const METRICS_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// How long requests in progress may go on after shutdown began.
 const DRAIN: Duration = Duration::from_secs(3);
+/// How long a request's head may take to come.
+const HEAD: Duration = Duration::from_secs(5);
+/// How long a connection may live: it carries one request.
+const LONGEST: Duration = Duration::from_secs(30);
+/// The most connections whose request has not come yet; over it the oldest one is closed.
+const MOST_CALLERS: usize = 256;
+/// The most requests that are answered at a time; more are answered with 503.
+const MOST_REQUESTS: usize = 256;
+/// The largest head of a request, in bytes.
+const MOST_HEAD: usize = 16 << 10;
 
 /// What a daemon knows of its own state. Called on every probe: it must answer at once, from memory.
 pub trait Health: Send + Sync + 'static {
@@ -100,28 +118,75 @@ impl Elsewhere {
 }
 
 /// Serves `router` on `listener` until `shutdown` ends and the requests then in progress have been
-/// answered, or 3 seconds have passed. Fails only when the listener does.
+/// answered, or 3 seconds have passed.
+///
+/// A connection carries one request. What anybody can do who reaches the port is bounded: the size of a
+/// request's head and the time that it takes, the connections without a request, and the requests.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let (began, draining) = oneshot::channel();
-    let shutdown = async move {
-        shutdown.await;
-        // Nobody listens any more only when the server has ended by itself.
-        let _ = began.send(());
-    };
-    let server = axum::serve(listener, router).with_graceful_shutdown(shutdown);
-    let limit = async {
-        match draining.await {
-            Ok(()) => tokio::time::sleep(DRAIN).await,
-            Err(_) => std::future::pending().await,
+    let callers = Callers::new(MOST_CALLERS, u64::MAX);
+    let places = Arc::new(Semaphore::new(MOST_REQUESTS));
+    let mut connections = JoinSet::new();
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut shutdown => break,
+            Some(_) = connections.join_next() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let (router, places) = (router.clone(), Arc::clone(&places));
+                connections.spawn(converse(stream, router, callers.admit(), places));
+            }
+            Err(error) => {
+                // Most likely there are no descriptors left. Callers hold some.
+                tracing::warn!(%error, "an HTTP connection could not be accepted");
+                if !callers.displace_oldest() {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
         }
-    };
+    }
+    drop(listener);
+    callers.displace_all();
+    let ended = async { while connections.join_next().await.is_some() {} };
+    let _cut_off = tokio::time::timeout(DRAIN, ended).await;
+    Ok(())
+}
+
+/// Serves one connection.
+async fn converse(stream: TcpStream, router: Router, caller: Caller, places: Arc<Semaphore>) {
+    let caller = Arc::new(caller);
+    let router = TowerToHyperService::new(router);
+    let heard = Arc::clone(&caller);
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        heard.settle();
+        let place = Arc::clone(&places).try_acquire_owned();
+        let router = router.clone();
+        async move {
+            match place {
+                Ok(_place) => router.call(request).await,
+                Err(_) => Ok(probe(Err("too many requests at once".to_owned()))),
+            }
+        }
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(MOST_HEAD)
+        .keep_alive(false);
+    let connection = http.serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        ended = server.into_future() => ended,
-        () = limit => Ok(()),
+        ended = tokio::time::timeout(LONGEST, connection) => match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "an HTTP connection failed"),
+            Err(_) => tracing::debug!("an HTTP connection was not over in {LONGEST:?}"),
+        },
+        () = caller.displaced() => {}
     }
 }
 
@@ -150,7 +215,7 @@ mod tests {
     use std::net::SocketAddr;
     use std::sync::atomic::{AtomicBool, Ordering};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpStream;
+    use tokio::sync::oneshot;
     use tokio::task::JoinHandle;
     use tokio::time::timeout;
 
@@ -311,5 +376,44 @@ mod tests {
             .unwrap()
             .unwrap()
             .unwrap();
+    }
+
+    #[tokio::test]
+    async fn half_a_request_ends_and_displaces_nobody() {
+        let server = start(Router::new()).await;
+        let mut half = Vec::new();
+        for _ in 0..2 * MOST_CALLERS {
+            let mut stream = TcpStream::connect(server.addr).await.unwrap();
+            stream
+                .write_all(b"GET /healthz HTTP/1.1\r\nho")
+                .await
+                .unwrap();
+            half.push(stream);
+        }
+        // Others are served meanwhile, and the oldest are gone already.
+        assert_eq!(fetch(server.addr, "/healthz").await.0, 200);
+        let first = half.first_mut().unwrap();
+        assert_eq!(first.read(&mut [0; 1]).await.unwrap_or(0), 0);
+        let last = half.last_mut().unwrap();
+        let mut rest = Vec::new();
+        let ended = timeout(4 * HEAD, last.read_to_end(&mut rest)).await;
+        assert!(ended.is_ok(), "half a request is kept for ever");
+    }
+
+    #[tokio::test]
+    async fn a_head_has_a_bounded_size() {
+        let server = start(Router::new()).await;
+        let mut stream = TcpStream::connect(server.addr).await.unwrap();
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\n")
+            .await
+            .unwrap();
+        let line = format!("a: {}\r\n", "b".repeat(1000));
+        let mut sent = 0;
+        while stream.write_all(line.as_bytes()).await.is_ok() {
+            sent += line.len();
+            assert!(sent < 64 << 20, "a head of {sent} bytes is taken");
+        }
+        assert_eq!(fetch(server.addr, "/healthz").await.0, 200);
     }
 }

@@ -81,6 +81,9 @@ pub struct Config {
     pub max_waiting: ByteSize,
     /// The most namespaces.
     pub max_namespaces: u32,
+    /// The most connections of clients and nodes, in frames and in gRPC together; a framed one has a thread.
+    /// Callers that have not said who they are take no place.
+    pub max_connections: usize,
     /// The memory that the embedded store may use for its cache.
     #[serde(with = "exact::size")]
     pub store_cache: ByteSize,
@@ -131,6 +134,7 @@ impl Default for Config {
             max_batch_keys: 16_384,
             max_waiting: ByteSize::gib(1),
             max_namespaces: 65_536,
+            max_connections: 8192,
             store_cache: ByteSize::mib(2),
             ready_file: None,
             log_format: Default::default(),
@@ -254,6 +258,9 @@ impl Config {
                 ),
             );
         }
+        if self.max_connections == 0 {
+            return invalid("max_connections", "0 would let nobody in".into());
+        }
         Ok(())
     }
 }
@@ -312,7 +319,7 @@ mod tests {
     fn defaults_are_valid_and_bad_settings_are_named() {
         Config::default().validate().unwrap();
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 6] = [
+        let cases: [(&str, Spoil); 7] = [
             ("eviction_high_watermark_ratio", |c| {
                 c.eviction_high_watermark_ratio = 1.5
             }),
@@ -321,6 +328,7 @@ mod tests {
             ("suspect_after", |c| {
                 c.suspect_after = Duration::from_millis(600)
             }),
+            ("max_connections", |c| c.max_connections = 0),
             ("max_block_size", |c| {
                 c.max_block_size = ByteSize(Length::MAX_BLOCK.0 + 1);
             }),

@@ -150,6 +150,10 @@ pub struct Flags {
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_namespaces: Option<u32>,
+    /// Serve this many connections of clients and nodes; a client has three and a node one [default: 8192]
+    #[arg(long, value_name = "COUNT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_connections: Option<usize>,
     /// Let the embedded store cache this much [default: 2MiB]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]

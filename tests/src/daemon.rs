@@ -183,6 +183,11 @@ impl Daemon {
         bail!("the process has no segment")
     }
 
+    /// How many threads the process has.
+    pub fn threads(&self) -> anyhow::Result<usize> {
+        Ok(std::fs::read_dir(format!("/proc/{}/task", self.pid()))?.count())
+    }
+
     /// The resident memory of the process, in bytes.
     pub fn resident_bytes(&self) -> anyhow::Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;

@@ -40,6 +40,7 @@ impl Control {
         let hello = client
             .hello(proto::HelloRequest {
                 spin_us: 0,
+                features: 0,
                 min_version: 1,
                 max_version: 1,
                 caller: None,

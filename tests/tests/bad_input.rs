@@ -126,6 +126,7 @@ async fn the_master_checks_what_no_client_of_ours_would_send() {
 
     let old = proto::HelloRequest {
         spin_us: 0,
+        features: 0,
         min_version: 0,
         max_version: 0,
         caller: None,

@@ -28,6 +28,7 @@ fn greeted(cluster: &Cluster, control: &Control) -> Port<TcpStream> {
         max_version: 1,
         caller: control.caller(),
         spin_us: 0,
+        features: 0,
     };
     let reply: proto::HelloReply = call(&mut port, Op::Greet, &hello);
     assert_eq!(reply.epoch, control.epoch.0);

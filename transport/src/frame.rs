@@ -5,6 +5,7 @@ use crate::link::TransferError;
 use crate::socket::{Gather, Scatter};
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Failure, Meta};
+use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
 use kvpool_types::{Code, Epoch};
 use std::io;
@@ -138,6 +139,12 @@ pub(crate) fn receive_by(
     let mut head = [0; HEADER_BYTES];
     receive_slowly(socket, &mut head, deadline)?;
     let header = decode_header(&head)?;
+    if header.op == Op::HelloReply
+        && let Err(error) = Features::of(&head).shared()
+    {
+        let request = header.request;
+        return Err(ReceiveError::Decode { error, request });
+    }
     let mut meta = vec![0; kvpool_types::Length(header.meta.into()).as_usize()];
     receive_slowly(socket, &mut meta, deadline)?;
     if header.payload > 0 {
@@ -198,6 +205,26 @@ pub(crate) fn refuse(socket: BorrowedFd<'_>, request: u64, epoch: Epoch, refused
         if !matches!(scatter.receive(socket), Ok(1..)) {
             return;
         }
+    }
+}
+
+/// Throws away `left` bytes that come, as the payload of what is not known here.
+pub(crate) fn skip(socket: BorrowedFd<'_>, mut left: u64) -> Result<(), ReceiveError> {
+    let mut scratch = [0; 16 << 10];
+    while left > 0 {
+        let piece = left.min(scratch.len() as u64);
+        let (room, _) = scratch.split_at_mut(kvpool_types::Length(piece).as_usize());
+        receive_exact(socket, room, |_| false)?;
+        left -= piece;
+    }
+    Ok(())
+}
+
+/// What answers an operation of another version.
+pub(crate) fn unimplemented() -> Failure {
+    Failure {
+        code: Code::Unimplemented,
+        message: "this node does not know the operation".to_owned(),
     }
 }
 

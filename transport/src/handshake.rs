@@ -4,13 +4,14 @@ use crate::batch::unreachable;
 use crate::frame::{self, ReceiveError, receive_by, refuse, send};
 use crate::host::{Host, Refused};
 use crate::link::TransferError;
+use crate::service::FirstFrame;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Failure, Hello, HelloReply, Meta, ReadRequest, SumsReply};
 use kvpool_types::wire::frame::{Header, MAX_META_BYTES, Op};
 use kvpool_types::{ClientId, Code, Epoch};
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Why a server ends a connection.
 #[derive(Debug, thiserror::Error)]
@@ -66,13 +67,27 @@ impl End {
     }
 }
 
-/// Takes the hello that must come first, within `limit`, and answers it; who it comes from.
-pub(crate) fn take_hello(
-    socket: BorrowedFd<'_>,
-    host: &dyn Host,
-    limit: Duration,
-) -> Result<ClientId, End> {
-    let (header, meta) = receive_by(socket, Instant::now() + limit)?;
+/// A caller whose hello was accepted and is to be answered.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    /// Who it is.
+    pub(crate) client: ClientId,
+    /// The number of its hello.
+    pub(crate) request: u64,
+    /// What answers it.
+    pub(crate) reply: HelloReply,
+}
+
+impl Admitted {
+    /// Answers the hello.
+    pub(crate) fn answer(&self, socket: BorrowedFd<'_>, epoch: Epoch) -> io::Result<()> {
+        send(socket, Op::HelloReply, self.request, epoch, &self.reply)
+    }
+}
+
+/// Judges the frame that must be a hello. Does not wait.
+pub(crate) fn judge_hello(host: &dyn Host, frame: &FirstFrame) -> Result<Admitted, End> {
+    let FirstFrame { header, meta } = frame;
     if header.op != Op::Hello {
         return Err(End::malformed(
             header.request,
@@ -82,13 +97,16 @@ pub(crate) fn take_hello(
             },
         ));
     }
-    let hello = Hello::decode(&meta).map_err(|error| End::malformed(header.request, &error))?;
+    let hello = Hello::decode(meta).map_err(|error| End::malformed(header.request, &error))?;
     let reply = host.hello(&hello).map_err(|refused| End::Refuse {
         request: header.request,
         refused,
     })?;
-    send(socket, Op::HelloReply, header.request, host.epoch(), &reply)?;
-    Ok(hello.client)
+    Ok(Admitted {
+        client: hello.client,
+        request: header.request,
+        reply,
+    })
 }
 
 /// Says hello and takes the answer, both by `deadline`.

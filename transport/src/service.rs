@@ -1,14 +1,20 @@
-//! What the servers of all transports share: accepting connections, one thread each, and ending them.
+//! What the servers of all transports share: letting callers in by the [`door`], one thread for each that
+//! has said hello, and ending them.
 //!
 //! ```text
 //! idle ──begin──► busy ──finish──► idle        drain: idle ones end now, busy ones when they finish
 //! ```
 
+mod door;
+
+use crate::handshake::{Admitted, End};
 use crate::host::Abort;
 use crate::socket::shut_down;
+use door::Door;
+pub(crate) use door::FirstFrame;
+use kvpool_types::Epoch;
 use parking_lot::{Condvar, Mutex};
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
-use rustix::io::Errno;
+use rustix::event::EventfdFlags;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -89,10 +95,14 @@ impl Abort for Connection {
 
 /// What is done with connections.
 pub(crate) trait Serve: Send + Sync + 'static {
-    /// Serves one connection until it ends.
-    fn serve(&self, connection: &Arc<Connection>);
-    /// Tells a connection that there are too many.
-    fn refuse(&self, socket: BorrowedFd<'_>);
+    /// How long a caller may take to say hello.
+    fn handshake(&self) -> Duration;
+    /// The epoch that refusals name.
+    fn epoch(&self) -> Epoch;
+    /// Judges a caller by its first frame. On the accepting thread: it must not wait.
+    fn judge(&self, socket: BorrowedFd<'_>, hello: &FirstFrame) -> Result<Admitted, End>;
+    /// Answers the hello, and serves the connection until it ends.
+    fn serve(&self, connection: &Arc<Connection>, admitted: Admitted);
 }
 
 /// An accepting thread and the threads of its connections. Dropping it aborts them all.
@@ -134,12 +144,10 @@ impl Service {
             connections: Mutex::default(),
             ended: Condvar::new(),
         });
+        let mut door = Door::open(shared.clone(), listener)?;
         let accepting = std::thread::Builder::new()
             .name(format!("{name}-accept"))
-            .spawn({
-                let shared = shared.clone();
-                move || shared.accept_all(&listener)
-            })?;
+            .spawn(move || door.attend())?;
         Ok(Self {
             shared,
             accepting: Mutex::new(Some(accepting)),
@@ -217,55 +225,21 @@ impl Shared {
         connections.open.is_empty()
     }
 
-    fn accept_all(self: &Arc<Self>, listener: &OwnedFd) {
-        loop {
-            let mut waiting = [
-                PollFd::new(listener, PollFlags::IN),
-                PollFd::new(&self.wake, PollFlags::IN),
-            ];
-            match rustix::event::poll(&mut waiting, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => {
-                    tracing::error!(%error, "connections can no longer be accepted");
-                    return;
-                }
-            }
-            let [listening, woken] = waiting;
-            if woken.revents().contains(PollFlags::IN) {
-                return;
-            }
-            if listening.revents().is_empty() {
-                continue;
-            }
-            match rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC) {
-                Ok(socket) => self.open(socket),
-                // The other side has gone already, or a signal came.
-                Err(Errno::INTR | Errno::CONNABORTED | Errno::AGAIN) => {}
-                Err(error) => {
-                    // Most likely there are no descriptors left: some may be closed soon.
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-            }
-        }
-    }
-
-    fn open(self: &Arc<Self>, socket: OwnedFd) {
-        let connection = Connection::new(socket);
-        let number = {
+    /// Takes a connection in; gives the socket back when there are too many.
+    fn open(self: &Arc<Self>, socket: OwnedFd, admitted: Admitted) -> Result<(), OwnedFd> {
+        let (number, connection) = {
             let mut connections = self.connections.lock();
             if connections.stopped {
-                return;
+                return Ok(());
             }
             if connections.open.len() >= self.limit {
-                drop(connections);
-                self.serve.refuse(connection.socket());
-                return;
+                return Err(socket);
             }
             connections.next += 1;
             let number = connections.next;
+            let connection = Connection::new(socket);
             connections.open.insert(number, connection.clone());
-            number
+            (number, connection)
         };
         let shared = self.clone();
         let spawned = std::thread::Builder::new()
@@ -277,12 +251,13 @@ impl Shared {
                     shared: &shared,
                     number,
                 };
-                shared.serve.serve(&connection);
+                shared.serve.serve(&connection, admitted);
             });
         if let Err(error) = spawned {
             tracing::warn!(%error, "no thread could be had for a connection");
             self.close(number);
         }
+        Ok(())
     }
 
     /// Ends a connection and frees its place, in one step for those who come after: whoever has seen
@@ -310,45 +285,4 @@ impl Drop for Closed<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
-
-    /// Ends each connection when its peer has said one byte.
-    struct OneByte;
-
-    impl Serve for OneByte {
-        fn serve(&self, connection: &Arc<Connection>) {
-            rustix::io::read(connection.socket(), &mut [0; 1]).unwrap();
-        }
-
-        fn refuse(&self, socket: BorrowedFd<'_>) {
-            rustix::io::write(socket, b"x").unwrap();
-        }
-    }
-
-    #[test]
-    fn who_has_seen_the_end_of_a_connection_finds_its_place_free() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let service = Service::start(listener.into(), "test", 1, Arc::new(OneByte)).unwrap();
-        let mut first = TcpStream::connect(address).unwrap();
-        while service.connections() == 0 {
-            std::thread::yield_now();
-        }
-        let places = service.shared.connections.lock();
-        first.write_all(b"1").unwrap();
-        first
-            .set_read_timeout(Some(Duration::from_millis(200)))
-            .unwrap();
-        let early = first.read(&mut [0; 1]).unwrap_err();
-        assert_eq!(early.kind(), io::ErrorKind::WouldBlock);
-        drop(places);
-        assert_eq!(first.read(&mut [0; 1]).unwrap(), 0);
-        let mut second = TcpStream::connect(address).unwrap();
-        second.write_all(b"1").unwrap();
-        assert_eq!(second.read(&mut [0; 1]).unwrap(), 0, "refused");
-        assert!(service.drain(Instant::now() + Duration::from_secs(5)));
-    }
-}
+mod tests;

@@ -101,6 +101,8 @@ codes! {
     StoreFailed = 28, "store_failed", true;
     /// A fault in kvpool itself.
     Internal = 29, "internal", false;
+    /// The other side, of another version, does not know the operation. Nothing was done.
+    Unimplemented = 30, "unimplemented", false;
 }
 
 impl Code {

@@ -10,6 +10,7 @@ use kvpool_proto::{
     RenewReply, RenewRequest, ReportReplicasRequest, ReserveReply, ReserveRequest, RevokeRequest,
     StatsReply, StatsRequest, VERSION,
 };
+use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::Op;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
@@ -84,6 +85,7 @@ impl Message for HelloRequest {
     fn set_caller(&mut self, caller: Caller) {
         self.min_version = MIN_VERSION;
         self.max_version = VERSION;
+        self.features = Features::OURS.0;
         self.caller = Some(caller);
     }
 

@@ -257,6 +257,7 @@ impl Pool for Master {
             max_block_bytes: 1 << 30,
             max_batch_keys: state.max_batch_keys,
             checksum_algorithm: 1,
+            features: 0,
         }))
     }
 

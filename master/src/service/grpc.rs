@@ -1,6 +1,7 @@
 //! The gRPC service that clients and operators call.
 
 use super::calls::{Calls, calls_at};
+use super::framed::Origin;
 use super::passing::{Called, Passing};
 use super::places::Place;
 use super::refused::{Refused, refused};
@@ -45,6 +46,7 @@ impl PoolService {
         Here: Future<Output = Result<R, Refused>>,
         There: Future<Output = Result<Response<R>, Status>>,
     {
+        Origin::settle_of(&request)?;
         let refused = match calls_at(&self.seat, request.get_ref().caller()) {
             Ok(calls) => return Ok(Response::new(here(calls, request.into_inner()).await?)),
             Err(refused) => refused,
@@ -218,8 +220,9 @@ impl proto::pool_server::Pool for PoolService {
 
     async fn cluster(
         &self,
-        _: Request<proto::ClusterRequest>,
+        request: Request<proto::ClusterRequest>,
     ) -> Result<Response<proto::ClusterReply>, Status> {
+        Origin::settle_of(&request)?;
         Ok(Response::new(self.seat.describe()))
     }
 }

@@ -1,5 +1,6 @@
 //! The gRPC service that store nodes call: one session a node.
 
+use super::framed::Origin;
 use super::status::status;
 use crate::leadership::Seat;
 use crate::membership::{Node, Outbox, Registration, Reported};
@@ -38,6 +39,7 @@ impl proto::nodes_server::Nodes for NodesService {
         &self,
         request: Request<Streaming<proto::NodeMessage>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
+        let origin = request.extensions().get::<Origin>().cloned();
         let mut inbox = request.into_inner();
         // What the master says is bounded by what it has freed and not heard of: tickets, not this
         // channel, hold that memory.
@@ -55,6 +57,10 @@ impl proto::nodes_server::Nodes for NodesService {
                     return;
                 }
             };
+            if let Some(Err(refused)) = origin.as_ref().map(Origin::settle) {
+                let _left = outbox.send(Err(refused.into()));
+                return;
+            }
             let pool = match seat.pool() {
                 Ok(pool) => pool,
                 Err(elsewhere) => {

@@ -29,6 +29,7 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         Code::Draining | Code::Unreachable | Code::StoreFailed => Grpc::Unavailable,
         Code::DeadlineExceeded => Grpc::DeadlineExceeded,
         Code::ChecksumMismatch => Grpc::DataLoss,
+        Code::Unimplemented => Grpc::Unimplemented,
         Code::Internal => Grpc::Internal,
     };
     let mut status = Status::new(grpc, message);

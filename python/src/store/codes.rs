@@ -47,7 +47,11 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
         Code::WrongIncarnation | Code::IncarnationDropped | Code::Draining => TRANSFER,
         Code::ChecksumMismatch => -801,
         Code::Unreachable => unreachable,
-        Code::VersionMismatch | Code::WrongCluster | Code::StaleEpoch | Code::NotLeader => RPC,
+        Code::VersionMismatch
+        | Code::Unimplemented
+        | Code::WrongCluster
+        | Code::StaleEpoch
+        | Code::NotLeader => RPC,
         Code::DeadlineExceeded => -901,
         Code::StoreFailed => -1000,
     }

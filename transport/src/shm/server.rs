@@ -3,11 +3,10 @@
 use super::fds::{identify, peer_credentials, peer_process};
 use super::peers::Peers;
 use super::session::Session;
-use crate::frame::refuse;
-use crate::handshake::{End, take_hello};
+use crate::handshake::{Admitted, End, judge_hello};
 use crate::host::{Host, Refused};
-use crate::service::{Connection, Serve, Service};
-use kvpool_types::Code;
+use crate::service::{Connection, FirstFrame, Serve, Service};
+use kvpool_types::{Code, Epoch};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -19,7 +18,7 @@ use std::time::{Duration, Instant};
 /// How a server treats its connections.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// The most connections at once; more are refused.
+    /// The most connections at once; more are refused. Callers that have not said hello take no place.
     pub max_connections: usize,
     /// How long a new connection may take to say hello.
     pub handshake: Duration,
@@ -138,27 +137,18 @@ struct ShmServe {
 }
 
 impl ShmServe {
-    fn serve_peer(&self, connection: &Arc<Connection>) -> Result<std::convert::Infallible, End> {
+    fn serve_peer(
+        &self,
+        connection: &Arc<Connection>,
+        admitted: &Admitted,
+    ) -> Result<std::convert::Infallible, End> {
         let socket = connection.socket();
-        let credentials = peer_credentials(socket)?;
-        let own = rustix::process::geteuid().as_raw();
-        if credentials.uid != own && credentials.uid != 0 {
-            return Err(End::Refuse {
-                request: 0,
-                refused: Refused {
-                    code: Code::InvalidArgument,
-                    message: format!(
-                        "shared memory is for processes of user {own}, not of user {}",
-                        credentials.uid
-                    ),
-                },
-            });
-        }
-        let pid = credentials.pid;
+        let pid = peer_credentials(socket)?.pid;
         let process = peer_process(socket, pid)?;
-        let client = take_hello(socket, &*self.host, self.options.handshake)?;
+        let client = admitted.client;
         let identity = identify(&process, pid, client)?;
         crate::socket::set_timeouts(socket, Some(self.options.stall))?;
+        admitted.answer(socket, self.host.epoch())?;
         let peer = self.peers.add(process, identity, pid, client, connection);
         let removed = Removed {
             peers: &self.peers,
@@ -172,20 +162,35 @@ impl ShmServe {
 }
 
 impl Serve for ShmServe {
-    fn serve(&self, connection: &Arc<Connection>) {
-        let Err(end) = self.serve_peer(connection);
-        end.carry_out(connection.socket(), self.host.epoch());
+    fn handshake(&self) -> Duration {
+        self.options.handshake
     }
 
-    fn refuse(&self, socket: BorrowedFd<'_>) {
-        let refused = Refused {
-            code: Code::TooManyHeld,
-            message: format!(
-                "the node serves at most {} connections at once",
-                self.options.max_connections
-            ),
-        };
-        refuse(socket, 0, self.host.epoch(), &refused);
+    fn epoch(&self) -> Epoch {
+        self.host.epoch()
+    }
+
+    fn judge(&self, socket: BorrowedFd<'_>, hello: &FirstFrame) -> Result<Admitted, End> {
+        let credentials = peer_credentials(socket)?;
+        let own = rustix::process::geteuid().as_raw();
+        if credentials.uid != own && credentials.uid != 0 {
+            return Err(End::Refuse {
+                request: hello.header.request,
+                refused: Refused {
+                    code: Code::InvalidArgument,
+                    message: format!(
+                        "shared memory is for processes of user {own}, not of user {}",
+                        credentials.uid
+                    ),
+                },
+            });
+        }
+        judge_hello(&*self.host, hello)
+    }
+
+    fn serve(&self, connection: &Arc<Connection>, admitted: Admitted) {
+        let Err(end) = self.serve_peer(connection, &admitted);
+        end.carry_out(connection.socket(), self.host.epoch());
     }
 }
 

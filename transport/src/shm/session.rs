@@ -2,7 +2,9 @@
 
 use super::board::{BOARD_BYTES, Board};
 use super::fds::send_with_fd;
-use crate::frame::{decode_header, encode_head, receive_exact, receive_meta, send};
+use crate::frame::{
+    decode_header, encode_head, receive_exact, receive_meta, send, skip, unimplemented,
+};
 use crate::handshake::{End, answer_sums};
 use crate::host::{Host, Peer, Refused};
 use crate::quick::WHOLE_BYTES;
@@ -12,7 +14,7 @@ use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{
     Failure, MapReply, MapRequest, Meta, PinRequest, ReadRequest, Statuses, WriteEnd, WriteRequest,
 };
-use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
+use kvpool_types::wire::frame::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, Op};
 use kvpool_types::{Code, Length};
 use std::cell::OnceCell;
 use std::convert::Infallible;
@@ -53,10 +55,10 @@ impl<'a> Session<'a> {
                 return Err(End::Over);
             }
             let header = decode_header(&head)?;
-            let most = if header.op == Op::Write {
-                WHOLE_BYTES
-            } else {
-                0
+            let most = match header.op {
+                Op::Write => WHOLE_BYTES,
+                Op::Unknown => MAX_PAYLOAD_BYTES,
+                _ => 0,
             };
             if header.payload > most {
                 let error = DecodeError::BadValue {
@@ -112,6 +114,10 @@ impl<'a> Session<'a> {
                 }
             }
             Op::Ping => self.reply(header, Op::Pong, &Nothing),
+            Op::Unknown => {
+                skip(self.connection.socket(), header.payload)?;
+                self.reply(header, Op::Failure, &unimplemented())
+            }
             other => self.fail(
                 header,
                 Refused {

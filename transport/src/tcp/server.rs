@@ -1,12 +1,12 @@
 //! The serving side.
 
 use super::session::Session;
-use crate::frame::refuse;
-use crate::host::{Host, Refused};
+use crate::handshake::{Admitted, End, judge_hello};
+use crate::host::Host;
 use crate::rdma::Serving;
-use crate::service::{Connection, Serve, Service};
+use crate::service::{Connection, FirstFrame, Serve, Service};
 use crate::socket::notice_lost_peer;
-use kvpool_types::Code;
+use kvpool_types::Epoch;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// How a server treats its connections.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// The most connections at once; more are refused.
+    /// The most connections at once; more are refused. Callers that have not said hello take no place.
     pub max_connections: usize,
     /// How long a transfer may stand still before its connection is ended.
     pub stall: Duration,
@@ -94,22 +94,23 @@ struct TcpServe {
 }
 
 impl Serve for TcpServe {
-    fn serve(&self, connection: &Arc<Connection>) {
+    fn handshake(&self) -> Duration {
+        self.options.handshake
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.host.epoch()
+    }
+
+    fn judge(&self, _: BorrowedFd<'_>, hello: &FirstFrame) -> Result<Admitted, End> {
+        judge_hello(&*self.host, hello)
+    }
+
+    fn serve(&self, connection: &Arc<Connection>, admitted: Admitted) {
         notice_lost_peer(connection.socket());
         if let Err(error) = rustix::net::sockopt::set_tcp_nodelay(connection.socket(), true) {
             tracing::debug!(%error, "small answers on a connection may be late");
         }
-        Session::new(connection, &*self.host, &self.options).run();
-    }
-
-    fn refuse(&self, socket: BorrowedFd<'_>) {
-        let refused = Refused {
-            code: Code::TooManyHeld,
-            message: format!(
-                "the node serves at most {} connections at once",
-                self.options.max_connections
-            ),
-        };
-        refuse(socket, 0, self.host.epoch(), &refused);
+        Session::new(connection, &*self.host, &self.options).run(&admitted);
     }
 }

@@ -1,8 +1,10 @@
 //! One connection, served: requests one after the other, each answered before the next is read.
 
 use super::server::ServerOptions;
-use crate::frame::{decode_header, encode_head, receive_exact, receive_meta, send};
-use crate::handshake::{End, answer_sums, take_hello};
+use crate::frame::{
+    decode_header, encode_head, receive_exact, receive_meta, send, skip, unimplemented,
+};
+use crate::handshake::{Admitted, End, answer_sums};
 use crate::host::{Abort, Admission, Host, Refused, WriteGuard};
 use crate::quick::WHOLE_BYTES;
 use crate::rdma;
@@ -54,14 +56,14 @@ impl<'a> Session<'a> {
     }
 
     /// Serves until the connection ends.
-    pub(super) fn run(&self) {
-        let Err(end) = self.serve();
+    pub(super) fn run(&self, admitted: &Admitted) {
+        let Err(end) = self.serve(admitted);
         end.carry_out(self.socket(), self.host.epoch());
     }
 
-    fn serve(&self) -> Result<std::convert::Infallible, End> {
-        take_hello(self.socket(), self.host, self.options.handshake)?;
+    fn serve(&self, admitted: &Admitted) -> Result<std::convert::Infallible, End> {
         set_timeouts(self.socket(), Some(self.options.stall))?;
+        admitted.answer(self.socket(), self.host.epoch())?;
         let mut meta = Vec::new();
         loop {
             let mut head = [0; HEADER_BYTES];
@@ -96,6 +98,10 @@ impl<'a> Session<'a> {
                 return self.write_now(header, &request);
             }
             return self.write(header, &request);
+        }
+        if header.op == Op::Unknown {
+            skip(self.socket(), header.payload)?;
+            return self.reply(header, Op::Failure, &unimplemented());
         }
         if header.payload > 0 {
             return Err(malformed(DecodeError::BadValue {

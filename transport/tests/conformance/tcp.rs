@@ -5,6 +5,7 @@ use kvpool_transport::tcp::{
     ConnectOptions, Server, ServerHandle, ServerOptions, connect, connect_with,
 };
 use kvpool_types::wire::data::{Failure, Meta, ReadItem, ReadRequest, Statuses, WriteRequest};
+use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, MAX_META_BYTES, Op, VERSION};
 use rustix::net::{SocketAddrAny, getpeername, getsockname, sockopt};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -211,6 +212,69 @@ fn a_receive_that_stands_still_is_ended() {
     assert_eq!(idle.receive().0.op, Op::Pong, "an idle connection stays");
 }
 
+/// A client of a later version may ask for what this one does not know.
+#[test]
+fn an_unknown_operation_is_answered_and_the_connection_goes_on() {
+    let host = TestHost::new(Length(1 << 20));
+    let server = serve(&host, ServerOptions::default());
+    let mut raw = Raw::greet(&host, &server);
+    for payload in [0, 5, 200_000] {
+        let mut head = Header {
+            version: VERSION,
+            op: Op::Ping,
+            request: 7,
+            epoch: EPOCH,
+            meta: 3,
+            payload,
+        }
+        .encode();
+        head[6..8].copy_from_slice(&999u16.to_le_bytes());
+        raw.0.write_all(&head).unwrap();
+        let rest = vec![0xab; 3 + usize::try_from(payload).unwrap()];
+        raw.0.write_all(&rest).unwrap();
+        let (header, meta) = raw.receive();
+        assert_eq!((header.op, header.request), (Op::Failure, 7));
+        let told = Failure::decode(&meta).unwrap().code;
+        assert_eq!(told, Code::Unimplemented);
+        raw.send(Op::Ping, 8, &[], 0);
+        assert_eq!(raw.receive().0.op, Op::Pong);
+    }
+}
+
+/// Both ends tell what they can do; older ones tell nothing and are served.
+#[test]
+fn a_hello_is_refused_for_unknown_features_that_are_required_only() {
+    let host = TestHost::new(Length(4096));
+    let server = serve(&host, ServerOptions::default());
+    let hello = host.hello().to_bytes();
+    let say = |features: u32| {
+        let mut raw = Raw::connect(server.local_addr());
+        let mut head = Header {
+            version: VERSION,
+            op: Op::Hello,
+            request: 1,
+            epoch: EPOCH,
+            meta: u32::try_from(hello.len()).unwrap() + 4,
+            payload: 0,
+        }
+        .encode();
+        Features(features).mark(&mut head);
+        raw.0.write_all(&head).unwrap();
+        raw.0.write_all(&hello).unwrap();
+        // A field of a later version.
+        raw.0.write_all(&[1, 2, 3, 4]).unwrap();
+        raw
+    };
+    for features in [0, 1, 0xffff] {
+        let mut raw = say(features);
+        let mut head = [0; HEADER_BYTES];
+        raw.0.read_exact(&mut head).unwrap();
+        assert_eq!(Header::decode(&head).unwrap().op, Op::HelloReply);
+        assert_eq!(Features::of(&head), Features::OURS);
+    }
+    assert_eq!(say(1 << 31).failure(), Code::VersionMismatch);
+}
+
 #[test]
 fn a_silent_connection_is_ended_and_too_many_are_refused() {
     let host = TestHost::new(Length(4096));
@@ -220,14 +284,19 @@ fn a_silent_connection_is_ended_and_too_many_are_refused() {
         ..ServerOptions::default()
     };
     let server = serve(&host, options);
+    // Who has not said hello takes no place.
     let mut silent = Raw::connect(server.local_addr());
+    let first = Raw::greet(&host, &server);
     let _second = Raw::greet(&host, &server);
     assert_eq!(server.connections(), 2);
-    assert_eq!(
-        Raw::connect(server.local_addr()).failure(),
-        Code::TooManyHeld
-    );
+    let mut third = Raw::connect(server.local_addr());
+    third.send(Op::Hello, 1, &host.hello().to_bytes(), 0);
+    assert_eq!(third.failure(), Code::TooManyHeld);
     assert_eq!(silent.0.read(&mut [0; 16]).unwrap(), 0);
+    drop(first);
+    while server.connections() == 2 {
+        std::thread::yield_now();
+    }
     let _third = Raw::greet(&host, &server);
 }
 

@@ -7,6 +7,7 @@
 //! An answer carries its request's id, so that requests can be pipelined; answers to one connection
 //! may come in any order. Payload follows on TCP only.
 
+use super::features::Features;
 use super::{DecodeError, Reader};
 use crate::{Epoch, Length};
 
@@ -28,6 +29,9 @@ pub const MAX_PAYLOAD_BYTES: u64 = Length::MAX_BLOCK.0 + Length::MAX_BLOCK.chunk
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Op {
+    /// An operation of another version, whose number is not known here. It is never sent. A request is
+    /// answered with [`crate::Code::Unimplemented`]; its meta and payload are skipped.
+    Unknown = 0,
     /// Opens a connection: [`super::data::Hello`].
     Hello = 1,
     /// Reads ranges of extents: [`super::data::ReadRequest`].
@@ -94,7 +98,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The operation that a wire number names.
+    /// The operation that a wire number names; never [`Op::Unknown`].
     pub const fn from_wire(raw: u16) -> Option<Self> {
         Some(match raw {
             1 => Self::Hello,
@@ -158,8 +162,11 @@ impl Header {
         out[8..16].copy_from_slice(&self.request.to_le_bytes());
         out[16..24].copy_from_slice(&self.epoch.0.to_le_bytes());
         out[24..28].copy_from_slice(&self.meta.to_le_bytes());
-        // Bytes 28 to 32 are reserved and zero.
+        // Bytes 28 to 32 are zero, except in what opens a connection.
         out[32..40].copy_from_slice(&self.payload.to_le_bytes());
+        if matches!(self.op, Op::Hello | Op::HelloReply) {
+            Features::OURS.mark(&mut out);
+        }
         out
     }
 
@@ -179,14 +186,11 @@ impl Header {
             });
         }
         let op = reader.u16()?;
-        let op = Op::from_wire(op).ok_or(DecodeError::BadValue {
-            what: "operation",
-            value: op.into(),
-        })?;
+        let op = Op::from_wire(op).unwrap_or(Op::Unknown);
         let request = reader.u64()?;
         let epoch = Epoch(reader.u64()?);
         let meta = reader.u32()?;
-        let _reserved = reader.u32()?;
+        let _features = reader.u32()?;
         let payload = reader.u64()?;
         limit("frame meta", meta.into(), MAX_META_BYTES)?;
         limit("frame payload", payload, MAX_PAYLOAD_BYTES)?;

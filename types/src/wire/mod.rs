@@ -2,6 +2,7 @@
 //! port and the Unix socket. All numbers are little-endian.
 
 pub mod data;
+pub mod features;
 pub mod frame;
 pub mod incoming;
 pub mod keys;
@@ -55,6 +56,9 @@ pub enum DecodeError {
         /// The newest spoken here.
         ours_max: u16,
     },
+    /// The other side requires features that are not known here.
+    #[error("features {0:#010x} are required and not known here: one side is too old")]
+    UnknownFeatures(u32),
     /// A part is larger than its limit.
     #[error("{what} of {size} bytes is over the limit of {limit}")]
     Oversized {
@@ -71,7 +75,7 @@ impl DecodeError {
     /// The stable code that a peer is told.
     pub const fn code(&self) -> crate::Code {
         match self {
-            Self::VersionMismatch { .. } => crate::Code::VersionMismatch,
+            Self::VersionMismatch { .. } | Self::UnknownFeatures(_) => crate::Code::VersionMismatch,
             Self::Oversized { .. } => crate::Code::Oversized,
             _ => crate::Code::Malformed,
         }

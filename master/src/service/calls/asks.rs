@@ -5,6 +5,7 @@ use crate::clock::Millis;
 use crate::service::batch::{check_term, unpack};
 use crate::service::refused::{Refused, refused};
 use kvpool_proto as proto;
+use kvpool_types::wire::features::Features;
 use kvpool_types::{ChecksumAlgorithm, Code};
 
 impl Calls {
@@ -24,6 +25,8 @@ impl Calls {
                 ),
             ));
         }
+        let shared = Features(request.features).shared();
+        shared.map_err(|error| refused(error.code(), error.to_string()))?;
         if let Some(caller) = &request.caller {
             check_term(&self.pool, caller)?;
         }
@@ -35,6 +38,7 @@ impl Calls {
             max_block_bytes: self.pool.config.max_block_size.as_u64(),
             max_batch_keys: self.pool.config.max_batch_keys,
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u32,
+            features: Features::OURS.0,
         })
     }
 

@@ -5,13 +5,13 @@
 //! tasks of the runtime and answer when they are done, so that they hold up nothing behind them. Those
 //! of a connection that has ended are dropped.
 
+use super::greeting::Greeted;
 use super::waiting::Waiting;
 use super::wire::{Error, answer, failure};
 use super::{Place, Shared};
-use crate::service::calls::{Calls, calls_at};
+use crate::service::calls::Calls;
 use crate::service::refused::{Refused, refused};
 use futures::future::BoxFuture;
-use kvpool_proto as proto;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::frame::{Header, Op};
 use kvpool_types::wire::incoming::Incoming;
@@ -30,9 +30,6 @@ use tokio::runtime::Handle;
 
 /// How long a half-sent request, or an answer that is not read, may stall.
 const STALL: Duration = Duration::from_secs(5);
-/// The longest that a client may have a connection poll.
-const MOST_SPIN: Duration = Duration::from_micros(100);
-
 /// How long the connection's own thread waits for a call that does not end at once, when no other
 /// request is behind it: whoever ends it then wakes the thread that answers, and no third one.
 const SOON: Duration = Duration::from_millis(1);
@@ -43,6 +40,7 @@ pub(super) struct Connection {
     shared: Arc<Shared>,
     socket: TcpStream,
     answers: Arc<Answers>,
+    greeted: Greeted,
 }
 
 /// The sending side, shared with the calls that answer later.
@@ -115,7 +113,11 @@ enum Begun {
 }
 
 impl Connection {
-    pub(super) fn new(shared: Arc<Shared>, socket: TcpStream) -> io::Result<Self> {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        socket: TcpStream,
+        greeted: Greeted,
+    ) -> io::Result<Self> {
         socket.set_read_timeout(Some(STALL))?;
         socket.set_write_timeout(Some(STALL))?;
         let answers = Arc::new(Answers::new(socket.try_clone()?));
@@ -123,22 +125,24 @@ impl Connection {
             shared,
             socket,
             answers,
+            greeted,
         })
     }
 
-    /// Serves until the connection ends.
+    /// Answers the greeting, and serves until the connection ends.
     pub(super) fn serve(mut self, runtime: &Handle) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
-        let epoch = shared.seat.known().epoch;
         let Some(_open) = shared.open.add(&self.answers) else {
-            let refused = refused(Code::TooManyHeld, "this master takes no more connections");
-            return Ok(self.answers.send(&failure(0, epoch, &refused))?);
+            // The master stops.
+            return Ok(());
         };
+        self.answers.send(&self.greeted.reply)?;
         // Calls have no payload.
         let mut incoming = Incoming::new(0);
         let ended = self.converse(&mut incoming, runtime);
         if let Err(Error::Decode(error)) = &ended {
             let refused = refused(error.code(), error.to_string());
+            let epoch = shared.seat.known().epoch;
             self.answers.send(&failure(0, epoch, &refused))?;
         }
         // The other handles of the socket may live a little longer.
@@ -150,10 +154,7 @@ impl Connection {
     }
 
     fn converse(&mut self, incoming: &mut Incoming, runtime: &Handle) -> Result<(), Error> {
-        let (header, meta) = self.next(incoming, Duration::ZERO)?;
-        let Some((calls, spin)) = self.greet(&header, meta)? else {
-            return Ok(());
-        };
+        let (calls, spin) = (self.greeted.calls.clone(), self.greeted.spin);
         let mut waiting = Waiting::new(self.shared.seat.places.clone());
         loop {
             let (header, meta) = self.next(incoming, spin)?;
@@ -187,34 +188,6 @@ impl Connection {
                 }
             }
         }
-    }
-
-    /// The first request, which must be a greeting: whom all others are put to, and how long the
-    /// client would have this poll. `None` where no pool is led: the client is told and hung up on.
-    fn greet(&self, header: &Header, meta: Bytes) -> Result<Option<(Calls, Duration)>, Error> {
-        if header.op != Op::Greet {
-            return Err(DecodeError::BadValue {
-                what: "operation before a greeting",
-                value: (header.op as u16).into(),
-            }
-            .into());
-        }
-        let request = decode::<proto::HelloRequest>(meta);
-        let seat = &self.shared.seat;
-        let calls = match calls_at(seat, request.as_ref().ok().and_then(|r| r.caller.as_ref())) {
-            Ok(calls) => calls,
-            Err(refused) => {
-                let epoch = seat.known().epoch;
-                self.answers
-                    .send(&failure(header.request, epoch, &refused))?;
-                return Ok(None);
-            }
-        };
-        let spin = request.as_ref().map_or(0, |request| request.spin_us);
-        let reply = request.and_then(|request| calls.hello(request));
-        self.answers.send(&encode(header, calls.epoch(), reply))?;
-        let spin = MOST_SPIN.min(Duration::from_micros(spin.into()));
-        Ok(Some((calls, spin)))
     }
 
     /// Waits for the next request, polling for `spin` first where cores are spare.
@@ -320,6 +293,10 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
         Op::Reserve => later!(reserve),
         Op::Commit => later!(commit),
         Op::Ping => answer(Op::Pong, header.request, epoch, |_| {}),
+        Op::Unknown => {
+            let reason = "this master does not know the operation";
+            failure(header.request, epoch, &refused(Code::Unimplemented, reason))
+        }
         other => failure(
             header.request,
             epoch,

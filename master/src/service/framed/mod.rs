@@ -5,20 +5,29 @@
 //! ```text
 //!            ┌─ "PRI * HTTP/2.0" ─► tonic (grpc.rs)
 //!  accept ───┤
-//!            └─ "KVP1" ───────────► a thread that reads, calls, and answers (connection.rs)
+//!            └─ "KVP1" ─ greeting ─► a thread that reads, calls, and answers (connection.rs)
 //! ```
 //!
 //! A framed connection has a thread of its own with blocking I/O: what takes longest in a small call
-//! is waking the one who answers it, so nobody else is woken.
+//! is waking the one who answers it, so nobody else is woken. It gets the thread once it has greeted: until
+//! then it is a caller, as is a gRPC connection on which no call has come. Callers are bounded apart from
+//! connections (`kvpool_daemon::callers`), and these by `--max-connections`.
 
 mod connection;
+mod greeting;
+mod grpc;
 mod open;
 mod waiting;
 mod wire;
 
 use crate::leadership::Seat;
+use crate::service::refused::{Refused, refused};
 use connection::Connection;
 use futures::Stream;
+pub use grpc::{GrpcStream, Origin};
+
+use kvpool_daemon::callers::{Caller, Callers};
+use kvpool_types::Code;
 use kvpool_types::wire::frame::MAGIC;
 pub use open::Open;
 use rustix::net::sockopt;
@@ -30,11 +39,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
-/// How long a new connection may take to say which protocol it speaks.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a caller may take to greet, or to make its first call.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The most callers at a time.
+const MOST_CALLERS: usize = 512;
+/// What callers may have sent together. A first call over gRPC may be as large as any.
+const MOST_CALLERS_BYTES: u64 = 64 << 20;
 /// How many gRPC connections may wait to be taken up.
 const BACKLOG: usize = 256;
 
@@ -46,19 +59,37 @@ struct Shared {
     /// How many connections may poll for their next request at a time: half of the cores.
     most_spinning: usize,
     spinning: AtomicUsize,
+    callers: Arc<Callers>,
+    /// A place for each connection that is no caller any more.
+    places: Arc<Semaphore>,
+}
+
+impl Shared {
+    fn take_place(&self) -> Result<OwnedSemaphorePermit, Refused> {
+        let place = Arc::clone(&self.places).try_acquire_owned();
+        place.map_err(|_| {
+            let most = self.seat.config.max_connections;
+            refused(
+                Code::TooManyHeld,
+                format!(
+                    "this master serves {most} connections, which is what --max-connections allows"
+                ),
+            )
+        })
+    }
 }
 
 /// The connections that speak gRPC, for tonic to serve.
 #[derive(Debug)]
-pub struct GrpcConnections(mpsc::Receiver<io::Result<TcpStream>>);
+pub struct GrpcConnections(mpsc::Receiver<io::Result<GrpcStream>>);
 
 impl Stream for GrpcConnections {
-    type Item = io::Result<TcpStream>;
+    type Item = io::Result<GrpcStream>;
 
     fn poll_next(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<TcpStream>>> {
+    ) -> Poll<Option<io::Result<GrpcStream>>> {
         self.0.poll_recv(context)
     }
 }
@@ -74,6 +105,10 @@ pub fn serve(
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let shared = Arc::new(Shared {
         open: seat.connections(),
+        callers: Callers::new(MOST_CALLERS, MOST_CALLERS_BYTES),
+        places: Arc::new(Semaphore::new(
+            seat.config.max_connections.min(Semaphore::MAX_PERMITS),
+        )),
         seat,
         most_spinning: (cores / 2).max(1),
         spinning: AtomicUsize::new(0),
@@ -87,7 +122,7 @@ async fn accept_all(
     shared: Arc<Shared>,
     listener: TcpListener,
     mut stopped: watch::Receiver<bool>,
-    grpc: mpsc::Sender<io::Result<TcpStream>>,
+    grpc: mpsc::Sender<io::Result<GrpcStream>>,
 ) {
     // They end with this task, at the latest.
     let mut greetings = JoinSet::new();
@@ -100,19 +135,20 @@ async fn accept_all(
         match accepted {
             Ok((stream, peer)) => {
                 let (shared, grpc) = (Arc::clone(&shared), grpc.clone());
+                let caller = shared.callers.admit();
                 greetings.spawn(async move {
-                    let sorted = tokio::time::timeout(PATIENCE, sort(&shared, stream, peer, &grpc));
-                    match sorted.await {
-                        Ok(Ok(())) => {}
-                        Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection failed"),
-                        Err(_) => tracing::debug!(%peer, "a connection said nothing"),
+                    match sort(&shared, stream, peer, caller, &grpc).await {
+                        Ok(()) => {}
+                        Err(error) => tracing::debug!(%peer, %error, "a caller failed"),
                     }
                 });
             }
             Err(error) => {
-                // Most likely there are no descriptors left: some may be closed soon.
+                // Most likely there are no descriptors left. Callers hold some.
                 tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                if !shared.callers.displace_oldest() {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
             }
         }
     }
@@ -122,36 +158,58 @@ async fn accept_all(
 /// Looks at the first bytes of a connection and gives it to those who serve its protocol.
 async fn sort(
     shared: &Arc<Shared>,
-    stream: TcpStream,
+    mut stream: TcpStream,
     peer: SocketAddr,
-    grpc: &mpsc::Sender<io::Result<TcpStream>>,
-) -> io::Result<()> {
+    caller: Caller,
+    grpc: &mpsc::Sender<io::Result<GrpcStream>>,
+) -> Result<(), wire::Error> {
     // On the socket itself: without it an answer's last part waits 40 ms for a delayed ACK.
     stream.set_nodelay(true)?;
-    notice_lost_peer(&stream)?;
-    let mut first = [0; 4];
-    if stream.peek(&mut first).await? == 0 {
-        return Ok(());
+    notice_lost_peer(&stream).map_err(io::Error::from)?;
+    let begun = async {
+        let mut first = [0; 4];
+        if stream.peek(&mut first).await? == 0 {
+            return Err(wire::Error::Closed);
+        }
+        // The first byte tells them apart, and a sender that trickles is no reason to wait here.
+        if first.first() != MAGIC.to_le_bytes().first() {
+            return Ok(None);
+        }
+        greeting::greet(shared, &mut stream).await.map(Some)
+    };
+    let begun = tokio::select! {
+        begun = tokio::time::timeout(PATIENCE, begun) => begun,
+        () = caller.displaced() => return Ok(()),
+    };
+    match begun {
+        Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+        Ok(Err(wire::Error::Closed)) => Ok(()),
+        Ok(Err(error)) => Err(error),
+        Ok(Ok(None)) => {
+            let stream = GrpcStream::new(stream, caller, Arc::clone(&shared.places));
+            // Nobody takes it when the server stops.
+            let _left = grpc.send(Ok(stream)).await;
+            Ok(())
+        }
+        // It was refused.
+        Ok(Ok(Some(None))) => Ok(()),
+        Ok(Ok(Some(Some(greeted)))) => {
+            caller.settle();
+            let stream = stream.into_std()?;
+            stream.set_nonblocking(false)?;
+            let connection = Connection::new(Arc::clone(shared), stream, greeted)?;
+            let runtime = tokio::runtime::Handle::current();
+            std::thread::Builder::new()
+                .name("kvmaster-calls".to_owned())
+                .spawn(move || {
+                    let _entered = runtime.enter();
+                    if let Err(error) = connection.serve(&runtime) {
+                        tracing::debug!(%peer, %error, "a framed connection ended");
+                    }
+                })?;
+            Ok(())
+        }
     }
-    // The first byte tells them apart, and a sender that trickles is no reason to wait here.
-    if first.first() != MAGIC.to_le_bytes().first() {
-        // Nobody takes it when the server stops.
-        let _left = grpc.send(Ok(stream)).await;
-        return Ok(());
-    }
-    let stream = stream.into_std()?;
-    stream.set_nonblocking(false)?;
-    let connection = Connection::new(Arc::clone(shared), stream)?;
-    let runtime = tokio::runtime::Handle::current();
-    std::thread::Builder::new()
-        .name("kvmaster-calls".to_owned())
-        .spawn(move || {
-            let _entered = runtime.enter();
-            if let Err(error) = connection.serve(&runtime) {
-                tracing::debug!(%peer, %error, "a framed connection ended");
-            }
-        })?;
-    Ok(())
 }
 
 /// Has the kernel end a connection whose peer is gone without a word, its host down or cut off: it would

@@ -5,9 +5,6 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The most connections at a time: each has a thread.
-const MOST: usize = 8192;
-
 /// The framed connections that are open.
 #[derive(Debug, Default)]
 pub struct Open(Mutex<State>);
@@ -27,10 +24,10 @@ pub(super) struct Entry<'a> {
 }
 
 impl Open {
-    /// Counts a connection in; `None` when there are too many, or there are to be no more.
+    /// Counts a connection in; `None` when there are to be no more.
     pub(super) fn add(&self, connection: &Arc<Answers>) -> Option<Entry<'_>> {
         let mut state = self.0.lock();
-        if state.stopped || state.connections.len() >= MOST {
+        if state.stopped {
             return None;
         }
         let number = state.next;

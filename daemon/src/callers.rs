@@ -1,0 +1,197 @@
+//! Callers of a port who have not shown yet that they speak its protocol.
+//!
+//! Anybody who reaches a port can be a caller, so callers are bounded, in number and in the bytes that they
+//! may send, apart from the connections that are served. Over a bound one of them is displaced, never a
+//! connection: the oldest where there are too many, the one that has sent the most where they hold too much.
+
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::Notify;
+
+/// The callers of one port.
+#[derive(Debug)]
+pub struct Callers {
+    most: usize,
+    most_bytes: u64,
+    present: Mutex<Present>,
+}
+
+#[derive(Debug, Default)]
+struct Present {
+    next: u64,
+    bytes: u64,
+    /// In order of arrival.
+    callers: BTreeMap<u64, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    bytes: u64,
+    displaced: Arc<Notify>,
+}
+
+/// One caller. It counts as one until it is settled or dropped.
+#[derive(Debug)]
+pub struct Caller {
+    callers: Arc<Callers>,
+    number: u64,
+    displaced: Arc<Notify>,
+}
+
+impl Callers {
+    /// A table of at most `most` callers that hold at most `most_bytes` together.
+    pub fn new(most: usize, most_bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            most_bytes,
+            present: Mutex::default(),
+        })
+    }
+
+    /// Takes a caller in; the oldest one makes room where there are too many.
+    pub fn admit(self: &Arc<Self>) -> Caller {
+        let displaced = Arc::new(Notify::new());
+        let mut present = self.present.lock();
+        while present.callers.len() >= self.most {
+            let Some((&oldest, _)) = present.callers.first_key_value() else {
+                break;
+            };
+            present.displace(oldest);
+        }
+        let number = present.next;
+        present.next += 1;
+        let entry = Entry {
+            bytes: 0,
+            displaced: Arc::clone(&displaced),
+        };
+        present.callers.insert(number, entry);
+        Caller {
+            callers: Arc::clone(self),
+            number,
+            displaced,
+        }
+    }
+
+    /// Displaces the oldest caller, whose descriptor is needed; whether there was one.
+    pub fn displace_oldest(&self) -> bool {
+        let mut present = self.present.lock();
+        let oldest = present.callers.first_key_value().map(|(number, _)| *number);
+        oldest.is_some_and(|oldest| {
+            present.displace(oldest);
+            true
+        })
+    }
+
+    /// Displaces everybody: the port is being closed.
+    pub fn displace_all(&self) {
+        while self.displace_oldest() {}
+    }
+
+    /// How many callers there are.
+    pub fn count(&self) -> usize {
+        self.present.lock().callers.len()
+    }
+}
+
+impl Present {
+    fn remove(&mut self, number: u64) -> Option<Entry> {
+        let entry = self.callers.remove(&number)?;
+        self.bytes -= entry.bytes;
+        Some(entry)
+    }
+
+    fn displace(&mut self, number: u64) {
+        if let Some(entry) = self.remove(number) {
+            tracing::debug!("too many callers have not said who they are: one is displaced");
+            entry.displaced.notify_one();
+        }
+    }
+}
+
+impl Caller {
+    /// Ends when the caller is to be closed in favour of another.
+    pub async fn displaced(&self) {
+        self.displaced.notified().await;
+    }
+
+    /// The same as a future of its own.
+    pub fn displacement(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
+        Arc::clone(&self.displaced).notified_owned()
+    }
+
+    /// Notes that so many bytes have come from it and are held.
+    pub fn received(&self, bytes: u64) {
+        let mut present = self.callers.present.lock();
+        let Some(entry) = present.callers.get_mut(&self.number) else {
+            return;
+        };
+        entry.bytes += bytes;
+        present.bytes += bytes;
+        while present.bytes > self.callers.most_bytes {
+            let heaviest = present.callers.iter().max_by_key(|(_, entry)| entry.bytes);
+            let Some((&heaviest, _)) = heaviest else {
+                break;
+            };
+            present.displace(heaviest);
+        }
+    }
+
+    /// It has shown who it is: it is a caller no more, and is not displaced.
+    pub fn settle(&self) {
+        self.callers.present.lock().remove(self.number);
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.settle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a future is ready at once.
+    fn is_ready(future: impl Future<Output = ()>) -> bool {
+        let mut future = std::pin::pin!(future);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        future.as_mut().poll(&mut context).is_ready()
+    }
+
+    #[test]
+    fn the_oldest_caller_makes_room_and_who_is_settled_never_does() {
+        let callers = Callers::new(2, 100);
+        let settled = callers.admit();
+        settled.settle();
+        let first = callers.admit();
+        let second = callers.admit();
+        assert!(!is_ready(first.displaced()));
+        let third = callers.admit();
+        assert!(is_ready(first.displaced()));
+        assert!(!is_ready(second.displaced()) && !is_ready(third.displaced()));
+        assert_eq!(callers.count(), 2);
+        drop(third);
+        let _fourth = callers.admit();
+        assert!(!is_ready(second.displaced()));
+        callers.displace_all();
+        assert!(is_ready(second.displaced()));
+        assert!(!is_ready(settled.displaced()));
+    }
+
+    #[test]
+    fn who_holds_the_most_is_displaced_when_callers_hold_too_much() {
+        let callers = Callers::new(10, 100);
+        let (small, large) = (callers.admit(), callers.admit());
+        small.received(30);
+        large.received(70);
+        assert!(!is_ready(large.displaced()));
+        small.received(1);
+        assert!(is_ready(large.displaced()) && !is_ready(small.displaced()));
+        // What it held is not counted any more.
+        large.received(1000);
+        small.received(60);
+        assert!(!is_ready(small.displaced()));
+    }
+}

@@ -1,0 +1,183 @@
+//! A gRPC connection, watched until its first call has come in whole.
+//!
+//! gRPC has no hello of its own. A connection on which no call was decoded yet is a caller: it has a
+//! bounded time, what it sends is counted, and it is displaced when there are too many. The first call makes
+//! it known, where the master has a place for it.
+
+use super::PATIENCE;
+use kvpool_daemon::callers::Caller;
+use kvpool_types::Code;
+use parking_lot::Mutex;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::transport::server::Connected;
+
+use crate::service::refused::{Refused, refused};
+
+/// A connection as its calls see it.
+#[derive(Clone, Debug)]
+pub struct Origin(Arc<Identity>);
+
+#[derive(Debug)]
+struct Identity {
+    is_known: AtomicBool,
+    caller: Caller,
+    places: Arc<Semaphore>,
+    /// Kept for as long as the connection lives.
+    place: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+impl Origin {
+    /// A call has come in: the connection is known from now on.
+    pub(in crate::service) fn settle(&self) -> Result<(), Refused> {
+        let identity = &self.0;
+        if identity.is_known.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut place = identity.place.lock();
+        if place.is_none() {
+            let taken = Arc::clone(&identity.places).try_acquire_owned();
+            *place = Some(taken.map_err(|_| {
+                refused(
+                    Code::TooManyHeld,
+                    "this master takes no more connections (see --max-connections)",
+                )
+            })?);
+        }
+        identity.caller.settle();
+        identity.is_known.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// The origin of a request that came by a watched connection, settled.
+    pub(in crate::service) fn settle_of<T>(request: &tonic::Request<T>) -> Result<(), Refused> {
+        request
+            .extensions()
+            .get::<Self>()
+            .map_or(Ok(()), Self::settle)
+    }
+
+    fn is_known(&self) -> bool {
+        self.0.is_known.load(Ordering::Acquire)
+    }
+}
+
+/// See the module's documentation.
+pub struct GrpcStream {
+    stream: TcpStream,
+    origin: Origin,
+    /// Ends when the caller is displaced, or out of time.
+    over: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
+}
+
+impl std::fmt::Debug for GrpcStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GrpcStream({:?})", self.origin)
+    }
+}
+
+impl GrpcStream {
+    pub(super) fn new(stream: TcpStream, caller: Caller, places: Arc<Semaphore>) -> Self {
+        let displaced = caller.displacement();
+        let over = async move {
+            tokio::select! {
+                () = displaced => {}
+                () = tokio::time::sleep(PATIENCE) => {}
+            }
+        };
+        let identity = Identity {
+            is_known: AtomicBool::new(false),
+            caller,
+            places,
+            place: Mutex::new(None),
+        };
+        Self {
+            stream,
+            origin: Origin(Arc::new(identity)),
+            over: Some(Box::pin(over)),
+        }
+    }
+
+    /// Fails once the caller has no more time. Wakes the task then, whatever it waits for.
+    fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let Some(over) = &mut self.over else {
+            return Ok(());
+        };
+        if self.origin.is_known() {
+            self.over = None;
+            return Ok(());
+        }
+        match over.as_mut().poll(context) {
+            Poll::Pending => Ok(()),
+            // The future is not asked again: the connection fails here.
+            Poll::Ready(()) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "no call came in time, or too many callers made none",
+            )),
+        }
+    }
+}
+
+impl Connected for GrpcStream {
+    type ConnectInfo = Origin;
+
+    fn connect_info(&self) -> Origin {
+        self.origin.clone()
+    }
+}
+
+impl AsyncRead for GrpcStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        self.check(context)?;
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if self.over.is_some() {
+            let count = buffer.filled().len() - before;
+            self.origin.0.caller.received(count as u64);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for GrpcStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check(context)?;
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
