@@ -41,6 +41,8 @@ fn registration(size: Length) -> Registration {
         shm_path: String::new(),
         host: HostId(1),
         epoch_seen: Epoch(0),
+        secret: None,
+        epoch_proof: Default::default(),
         segments: vec![(size, None)],
         held: Vec::new(),
     }

@@ -4,11 +4,11 @@ mod support;
 
 use kvpool_master::pool::{Pool, ReserveOptions};
 use kvpool_master::{CommitAck, Config};
-use kvpool_types::{Code, Epoch, Key};
+use kvpool_types::{Code, Key};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use support::{SPACE, commit, join, pool, registration, reserve, reserve_with};
+use support::{SPACE, commit, join, pool, reserve, reserve_with};
 use tokio::time::timeout;
 
 const KIB: u64 = 1 << 10;
@@ -179,19 +179,4 @@ async fn what_a_put_from_memory_replaces_is_free_once_that_is_logged() {
     );
     drop(shut);
     put(&pool, 2, 450 * KIB).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_knows_an_impossible_epoch_ends_no_term() {
-    let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), Config::default()).await;
-    let mut damaged = registration("n", 1, KIB);
-    damaged.epoch_seen = Epoch(u64::MAX);
-    let refused = pool.register(&damaged).await.unwrap_err();
-    assert!(
-        refused.to_string().contains("no pool has come to epoch"),
-        "{refused}"
-    );
-    let superseded = timeout(Duration::from_millis(50), pool.superseded()).await;
-    assert!(superseded.is_err(), "the term goes on");
 }

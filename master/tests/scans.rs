@@ -35,6 +35,8 @@ async fn pool(directory: &Path) -> Arc<Pool> {
         shm_path: String::new(),
         host: HostId(1),
         epoch_seen: Epoch(0),
+        secret: None,
+        epoch_proof: Default::default(),
         segments: vec![(Length(64 << 20), None)],
         held: Vec::new(),
     };

@@ -41,6 +41,8 @@ fn registration() -> Registration {
         shm_path: String::new(),
         host: HostId(1),
         epoch_seen: Epoch(0),
+        secret: None,
+        epoch_proof: Default::default(),
         segments: vec![(Length(4 << 20), None)],
         held: Vec::new(),
     }

@@ -46,6 +46,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
                 forward: false,
             }),
             spin_us: 50,
+            features: 0,
         },
     );
     holds(
@@ -58,6 +59,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
             max_block_bytes: 1 << 30,
             max_batch_keys: 8192,
             checksum_algorithm: 1,
+            features: 0,
         },
     );
     holds(
@@ -81,6 +83,8 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
                 length: 65536,
             }],
             checksum_algorithm: 1,
+            life_secret: Bytes::new(),
+            epoch_proof: Bytes::new(),
         },
     );
     holds(
@@ -92,6 +96,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
             segment_ids: vec![3],
             grant_key: sequence(0x50, 32),
             heartbeat_interval_ms: 500,
+            epoch_proof: Bytes::new(),
         },
     );
     let refusal = Refusal {

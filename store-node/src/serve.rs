@@ -14,7 +14,7 @@ use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
 use kvpool_types::wire::frame;
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantId, HostId,
-    Incarnation, Length, NodeName, Offset, SegmentId,
+    Incarnation, Length, LifeSecret, NodeName, Offset, SegmentId,
 };
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -38,6 +38,8 @@ pub(crate) struct Identity {
 pub(crate) struct Snapshot {
     pub(crate) cluster: Option<ClusterId>,
     pub(crate) incarnation: Incarnation,
+    /// What shows that it is this life.
+    pub(crate) secret: LifeSecret,
     /// Each segment's size, and its number once a master has given it one.
     pub(crate) segments: Vec<(Length, Option<SegmentId>)>,
     pub(crate) held: Vec<Extent>,
@@ -55,6 +57,8 @@ struct Shared {
     segments: Vec<Box<dyn Segment>>,
     fence: RwLock<Fence>,
     cluster: RwLock<Option<ClusterId>>,
+    /// The secret of the present life. Changed with the fence's incarnation, under its lock.
+    secret: Mutex<LifeSecret>,
     fenced: Notify,
     /// The connections whose devices may touch the memory.
     touching: Mutex<Vec<Weak<dyn Abort>>>,
@@ -69,12 +73,14 @@ impl Store {
         metrics: Metrics,
     ) -> Self {
         let sizes: Vec<Length> = segments.iter().map(|segment| segment.size()).collect();
+        let secret = LifeSecret::new(rand::random());
         Self {
             shared: Arc::new(Shared {
                 identity,
                 segments,
-                fence: RwLock::new(Fence::new(Incarnation(rand::random()), &sizes, limits)),
+                fence: RwLock::new(Fence::new(secret.incarnation(), &sizes, limits)),
                 cluster: RwLock::new(None),
+                secret: Mutex::new(secret),
                 fenced: Notify::new(),
                 touching: Mutex::default(),
                 metrics,
@@ -102,6 +108,7 @@ impl Store {
         Snapshot {
             cluster,
             incarnation: fence.incarnation(),
+            secret: self.shared.secret.lock().clone(),
             segments: sizes.map(|size| (size, ids.next())).collect(),
             held: fence.held(),
         }
@@ -125,8 +132,12 @@ impl Store {
 
     /// Begins a new life: the old one's blocks are forgotten and its grants closed.
     pub(crate) fn renew(&self, keep_cluster: bool) {
-        let incarnation = Incarnation(rand::random());
-        abort_all(self.change(|fence| fence.renew(incarnation)));
+        let secret = LifeSecret::new(rand::random());
+        abort_all(self.change(|fence| {
+            let incarnation = secret.incarnation();
+            *self.shared.secret.lock() = secret;
+            fence.renew(incarnation)
+        }));
         let touching = std::mem::take(&mut *self.shared.touching.lock());
         abort_all(touching.iter().filter_map(Weak::upgrade).collect());
         if !keep_cluster {

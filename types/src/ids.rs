@@ -119,6 +119,15 @@ impl Offset {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeName(pub String);
 
+impl NodeName {
+    /// Whether a name can go into log lines, labels and tables as it is: 1 to 255 letters, digits, `-`, `_`,
+    /// `.` or `:`.
+    pub fn is_sound(&self) -> bool {
+        let fits = |c: u8| c.is_ascii_alphanumeric() || b"-_.:".contains(&c);
+        (1..=255).contains(&self.0.len()) && self.0.bytes().all(fits)
+    }
+}
+
 impl fmt::Display for NodeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

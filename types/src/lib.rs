@@ -15,7 +15,9 @@ pub mod hash64;
 pub mod ids;
 pub mod key;
 pub mod key_strings;
+pub mod life;
 pub mod namespace;
+pub mod term_proof;
 pub mod token;
 pub mod wire;
 
@@ -29,5 +31,7 @@ pub use ids::{
     Offset, SegmentId, Version,
 };
 pub use key::{Key, KeyRef};
+pub use life::LifeSecret;
 pub use namespace::Namespace;
+pub use term_proof::TermProver;
 pub use token::Token;

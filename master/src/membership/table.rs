@@ -2,7 +2,8 @@
 
 use super::{Node, NodeState};
 use crate::clock::Millis;
-use kvpool_types::{Epoch, Extent, HostId, Incarnation, Length, NodeName, SegmentId};
+use bytes::Bytes;
+use kvpool_types::{Epoch, Extent, HostId, Incarnation, Length, LifeSecret, NodeName, SegmentId};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -23,6 +24,10 @@ pub struct Registration {
     pub host: HostId,
     /// The highest epoch that it was ever welcomed to.
     pub epoch_seen: Epoch,
+    /// What shows that its life is its own; `None` from nodes whose lives have no secret.
+    pub secret: Option<LifeSecret>,
+    /// What shows that `epoch_seen` was; empty for nothing.
+    pub epoch_proof: Bytes,
     /// The size of each segment, with its id if a welcome gave it one.
     pub segments: Vec<(Length, Option<SegmentId>)>,
     /// What it cannot fence yet.
@@ -70,6 +75,11 @@ impl Members {
     /// Every node, by name.
     pub fn all(&self) -> Vec<Arc<Node>> {
         self.nodes.read().values().cloned().collect()
+    }
+
+    /// How many nodes there are.
+    pub fn count(&self) -> usize {
+        self.nodes.read().len()
     }
 
     pub(crate) fn insert(&self, node: Arc<Node>) {

@@ -21,6 +21,7 @@ mod commit;
 mod evictor;
 mod nodes;
 mod read;
+mod registration;
 mod remove;
 mod reserve;
 mod segment_ids;

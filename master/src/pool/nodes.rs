@@ -29,10 +29,6 @@ pub(super) fn refuse(code: Code, message: impl Into<String>) -> RegisterError {
     }
 }
 
-/// No pool gets so many terms ahead of a master that is asked to let a node in: a node that says so is
-/// damaged, and terms must not be used up for it.
-const MOST_TERMS: u64 = 1 << 32;
-
 impl Pool {
     /// Takes a node in: a known incarnation with its blocks, a new one with empty segments (and in
     /// place of the one before it). Answers once that is durable. The node must be told the result
@@ -46,6 +42,7 @@ impl Pool {
         let known = self.members.get(&registration.name);
         match known {
             Some(node) if node.incarnation == registration.incarnation => {
+                self.check_life(&node, registration)?;
                 self.check_segments(&node, registration)?;
                 Ok(node)
             }
@@ -79,51 +76,6 @@ impl Pool {
                 self.welcome_new(registration).await
             }
         }
-    }
-
-    fn check_registration(&self, registration: &Registration) -> Result<(), RegisterError> {
-        if registration.epoch_seen.0.saturating_sub(self.epoch.0) > MOST_TERMS {
-            return Err(refuse(
-                Code::InvalidArgument,
-                format!("no pool has come to epoch {}", registration.epoch_seen),
-            ));
-        }
-        if registration.epoch_seen > self.epoch {
-            *self.superseded.lock() = Some(registration.epoch_seen);
-            self.superseded_told.notify_waiters();
-            return Err(refuse(
-                Code::NotLeader,
-                format!(
-                    "epoch {} is over: the node knows {}",
-                    self.epoch, registration.epoch_seen
-                ),
-            ));
-        }
-        if !self.leads() {
-            return Err(refuse(
-                Code::NotLeader,
-                format!("epoch {} is not confirmed, or over", self.epoch),
-            ));
-        }
-        if self.members.is_dropped(registration.incarnation) {
-            return Err(refuse(
-                Code::IncarnationDropped,
-                format!("incarnation {} was dropped", registration.incarnation),
-            ));
-        }
-        if registration.name.0.is_empty() || registration.name.0.len() > 255 {
-            return Err(refuse(
-                Code::InvalidArgument,
-                "a node name has 1 to 255 bytes",
-            ));
-        }
-        if registration.segments.is_empty() || registration.segments.iter().any(|s| s.0.0 == 0) {
-            return Err(refuse(
-                Code::InvalidArgument,
-                "a node offers at least one byte of memory",
-            ));
-        }
-        Ok(())
     }
 
     fn check_segments(
@@ -230,7 +182,7 @@ impl Pool {
         registration: &Registration,
         outbox: Outbox,
     ) -> u64 {
-        self.shut_held(registration);
+        self.shut_held(node, registration);
         let address = Address {
             data: registration.data_address.clone(),
             shm_path: registration.shm_path.clone(),
@@ -247,10 +199,13 @@ impl Pool {
 
     /// A held range that no block and no grant of this term covers is what is left of a put of an
     /// earlier term: its writer may still be writing.
-    fn shut_held(&self, registration: &Registration) {
+    fn shut_held(&self, node: &Node, registration: &Registration) {
+        // A node speaks for its own memory.
+        let own = node.segments();
         let segments = self.placement.segments();
         let mut freed = Vec::new();
-        for extent in &registration.held {
+        let held = registration.held.iter();
+        for extent in held.filter(|extent| own.contains(&extent.segment)) {
             let Some(segment) = segments.get(extent.segment) else {
                 continue;
             };

@@ -7,8 +7,8 @@ use crate::membership::{Node, Outbox, Registration, Reported};
 use crate::pool::{Pool, RegisterError};
 use kvpool_proto as proto;
 use kvpool_types::{
-    ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, HostId, Incarnation, Length, NodeName,
-    Offset, SegmentId,
+    ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, HostId, Incarnation, Length, LifeSecret,
+    NodeName, Offset, SegmentId,
 };
 use proto::master_message::Body as ToNode;
 use proto::node_message::Body as FromNode;
@@ -84,7 +84,7 @@ impl proto::nodes_server::Nodes for NodesService {
                     pool.detach(&node, session);
                 }
                 Err(RegisterError { code, message }) => {
-                    tracing::warn!(node = first.name, %code, message, "node refused");
+                    tracing::warn!(node = ?first.name, %code, message, "node refused");
                     let refusal = proto::Refusal {
                         code: code.to_wire().into(),
                         message,
@@ -122,6 +122,7 @@ async fn begin(
             grant_key: bytes::Bytes::copy_from_slice(&node.key.0),
             heartbeat_interval_ms: u64::try_from(pool.config.heartbeat_interval.as_millis())
                 .unwrap_or(u64::MAX),
+            epoch_proof: pool.prove_term(&node.name),
         }),
     );
     let session = pool.activate(&node, &registration, outbox.clone());
@@ -166,6 +167,13 @@ fn read_registration(
     }
     let incarnation = Incarnation::from_slice(&register.incarnation)
         .ok_or_else(|| refuse(Code::Malformed, "an incarnation has 16 bytes".into()))?;
+    let secret = match register.life_secret.as_ref() {
+        [] => None,
+        bytes => Some(
+            LifeSecret::from_slice(bytes)
+                .ok_or_else(|| refuse(Code::Malformed, "a life's secret has 32 bytes".into()))?,
+        ),
+    };
     let held = register.held.iter().map(|range| Extent {
         segment: SegmentId(range.segment),
         offset: Offset(range.offset),
@@ -184,6 +192,8 @@ fn read_registration(
             .map(|s| (Length(s.size_bytes), (s.id != 0).then_some(SegmentId(s.id))))
             .collect(),
         held: held.collect(),
+        secret,
+        epoch_proof: register.epoch_proof.clone(),
     })
 }
 

@@ -100,6 +100,8 @@ pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registr
         shm_path: String::new(),
         host: HostId(1),
         epoch_seen: Epoch(0),
+        secret: None,
+        epoch_proof: Default::default(),
         segments: vec![(Length(bytes), None)],
         held: Vec::new(),
     }

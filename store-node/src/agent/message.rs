@@ -15,6 +15,15 @@ pub(super) struct Welcome {
     pub(super) cluster: ClusterId,
     pub(super) term: Term,
     pub(super) heartbeat_interval: Duration,
+    /// What shows later that this term was; empty from masters that give none.
+    pub(super) proof: Bytes,
+}
+
+/// The highest epoch that the node was welcomed to, and what shows that.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    pub(super) epoch: Epoch,
+    pub(super) proof: Bytes,
 }
 
 /// What a message of the master holds that it must not.
@@ -36,7 +45,7 @@ pub(super) fn register(
     identity: &Identity,
     options: &Options,
     snapshot: &Snapshot,
-    epoch_seen: Epoch,
+    seen: &Seen,
 ) -> proto::Register {
     let cluster = snapshot.cluster.map(ClusterId::to_bytes);
     let segments = snapshot
@@ -55,10 +64,12 @@ pub(super) fn register(
         data_address: options.data_address.clone(),
         shm_path: options.shm_path.clone(),
         host_id: Bytes::copy_from_slice(&identity.host.to_bytes()),
-        epoch_seen: epoch_seen.0,
+        epoch_seen: seen.epoch.0,
         segments: segments.collect(),
         held: snapshot.held.iter().map(range).collect(),
         checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u32,
+        life_secret: Bytes::copy_from_slice(&snapshot.secret.to_bytes()),
+        epoch_proof: seen.proof.clone(),
     }
 }
 
@@ -78,6 +89,7 @@ pub(super) fn welcome(message: &proto::Welcome) -> Result<Welcome, Malformed> {
             segments: message.segment_ids.iter().copied().map(SegmentId).collect(),
         },
         heartbeat_interval: Duration::from_millis(message.heartbeat_interval_ms),
+        proof: message.epoch_proof.clone(),
     })
 }
 

@@ -20,7 +20,7 @@ mod session;
 use crate::serve::Store;
 use backoff::Backoff;
 use hunt::{Before, GONE, Hunt};
-use kvpool_types::Epoch;
+use message::Seen;
 use session::{End, Introduction};
 use std::io;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ impl Agent {
             options,
             phases,
             connected: Arc::clone(&connected),
-            epoch_seen: Epoch(0),
+            seen: Seen::default(),
             has_several: false,
         };
         let thread = std::thread::Builder::new()
@@ -135,7 +135,7 @@ struct Context {
     options: Options,
     phases: watch::Receiver<Phase>,
     connected: Arc<AtomicBool>,
-    epoch_seen: Epoch,
+    seen: Seen,
     /// Whether more than one master is known.
     has_several: bool,
 }
@@ -169,7 +169,7 @@ impl Context {
                         "this incarnation is over: the node begins anew, empty"
                     );
                     if !keep_cluster {
-                        self.epoch_seen = Epoch(0);
+                        self.seen = Seen::default();
                     }
                     self.store.renew(keep_cluster);
                     Before::Anew(&master, backoff.next(GONE))
@@ -197,7 +197,7 @@ impl Context {
                 self.store.identity(),
                 &self.options,
                 &snapshot,
-                self.epoch_seen,
+                &self.seen,
             ),
             incarnation: snapshot.incarnation,
             numbered: snapshot.segments.iter().all(|(_, id)| id.is_some()),

@@ -1,6 +1,6 @@
 //! One session: from the registration to the end of the stream.
 
-use super::message::{self, Malformed};
+use super::message::{self, Malformed, Seen};
 use super::{Context, Phase};
 use crate::fence::TermError;
 use kvpool_proto as proto;
@@ -189,8 +189,8 @@ impl Session {
             inbox,
         } = welcomed;
         let epoch = welcome.term.epoch;
-        if epoch < context.epoch_seen {
-            let seen = context.epoch_seen;
+        if epoch < context.seen.epoch {
+            let seen = context.seen.epoch;
             return Err(TermError::Deposed {
                 offered: epoch,
                 seen,
@@ -207,7 +207,10 @@ impl Session {
             }
             Err(error) => return Err(error.into()),
         }
-        context.epoch_seen = epoch;
+        context.seen = Seen {
+            epoch,
+            proof: welcome.proof,
+        };
         context.store.metrics().sessions.inc();
         tracing::info!(
             master,

@@ -182,6 +182,7 @@ impl Session {
             segment_ids: vec![segment.0],
             grant_key: Bytes::copy_from_slice(&KEY.0),
             heartbeat_interval_ms: u64::try_from(INTERVAL.as_millis()).unwrap(),
+            epoch_proof: Bytes::copy_from_slice(&epoch.to_le_bytes()),
         }));
     }
 

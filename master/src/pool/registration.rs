@@ -1,0 +1,176 @@
+//! What a registration must be before anything comes of it. A node proves nothing of who it is yet: what it
+//! says is held against what can be, and against what is known of its life and of the pool's terms.
+
+use super::Pool;
+use super::nodes::{RegisterError, refuse};
+use crate::membership::{Node, NodeState, Registration};
+use bytes::Bytes;
+use kvpool_types::{Code, NodeName, TermProver};
+
+/// The most nodes of a pool.
+const MOST_NODES: usize = 16_384;
+/// The most segments of a node.
+const MOST_SEGMENTS: usize = 1024;
+/// The most bytes of a node: what one process can map on the machines that kvpool runs on.
+const MOST_BYTES: u64 = 1 << 47;
+/// The longest `host:port`: a DNS name has 253 bytes at most.
+const MOST_ADDRESS: usize = 300;
+/// The longest path of a socket, with room for abstract names.
+const MOST_PATH: usize = 4096;
+
+fn invalid(message: impl Into<String>) -> RegisterError {
+    refuse(Code::InvalidArgument, message)
+}
+
+impl Pool {
+    /// What a welcome carries for `node`: it shows a master of an earlier term that this one was.
+    pub fn prove_term(&self, node: &NodeName) -> Bytes {
+        let prover = TermProver::new(self.cluster, self.seed);
+        Bytes::copy_from_slice(&prover.prove(node, self.epoch))
+    }
+
+    /// Refuses what no node says. Changes nothing, except that a node which shows that the pool has come to
+    /// a later term makes that known.
+    pub(super) fn check_registration(
+        &self,
+        registration: &Registration,
+    ) -> Result<(), RegisterError> {
+        check_words(registration)?;
+        check_sizes(registration)?;
+        check_secret(registration)?;
+        self.check_epoch(registration)?;
+        if !self.leads() {
+            return Err(refuse(
+                Code::NotLeader,
+                format!("epoch {} is not confirmed, or over", self.epoch),
+            ));
+        }
+        if self.members.is_dropped(registration.incarnation) {
+            return Err(refuse(
+                Code::IncarnationDropped,
+                format!("incarnation {} was dropped", registration.incarnation),
+            ));
+        }
+        let is_known = self.members.get(&registration.name).is_some();
+        if !is_known && self.members.count() >= MOST_NODES {
+            return Err(refuse(
+                Code::TooManyHeld,
+                format!("the pool has {MOST_NODES} nodes, which is the most"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Only a proof ends a term: anybody can name a number.
+    fn check_epoch(&self, registration: &Registration) -> Result<(), RegisterError> {
+        let (name, seen) = (&registration.name, registration.epoch_seen);
+        if seen <= self.epoch {
+            return Ok(());
+        }
+        let prover = TermProver::new(self.cluster, self.seed);
+        if prover.verify(name, seen, &registration.epoch_proof) {
+            *self.superseded.lock() = Some(seen);
+            self.superseded_told.notify_waiters();
+            return Err(refuse(
+                Code::NotLeader,
+                format!(
+                    "epoch {} is over: node {name} was welcomed to {seen}",
+                    self.epoch
+                ),
+            ));
+        }
+        Err(refuse(
+            Code::NotLeader,
+            format!(
+                "node {name} names epoch {seen} without proof, and this master leads in {}: if the \
+                 master's data was put back to an older state, restart the node",
+                self.epoch
+            ),
+        ))
+    }
+
+    /// Whether this session may be one more of a life that is known. A network may have cut the session
+    /// before without a word, so a node may well come while its old session seems alive; but then it shows
+    /// the secret of its life. A node without one waits until it is suspect.
+    pub(super) fn check_life(
+        &self,
+        node: &Node,
+        registration: &Registration,
+    ) -> Result<(), RegisterError> {
+        let is_live = node.is_connected() && node.state() != NodeState::Suspect;
+        if registration.secret.is_none() && is_live {
+            return Err(refuse(
+                Code::InProgress,
+                format!(
+                    "incarnation {} of node {} has a session, and this one shows no secret of it",
+                    node.incarnation, node.name
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Names and addresses go into logs, tables, labels, and to every client.
+fn check_words(registration: &Registration) -> Result<(), RegisterError> {
+    let Registration {
+        name,
+        data_address,
+        shm_path,
+        ..
+    } = registration;
+    if !name.is_sound() {
+        return Err(invalid(
+            "a node name has 1 to 255 letters, digits, `-`, `_`, `.` or `:`",
+        ));
+    }
+    let is_address =
+        data_address.len() <= MOST_ADDRESS && data_address.chars().all(|c| c.is_ascii_graphic());
+    if !is_address {
+        return Err(invalid(format!(
+            "{data_address:.80?} is no address of a data port"
+        )));
+    }
+    if shm_path.len() > MOST_PATH || shm_path.chars().any(char::is_control) {
+        return Err(invalid(format!("{shm_path:.80?} is no path of a socket")));
+    }
+    Ok(())
+}
+
+fn check_sizes(registration: &Registration) -> Result<(), RegisterError> {
+    let segments = &registration.segments;
+    if segments.is_empty() || segments.iter().any(|(size, _)| size.0 == 0) {
+        return Err(invalid("a node offers at least one byte of memory"));
+    }
+    if segments.len() > MOST_SEGMENTS {
+        return Err(invalid(format!(
+            "{} segments are over the limit of {MOST_SEGMENTS}",
+            segments.len()
+        )));
+    }
+    let total = segments
+        .iter()
+        .try_fold(0u64, |total, (size, _)| total.checked_add(size.0));
+    if total.is_none_or(|total| total > MOST_BYTES) {
+        return Err(invalid(format!(
+            "segments of more than {MOST_BYTES} bytes together are more than a process can map"
+        )));
+    }
+    Ok(())
+}
+
+fn check_secret(registration: &Registration) -> Result<(), RegisterError> {
+    let life = registration.incarnation;
+    match &registration.secret {
+        Some(secret) if secret.incarnation() == life => Ok(()),
+        Some(_) => Err(refuse(
+            Code::GrantRefused,
+            format!("the secret shown is not that of incarnation {life}"),
+        )),
+        None if life.has_secret() => Err(refuse(
+            Code::GrantRefused,
+            format!("incarnation {life} has a secret, and none is shown"),
+        )),
+        None => Ok(()),
+    }
+}
