@@ -1,5 +1,6 @@
 //! Opening links to store nodes.
 
+use crate::addresses::{self, first_of};
 use crate::cache::Node;
 use crate::clock::Deadline;
 use crate::links::Dial;
@@ -73,12 +74,20 @@ impl Dial for Dialer {
                 TransportKind::Rdma => {
                     let fabric =
                         rdma.ok_or_else(|| unreachable("this host has no RDMA".to_owned()))?;
-                    let address = resolve(&node.data_address, deadline).await?;
-                    open(move || rdma::connect(&fabric, address, hello, deadline.to_std())).await
+                    let found = resolve(&node.data_address, deadline).await?;
+                    let opened = first_of(found, |address| {
+                        let (fabric, hello) = (Arc::clone(&fabric), hello.clone());
+                        open(move || rdma::connect(&fabric, address, hello, deadline.to_std()))
+                    });
+                    opened.await.unwrap_or_else(nowhere)
                 }
                 TransportKind::Tcp => {
-                    let address = resolve(&node.data_address, deadline).await?;
-                    open(move || tcp::connect_with(address, hello, deadline.to_std(), &tcp)).await
+                    let found = resolve(&node.data_address, deadline).await?;
+                    let opened = first_of(found, |address| {
+                        let (hello, tcp) = (hello.clone(), tcp.clone());
+                        open(move || tcp::connect_with(address, hello, deadline.to_std(), &tcp))
+                    });
+                    opened.await.unwrap_or_else(nowhere)
                 }
             }
         })
@@ -95,17 +104,18 @@ async fn open(
     }
 }
 
-async fn resolve(address: &str, deadline: Deadline) -> Result<SocketAddr, TransferError> {
-    let looked_up = deadline.run(tokio::net::lookup_host(address)).await;
-    match looked_up {
-        Ok(Ok(mut found)) => found
-            .next()
-            .ok_or_else(|| unreachable(format!("{address} names no host"))),
+async fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, TransferError> {
+    match deadline.run(addresses::resolve(address)).await {
+        Ok(Ok(found)) => Ok(found),
         Ok(Err(error)) => Err(unreachable(format!("{address}: {error}"))),
         Err(_) => Err(unreachable(format!(
             "the name in {address} was not resolved in time"
         ))),
     }
+}
+
+fn nowhere<T>() -> Result<T, TransferError> {
+    Err(unreachable("the node's address names no host".to_owned()))
 }
 
 fn unreachable(message: String) -> TransferError {

@@ -17,6 +17,7 @@
 
 pub mod blocking;
 
+mod addresses;
 mod api;
 mod batch;
 mod cache;

@@ -4,15 +4,17 @@
 //! while the client looks again.
 
 use super::master::{CONNECT_TIMEOUT, PING_INTERVAL, PING_TIMEOUT};
+use crate::addresses;
 use crate::clock::Deadline;
 use crate::errors::ControlError;
-use kvpool_proto::HelloRequest;
+use kvpool_proto::{HelloReply, HelloRequest};
 use kvpool_transport::channel::Reply;
 use kvpool_transport::{Channel, TransferError};
+use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Code, Epoch};
 use parking_lot::RwLock;
-use std::net::SocketAddr;
+use prost::Message as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -35,17 +37,20 @@ pub(super) struct Framed {
     doubtful: AtomicBool,
     /// Held while the connection is being opened; until when it is not tried.
     opening: tokio::sync::Mutex<Option<Instant>>,
+    /// Whether the log says already that gRPC is used instead. Of all connections to the master.
+    told: Arc<AtomicBool>,
 }
 
 impl Framed {
     /// A connection to be opened to `address` when it is first needed.
-    pub(super) fn new(address: String, spin: Duration) -> Self {
+    pub(super) fn new(address: String, spin: Duration, told: Arc<AtomicBool>) -> Self {
         Self {
             address,
             spin,
             channel: RwLock::new(None),
             doubtful: AtomicBool::new(false),
             opening: tokio::sync::Mutex::new(None),
+            told,
         }
     }
 
@@ -87,10 +92,12 @@ impl Framed {
                 Ok(Some(channel))
             }
             Err(error) if error.code == Code::VersionMismatch => {
-                tracing::info!(
-                    master = self.address, %error,
-                    "this master takes no framed calls: gRPC is used for all"
-                );
+                if !self.told.swap(true, Ordering::AcqRel) {
+                    tracing::warn!(
+                        master = self.address, %error,
+                        "no framed connection to this master: gRPC is used for all calls, which take longer"
+                    );
+                }
                 *not_before = Some(Instant::now() + AGAIN);
                 Ok(None)
             }
@@ -133,25 +140,45 @@ impl Framed {
     ) -> Result<Arc<Channel>, ControlError> {
         let failed =
             |what: &dyn std::fmt::Display| ControlError::new(Code::Unreachable, what.to_string());
-        let mut found = tokio::net::lookup_host(&self.address)
-            .await
-            .map_err(|error| failed(&error))?;
-        let address: SocketAddr = found.next().ok_or_else(|| failed(&"it names no host"))?;
-        let channel = Channel::connect(address, self.spin)
+        let found = addresses::resolve(&self.address)
             .await
             .map_err(|error| failed(&error))?;
         let greeting = HelloRequest {
             spin_us: u32::try_from(self.spin.as_micros()).unwrap_or(u32::MAX),
             ..greeting
         };
-        match call(&channel, Op::Greet, Epoch(0), &greeting, deadline).await {
-            Ok(_) => Ok(Arc::new(channel)),
-            // One that speaks gRPC alone hangs up on what it takes for a bad preface.
-            Err(error) if matches!(error.code, Code::Unreachable | Code::Malformed) => {
-                Err(ControlError::new(Code::VersionMismatch, error.message))
-            }
-            Err(error) => Err(ControlError::new(error.code, error.message)),
+        let opened = addresses::first_of(found, async |address| {
+            let channel = Channel::connect(address, self.spin)
+                .await
+                .map_err(|error| failed(&format!("{address}: {error}")))?;
+            greet(&channel, &greeting, deadline).await?;
+            Ok(Arc::new(channel))
+        });
+        let opened = opened.await;
+        opened.unwrap_or_else(|| Err(failed(&"it names no host")))
+    }
+}
+
+async fn greet(
+    channel: &Channel,
+    greeting: &HelloRequest,
+    deadline: Deadline,
+) -> Result<(), ControlError> {
+    let mismatch = |message: String| ControlError::new(Code::VersionMismatch, message);
+    match call(channel, Op::Greet, Epoch(0), greeting, deadline).await {
+        Ok(reply) => {
+            let reply = HelloReply::decode(reply.as_slice());
+            let features = reply.map_or(0, |reply| reply.features);
+            let shared = Features(features).shared();
+            shared
+                .map(drop)
+                .map_err(|error| mismatch(error.to_string()))
         }
+        // One that speaks gRPC alone hangs up on what it takes for a bad preface.
+        Err(error) if matches!(error.code, Code::Unreachable | Code::Malformed) => {
+            Err(mismatch(error.message))
+        }
+        Err(error) => Err(ControlError::new(error.code, error.message)),
     }
 }
 
@@ -209,7 +236,6 @@ fn read(reply: Reply) -> Result<Vec<u8>, TransferError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvpool_proto::HelloReply;
     use kvpool_types::wire::frame::{HEADER_BYTES, Header, VERSION};
     use prost::Message;
     use std::io::{Read, Write};
@@ -255,7 +281,7 @@ mod tests {
             }
             drop(silent);
         });
-        let framed = Framed::new(address, Duration::ZERO);
+        let framed = Framed::new(address, Duration::ZERO, Arc::default());
         let deadline = || Deadline::after(Duration::from_millis(1500));
         let mut answers = Vec::new();
         for _ in 0..2 {
@@ -271,6 +297,36 @@ mod tests {
         }
         assert_eq!(answers, [Err(Code::DeadlineExceeded), Ok(())]);
         drop(framed);
+        serving.join().unwrap();
+    }
+
+    /// As where `localhost` stands for two addresses and the master listens at one: another listens at the
+    /// first, or nobody.
+    #[tokio::test]
+    async fn every_address_of_a_master_is_tried() {
+        let Ok(wrong) = TcpListener::bind("[::1]:0") else {
+            eprintln!("not run: this host has no ::1");
+            return;
+        };
+        let port = wrong.local_addr().unwrap().port();
+        let right = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = right.accept().unwrap();
+            while let Ok(request) = take(&mut stream) {
+                answer(&mut stream, request);
+            }
+        });
+        let order = format!("[::1]:{port} 127.0.0.1:{port}");
+        let found = order.split(' ').map(|address| address.parse().unwrap());
+        let opened: Option<Result<(), ControlError>> =
+            addresses::first_of(found.collect(), async |address| {
+                let channel = Channel::connect(address, Duration::ZERO).await.unwrap();
+                let deadline = Deadline::after(Duration::from_secs(30));
+                greet(&channel, &HelloRequest::default(), deadline).await
+            })
+            .await;
+        opened.unwrap().unwrap();
+        drop(wrong);
         serving.join().unwrap();
     }
 }

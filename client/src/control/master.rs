@@ -10,6 +10,8 @@ use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{Caller, ClusterReply, ClusterRequest, HelloRequest, MAX_MESSAGE_BYTES};
 use kvpool_types::Code;
 use prost::Message as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tonic::transport::{Channel, Endpoint};
@@ -86,9 +88,12 @@ impl Master {
         // The connection's tasks run where this is.
         let _there = background.enter();
         let authority = authority.trim_end_matches('/');
+        let told = Arc::new(AtomicBool::new(false));
         Ok(Self {
             address: address.to_owned(),
-            framed: std::array::from_fn(|_| Framed::new(authority.to_owned(), spin)),
+            framed: std::array::from_fn(|_| {
+                Framed::new(authority.to_owned(), spin, Arc::clone(&told))
+            }),
             pool: PoolClient::new(endpoint.connect_lazy())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES),
