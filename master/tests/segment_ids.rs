@@ -27,7 +27,9 @@ use support::SPACE;
 /// How many lives a test lives through.
 fn rounds() -> u32 {
     let asked = std::env::var("KVPOOL_RELOADS").ok();
-    asked.map_or(100, |text| text.parse().expect("KVPOOL_RELOADS is a number"))
+    asked.map_or(100, |text| {
+        text.parse().expect("KVPOOL_RELOADS is a number")
+    })
 }
 
 /// What was acknowledged of a block.
@@ -188,7 +190,11 @@ impl World {
 
     /// Every acknowledged block is there, on the node that it was written to, and nothing else.
     fn check(&self) {
-        let names: Vec<Key> = self.puts.keys().map(|key| Key::parse(key).unwrap()).collect();
+        let names: Vec<Key> = self
+            .puts
+            .keys()
+            .map(|key| Key::parse(key).unwrap())
+            .collect();
         let named: Vec<KeyRef<'_>> = names.iter().map(Key::as_ref).collect();
         let described = self.pool.describe(SPACE, &named[..]);
         let mut lost = 0;

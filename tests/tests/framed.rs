@@ -154,7 +154,6 @@ async fn what_is_no_call_is_refused_and_harms_nobody_else() {
             frame(|head| head[4] = 200),
             Code::VersionMismatch,
         ),
-        ("no operation", frame(|head| head[6] = 250), Code::Malformed),
         ("a payload", frame(|head| head[32] = 1), Code::Malformed),
         (
             "a huge meta",
@@ -172,8 +171,24 @@ async fn what_is_no_call_is_refused_and_harms_nobody_else() {
     assert_eq!(failure(&mut hasty), (Code::Malformed, 0), "no greeting");
     assert!(hasty.is_closed());
 
-    // What is wrong with one call leaves the connection to the next.
+    // A greeting that fails leaves nothing to call over.
+    let mut older = open(&cluster);
+    let greeting = proto::HelloRequest {
+        min_version: 90,
+        max_version: 99,
+        ..Default::default()
+    };
+    older
+        .send(Op::Greet, Epoch(0), &greeting.encode_to_vec(), &[])
+        .unwrap();
+    assert_eq!(failure(&mut older).0, Code::VersionMismatch);
+    assert!(older.is_closed());
+
+    // What is wrong with one call leaves the connection to the next, and so does an operation of a
+    // later version.
     let mut port = greeted(&cluster, &control);
+    port.bytes(&frame(|head| head[6] = 250)).unwrap();
+    assert_eq!(failure(&mut port), (Code::Unimplemented, 7));
     let nameless = proto::ExistRequest::default().encode_to_vec();
     for (op, meta, expected) in [
         (Op::Exist, vec![0xff; 9], Code::Malformed),

@@ -1,9 +1,10 @@
-//! The repository's own tasks: `cargo xtask demo | test | lint | wheels | rdma | switch-off`.
+//! The repository's own tasks: `cargo xtask demo | test | lint | wheels | rdma | fuzz | switch-off`.
 //!
 //! It builds and runs the other packages as their users do, through cargo, and depends on none of them.
 
 mod cargo;
 mod demo;
+mod fuzz;
 mod lint;
 mod packages;
 mod python;
@@ -51,6 +52,8 @@ enum Task {
     },
     /// Run what needs an RDMA device in virtual machines with a software one; the last line is the tally
     Rdma(rdma::Args),
+    /// Give every decoder, and every port of a live pool, inputs that are almost right
+    Fuzz(fuzz::Args),
     /// Switch off, in a copy of the tree, each mechanism that an invariant rests on, and see that the
     /// invariant's test fails without it
     SwitchOff {
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Task::Lint => lint::run(),
         Task::Wheels { install } => python::wheels(Packages::asked(install)),
         Task::Rdma(args) => rdma::run(&args),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::SwitchOff { invariant } => switch_off::run(invariant),
     };
     match outcome {

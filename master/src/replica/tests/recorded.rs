@@ -19,12 +19,19 @@ fn bytes(hex: &str) -> bytes::Bytes {
 async fn stored(directory: &std::path::Path) -> EmbeddedStore {
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
-    let lines = || RECORDED.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let lines = || {
+        RECORDED
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>())
+    };
     let number = |text: &str| text.parse::<u64>().unwrap();
     let cut = lines().find(|words| words[0] == "cut").unwrap();
     let cut = number(cut[1]);
     for seq in 1..=cut {
-        store.append(epoch, LogSeq(seq), encode_group(&[])).await.unwrap();
+        store
+            .append(epoch, LogSeq(seq), encode_group(&[]))
+            .await
+            .unwrap();
     }
     for words in lines().filter(|words| words[0] == "group") {
         let seq = LogSeq(number(words[1]));
@@ -82,5 +89,8 @@ async fn what_was_stored_before_ids_were_set_aside_gives_no_id_again() {
     let directory = tempfile::tempdir().unwrap();
     let store = stored(directory.path()).await;
     let replica = load(&store).await;
-    assert_eq!(replica.next_segment, 3, "segment 2 is named by snapshots alone");
+    assert_eq!(
+        replica.next_segment, 3,
+        "segment 2 is named by snapshots alone"
+    );
 }

@@ -25,7 +25,6 @@ use crate::service::refused::{Refused, refused};
 use connection::Connection;
 use futures::Stream;
 pub use grpc::{GrpcStream, Origin};
-
 use kvpool_daemon::callers::{Caller, Callers};
 use kvpool_types::Code;
 use kvpool_types::wire::frame::MAGIC;

@@ -215,14 +215,20 @@ fn another_format_is_refused_by_name() {
 fn of_a_later_version(count: u64, records: &[&[u8]]) -> Vec<u8> {
     let mut bytes = vec![FORMAT, ChecksumAlgorithm::Crc64Nvme as u8, 0];
     bytes.push(u8::try_from(count).unwrap());
-    records.iter().for_each(|record| bytes.extend_from_slice(record));
+    records
+        .iter()
+        .for_each(|record| bytes.extend_from_slice(record));
     bytes.extend_from_slice(&[0; CRC_BYTES]);
     reseal(bytes)
 }
 
 /// An extended record, without what its tag says beside that.
 fn extended(required: u8, kind: u8, version: &str, fields: &[u8]) -> Vec<u8> {
-    let mut record = vec![EXTENDED | required, kind, u8::try_from(version.len()).unwrap()];
+    let mut record = vec![
+        EXTENDED | required,
+        kind,
+        u8::try_from(version.len()).unwrap(),
+    ];
     record.extend_from_slice(version.as_bytes());
     record.push(u8::try_from(fields.len()).unwrap());
     record.extend_from_slice(fields);

@@ -1,0 +1,35 @@
+//! `cargo xtask fuzz`.
+
+use crate::cargo::{EVERYTHING, cargo, succeeds};
+use anyhow::Result;
+
+/// How long to fuzz, and where to begin.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How many mutations each decoder and each port gets
+    #[arg(long, default_value_t = 100_000)]
+    cases: u64,
+    /// Where the random choices begin; the same seed makes the same mutations
+    #[arg(long, default_value_t = 17)]
+    seed: u64,
+}
+
+/// Builds the daemons, gives every decoder its mutations, and then every port of a live pool.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    // As `cargo xtask test` builds, so that either finds what the other has built.
+    if !succeeds(cargo(&["build"]).args(EVERYTHING))? {
+        return Ok(false);
+    }
+    let mut test = cargo(&[
+        "test",
+        "--workspace",
+        "--test",
+        "fuzz",
+        "--test",
+        "mutations",
+    ]);
+    test.args(["--no-fail-fast", "--", "--nocapture", "--test-threads", "1"])
+        .env("KVPOOL_FUZZ", args.cases.to_string())
+        .env("KVPOOL_FUZZ_SEED", args.seed.to_string());
+    succeeds(&mut test)
+}
