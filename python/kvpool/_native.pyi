@@ -9,15 +9,21 @@ from kvpool.errors import Error
 __version__: str
 
 class Tensor(Protocol):
-    """A tensor as torch has them, contiguous and on the CPU."""
+    """A tensor as torch has them, contiguous, on the CPU or a CUDA device."""
 
     def data_ptr(self) -> int: ...
     def is_contiguous(self) -> bool: ...
     def numel(self) -> int: ...
     def element_size(self) -> int: ...
 
+class CudaArray(Protocol):
+    """An array on a GPU as CuPy and Numba have them, contiguous."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]: ...
+
 Key: TypeAlias = str | bytes
-Memory: TypeAlias = Buffer | Tensor | tuple[int, int]
+Memory: TypeAlias = Buffer | Tensor | CudaArray | tuple[int, int]
 Block: TypeAlias = Memory | Sequence[Memory]
 WritableBlock: TypeAlias = Block
 _Bools: TypeAlias = list[bool]

@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvpool._native import Block, Key, Memory, Tensor, WritableBlock
+    from kvpool._native import Block, CudaArray, Key, Memory, Tensor, WritableBlock
 
-    __all__ = ["Block", "Key", "Memory", "Tensor", "WritableBlock"]
+    __all__ = ["Block", "CudaArray", "Key", "Memory", "Tensor", "WritableBlock"]

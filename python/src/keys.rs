@@ -6,6 +6,7 @@
 mod lists;
 
 use crate::errors::Fault;
+use crate::pool::Whole;
 use kvpool_client::{Namespace as Fields, PackedKeys};
 use kvpool_types::chain;
 use kvpool_types::{Key, KeyRef};
@@ -249,10 +250,12 @@ impl Namespace {
 pub(crate) fn chain_keys<'py>(
     py: Python<'py>,
     namespace: &Namespace,
-    block_tokens: usize,
+    block_tokens: Whole,
     tokens: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyList>> {
-    let block_tokens = NonZeroUsize::new(block_tokens)
+    let block_tokens = usize::try_from(block_tokens.read("block_tokens")?)
+        .ok()
+        .and_then(NonZeroUsize::new)
         .ok_or_else(|| Fault::invalid("a block has at least one token"))?;
     let seed = namespace.fields().seed();
     let tokens = read_tokens(tokens)?;

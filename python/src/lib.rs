@@ -20,6 +20,7 @@ mod keys;
 mod loan;
 mod logs;
 mod memory;
+mod places;
 mod pool;
 mod store;
 mod view;

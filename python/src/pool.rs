@@ -19,10 +19,11 @@ use crate::keys::{
     Namespace, for_each, length_hint, list_of_alike, pack_keys, read_key, read_keys,
 };
 use crate::loan::Loan;
+use crate::places::{Placed, by_place};
 use crate::view::View;
 pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, Stats};
 use batch::{Planned, answers, finish, merge, only, plan_one, read_parents, truth, uneven};
-use buffers::{Buffers, Unwritten, Use};
+use buffers::{Block, Buffers, Unwritten, Use};
 use kvpool_client::blocking::Client;
 use kvpool_client::{
     GetBlock, GetOptions, Leasing, Lookup, PackedKeys, Put, PutBlock, Remove, Slice, ViewOptions,
@@ -31,7 +32,8 @@ use kvpool_types::{Code, Key, Length, Offset};
 pub(crate) use lease::{Lease, Prefix};
 pub(crate) use listing::Listing;
 use open::{Connection, Open};
-use options::{Patience, PutWords, Whole, connect_options, some_seconds};
+pub(crate) use options::Whole;
+use options::{Patience, PutWords, connect_options, some_seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 pub(crate) use registration::Registration;
@@ -43,8 +45,10 @@ use std::sync::Arc;
 /// in UTF-8, or the 32 bytes of a digest (see `chain_keys`). A block is one buffer or a sequence of
 /// buffers that its bytes come from or go to, in order. A buffer is an object with the buffer protocol
 /// (bytes, bytearray, memoryview, array, numpy), contiguous, and writable for gets; a torch tensor,
-/// contiguous and on the CPU; or an `(address, length)` pair of ints, whose memory the caller keeps.
-/// Nothing is copied on the way, and nothing touches a buffer after its call has returned.
+/// contiguous, on the CPU or a CUDA device; an array with `__cuda_array_interface__`; or an `(address, length)`
+/// pair of ints, whose memory the caller keeps. Nothing touches a buffer after its call has returned. Nothing is
+/// copied on the way, but for a GPU's memory, whose bytes pass through pinned memory: work that writes it must
+/// have ended before the call, and signals are heard at the call's end.
 ///
 /// Every call that waits lets other threads run, and ends by its timeout (in seconds). On the main thread
 /// handlers of signals run meanwhile; what one raises, such as KeyboardInterrupt, ends the call: a put may then be
@@ -91,7 +95,7 @@ impl Pool {
     ) -> PyResult<Vec<Result<Put, Fault>>> {
         let py = keys.py();
         let open = self.open()?;
-        let Open { client, memory, .. } = open.get()?;
+        let open = open.get()?;
         let options = words.read()?;
         let mut read = Vec::with_capacity(length_hint(keys));
         for_each(keys, "keys", |key| {
@@ -103,7 +107,7 @@ impl Pool {
             None => Vec::new(),
         }
         .into_iter();
-        let mut buffers = Buffers::new(py, memory, Use::Read);
+        let mut buffers = Buffers::new(py, open, Use::Read);
         let mut keys = read.into_iter();
         let (mut plan, mut puts): (Vec<Planned>, _) = (Vec::new(), Vec::new());
         for_each(blocks, "blocks", |block| {
@@ -113,10 +117,18 @@ impl Pool {
             let lent = buffers.lend(block)?;
             let parent = parents.next().unwrap_or(Ok(None));
             let put = || {
-                Ok::<_, Fault>(PutBlock {
-                    key: key?,
-                    parent: parent.map_err(|fault| fault.at("its parent"))?,
-                    buffers: lent?,
+                let (key, parent) = (key?, parent.map_err(|fault| fault.at("its parent"))?);
+                Ok::<_, Fault>(match lent? {
+                    Block::Host(buffers) => Placed::Host(PutBlock {
+                        key,
+                        parent,
+                        buffers,
+                    }),
+                    Block::Device(buffers) => Placed::Device(PutBlock {
+                        key,
+                        parent,
+                        buffers,
+                    }),
                 })
             };
             plan_one(put(), &mut plan, &mut puts);
@@ -125,7 +137,14 @@ impl Pool {
         if keys.next().is_some() {
             return Err(uneven("blocks"));
         }
-        let outcomes = buffers.run(|| client.batch_put(puts, &options))?;
+        let client = &open.client;
+        let outcomes = buffers.run(|| {
+            by_place(
+                puts,
+                |puts| client.batch_put(puts, &options),
+                |puts| client.batch_put_gpu(puts, &options),
+            )
+        })?;
         Ok(merge(plan, outcomes))
     }
 }
@@ -274,7 +293,7 @@ impl Pool {
         release: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let open = self.open()?;
-        let Open { client, memory, .. } = open.get()?;
+        let open = open.get()?;
         let options = GetOptions {
             timeout: some_seconds("timeout", timeout)?,
             release,
@@ -284,7 +303,7 @@ impl Pool {
             read.push(read_key(key)?);
             Ok(())
         })?;
-        let mut buffers = Buffers::new(py, memory, Use::Write);
+        let mut buffers = Buffers::new(py, open, Use::Write);
         let mut keys = read.into_iter();
         let (mut plan, mut gets): (Vec<Planned>, _) = (Vec::new(), Vec::new());
         for_each(into, "into", |target| {
@@ -293,9 +312,9 @@ impl Pool {
             };
             let lent = buffers.lend(target)?;
             let get = key.and_then(|key| {
-                Ok(GetBlock {
-                    key,
-                    buffers: lent?,
+                Ok(match lent? {
+                    Block::Host(buffers) => Placed::Host(GetBlock { key, buffers }),
+                    Block::Device(buffers) => Placed::Device(GetBlock { key, buffers }),
                 })
             });
             plan_one(get, &mut plan, &mut gets);
@@ -304,7 +323,14 @@ impl Pool {
         if keys.next().is_some() {
             return Err(uneven("targets"));
         }
-        let outcomes = buffers.run(|| client.batch_get(gets, &options))?;
+        let client = &open.client;
+        let outcomes = buffers.run(|| {
+            by_place(
+                gets,
+                |gets| client.batch_get(gets, &options),
+                |gets| client.batch_get_gpu(gets, &options),
+            )
+        })?;
         answers(py, merge(plan, outcomes), |found| match found {
             Lookup::Hit { length, .. } => Ok(length.0.into_pyobject(py)?.into_any()),
             Lookup::Miss => Ok(py.None().into_bound(py)),

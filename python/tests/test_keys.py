@@ -58,6 +58,9 @@ def test_what_is_no_token_is_refused() -> None:
             kvpool.chain_keys(LLAMA, 1, wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one token"):
         kvpool.chain_keys(LLAMA, 0, [1])
+    for wrong in (-1, 2**64):
+        with pytest.raises(kvpool.InvalidArgumentError, match="block_tokens"):
+            kvpool.chain_keys(LLAMA, wrong, [1])
 
 
 def test_a_namespace_is_a_checked_value() -> None:

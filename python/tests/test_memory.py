@@ -139,9 +139,60 @@ def test_what_looks_like_a_tensor_is_used_in_place(pool: kvpool.Pool) -> None:
     assert pool.put(key, Tensor(source)) is True
     assert pool.batch_get([key], [[Tensor(target[:100]), Tensor(target[100:])]]) == [1024]
     assert (target == source).all()
-    for wrong, why in [(Tensor(source, "cuda:0"), "CPU"), (Tensor(source, contiguous=False), "contig")]:
+    for wrong, why in [(Tensor(source, "xpu"), "CPU"), (Tensor(source, contiguous=False), "contig")]:
         (failed,) = pool.batch_get([key], [wrong])
         assert isinstance(failed, kvpool.InvalidArgumentError) and why in str(failed)
+
+
+class CudaArray:
+    """What CuPy, Numba and others show of an array on a GPU. The memory behind this one is on none."""
+
+    def __init__(self, memory: Any, **shown: Any) -> None:
+        self.memory = memory
+        self.__cuda_array_interface__ = {
+            "data": (int(memory.ctypes.data), False),
+            "shape": memory.shape,
+            "typestr": memory.dtype.str,
+            "version": 3,
+            **shown,
+        }
+
+
+def test_memory_of_a_gpu_is_told_by_its_owner_and_never_taken_for_the_hosts(pool: kvpool.Pool) -> None:
+    memory = numpy.arange(256, dtype="float32")
+    before = memory.copy()
+    good, key = next(_keys), next(_keys)
+    pool.put(key, memory)
+    strides = (memory.itemsize,)
+    on_a_gpu = [Tensor(memory, "cuda"), CudaArray(memory), CudaArray(memory, strides=strides)]
+    for one in on_a_gpu:
+        # Where there is no GPU, or another memory at the address, it is that block's own fault.
+        for block in (one, [one, one]):
+            stored, failed = pool.batch_put([good, "on a gpu"], [b"x", block], upsert=True)
+            assert stored is True and isinstance(failed, kvpool.InvalidArgumentError)
+            assert "1024 bytes" in str(failed) and "GPU" in str(failed)
+            found, failed = pool.batch_get([key, key], [memory, block])
+            assert found == 1024 and isinstance(failed, kvpool.InvalidArgumentError)
+        with pytest.raises(kvpool.InvalidArgumentError, match="GPU"):
+            pool.register_buffer(one)
+    assert pool.is_exist(["on a gpu"]) == [False] and (memory == before).all()
+
+
+def test_an_array_on_a_gpu_that_cannot_be_used_as_asked_says_why(pool: kvpool.Pool) -> None:
+    memory = numpy.arange(256, dtype="float32").reshape(16, 16)
+    wrong = {
+        "contiguous": CudaArray(memory, strides=memory.T.strides),
+        "read-only": CudaArray(memory, data=(int(memory.ctypes.data), True)),
+        "no bytes": CudaArray(memory, typestr="|O8"),
+    }
+    for why, array in wrong.items():
+        (failed,) = pool.batch_get([next(_keys)], [array])
+        assert isinstance(failed, kvpool.InvalidArgumentError) and why in str(failed)
+    with pytest.raises(TypeError):
+        pool.put(next(_keys), CudaArray(memory, data=None))
+    # A dimension of one may have any stride.
+    (failed,) = pool.batch_get([next(_keys)], [CudaArray(memory, shape=(1, 256), strides=(7, 4))])
+    assert "memory of a GPU" in str(failed)
 
 
 def test_torch_tensors_are_used_in_place(pool: kvpool.Pool) -> None:

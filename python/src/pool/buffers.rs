@@ -9,8 +9,9 @@
 
 use crate::errors::Fault;
 use crate::loan::Loan;
-use crate::memory::Memory;
-use kvpool_client::Slice;
+use crate::places::Placed;
+use crate::pool::open::Open;
+use kvpool_client::{GpuSlice, Slice};
 use kvpool_types::{Code, Length};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -31,7 +32,7 @@ pub(crate) enum Use {
 /// The memory that one call lends, and the objects that it belongs to.
 pub(crate) struct Buffers<'a, 'py> {
     py: Python<'py>,
-    memory: &'a Memory,
+    open: &'a Open,
     usage: Use,
     loan: Loan,
     taken: Vec<Taken>,
@@ -43,7 +44,15 @@ pub(crate) struct Buffers<'a, 'py> {
 pub(crate) struct Range {
     pub(crate) address: usize,
     pub(crate) length: u64,
+    /// Whether who names it says that it is a GPU's. An address alone says nothing.
+    pub(crate) is_device: bool,
 }
+
+/// The memory of one block.
+pub(crate) type Block = Placed<Vec<Slice>, Vec<GpuSlice>>;
+
+/// One piece of it.
+type Piece = Placed<Slice, GpuSlice>;
 
 /// A buffer that is taken; dropped, it is given back.
 pub(crate) struct Taken(Box<ffi::Py_buffer>);
@@ -88,6 +97,7 @@ impl Taken {
         Range {
             address: self.0.buf.expose_provenance(),
             length: u64::try_from(self.0.len).unwrap_or_default(),
+            is_device: false,
         }
     }
 }
@@ -107,8 +117,8 @@ pub(crate) struct Named {
     pub(crate) taken: Option<Taken>,
 }
 
-/// The memory that an object names: its buffer, a tensor's storage, or an `(address, length)` pair.
-/// `None` when it is none of these.
+/// The memory that an object names: its buffer, a tensor's storage, an array's on a GPU, or an
+/// `(address, length)` pair. `None` when it is none of these.
 pub(crate) fn name(
     object: &Bound<'_, PyAny>,
     usage: Use,
@@ -132,7 +142,10 @@ pub(crate) fn name(
     if object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>() {
         return Ok(None);
     }
-    let range = tensor_of(object)?;
+    let range = match tensor_of(object)? {
+        None => cuda_array_of(object, usage)?,
+        tensor => tensor,
+    };
     Ok(range.map(|range| range.map(|range| Named { range, taken: None })))
 }
 
@@ -170,7 +183,11 @@ fn pair_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>> 
     }
     let range = || {
         let (address, length) = (address.extract().ok()?, length.extract().ok()?);
-        Some(Range { address, length })
+        Some(Range {
+            address,
+            length,
+            is_device: false,
+        })
     };
     Ok(Some(range().ok_or_else(|| {
         Fault::invalid("an address and a length are ints from 0 to 2**64 - 1")
@@ -187,11 +204,13 @@ fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>
     let Some(data_ptr) = object.getattr_opt(pyo3::intern!(py, "data_ptr"))? else {
         return Ok(None);
     };
+    let mut is_device = false;
     if let Some(device) = object.getattr_opt(pyo3::intern!(py, "device"))? {
         let kind = device.getattr(pyo3::intern!(py, "type"))?;
-        if !kind.eq("cpu")? {
+        is_device = kind.eq("cuda")?;
+        if !is_device && !kind.eq("cpu")? {
             return Ok(Some(Err(Fault::invalid(format!(
-                "a tensor must be on the CPU, this one is on {device}"
+                "a tensor must be on the CPU or a CUDA device, this one is on {device}"
             )))));
         }
     }
@@ -208,16 +227,61 @@ fn tensor_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Result<Range, Fault>>
         }
     };
     let address = data_ptr.call0()?.extract()?;
-    Ok(Some(Ok(Range { address, length })))
+    Ok(Some(Ok(Range {
+        address,
+        length,
+        is_device,
+    })))
+}
+
+/// The memory of an array on a GPU, as CuPy, Numba and others show theirs.
+fn cuda_array_of(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Result<Range, Fault>>> {
+    let py = object.py();
+    let name = pyo3::intern!(py, "__cuda_array_interface__");
+    let Some(shown) = object.getattr_opt(name)? else {
+        return Ok(None);
+    };
+    let (address, is_read_only): (usize, bool) = shown.get_item("data")?.extract()?;
+    let shape: Vec<u64> = shown.get_item("shape")?.extract()?;
+    let typestr: String = shown.get_item("typestr")?.extract()?;
+    let item: Option<u64> = typestr.get(2..).and_then(|size| size.parse().ok());
+    let Some(item) = item.filter(|_| !typestr.contains('O')) else {
+        let message = format!("elements of type {typestr:?} are no bytes of a block");
+        return Ok(Some(Err(Fault::invalid(message))));
+    };
+    let strides = shown.call_method1("get", ("strides",))?;
+    let mut length = item;
+    let mut is_contiguous = true;
+    let strides: Vec<i64> = match strides.is_none() {
+        true => Vec::new(),
+        false => strides.extract()?,
+    };
+    for (at, size) in shape.iter().enumerate().rev() {
+        let stride = strides.get(at).copied();
+        let fits = stride.is_none_or(|stride| u64::try_from(stride) == Ok(length));
+        is_contiguous &= fits || *size == 1;
+        length = length.saturating_mul(*size);
+    }
+    Ok(Some(if !is_contiguous {
+        Err(Fault::invalid("an array on a GPU must be contiguous"))
+    } else if is_read_only && usage == Use::Write {
+        Err(Fault::invalid("the array on a GPU is read-only"))
+    } else {
+        Ok(Range {
+            address,
+            length,
+            is_device: true,
+        })
+    }))
 }
 
 impl<'a, 'py> Buffers<'a, 'py> {
     /// Nothing is lent yet.
-    pub(crate) fn new(py: Python<'py>, memory: &'a Memory, usage: Use) -> Self {
-        memory.look_for_gpus();
+    pub(crate) fn new(py: Python<'py>, open: &'a Open, usage: Use) -> Self {
+        open.memory.look_for_gpus();
         Self {
             py,
-            memory,
+            open,
             usage,
             loan: Loan::new(),
             taken: Vec::new(),
@@ -225,46 +289,63 @@ impl<'a, 'py> Buffers<'a, 'py> {
         }
     }
 
-    /// Lends a block: one buffer, or a sequence of them. What is no memory at all raises; memory that
-    /// cannot be used as asked is a fault of this block alone.
-    pub(crate) fn lend(
-        &mut self,
-        block: &Bound<'py, PyAny>,
-    ) -> PyResult<Result<Vec<Slice>, Fault>> {
+    /// Lends a block: one buffer, or a sequence of them, all of this host's memory or all of a GPU's. What
+    /// is no memory at all raises; memory that cannot be used as asked is a fault of this block alone.
+    pub(crate) fn lend(&mut self, block: &Bound<'py, PyAny>) -> PyResult<Result<Block, Fault>> {
         if let Some(named) = name(block, self.usage)? {
-            return Ok(named.and_then(|named| Ok(vec![self.lend_named(block, named)?])));
+            return Ok(named.and_then(|named| {
+                Ok(match self.lend_named(block, named)? {
+                    Piece::Host(slice) => Block::Host(vec![slice]),
+                    Piece::Device(slice) => Block::Device(vec![slice]),
+                })
+            }));
         }
         if block.is_instance_of::<PyString>() || block.try_iter().is_err() {
             return Err(no_memory(block));
         }
-        let mut slices = Vec::new();
+        let (mut on_host, mut on_device) = (Vec::new(), Vec::new());
         for part in block.try_iter()? {
             let part = part?;
             let named = name(&part, self.usage)?.ok_or_else(|| no_memory(&part))?;
             match named.and_then(|named| self.lend_named(&part, named)) {
-                Ok(slice) => slices.push(slice),
+                Ok(Piece::Host(slice)) => on_host.push(slice),
+                Ok(Piece::Device(slice)) => on_device.push(slice),
                 Err(fault) => return Ok(Err(fault)),
             }
         }
-        Ok(Ok(slices))
+        Ok(match (on_host.is_empty(), on_device.is_empty()) {
+            (_, true) => Ok(Block::Host(on_host)),
+            (true, false) => Ok(Block::Device(on_device)),
+            (false, false) => Err(Fault::invalid(
+                "the buffers of one block lie in this host's memory and in a GPU's",
+            )),
+        })
     }
 
-    fn lend_named(&mut self, object: &Bound<'py, PyAny>, named: Named) -> Result<Slice, Fault> {
+    fn lend_named(&mut self, object: &Bound<'py, PyAny>, named: Named) -> Result<Piece, Fault> {
         let Named { range, taken } = named;
-        let Range { address, length } = range;
+        let Range {
+            address, length, ..
+        } = range;
+        let memory = &self.open.memory;
+        if range.is_device || (taken.is_none() && memory.is_on_device(address, length)) {
+            self.objects.push(object.clone());
+            return Ok(Piece::Device(device_slice(self.open, range)?));
+        }
         // SAFETY: a buffer that was taken stays for as long as `self` holds it, which is until the
         // loan is returned; a tensor's or a pair's memory is there by the caller's promise, and the
         // object is held as long.
-        let slice = unsafe { self.memory.lend(&self.loan, address, length) };
+        let slice = unsafe { memory.lend(&self.loan, address, length) };
         match taken {
             Some(taken) => self.taken.push(taken),
             None => self.objects.push(object.clone()),
         }
-        slice.ok_or_else(|| {
+        let slice = slice.ok_or_else(|| {
             Fault::invalid(format!(
                 "{length} bytes at {address:#x} are no memory of this host"
             ))
-        })
+        })?;
+        Ok(Piece::Host(slice))
     }
 
     /// Does the work of the call without the interpreter's lock, and waits until no transfer uses any
@@ -292,6 +373,21 @@ impl<'a, 'py> Buffers<'a, 'py> {
             Err(panic) => resume_unwind(panic),
         }
     }
+}
+
+/// A range of a GPU's memory, for one call. The driver knows it, so nothing is registered.
+pub(crate) fn device_slice(open: &Open, range: Range) -> Result<GpuSlice, Fault> {
+    let Range {
+        address, length, ..
+    } = range;
+    let buffer = open
+        .client
+        .register_gpu_buffer(address as u64, Length(length));
+    let buffer = buffer.map_err(|error| {
+        let message = format!("{length} bytes at {address:#x} are no memory of a GPU: {error}");
+        Fault::invalid(message)
+    })?;
+    Ok(buffer.whole())
 }
 
 fn no_memory(object: &Bound<'_, PyAny>) -> PyErr {

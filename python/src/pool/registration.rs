@@ -6,7 +6,7 @@
 
 use crate::errors::Fault;
 use crate::home::{Home, Homely};
-use crate::pool::buffers::{Named, Range, Taken, Use, name};
+use crate::pool::buffers::{Named, Range, Taken, Use, device_slice, name};
 use crate::pool::open::Open;
 use kvpool_types::Code;
 use parking_lot::Mutex;
@@ -75,7 +75,13 @@ impl Registration {
 }
 
 fn register(open: &Open, range: Range) -> Result<(), Fault> {
-    let Range { address, length } = range;
+    let Range {
+        address, length, ..
+    } = range;
+    if range.is_device {
+        // Where there is no such GPU, its address would be taken for one of this host's.
+        device_slice(open, range)?;
+    }
     if !open.registered.lock().insert(address) {
         return Err(Fault::invalid(format!(
             "memory at {address:#x} is registered already"
@@ -134,7 +140,9 @@ impl Registration {
     }
 
     fn __repr__(&self) -> String {
-        let Range { address, length } = self.range;
+        let Range {
+            address, length, ..
+        } = self.range;
         format!("<kvpool.Registration of {length} bytes at {address:#x}>")
     }
 }

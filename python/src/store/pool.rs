@@ -6,6 +6,7 @@ use super::sessions::Sessions;
 use super::staging::Staging;
 use crate::home::{Home, Resident};
 use crate::memory::Memory;
+use crate::places::{Placed, by_place};
 use kvpool_client::blocking::Client;
 use kvpool_client::{GetBlock, GetError, GetOptions, GpuSlice, Lookup, PutBlock, PutOptions};
 use kvpool_transport::Slice;
@@ -69,12 +70,7 @@ impl Drop for Pool {
 }
 
 /// What a block is put from or got into.
-pub(super) enum Buffers {
-    /// This host's memory.
-    Host(Vec<Slice>),
-    /// A GPU's.
-    Device(Vec<GpuSlice>),
-}
+pub(super) type Buffers = Placed<Vec<Slice>, Vec<GpuSlice>>;
 
 /// A block to move, or the code of what is wrong with it.
 pub(super) type Item = Result<(Key, Buffers), i64>;
@@ -85,7 +81,7 @@ impl Parts {
         let mut why = None;
         let codes = spread(items, |items| {
             let outcomes = by_place(
-                items,
+                placed(items),
                 |items| self.client.batch_put(puts(items), options),
                 |items| self.client.batch_put_gpu(puts(items), options),
             );
@@ -108,7 +104,7 @@ impl Parts {
         let codes = spread(items, |items| {
             let options = GetOptions::default();
             let outcomes = by_place(
-                items,
+                placed(items),
                 |items| self.client.batch_get(gets(items), &options),
                 |items| self.client.batch_get_gpu(gets(items), &options),
             );
@@ -147,6 +143,18 @@ impl Parts {
     }
 }
 
+/// A key and its buffers, in their place.
+type PlacedItem = Placed<(Key, Vec<Slice>), (Key, Vec<GpuSlice>)>;
+
+/// Each key beside the buffers of its place.
+fn placed(items: Vec<(Key, Buffers)>) -> Vec<PlacedItem> {
+    let place = |(key, buffers)| match buffers {
+        Buffers::Host(slices) => Placed::Host((key, slices)),
+        Buffers::Device(slices) => Placed::Device((key, slices)),
+    };
+    items.into_iter().map(place).collect()
+}
+
 fn puts<B>(items: Vec<(Key, Vec<B>)>) -> Vec<PutBlock<B>> {
     let put = |(key, buffers)| PutBlock {
         key,
@@ -159,41 +167,6 @@ fn puts<B>(items: Vec<(Key, Vec<B>)>) -> Vec<PutBlock<B>> {
 fn gets<B>(items: Vec<(Key, Vec<B>)>) -> Vec<GetBlock<B>> {
     let get = |(key, buffers)| GetBlock { key, buffers };
     items.into_iter().map(get).collect()
-}
-
-/// Moves blocks of this host's memory and of GPUs', each kind in one go: one outcome a block, in order.
-fn by_place<T>(
-    items: Vec<(Key, Buffers)>,
-    host: impl FnOnce(Vec<(Key, Vec<Slice>)>) -> Vec<T>,
-    device: impl FnOnce(Vec<(Key, Vec<GpuSlice>)>) -> Vec<T>,
-) -> Vec<T> {
-    let (mut on_host, mut on_device) = (Vec::with_capacity(items.len()), Vec::new());
-    let mut is_on_device = Vec::with_capacity(items.len());
-    for (key, buffers) in items {
-        is_on_device.push(matches!(buffers, Buffers::Device(_)));
-        match buffers {
-            Buffers::Host(slices) => on_host.push((key, slices)),
-            Buffers::Device(slices) => on_device.push((key, slices)),
-        }
-    }
-    if on_device.is_empty() {
-        return host(on_host);
-    }
-    let mut of_device = device(on_device).into_iter();
-    let of_host = if on_host.is_empty() {
-        Vec::new()
-    } else {
-        host(on_host)
-    };
-    let mut of_host = of_host.into_iter();
-    let outcomes = is_on_device.into_iter().filter_map(|is_on_device| {
-        if is_on_device {
-            of_device.next()
-        } else {
-            of_host.next()
-        }
-    });
-    outcomes.collect()
 }
 
 /// The length of a block that was found, or that it was not.
