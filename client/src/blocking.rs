@@ -92,11 +92,19 @@ impl Runtimes {
         };
         let mut work = pin!(work);
         loop {
-            let slice = async { tokio::time::timeout(ASKED_EVERY, work.as_mut()).await };
+            // Most calls of a few microseconds are done at the first poll: those set no timer.
+            let mut timer = None;
+            let slice = poll_fn(|cx| {
+                if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                    return Poll::Ready(Some(done));
+                }
+                let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(ASKED_EVERY)));
+                timer.as_mut().poll(cx).map(|()| None)
+            });
             match self.callers.block_on(slice) {
-                Ok(done) => return Some(done),
-                Err(_) if patience.is_over() => return None,
-                Err(_) => {}
+                Some(done) => return Some(done),
+                None if patience.is_over() => return None,
+                None => {}
             }
         }
     }

@@ -72,5 +72,9 @@ extern "C" fn raise(_nothing: *mut c_void) -> c_int {
 
 /// Whether this is the process's first thread, which Python's main thread is.
 fn is_main_thread() -> bool {
-    rustix::thread::gettid() == rustix::process::getpid()
+    thread_local! {
+        /// Asked of the kernel once a thread: the two calls cost as much as a get from this host.
+        static IS_MAIN: bool = rustix::thread::gettid() == rustix::process::getpid();
+    }
+    IS_MAIN.try_with(|is_main| *is_main).unwrap_or(false)
 }
