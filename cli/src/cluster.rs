@@ -25,6 +25,8 @@ pub(crate) struct Plan {
     pub(crate) nodes: u32,
     /// The memory of each, in bytes.
     pub(crate) node_bytes: u64,
+    /// The memory of the last one, where it is another.
+    pub(crate) last_node_bytes: Option<u64>,
     /// What is evicted first.
     pub(crate) policy: Policy,
     /// When a commit is acknowledged.
@@ -95,6 +97,7 @@ impl CommitAck {
 pub(crate) struct Cluster {
     // Before the directory: what lives in it ends first.
     daemons: Vec<Child>,
+    plan: Plan,
     master: String,
     directory: Directory,
 }
@@ -126,6 +129,7 @@ impl Cluster {
         };
         let mut cluster = Self {
             daemons: Vec::new(),
+            plan: plan.clone(),
             master: String::new(),
             directory,
         };
@@ -133,13 +137,16 @@ impl Cluster {
             .launch(
                 "kvmaster",
                 "kvmaster",
-                master_arguments(plan, cluster.path()),
+                master_arguments(plan, ANY_PORT, cluster.path()),
             )
             .await?;
         cluster.master = format!("http://{listen}");
         for number in 0..plan.nodes {
             let name = format!("node-{number}");
-            let arguments = node_arguments(plan, &cluster.master, &name, cluster.path());
+            let is_last = number + 1 == plan.nodes;
+            let last = plan.last_node_bytes.filter(|_| is_last);
+            let bytes = last.unwrap_or(plan.node_bytes);
+            let arguments = node_arguments(bytes, &cluster.master, &name, cluster.path());
             cluster.launch(&name, "kvstore-node", arguments).await?;
         }
         Ok(cluster)
@@ -170,6 +177,26 @@ impl Cluster {
     /// The master's address, as clients take it.
     pub(crate) fn master(&self) -> &str {
         &self.master
+    }
+
+    /// Kills the master, starts it again on its files and its port, and returns once it serves.
+    pub(crate) async fn restart_master(&mut self) -> anyhow::Result<()> {
+        let master = self.daemons.first_mut().context("there is no master")?;
+        master.kill().await?;
+        // It would be taken for the ready file of the next one.
+        let _ = tokio::fs::remove_file(self.path().join("kvmaster.ready")).await;
+        let listen = self.master.trim_start_matches("http://").to_owned();
+        let arguments = master_arguments(&self.plan, &listen, self.path());
+        self.launch("kvmaster", "kvmaster", arguments).await?;
+        // The master is the first one, and takes the place of the one that was killed.
+        drop(self.daemons.swap_remove(0));
+        Ok(())
+    }
+
+    /// Kills the first node. It stays away.
+    pub(crate) async fn kill_node(&mut self) -> anyhow::Result<()> {
+        let node = self.daemons.get_mut(1).context("there is no node")?;
+        node.kill().await
     }
 
     /// The process id of kvmaster, and those of the nodes.
@@ -239,12 +266,15 @@ fn beside(program: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-fn master_arguments(plan: &Plan, directory: &Path) -> Vec<OsString> {
+/// Any port of the loopback that is free.
+const ANY_PORT: &str = "127.0.0.1:0";
+
+fn master_arguments(plan: &Plan, listen: &str, directory: &Path) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = vec![
         "--listen".into(),
-        "127.0.0.1:0".into(),
+        listen.into(),
         "--http-listen".into(),
-        "127.0.0.1:0".into(),
+        ANY_PORT.into(),
         "--data-dir".into(),
         directory.join("master").into(),
         "--commit-ack".into(),
@@ -263,18 +293,18 @@ fn master_arguments(plan: &Plan, directory: &Path) -> Vec<OsString> {
     arguments
 }
 
-fn node_arguments(plan: &Plan, master: &str, name: &str, directory: &Path) -> Vec<OsString> {
+fn node_arguments(bytes: u64, master: &str, name: &str, directory: &Path) -> Vec<OsString> {
     vec![
         "--master".into(),
         master.into(),
         "--listen".into(),
-        "127.0.0.1:0".into(),
+        ANY_PORT.into(),
         "--http-listen".into(),
-        "127.0.0.1:0".into(),
+        ANY_PORT.into(),
         "--name".into(),
         name.into(),
         "--segment".into(),
-        plan.node_bytes.to_string().into(),
+        bytes.to_string().into(),
         "--shm-path".into(),
         directory.join(format!("{name}.sock")).into(),
     ]

@@ -119,6 +119,12 @@ impl Child {
         format!("; its last words:\n  {}", tail.join("\n  "))
     }
 
+    /// Kills the child and waits until it is gone.
+    pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
+        let killed = self.process.kill().await;
+        killed.with_context(|| format!("cannot kill {}", self.name))
+    }
+
     /// Asks the child to end, waits, and kills it when it takes too long.
     pub(crate) async fn stop(mut self) {
         if let Some(pid) = self.process.id().and_then(pid) {

@@ -77,6 +77,59 @@ fn a_quick_run_measures_checks_and_compares() {
     assert_eq!(written["cases"], report["cases"]);
 }
 
+#[test]
+fn a_full_pool_is_measured_beside_one_with_room_and_while_things_happen_to_it() {
+    let report = kvctl(&[
+        "bench",
+        "--quick",
+        "--pairs",
+        "1",
+        "--span",
+        "64MiB",
+        "--only",
+        "full/put,full/crowd,full/node-loss",
+    ]);
+    for shape in ["32x1MiB", "128x256KiB"] {
+        let put = row(&report, &format!("full/put/{shape}"));
+        assert_eq!(put["limit"], format!("shm/put/{shape}"));
+        assert!(median(put, "ratio") > 0.0);
+        let beside = row(&report, &format!("full/put-beside-gets/{shape}"));
+        assert_eq!(
+            beside["limit"],
+            format!("with-room/put-beside-gets/{shape}")
+        );
+        assert!(median(beside, "ratio") > 0.0);
+    }
+    for tail in ["full/put-tail/4KiB", "full/put-tail/1MiB"] {
+        assert!(median(row(&report, tail), "result") >= 1.0, "{report}");
+    }
+    for waited in ["full/crowd-wait", "full/node-loss"] {
+        assert!(median(row(&report, waited), "result") > 0.0, "{report}");
+    }
+    assert!(median(row(&report, "full/crowd-evicted"), "result") >= 0.0);
+    assert_eq!(report["goals"], 9, "each of these cases has one");
+}
+
+#[test]
+fn a_run_says_which_profile_it_measures() {
+    let report = kvctl(&[
+        "bench",
+        "--quick",
+        "--pairs",
+        "1",
+        "--only",
+        "machine/first-touch",
+    ]);
+    assert_eq!(
+        report["machine"]["profile"],
+        if cfg!(debug_assertions) {
+            "dev"
+        } else {
+            "release"
+        }
+    );
+}
+
 /// A daemon that dies with the test.
 struct Daemon(Child);
 

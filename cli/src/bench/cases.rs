@@ -55,6 +55,14 @@ pub(crate) enum Pool {
     Keys,
     /// Holds 1,000,000 of them.
     Million,
+    /// Full: what is put takes the place of what is evicted.
+    Full,
+    /// Full of small blocks that were used in a random order, and evicts only what a put needs.
+    Crowded,
+    /// Full; its master is killed and started again, on metadata that is durable.
+    Restarted,
+    /// Full, with nine tenths of its blocks on one of two nodes, which is killed.
+    Bereft,
 }
 
 /// What a case does.
@@ -62,6 +70,8 @@ pub(crate) enum Pool {
 pub(crate) enum What {
     /// Puts of new blocks, so many a call.
     Put(Blocks, u64),
+    /// The same, while another client gets the blocks of each call right after it.
+    PutRead(Blocks, u64),
     /// Gets, so many blocks a call.
     Get(Blocks, u64),
     /// Gets of single blocks whose locations are known.
@@ -80,6 +90,15 @@ pub(crate) enum What {
     NodeMemory,
     /// A client's memory, by connection.
     ClientMemory,
+    /// Eight clients that put small blocks, beside one that puts blocks of an eighth of the pool: the
+    /// longest call of any.
+    CrowdWait,
+    /// The same: what was evicted beyond what was put, by the size of a large block.
+    CrowdEvicted,
+    /// Puts while the master is killed and started again: the longest time without a put after it is up.
+    Restart,
+    /// The master's processor time a put after a node was killed, by what it was before.
+    NodeLoss,
 }
 
 /// What plain code does.
@@ -154,6 +173,12 @@ pub(crate) enum Metric {
     Cpu,
     /// Bytes of memory.
     Bytes,
+    /// The call that one in a hundred exceeds, by the median call.
+    Tail,
+    /// Seconds.
+    Seconds,
+    /// How often something is contained in another.
+    Times,
 }
 
 /// What a case is compared with.
@@ -207,6 +232,7 @@ impl What {
     pub(crate) fn blocks(self, pool: Pool) -> Option<Blocks> {
         match self {
             Self::Put(blocks, _)
+            | Self::PutRead(blocks, _)
             | Self::Get(blocks, _)
             | Self::GetKnown(blocks)
             | Self::View(blocks) => Some(blocks),
@@ -216,7 +242,12 @@ impl What {
                 _ => KEYS,
             }),
             Self::ClientMemory => Some(FOUR_KIB),
-            Self::Machine(_) | Self::NodeMemory => None,
+            Self::Machine(_)
+            | Self::NodeMemory
+            | Self::CrowdWait
+            | Self::CrowdEvicted
+            | Self::Restart
+            | Self::NodeLoss => None,
         }
     }
 }
@@ -225,7 +256,10 @@ impl Case {
     /// Whether it needs a pool that this run starts and sees into.
     pub(crate) fn needs_own_pool(&self) -> bool {
         !matches!(self.place.pool, Pool::Main | Pool::Keys)
-            || matches!(self.what, What::MasterMemory | What::NodeMemory)
+            || matches!(
+                self.what,
+                What::MasterMemory | What::NodeMemory | What::PutRead(..)
+            )
             || matches!(&self.bound, Bound::Case(id) if id.starts_with("shm/put-fresh"))
             || (self.metric == Metric::Cpu && !matches!(self.what, What::Machine(_)))
     }
@@ -240,7 +274,7 @@ impl Case {
             Kept::Exactly(count) => count,
         };
         let batch = match self.what {
-            What::Put(_, batch) | What::Get(_, batch) => batch,
+            What::Put(_, batch) | What::PutRead(_, batch) | What::Get(_, batch) => batch,
             _ => 1,
         };
         slots >= batch.max(FEWEST)

@@ -3,6 +3,9 @@
 use serde::Serialize;
 use std::fs;
 
+/// The profile of builds whose figures are published.
+pub(crate) const PUBLISHED: &str = "dist";
+
 /// The machine and the versions, for whoever compares results.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
@@ -19,6 +22,8 @@ pub(crate) struct Machine {
     pub(crate) kernel: String,
     /// The version of kvctl, and of the daemons that it starts.
     pub(crate) kvpool: &'static str,
+    /// The profile that kvctl was built with; its daemons are those that lie beside it.
+    pub(crate) profile: &'static str,
     /// Whether this is a build that is worth measuring.
     pub(crate) optimised: bool,
 }
@@ -36,6 +41,7 @@ impl Machine {
             memory_available: kib(&meminfo, "MemAvailable"),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             kvpool: env!("CARGO_PKG_VERSION"),
+            profile: env!("KVPOOL_PROFILE"),
             optimised: !cfg!(debug_assertions),
         }
     }

@@ -3,10 +3,10 @@
 use super::agent::protocol::{Live, Set};
 use super::cases::{Blocks, Kept, Pool};
 use super::usage::{self, Resident};
-use crate::cluster::{Cluster, CommitAck, Plan, Policy};
+use crate::cluster::{Cluster, CommitAck, Eviction, Plan, Policy};
 use crate::connection::{Connection, control_error};
 use anyhow::{Context as _, bail};
-use kvpool_client::Client;
+use kvpool_client::{Client, PoolStats};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -49,20 +49,37 @@ impl Pool {
             Self::Local => 0,
             Self::Keys => 64 * MIB,
             Self::Million => 256 * MIB,
+            // The largest batches are to be a small part of it.
+            Self::Full => (2 * span).max(256 * MIB),
+            // By the page: what a segment is a multiple of.
+            Self::Crowded | Self::Restarted => CROWD_BYTES.min(2 * span),
+            Self::Bereft => (CROWD_BYTES.min(2 * span) / 10 * 9).next_multiple_of(MIB),
         };
         Plan {
-            nodes: u32::from(self != Self::Local),
+            nodes: match self {
+                Self::Local => 0,
+                Self::Bereft => 2,
+                _ => 1,
+            },
             node_bytes,
+            last_node_bytes: (self == Self::Bereft)
+                .then(|| (CROWD_BYTES.min(2 * span) / 10).next_multiple_of(MIB)),
             policy: Policy::Prefix,
             commit_ack: match self {
-                Self::Durable => CommitAck::Durable,
+                Self::Durable | Self::Restarted => CommitAck::Durable,
                 _ => CommitAck::Memory,
             },
-            eviction: None,
+            eviction: (self == Self::Crowded).then_some(Eviction {
+                high_watermark: 0.95,
+                ratio: 0.0,
+            }),
             keep: false,
         }
     }
 }
+
+/// The most bytes of a pool in which something happens while clients put.
+const CROWD_BYTES: u64 = 512 * MIB;
 
 /// The segment that the client's process serves to [`Pool::Local`], in bytes.
 pub(super) fn local_segment(span: u64) -> u64 {
@@ -139,6 +156,23 @@ impl Running {
             .rsplit_once(':')
             .context("a node has no data port")?;
         Ok(port.parse()?)
+    }
+
+    /// What the master says of the pool.
+    pub(super) async fn stats(&self) -> anyhow::Result<PoolStats> {
+        self.client.stats().await.map_err(control_error)
+    }
+
+    /// Kills the master, starts it again on its files, and returns once it serves.
+    pub(super) async fn restart_master(&mut self) -> anyhow::Result<()> {
+        let cluster = self.cluster.as_mut().context("the pool is another's")?;
+        cluster.restart_master().await
+    }
+
+    /// Kills the first node.
+    pub(super) async fn kill_node(&mut self) -> anyhow::Result<()> {
+        let cluster = self.cluster.as_mut().context("the pool is another's")?;
+        cluster.kill_node().await
     }
 
     /// What its nodes contribute, in bytes.
@@ -243,6 +277,10 @@ mod tests {
                     case.id
                 );
                 assert!(set.slots * set.block <= span, "{}", case.id);
+                if pool == Pool::Full {
+                    // It evicts.
+                    continue;
+                }
                 let bytes = match pool {
                     Pool::Local => local_segment(span),
                     _ => pool.plan(span).node_bytes,

@@ -2,7 +2,7 @@
 
 use super::cases::{Bound, Case, Goal, Metric};
 use super::left_out::LeftOut;
-use super::machine::Machine;
+use super::machine::{Machine, PUBLISHED};
 use super::pairing::{Pairs, Spread};
 use super::window::Measured;
 use crate::output;
@@ -135,6 +135,8 @@ impl Metric {
             Self::Keys => "M keys/s",
             Self::Cpu => "CPU s/GB",
             Self::Bytes => "bytes",
+            Self::Tail | Self::Times => "times",
+            Self::Seconds => "s",
         }
     }
 }
@@ -180,16 +182,21 @@ impl Report {
             cores,
             kernel,
             kvpool,
+            profile,
             ..
         } = &self.machine;
         let mut out = vec![format!(
-            "kvpool {kvpool} on {cores} cores of {cpu}, Linux {kernel}; {} pairs a case, transfers \
+            "kvpool {kvpool} (profile {profile}) on {cores} cores of {cpu}, Linux {kernel}; {} pairs a case, transfers \
              walk through {} on each side",
             self.pairs,
             output::bytes(self.span_bytes)
         )];
         if !self.machine.optimised {
             out.push("This build is not optimised: its figures say nothing.".to_owned());
+        } else if *profile != PUBLISHED {
+            out.push(format!(
+                "Published figures are of builds of the profile {PUBLISHED}, which are faster."
+            ));
         }
         out.extend(self.left_out.iter().map(LeftOut::text));
         let mut groups: Vec<&str> = Vec::new();
@@ -314,6 +321,7 @@ mod tests {
             calls: 1,
             spent_ns: 1,
             p50_ns: 1,
+            p99_ns: 1,
             units,
             begin_ns: 0,
             end_ns: 1,

@@ -1,6 +1,7 @@
 //! Measures cases: each in turns with what bounds it, in processes that do what they are told.
 
 mod bounds;
+mod scenarios;
 mod sets;
 
 use super::agent::Handle;
@@ -121,9 +122,14 @@ impl Runner {
         };
         let mut names = vec![client_name(case.place)];
         names.extend(other.map(|other| client_name(other.place)));
+        let readers: Vec<String> = names.iter().map(|name| reader_name(name)).collect();
+        names.extend(readers);
         for client in &self.clients {
             let clients = names.clone();
             client.call(&Command::Keep { clients }).await?;
+        }
+        if let Some(pairs) = self.scenario(case).await? {
+            return Ok(Row::new(case, "", &pairs, None));
         }
         self.prepare(case).await?;
         if let Some(other) = other {
@@ -307,7 +313,7 @@ impl Runner {
             Order {
                 client: client_name(case.place),
                 set: set.clone(),
-                work: work(case.what, from),
+                work: work(case, from),
                 window,
                 watch: if number == 0 {
                     watch.clone()
@@ -325,7 +331,7 @@ impl Runner {
         let done = try_join_all(calls).await?;
         let mut all = Vec::new();
         for (of_one, live) in done {
-            if matches!(case.what, What::Put(..)) {
+            if matches!(case.what, What::Put(..) | What::PutRead(..)) {
                 let set = Set {
                     live,
                     ..set.clone()
@@ -352,6 +358,8 @@ impl Runner {
             Metric::Rate | Metric::Cpu => 36,
             Metric::Keys => 24,
             Metric::P50 | Metric::Bytes => 15,
+            // The calls are counted: one in a hundred is to be among them many times.
+            Metric::Tail | Metric::Seconds | Metric::Times => 60_000,
         };
         let millis = if self.settings.quick {
             millis / 3
@@ -359,9 +367,10 @@ impl Runner {
             millis
         };
         let calls = match case.what {
+            What::Put(_, 1) if case.metric == Metric::Tail => 1000,
             What::Put(_, 1) if case.metric == Metric::P50 => 300,
             What::Put(_, _) if case.place.pool == Pool::Fresh => FRESH_CALLS,
-            What::Put(blocks, batch) => {
+            What::Put(blocks, batch) | What::PutRead(blocks, batch) => {
                 // A third of the set at most, so that what is put lies where nothing was for long.
                 let bytes = (set.slots * blocks.bytes / 3).min(WINDOW_BYTES);
                 (bytes / (blocks.bytes * batch)).max(1)
@@ -397,6 +406,11 @@ fn client_name(place: Place) -> String {
     format!("{pool:?}/{way:?}/{remembers}/{spins}")
 }
 
+/// What the client is called that reads what another one puts.
+fn reader_name(client: &str) -> String {
+    format!("{client}/reader")
+}
+
 fn measured(answer: Answer) -> anyhow::Result<(Measured, Live)> {
     match answer {
         Answer::Measured { measured, live } => Ok((measured, live)),
@@ -404,11 +418,21 @@ fn measured(answer: Answer) -> anyhow::Result<(Measured, Live)> {
     }
 }
 
-fn work(what: What, from: u64) -> Work {
+fn work(case: &Case, from: u64) -> Work {
     /// How many blocks take turns whose locations are known.
     const KNOWN: u64 = 64;
-    match what {
-        What::Put(_, batch) => Work::Put { batch },
+    let evicts = case.place.pool == Pool::Full;
+    match case.what {
+        What::Put(_, batch) => Work::Put {
+            batch,
+            evicts,
+            reader: None,
+        },
+        What::PutRead(_, batch) => Work::Put {
+            batch,
+            evicts,
+            reader: Some(reader_name(&client_name(case.place))),
+        },
         What::Get(_, batch) => Work::Get {
             batch,
             from,
@@ -422,12 +446,17 @@ fn work(what: What, from: u64) -> Work {
         What::View(_) => Work::View { among: KNOWN },
         What::MatchPrefix(blocks) => Work::MatchPrefix { blocks },
         What::Exist { batch, lease } => Work::Exist { batch, lease },
-        What::Machine(_) | What::MasterMemory | What::NodeMemory | What::ClientMemory => {
-            Work::Exist {
-                batch: 1,
-                lease: false,
-            }
-        }
+        What::Machine(_)
+        | What::MasterMemory
+        | What::NodeMemory
+        | What::ClientMemory
+        | What::CrowdWait
+        | What::CrowdEvicted
+        | What::Restart
+        | What::NodeLoss => Work::Exist {
+            batch: 1,
+            lease: false,
+        },
     }
 }
 
@@ -462,6 +491,7 @@ fn value(case: &Case, all: &[Measured], cpu: Option<&Cpu>) -> Option<f64> {
             let cpu = cpu?;
             cpu.client + cpu.node?
         }
-        Metric::Bytes => return None,
+        Metric::Tail => first.p99_ns as f64 / first.p50_ns.max(1) as f64,
+        Metric::Bytes | Metric::Seconds | Metric::Times => return None,
     })
 }

@@ -29,6 +29,8 @@ pub(crate) struct Measured {
     pub(crate) spent_ns: u64,
     /// The median call, in nanoseconds.
     pub(crate) p50_ns: u64,
+    /// The call that one in a hundred exceeds, in nanoseconds.
+    pub(crate) p99_ns: u64,
     /// What they moved: bytes, or keys.
     pub(crate) units: u64,
     /// When the first call began, in nanoseconds of the machine's monotonic clock.
@@ -69,6 +71,7 @@ impl Meter {
             calls: self.calls(),
             spent_ns: nanos(spent),
             p50_ns: nanos(percentile(&self.calls, 0.5)),
+            p99_ns: nanos(percentile(&self.calls, 0.99)),
             units: self.units,
             begin_ns: 0,
             end_ns: 0,

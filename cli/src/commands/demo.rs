@@ -104,6 +104,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         plan: Plan {
             nodes: NODES,
             node_bytes: args.pool_size.as_u64() / u64::from(NODES),
+            last_node_bytes: None,
             policy: args.policy,
             commit_ack: args.commit_ack,
             eviction: None,

@@ -88,6 +88,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         plan: Plan {
             nodes: 1,
             node_bytes,
+            last_node_bytes: None,
             policy: args.policy,
             commit_ack: args.commit_ack,
             eviction,

@@ -7,6 +7,7 @@
 //! ```
 
 mod blocks;
+mod load;
 mod local;
 mod lookups;
 mod moves;

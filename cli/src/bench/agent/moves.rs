@@ -9,12 +9,17 @@ use crate::exit;
 use anyhow::bail;
 use kvpool_client::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region, blocking};
 use kvpool_types::Length;
+use std::sync::mpsc;
 use std::time::Instant;
 
 /// Puts of new blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Puts<'a> {
     pub(super) client: &'a blocking::Client,
+    /// Who gets the blocks of each call right after it, while the next ones are put.
+    pub(super) reader: Option<&'a blocking::Client>,
+    /// Whether the oldest blocks may be gone before the last ones are put.
+    pub(super) evicts: bool,
     pub(super) seed: &'a str,
     pub(super) set: &'a Set,
     /// Blocks a call.
@@ -46,27 +51,79 @@ impl Puts<'_> {
         let Self { seed, set, .. } = self;
         memory.fill(seed, set)?;
         let mut next = set.live.end;
-        let measured = clock.time(|window| {
-            let mut meter = Meter::default();
-            while !meter.fills(window) {
-                let blocks = self.blocks(memory, next)?;
-                let begin = Instant::now();
-                let outcomes = self.client.batch_put(blocks, &PutOptions::default());
-                meter.add(begin.elapsed(), set.block * self.batch);
-                for outcome in outcomes {
-                    if outcome.map_err(put_error)? == Put::Present {
-                        bail!("a key of this run is in the pool already");
-                    }
+        let memory = &*memory;
+        let measured = std::thread::scope(|scope| {
+            let (put, reading) = match self.reader {
+                Some(reader) => {
+                    // The reader takes a call's blocks before the next call begins. One that falls behind
+                    // holds up the puts between two calls, which is not measured.
+                    let (put, told) = mpsc::sync_channel(0);
+                    let reading = scope.spawn(move || self.read(reader, memory, told));
+                    (Some(put), Some(reading))
                 }
-                next += self.batch;
+                None => (None, None),
+            };
+            let measured = clock.time(|window| {
+                let mut meter = Meter::default();
+                while !meter.fills(window) {
+                    let blocks = self.blocks(memory, next)?;
+                    let begin = Instant::now();
+                    let outcomes = self.client.batch_put(blocks, &PutOptions::default());
+                    meter.add(begin.elapsed(), set.block * self.batch);
+                    for outcome in outcomes {
+                        if outcome.map_err(put_error)? == Put::Present {
+                            bail!("a key of this run is in the pool already");
+                        }
+                    }
+                    // The reader has ended only when a get failed, which is told below.
+                    if put.as_ref().is_some_and(|put| put.send(next).is_err()) {
+                        break;
+                    }
+                    next += self.batch;
+                }
+                Ok(meter)
+            });
+            drop(put);
+            if let Some(reading) = reading {
+                match reading.join() {
+                    Ok(read) => read?,
+                    Err(_) => bail!("the reader's thread panicked"),
+                }
             }
-            Ok(meter)
+            measured
         })?;
         let put = next - set.live.end;
-        for number in [set.live.end, next - 1] {
-            self.read_back(number)?;
+        self.read_back(next - 1)?;
+        if !self.evicts {
+            self.read_back(set.live.end)?;
         }
         Ok((measured, put))
+    }
+
+    /// Gets the blocks of each call that it is told of, by its first one. Its leases end with the gets.
+    fn read(
+        &self,
+        reader: &blocking::Client,
+        memory: &Memory,
+        told: mpsc::Receiver<u64>,
+    ) -> anyhow::Result<()> {
+        let Self { seed, set, .. } = self;
+        let options = GetOptions {
+            release: true,
+            ..GetOptions::default()
+        };
+        for first in told {
+            let gets = (first..first + self.batch).map(|number| {
+                Ok(GetBlock {
+                    key: key(seed, set, number),
+                    buffers: memory.target(set, number)?,
+                })
+            });
+            let gets = gets.collect::<anyhow::Result<_>>()?;
+            check_hits(reader.batch_get(gets, &options), set)?;
+            check(is_right(seed, set, first, &memory.target(set, first)?))?;
+        }
+        Ok(())
     }
 
     fn blocks(&self, memory: &Memory, next: u64) -> anyhow::Result<Vec<PutBlock>> {

@@ -24,6 +24,16 @@ pub(crate) enum Command {
     Leave,
     /// Work on a pool.
     Work(Order),
+    /// Get the live blocks of a set once each, those that are still there, in an order that says nothing
+    /// of where they lie.
+    Shuffle { client: String, set: Set },
+    /// Put with several clients at once for so long, or until there is such a file, whatever comes of
+    /// each put.
+    Load {
+        writers: Vec<Writer>,
+        lasts: Duration,
+        until: Option<PathBuf>,
+    },
     /// Remove all blocks of a set.
     Remove { client: String, set: Set },
     /// Receive streams and answer pings.
@@ -50,6 +60,32 @@ pub(crate) enum Answer {
     Measured { measured: Measured, live: Live },
     /// The bytes of memory that a connection took.
     PerConnection(f64),
+    /// What came of [`Command::Load`], in the order of its writers.
+    Loaded(Vec<Loaded>),
+}
+
+/// One client that puts, on a thread of its own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Writer {
+    /// The name of its client, which nobody else uses meanwhile.
+    pub(crate) client: String,
+    /// What it puts, from the end of the live ones on.
+    pub(crate) set: Set,
+    /// Blocks a call.
+    pub(crate) batch: u64,
+}
+
+/// What came of one writer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Loaded {
+    /// The blocks that were put.
+    pub(crate) put: u64,
+    /// The blocks that were refused, or not put within the client's timeout.
+    pub(crate) refused: u64,
+    /// The longest call, in nanoseconds.
+    pub(crate) longest_ns: u64,
+    /// When each call ended that put all of its blocks, in nanoseconds of the monotonic clock.
+    pub(crate) ends_ns: Vec<u64>,
 }
 
 /// A client to connect.
@@ -127,12 +163,18 @@ pub(crate) struct Order {
 }
 
 /// What a call does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Work {
     /// Put so many new blocks; before the window, the oldest go as far as the set has no more
     /// places.
-    Put { batch: u64 },
+    Put {
+        batch: u64,
+        /// Whether nothing is removed for them: the pool makes room.
+        evicts: bool,
+        /// A client that gets the blocks of each call right after it, meanwhile.
+        reader: Option<String>,
+    },
     /// Get so many blocks, `from` after the oldest one. Of `among` blocks only, if that is not zero:
     /// those are got once before the window.
     Get { batch: u64, from: u64, among: u64 },

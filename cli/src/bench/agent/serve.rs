@@ -3,7 +3,7 @@
 use super::local::Embedded;
 use super::protocol::{Answer, Command, Connect, Limit, Order, Set, Way, Work};
 use super::yardstick::Yardstick;
-use super::{blocks::Memory, lookups, moves};
+use super::{blocks::Memory, load, lookups, moves};
 use crate::bench::limits::Far;
 use crate::bench::usage::{self, Threads};
 use crate::bench::window::{Measured, Meter, Window, nanos, now_ns};
@@ -90,6 +90,23 @@ impl Agent {
                 }
             }
             Command::Work(order) => return self.work(order),
+            Command::Shuffle { client, set } => {
+                load::shuffle(&self.seed, self.client(&client)?, &set)?;
+            }
+            Command::Load {
+                writers,
+                lasts,
+                until,
+            } => {
+                let writers = writers.iter().map(|writer| {
+                    let client = self.client(&writer.client)?;
+                    Ok((writer, client))
+                });
+                let writers: Vec<_> = writers.collect::<anyhow::Result<_>>()?;
+                return Ok(Answer::Loaded(load::run(
+                    &self.seed, &writers, lasts, until,
+                )?));
+            }
             Command::Remove { client, set } => {
                 remove(self.client(&client)?, &self.seed, &set, set.live.count())?;
             }
@@ -122,14 +139,26 @@ impl Agent {
         };
         let mut live = set.live;
         let measured = match order.work {
-            Work::Put { batch } => {
+            Work::Put {
+                batch,
+                evicts,
+                ref reader,
+            } => {
                 let coming = window.calls * batch;
                 let over = (live.count() + coming).saturating_sub(set.slots);
                 let over = over.min(live.count());
-                remove(client, &self.seed, set, over)?;
+                if !evicts {
+                    remove(client, &self.seed, set, over)?;
+                }
                 live.first += over;
+                let reader = reader.as_ref().map(|name| {
+                    let reader = self.clients.get(name);
+                    reader.with_context(|| format!("no client is called {name}"))
+                });
                 let put = moves::Puts {
                     client,
+                    reader: reader.transpose()?,
+                    evicts,
                     seed: &self.seed,
                     set,
                     batch,

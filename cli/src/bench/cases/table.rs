@@ -1,5 +1,6 @@
 //! The table itself: every case with its place, its bound and its goal.
 
+mod full;
 #[cfg(test)]
 mod tests;
 
@@ -136,6 +137,7 @@ pub(crate) fn table() -> Vec<Case> {
     table.extend(first_writes());
     table.extend(local());
     table.extend(keys());
+    table.extend(full::cases());
     table.extend(memory());
     table
 }

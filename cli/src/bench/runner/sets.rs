@@ -1,7 +1,8 @@
 //! What has to be there before a case is measured: pools, processes, connections, blocks.
 
 use super::{
-    FILL_BATCH, MIB, Runner, SPIN, Settings, UNLIMITED, client_name, measured, start_agent,
+    FILL_BATCH, MIB, Runner, SPIN, Settings, UNLIMITED, client_name, measured, reader_name,
+    start_agent,
 };
 use crate::bench::agent::protocol::{Command, Connect, Embed, Order, Set, Way, Work};
 use crate::bench::cases::{Blocks, Case, Kept, Place, Pool, What};
@@ -23,17 +24,7 @@ impl Runner {
             spins,
             clients,
         } = case.place;
-        let span = self.settings.span;
-        while self.clients.len() < clients {
-            let number = self.clients.len();
-            let name = format!("client-{number}");
-            let client = start_agent(&name, &self.seed, &[], &self.directory)?;
-            client.greeting().await?;
-            // Only the first one puts.
-            let source = number == 0;
-            client.call(&Command::Memory { span, source }).await?;
-            self.clients.push(client);
-        }
+        self.start_clients(clients).await?;
         self.start_pool(pool).await?;
         let connect = Connect {
             name: client_name(case.place),
@@ -46,12 +37,73 @@ impl Runner {
             let client = self.client(number)?;
             client.call(&Command::Connect(connect.clone())).await?;
         }
+        if matches!(case.what, What::PutRead(..)) {
+            let reader = Connect {
+                name: reader_name(&connect.name),
+                ..connect.clone()
+            };
+            self.client(0)?.call(&Command::Connect(reader)).await?;
+        }
         match case.what.blocks(pool) {
             // The only case of its pool: everything it puts is new.
             Some(_) if pool == Pool::Fresh => Ok(()),
+            Some(blocks) if pool == Pool::Full => self.overfill(blocks, &connect.name).await,
             Some(blocks) => self.fill(pool, blocks, &connect.name).await,
             None => Ok(()),
         }
+    }
+
+    pub(super) async fn start_clients(&mut self, count: usize) -> anyhow::Result<()> {
+        let span = self.settings.span;
+        while self.clients.len() < count {
+            let number = self.clients.len();
+            let name = format!("client-{number}");
+            let client = start_agent(&name, &self.seed, &[], &self.directory)?;
+            client.greeting().await?;
+            // Only the first one puts.
+            let source = number == 0;
+            client.call(&Command::Memory { span, source }).await?;
+            self.clients.push(client);
+        }
+        Ok(())
+    }
+
+    /// Puts blocks until the pool has evicted what else it had, and blocks of these take each other's place.
+    async fn overfill(&mut self, blocks: Blocks, client: &str) -> anyhow::Result<()> {
+        let running = self.running(Pool::Full)?;
+        let capacity = running.capacity().await?;
+        // No number is used twice: its block may be there still.
+        let known = running.sets.get(&blocks.tag()).cloned();
+        let set = known.unwrap_or_else(|| blocks.set(self.settings.span));
+        let set = self.put_over(set, capacity, client).await?;
+        self.set_live(Pool::Full, set)
+    }
+
+    /// Puts at least `bytes` of new blocks into a pool that makes room for them.
+    pub(super) async fn put_over(
+        &self,
+        mut set: Set,
+        bytes: u64,
+        client: &str,
+    ) -> anyhow::Result<Set> {
+        let batch = (32 * MIB / set.block).clamp(1, FILL_BATCH).min(set.slots);
+        let order = Order {
+            client: client.to_owned(),
+            set: set.clone(),
+            work: Work::Put {
+                batch,
+                evicts: true,
+                reader: None,
+            },
+            window: Window {
+                at_least: UNLIMITED,
+                calls: bytes.div_ceil(batch * set.block),
+            },
+            watch: Vec::new(),
+            begin_ns: 0,
+        };
+        (_, set.live) = measured(self.client(0)?.call(&Command::Work(order)).await?)?;
+        Ok(set)
     }
 
     async fn start_pool(&mut self, pool: Pool) -> anyhow::Result<()> {
@@ -102,7 +154,11 @@ impl Runner {
                 let order = Order {
                     client: client.to_owned(),
                     set: set.clone(),
-                    work: Work::Put { batch },
+                    work: Work::Put {
+                        batch,
+                        evicts: false,
+                        reader: None,
+                    },
                     window: Window {
                         at_least: UNLIMITED,
                         calls,

@@ -37,7 +37,12 @@ fn each_case_has_a_limit_and_a_goal_or_says_why_not() {
         let less = matches!(case.goal, Goal::RatioAtMost(_) | Goal::AtMost(_));
         match case.metric {
             Metric::Rate | Metric::Keys => assert!(!less, "{}", case.id),
-            Metric::P50 | Metric::Cpu | Metric::Bytes => assert!(!more, "{}", case.id),
+            Metric::P50
+            | Metric::Cpu
+            | Metric::Bytes
+            | Metric::Tail
+            | Metric::Seconds
+            | Metric::Times => assert!(!more, "{}", case.id),
         }
     }
 }
@@ -86,6 +91,16 @@ fn every_goal_that_is_asked_for_stands_in_the_table() {
         ("match_prefix/1024", Goal::RatioAtMost(1.3)),
         ("shm/put/1024x64B", Goal::AtLeast(0.5)),
         ("shm/put-fresh/16x1MiB", Goal::RatioAtLeast(0.9)),
+        ("full/put/32x1MiB", Goal::RatioAtLeast(0.9)),
+        ("full/put/128x256KiB", Goal::RatioAtLeast(0.9)),
+        ("full/put-beside-gets/32x1MiB", Goal::RatioAtLeast(0.9)),
+        ("full/put-beside-gets/128x256KiB", Goal::RatioAtLeast(0.9)),
+        ("full/put-tail/4KiB", Goal::AtMost(3.0)),
+        ("full/put-tail/1MiB", Goal::AtMost(3.0)),
+        ("full/crowd-wait", Goal::AtMost(1.0)),
+        ("full/crowd-evicted", Goal::AtMost(1.0)),
+        ("full/restart", Goal::AtMost(1.0)),
+        ("full/node-loss", Goal::AtMost(1.5)),
         ("memory/master/100000", Goal::AtMost(160.0)),
     ] {
         assert_eq!(goal(id), expected, "{id}");
