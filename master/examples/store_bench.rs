@@ -4,8 +4,8 @@
 
 use kvpool_master::store::record::Commit;
 use kvpool_master::store::{
-    Ack, EmbeddedOptions, EmbeddedStore, Journal, JournalOptions, MetadataStore, Record,
-    ShardIndex, SnapshotSource, recover,
+    Ack, EmbeddedOptions, EmbeddedStore, Journal, JournalOptions, LogSeq, MetadataStore, Record,
+    RecoveryError, ShardIndex, SnapshotSource, Target, recover,
 };
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Epoch, Key, KeyRef, Length, Offset, SegmentId, Version};
@@ -82,6 +82,20 @@ fn quantiles(mut times: Vec<Duration>) -> String {
     format!("p50 {:?} p99 {:?} p99.9 {:?}", at(500), at(990), at(999))
 }
 
+/// Takes in what is read and keeps nothing.
+struct Nobody;
+
+impl Target for Nobody {
+    fn shard_of(&self, namespace: NamespaceId, key: &Key) -> ShardIndex {
+        shard_of(namespace, key)
+    }
+    fn forget(&mut self, _: ShardIndex) {}
+    fn snapshot(&mut self, _: ShardIndex, _: Record) {}
+    fn logged(&mut self, _: LogSeq, _: Record) -> Result<(), RecoveryError> {
+        Ok(())
+    }
+}
+
 async fn append(journal: &Journal, records: Vec<Record>) -> anyhow::Result<Duration> {
     let start = Instant::now();
     journal.submit(records, Ack::Durable, |_| ()).await?;
@@ -92,7 +106,7 @@ async fn append(journal: &Journal, records: Vec<Record>) -> anyhow::Result<Durat
 async fn write(directory: &Path, blocks: u64, churn: u64) -> anyhow::Result<()> {
     let store = Arc::new(EmbeddedStore::open(&EmbeddedOptions::new(directory))?);
     let epoch = store.begin_epoch(Epoch(1)).await?;
-    let recovered = recover(&*store, SHARDS, shard_of, |_| ()).await?;
+    let recovered = recover(&*store, SHARDS, &mut Nobody).await?;
     let numbers = Arc::new(Numbers {
         blocks: AtomicU64::new(0),
     });
@@ -132,7 +146,7 @@ async fn reopen(directory: &Path) -> anyhow::Result<()> {
     let start = Instant::now();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory))?;
     let opened = start.elapsed();
-    let recovered = recover(&store, SHARDS, shard_of, |_| ()).await?;
+    let recovered = recover(&store, SHARDS, &mut Nobody).await?;
     println!(
         "opened in {opened:?}, read in {:?}: {} from snapshots, {} from the log, {} skipped, resident {} MiB",
         start.elapsed() - opened,

@@ -12,9 +12,10 @@ use kvpool_master::store::etcd::{Campaign, EtcdOptions, EtcdStore};
 use kvpool_master::store::record::VersionsGranted;
 use kvpool_master::store::{
     Ack, Journal, JournalError, JournalOptions, LogSeq, MetadataStore, OpenError, Record,
-    ShardIndex, SnapshotSource, StoreError, conformance, recover,
+    RecoveryError, ShardIndex, SnapshotSource, StoreError, Target, conformance, recover,
 };
-use kvpool_types::{Epoch, Version};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Epoch, Key, Version};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -426,6 +427,24 @@ fn granted(until: u32) -> Record {
     Record::VersionsGranted(VersionsGranted { until })
 }
 
+/// The last record that was read back.
+#[derive(Default)]
+struct Last(Option<Record>);
+
+impl Target for Last {
+    fn shard_of(&self, _: NamespaceId, _: &Key) -> ShardIndex {
+        ShardIndex(0)
+    }
+    fn forget(&mut self, _: ShardIndex) {}
+    fn snapshot(&mut self, _: ShardIndex, record: Record) {
+        self.0 = Some(record);
+    }
+    fn logged(&mut self, _: LogSeq, record: Record) -> Result<(), RecoveryError> {
+        self.0 = Some(record);
+        Ok(())
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_journal_writes_to_it_from_threads_of_its_own() {
     let directory = tempfile::tempdir().unwrap();
@@ -435,8 +454,9 @@ async fn a_journal_writes_to_it_from_threads_of_its_own() {
     );
     let store: Arc<dyn MetadataStore> = Arc::new(open(&etcd, "c").await);
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
-    let shard_of = |_, _: &_| ShardIndex(0);
-    let empty = recover(&*store, 2, shard_of, |_| panic!("it is new")).await;
+    let mut nothing = Last::default();
+    let empty = recover(&*store, 2, &mut nothing).await;
+    assert_eq!(nothing.0, None, "it is new");
     let source = Arc::new(Granted::default());
     let options = JournalOptions {
         log_bytes: ByteSize::b(200),
@@ -470,9 +490,7 @@ async fn a_journal_writes_to_it_from_threads_of_its_own() {
     let span = store.log_span().await.unwrap();
     assert_eq!(span.last, LogSeq(300));
     assert!(span.cut > LogSeq(100), "{span:?}");
-    let mut found = None;
-    recover(&*store, 2, shard_of, |record| found = Some(record))
-        .await
-        .unwrap();
-    assert_eq!(found, Some(granted(300)));
+    let mut found = Last::default();
+    recover(&*store, 2, &mut found).await.unwrap();
+    assert_eq!(found.0, Some(granted(300)));
 }

@@ -8,7 +8,7 @@ use kvpool_master::store::record::{
 };
 use kvpool_master::store::{
     Ack, EmbeddedOptions, EmbeddedStore, Journal, JournalOptions, LogSeq, MetadataStore, Record,
-    RecoveryError, ShardIndex, SnapshotSource, StoreError, record, recover,
+    RecoveryError, ShardIndex, SnapshotSource, StoreError, Target, record, recover,
 };
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{
@@ -99,6 +99,47 @@ impl Model {
     }
 }
 
+impl Model {
+    /// Takes out what lies on segments that have gone: a shard's snapshot may be older than their going.
+    fn settle(&mut self) {
+        let segments = &self.segments;
+        for commit in self.blocks.values_mut() {
+            commit.replicas.retain(|(id, _)| segments.contains_key(id));
+        }
+        self.blocks.retain(|_, commit| !commit.replicas.is_empty());
+    }
+}
+
+impl Target for Model {
+    fn shard_of(&self, namespace: NamespaceId, key: &Key) -> ShardIndex {
+        shard_of(namespace, key)
+    }
+
+    fn forget(&mut self, shard: ShardIndex) {
+        if shard == ShardIndex::SYSTEM {
+            self.segments.clear();
+        } else {
+            self.blocks
+                .retain(|_, commit| shard_of(commit.namespace, &commit.key) != shard);
+        }
+    }
+
+    fn snapshot(&mut self, _: ShardIndex, record: Record) {
+        match record {
+            Record::Commit(commit) => {
+                let place = (commit.namespace, commit.key.to_string());
+                self.blocks.insert(place, commit);
+            }
+            record => self.apply(record),
+        }
+    }
+
+    fn logged(&mut self, _: LogSeq, record: Record) -> Result<(), RecoveryError> {
+        self.apply(record);
+        Ok(())
+    }
+}
+
 #[derive(Debug, Default)]
 struct Directory(Mutex<Model>);
 
@@ -145,10 +186,8 @@ async fn live(
 ) -> Result<u64, RecoveryError> {
     let store = Arc::new(EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap());
     let mut recovered_model = Model::default();
-    let recovered = recover(&*store, SHARDS, shard_of, |record| {
-        recovered_model.apply(record)
-    })
-    .await?;
+    let recovered = recover(&*store, SHARDS, &mut recovered_model).await?;
+    recovered_model.settle();
     assert_eq!(recovered_model, *expected);
     let epoch = store.begin_epoch(Epoch(1)).await?;
     let pool = Arc::new(Directory(Mutex::new(recovered_model)));
@@ -334,7 +373,8 @@ async fn logged(directory: &Path, through: u64) -> (EmbeddedStore, Epoch) {
 }
 
 async fn recovery_error(store: &EmbeddedStore) -> RecoveryError {
-    recover(store, SHARDS, shard_of, |_| ()).await.unwrap_err()
+    let mut model = Model::default();
+    recover(store, SHARDS, &mut model).await.unwrap_err()
 }
 
 #[tokio::test]

@@ -25,6 +25,7 @@ mod entry;
 mod evict;
 mod hash;
 mod lineage;
+mod load;
 mod publish;
 mod queues;
 mod remove;
@@ -39,6 +40,7 @@ pub use block::{
     BlockId, BlockMut, BlockRef, Copies, Dropped, NewBlock, Published, Removal, Removed, Replica,
     Replicas, Tick, Ticks, Verdict,
 };
+pub use load::{Place, UNPLACED};
 pub use publish::Link;
 pub use scan::{BadPage, Record};
 pub use spaces::SpacesLimit;

@@ -133,28 +133,14 @@ impl Directory {
     }
 
     fn link_one(&self, link: &Link<'_>) {
-        let Some(node) = self.announce(link) else {
+        let Some(node) = self.announce(link.block, link.version) else {
             return;
         };
         let parent = Preparer::new(&self.common, link.namespace).prepare(link.parent);
         let mut shard = self.lock(self.common.shard_of_hash(parent.hash));
-        let linked = shard.find(&parent).is_some_and(|slot| {
-            let id = shard.id(slot);
-            let rest = shard.entries.rest_mut(slot);
-            let mut lineage = self.common.lineage.lock();
-            if rest.lineage == NONE {
-                if id == link.block {
-                    return false;
-                }
-                rest.lineage = lineage.add(id);
-            }
-            let linked = lineage.attach(rest.lineage, node, link.block, link.version);
-            drop(lineage);
-            if linked {
-                has_children_now(&mut shard, slot);
-            }
-            linked
-        });
+        let linked = shard
+            .find(&parent)
+            .is_some_and(|slot| self.attach(&mut shard, slot, node, link.block, link.version));
         drop(shard);
         if !linked {
             self.common
@@ -164,19 +150,45 @@ impl Directory {
         }
     }
 
-    /// Gives the block a node, marked so that it is recognised when its own shard is let go.
-    fn announce(&self, link: &Link<'_>) -> Option<u32> {
-        let (mut shard, slot) = self.lock_block(link.block)?;
+    /// Links a block that was announced under the one in `slot`.
+    pub(super) fn attach(
+        &self,
+        shard: &mut Locked<'_>,
+        slot: u32,
+        node: u32,
+        block: BlockId,
+        version: Version,
+    ) -> bool {
+        let id = shard.id(slot);
         let rest = shard.entries.rest_mut(slot);
-        if rest.version != link.version {
+        let mut lineage = self.common.lineage.lock();
+        if rest.lineage == NONE {
+            if id == block {
+                return false;
+            }
+            rest.lineage = lineage.add(id);
+        }
+        let linked = lineage.attach(rest.lineage, node, block, version);
+        drop(lineage);
+        if linked {
+            has_children_now(shard, slot);
+        }
+        linked
+    }
+
+    /// Gives the block a node, marked so that it is recognised when its own shard is let go.
+    pub(super) fn announce(&self, block: BlockId, version: Version) -> Option<u32> {
+        let (mut shard, slot) = self.lock_block(block)?;
+        let rest = shard.entries.rest_mut(slot);
+        if rest.version != version {
             return None;
         }
         let mut lineage = self.common.lineage.lock();
         if rest.lineage == NONE {
-            rest.lineage = lineage.add(link.block);
+            rest.lineage = lineage.add(block);
         }
         lineage
-            .announce(rest.lineage, link.version)
+            .announce(rest.lineage, version)
             .then_some(rest.lineage)
     }
 }

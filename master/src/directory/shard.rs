@@ -447,6 +447,31 @@ impl Shard {
         }
     }
 
+    /// Notes the extent of the replica that begins at a place.
+    pub(super) fn set_extent(
+        &mut self,
+        slot: u32,
+        segment: SegmentId,
+        offset: Offset,
+        extent: ExtentIndex,
+    ) {
+        let entry = self.entries.at_mut(slot);
+        if !entry.is_spread() {
+            entry.extent = extent.0;
+            return;
+        }
+        let number = entry.extent;
+        let Rare::Held(replicas) = self.spread.at_mut(number) else {
+            return;
+        };
+        let mut here = replicas
+            .iter_mut()
+            .filter(|replica| replica.segment == segment && replica.offset == offset);
+        if let Some(replica) = here.next() {
+            replica.extent = extent;
+        }
+    }
+
     fn clear_spread(&mut self, slot: u32) {
         let entry = self.entries.at_mut(slot);
         if entry.is_spread() {

@@ -2,24 +2,34 @@
 
 use super::terms::RETRY;
 use crate::store::etcd::EtcdStore;
-use crate::store::{LogSeq, StoreError};
+use crate::store::{LogSeq, MetadataStore, StoreError};
 use bytes::Bytes;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 /// How many groups wait to be applied.
 const GROUPS: usize = 64;
+/// How often is asked where the log has been cut.
+const LOOK_AT_CUT: Duration = Duration::from_secs(10);
+
 /// The groups behind a position, read by a task so that waiting for them can be given up.
 pub(super) struct Groups {
     groups: mpsc::Receiver<Result<(LogSeq, Bytes), StoreError>>,
     task: JoinHandle<()>,
+    /// Where the log has been cut, as far as is known here.
+    cut: Arc<AtomicU64>,
+    cutting: JoinHandle<()>,
 }
 
 impl Groups {
     /// Those behind `after`.
     pub(super) fn follow(store: &Arc<EtcdStore>, after: LogSeq) -> Self {
+        let cut = Arc::new(AtomicU64::new(0));
+        let cutting = tokio::spawn(look_at_cut(Arc::clone(store), Arc::clone(&cut)));
         let store = Arc::clone(store);
         let (sender, groups) = mpsc::channel(GROUPS);
         let task = tokio::spawn(async move {
@@ -38,18 +48,40 @@ impl Groups {
                 sleep(RETRY).await;
             }
         });
-        Self { groups, task }
+        Self {
+            groups,
+            task,
+            cut,
+            cutting,
+        }
     }
 
     /// The next one. An error says that the metadata has to be loaded anew.
     pub(super) async fn next(&mut self) -> Result<(LogSeq, Bytes), StoreError> {
         self.groups.recv().await.unwrap_or(Err(StoreError::Closed))
     }
+
+    /// Where the log has been cut, as of some seconds ago.
+    pub(super) fn cut(&self) -> LogSeq {
+        LogSeq(self.cut.load(Ordering::Relaxed))
+    }
 }
 
 impl Drop for Groups {
     fn drop(&mut self) {
         self.task.abort();
+        self.cutting.abort();
+    }
+}
+
+/// The log's watch tells of no cut: what stands in the log is counted here, and would be for ever.
+async fn look_at_cut(store: Arc<EtcdStore>, cut: Arc<AtomicU64>) {
+    loop {
+        sleep(LOOK_AT_CUT).await;
+        match store.log_span().await {
+            Ok(span) => cut.store(span.cut.0, Ordering::Relaxed),
+            Err(error) => tracing::debug!(%error, "where the log was cut is not known"),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Who leads, and what a master does while it leads and while it does not.
 //!
 //! ```text
-//!             ┌──────────── the log is cut too far, or damaged here ───────────┐
+//!             ┌─ the log is cut too far, or cannot be read (ever more seldom) ┐
 //!             ▼                                                                │
 //!  start ► load ► stand by: apply the log as it grows ─── nobody leads ► campaign ── lost ─┐
 //!             ▲       ▲                                                        │           │

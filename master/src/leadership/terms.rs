@@ -55,6 +55,40 @@ enum Failure {
     Fault,
 }
 
+impl Failure {
+    /// Whether what is stored cannot be read here. It will most likely be the same at the next try, which loads
+    /// everything.
+    const fn is_of_what_is_stored(&self) -> bool {
+        match self {
+            Self::Load(error) => !error.is_retryable(),
+            Self::Apply(error) => !matches!(error, ApplyError::Gap { .. }),
+            Self::Fault => true,
+            _ => false,
+        }
+    }
+}
+
+/// How long is waited after failures that come one after another: each time twice as long.
+struct Patience(Duration);
+
+impl Patience {
+    const MOST: Duration = Duration::from_mins(1);
+
+    const fn new() -> Self {
+        Self(RETRY)
+    }
+
+    /// How long to wait now, when what failed went well for a while before.
+    fn failed(&mut self, went_well: Duration) -> Duration {
+        if went_well > Self::MOST * 2 {
+            self.0 = RETRY;
+        }
+        let wait = self.0;
+        self.0 = (wait * 2).min(Self::MOST);
+        wait
+    }
+}
+
 /// An election that was won.
 struct Elected {
     lease: LeaseId,
@@ -91,7 +125,9 @@ impl Run {
             self.stand.claim.clone(),
             self.cluster,
         ));
+        let mut patience = Patience::new();
         loop {
+            let began = Instant::now();
             let led = tokio::select! {
                 led = self.stand_by() => led,
                 () = told(&mut stopped) => break,
@@ -102,9 +138,23 @@ impl Run {
                     self.step_down(elected, &pool, why).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "standing by begins anew");
-                    self.stand.seat.wait(error.to_string());
-                    sleep(RETRY).await;
+                    let wait = match &error {
+                        // A long load that fails has not gone well for a while.
+                        Failure::Load(_) | Failure::Fault if error.is_of_what_is_stored() => {
+                            patience.failed(Duration::ZERO)
+                        }
+                        error if error.is_of_what_is_stored() => patience.failed(began.elapsed()),
+                        _ => RETRY,
+                    };
+                    let retry = humantime::format_duration(wait);
+                    tracing::warn!(%error, %retry, "standing by begins anew");
+                    self.stand
+                        .seat
+                        .wait(format!("{error}; next try in {retry}"));
+                    tokio::select! {
+                        () = sleep(wait) => {}
+                        () = told(&mut stopped) => break,
+                    }
                 }
             }
             if *stopped.borrow() {
@@ -163,6 +213,7 @@ impl Run {
                     group = groups.next() => {
                         let (seq, group) = group?;
                         replica.apply(seq, &group)?;
+                        replica.forget(groups.cut());
                         self.stand.seat.follow(seq);
                     }
                     changed = leading.changed() => {

@@ -107,6 +107,11 @@ impl Segment {
         Some(index)
     }
 
+    /// Frees an extent that was taken for a block which does not lie there.
+    pub(crate) fn let_go(&self, index: ExtentIndex) {
+        self.free(index);
+    }
+
     /// Notes that extents are on their way to being free.
     pub fn quarantine(&self, indexes: impl IntoIterator<Item = ExtentIndex>) {
         let mut extents = self.extents.lock();

@@ -35,7 +35,7 @@ impl Replica {
         }
         self.commit(commits);
         self.state.span.last = seq;
-        self.state.groups.push_back((seq, group.len() as u64));
+        self.state.runs.push(seq, group.len() as u64);
         self.lately.tick(self.clock.now());
         Ok(())
     }
@@ -46,16 +46,21 @@ impl Replica {
         cut: LogSeq,
         snapshots: impl IntoIterator<Item = (crate::store::ShardIndex, (LogSeq, u64))>,
     ) {
-        self.state.span.cut = cut;
-        while self
-            .state
-            .groups
-            .front()
-            .is_some_and(|(seq, _)| *seq <= cut)
-        {
-            self.state.groups.pop_front();
-        }
+        self.forget(cut);
         self.state.snapshots = snapshots.into_iter().collect();
+    }
+
+    /// Forgets what the log no longer holds. A standby is told so all along: it may follow for months.
+    pub fn forget(&mut self, cut: LogSeq) {
+        if cut > self.state.span.cut {
+            self.state.span.cut = cut;
+            self.state.runs.forget(cut);
+        }
+    }
+
+    /// How many runs of the log's groups are remembered.
+    pub fn remembered(&self) -> usize {
+        self.state.runs.len()
     }
 
     fn commit(&mut self, commits: Vec<Commit>) {

@@ -5,7 +5,7 @@
 //! over earlier.
 
 use crate::clock::Millis;
-use crate::placement::{ExtentIndex, Segment};
+use crate::placement::{ExtentIndex, Extents, Segment};
 use kvpool_types::{Length, Offset, SegmentId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl LatelyFreed {
 
     /// Opens what overlaps a range that the leader has granted again.
     pub(super) fn give_up(&mut self, segment: SegmentId, offset: Offset, length: Length) {
-        let end = Offset(offset.0.saturating_add(length.0));
+        let end = Offset(offset.0.saturating_add(Extents::rounded(length).0));
         // Extents do not overlap each other, so the ends come in the order of the beginnings.
         while let Some((place, left)) = self
             .left
@@ -61,7 +61,27 @@ impl LatelyFreed {
             if let Some(left) = self.left.remove(&place) {
                 left.segment
                     .free_quarantined([(left.index, false)].into_iter());
+                let last = Offset(left.offset.0 + Extents::rounded(left.length).0);
+                self.keep_rest(&left, left.offset, offset);
+                self.keep_rest(&left, end, last);
             }
+        }
+    }
+
+    /// Keeps what is left of a range shut when a part of it was granted again.
+    fn keep_rest(&mut self, of: &Left, start: Offset, end: Offset) {
+        let Some(length) = end.0.checked_sub(start.0).filter(|length| *length > 0) else {
+            return;
+        };
+        let length = Length(length);
+        if let Some(index) = of.segment.allocate_at(start, length) {
+            self.keep(Left {
+                segment: Arc::clone(&of.segment),
+                index,
+                offset: start,
+                length,
+                since: of.since,
+            });
         }
     }
 

@@ -13,23 +13,23 @@
 
 mod apply;
 mod freed;
-mod past;
+mod left;
+mod loading;
 mod restore;
 #[cfg(test)]
 mod tests;
 
-use crate::clock::{Clock, Millis};
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::directory::{self, Directory};
 use crate::membership::Members;
 use crate::namespaces::Namespaces;
 use crate::placement::Placement;
 use crate::store::record::RecordError;
-use crate::store::{LogSeq, LogState, MetadataStore, RecoveryError, ShardIndex, recover};
+use crate::store::{LogSeq, LogState, MetadataStore, RecoveryError, recover};
 use freed::LatelyFreed;
-use kvpool_types::{Key, Version};
-use past::Past;
-use std::cell::{OnceCell, RefCell};
+use kvpool_types::Version;
+use loading::Loading;
 use std::sync::Arc;
 
 /// Everything that is durable, as far as the log has been applied.
@@ -77,7 +77,7 @@ pub enum ApplyError {
         applied: LogSeq,
     },
     /// It cannot be read.
-    #[error("group {seq} of the metadata log is damaged: {source}")]
+    #[error("group {seq} of the metadata log cannot be read: {source}")]
     Damaged {
         /// The group.
         seq: LogSeq,
@@ -101,41 +101,52 @@ impl Replica {
     ) -> Result<Self, RecoveryError> {
         let options = directory::Options {
             policy: config.eviction_policy,
-            ..directory::Options::new(0)
+            ..directory::Options::new(rand::random())
         };
-        let past = RefCell::new(Past::default());
-        // System records come first, so the secret is known before any key is asked for.
-        let cutter = OnceCell::new();
-        let shard_of = |namespace, key: &Key| {
-            let seed = past.borrow().seed.get().copied().unwrap_or_default();
-            let directory: &Directory = cutter
-                .get_or_init(|| Directory::new(directory::Options { seed, ..options }, Millis(0)));
-            ShardIndex(directory.part_of_key(namespace, key.as_ref()))
-        };
-        let recovered = recover(store, directory::PARTS, shard_of, |record| {
-            past.borrow_mut().apply(record);
-        })
-        .await?;
-        let past = past.into_inner();
-        let stored = past.seed.get().copied();
-        let seed = stored.unwrap_or_else(rand::random);
-        let options = directory::Options { seed, ..options };
+        let mut loading = Loading::new(options, clock.now());
+        let recovered = recover(store, directory::PARTS, &mut loading).await?;
+        loading.finish();
+        let Loading {
+            directory,
+            seed: stored,
+            versions,
+            next_segment,
+            namespaces,
+            segments,
+            dropped,
+            mut left,
+            ..
+        } = loading;
+        let seed = stored.unwrap_or(options.seed);
         let mut replica = Self {
-            directory: Directory::new(options, clock.now()),
+            directory,
             namespaces: Namespaces::default(),
             members: Members::default(),
             placement: Placement::default(),
             seed,
             is_seed_stored: stored.is_some(),
-            versions: Version(past.versions.0.max(1)),
-            next_segment: past.next_segment.max(1),
+            versions: Version(versions.0.max(1)),
+            next_segment,
             state: recovered.state,
             lately: LatelyFreed::new(config.lease_ttl),
-            options,
+            options: directory::Options { seed, ..options },
             high_watermark: config.eviction_high_watermark_ratio,
             clock,
         };
-        replica.restore(past);
+        for created in namespaces.into_values() {
+            replica.namespaces.insert(created.id, created.namespace);
+        }
+        for dropped in dropped {
+            let members = &replica.members;
+            members.drop_incarnation(&dropped.node, dropped.incarnation);
+        }
+        // By number, which is the order in which a node offers its segments.
+        for segment in segments.into_values() {
+            replica.add_segment(segment);
+        }
+        replica.settle_places(&mut left);
+        replica.directory.order_by_version();
+        replica.keep_shut(left);
         tracing::debug!(
             blocks = replica.blocks(),
             from_snapshots = recovered.from_snapshots,

@@ -1,57 +1,112 @@
-//! Putting blocks in their places: those of a whole past, and those of one group of the log.
+//! Putting blocks in their places: those that were loaded, and those of one group of the log.
 
 use super::Replica;
 use super::freed::Left;
-use super::past::Past;
-use crate::directory::{Copies, NewBlock, Published, Replica as Copy};
+use super::left::LeftRanges;
+use crate::directory::{Copies, NewBlock, Place, Published, Replica as Copy, UNPLACED};
 use crate::membership::Node;
-use crate::placement::Segment;
-use crate::store::record::{self, Commit, Places};
-use kvpool_types::{GrantKey, Length};
+use crate::placement::{ExtentIndex, Extents, Segment};
+use crate::store::record::{self, Commit};
+use kvpool_types::{GrantKey, Length, Version};
 use std::sync::Arc;
 
-/// How many blocks are published at once.
-const BATCH: usize = 4096;
+/// A block that has taken its place.
+struct Placed {
+    place: Place,
+    length: Length,
+    version: Version,
+    extent: ExtentIndex,
+}
+
+impl Placed {
+    /// Takes the extent; false when not all of it is free.
+    fn take(&mut self, segment: &Segment) -> bool {
+        let taken = segment.allocate_at(self.place.offset, self.length);
+        self.extent = taken.unwrap_or(UNPLACED);
+        taken.is_some()
+    }
+
+    /// Whether a later block is said to begin within this one.
+    fn is_older_under(&self, next: &Self) -> bool {
+        let end = self.place.offset.0 + Extents::rounded(self.length).0;
+        self.version < next.version
+            && self.place.segment == next.place.segment
+            && next.place.offset.0 < end
+    }
+}
 
 impl Replica {
-    /// Fills the empty replica with what is left of the past.
-    pub(super) fn restore(&mut self, past: Past) {
-        for created in past.namespaces {
-            self.namespaces.insert(created.id, created.namespace);
-        }
-        for dropped in past.dropped {
-            self.members
-                .drop_incarnation(&dropped.node, dropped.incarnation);
-        }
-        // By number, which is the order in which a node offers its segments.
-        for segment in past.segments.into_values() {
-            self.add_segment(segment);
-        }
-        let mut blocks: Vec<Commit> = past.blocks.into_values().collect();
-        // In the order in which they were granted, so that parents come before their children and
-        // what was written last counts as used last.
-        blocks.sort_unstable_by_key(|block| block.version);
-        let mut blocks = blocks.into_iter().peekable();
-        while blocks.peek().is_some() {
-            let batch: Vec<Commit> = blocks.by_ref().take(BATCH).collect();
-            self.publish(batch);
-        }
-        for (places, length) in past.left.into_iter().rev() {
-            self.keep_shut(&places, length);
+    /// Takes the extents that the blocks lie in, in the order of their addresses: so no more than one range of
+    /// a segment is free at a time behind what was taken. Where a block lies nothing is left of one before it.
+    pub(super) fn settle_places(&self, left: &mut LeftRanges) {
+        let segments = self.placement.segments();
+        let mut before: Option<Placed> = None;
+        for place in self.directory.places() {
+            let Some(segment) = segments.get(place.segment) else {
+                // A segment that is not there has gone, and the copy with it.
+                self.directory.drop_place(&place);
+                continue;
+            };
+            let Some((length, version)) = self.directory.size_and_version(place.block) else {
+                continue;
+            };
+            let mut next = Placed {
+                place,
+                length,
+                version,
+                extent: UNPLACED,
+            };
+            if next.take(segment) {
+                self.settle(segment, &next);
+            } else if let Some(other) = before.take_if(|other| other.is_older_under(&next)) {
+                segment.let_go(other.extent);
+                if next.take(segment) {
+                    self.leave_out(&other.place);
+                    self.settle(segment, &next);
+                } else {
+                    self.leave_out(&next.place);
+                    next = other;
+                    next.take(segment);
+                    self.settle(segment, &next);
+                }
+            } else {
+                self.leave_out(&place);
+                continue;
+            }
+            left.take(place.segment, place.offset, length);
+            before = Some(next);
         }
     }
 
-    /// Keeps extents shut that a block has left before this was loaded, where nothing else lies now.
-    fn keep_shut(&mut self, places: &Places, length: Length) {
+    fn settle(&self, segment: &Segment, placed: &Placed) {
+        segment
+            .extents()
+            .set_owner(placed.extent, placed.place.block);
+        self.directory.set_extent(&placed.place, placed.extent);
+    }
+
+    fn leave_out(&self, place: &Place) {
+        if let Some(dropped) = self.directory.drop_place(place) {
+            tracing::error!(
+                key = %dropped.key,
+                segment = %place.segment,
+                offset = %place.offset,
+                "a block is said to lie where a later one lies, or outside its segment: it is left out"
+            );
+        }
+    }
+
+    /// Keeps ranges shut that blocks have left before this was loaded.
+    pub(super) fn keep_shut(&mut self, left: LeftRanges) {
         let segments = self.placement.segments();
-        for (id, offset) in places {
-            if let Some(segment) = segments.get(*id)
-                && let Some(index) = segment.allocate_at(*offset, length)
+        for (id, offset, length) in left.into_ranges() {
+            if let Some(segment) = segments.get(id)
+                && let Some(index) = segment.allocate_at(offset, length)
             {
                 self.lately.keep(Left {
                     segment: Arc::clone(segment),
                     index,
-                    offset: *offset,
+                    offset,
                     length,
                     since: self.clock.now(),
                 });

@@ -4,12 +4,12 @@ mod busy;
 mod recorded;
 
 use super::*;
-use crate::clock::ManualClock;
+use crate::clock::{ManualClock, Millis};
 use crate::placement::Extents;
 use crate::store::record::{self, Commit, Record, encode_group};
-use crate::store::{EmbeddedOptions, EmbeddedStore};
+use crate::store::{EmbeddedOptions, EmbeddedStore, ShardIndex};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Checksum, Epoch, Incarnation, Length, NodeName, Offset, SegmentId};
+use kvpool_types::{Checksum, Epoch, Incarnation, Key, Length, NodeName, Offset, SegmentId};
 use proptest::prelude::*;
 use smallvec::smallvec;
 use std::collections::BTreeMap;
@@ -178,7 +178,7 @@ async fn compare(all: Vec<Change>, wait: Duration) {
     let loaded = load_settled(&store).await;
     assert_eq!(contents(&follower), contents(&loaded));
     assert_eq!(follower.applied(), loaded.applied());
-    assert_eq!(follower.state.groups, loaded.state.groups);
+    assert_eq!(follower.state.runs, loaded.state.runs);
     assert_eq!(follower.next_segment, loaded.next_segment);
     // Once every lease is over, nothing is shut that a loaded one would grant.
     clock.advance(Config::default().lease_ttl);

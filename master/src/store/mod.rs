@@ -21,6 +21,7 @@ mod embedded;
 mod error;
 pub mod etcd;
 pub mod journal;
+mod log_runs;
 pub mod record;
 pub mod recovery;
 
@@ -28,8 +29,9 @@ pub use embedded::{EmbeddedOptions, EmbeddedStore};
 pub use error::{OpenError, StoreError};
 pub use etcd::{EtcdOptions, EtcdStore};
 pub use journal::{Ack, Journal, JournalError, JournalOptions, SnapshotSource};
+pub use log_runs::LogRuns;
 pub use record::Record;
-pub use recovery::{LogState, Recovered, RecoveryError, recover};
+pub use recovery::{LogState, Recovered, RecoveryError, Target, recover};
 
 use async_trait::async_trait;
 use bytes::Bytes;

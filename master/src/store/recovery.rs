@@ -1,16 +1,18 @@
 //! Reading back what an earlier life of the master made durable.
 //!
-//! First what belongs to no shard: its snapshot, and from the log all that came after it. Then
-//! each shard's snapshot, and from the log what came after that one. So when a record names a
-//! namespace, that is known; and when it names a segment that is not known, that segment has gone
-//! and the replica with it. A commit all of whose replicas have gone still ends the version before.
+//! First the snapshot of what belongs to no shard, then each shard's, then the log in its order: of each record
+//! what its shard's snapshot does not contain. A snapshot may be younger or older than another, so only the whole
+//! is the state at one position: between the two, two blocks may be said to lie in one place, and a block on a
+//! segment that has gone.
+//!
+//! Nothing is kept here but what is being applied: one shard's snapshot, or a few megabytes of the log.
 
 use super::record::{self, Record, RecordError};
-use super::{LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, StoreError};
+use super::{LogRuns, LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, StoreError};
 use bytes::Bytes;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Key};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// The bytes of the log that are read at once.
 const READ_BYTES: u64 = 4 << 20;
@@ -23,7 +25,7 @@ pub enum RecoveryError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A group of the log cannot be read.
-    #[error("group {seq} of the metadata log is damaged: {source}")]
+    #[error("group {seq} of the metadata log cannot be read: {source}")]
     DamagedGroup {
         /// The group.
         seq: LogSeq,
@@ -31,7 +33,7 @@ pub enum RecoveryError {
         source: RecordError,
     },
     /// A part of a snapshot cannot be read.
-    #[error("part {part} of the snapshot of {shard} at {seq} is damaged: {source}")]
+    #[error("part {part} of the snapshot of {shard} at {seq} cannot be read: {source}")]
     DamagedSnapshot {
         /// The shard.
         shard: ShardIndex,
@@ -51,6 +53,12 @@ pub enum RecoveryError {
         missing: LogSeq,
         /// A shard that needs it.
         shard: ShardIndex,
+    },
+    /// The secret that says which shard a key is in was made anew while blocks are there.
+    #[error("group {seq} of the metadata log changes the directory's secret, and blocks are there")]
+    Reseeded {
+        /// The group.
+        seq: LogSeq,
     },
     /// The directory was cut into another number of shards when the snapshots were made.
     #[error("{shard} was stored as one of {stored} shards, the directory has {configured} now")]
@@ -87,8 +95,8 @@ impl RecoveryError {
 pub struct LogState {
     /// The positions that the log holds.
     pub span: LogSpan,
-    /// The groups of the log: position and bytes.
-    pub groups: VecDeque<(LogSeq, u64)>,
+    /// The bytes of the log.
+    pub runs: LogRuns,
     /// Of each shard that has a snapshot: the position that it contains, and its bytes.
     pub snapshots: BTreeMap<ShardIndex, (LogSeq, u64)>,
 }
@@ -106,152 +114,134 @@ pub struct Recovered {
     pub skipped: u64,
 }
 
+/// What metadata is read back into.
+pub trait Target {
+    /// Which shard a key belongs to.
+    fn shard_of(&self, namespace: NamespaceId, key: &Key) -> ShardIndex;
+
+    /// Forgets what was applied of a shard: it is read again, since a leader has replaced its snapshot and cut
+    /// the log behind that.
+    fn forget(&mut self, shard: ShardIndex);
+
+    /// Applies a record of a shard's snapshot.
+    fn snapshot(&mut self, shard: ShardIndex, record: Record);
+
+    /// Learns that a shard's snapshot has been applied.
+    fn snapshot_ends(&mut self, _shard: ShardIndex) {}
+
+    /// Learns that all snapshots have been applied. The log comes now.
+    fn snapshots_end(&mut self) {}
+
+    /// Applies a record of the log.
+    fn logged(&mut self, seq: LogSeq, record: Record) -> Result<(), RecoveryError>;
+
+    /// Looks at a record of the log that its shard's snapshot contains.
+    fn contained(&mut self, _record: &Record) {}
+}
+
 /// How often what a leader changes meanwhile is read again before this is given up.
 const TRIES: u32 = 50;
 
-/// Reads everything back: calls `apply` for each record in an order in which they can be applied.
-/// A later record about a key replaces what an earlier one said.
+/// Reads everything back into a target. When this fails, part of it may have been applied.
 ///
-/// `shard_of` says which of the directory's `shards` shards a key belongs to. When this fails,
-/// part of the records may have been applied.
-///
-/// A leader may write meanwhile: what is read is the state at one position of the log, whatever comes
-/// behind it.
+/// A leader may write meanwhile: what is read is the state at one position of the log, whatever comes behind it.
 pub async fn recover(
     store: &dyn MetadataStore,
     shards: u32,
-    shard_of: impl Fn(NamespaceId, &Key) -> ShardIndex,
-    mut apply: impl FnMut(Record),
+    target: &mut impl Target,
 ) -> Result<Recovered, RecoveryError> {
-    let Stored {
-        snapshots,
-        span,
-        groups,
-    } = Stored::read(store, shards).await?;
-    let mut recovered = Recovered::default();
-    recovered.state.span = span;
     let mut load = Load {
+        store,
         shards,
-        apply: &mut apply,
-        recovered: &mut recovered,
+        target,
+        recovered: Recovered::default(),
     };
-    let (system, others): (Vec<_>, Vec<_>) = snapshots
-        .into_iter()
-        .partition(|(shard, _)| *shard == ShardIndex::SYSTEM);
-    for (shard, snapshot) in system {
-        load.snapshot(shard, snapshot)?;
-    }
-    load.log(&groups, |record| {
-        record.place().is_none().then_some(ShardIndex::SYSTEM)
-    })?;
-    for (shard, snapshot) in others {
-        load.snapshot(shard, snapshot)?;
-    }
-    load.log(&groups, |record| {
-        record
-            .place()
-            .map(|(namespace, key)| shard_of(namespace, key))
-    })?;
-    Ok(recovered)
-}
-
-/// Everything that is stored, as it lies there: snapshots none of which is behind the log's cut or ahead
-/// of its end, and the whole log between these.
-struct Stored {
-    snapshots: BTreeMap<ShardIndex, Snapshot>,
-    span: LogSpan,
-    groups: Vec<(LogSeq, Bytes)>,
-}
-
-impl Stored {
-    /// Reads snapshots, then where the log stands, then the log. A leader that replaces a snapshot and
-    /// cuts the log in between makes what was read too old: only that is read again.
-    async fn read(store: &dyn MetadataStore, shards: u32) -> Result<Self, RecoveryError> {
-        let mut snapshots = BTreeMap::new();
-        let mut lost = (LogSeq(0), ShardIndex::SYSTEM);
-        for _ in 0..TRIES {
-            for shard in store.snapshots().await? {
-                if !snapshots.contains_key(&shard)
-                    && let Some(snapshot) = store.read_snapshot(shard).await?
-                {
-                    snapshots.insert(shard, snapshot);
-                }
-            }
-            // Read after the snapshots, so the log's end is behind all of them.
-            let span = store.log_span().await?;
-            let all = || (0..shards).map(ShardIndex).chain([ShardIndex::SYSTEM]);
-            let position = |shard: &ShardIndex| {
-                let snapshot: Option<&Snapshot> = snapshots.get(shard);
-                snapshot.map_or(LogSeq(0), |snapshot| snapshot.seq)
-            };
-            let old: Vec<ShardIndex> = all().filter(|shard| position(shard) < span.cut).collect();
-            if let Some(oldest) = old.iter().min_by_key(|shard| position(shard)) {
-                lost = (position(oldest).next(), *oldest);
-                for shard in old {
-                    snapshots.remove(&shard);
-                }
-                continue;
-            }
-            match read_log(store, span).await? {
-                Ok(groups) => {
-                    return Ok(Self {
-                        snapshots,
-                        span,
-                        groups,
-                    });
-                }
-                Err(Gap(missing)) => {
-                    let needs = all().find(|shard| position(shard) < missing);
-                    lost = (missing, needs.unwrap_or(ShardIndex::SYSTEM));
+    let mut lost = (LogSeq(0), ShardIndex::SYSTEM);
+    for _ in 0..TRIES {
+        load.missing_snapshots().await?;
+        // Read after the snapshots, so the log's end is behind all of them.
+        let span = load.store.log_span().await?;
+        let old = load.behind(span.cut);
+        if let Some(oldest) = old.iter().min_by_key(|shard| load.position(**shard)) {
+            lost = (load.position(*oldest).next(), *oldest);
+            old.into_iter().for_each(|shard| load.forget(shard));
+            continue;
+        }
+        match load.log(span).await? {
+            Ok(()) => return Ok(load.recovered),
+            Err(Gap(missing)) => {
+                let needs = load.all().find(|shard| load.position(*shard) < missing);
+                lost = (missing, needs.unwrap_or(ShardIndex::SYSTEM));
+                if missing > span.cut.next() {
+                    // Part of the log has been applied, which nothing takes back.
+                    load.all().for_each(|shard| load.forget(shard));
                 }
             }
         }
-        let (missing, shard) = lost;
-        Err(RecoveryError::LostGroups { missing, shard })
     }
+    let (missing, shard) = lost;
+    Err(RecoveryError::LostGroups { missing, shard })
 }
 
 /// The first group that is not where it should be.
 struct Gap(LogSeq);
 
-/// The groups of a span, unless the first ones have been cut meanwhile.
-async fn read_log(
-    store: &dyn MetadataStore,
-    span: LogSpan,
-) -> Result<Result<Vec<(LogSeq, Bytes)>, Gap>, RecoveryError> {
-    let mut all = Vec::new();
-    let mut expected = span.cut.next();
-    while expected <= span.last {
-        let groups = store.read_log(LogSeq(expected.0 - 1), READ_BYTES).await?;
-        if groups.is_empty() {
-            return Ok(Err(Gap(expected)));
-        }
-        for (seq, group) in groups {
-            if seq > span.last {
-                break;
-            }
-            if seq != expected {
-                return Ok(Err(Gap(expected)));
-            }
-            all.push((seq, group));
-            expected = seq.next();
-        }
-    }
-    Ok(Ok(all))
-}
-
-struct Load<'a, A> {
+struct Load<'a, T> {
+    store: &'a dyn MetadataStore,
     shards: u32,
-    apply: &'a mut A,
-    recovered: &'a mut Recovered,
+    target: &'a mut T,
+    recovered: Recovered,
 }
 
-impl<A: FnMut(Record)> Load<'_, A> {
+impl<T: Target> Load<'_, T> {
+    /// What belongs to no shard, and every shard.
+    fn all(&self) -> impl Iterator<Item = ShardIndex> + use<T> {
+        std::iter::once(ShardIndex::SYSTEM).chain((0..self.shards).map(ShardIndex))
+    }
+
+    /// The position that a shard's snapshot contains.
+    fn position(&self, shard: ShardIndex) -> LogSeq {
+        let applied = self.recovered.state.snapshots.get(&shard);
+        applied.map_or(LogSeq(0), |(seq, _)| *seq)
+    }
+
+    /// The shards that lack groups which have been cut away.
+    fn behind(&self, cut: LogSeq) -> Vec<ShardIndex> {
+        self.all()
+            .filter(|shard| self.position(*shard) < cut)
+            .collect()
+    }
+
+    fn forget(&mut self, shard: ShardIndex) {
+        self.recovered.state.snapshots.remove(&shard);
+        self.target.forget(shard);
+    }
+
+    /// Applies every snapshot that was not applied, the system's first: it has the secret that says in which
+    /// shard a key is.
+    async fn missing_snapshots(&mut self) -> Result<(), RecoveryError> {
+        let stored = self.store.snapshots().await?;
+        let applied = &self.recovered.state.snapshots;
+        let mut missing: Vec<ShardIndex> = stored
+            .into_iter()
+            .filter(|shard| !applied.contains_key(shard))
+            .collect();
+        missing.sort_by_key(|shard| *shard != ShardIndex::SYSTEM);
+        for shard in missing {
+            if let Some(snapshot) = self.store.read_snapshot(shard).await? {
+                self.snapshot(shard, snapshot)?;
+            }
+        }
+        Ok(())
+    }
+
     fn snapshot(&mut self, shard: ShardIndex, snapshot: Snapshot) -> Result<(), RecoveryError> {
         let seq = snapshot.seq;
-        for (part, bytes) in snapshot.parts.iter().enumerate() {
+        let mut size = 0;
+        // Each part is let go of once it was applied.
+        for (part, bytes) in snapshot.parts.into_iter().enumerate() {
             let decoded =
-                record::decode(bytes).map_err(|source| RecoveryError::DamagedSnapshot {
+                record::decode(&bytes).map_err(|source| RecoveryError::DamagedSnapshot {
                     shard,
                     seq,
                     part,
@@ -264,60 +254,66 @@ impl<A: FnMut(Record)> Load<'_, A> {
                     configured: self.shards,
                 });
             }
+            size += bytes.len() as u64;
             self.recovered.from_snapshots += decoded.records.len() as u64;
-            decoded.records.into_iter().for_each(&mut *self.apply);
+            for record in decoded.records {
+                self.target.snapshot(shard, record);
+            }
         }
-        let bytes = snapshot.parts.iter().map(|part| part.len() as u64).sum();
-        self.recovered.state.snapshots.insert(shard, (seq, bytes));
+        self.target.snapshot_ends(shard);
+        self.recovered.state.snapshots.insert(shard, (seq, size));
         Ok(())
     }
 
-    /// Applies the log's records to which `wanted` gives a shard, unless that shard's snapshot
-    /// contains them.
-    fn log(
-        &mut self,
-        groups: &[(LogSeq, Bytes)],
-        wanted: impl Fn(&Record) -> Option<ShardIndex>,
-    ) -> Result<(), RecoveryError> {
-        self.recovered.state.groups.clear();
-        for (seq, group) in groups {
-            self.group(*seq, group, &wanted)?;
+    /// Applies the log through the end of `span`, unless the first groups have been cut away meanwhile.
+    async fn log(&mut self, span: LogSpan) -> Result<Result<(), Gap>, RecoveryError> {
+        self.recovered.state.span = span;
+        self.recovered.state.runs = LogRuns::default();
+        let mut expected = span.cut.next();
+        while expected <= span.last {
+            let after = LogSeq(expected.0 - 1);
+            let groups = self.store.read_log(after, READ_BYTES).await?;
+            if groups.is_empty() {
+                return Ok(Err(Gap(expected)));
+            }
+            for (seq, group) in groups {
+                if seq > span.last {
+                    break;
+                }
+                if seq != expected {
+                    return Ok(Err(Gap(expected)));
+                }
+                if seq == span.cut.next() {
+                    self.target.snapshots_end();
+                }
+                self.group(seq, &group)?;
+                expected = seq.next();
+            }
         }
-        Ok(())
+        if span.last == span.cut {
+            self.target.snapshots_end();
+        }
+        Ok(Ok(()))
     }
 
-    fn group(
-        &mut self,
-        seq: LogSeq,
-        group: &Bytes,
-        wanted: impl Fn(&Record) -> Option<ShardIndex>,
-    ) -> Result<(), RecoveryError> {
+    fn group(&mut self, seq: LogSeq, group: &Bytes) -> Result<(), RecoveryError> {
         let decoded =
             record::decode(group).map_err(|source| RecoveryError::DamagedGroup { seq, source })?;
-        self.recovered
-            .state
-            .groups
-            .push_back((seq, group.len() as u64));
+        self.recovered.state.runs.push(seq, group.len() as u64);
         for record in decoded.records {
-            let Some(shard) = wanted(&record) else {
-                continue;
-            };
+            let shard = record
+                .place()
+                .map_or(ShardIndex::SYSTEM, |(namespace, key)| {
+                    self.target.shard_of(namespace, key)
+                });
             if seq <= self.position(shard) {
                 self.recovered.skipped += 1;
+                self.target.contained(&record);
             } else {
                 self.recovered.from_log += 1;
-                (self.apply)(record);
+                self.target.logged(seq, record)?;
             }
         }
         Ok(())
-    }
-
-    /// The position that a shard's snapshot contains.
-    fn position(&self, shard: ShardIndex) -> LogSeq {
-        self.recovered
-            .state
-            .snapshots
-            .get(&shard)
-            .map_or(LogSeq(0), |(seq, _)| *seq)
     }
 }

@@ -1,20 +1,13 @@
 //! When to take a snapshot of which shard, and where to cut the log.
 
 use super::JournalOptions;
-use crate::store::{LogSeq, LogState, ShardIndex};
-use std::collections::VecDeque;
-
-/// What a group takes in the store besides its bytes, roughly.
-const GROUP_OVERHEAD: u64 = 64;
-/// Neighbouring groups are counted together up to this size, so that small ones take no room here.
-const RUN_BYTES: u64 = 64 << 10;
+use crate::store::{LogRuns, LogSeq, LogState, ShardIndex};
 
 /// Follows the sizes of the log and of the snapshots.
 #[derive(Debug)]
 pub(super) struct Retention {
-    /// Runs of groups that are not cut yet: the last position of each, and its bytes.
-    runs: VecDeque<(LogSeq, u64)>,
-    log_bytes: u64,
+    /// The groups that are not cut yet.
+    log: LogRuns,
     shards: Vec<Held>,
     least_bytes: u64,
     ratio: u64,
@@ -49,32 +42,19 @@ impl Retention {
         let all = [ShardIndex::SYSTEM]
             .into_iter()
             .chain((0..shards).map(ShardIndex));
-        let mut retention = Self {
-            runs: VecDeque::new(),
-            log_bytes: 0,
+        Self {
+            log: state.runs.clone(),
             shards: all.map(held).collect(),
             least_bytes: options.log_bytes.as_u64(),
             ratio: options.log_ratio,
             capture_bytes: options.capture_bytes.as_u64(),
             pause_until: 0,
-        };
-        for (seq, bytes) in &state.groups {
-            retention.appended(*seq, *bytes);
         }
-        retention
     }
 
     /// Counts a group that was appended.
     pub(super) fn appended(&mut self, seq: LogSeq, bytes: u64) {
-        let bytes = bytes + GROUP_OVERHEAD;
-        self.log_bytes += bytes;
-        match self.runs.back_mut() {
-            Some((last, run)) if *run + bytes <= RUN_BYTES => {
-                *last = seq;
-                *run += bytes;
-            }
-            _ => self.runs.push_back((seq, bytes)),
-        }
+        self.log.push(seq, bytes);
     }
 
     /// Whether the log has grown so large that snapshots are to be taken.
@@ -82,7 +62,7 @@ impl Retention {
         let budget = self
             .least_bytes
             .max(self.ratio.saturating_mul(self.snapshot_bytes()));
-        self.log_bytes > budget.max(self.pause_until)
+        self.log.bytes() > budget.max(self.pause_until)
     }
 
     /// The snapshots to take next with the log ending at `last`: the oldest one, and more as long as
@@ -91,7 +71,7 @@ impl Retention {
         let mut oldest: Vec<&Held> = self.shards.iter().collect();
         oldest.sort_by_key(|held| held.seq);
         // Keys spread evenly over the shards, so each has grown by its part of the log at most.
-        let growth = self.log_bytes / self.shards.len() as u64;
+        let growth = self.log.bytes() / self.shards.len() as u64;
         let mut foreseen = 0;
         let together = oldest.iter().take_while(|held| {
             foreseen += held.bytes + growth;
@@ -112,17 +92,12 @@ impl Retention {
                 (held.seq, held.bytes) = (seq, *bytes);
             }
         }
-        while let Some((last, bytes)) = self.runs.front().copied()
-            && last <= cut
-        {
-            self.log_bytes -= bytes;
-            self.runs.pop_front();
-        }
+        self.log.forget(cut);
     }
 
     /// Notes that a snapshot failed: none is due until the log has grown by a quarter.
     pub(super) fn failed(&mut self) {
-        self.pause_until = self.log_bytes + self.log_bytes / 4;
+        self.pause_until = self.log.bytes() + self.log.bytes() / 4;
     }
 
     fn snapshot_bytes(&self) -> u64 {
@@ -133,6 +108,7 @@ impl Retention {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::log_runs::GROUP_OVERHEAD;
     use bytesize::ByteSize;
 
     const CAPTURE_BYTES: u64 = 1 << 20;
@@ -168,7 +144,7 @@ mod tests {
             })
             .collect();
         assert_eq!(taken, expected);
-        assert_eq!(retention.log_bytes, 0);
+        assert_eq!(retention.log.bytes(), 0);
     }
 
     #[test]
@@ -211,14 +187,5 @@ mod tests {
         assert!(!retention.is_due());
         retention.appended(LogSeq(2), 2000);
         assert!(retention.is_due());
-    }
-
-    #[test]
-    fn small_groups_are_counted_in_runs() {
-        let mut retention = retention(1);
-        for seq in 1..=10_000 {
-            retention.appended(LogSeq(seq), 70);
-        }
-        assert!(retention.runs.len() < 30, "{} runs", retention.runs.len());
     }
 }

@@ -3,10 +3,13 @@
 use super::worker::LINGER;
 use super::*;
 use crate::store::record::{self, SegmentGone};
-use crate::store::{EmbeddedOptions, EmbeddedStore, LogSpan, Snapshot, recover};
+use crate::store::{
+    EmbeddedOptions, EmbeddedStore, LogSpan, RecoveryError, Snapshot, Target, recover,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
-use kvpool_types::{ClusterId, SegmentId};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{ClusterId, Key, SegmentId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -616,6 +619,17 @@ async fn a_fault_in_a_callback_ends_the_journal_and_nobody_waits_for_it() {
     );
 }
 
+impl Target for Nothing {
+    fn shard_of(&self, _: NamespaceId, _: &Key) -> ShardIndex {
+        ShardIndex(0)
+    }
+    fn forget(&mut self, _: ShardIndex) {}
+    fn snapshot(&mut self, _: ShardIndex, _: Record) {}
+    fn logged(&mut self, _: LogSeq, _: Record) -> Result<(), RecoveryError> {
+        Ok(())
+    }
+}
+
 #[tokio::test]
 async fn a_journal_goes_on_where_the_log_ended() {
     let Setup {
@@ -626,9 +640,7 @@ async fn a_journal_goes_on_where_the_log_ended() {
     } = setup(JournalOptions::default()).await;
     journal.submit_now(vec![gone(1)], Ack::Durable, |_| ());
     journal.close().await;
-    let recovered = recover(&*store, 1, |_, _| ShardIndex(0), |_| ())
-        .await
-        .unwrap();
+    let recovered = recover(&*store, 1, &mut Nothing).await.unwrap();
     let epoch = store.begin_epoch(Epoch(0)).await.unwrap();
     let store: Arc<dyn MetadataStore> = store;
     let options = JournalOptions::default();

@@ -1,0 +1,74 @@
+//! How much of the log lies behind each position, in few words: a standby follows millions of groups.
+
+use super::LogSeq;
+use std::collections::VecDeque;
+
+/// What a group takes in the store besides its bytes, roughly.
+pub(crate) const GROUP_OVERHEAD: u64 = 64;
+/// Neighbouring groups are counted together up to this size, so that small ones take no room here.
+const RUN_BYTES: u64 = 64 << 10;
+
+/// The groups of the log in runs of neighbours: the last position of each run, and its bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogRuns {
+    runs: VecDeque<(LogSeq, u64)>,
+    bytes: u64,
+}
+
+impl LogRuns {
+    /// Counts the group behind the last one.
+    pub(crate) fn push(&mut self, seq: LogSeq, bytes: u64) {
+        let bytes = bytes + GROUP_OVERHEAD;
+        self.bytes += bytes;
+        match self.runs.back_mut() {
+            Some((last, run)) if *run + bytes <= RUN_BYTES => {
+                *last = seq;
+                *run += bytes;
+            }
+            _ => self.runs.push_back((seq, bytes)),
+        }
+    }
+
+    /// Forgets the groups through `cut`. A run of which a part is left counts whole.
+    pub(crate) fn forget(&mut self, cut: LogSeq) {
+        while let Some((last, bytes)) = self.runs.front().copied()
+            && last <= cut
+        {
+            self.bytes -= bytes;
+            self.runs.pop_front();
+        }
+    }
+
+    /// The bytes of the log.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How many runs there are.
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Whether the log holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_groups_are_counted_in_runs() {
+        let mut runs = LogRuns::default();
+        for seq in 1..=10_000 {
+            runs.push(LogSeq(seq), 70);
+        }
+        assert!(runs.len() < 30, "{} runs", runs.len());
+        runs.forget(LogSeq(9_999));
+        assert_eq!(runs.len(), 1, "the last run is not over");
+        runs.forget(LogSeq(10_000));
+        assert_eq!((runs.len(), runs.bytes()), (0, 0));
+    }
+}

@@ -1,0 +1,45 @@
+//! An allocator that counts what is allocated, and the most that was.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+// UNSAFETY: the allocator hands every call on to the system's and only counts.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub(crate) struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// What glibc takes up for an allocation: its header, and 16-byte steps.
+const fn taken(bytes: usize) -> usize {
+    (bytes + 8).next_multiple_of(16)
+}
+
+// SAFETY: every call is handed on as it came; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let bytes = taken(layout.size());
+        let live = LIVE.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        PEAK.fetch_max(live, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(taken(layout.size()), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+/// The bytes that are allocated now.
+pub(crate) fn live() -> usize {
+    LIVE.load(Ordering::Relaxed)
+}
+
+/// The most bytes that were allocated at a time since the last call.
+pub(crate) fn take_peak() -> usize {
+    PEAK.swap(live(), Ordering::Relaxed)
+}
