@@ -215,6 +215,12 @@ impl Links {
         *self.of(node).shunned.lock() = Some(Instant::now() + SHUN);
     }
 
+    /// Whether a failure over RDMA says that another way is to be taken: the link broke, or this process
+    /// cannot register memory.
+    pub(crate) const fn is_of_way(code: Code) -> bool {
+        matches!(code, Code::Unreachable | Code::TooManyHeld)
+    }
+
     /// Takes other ways than RDMA to a node for a while: a transfer failed on a link that had been opened.
     pub(crate) fn rest(&self, node: &Node, kind: TransportKind) {
         if kind == TransportKind::Rdma {

@@ -126,3 +126,39 @@ fn what_is_not_device_memory_is_refused() {
         assert_eq!(refused, GpuError::NotDeviceMemory(range));
     }
 }
+
+#[test]
+fn a_copy_leaves_the_calling_thread_the_context_that_it_had() {
+    let test = "a_copy_leaves_the_calling_thread_the_context_that_it_had";
+    let Some(engine) = engine(test) else {
+        return;
+    };
+    let memory = Allocated::new(MIB);
+    let current = || {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the thread's context, or null, is written to `context`, which lives here.
+        unsafe { sys::cuCtxGetCurrent(&raw mut context) }
+            .result()
+            .unwrap();
+        context.addr()
+    };
+    for mine in [current(), 0] {
+        if mine == 0 {
+            // SAFETY: no context is a state of a thread like any other.
+            unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
+        }
+        let host = engine.pinned(Device(0), Length(MIB as u64)).unwrap();
+        assert_eq!(current(), mine);
+        let range = [memory.range(0, MIB)];
+        engine.copy_in(Device(0), &host.whole(), &range).unwrap();
+        engine.copy_out(Device(0), &range, &host.whole()).unwrap();
+        drop(host);
+        assert_eq!(current(), mine);
+    }
+    // Freeing takes a context.
+    let device = result::device::get(0).unwrap();
+    // SAFETY: the device is the driver's own, and its context is never released.
+    let context = unsafe { result::primary_ctx::retain(device) }.unwrap();
+    // SAFETY: the context was retained just now.
+    unsafe { result::ctx::set_current(context) }.unwrap();
+}

@@ -11,6 +11,7 @@ use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::{ControlError, GetError};
 use crate::lease::{self, Part};
+use crate::links::Links;
 use crate::locate::{Answer, Found};
 use crate::replicas::{Next, Tried, part_of};
 use crate::reports::{self, Report};
@@ -383,7 +384,7 @@ impl<'a> Batch<'a> {
                     match renewal.during(reading, limit).await {
                         Ok(results) => {
                             let broke = |result: &TransferResult| {
-                                matches!(result, Err(error) if error.code == Code::Unreachable)
+                                matches!(result, Err(error) if Links::is_of_way(error.code))
                             };
                             if results.iter().any(broke) {
                                 inner.links.rest(&group.node, link.kind());

@@ -9,6 +9,7 @@ use crate::clock::{Backoff, Deadline};
 use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::{ControlError, PutError};
+use crate::links::Links;
 use crate::locate::{code_of, expect_answers, node_at, read_nodes};
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -324,10 +325,11 @@ impl<'a> Batch<'a> {
                     let writing = link.write(ops, limit.to_std());
                     match limit.with_grace().run(writing).await {
                         Ok(results) => {
-                            if results
-                                .iter()
-                                .any(|result| node_failed(result.as_ref().err()))
-                            {
+                            let of_way = |error: &TransferError| {
+                                node_failed(Some(error)) || Links::is_of_way(error.code)
+                            };
+                            let mut errors = results.iter().filter_map(|r| r.as_ref().err());
+                            if errors.any(of_way) {
                                 inner.links.rest(&node, kind);
                             }
                             for (result, place) in results.iter().zip(&places) {

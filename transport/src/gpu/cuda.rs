@@ -71,6 +71,11 @@ struct Gpu {
     idle: Mutex<Vec<Stream>>,
 }
 
+/// The calling thread has another device than before; a context is a thread's, so this stays with it.
+struct Entered {
+    before: sys::CUcontext,
+}
+
 #[derive(Debug)]
 struct Stream(sys::CUstream);
 
@@ -150,7 +155,7 @@ impl Cuda {
         enqueue: impl FnOnce(sys::CUstream) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
         let gpu = self.gpu(device)?;
-        gpu.enter()?;
+        let _entered = gpu.enter()?;
         let stream = gpu.stream()?;
         let enqueued = enqueue(stream.0);
         // SAFETY: the stream is this call's own until it is given back below.
@@ -175,7 +180,7 @@ impl CopyEngine for Cuda {
 
     fn pinned(&self, device: Device, length: Length) -> Result<Region, GpuError> {
         let gpu = self.gpu(device)?;
-        gpu.enter()?;
+        let entered = gpu.enter()?;
         let mut start = std::ptr::null_mut();
         // SAFETY: the address of the new memory is written to `start`, which lives here.
         unsafe { sys::cuMemHostAlloc(&raw mut start, length.as_usize(), PORTABLE) }
@@ -185,6 +190,7 @@ impl CopyEngine for Cuda {
             call: "cuMemHostAlloc",
             reason: "it gave no memory".to_owned(),
         })?;
+        drop(entered);
         let keeper = Arc::new(Pinned { start, gpu });
         // SAFETY: the memory is there until the keeper frees it, and nothing else uses it.
         Ok(unsafe { Region::from_raw(start.cast(), length, keeper) })
@@ -239,10 +245,17 @@ impl CopyEngine for Cuda {
 }
 
 impl Gpu {
-    /// Makes the device the calling thread's.
-    fn enter(&self) -> Result<(), GpuError> {
+    /// Makes the device the calling thread's until the answer is dropped: the thread may be one of the
+    /// program that embeds this, with another device.
+    fn enter(&self) -> Result<Entered, GpuError> {
+        let mut before = std::ptr::null_mut();
+        // SAFETY: the thread's context, or null where it has none, is written to `before`, which lives here.
+        unsafe { sys::cuCtxGetCurrent(&raw mut before) }
+            .result()
+            .map_err(failed("cuCtxGetCurrent"))?;
         // SAFETY: the context is retained for the life of the process.
-        unsafe { result::ctx::set_current(self.context) }.map_err(failed("cuCtxSetCurrent"))
+        unsafe { result::ctx::set_current(self.context) }.map_err(failed("cuCtxSetCurrent"))?;
+        Ok(Entered { before })
     }
 
     /// A stream for one copy; it waits for no other work of the device.
@@ -256,9 +269,18 @@ impl Gpu {
     }
 }
 
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // SAFETY: it was the thread's context just now, or none, and no call in between destroys one.
+        if let Err(error) = unsafe { result::ctx::set_current(self.before) } {
+            tracing::warn!(?error, "a thread keeps the GPU of a copy as its own");
+        }
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let freed = self.gpu.enter().and_then(|()| {
+        let freed = self.gpu.enter().and_then(|_entered| {
             // SAFETY: the memory came from `cuMemHostAlloc`, and the last region over it is going.
             unsafe { result::free_host(self.start.as_ptr()) }.map_err(failed("cuMemFreeHost"))
         });

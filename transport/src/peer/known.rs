@@ -26,8 +26,9 @@ const SWEEP_AT: usize = 64;
 
 /// How much news is kept for whoever never asks.
 const MOST_NEWS: usize = 256;
-/// How long a peer is not reached over RDMA after transfers have failed that way.
-const REST: Duration = Duration::from_secs(30);
+/// How long a peer is not reached over RDMA after that has failed: at first, and at most.
+const FIRST_REST: Duration = Duration::from_secs(1);
+const LONGEST_REST: Duration = Duration::from_secs(60);
 
 /// The open links to one session of a peer.
 #[derive(Clone)]
@@ -66,10 +67,46 @@ impl Connected {
 #[derive(Default)]
 struct Target {
     connected: Option<Connected>,
-    /// Until when it is not reached over RDMA, and why.
-    rests: Option<(Instant, Arc<str>)>,
+    /// The last time that it was not reached over RDMA for a while.
+    rest: Option<Rest>,
     /// How it was reached when that was said last.
     said: Option<Route>,
+}
+
+/// A while without RDMA, after that has failed.
+struct Rest {
+    until: Instant,
+    pause: Duration,
+    why: Arc<str>,
+    /// Whether the end of it is still to be noticed.
+    is_on: bool,
+}
+
+impl Target {
+    /// Begins a rest, for twice as long as one that has just been.
+    fn rest(&mut self, why: Arc<str>, now: Instant) {
+        let pause = match &self.rest {
+            Some(last) if now < last.until + LONGEST_REST => (last.pause * 2).min(LONGEST_REST),
+            _ => FIRST_REST,
+        };
+        self.rest = Some(Rest {
+            until: now + pause,
+            pause,
+            why,
+            is_on: true,
+        });
+    }
+
+    /// Why it is not reached over RDMA, while it rests. At the end of the rest its links are opened anew.
+    fn resting(&mut self, now: Instant) -> Option<Arc<str>> {
+        let rest = self.rest.as_mut().filter(|rest| rest.is_on)?;
+        if now < rest.until {
+            return Some(rest.why.clone());
+        }
+        rest.is_on = false;
+        self.connected = None;
+        None
+    }
 }
 
 /// Whoever opens a target's link holds the lock, so that others wait for the same one.
@@ -103,25 +140,27 @@ impl Known {
         let mut held = place
             .try_lock_until(deadline)
             .ok_or_else(deadline_exceeded)?;
-        if held
-            .rests
-            .as_ref()
-            .is_some_and(|(until, _)| *until <= Instant::now())
-        {
-            held.rests = None;
-            held.connected = None;
-        }
+        let resting = held.resting(Instant::now());
         if let Some(connected) = &held.connected
             && connected.is_open()
         {
             return Ok(connected.clone());
         }
         held.connected = None;
-        let rdma = match &held.rests {
-            Some((_, why)) => Err(why.clone()),
+        let may_rest = resting.is_none();
+        let rdma = match resting {
+            Some(why) => Err(why),
             None => self.rdma.clone(),
         };
-        let connected = self.connect(target, rdma, deadline.min(Instant::now() + CONNECT))?;
+        let limit = deadline.min(Instant::now() + CONNECT);
+        let (connected, may_pass) = self.connect(target, rdma, limit)?;
+        if may_rest
+            && may_pass
+            && let Err(why) = &connected.rdma
+        {
+            // What one attempt came to is not for the life of the link.
+            held.rest(why.clone(), Instant::now());
+        }
         let route = connected.route();
         if held.said.as_ref() != Some(&route) {
             held.said = Some(route.clone());
@@ -138,7 +177,7 @@ impl Known {
             return;
         };
         let why = format!("transfers over RDMA have failed: {why}");
-        held.rests = Some((Instant::now() + REST, why.into()));
+        held.rest(why.into(), Instant::now());
         held.connected = None;
     }
 
@@ -172,12 +211,13 @@ impl Known {
         Arc::clone(places.entry(target.to_owned()).or_default())
     }
 
+    /// Opens links; whether another attempt may have queue pairs where this one has none.
     fn connect(
         &self,
         target: &str,
         rdma: Result<Arc<Fabric>, Arc<str>>,
         deadline: Instant,
-    ) -> Result<Connected, TransferError> {
+    ) -> Result<(Connected, bool), TransferError> {
         let hello = Hello {
             min_version: frame::MIN_VERSION,
             max_version: frame::VERSION,
@@ -195,12 +235,14 @@ impl Known {
                         incarnation: reply.incarnation,
                         ..hello
                     };
-                    return Ok(Connected {
+                    let (rdma, may_pass) = with_queue_pairs(rdma, address, hello, deadline)?;
+                    let connected = Connected {
                         tcp,
-                        rdma: with_queue_pairs(rdma, address, hello, deadline)?,
+                        rdma,
                         session: reply.incarnation,
                         signer: self.secret.grant_key(reply.incarnation).signer(),
-                    });
+                    };
+                    return Ok((connected, may_pass));
                 }
                 Err(error) => last = error,
             }
@@ -209,27 +251,35 @@ impl Known {
     }
 }
 
-/// Queue pairs to a peer that has let this process in, or why there are none.
+/// Queue pairs, or why there are none.
+type QueuePairs = Result<Arc<RdmaLink>, Arc<str>>;
+
+/// Queue pairs to a peer that has let this process in, and whether another attempt may have some where
+/// this one has none.
 fn with_queue_pairs(
     rdma: Result<Arc<Fabric>, Arc<str>>,
     address: SocketAddr,
     hello: Hello,
     deadline: Instant,
-) -> Result<Result<Arc<RdmaLink>, Arc<str>>, TransferError> {
+) -> Result<(QueuePairs, bool), TransferError> {
     let fabric = match rdma {
         Ok(fabric) => fabric,
-        Err(why) => return Ok(Err(why)),
+        Err(why) => return Ok((Err(why), false)),
     };
     match rdma::open(&fabric, address, hello, deadline) {
-        Ok((link, _)) => Ok(Ok(Arc::new(link))),
+        Ok((link, _)) => Ok((Ok(Arc::new(link)), true)),
         // The peer is there, but no more the one that was asked before.
         Err(error) if matches!(error.code, Code::WrongIncarnation | Code::DeadlineExceeded) => {
             Err(error)
         }
-        Err(error) if error.code == Code::InvalidArgument => Ok(Err(
-            "the peer has no RDMA port, or was not asked to use one".into(),
-        )),
-        Err(error) => Ok(Err(format!("no queue pairs with the peer: {error}").into())),
+        Err(error) if error.code == Code::InvalidArgument => {
+            let why = "the peer has no RDMA port, or was not asked to use one";
+            Ok((Err(why.into()), false))
+        }
+        Err(error) => {
+            let why = format!("no queue pairs with the peer: {error}");
+            Ok((Err(why.into()), true))
+        }
     }
 }
 
@@ -255,4 +305,28 @@ fn resolve(target: &str, deadline: Instant) -> Result<Vec<SocketAddr>, TransferE
             std::io::ErrorKind::InvalidInput => invalid(format!("{target:?} is no host:port")),
             _ => unreachable(format!("{target}: {error}")),
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_failed_over_rdma_is_tried_again_after_rests_that_grow() {
+        let (mut target, mut now) = (Target::default(), Instant::now());
+        assert_eq!(target.resting(now), None);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            target.rest("it failed".into(), now);
+            assert_eq!(target.resting(now).as_deref(), Some("it failed"));
+            let pause = target.rest.as_ref().unwrap().pause;
+            pauses.push(pause.as_secs());
+            now += pause;
+            assert_eq!(target.resting(now), None, "it is tried again");
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        now += LONGEST_REST + LONGEST_REST;
+        target.rest("it failed".into(), now);
+        assert_eq!(target.rest.as_ref().unwrap().pause, FIRST_REST);
+    }
 }

@@ -25,6 +25,8 @@ pub(super) struct Moving<'a> {
 impl Moving<'_> {
     /// Does runs; those that were joined over a border of exposed ranges are done move by move.
     pub(super) fn run(&self, runs: &[Run], moves: &[Move]) -> Outcome {
+        // Where the runs are is known until all of them have been moved.
+        let _using = self.peer.rdma.as_ref().ok().map(|rdma| rdma.using());
         let admitted = self.admitted(runs);
         let outcomes = match self.way {
             Way::Write => self.write(runs, admitted),

@@ -7,6 +7,7 @@
 use super::options::{RdmaOptions, Unavailable};
 use super::rail::{Rail, open_rails};
 use super::registry::RegisteredBuffer;
+use super::rests::Rests;
 use super::sys::{self, Library, Zeroed};
 use crate::memory::Slice;
 use std::ffi::c_int;
@@ -20,6 +21,8 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub struct Fabric {
     rails: Vec<Arc<Rail>>,
+    /// The pairs of ports that have failed.
+    pub(super) rests: Arc<Rests>,
 }
 
 /// An opened device with its protection domain.
@@ -85,7 +88,10 @@ impl Fabric {
         for reason in reasons {
             tracing::info!(%reason, "an RDMA device is not used");
         }
-        Ok(Arc::new(Self { rails }))
+        Ok(Arc::new(Self {
+            rails,
+            rests: Arc::default(),
+        }))
     }
 
     /// Registers memory that transfers will read into or write from. Registering the same again, or what
@@ -244,7 +250,16 @@ impl Drop for DeviceList {
 fn library() -> Result<&'static Library, Unavailable> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     LIBRARY
-        .get_or_init(Library::load)
+        .get_or_init(|| {
+            let library = Library::load()?;
+            if let Err(error) = library.prepare_for_forks() {
+                tracing::warn!(
+                    %error,
+                    "forks are not safe here: a child that runs while this process uses RDMA may break it"
+                );
+            }
+            Ok(library)
+        })
         .as_ref()
         .map_err(|error| Unavailable::Library(error.clone()))
 }

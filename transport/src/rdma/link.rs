@@ -8,7 +8,8 @@ use super::pieces::Part;
 use super::places::Places;
 use super::queue::{Allows, QueuePair};
 use super::rail::Rail;
-use super::work::{Transfer, Way, WorkError};
+use super::rests::{Pair, Rests};
+use super::work::{Fault, Transfer, Way, WorkError};
 use super::{locate, read, write};
 use crate::batch::{deadline_exceeded, resolve, unreachable};
 use crate::channel::Channel;
@@ -27,16 +28,23 @@ use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{Hello, HelloReply, Meta};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::wire::rdma::{Offer, RdmaOpen, RdmaOpened, Registered};
-use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation};
+use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Length, Offset};
+use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Weak, mpsc};
+use std::time::{Duration, Instant};
 
 /// How many threads register and sum.
 pub(super) const THREADS: usize = 2;
+
+/// The bytes that a probe reads.
+const PROBE: Length = Length(8);
+/// How long the first answer to a probe may take, and how long the others may take after it.
+const PROBE_MOST: Duration = Duration::from_millis(500);
+const PROBE_REST: Duration = Duration::from_millis(50);
 
 /// The most queue pairs that a node takes of one connection.
 const MOST_OFFERS: usize = 64;
@@ -67,7 +75,7 @@ pub(crate) fn open(
         incarnation: reply.incarnation,
         ..hello
     };
-    let ends = agree(fabric, &socket, reply.incarnation, deadline)?;
+    let Agreed { ends, again } = agree(fabric, &socket, reply.incarnation, deadline)?;
     // From here on the deadlines of requests are what ends waiting; without requests nothing comes.
     set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
     // Without a runtime there is no channel, and small writes are announced like large ones.
@@ -84,6 +92,7 @@ pub(crate) fn open(
         quick,
         incarnation: reply.incarnation,
         ends,
+        again,
         copiers: Copiers::start("kvpool-rdma-sum", THREADS).map_err(unreachable)?,
         deadlines: Deadlines::start("kvpool-rdma-timer").map_err(unreachable)?,
     });
@@ -96,31 +105,45 @@ pub(crate) fn open(
     Ok((RdmaLink { address, open }, reply))
 }
 
-/// Makes queue pairs on every port, has the node make theirs, and connects them.
+/// What two hosts have agreed on.
+struct Agreed {
+    ends: Vec<Ends>,
+    /// When the first of the pairs of ports has rested that are left out of it.
+    again: Option<Instant>,
+}
+
+/// Makes queue pairs on every port that is up, has the node make theirs, connects them, and keeps those
+/// over which something comes.
 fn agree(
     fabric: &Fabric,
     socket: &OwnedFd,
     incarnation: Incarnation,
     deadline: Instant,
-) -> Result<Vec<Ends>, TransferError> {
-    let failed = |error: io::Error| unreachable(format!("a queue pair: {error}"));
+) -> Result<Agreed, TransferError> {
     let rails = || fabric.rails().iter().filter(|rail| rail.is_usable());
     let lanes = rails().map(|rail| rail.options.lanes).max().unwrap_or(1);
     let most = MOST_OFFERS / 2 / rails().count().max(1);
     let mut queues = Vec::new();
-    // All ports once, and then again: a node pairs them with its own in that order.
+    let mut refused = None;
+    // All ports once, and then again: nodes of older versions pair them with their own in that order.
     for round in 0..usize::from(lanes).min(most).max(1) {
         for rail in rails() {
             let create = || QueuePair::create(rail, Allows::Nothing);
             match create().and_then(|reads| Ok((reads, create()?))) {
                 Ok((reads, writes)) => queues.extend([(reads, false), (writes, true)]),
-                // With less room than for all of them there is a link all the same.
-                Err(error) if round > 0 => {
-                    tracing::debug!(%error, round, "an RDMA link has fewer lanes than it might");
+                // With less room than for all of them, or a port that is down, there is a link all the same.
+                Err(error) => {
+                    tracing::debug!(%error, round, rail = rail.name(), "a port makes no queue pair");
+                    refused.get_or_insert(error);
                 }
-                Err(error) => return Err(failed(error)),
             }
         }
+    }
+    if queues.is_empty() {
+        return Err(refused.map_or_else(
+            || unreachable("no RDMA port of this host can be used"),
+            |error| local_fault("a queue pair", &error),
+        ));
     }
     let offers = queues.iter().map(|(queue, writes)| Offer {
         queue: *queue.address(),
@@ -137,10 +160,13 @@ fn agree(
         Op::Failure => return Err(failure(&meta)),
         _ => return Err(status(Code::Malformed)),
     };
-    if opened.taken.len() != queues.len() || queues.is_empty() {
+    if opened.taken.len() != queues.len() {
         return Err(unreachable("queue pairs were offered and not taken"));
     }
-    let mut ends = Vec::new();
+    let mut agreed = Agreed {
+        ends: Vec::new(),
+        again: None,
+    };
     let mut queues = queues.into_iter().zip(&opened.taken);
     while let (Some(((reads, _), its)), Some(((writes, _), theirs))) =
         (queues.next(), queues.next())
@@ -148,25 +174,131 @@ fn agree(
         if its.rail != theirs.rail {
             return Err(status(Code::Malformed));
         }
-        reads.connect(&its.queue).map_err(failed)?;
-        writes.connect(&theirs.queue).map_err(failed)?;
+        if its.queue.number == 0 || theirs.queue.number == 0 {
+            tracing::debug!(
+                rail = reads.rail().name(),
+                "no port of the node is on its network"
+            );
+            continue;
+        }
+        let pair = Pair {
+            here: reads.address().gid,
+            there: its.queue.gid,
+        };
+        if let Some(until) = fabric.rests.until(pair, Instant::now()) {
+            agreed.again = Some(agreed.again.map_or(until, |again| again.min(until)));
+            continue;
+        }
+        let connected = reads.connect(&its.queue);
+        if let Err(error) = connected.and_then(|()| writes.connect(&theirs.queue)) {
+            tracing::debug!(%error, rail = reads.rail().name(), "a queue pair cannot be connected");
+            fabric.rests.failed(pair, Instant::now());
+            continue;
+        }
         let there = opened.registered.iter().filter(|r| r.rail == its.rail);
-        ends.push(Ends {
+        agreed.ends.push(Ends {
             rail: reads.rail().clone(),
             reads: Lane::new(reads),
             writes: Lane::new(writes),
             load: Arc::default(),
             there: its.rail,
             places: Places::of_segments(there),
+            pair,
+            rests: fabric.rests.clone(),
         });
     }
-    Ok(ends)
+    probe(&mut agreed.ends, &opened.registered, deadline)?;
+    if agreed.ends.is_empty() {
+        return Err(unreachable("nothing comes over any pair of RDMA ports"));
+    }
+    Ok(agreed)
+}
+
+/// Reads a few bytes over each pair of ports, and drops those over which none come. A node that has told of
+/// no memory is not probed: its first transfer tells.
+fn probe(
+    ends: &mut Vec<Ends>,
+    registered: &[Registered],
+    deadline: Instant,
+) -> Result<(), TransferError> {
+    let (tell, told) = mpsc::channel();
+    let begin = Instant::now();
+    let mut open = HashSet::new();
+    for (number, ends) in ends.iter().enumerate() {
+        let place = registered
+            .iter()
+            .find(|place| place.rail == ends.there && place.length >= PROBE);
+        let Some(place) = place else {
+            continue;
+        };
+        let range = Extent {
+            segment: place.segment,
+            offset: Offset(0),
+            length: PROBE,
+        };
+        let memory = Region::allocate(PROBE).whole();
+        let into = Part {
+            of: memory.clone(),
+            slice: memory,
+        };
+        let transfer = ends.transfer(Way::Read, &range, &[into])?;
+        let tell = tell.clone();
+        open.insert(number);
+        ends.reads.submit(vec![transfer], move |outcomes| {
+            // Nobody listens any more when it took too long.
+            let _too_late = tell.send((number, outcomes.iter().all(Result::is_ok)));
+        });
+    }
+    drop(tell);
+    let mut until = deadline.min(begin + PROBE_MOST);
+    while !open.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        let Ok((number, came)) = told.recv_timeout(left) else {
+            break;
+        };
+        if came {
+            open.remove(&number);
+            // Where one came, the others are as quick or do not come at all.
+            let now = Instant::now();
+            until = until.min(now + PROBE_REST.max((now - begin) * 2));
+        }
+    }
+    let mut number = 0;
+    ends.retain(|ends| {
+        let came = !open.contains(&number);
+        number += 1;
+        if came {
+            ends.rests.worked(ends.pair);
+        } else {
+            tracing::warn!(
+                rail = ends.rail.name(),
+                "nothing comes over a pair of RDMA ports: it is left out for a while"
+            );
+            ends.rests.failed(ends.pair, Instant::now());
+        }
+        came
+    });
+    Ok(())
 }
 
 /// A link of queue pairs.
 pub(crate) struct RdmaLink {
     address: SocketAddr,
     open: Arc<Open>,
+}
+
+/// A transfer of the present: its places are not forgotten.
+pub(crate) struct Using {
+    open: Arc<Open>,
+    begun: Vec<u64>,
+}
+
+impl Drop for Using {
+    fn drop(&mut self) {
+        for (ends, begun) in self.open.ends.iter().zip(&self.begun) {
+            ends.places.end(*begun);
+        }
+    }
 }
 
 /// What a link has, until it and all that it was asked to do are done.
@@ -176,6 +308,8 @@ pub(super) struct Open {
     quick: Option<Arc<Channel>>,
     pub(super) incarnation: Incarnation,
     ends: Vec<Ends>,
+    /// When pairs that rest may be tried again, which takes another link.
+    again: Option<Instant>,
     pub(super) copiers: Copiers,
     pub(super) deadlines: Deadlines,
     near: Near,
@@ -191,6 +325,8 @@ pub(super) struct Ends {
     /// The node's port at the other end.
     there: u8,
     places: Places,
+    pair: Pair,
+    rests: Arc<Rests>,
 }
 
 impl Open {
@@ -246,7 +382,8 @@ impl Open {
 
     fn is_open(&self) -> bool {
         let lanes = |ends: &Ends| ends.reads.is_open() && ends.writes.is_open();
-        self.control.is_open() && self.ends.iter().all(lanes)
+        let is_whole = self.again.is_none_or(|again| Instant::now() < again);
+        is_whole && self.control.is_open() && self.ends.iter().all(lanes)
     }
 }
 
@@ -274,9 +411,7 @@ impl Ends {
         Ok(Transfer {
             way,
             remote,
-            local: local.map_err(|error| {
-                unreachable(format!("memory cannot be registered for RDMA: {error}"))
-            })?,
+            local: local.map_err(|error| local_fault("memory", &error))?,
         })
     }
 
@@ -289,7 +424,10 @@ impl Ends {
         deadline: Instant,
         done: impl FnOnce(Vec<Result<(), TransferError>>) + Send + 'static,
     ) {
+        let (pair, rests) = (self.pair, self.rests.clone());
         let flight = Arc::new(Flight {
+            pair,
+            rests: rests.clone(),
             open: Arc::downgrade(open),
             is_done: AtomicBool::new(false),
         });
@@ -306,6 +444,12 @@ impl Ends {
             load.fetch_sub(bytes, Ordering::Relaxed);
             flight.is_done.store(true, Ordering::Release);
             let late = Instant::now() >= deadline;
+            let is_path = |outcome: &Result<(), WorkError>| {
+                matches!(outcome, Err(error) if error.fault == Fault::Path)
+            };
+            if outcomes.iter().any(is_path) {
+                rests.failed(pair, Instant::now());
+            }
             let outcomes = outcomes.into_iter();
             done(
                 outcomes
@@ -313,6 +457,24 @@ impl Ends {
                     .collect(),
             );
         });
+    }
+}
+
+/// A failure of this process or its host: another node would be no better.
+fn local_fault(what: &str, error: &io::Error) -> TransferError {
+    let is_limit = matches!(
+        error.raw_os_error(),
+        Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM)
+    );
+    let (code, remedy) = if is_limit || error.kind() == io::ErrorKind::OutOfMemory {
+        let remedy = "; raise this process's limit of locked memory (ulimit -l)";
+        (Code::TooManyHeld, remedy)
+    } else {
+        (Code::Unreachable, "")
+    };
+    TransferError {
+        code,
+        message: format!("{what} cannot be had for RDMA on this host: {error}{remedy}"),
     }
 }
 
@@ -327,6 +489,8 @@ fn failed(error: &WorkError, late: bool) -> TransferError {
 /// Work on a lane that has to end by a deadline. A device cannot take one work request back, so the
 /// link ends.
 struct Flight {
+    pair: Pair,
+    rests: Arc<Rests>,
     open: Weak<Open>,
     is_done: AtomicBool,
 }
@@ -336,6 +500,7 @@ impl Expire for Flight {
         if !self.is_done()
             && let Some(open) = self.open.upgrade()
         {
+            self.rests.failed(self.pair, Instant::now());
             open.fail(&deadline_exceeded());
         }
     }
@@ -346,6 +511,15 @@ impl Expire for Flight {
 }
 
 impl RdmaLink {
+    /// Keeps what the link learns and finds of the peer's memory while it is held.
+    pub(crate) fn using(&self) -> Using {
+        let begun = self.open.ends.iter().map(|ends| ends.places.begin());
+        Using {
+            begun: begun.collect(),
+            open: self.open.clone(),
+        }
+    }
+
     /// Asks the peer where extents are that it has not told of yet; one outcome each. What it refuses is
     /// not registered there.
     pub(crate) fn locate(

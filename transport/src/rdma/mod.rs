@@ -14,6 +14,7 @@
 //! - `plan`, `turns`, `operation` transfers as work requests, their order, their outcomes
 //! - [`lane`] the side of a queue pair that submits
 //! - `completions` the thread that hears of ends
+//! - `matching` which ports of two hosts are the ends of a link, `rests` those over which nothing comes
 //! - `near` which of several lanes a transfer goes over
 //! - `link`, `read`, `write` the [`Link`](crate::Link) of a client, agreed on over the data port
 //! - `pieces`, `posting` a batch in pieces, and whose turn it is to post one
@@ -30,6 +31,7 @@ mod exposure;
 pub mod lane;
 mod link;
 mod locate;
+mod matching;
 mod near;
 mod operation;
 pub mod options;
@@ -41,6 +43,7 @@ pub mod queue;
 pub mod rail;
 mod read;
 pub mod registry;
+mod rests;
 mod serve;
 mod shared;
 mod sys;

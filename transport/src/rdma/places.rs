@@ -9,20 +9,73 @@ use kvpool_types::wire::rdma::Registered;
 use kvpool_types::{Extent, Offset, SegmentId};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many places are remembered before all are asked for anew: those of a peer that registers other
-/// memory for each transfer would grow without end.
+/// How many places are remembered before those are forgotten that were used longest ago: those of a peer
+/// that registers other memory for each transfer would grow without end.
 const REMEMBERED: usize = 4096;
 
-/// Registered ranges that do not overlap, by segment and by where in it they begin.
+/// Registered ranges that do not overlap.
 #[derive(Default)]
-pub(super) struct Places(RwLock<BTreeMap<(SegmentId, u64), Registered>>);
+pub(super) struct Places {
+    known: RwLock<Known>,
+    /// Counts what is asked for and learned.
+    clock: AtomicU64,
+}
+
+#[derive(Default)]
+struct Known {
+    /// By segment and by where in it they begin.
+    ranges: BTreeMap<(SegmentId, u64), Range>,
+    /// When the transfers of the present began, and how many did then. What was used since the first one
+    /// is not forgotten.
+    present: BTreeMap<u64, usize>,
+    /// How many ranges there are when it is worth looking again for what can be forgotten.
+    look_at: usize,
+}
+
+struct Range {
+    registered: Registered,
+    used: AtomicU64,
+}
 
 impl Places {
     /// Those of segments that are registered whole.
     pub(super) fn of_segments<'a>(registered: impl Iterator<Item = &'a Registered>) -> Self {
-        let segments = registered.map(|whole| ((whole.segment, 0), *whole));
-        Self(RwLock::new(segments.collect()))
+        let range = |whole: &Registered| Range {
+            registered: *whole,
+            used: AtomicU64::new(0),
+        };
+        let ranges = registered.map(|whole| ((whole.segment, 0), range(whole)));
+        let known = Known {
+            ranges: ranges.collect(),
+            ..Known::default()
+        };
+        Self {
+            known: RwLock::new(known),
+            ..Self::default()
+        }
+    }
+
+    /// Begins a transfer: what is found or learned from now on is kept until [`Places::end`] is told the
+    /// number that this returns.
+    pub(super) fn begin(&self) -> u64 {
+        let mut known = self.known.write();
+        let begun = self.tick();
+        *known.present.entry(begun).or_default() += 1;
+        begun
+    }
+
+    /// Ends a transfer.
+    pub(super) fn end(&self, begun: u64) {
+        let mut known = self.known.write();
+        if let Some(count) = known.present.get_mut(&begun) {
+            *count -= 1;
+            if *count == 0 {
+                known.present.remove(&begun);
+            }
+        }
+        known.look_at = 0;
     }
 
     /// Remembers a range of memory whose offsets are its addresses, in place of what it overlaps. False
@@ -32,32 +85,72 @@ impl Places {
         let Some(end) = start.checked_add(range.length.0) else {
             return false;
         };
-        let mut known = self.0.write();
-        if known.len() >= REMEMBERED {
-            known.clear();
+        let mut known = self.known.write();
+        if known.ranges.len() >= known.look_at.max(REMEMBERED) {
+            known.forget();
         }
-        while let Some((&key, other)) = known.range((segment, 0)..(segment, end)).next_back()
-            && key.1.saturating_add(other.length.0) > start
+        let ranges = &mut known.ranges;
+        while let Some((&key, other)) = ranges.range((segment, 0)..(segment, end)).next_back()
+            && key.1.saturating_add(other.registered.length.0) > start
         {
-            known.remove(&key);
+            ranges.remove(&key);
         }
-        known.insert((segment, start), range);
+        let used = AtomicU64::new(self.tick());
+        let registered = range;
+        ranges.insert((segment, start), Range { registered, used });
         true
     }
 
     /// Where an extent is; `None` when it does not lie in one known range.
     pub(super) fn find(&self, extent: &Extent) -> Option<Remote> {
         let Offset(offset) = extent.offset;
-        let known = self.0.read();
+        let known = self.known.read();
         let (&(_, start), range) = known
+            .ranges
             .range((extent.segment, 0)..=(extent.segment, offset))
             .next_back()?;
         let inside = offset - start;
         let end = inside.checked_add(extent.length.0)?;
-        (end <= range.length.0).then(|| Remote {
-            address: range.address + inside,
-            rkey: range.rkey,
+        let Registered {
+            address,
+            rkey,
+            length,
+            ..
+        } = range.registered;
+        if end > length.0 {
+            return None;
+        }
+        range.used.store(self.tick(), Ordering::Relaxed);
+        Some(Remote {
+            address: address + inside,
+            rkey,
         })
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Known {
+    /// Forgets a quarter of what may be remembered, used longest ago first, but nothing that a transfer of
+    /// the present has used.
+    fn forget(&mut self) {
+        let needed = self.present.keys().next().copied().unwrap_or(u64::MAX);
+        let mut over: Vec<(u64, (SegmentId, u64))> = self
+            .ranges
+            .iter()
+            .map(|(key, range)| (range.used.load(Ordering::Relaxed), *key))
+            .filter(|(used, _)| *used < needed)
+            .collect();
+        over.sort_unstable();
+        let surplus = self.ranges.len().saturating_sub(REMEMBERED / 4 * 3);
+        for (_, key) in over.into_iter().take(surplus) {
+            self.ranges.remove(&key);
+        }
+        // Where transfers of the present need more than is remembered otherwise, each look costs as much
+        // as has been learned since the last one.
+        self.look_at = self.ranges.len() + self.ranges.len() / 4;
     }
 }
 
@@ -129,13 +222,48 @@ mod tests {
         assert_eq!(found(&places, 0x1300, 0x100), Some((0x1300, 4)));
     }
 
-    #[test]
-    fn what_is_remembered_is_bounded() {
-        let places = Places::default();
-        for number in 0..=REMEMBERED as u64 {
-            places.learn(range(number * 16, 16, 1));
+    /// Learns of ranges of 16 bytes by their number.
+    fn learn(places: &Places, numbers: std::ops::Range<u64>) {
+        for number in numbers {
+            assert!(places.learn(range(number * 16, 16, 1)));
         }
-        assert_eq!(places.0.read().len(), 1);
-        assert!(found(&places, REMEMBERED as u64 * 16, 16).is_some());
+    }
+
+    fn known(places: &Places, number: u64) -> bool {
+        found(places, number * 16, 16).is_some()
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_what_was_used_last_stays() {
+        let places = Places::default();
+        let remembered = REMEMBERED as u64;
+        learn(&places, 0..remembered);
+        assert!(known(&places, 0), "it is used again");
+        learn(&places, remembered..remembered + 1);
+        assert!(known(&places, 0) && known(&places, remembered));
+        assert!(!known(&places, 1), "it was used longest ago");
+        assert!(known(&places, remembered / 2));
+        learn(&places, 0..20 * remembered);
+        assert!(places.known.read().ranges.len() <= REMEMBERED);
+    }
+
+    #[test]
+    fn a_transfer_of_more_ranges_than_are_remembered_finds_all_of_them() {
+        let places = Places::default();
+        let remembered = REMEMBERED as u64;
+        learn(&places, 0..remembered);
+        let begun = places.begin();
+        let other = places.begin();
+        let all = 5 * remembered..9 * remembered;
+        learn(&places, all.clone());
+        assert!(all.clone().all(|number| known(&places, number)));
+        assert!(!known(&places, 0), "nobody needed it");
+        places.end(other);
+        learn(&places, 20 * remembered..21 * remembered);
+        assert!(all.clone().all(|number| known(&places, number)));
+        places.end(begun);
+        learn(&places, 30 * remembered..31 * remembered);
+        assert!(places.known.read().ranges.len() <= REMEMBERED);
+        assert!(places.known.read().present.is_empty());
     }
 }

@@ -5,6 +5,7 @@
 
 use super::completions::Completions;
 use super::device::{Device, mtu_bytes};
+use super::matching::Port;
 use super::options::RdmaOptions;
 use super::registry::{Access, Cache, Registration};
 use super::sys::{self, Library};
@@ -161,6 +162,12 @@ impl Rail {
             gid: gid.gid.0,
             is_ethernet: port.link_layer == sys::LINK_LAYER_ETHERNET,
         })
+    }
+
+    /// Its address now; `None` while the port is not active.
+    pub(super) fn address(&self) -> Option<Port> {
+        let PortState { gid, lid, .. } = self.state().ok()?;
+        Some(Port { gid, lid })
     }
 
     /// The number of its port.

@@ -6,12 +6,16 @@
 
 use super::device::Fabric;
 use super::exposure::Exposure;
+use super::matching::{Port, choose};
 use super::queue::{Allows, QueuePair};
+use super::rail::Rail;
 use crate::host::{Abort, Admission, Host, Refused, WriteGuard};
 use crate::memory::Slice;
 
 use kvpool_types::wire::data::{ReadRequest, WriteEnd, WriteRequest};
-use kvpool_types::wire::rdma::{RdmaLocated, RdmaOpen, RdmaOpened, Registered, Taken};
+use kvpool_types::wire::rdma::{
+    Offer, Queue, RdmaLocated, RdmaOpen, RdmaOpened, Registered, Taken,
+};
 use kvpool_types::{Code, GrantId, Length, SegmentId};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -91,6 +95,31 @@ pub(crate) fn located(host: &dyn Host, request: &ReadRequest) -> RdmaLocated {
     RdmaLocated(located.collect())
 }
 
+/// Stands for an offer that no port takes: no queue pair of a transfer has the number 0.
+const NOT_TAKEN: Taken = Taken {
+    queue: Queue {
+        number: 0,
+        psn: 0,
+        gid: [0; 16],
+        lid: 0,
+        mtu: 0,
+        reads: 0,
+    },
+    rail: 0,
+};
+
+/// The other end of an offer.
+fn connected(rail: &Arc<Rail>, offer: &Offer) -> io::Result<QueuePair> {
+    let allows = if offer.writes {
+        Allows::Writes
+    } else {
+        Allows::Reads
+    };
+    let made = QueuePair::create(rail, allows)?;
+    made.connect(&offer.queue)?;
+    Ok(made)
+}
+
 /// What one connection has agreed on.
 pub(crate) struct Session {
     // Dropped in this order: no byte comes any more once a guard goes.
@@ -130,25 +159,45 @@ impl Session {
         }
         let mut queues = Vec::with_capacity(request.offers.len());
         let mut taken = Vec::with_capacity(request.offers.len());
-        // A client offers its ports in order, each with a queue pair to read by and one to write by.
-        for (number, offer) in request.offers.iter().enumerate() {
-            let at = (number / 2) % rails.len();
-            let (Some(rail), Ok(at)) = (rails.get(at), u8::try_from(at)) else {
-                break;
-            };
-            let allows = if offer.writes {
-                Allows::Writes
-            } else {
-                Allows::Reads
-            };
-            let made = QueuePair::create(rail, allows)
-                .and_then(|made| made.connect(&offer.queue).map(|()| made))
-                .map_err(|error| failed("a queue pair cannot be connected", error))?;
-            taken.push(Taken {
-                queue: *made.address(),
-                rail: at,
+        let ports: Vec<Option<Port>> = rails.iter().map(|rail| rail.address()).collect();
+        let mut loads = vec![0; rails.len()];
+        let mut refused = None;
+        // A client offers a queue pair to read by and one to write by, each two on one port.
+        for pair in request.offers.chunks(2) {
+            let at = pair
+                .first()
+                .and_then(|offer| choose(&ports, &loads, &Port::of(&offer.queue)));
+            let rail = at.and_then(|at| Some((rails.get(at)?, u8::try_from(at).ok()?)));
+            let made = rail.map(|(rail, at)| {
+                let made = pair.iter().map(|offer| connected(rail, offer));
+                made.collect::<io::Result<Vec<_>>>().map(|made| (made, at))
             });
-            queues.push(made);
+            match made {
+                Some(Ok((made, rail))) => {
+                    if let Some(load) = loads.get_mut(usize::from(rail)) {
+                        *load += 1;
+                    }
+                    taken.extend(made.iter().map(|made| Taken {
+                        queue: *made.address(),
+                        rail,
+                    }));
+                    queues.extend(made);
+                    continue;
+                }
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "a client's port gets no queue pair");
+                    refused = Some(failed("a queue pair cannot be connected", error));
+                }
+                None => tracing::debug!(?pair, "no port here is on a network of a client's port"),
+            }
+            taken.extend(pair.iter().map(|_| NOT_TAKEN));
+        }
+        if queues.is_empty() {
+            return Err(refused.unwrap_or_else(|| Refused {
+                code: Code::Unreachable,
+                message: "RDMA: no port of the node that is up is on a network of the client's"
+                    .to_owned(),
+            }));
         }
         let session = Self {
             queues,

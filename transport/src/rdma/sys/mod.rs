@@ -24,6 +24,8 @@ macro_rules! library {
             $($(#[$doc])* pub(in crate::rdma) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
             /// Registers a range of a dmabuf; missing before rdma-core 34.
             pub(in crate::rdma) reg_dmabuf_mr: Option<RegDmabuf>,
+            /// Says whether forks are safe; missing before rdma-core 35.
+            is_fork_initialized: Option<IsForkInitialized>,
         }
 
         impl Library {
@@ -51,6 +53,10 @@ macro_rules! library {
                         // SAFETY: as above.
                         unsafe { std::mem::transmute::<NonNull<c_void>, RegDmabuf>(symbol) }
                     }),
+                    is_fork_initialized: find(handle, c"ibv_is_fork_initialized").map(|symbol| {
+                        // SAFETY: as above.
+                        unsafe { std::mem::transmute::<NonNull<c_void>, IsForkInitialized>(symbol) }
+                    }),
                 })
             }
         }
@@ -60,7 +66,33 @@ macro_rules! library {
 /// Protection domain, offset in the dmabuf, length, the address it gets, descriptor, access.
 pub(super) type RegDmabuf = unsafe extern "C" fn(*mut Pd, u64, usize, u64, c_int, c_int) -> *mut Mr;
 
+/// Answers one of `enum ibv_fork_status`.
+type IsForkInitialized = unsafe extern "C" fn() -> c_int;
+
+/// `IBV_FORK_DISABLED`: a fork takes the pages of registered memory from this process at the next write.
+const FORK_DISABLED: c_int = 0;
+
+impl Library {
+    /// Keeps registered memory this process's own when it forks, as programs in Python do. Kernels from
+    /// 5.12 on copy such pages for the child at once, and the library says that nothing is needed; before,
+    /// the library keeps the pages from the child. It has to be asked before anything is registered.
+    pub(in crate::rdma) fn prepare_for_forks(&self) -> Result<(), String> {
+        if let Some(is_initialized) = self.is_fork_initialized {
+            // SAFETY: takes nothing, and only reads the library's state.
+            if unsafe { is_initialized() } != FORK_DISABLED {
+                return Ok(());
+            }
+        }
+        // SAFETY: takes nothing; it may be called at any time, and then answers whether it was too late.
+        match unsafe { (self.fork_init)() } {
+            0 => Ok(()),
+            code => Err(std::io::Error::from_raw_os_error(code.abs()).to_string()),
+        }
+    }
+}
+
 library! {
+    fork_init: c"ibv_fork_init" () -> c_int;
     get_device_list: c"ibv_get_device_list" (*mut c_int) -> *mut *mut Device;
     free_device_list: c"ibv_free_device_list" (*mut *mut Device) -> ();
     open_device: c"ibv_open_device" (*mut Device) -> *mut Context;
