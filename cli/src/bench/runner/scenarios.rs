@@ -235,7 +235,7 @@ impl Runner {
 /// Blocks that use `bytes` of a client's memory in turn, no more than a filling client has.
 fn set(name: &str, block: u64, bytes: u64) -> Set {
     Set {
-        tag: format!("scenario/{name}"),
+        tag: format!("scenario/{name}/{block}"),
         block,
         pieces: 1,
         group: 1,
