@@ -49,7 +49,8 @@ pub struct Config {
     pub commit_ack: CommitAck,
     /// No more than this share of a segment is ever used; reaching it starts eviction.
     pub eviction_high_watermark_ratio: f64,
-    /// How far below the high watermark, as a share of the pool, an eviction round goes.
+    /// The reserve below the high watermark, as a share of the pool: a round begins when less than half of it is free,
+    /// and ends when all of it is.
     pub eviction_ratio: f64,
     /// Which blocks are evicted first.
     pub eviction_policy: Policy,

@@ -22,6 +22,9 @@ pub struct Metrics {
     blocks_removed: IntCounter,
     blocks_evicted: IntCounter,
     bytes_evicted: IntCounter,
+    put_waits: IntCounter,
+    puts_called: IntCounter,
+    put_passes: IntCounter,
     eviction_rounds: IntCounter,
     eviction_rounds_beyond_target: IntCounter,
     eviction_seconds: Histogram,
@@ -93,6 +96,15 @@ impl Metrics {
             blocks_removed: counter("blocks_removed_total", "Blocks removed at someone's word.")?,
             blocks_evicted: counter("blocks_evicted_total", "Blocks evicted to make room.")?,
             bytes_evicted: counter("bytes_evicted_total", "Bytes of the blocks evicted.")?,
+            put_waits: counter("put_waits_total", "Puts that had to wait for room.")?,
+            puts_called: counter(
+                "puts_called_total",
+                "Calls of puts that waited for room, when there was some.",
+            )?,
+            put_passes: counter(
+                "put_passes_total",
+                "Passes over batches of puts: one a put, and one a call or an end of another writer.",
+            )?,
             eviction_rounds: counter("eviction_rounds_total", "Eviction rounds.")?,
             eviction_rounds_beyond_target: counter(
                 "eviction_rounds_beyond_target_total",
@@ -185,6 +197,21 @@ impl Metrics {
     pub(crate) fn evicted(&self, blocks: usize, bytes: u64) {
         self.blocks_evicted.inc_by(blocks as u64);
         self.bytes_evicted.inc_by(bytes);
+    }
+
+    /// Notes a put that waits for room.
+    pub(crate) fn put_waits(&self) {
+        self.put_waits.inc();
+    }
+
+    /// Notes that such a put was called.
+    pub(crate) fn put_called(&self) {
+        self.puts_called.inc();
+    }
+
+    /// Notes a pass over the batch of a put.
+    pub(crate) fn put_passes(&self) {
+        self.put_passes.inc();
     }
 
     /// Notes a round: what it was to free, what it freed, and the size of its last victim.

@@ -20,6 +20,9 @@ use kvpool_types::{Code, Key, KeyRef, Length, SegmentId, Version};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::Notify;
 
 /// One put under way.
 #[derive(Clone, Debug)]
@@ -57,6 +60,39 @@ impl Pending {
     }
 }
 
+/// The end of a put, for those who wait for its key.
+#[derive(Debug, Default)]
+pub struct End {
+    over: AtomicBool,
+    told: Notify,
+}
+
+impl End {
+    /// Waits until the put has ended, in whatever way.
+    pub async fn reached(&self) {
+        loop {
+            let told = self.told.notified();
+            if self.over.load(Ordering::Acquire) {
+                return;
+            }
+            told.await;
+        }
+    }
+}
+
+/// Tells the end of a put when the put is taken out.
+#[derive(Debug, Default)]
+struct Watched(Option<Arc<End>>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(end) = &self.0 {
+            end.over.store(true, Ordering::Release);
+            end.told.notify_waiters();
+        }
+    }
+}
+
 /// The place of a put among those under way. It names the put until that ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutId(u32);
@@ -74,6 +110,7 @@ struct Put {
     hash: u64,
     lot: LotId,
     pending: Pending,
+    watched: Watched,
 }
 
 impl Put {
@@ -200,6 +237,13 @@ impl Locked<'_> {
         self.inner.find(namespace, key).is_some()
     }
 
+    /// The end of the put of the key that is under way.
+    pub fn end_of(&mut self, namespace: NamespaceId, key: KeyRef<'_>) -> Option<Arc<End>> {
+        let place = self.inner.find(namespace, key)?;
+        let put = self.inner.puts.at_mut(place).held_mut();
+        Some(Arc::clone(put.watched.0.get_or_insert_default()))
+    }
+
     /// Looks at the puts of some keys, for nothing but to have them in the processor's caches: of a
     /// batch that was granted on another core each would else be waited for alone.
     pub fn look_at<'k>(&self, namespace: NamespaceId, keys: impl Iterator<Item = KeyRef<'k>>) {
@@ -238,6 +282,7 @@ impl Locked<'_> {
             hash,
             lot,
             pending,
+            watched: Watched::default(),
         }));
         let puts = &inner.puts;
         inner

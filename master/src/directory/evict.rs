@@ -14,7 +14,19 @@ use super::entry::Place;
 use super::lineage::Aftermath;
 use super::queues::{Rank, SPREAD};
 use crate::clock::Millis;
-use kvpool_types::SegmentId;
+use crate::placement::Extents;
+use kvpool_types::{Length, SegmentId, Version};
+
+/// What became of one block that was to be evicted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Single {
+    /// It has left the directory.
+    Evicted(Removed),
+    /// It may not go now.
+    Stays,
+    /// It is not there any more.
+    Gone,
+}
 
 /// How many blocks of a shard are recalled before its lock is let go once.
 const RECALL_STEP: usize = 256;
@@ -22,19 +34,14 @@ const RECALL_STEP: usize = 256;
 impl Directory {
     /// Evicts blocks until the bytes of their extents on segments that `gives_room` names reach `goal`, and
     /// not one more; fewer when no block is left that may go. Never evicts a block that is leased or
-    /// hard-pinned, nor one with children, nor one that lies on none of these segments; before
-    /// `lease_floor` every block counts as leased.
+    /// hard-pinned, nor one with children, nor one that lies on none of these segments.
     pub fn evict(
         &self,
         goal: u64,
         now: Millis,
-        lease_floor: Millis,
         gives_room: impl Fn(SegmentId) -> bool,
     ) -> Vec<Removed> {
         let mut evicted = Vec::new();
-        if now < lease_floor {
-            return evicted;
-        }
         self.wake(now);
         let mut bytes = 0;
         while bytes < goal {
@@ -47,6 +54,50 @@ impl Directory {
             }
         }
         evicted
+    }
+
+    /// Evicts one block, by the same rules. Soft-pinned blocks stay too.
+    pub fn evict_block(
+        &self,
+        id: BlockId,
+        version: Version,
+        now: Millis,
+        gives_room: impl Fn(SegmentId) -> bool,
+    ) -> Single {
+        let mut aftermath = Aftermath::default();
+        let removed = {
+            let Some((mut shard, slot)) = self.lock_block(id) else {
+                return Single::Gone;
+            };
+            if shard.entries.rest(slot).version != version {
+                return Single::Gone;
+            }
+            let entry = shard.entries.at(slot);
+            if entry.is_leased(self.common.relative(now))
+                || entry.is_hard_pinned()
+                || entry.is_soft_pinned()
+                || self.has_children(shard.entries.rest(slot).lineage)
+                || !shard.replicas(slot).iter().any(|r| gives_room(r.segment))
+            {
+                return Single::Stays;
+            }
+            shard.remove(slot, &self.common, &mut aftermath)
+        };
+        self.settle(aftermath);
+        Single::Evicted(removed)
+    }
+
+    /// The bytes of one extent of the block that is to go first; zero when there is none.
+    pub fn first_footprint(&self) -> u64 {
+        let Some((shard, rank)) = self.oldest() else {
+            return 0;
+        };
+        let shard = self.lock(shard);
+        let Some((_, slot)) = shard.queues.first(rank) else {
+            return 0;
+        };
+        let length = Length(u64::from(shard.entries.rest(slot).length));
+        Extents::rounded(length).0
     }
 
     /// Lets eviction look again at the blocks that it set aside on `segments`: they take blocks again.

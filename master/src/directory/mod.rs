@@ -40,8 +40,10 @@ pub use block::{
     BlockId, BlockMut, BlockRef, Copies, Dropped, NewBlock, Published, Removal, Removed, Replica,
     Replicas, Tick, Ticks, Verdict,
 };
+pub use evict::Single;
 pub use load::{Place, UNPLACED};
 pub use publish::Link;
+pub use run::Floor;
 pub use scan::{BadPage, Record};
 pub use spaces::SpacesLimit;
 

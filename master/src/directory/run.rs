@@ -16,13 +16,30 @@ use std::sync::atomic::Ordering;
 
 /// How many places the search starts from, of each kind.
 const STARTS: usize = 8;
-/// How many ranges it looks at, over all places.
+/// How many ranges it looks at, over all places, before it is content with what it has found.
 const MOST_RANGES: usize = 131_072;
+/// How many ranges are passed while the table of extents is locked.
+const STEP_RANGES: usize = 4096;
 /// A block with more descendants than this is left alone.
 const LARGEST_FAMILY: usize = 64;
 /// What the most recent block costs a byte, when the oldest costs [`OLDEST`].
 const NEWEST: u64 = 1024;
 const OLDEST: u64 = 256;
+
+/// Until when blocks count as leased because nobody knows their leases, and which: those of earlier terms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Floor {
+    /// When the last of these leases has ended.
+    pub until: Millis,
+    /// The first version of this term.
+    pub before: Version,
+}
+
+impl Floor {
+    fn covers(&self, version: Version, now: Millis) -> bool {
+        now < self.until && version < self.before
+    }
+}
 
 /// A block that may go.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +56,7 @@ type Price = Vec<Victim>;
 impl Directory {
     /// Evicts a run of neighbouring extents of `segment` that is at least `length` long together
     /// with the free ranges between them, by the rules of [`Directory::evict`]: the cheapest, in
-    /// bytes and recency, of a bounded number that begin around the oldest blocks and the longest
+    /// bytes and recency, of those that begin around the oldest blocks and the longest
     /// free ranges. A block goes with all its descendants or not at all. `None` when no run was
     /// found, or it was used again meanwhile. `extents` locks the segment's table; it is not locked
     /// while a shard is.
@@ -49,12 +66,12 @@ impl Directory {
         extents: impl Fn() -> T,
         length: Length,
         now: Millis,
-        lease_floor: Millis,
+        floor: Floor,
     ) -> Option<Vec<Removed>> {
-        if now < lease_floor || length.0 == 0 {
+        if length.0 == 0 {
             return None;
         }
-        let victims = self.plan_run(segment, extents, Extents::rounded(length), now)?;
+        let victims = self.plan_run(segment, extents, Extents::rounded(length), now, floor)?;
         let evicted = self.evict_planned(victims, now);
         (!evicted.is_empty()).then_some(evicted)
     }
@@ -66,12 +83,20 @@ impl Directory {
         extents: impl Fn() -> T,
         length: Length,
         now: Millis,
+        floor: Floor,
     ) -> Option<Vec<Victim>> {
         let oldest = self.oldest_on(segment);
-        let neighbourhoods = neighbourhoods(&extents(), &oldest, length);
-        let mut search = Search::new(self, segment, now);
+        let starts = starts(&extents(), &oldest);
+        let mut search = Search::new(self, segment, now, floor);
         let mut best: Option<(u64, Vec<Victim>)> = None;
-        for ranges in neighbourhoods {
+        let mut looked_at = 0;
+        for start in starts {
+            // However many ranges a run has, the first place that has one is searched to its end.
+            if looked_at >= MOST_RANGES && best.is_some() {
+                break;
+            }
+            let ranges = stretch(&extents, start, length);
+            looked_at += ranges.len();
             search.cheapest_run(&ranges, length.0, &mut best);
         }
         best.map(|(_, victims)| victims)
@@ -94,7 +119,7 @@ impl Directory {
         evicted
     }
 
-    fn has_children(&self, node: u32) -> bool {
+    pub(super) fn has_children(&self, node: u32) -> bool {
         node != NONE && self.common.lineage.lock().has_children(node)
     }
 
@@ -122,38 +147,62 @@ impl Directory {
     }
 }
 
-/// Stretches of neighbouring ranges around the places to start from, without those that nothing can
-/// be done about.
-fn neighbourhoods(extents: &Extents, oldest: &[ExtentIndex], wanted: Length) -> Vec<Vec<Range>> {
+/// The places to start from: the longest free ranges, and the extents of the oldest blocks.
+fn starts(extents: &Extents, oldest: &[ExtentIndex]) -> Vec<Range> {
     let free = extents.longest_free().take(STARTS);
     let starts = oldest.iter().filter_map(|index| extents.range(*index));
-    let starts: Vec<Range> = free.chain(starts).collect();
-    let each = MOST_RANGES / starts.len().max(1) / 2;
-    let reach = |start: ExtentIndex, step: &dyn Fn(ExtentIndex) -> Option<Range>| {
-        let mut bytes = 0;
-        let ranges: Vec<Range> = std::iter::successors(step(start), |range| step(range.index))
-            .take_while(|range| range.usage != Use::Held)
-            .take(each)
-            .take_while(|range| {
-                // The last range taken makes it long enough.
-                let more = bytes < wanted.0;
-                bytes += range.length.0;
-                more
-            })
-            .collect();
-        ranges
-    };
-    starts
-        .into_iter()
+    free.chain(starts)
         .filter(|start| start.usage != Use::Held)
-        .map(|start| {
-            let mut ranges = reach(start.index, &|index| extents.prev(index));
-            ranges.reverse();
-            ranges.push(start);
-            ranges.extend(reach(start.index, &|index| extents.next(index)));
-            ranges
-        })
         .collect()
+}
+
+/// The neighbouring ranges around a start: those that a run of `wanted` bytes over the start may have, and no range
+/// that is held.
+fn stretch<T: Deref<Target = Extents>>(
+    extents: &impl Fn() -> T,
+    start: Range,
+    wanted: Length,
+) -> Vec<Range> {
+    let mut ranges = reach(extents, start, wanted, &|extents, index| {
+        extents.prev(index)
+    });
+    ranges.reverse();
+    ranges.push(start);
+    ranges.extend(reach(extents, start, wanted, &|extents, index| {
+        extents.next(index)
+    }));
+    ranges
+}
+
+/// The ranges on one side of a start. The table is locked for some steps at a time.
+fn reach<T: Deref<Target = Extents>>(
+    extents: &impl Fn() -> T,
+    start: Range,
+    wanted: Length,
+    step: &dyn Fn(&Extents, ExtentIndex) -> Option<Range>,
+) -> Vec<Range> {
+    let (mut ranges, mut last, mut bytes) = (Vec::new(), start, 0);
+    loop {
+        let table = extents();
+        // The table may have changed since it was locked last.
+        if table.range(last.index) != Some(last) {
+            return ranges;
+        }
+        for _ in 0..STEP_RANGES {
+            // The last range taken makes it long enough.
+            if bytes >= wanted.0 {
+                return ranges;
+            }
+            match step(&table, last.index) {
+                Some(range) if range.usage != Use::Held => {
+                    bytes += range.length.0;
+                    ranges.push(range);
+                    last = range;
+                }
+                _ => return ranges,
+            }
+        }
+    }
 }
 
 /// The state of one search: what each range and block has been found to cost.
@@ -161,17 +210,19 @@ struct Search<'d> {
     directory: &'d Directory,
     segment: SegmentId,
     now: Millis,
+    floor: Floor,
     newest_tick: u64,
     prices: HashMap<ExtentIndex, Option<Price>>,
 }
 
 impl<'d> Search<'d> {
-    fn new(directory: &'d Directory, segment: SegmentId, now: Millis) -> Self {
+    fn new(directory: &'d Directory, segment: SegmentId, now: Millis, floor: Floor) -> Self {
         let newest_tick = directory.next_tick.load(Ordering::Relaxed).max(1);
         Self {
             directory,
             segment,
             now,
+            floor,
             newest_tick,
             prices: HashMap::new(),
         }
@@ -253,7 +304,8 @@ impl<'d> Search<'d> {
         let (shard, slot) = self.directory.lock_block(id)?;
         let entry = shard.entries.at(slot);
         let leased = entry.is_leased(self.directory.common.relative(self.now));
-        if leased || entry.is_hard_pinned() {
+        let version = shard.entries.rest(slot).version;
+        if leased || entry.is_hard_pinned() || self.floor.covers(version, self.now) {
             return None;
         }
         // A soft-pinned block goes last, like one that was just used; an orphan first.
@@ -265,11 +317,7 @@ impl<'d> Search<'d> {
         let scaled = u128::from(NEWEST - OLDEST) * u128::from(age) / u128::from(self.newest_tick);
         let weight = OLDEST + u64::try_from(scaled).unwrap_or(NEWEST);
         let cost = shard.weight(slot).saturating_mul(weight);
-        Some(Victim {
-            id,
-            version: shard.entries.rest(slot).version,
-            cost,
-        })
+        Some(Victim { id, version, cost })
     }
 }
 

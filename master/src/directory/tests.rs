@@ -115,6 +115,6 @@ fn remove(directory: &Directory, n: u64) -> Removal {
 
 /// Evicts `count` blocks of [`SIZE`]; returns their numbers in order.
 fn evict(directory: &Directory, count: u64, now: Millis) -> Vec<u64> {
-    let removed = directory.evict(count * SIZE, now, NO_FLOOR, ANYWHERE);
+    let removed = directory.evict(count * SIZE, now, ANYWHERE);
     removed.iter().map(|removed| number(&removed.key)).collect()
 }

@@ -68,10 +68,22 @@ impl Segment {
         self.used().saturating_sub(soon)
     }
 
+    /// How many bytes have to leave before another `length` fit below the limit. Quarantine counts as free, unless it
+    /// is stuck: it becomes free without another eviction.
+    pub(crate) fn shortfall(&self, length: Length) -> u64 {
+        (self.settled() + length.0).saturating_sub(self.limit)
+    }
+
     /// Notes that freeing an extent takes longer than it should.
     pub(crate) fn stick(&self, index: ExtentIndex) {
         let length = self.extents.lock().length(index).0;
         self.stuck.fetch_add(length, Ordering::AcqRel);
+    }
+
+    /// Notes that freeing an extent takes no longer than it should from now on.
+    pub(crate) fn unstick(&self, index: ExtentIndex) {
+        let length = self.extents.lock().length(index).0;
+        self.stuck.fetch_sub(length, Ordering::AcqRel);
     }
 
     /// The most bytes that may be used.
@@ -97,6 +109,14 @@ impl Segment {
             extent: index,
             offset,
         })
+    }
+
+    /// Whether `length` bytes could be granted now.
+    pub fn gives_room(&self, length: Length) -> bool {
+        let extents = self.extents.lock();
+        let rounded = Extents::rounded(length);
+        extents.used().0.saturating_add(rounded.0) <= self.limit
+            && extents.largest_free() >= rounded
     }
 
     /// Marks a range as used that a recovered block or a held grant lies in.
@@ -199,6 +219,34 @@ impl Segments<'_> {
         self.table.values()
     }
 
+    /// How full the pool is.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for segment in self.iter().filter(|s| s.node.is_placeable()) {
+            usage.capacity += segment.size.0;
+            usage.used += segment.used();
+            usage.quarantined += segment.quarantined();
+            usage.settled += segment.settled();
+            usage.limit += segment.limit;
+        }
+        usage
+    }
+
+    /// On how many nodes, `most` at most, `length` bytes could be granted now.
+    pub fn gives_room_on(&self, length: Length, most: usize) -> usize {
+        let mut nodes: smallvec::SmallVec<[*const Node; 4]> = smallvec::SmallVec::new();
+        for segment in self.iter().filter(|s| s.node.is_placeable()) {
+            let node = Arc::as_ptr(&segment.node);
+            if nodes.len() == most {
+                break;
+            }
+            if !nodes.contains(&node) && segment.gives_room(length) {
+                nodes.push(node);
+            }
+        }
+        nodes.len()
+    }
+
     /// What blocks with this wish can be placed on now.
     pub fn room(&self, wish: &Wish) -> Room<'_> {
         Room::new(self.iter(), wish, self.draws)
@@ -258,20 +306,7 @@ impl Placement {
 
     /// How full the pool is.
     pub fn usage(&self) -> Usage {
-        let mut usage = Usage::default();
-        for segment in self
-            .segments
-            .read()
-            .values()
-            .filter(|s| s.node.is_placeable())
-        {
-            usage.capacity += segment.size.0;
-            usage.used += segment.used();
-            usage.quarantined += segment.quarantined();
-            usage.settled += segment.settled();
-            usage.limit += segment.limit;
-        }
-        usage
+        self.segments().usage()
     }
 }
 

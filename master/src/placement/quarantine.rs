@@ -84,11 +84,58 @@ pub struct Suspected {
 /// The extents between freed and free.
 #[derive(Debug, Default)]
 pub struct Quarantine {
-    delayed: Mutex<BTreeMap<(Millis, u64), Freed>>,
+    delayed: Mutex<Delayed>,
     next: AtomicU64,
 }
 
+/// What leases hold shut, by the end of these.
+#[derive(Debug, Default)]
+struct Delayed {
+    items: BTreeMap<(Millis, u64), Freed>,
+    /// The bytes of this term's extents, by the tenth of a second in which their leases end.
+    coming: BTreeMap<u64, u64>,
+}
+
+/// The tenth of a second that a moment lies in.
+fn tenth(moment: Millis) -> u64 {
+    moment.0 / 100
+}
+
+impl Delayed {
+    fn insert(&mut self, number: u64, item: Freed) {
+        // Leases of the term before are a guess. To wait for all of them would stall puts after a restart.
+        if item.grant.is_some() && item.segment.node.is_placeable() {
+            *self.coming.entry(tenth(item.not_before)).or_default() += item.extent.length.0;
+        }
+        self.items.insert((item.not_before, number), item);
+    }
+
+    /// Takes out what waited for leases that are over now.
+    fn take_over(&mut self, now: Millis) -> Vec<Freed> {
+        let waiting = self.items.split_off(&(Millis(now.0 + 1), 0));
+        let over = std::mem::replace(&mut self.items, waiting);
+        let over: Vec<Freed> = over.into_values().collect();
+        for item in over.iter().filter(|item| item.grant.is_some()) {
+            if let Some(bytes) = self.coming.get_mut(&tenth(item.not_before)) {
+                *bytes = bytes.saturating_sub(item.extent.length.0);
+            }
+        }
+        self.coming = self.coming.split_off(&tenth(now));
+        over
+    }
+}
+
 impl Quarantine {
+    /// The bytes that leases alone hold shut, and that become free when these end, before `until`.
+    pub fn coming(&self, until: Millis) -> u64 {
+        let delayed = self.delayed.lock();
+        delayed
+            .coming
+            .range(..tenth(until))
+            .map(|(_, bytes)| bytes)
+            .sum()
+    }
+
     /// A number for the next ticket.
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
@@ -104,7 +151,7 @@ impl Quarantine {
                 item.stuck = true;
             }
             if item.not_before > now {
-                delayed.insert((item.not_before, self.number()), item);
+                delayed.insert(self.number(), item);
             } else {
                 ready.push(item);
             }
@@ -116,10 +163,16 @@ impl Quarantine {
     /// Asks the nodes to fence what waited for leases that are over now.
     pub fn tick(&self, now: Millis) {
         let mut delayed = self.delayed.lock();
-        let waiting = delayed.split_off(&(Millis(now.0 + 1), 0));
-        let over = std::mem::replace(&mut *delayed, waiting);
+        let mut over = delayed.take_over(now);
         drop(delayed);
-        self.ask(over.into_values().collect());
+        // From here on nothing but the node's answer is waited for.
+        for item in &mut over {
+            item.since = now;
+            if std::mem::take(&mut item.stuck) {
+                item.segment.unstick(item.index);
+            }
+        }
+        self.ask(over);
     }
 
     /// Marks what a node has not fenced in good time. Tickets are in order of time, so this looks at

@@ -127,20 +127,25 @@ impl<'a> Room<'a> {
         self.copies
     }
 
-    /// Finds room for `length` bytes on as many nodes as wished, or on all there are if these are
-    /// fewer; all or none.
-    pub fn allocate(&mut self, length: Length) -> Result<Copies, NoRoom> {
+    /// Whether `length` bytes could be placed if eviction made room.
+    pub fn judge(&self, length: Length) -> Result<(), NoRoom> {
         if self.candidates.is_empty() {
             return Err(NoRoom::NoNodes);
         }
         let rounded = Extents::rounded(length).0;
-        if rounded > self.longest {
-            return Err(if rounded > self.longest_of_all {
-                NoRoom::TooLarge
-            } else {
-                NoRoom::NoNodes
-            });
+        if rounded <= self.longest {
+            Ok(())
+        } else if rounded > self.longest_of_all {
+            Err(NoRoom::TooLarge)
+        } else {
+            Err(NoRoom::NoNodes)
         }
+    }
+
+    /// Finds room for `length` bytes on as many nodes as wished, or on all there are if these are
+    /// fewer; all or none.
+    pub fn allocate(&mut self, length: Length) -> Result<Copies, NoRoom> {
+        self.judge(length)?;
         let mut copies = Copies::new();
         let mut chosen: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
         for (at, candidate) in self.candidates.iter().enumerate() {

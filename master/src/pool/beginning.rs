@@ -147,6 +147,8 @@ impl Pool {
             segment_ids: SegmentIds::new(next_segment),
             hidden: RwLock::default(),
             changed: tokio::sync::Notify::new(),
+            line: super::line::Line::default(),
+            fresh: super::fresh::Fresh::default(),
             demand: Demand::default(),
             stopping: AtomicBool::new(false),
             superseded: Mutex::default(),

@@ -70,6 +70,8 @@ impl Pool {
             tracing::warn!(node = %node.name, "node has been silent for too long: it is dropped");
             self.drop_node(&node);
         }
+        // Room also comes without an event: a node takes blocks again, a demand has held the line for long enough.
+        self.call_waiting();
         self.metrics.watch_usage(&self.placement.usage(), TICK);
     }
 }

@@ -183,6 +183,11 @@ impl Pool {
             block.soft_pin_until = accepted.soft_pin.map(|ttl| now.after(ttl));
         }
         let published = self.directory.publish(&blocks);
+        if now < self.lease_floor {
+            let ids = published.iter().zip(&blocks);
+            self.fresh
+                .put(ids.filter_map(|(published, block)| Some((published.id?, block.version))));
+        }
         let mut codes = vec![Code::Ok; accepted.len()];
         {
             let segments = self.placement.segments();
@@ -220,7 +225,6 @@ impl Pool {
         }
         self.metrics.committed(accepted.iter().map(|a| a.length));
         self.free_once_logged(freed);
-        self.changed.notify_waiters();
         codes
     }
 

@@ -1,23 +1,34 @@
 //! The thread that makes room.
 //!
-//! A round begins when waiting puts do not fit under the high watermark. Its goal is to bring what is
-//! used, the waiting puts included, down to the high watermark less the eviction ratio; what is in
-//! quarantine (and not stuck there) counts as freed already, so that no round takes again what an
-//! earlier one has taken. It works in small steps, oldest block first, and stops at the goal.
+//! A round begins when less than half of the reserve is free, or when waiting puts do not fit. The reserve is the
+//! eviction ratio of the pool, below the high watermark: it carries puts while nothing may be evicted. The goal of a
+//! round is that the reserve is free beside the demands of the first puts in line. Quarantine counts as freed, unless
+//! it is stuck; and what leases alone hold shut counts too, where they end before the puts give up. So no round takes
+//! again what an earlier one has taken. A round works in small steps, oldest block first, and stops at the goal.
+//!
+//! A block that is larger than the oldest ones needs room in one piece. For that the cheapest run of neighbours goes,
+//! and it counts towards the goal.
 
 use super::Pool;
-use crate::directory::Removed;
-use crate::placement::{Segment, share};
-use kvpool_types::SegmentId;
-use std::collections::HashSet;
+use super::line::Demanded;
+use crate::clock::Millis;
+use crate::directory::{Floor, Removed};
+use crate::placement::{Segment, Usage, share};
+use kvpool_types::{Length, SegmentId};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The bytes after which a step hands its victims to the journal and lets go of all locks.
 const STEP_BYTES: u64 = 8 << 20;
 /// How soon a round that found nothing to evict is tried again: leases run out without a call.
 const RETRY: Duration = Duration::from_millis(20);
+/// For how long a run that was evicted is waited for before another one goes for the same put.
+const RUN_PATIENCE: Duration = Duration::from_millis(400);
+/// The longest run for a batch of blocks; one for a single block is as long as that.
+const LONGEST_RUN: u64 = 64 << 20;
+/// Leases that end so shortly before a put gives up do not count as room for it.
+const MARGIN: Duration = Duration::from_millis(300);
 
 /// Starts the thread.
 pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
@@ -29,110 +40,179 @@ pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
 }
 
 fn run(pool: &Arc<Pool>) {
+    let mut runs = Runs::default();
     while !pool.is_stopping() {
-        let patience = if pool.demand.waiting.load(Ordering::Acquire) > 0 {
-            RETRY
-        } else {
+        let patience = if pool.line.is_empty() {
             Duration::from_millis(500)
+        } else {
+            RETRY
         };
         pool.demand.wait(patience);
-        if pool.demand.bytes.load(Ordering::Acquire) > 0 && !pool.is_stopping() && pool.leads() {
-            pool.evict_round();
+        if !pool.is_stopping() && pool.leads() {
+            pool.evict_round(&mut runs);
         }
     }
 }
 
+/// The last run that was sought on each segment: for which put, and when.
+#[derive(Default)]
+struct Runs(HashMap<SegmentId, (u64, Millis)>);
+
+impl Runs {
+    /// Whether a run for the put is to be sought on a segment now.
+    fn is_due(&self, segment: SegmentId, put: u64, now: Millis) -> bool {
+        let last = self.0.get(&segment);
+        last.is_none_or(|(other, since)| *other != put || now.since(*since) >= RUN_PATIENCE)
+    }
+}
+
 impl Pool {
-    /// How many bytes a round has to free now; zero when none is needed.
-    fn eviction_goal(&self) -> u64 {
-        let usage = self.placement.usage();
-        let demand = self.demand.bytes.load(Ordering::Acquire);
-        let settled = usage.settled;
-        if settled + demand <= usage.limit {
-            return 0;
-        }
-        let down_to =
-            usage.limit - share(usage.capacity, self.config.eviction_ratio).min(usage.limit);
-        (settled + demand - down_to).min(settled)
+    /// The bytes below the high watermark that eviction keeps free.
+    fn reserve_bytes(&self, usage: &Usage) -> u64 {
+        share(usage.capacity, self.config.eviction_ratio).min(usage.limit)
     }
 
-    fn evict_round(self: &Arc<Self>) {
-        let goal = self.eviction_goal();
+    /// Whether a round of eviction is due though nobody waits.
+    pub(super) fn is_low(&self, usage: &Usage) -> bool {
+        usage.settled > usage.limit - self.reserve_bytes(usage) / 2
+    }
+
+    /// How many bytes a round has to free now; zero when none is needed.
+    fn eviction_goal(&self, usage: &Usage, demanded: Option<&Demanded>) -> u64 {
+        let demand = demanded.map_or(0, |demanded| demanded.bytes);
+        let wanted = usage.settled.saturating_add(demand);
+        let reserve = self.reserve_bytes(usage);
+        if wanted <= usage.limit - reserve / 2 {
+            return 0;
+        }
+        // What leases alone hold shut needs no eviction, if they end in time.
+        let coming = self.coming(demanded);
+        wanted
+            .saturating_sub(usage.limit - reserve)
+            .saturating_sub(coming)
+            .min(usage.settled)
+    }
+
+    /// The bytes that become free without eviction before the first of the waiting puts gives up.
+    fn coming(&self, demanded: Option<&Demanded>) -> u64 {
+        let until = demanded.map_or(Millis(u64::MAX), |demanded| {
+            let margin = u64::try_from(MARGIN.as_millis()).unwrap_or(u64::MAX);
+            Millis(demanded.until.0.saturating_sub(margin))
+        });
+        self.quarantine.coming(until)
+    }
+
+    fn evict_round(self: &Arc<Self>, runs: &mut Runs) {
+        let usage = self.placement.usage();
+        let demanded = self.line.demanded(usage.limit / 8);
+        let goal = self.eviction_goal(&usage, demanded.as_ref());
+        let mut freed = 0;
+        if let Some(demanded) = &demanded {
+            freed += self.make_range(demanded, &usage, goal > 0, runs);
+        }
         if goal == 0 {
-            self.make_range();
             return;
         }
         let started = std::time::Instant::now();
-        let (mut freed, mut last) = (0, 0);
+        let mut last = freed;
         while freed < goal && !self.is_stopping() {
             let want = (goal - freed).min(STEP_BYTES);
             let _until_submitted = self.evicting.read();
-            let placeable = self.takers();
-            let gives_room = |segment| placeable.contains(&segment);
+            let takers = self.takers();
+            let gives_room = |segment| takers.contains(&segment);
             let victims = self.evict(want, gives_room);
             let Some(latest) = victims.last() else { break };
             last = latest.footprint_on(gives_room);
-            freed += victims
-                .iter()
-                .map(|v| v.footprint_on(gives_room))
-                .sum::<u64>();
+            freed += footprint(&victims, gives_room);
             self.submit_victims(victims);
         }
-        self.metrics
-            .eviction_round(goal, freed, last, started.elapsed());
-        tracing::debug!(goal, freed, "eviction round");
+        if freed > 0 {
+            self.line.progress(self.now());
+            self.metrics
+                .eviction_round(goal, freed, last, started.elapsed());
+            tracing::debug!(goal, freed, "eviction round");
+        }
     }
 
-    /// There is room, but not in one piece: evicts the cheapest run of neighbours that gives one.
-    fn make_range(self: &Arc<Self>) {
-        let length = self.demand.largest.swap(0, Ordering::AcqRel);
-        if length == 0 {
-            return;
+    /// Evicts the cheapest run of neighbours, if the first put in line needs room in one piece and eviction by age
+    /// would not give it. Returns the bytes that it evicted.
+    fn make_range(
+        self: &Arc<Self>,
+        demanded: &Demanded,
+        usage: &Usage,
+        is_full: bool,
+        runs: &mut Runs,
+    ) -> u64 {
+        let ask = &demanded.ask;
+        let (length, now) = (Length(ask.largest), self.now());
+        // The oldest blocks go one by one, and each gives room for one of its size.
+        if is_full && self.directory.first_footprint() >= length.0 {
+            return 0;
         }
-        let segments: Vec<_> = {
+        // Its bytes are to come from what leases hold shut.
+        if !is_full && usage.settled.saturating_add(ask.bytes) > usage.limit {
+            return 0;
+        }
+        let mut segments: Vec<_> = {
             let segments = self.placement.segments();
             segments
                 .iter()
-                .filter(|s| s.node.is_placeable())
+                .filter(|s| s.node.is_placeable() && s.limit() >= length.0)
                 .cloned()
                 .collect()
         };
-        if segments.is_empty() {
-            return;
+        let has_range = |segment: &&Arc<Segment>| segment.extents().largest_free() >= length;
+        if segments.iter().filter(has_range).count() >= ask.copies {
+            // There is room in the pool, but not below the watermark of a segment that has it in one piece.
+            let ranged = segments.iter().filter(has_range);
+            let least = ranged.min_by_key(|segment| segment.shortfall(length));
+            return match least {
+                Some(segment) if !is_full => self.evict_on(segment, segment.shortfall(length)),
+                _ => 0,
+            };
         }
-        let length = kvpool_types::Length(length);
-        // The quarantine of a segment becomes free without another eviction.
-        let shortfall =
-            |segment: &Segment| (segment.settled() + length.0).saturating_sub(segment.limit());
-        let mut least = u64::MAX;
-        for segment in &segments {
-            let over = shortfall(segment);
-            least = least.min(over);
-            if over > 0 {
-                continue;
+        segments.sort_by_key(|segment| segment.shortfall(length));
+        let floor = self.floor();
+        for segment in segments.iter().filter(|segment| !has_range(segment)) {
+            if !runs.is_due(segment.id, demanded.first, now) {
+                return 0;
             }
-            if segment.extents().largest_free() >= length || segment.settled() < segment.used() {
-                return;
-            }
+            runs.0.insert(segment.id, (demanded.first, now));
+            // The blocks of a batch lie together where that is possible.
+            let together = ask.bytes / ask.copies.max(1) as u64;
+            let together = Length(together.min(LONGEST_RUN).max(length.0));
             let _until_submitted = self.evicting.read();
-            let run = self.directory.evict_run(
-                segment.id,
-                || segment.extents(),
-                length,
-                self.now(),
-                self.lease_floor,
-            );
-            if let Some(victims) = run {
+            let takers = self.takers();
+            let seek = |length| {
+                let extents = || segment.extents();
+                self.directory
+                    .evict_run(segment.id, extents, length, now, floor)
+            };
+            let shorter = |length: Length| (length < together).then(|| seek(length)).flatten();
+            if let Some(victims) = seek(together).or_else(|| shorter(length)) {
+                let freed = footprint(&victims, |id| takers.contains(&id));
                 self.submit_victims(victims);
-                return;
+                return freed;
             }
         }
-        // There is room in the pool but in no single segment, or nothing can be taken in one piece.
-        let want = if least == 0 { length.0 } else { least };
+        0
+    }
+
+    /// Evicts the oldest blocks of one segment; returns their bytes there.
+    fn evict_on(self: &Arc<Self>, segment: &Arc<Segment>, bytes: u64) -> u64 {
+        if bytes == 0 {
+            return 0;
+        }
+        let here = |id| id == segment.id;
         let _until_submitted = self.evicting.read();
+        let victims = self.evict(bytes, here);
+        // Blocks elsewhere were set aside only because they gave no room here.
         let takers = self.takers();
-        let victims = self.evict(want, |id| takers.contains(&id));
+        let elsewhere = takers.into_iter().filter(|id| !here(*id));
+        self.directory.recall(elsewhere);
+        let freed = footprint(&victims, here);
         self.submit_victims(victims);
+        freed
     }
 
     /// The segments that take blocks now. What eviction set aside on one that took none when this was
@@ -146,10 +226,21 @@ impl Pool {
         now
     }
 
+    /// Before the floor blocks of earlier terms count as leased.
+    fn floor(&self) -> Floor {
+        Floor {
+            until: self.lease_floor,
+            before: self.first_version,
+        }
+    }
+
     fn evict(&self, goal: u64, gives_room: impl Fn(SegmentId) -> bool) -> Vec<Removed> {
         let now = self.now();
-        self.directory
-            .evict(goal, now, self.lease_floor, gives_room)
+        if now >= self.lease_floor {
+            self.fresh.forget();
+            return self.directory.evict(goal, now, gives_room);
+        }
+        self.fresh.evict(&self.directory, goal, now, gives_room)
     }
 
     fn submit_victims(self: &Arc<Self>, victims: Vec<Removed>) {
@@ -159,4 +250,9 @@ impl Pool {
             self.submit_left(&victims);
         }
     }
+}
+
+fn footprint(victims: &[Removed], gives_room: impl Fn(SegmentId) -> bool) -> u64 {
+    let bytes = victims.iter().map(|v| v.footprint_on(&gives_room));
+    bytes.sum()
 }

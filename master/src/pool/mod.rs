@@ -19,6 +19,8 @@ mod beginning;
 mod caretaker;
 mod commit;
 mod evictor;
+mod fresh;
+mod line;
 mod nodes;
 mod read;
 mod registration;
@@ -51,7 +53,7 @@ use kvpool_types::{ClusterId, Epoch, Extent, GrantId, Length, Offset, SegmentId,
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -96,8 +98,10 @@ pub struct Pool {
     segment_ids: segment_ids::SegmentIds,
     /// Replicas that a client found wrong and whose node has not checked them again.
     hidden: RwLock<HashSet<(SegmentId, Offset)>>,
-    /// Told whenever room was made or a put ended.
+    /// Told when a node's state changes, and at the end.
     changed: Notify,
+    line: line::Line,
+    fresh: fresh::Fresh,
     demand: Demand,
     stopping: AtomicBool,
     /// Set when a node knows a later term than this one.
@@ -119,12 +123,9 @@ pub struct Pool {
     heard_client: AtomicU64,
 }
 
-/// The room that waiting puts ask for, which wakes the evictor.
+/// Wakes the evictor.
 #[derive(Debug, Default)]
 struct Demand {
-    bytes: AtomicU64,
-    largest: AtomicU64,
-    waiting: AtomicUsize,
     lock: Mutex<bool>,
     wake: parking_lot::Condvar,
 }
@@ -307,6 +308,7 @@ impl Pool {
     pub fn quiesce(&self) {
         self.stopping.store(true, Ordering::Release);
         self.demand.wake();
+        self.line.call_all();
         self.changed.notify_waiters();
         self.settled.store(true, Ordering::Release);
         self.settled_told.notify_waiters();

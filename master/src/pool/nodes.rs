@@ -231,6 +231,7 @@ impl Pool {
         if node.heard(self.now(), reported) {
             self.settle();
             self.changed.notify_waiters();
+            self.call_waiting();
         }
     }
 
@@ -238,7 +239,7 @@ impl Pool {
     pub fn fenced(&self, node: &Node, tickets: &[u64]) {
         let bytes = self.quarantine.fenced(node, tickets);
         if bytes > 0 {
-            self.changed.notify_waiters();
+            self.call_waiting();
         }
     }
 

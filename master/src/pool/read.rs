@@ -363,12 +363,7 @@ impl Pool {
             *code = Code::Ok;
         });
         // What was leased may be what a waiting put needs.
-        if self
-            .demand
-            .waiting
-            .load(std::sync::atomic::Ordering::Acquire)
-            > 0
-        {
+        if !self.line.is_empty() {
             self.demand.wake();
         }
         codes

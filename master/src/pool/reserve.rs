@@ -1,11 +1,12 @@
 //! Room for puts: grants, and the wait for them.
 
+use super::line::{Ask, Class, Place};
 use super::read::View;
 use super::{Left, Pool};
 use crate::clock::Millis;
 use crate::directory::Copies;
 use crate::placement::{Extents, NoRoom, Wish};
-use crate::reservations::Pending;
+use crate::reservations::{End, Pending};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
 use kvpool_types::{Code, Length, Version};
@@ -43,6 +44,9 @@ pub struct Granted {
     pub replicas: Copies,
 }
 
+/// How soon a put that waits for nodes looks again.
+const NODES_PATIENCE: Duration = Duration::from_millis(100);
+
 type Outcome = Option<Result<Granted, Code>>;
 
 /// What a pass over a batch left open.
@@ -51,29 +55,15 @@ struct Open {
     granted: bool,
     demand: u64,
     largest: u64,
+    copies: usize,
     no_nodes: bool,
-    writers: bool,
+    /// The end of the first other put of one of the keys.
+    writer: Option<Arc<End>>,
 }
 
 impl Open {
     fn is_done(&self) -> bool {
-        self.demand == 0 && !self.no_nodes && !self.writers
-    }
-}
-
-/// A put's part of the demand, given back when it ends in whatever way.
-struct Waiting<'a> {
-    pool: &'a Pool,
-    demand: u64,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.pool
-            .demand
-            .bytes
-            .fetch_sub(self.demand, Ordering::AcqRel);
-        self.pool.demand.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.demand == 0 && !self.no_nodes && self.writer.is_none()
     }
 }
 
@@ -101,24 +91,46 @@ impl Pool {
         let keys = keys.into();
         let mut outcomes: Vec<Outcome> = lengths.iter().map(|l| self.judge_length(*l)).collect();
         let deadline = tokio::time::Instant::now() + options.timeout.min(self.config.max_wait);
+        let until = self.now().after(options.timeout.min(self.config.max_wait));
+        let mut place: Option<Place<'_>> = None;
+        let mut called = false;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let open = self.reserve_open(namespace, &keys, lengths, options, &mut outcomes);
-            if open.is_done() {
+            let may_take = called || (place.is_none() && self.line.is_empty());
+            let open =
+                self.reserve_open(namespace, &keys, lengths, options, may_take, &mut outcomes);
+            if open.is_done() || open.granted || self.is_stopping() {
                 break;
             }
-            let _waiting = self.ask_for_room(&open);
-            if open.granted || self.is_stopping() {
-                break;
+            let ask = Ask {
+                bytes: open.demand,
+                largest: open.largest,
+                copies: open.copies,
+                until,
+            };
+            match &place {
+                _ if open.demand == 0 => place = None,
+                Some(place) => place.ask(ask),
+                None => place = Some(self.stand_in_line(Class::default(), ask)),
             }
             // The wait for nodes has no event of its own for every way in which one can come back.
-            let patience = deadline.min(tokio::time::Instant::now() + Duration::from_millis(100));
-            let _woken = tokio::time::timeout_at(patience, changed).await;
+            let patience = if open.no_nodes {
+                deadline.min(tokio::time::Instant::now() + NODES_PATIENCE)
+            } else {
+                deadline
+            };
+            called = tokio::select! {
+                () = turn(place.as_ref()) => true,
+                () = end(open.writer.as_deref()) => false,
+                () = changed => false,
+                () = tokio::time::sleep_until(patience) => false,
+            };
             if tokio::time::Instant::now() >= deadline {
                 break;
             }
         }
+        drop(place);
         outcomes
             .into_iter()
             .map(|outcome| outcome.unwrap_or(Err(Code::Full)))
@@ -135,30 +147,17 @@ impl Pool {
         }
     }
 
-    fn ask_for_room(&self, open: &Open) -> Waiting<'_> {
-        self.demand.bytes.fetch_add(open.demand, Ordering::AcqRel);
-        self.demand.waiting.fetch_add(1, Ordering::AcqRel);
-        self.demand
-            .largest
-            .fetch_max(open.largest, Ordering::AcqRel);
-        if open.demand > 0 {
-            self.demand.wake();
-        }
-        Waiting {
-            pool: self,
-            demand: open.demand,
-        }
-    }
-
-    /// One pass: settles what can be settled of the open keys.
+    /// One pass: settles what can be settled of the open keys. Room is taken only where `may_take` says so.
     fn reserve_open(
         &self,
         namespace: NamespaceId,
         keys: &KeyBatch<'_>,
         lengths: &[Length],
         options: &ReserveOptions,
+        may_take: bool,
         outcomes: &mut [Outcome],
     ) -> Open {
+        self.metrics.put_passes();
         let mut open = Open::default();
         // Taken once, for all of this: a thread that locks the segments again while somebody waits to
         // change them waits behind him, and he for it.
@@ -175,12 +174,17 @@ impl Pool {
                 continue;
             }
             lost.extend(reservations.take_lost(namespace, key, &options.instead_of));
-            if reservations.is_pending(namespace, key) {
-                open.writers = true;
+            if let Some(end) = reservations.end_of(namespace, key) {
+                open.writer.get_or_insert(end);
                 *outcome = Some(Err(Code::InProgress));
                 continue;
             }
-            *outcome = Some(match room.allocate(*length) {
+            let found = if may_take {
+                room.allocate(*length)
+            } else {
+                room.judge(*length).and(Err(NoRoom::Full))
+            };
+            *outcome = Some(match found {
                 Ok(replicas) if !self.has_versions() => {
                     view.segments.release(&replicas);
                     open.no_nodes = true;
@@ -206,13 +210,19 @@ impl Pool {
                     let rounded = Extents::rounded(*length).0;
                     open.demand += rounded * room.copies() as u64;
                     open.largest = open.largest.max(rounded);
+                    open.copies = room.copies();
                     Err(Code::Full)
                 }
             });
         }
         drop(reservations);
         drop(room);
+        // Eviction runs ahead of need.
+        let is_low = open.granted && self.is_low(&view.segments.usage());
         drop(view);
+        if is_low {
+            self.demand.wake();
+        }
         self.end_reservations(lost);
         open
     }
@@ -283,7 +293,22 @@ impl Pool {
             not_before: Millis(0),
         }));
         self.free(freed);
-        self.changed.notify_waiters();
+    }
+}
+
+/// Waits for the turn of a put that stands in line; for ever where it does not.
+async fn turn(place: Option<&Place<'_>>) {
+    match place {
+        Some(place) => place.called().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for the end of another put, if any.
+async fn end(writer: Option<&End>) {
+    match writer {
+        Some(writer) => writer.reached().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -8,7 +8,7 @@ fn the_goal_is_reached_and_not_exceeded_by_a_block() {
     }
     let freed = |goal| -> u64 {
         directory
-            .evict(goal, NOW, NO_FLOOR, ANYWHERE)
+            .evict(goal, NOW, ANYWHERE)
             .iter()
             .map(Removed::bytes)
             .sum()
@@ -26,16 +26,10 @@ fn before_the_floor_everything_counts_as_leased() {
     let directory = directory(Policy::Prefix);
     put(&directory, 1);
     let floor = Millis(NOW.0 + 5);
-    assert!(
-        directory
-            .evict(1, Millis(NOW.0 + 4), floor, ANYWHERE)
-            .is_empty()
-    );
     with(&directory, 1, |block| {
         assert!(block.is_leased(Millis(NOW.0 + 4), floor));
         assert!(!block.is_leased(floor, floor));
     });
-    assert_eq!(directory.evict(1, floor, floor, ANYWHERE).len(), 1);
 }
 
 /// They are there again when their node is.
@@ -62,10 +56,10 @@ fn a_block_on_segments_that_give_no_room_stays() {
         },
     );
     let second = |segment| segment == SegmentId(2);
-    let evicted = directory.evict(2 * SIZE, NOW, NO_FLOOR, second);
+    let evicted = directory.evict(2 * SIZE, NOW, second);
     let numbers: Vec<u64> = evicted.iter().map(|block| number(&block.key)).collect();
     assert_eq!(numbers, [1, 2], "each gives the room of one extent there");
-    assert!(directory.evict(1, NOW, NO_FLOOR, second).is_empty());
+    assert!(directory.evict(1, NOW, second).is_empty());
     assert!(is_present(&directory, 0));
     assert_eq!(evict(&directory, 1, NOW), [0; 0], "its segment is away");
     directory.recall([SegmentId(2)].into_iter());
@@ -103,7 +97,7 @@ fn the_blocks_of_a_dead_node_are_met_once_and_not_again() {
     };
     let minute = |n: u64| Millis(NOW.0 + n * 60_000);
     for n in 0..20 {
-        assert_eq!(directory.evict(1, minute(n), NO_FLOOR, alive).len(), 1);
+        assert_eq!(directory.evict(1, minute(n), alive).len(), 1);
     }
     let most = away + 20 * 4;
     assert!(
@@ -113,7 +107,7 @@ fn the_blocks_of_a_dead_node_are_met_once_and_not_again() {
     );
     // All of them are evicted once their node takes blocks again.
     directory.recall([replica(0).segment].into_iter());
-    let everything = directory.evict(u64::MAX, minute(20), NO_FLOOR, ANYWHERE);
+    let everything = directory.evict(u64::MAX, minute(20), ANYWHERE);
     assert_eq!(everything.len(), away + 20);
 }
 

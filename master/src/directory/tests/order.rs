@@ -124,7 +124,7 @@ proptest! {
                 Step::Wait(time) => now += time,
                 Step::Evict(goal) => {
                     let wanted = expected(&model, goal, now);
-                    let evicted = directory.evict(goal, Millis(now), NO_FLOOR, ANYWHERE);
+                    let evicted = directory.evict(goal, Millis(now), ANYWHERE);
                     let got: Vec<u64> = evicted.iter().map(|r| number(&r.key)).collect();
                     prop_assert_eq!(&got, &wanted);
                     for n in got {

@@ -49,9 +49,13 @@ impl Full {
 
     fn run(&self, units: u64) -> Option<Vec<u64>> {
         let length = Length(UNIT * units);
-        let removed =
-            self.directory
-                .evict_run(SEGMENT, || self.extents.lock(), length, NOW, NO_FLOOR)?;
+        let removed = self.directory.evict_run(
+            SEGMENT,
+            || self.extents.lock(),
+            length,
+            NOW,
+            Floor::default(),
+        )?;
         self.free(&removed);
         assert!(
             self.extents.lock().largest_free() >= length,
@@ -103,10 +107,13 @@ fn leased_neighbours_end_a_run() {
             || full.extents.lock(),
             Length(UNIT),
             NOW,
-            Millis(NOW.0 + 1)
+            Floor {
+                until: Millis(NOW.0 + 1),
+                before: Version(u64::MAX),
+            }
         ),
         None,
-        "before the floor"
+        "before the floor blocks of earlier terms stay"
     );
 }
 
@@ -170,7 +177,7 @@ fn victims_that_are_protected_after_they_were_chosen_stay() {
     let all = Length(UNIT * 8);
     let plan = full
         .directory
-        .plan_run(SEGMENT, || full.extents.lock(), all, NOW)
+        .plan_run(SEGMENT, || full.extents.lock(), all, NOW, Floor::default())
         .unwrap();
     assert_eq!(plan.len(), 8);
     lease(&full.directory, 1, Millis(NOW.0 + 10), NOW);

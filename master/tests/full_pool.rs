@@ -1,0 +1,245 @@
+//! A full pool: who waits for room, for how long, and what is evicted for it.
+
+mod support;
+
+use kvpool_master::Config;
+use kvpool_master::pool::{Pool, ReserveOptions};
+use kvpool_types::{Code, Key};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use support::{SPACE, commit, join, pool, reserve, reserve_with};
+use tokio::time::timeout;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Nodes of these tests do not say that they are alive.
+fn patient() -> Config {
+    Config {
+        suspect_after: Duration::from_secs(1 << 20),
+        drop_after: Duration::from_secs(1 << 21),
+        ..Config::default()
+    }
+}
+
+fn key(n: u64) -> Key {
+    Key::parse(&format!("key-{n}")).unwrap()
+}
+
+async fn put(pool: &Arc<Pool>, n: u64, bytes: u64) {
+    let granted = reserve(pool, &key(n), bytes).await.unwrap();
+    assert_eq!(commit(pool, &key(n), bytes, granted).await, [Code::Ok]);
+}
+
+/// Puts one block after another until told to stop; returns how many, and the longest that one took.
+fn keep_putting(
+    pool: &Arc<Pool>,
+    next: &Arc<AtomicU64>,
+    done: &Arc<AtomicBool>,
+    bytes: u64,
+) -> tokio::task::JoinHandle<(u64, Duration)> {
+    let (pool, next, done) = (Arc::clone(pool), Arc::clone(next), Arc::clone(done));
+    tokio::spawn(async move {
+        let (mut puts, mut longest) = (0, Duration::ZERO);
+        while !done.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            put(&pool, next.fetch_add(1, Ordering::Relaxed), bytes).await;
+            longest = longest.max(began.elapsed());
+            puts += 1;
+        }
+        (puts, longest)
+    })
+}
+
+/// Eight writers of 64 KiB blocks fill every gap that appears. The large block needs room in one piece.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_large_put_is_served_among_small_ones_and_evicts_about_its_size() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), patient()).await;
+    join(&pool, "only", 1, 256 * MIB).await;
+    let next = Arc::new(AtomicU64::new(0));
+    // Random recency: blocks are used in another order than they lie in.
+    for _ in 0..4000 {
+        put(&pool, next.fetch_add(1, Ordering::Relaxed), 64 * KIB).await;
+    }
+    for n in 0..4000 {
+        let used = key(n * 7919 % 4000);
+        pool.exist(SPACE, &[used.as_ref()][..], false);
+    }
+    let done = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..8)
+        .map(|_| keep_putting(&pool, &next, &done, 64 * KIB))
+        .collect();
+    let (large, mut slowest) = (64 * MIB, Duration::ZERO);
+    for n in 0..10 {
+        let began = Instant::now();
+        put(&pool, 1_000_000 + n, large).await;
+        slowest = slowest.max(began.elapsed());
+    }
+    done.store(true, Ordering::Relaxed);
+    let (mut small, mut longest) = (0, Duration::ZERO);
+    for writer in writers {
+        let (puts, took) = timeout(PATIENCE, writer).await.unwrap().unwrap();
+        small += puts;
+        longest = longest.max(took);
+    }
+    let counters = pool.counters();
+    let evicted = counters["bytes_evicted_total"];
+    let offered = (4000 + small) * 64 * KIB + 10 * large;
+    let live = counters["live_bytes"];
+    println!("slowest large put {slowest:?}, slowest of {small} small ones {longest:?}");
+    println!("{offered} bytes put, {evicted} evicted, {live} left");
+    assert!(
+        slowest < Duration::from_secs(5),
+        "a large put took {slowest:?}"
+    );
+    assert!(
+        longest < Duration::from_secs(5),
+        "a small put took {longest:?}"
+    );
+    assert_eq!(offered, evicted + live);
+    // The high watermark is 0.95 of the pool. Eviction keeps another 0.05 free, and overshoots by less than a block.
+    let least = 256 * MIB / 100 * 90 - large;
+    assert!(live >= least, "{live} bytes are left of {least}");
+}
+
+/// Leases keep the pool shut until all puts wait. Each of them looks again only when there is room for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn each_waiting_put_is_called_about_once_and_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        lease_ttl: Duration::from_secs(3),
+        ..patient()
+    };
+    let (pool, _store) = pool(directory.path(), config).await;
+    join(&pool, "only", 1, 16 * MIB).await;
+    let blocks = 243;
+    for n in 0..blocks {
+        put(&pool, n, 64 * KIB).await;
+        pool.lookup(SPACE, &[key(n).as_ref()][..], true);
+    }
+    let before = pool.counters();
+    let served = Arc::new(AtomicU64::new(0));
+    let mut waiting = Vec::new();
+    for n in 0..150 {
+        let (pool, served) = (Arc::clone(&pool), Arc::clone(&served));
+        waiting.push(tokio::spawn(async move {
+            put(&pool, 1000 + n, 64 * KIB).await;
+            served.fetch_add(1, Ordering::Relaxed)
+        }));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let mut late = 0;
+    for (n, put) in (0..).zip(waiting) {
+        let place = timeout(PATIENCE, put).await.unwrap().unwrap();
+        // Those that are called together may commit in any order.
+        late += u64::from(place.abs_diff(n) > 60);
+    }
+    let after = pool.counters();
+    let grown = |name: &str| after[name] - before[name];
+    let (waits, calls, passes) = (
+        grown("put_waits_total"),
+        grown("puts_called_total"),
+        grown("put_passes_total"),
+    );
+    println!("{waits} puts waited, {calls} calls, {passes} passes, {late} far from their place");
+    assert!(waits > 100, "{waits}");
+    assert!(calls <= 2 * waits, "{calls} calls of {waits} puts");
+    assert!(
+        passes <= 150 + 2 * calls,
+        "{passes} passes of {calls} calls"
+    );
+    assert!(
+        late < 30,
+        "{late} of 150 puts were served far from their place"
+    );
+}
+
+/// Blocks of the term before count as leased for a minute. Those that are put since do not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn puts_go_on_after_a_restart_with_a_full_pool() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        lease_ttl: Duration::from_secs(60),
+        ..patient()
+    };
+    let (first, store) = pool(directory.path(), config.clone()).await;
+    join(&first, "only", 1, 64 * MIB).await;
+    for n in 0..2000 {
+        put(&first, n, 64 * KIB).await;
+    }
+    let full = first.blocks();
+    first.stop().await;
+    drop((first, store));
+    let again = async {
+        loop {
+            // The threads of the first one hold the store for a moment.
+            let opened = kvpool_master::store::EmbeddedStore::open(
+                &kvpool_master::store::EmbeddedOptions::new(directory.path()),
+            );
+            if opened.is_ok() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        pool(directory.path(), config).await
+    };
+    let (second, _store) = timeout(PATIENCE, again).await.unwrap();
+    join(&second, "only", 1, 64 * MIB).await;
+    assert_eq!(second.blocks(), full);
+    let (mut longest, began) = (Duration::ZERO, Instant::now());
+    for n in 0..2000 {
+        let began = Instant::now();
+        put(&second, 10_000 + n, 64 * KIB).await;
+        longest = longest.max(began.elapsed());
+    }
+    let took = began.elapsed();
+    println!("2000 puts in {took:?}, the longest {longest:?}, {full} blocks before");
+    assert!(took < Duration::from_secs(50), "the floor has passed");
+    assert!(longest < Duration::from_secs(5), "a put took {longest:?}");
+    let old: Vec<Key> = (0..2000).map(key).collect();
+    let old: Vec<_> = old.iter().map(Key::as_ref).collect();
+    let kept = second.exist(SPACE, &old[..], false).answer;
+    let kept = kept.iter().filter(|there| **there).count() as u64;
+    assert_eq!(kept, full, "a lease of the term before may run");
+}
+
+/// What a forced remove leaves behind is free when the leases end, and the put gives up later than that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_put_waits_for_leases_that_end_in_time_and_evicts_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        lease_ttl: Duration::from_secs(2),
+        ..patient()
+    };
+    let (pool, _store) = pool(directory.path(), config).await;
+    join(&pool, "only", 1, 64 * MIB).await;
+    for n in 0..59 {
+        put(&pool, n, MIB).await;
+    }
+    let keys: Vec<Key> = (0..20).map(key).collect();
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    pool.lookup(SPACE, &keys[..], true);
+    pool.remove(SPACE, &keys, true).await.unwrap();
+    for n in 100..115 {
+        put(&pool, n, MIB).await;
+    }
+    let counters = pool.counters();
+    assert_eq!(counters["bytes_evicted_total"], 0);
+    assert_eq!(pool.blocks(), 39 + 15);
+    // A put that gives up before the leases end has to be served by eviction.
+    let keys: Vec<Key> = (20..58).map(key).collect();
+    let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+    pool.lookup(SPACE, &keys[..], true);
+    pool.remove(SPACE, &keys, true).await.unwrap();
+    let brief = ReserveOptions {
+        timeout: Duration::from_secs(1),
+        ..ReserveOptions::default()
+    };
+    for n in 200..210 {
+        reserve_with(&pool, &key(n), MIB, &brief).await.unwrap();
+    }
+    assert!(pool.counters()["bytes_evicted_total"] > 0);
+}
