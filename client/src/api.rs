@@ -64,9 +64,9 @@ pub struct GetBlock<B = Slice> {
 pub struct GetOptions {
     /// How long the call may take; [`crate::Timeouts::get`] when not said.
     pub timeout: Option<Duration>,
-    /// Give the leases that the call took back before it returns, rather than keep the locations
-    /// for later gets until the leases run out. What the call found is not held back for long: a
-    /// master that does not confirm it within 0.1 s is waited for no longer.
+    /// Wait until the master has taken the call's leases back, and remember no locations. Without it
+    /// the leases are given back a moment later. What the call found is not held back for long: a master
+    /// that does not confirm the release within 0.1 s is waited for no longer.
     pub release: bool,
 }
 

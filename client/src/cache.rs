@@ -1,8 +1,10 @@
-//! Where blocks lie, remembered while the lease that came with the answer runs.
+//! Where blocks lie, remembered for as long as the lease that came with the answer would have run.
 //!
-//! A location is used only before its lease's deadline and only in the epoch that gave it. Until
-//! then the master frees none of its extents, so the worst that a remembered location can do is to
-//! lead to the previous version of a block, whole.
+//! That lease belongs to the read that asked, and ends with it. A location from here has no lease: it is
+//! good for a copy that is compared with the block's checksum, and for nothing else (a view needs a lease).
+//! Where the extents have been freed meanwhile the checksum differs, and the master is asked again. So
+//! the worst that a remembered location can do is to lead to the previous version of a block, whole, and
+//! no longer than until the deadline; it is used only in the epoch that gave it.
 
 use crate::clock::BootTime;
 use hashbrown::DefaultHashBuilder;
@@ -39,6 +41,10 @@ pub(crate) struct Leased {
     /// When it ends, counted from when the request was sent.
     pub(crate) until: BootTime,
     pub(crate) ttl: Duration,
+    /// The term whose master gave it: the token means nothing to another.
+    pub(crate) epoch: Epoch,
+    /// No block that it covers has a later version; 0: the master did not say.
+    pub(crate) newest: Version,
 }
 
 /// Where a block lies.
@@ -49,14 +55,13 @@ pub(crate) struct Located {
     pub(crate) checksum: Checksum,
     pub(crate) length: Length,
     pub(crate) replicas: Vec<Replica>,
-    /// `None`: unleased, good for one verified copy and nothing else.
+    /// `None`: unleased, good for verified copies and nothing else.
     pub(crate) lease: Option<Leased>,
 }
 
 impl Leased {
-    /// Whether a location may still be taken from the cache: not in the last eighth of the lease,
-    /// since a read under it could hardly end in time.
-    fn is_fresh(&self, now: BootTime) -> bool {
+    /// Whether a location may still be taken from the cache: not in the last eighth of the lease.
+    pub(crate) fn is_fresh(&self, now: BootTime) -> bool {
         self.until.left(now) > self.ttl / 8
     }
 
@@ -75,10 +80,17 @@ impl Located {
     }
 }
 
+/// A location, without its lease, and that.
+#[derive(Clone, Debug)]
+struct Remembered {
+    located: Arc<Located>,
+    lease: Leased,
+}
+
 /// The locations that one client remembers.
 #[derive(Debug)]
 pub(crate) struct Locations {
-    entries: Option<moka::sync::Cache<Key, Arc<Located>, DefaultHashBuilder>>,
+    entries: Option<moka::sync::Cache<Key, Remembered, DefaultHashBuilder>>,
     /// Whether anything was ever remembered: a client that only puts has nothing to forget.
     used: AtomicBool,
     /// Raised by every purge. An answer that was asked for before a purge is not remembered after
@@ -87,7 +99,7 @@ pub(crate) struct Locations {
 }
 
 /// When a lookup was begun, in purges.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Begun(u64);
 
 impl Locations {
@@ -104,7 +116,7 @@ impl Locations {
         }
     }
 
-    fn used_entries(&self) -> Option<&moka::sync::Cache<Key, Arc<Located>, DefaultHashBuilder>> {
+    fn used_entries(&self) -> Option<&moka::sync::Cache<Key, Remembered, DefaultHashBuilder>> {
         let entries = self.entries.as_ref();
         entries.filter(|_| self.used.load(Ordering::Acquire))
     }
@@ -112,9 +124,8 @@ impl Locations {
     /// What is known of `key` and may be used now, in `epoch`.
     pub(crate) fn get(&self, key: &Key, epoch: Epoch, now: BootTime) -> Option<Arc<Located>> {
         let entries = self.used_entries()?;
-        let located = entries.get(key)?;
-        let fresh = located.lease.is_some_and(|lease| lease.is_fresh(now));
-        if fresh && located.epoch == epoch {
+        let Remembered { located, lease } = entries.get(key)?;
+        if lease.is_fresh(now) && located.epoch == epoch {
             return Some(located);
         }
         entries.invalidate(key);
@@ -128,11 +139,15 @@ impl Locations {
 
     /// Remembers the answer of a lookup, unless something was purged since it began.
     pub(crate) fn insert(&self, begun: Begun, key: &Key, located: &Arc<Located>) {
-        if let (Some(entries), true) = (&self.entries, located.lease.is_some()) {
+        if let (Some(entries), Some(lease)) = (&self.entries, located.lease) {
             let purges = self.purges.read();
             if *purges == begun.0 {
                 self.used.store(true, Ordering::Release);
-                entries.insert(key.clone(), Arc::clone(located));
+                let located = Arc::new(Located {
+                    lease: None,
+                    ..(**located).clone()
+                });
+                entries.insert(key.clone(), Remembered { located, lease });
             }
         }
     }
@@ -176,6 +191,8 @@ mod tests {
                 token: 1,
                 until,
                 ttl: Duration::from_secs(8),
+                epoch: Epoch(epoch),
+                newest: Version(1),
             }),
         })
     }

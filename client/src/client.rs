@@ -10,9 +10,10 @@ use crate::dialer::Dialer;
 use crate::errors::{ConnectError, ControlError, GetError, PutError};
 use crate::gpu::Staging;
 use crate::links::{Dial, Links};
-use crate::locate::{self, Answer, How};
+use crate::locate::{self, Found, How};
 use crate::options::{Options, TransportChoice};
 use crate::put::{self, Revoker};
+use crate::releases::{Holding, Releases};
 use crate::view::View;
 use crate::{get, range, view};
 use kvpool_transport::machine::host_id;
@@ -41,6 +42,7 @@ pub(crate) struct Inner {
     pub(crate) links: Links,
     pub(crate) counting: Arc<Counting>,
     pub(crate) revoker: Revoker,
+    pub(crate) releases: Arc<Releases>,
     /// The RDMA ports of this host, if they may be used.
     pub(crate) rdma: Option<Arc<Fabric>>,
     /// What GPUs' blocks pass through, once a GPU buffer was registered.
@@ -103,6 +105,10 @@ impl Client {
         Ok(Self {
             inner: Arc::new(Inner {
                 revoker: Revoker::start(&control),
+                releases: Arc::new(Releases::new(
+                    Arc::clone(&control),
+                    options.max_message_bytes.as_usize(),
+                )),
                 options,
                 control,
                 locations,
@@ -186,7 +192,9 @@ impl Client {
         mut place: impl AsyncFnMut(Length) -> Option<Slice>,
     ) -> Result<Lookup, GetError> {
         let deadline = Deadline::after(timeout.unwrap_or(self.inner.options.timeouts.get));
-        let mut length = match self.known_length(key, deadline).await? {
+        // What locates the block here is held until it is read.
+        let mut holding = self.inner.hold();
+        let mut length = match self.known_length(key, deadline, &mut holding).await? {
             Some(length) => length,
             None => {
                 Counting::one(&self.inner.counting.misses);
@@ -279,6 +287,7 @@ impl Client {
         &self,
         key: &Key,
         deadline: Deadline,
+        holding: &mut Holding,
     ) -> Result<Option<Length>, GetError> {
         let inner = &self.inner;
         let now = crate::clock::BootTime::now();
@@ -287,11 +296,12 @@ impl Client {
         }
         let keys = std::slice::from_ref(key);
         // The get that follows finds the location in the cache.
-        let answer = inner.lookup(keys, true, deadline).await?;
-        match answer.found.into_iter().next() {
-            Some(found) => Ok(found?.map(|located| located.length)),
-            None => Ok(None),
-        }
+        let found = inner.lookup(keys, true, deadline).await?;
+        let Some(located) = found.into_iter().next().transpose()?.flatten() else {
+            return Ok(None);
+        };
+        holding.add_located(key, &located);
+        Ok(Some(located.length))
     }
 }
 
@@ -333,7 +343,7 @@ impl Inner {
         keys: &[Key],
         keep: bool,
         deadline: Deadline,
-    ) -> Result<Answer, ControlError> {
+    ) -> Result<Vec<Found>, ControlError> {
         let how = How {
             limits: self.message_limits(),
             concurrency: self.options.batch_concurrency,
@@ -341,6 +351,11 @@ impl Inner {
             deadline,
         };
         locate::lookup(&self.control, &self.locations, keys, how).await
+    }
+
+    /// Holds no lease yet.
+    pub(crate) fn hold(&self) -> Holding {
+        Holding::new(Arc::clone(&self.releases))
     }
 
     /// Whether no replica can be reached by the transports that may be used.

@@ -1,11 +1,11 @@
 //! The search for a replica of one block that can be worked with: what range gets and views share.
 
-use crate::cache::Located;
+use crate::cache::{Begun, Leased, Located};
 use crate::client::Inner;
 use crate::clock::{Backoff, BootTime, Deadline};
-use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::GetError;
+use crate::releases::Holding;
 use crate::replicas::{Choice, Next, Tried};
 use crate::reports::{self, Report};
 use kvpool_transport::{TransferError, TransportKind};
@@ -20,6 +20,9 @@ pub(crate) struct Hunt<'a> {
     /// The one transport that will do; `None`: any.
     only: Option<TransportKind>,
     located: Option<Arc<Located>>,
+    holding: Holding,
+    /// When the block was located.
+    begun: Begun,
     tried: Tried,
     backoff: Backoff,
     reports: Vec<Report>,
@@ -57,6 +60,8 @@ impl<'a> Hunt<'a> {
             deadline,
             only,
             located: None,
+            holding: inner.hold(),
+            begun: inner.locations.begin(),
             tried: Tried::default(),
             backoff: Backoff::default(),
             reports: Vec::new(),
@@ -126,6 +131,28 @@ impl<'a> Hunt<'a> {
         });
     }
 
+    /// The lease that a target came with was renewed meanwhile, perhaps.
+    pub(crate) fn renewed(&mut self, target: &Target, now: Option<Leased>) {
+        if let (Some(before), Some(after)) = (target.located.lease, now) {
+            self.holding.renewed(self.key, before, after);
+        }
+    }
+
+    /// Records that the block was read: dropped leases on it end too.
+    pub(crate) fn done(&self) {
+        if self.inner.releases.remembers() {
+            self.inner.releases.read([self.key.clone()]);
+        }
+    }
+
+    /// The block is pinned: its lease stays a moment for the next view of it.
+    pub(crate) fn pinned(&mut self, target: &Target) {
+        // Unless this client has changed something since it was located.
+        if self.inner.locations.begin() == self.begun {
+            self.holding.linger(&target.located);
+        }
+    }
+
     /// Records that the lease ended before the work under it did: it is begun again.
     pub(crate) fn outrun(&mut self) {
         Counting::one(&self.inner.counting.leases_outrun);
@@ -142,10 +169,13 @@ impl<'a> Hunt<'a> {
                 return Ok(Some(Arc::clone(located)));
             }
             let reports = std::mem::take(&mut self.reports);
-            let by = self.deadline.share(2, Length(0));
-            reports::send(&self.inner.control, reports, Call::by(by)).await;
+            reports::send_before_lookup(&self.inner.control, reports, self.deadline).await;
             let epoch = self.inner.control.epoch();
-            let cached = self.inner.locations.get(self.key, epoch, BootTime::now());
+            // What is remembered has no lease, which only a verified copy can do without.
+            let cached = match self.only {
+                None => self.inner.locations.get(self.key, epoch, BootTime::now()),
+                Some(_) => self.holding.take_lingering(self.key),
+            };
             let found = match cached {
                 Some(located) => {
                     Counting::one(&self.inner.counting.cache_hits);
@@ -172,13 +202,15 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    async fn ask(&self) -> Result<Option<Arc<Located>>, GetError> {
+    async fn ask(&mut self) -> Result<Option<Arc<Located>>, GetError> {
         let keys = std::slice::from_ref(self.key);
-        let answer = self.inner.lookup(keys, true, self.deadline).await?;
-        match answer.found.into_iter().next() {
-            Some(found) => Ok(found?),
-            None => Ok(None),
+        self.begun = self.inner.locations.begin();
+        let found = self.inner.lookup(keys, true, self.deadline).await?;
+        let located = found.into_iter().next().transpose()?.flatten();
+        if let Some(located) = &located {
+            self.holding.add_located(self.key, located);
         }
+        Ok(located)
     }
 
     fn choose(&self, located: &Located) -> Option<Choice> {

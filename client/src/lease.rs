@@ -5,23 +5,34 @@ use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
 use crate::locate::expect_answers;
+use crate::releases::Releases;
 use bytes::Bytes;
 use kvpool_proto::{Lease as WireLease, ReleaseRequest, RenewRequest};
 use kvpool_types::wire::keys::{Packer, pack, unpack};
-use kvpool_types::{Code, Key};
+use kvpool_types::{Code, Epoch, Key, Version};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A promise of the master not to evict some blocks for a while.
 ///
 /// It is counted from when the request was sent, so it ends here no later than at the master.
-/// Dropped without [`Lease::release`] it runs out by itself.
+/// Dropped without [`Lease::release`] it ends for each block as this client gets it, and for the others
+/// runs out by itself.
 #[derive(Debug)]
 #[must_use = "a lease that nobody needs is better released than left to run out"]
 pub struct Lease {
-    control: Arc<Control>,
+    releases: Arc<Releases>,
     timeout: Duration,
     parts: Vec<Part>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let parts = std::mem::take(&mut self.parts);
+        if !parts.is_empty() {
+            self.releases.drop_lease(parts);
+        }
+    }
 }
 
 /// What one reply leased.
@@ -29,6 +40,13 @@ pub struct Lease {
 pub(crate) struct Part {
     pub(crate) keys: Packed,
     pub(crate) leased: Leased,
+}
+
+impl Part {
+    /// The latest version that each block can have.
+    fn versions(&self) -> Vec<u64> {
+        vec![self.leased.newest.0; self.keys.len()]
+    }
 }
 
 /// Keys as they stand in messages: a lease is only ever sent back, so its keys need not be objects.
@@ -68,6 +86,14 @@ impl Packed {
         Self { bytes, count }
     }
 
+    /// The keys.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Key> {
+        // What this client packed itself can be read.
+        unpack(&self.bytes)
+            .map_while(Result::ok)
+            .map(|key| key.to_key())
+    }
+
     /// How many keys.
     pub(crate) const fn len(&self) -> usize {
         self.count
@@ -88,21 +114,23 @@ pub(crate) struct Renewed {
     pub(crate) leased: Leased,
 }
 
-/// The lease that a reply carries, counted from when its request was `sent`.
-pub(crate) fn counted(wire: Option<&WireLease>, sent: BootTime) -> Option<Leased> {
+/// The lease that a reply of `epoch`'s master carries, counted from when its request was `sent`.
+pub(crate) fn counted(wire: Option<&WireLease>, sent: BootTime, epoch: u64) -> Option<Leased> {
     let wire = wire.filter(|lease| lease.ttl_ms > 0)?;
     let ttl = Duration::from_millis(wire.ttl_ms);
     Some(Leased {
         token: wire.token,
         until: sent.after(ttl),
         ttl,
+        epoch: Epoch(epoch),
+        newest: Version(wire.newest),
     })
 }
 
 impl Lease {
-    pub(crate) fn new(control: Arc<Control>, timeout: Duration, parts: Vec<Part>) -> Self {
+    pub(crate) fn new(releases: Arc<Releases>, timeout: Duration, parts: Vec<Part>) -> Self {
         Self {
-            control,
+            releases,
             timeout,
             parts: parts
                 .into_iter()
@@ -137,7 +165,7 @@ impl Lease {
         let deadline = Deadline::after(self.timeout);
         let before = self.len();
         for part in &mut self.parts {
-            let renewed = renew(&self.control, part, deadline).await?;
+            let renewed = renew(self.releases.control(), part, deadline).await?;
             let held = |at: usize| renewed.kept.get(at) == Some(&true);
             part.keys = Packed::select(&part.keys.bytes, part.keys.len(), held);
             part.leased = renewed.leased;
@@ -149,9 +177,10 @@ impl Lease {
     /// Ends the lease, so that the blocks may be evicted again. It is asked for once and not again,
     /// since a release that is repeated could end another's lease; when the call fails the lease
     /// runs out by itself.
-    pub async fn release(self) -> Result<(), ControlError> {
+    pub async fn release(mut self) -> Result<(), ControlError> {
         let deadline = Deadline::after(self.timeout);
-        release(&self.control, self.parts, deadline).await
+        let parts = std::mem::take(&mut self.parts);
+        release(self.releases.control(), parts, deadline).await
     }
 }
 
@@ -166,12 +195,13 @@ pub(crate) async fn renew(
         caller: None,
         keys: part.keys.bytes.clone(),
         token: part.leased.token,
+        versions: part.versions(),
     };
     // Counted from before the first attempt, so a repetition only makes the lease shorter here.
     let reply = control.call(request, Call::by(deadline)).await?;
     expect_answers(reply.codes.len(), part.keys.len())?;
     let ok = u32::from(Code::Ok.to_wire());
-    let leased = counted(reply.lease.as_ref(), sent);
+    let leased = counted(reply.lease.as_ref(), sent, reply.epoch);
     Ok(Renewed {
         kept: reply
             .codes
@@ -197,8 +227,11 @@ pub(crate) async fn release(
                 caller: None,
                 keys: part.keys.bytes.clone(),
                 token: part.leased.token,
+                versions: part.versions(),
+                tokens: Vec::new(),
             };
-            control.call(request, Call::by(deadline).once())
+            let call = Call::by(deadline).under(part.leased.epoch);
+            control.call(request, call.once())
         });
     futures::future::try_join_all(calls).await.map(|_| ())
 }
@@ -213,8 +246,9 @@ mod tests {
         let wire = WireLease {
             token: 7,
             ttl_ms: 100,
+            newest: 9,
         };
-        let leased = counted(Some(&wire), sent).unwrap();
+        let leased = counted(Some(&wire), sent, 1).unwrap();
         assert_eq!(leased.until, sent.after(Duration::from_millis(100)));
         // However late the answer comes, it does not begin to run then.
         let late = sent.after(Duration::from_millis(99));
@@ -226,11 +260,12 @@ mod tests {
     #[test]
     fn no_time_is_no_lease() {
         let sent = BootTime::now();
-        assert_eq!(counted(None, sent), None);
+        assert_eq!(counted(None, sent, 1), None);
         let none = WireLease {
             token: 7,
             ttl_ms: 0,
+            newest: 9,
         };
-        assert_eq!(counted(Some(&none), sent), None);
+        assert_eq!(counted(Some(&none), sent, 1), None);
     }
 }

@@ -39,6 +39,7 @@ mod packed;
 mod put;
 mod queries;
 mod range;
+mod releases;
 mod replicas;
 mod reports;
 mod view;

@@ -5,8 +5,7 @@ use crate::cache::{Leased, Located, Locations, Node, Replica};
 use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
-use crate::lease::{Packed, Part, counted};
-use bytes::Bytes;
+use crate::lease::counted;
 use futures::{StreamExt, TryStreamExt};
 use kvpool_proto::{Location, LookupReply, LookupRequest, NodeAddress};
 use kvpool_types::wire::keys::pack;
@@ -18,15 +17,6 @@ use std::sync::Arc;
 
 /// Where one key lies; `None` when it is absent.
 pub(crate) type Found = Result<Option<Arc<Located>>, ControlError>;
-
-/// Where some keys lie.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    /// One a key, in order.
-    pub(crate) found: Vec<Found>,
-    /// The leases that came with it.
-    pub(crate) leases: Vec<Part>,
-}
 
 /// How to look up.
 #[derive(Clone, Copy, Debug)]
@@ -41,33 +31,28 @@ pub(crate) struct How {
     pub(crate) deadline: Deadline,
 }
 
-/// Asks the master for every one of `keys`.
+/// Asks the master for every one of `keys`, which are distinct: one answer a key, in order. The caller
+/// holds the leases of those that are found.
 pub(crate) async fn lookup(
     control: &Control,
     locations: &Locations,
     keys: &[Key],
     how: How,
-) -> Result<Answer, ControlError> {
-    let mut answer = Answer {
-        found: Vec::with_capacity(keys.len()),
-        leases: Vec::new(),
-    };
+) -> Result<Vec<Found>, ControlError> {
     let runs = how.limits.split_keys(keys);
     let calls = runs.into_iter().map(|run| {
         let keys = keys.get(run).unwrap_or_default();
         async move {
             let begun = locations.begin();
             let sent = BootTime::now();
-            let packed = Bytes::from(pack(keys));
             let request = LookupRequest {
                 caller: None,
-                keys: packed.clone(),
+                keys: pack(keys).into(),
                 no_lease: false,
             };
             let reply = control.call(request, Call::by(how.deadline)).await?;
-            let leased = counted(reply.lease.as_ref(), sent);
+            let leased = counted(reply.lease.as_ref(), sent, reply.epoch);
             let found = read_reply(&reply, keys.len(), leased)?;
-            let is_present = |found: &Found| matches!(found, Ok(Some(_)));
             if how.keep {
                 for (key, found) in keys.iter().zip(&found) {
                     if let Ok(Some(located)) = found {
@@ -75,24 +60,14 @@ pub(crate) async fn lookup(
                     }
                 }
             }
-            let part = leased.map(|leased| Part {
-                keys: Packed::select(&packed, keys.len(), |at| {
-                    found.get(at).is_some_and(is_present)
-                }),
-                leased,
-            });
-            Ok::<_, ControlError>((found, part))
+            Ok::<_, ControlError>(found)
         }
     });
     let replies: Vec<_> = futures::stream::iter(calls)
         .buffered(how.concurrency.max(1))
         .try_collect()
         .await?;
-    for (found, part) in replies {
-        answer.found.extend(found);
-        answer.leases.extend(part);
-    }
-    Ok(answer)
+    Ok(replies.into_iter().flatten().collect())
 }
 
 /// The store nodes that a reply names.

@@ -103,7 +103,7 @@ impl Client {
         };
         let reply = self.inner.control.call(request, call).await?;
         let present = read_bits(&reply.present, count)?;
-        let part = counted(reply.lease.as_ref(), sent).map(|leased| Part {
+        let part = counted(reply.lease.as_ref(), sent, reply.epoch).map(|leased| Part {
             keys: Packed::select(&keys, count, |at| present.get(at) == Some(&true)),
             leased,
         });
@@ -147,7 +147,7 @@ impl Client {
                 .filter(|blocks| *blocks <= run.count)
                 .ok_or_else(|| malformed(format!("{} of {} blocks", reply.blocks, run.count)))?;
             blocks += present;
-            if let Some(leased) = counted(reply.lease.as_ref(), sent) {
+            if let Some(leased) = counted(reply.lease.as_ref(), sent, reply.epoch) {
                 parts.push(Part {
                     keys: Packed::select(&run.keys, run.count, |at| at < present),
                     leased,
@@ -237,9 +237,13 @@ impl Client {
     pub async fn remove(&self, what: Remove, force: bool) -> Result<Removed, RemoveError> {
         let outcome = Box::pin(self.remove_at_master(&what, force)).await;
         match &what {
-            Remove::Keys(keys) => self.inner.locations.purge(keys),
+            Remove::Keys(keys) => {
+                self.inner.locations.purge(keys);
+                self.inner.releases.forget(keys);
+            }
             Remove::Pattern(_) | Remove::Namespace | Remove::Everything => {
                 self.inner.locations.purge_all();
+                self.inner.releases.forget_all();
             }
         }
         outcome
@@ -356,7 +360,7 @@ impl Client {
 
     fn lease(&self, parts: Vec<Part>) -> Lease {
         Lease::new(
-            std::sync::Arc::clone(&self.inner.control),
+            std::sync::Arc::clone(&self.inner.releases),
             self.inner.options.timeouts.control,
             parts,
         )

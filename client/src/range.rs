@@ -77,10 +77,12 @@ async fn get(
         let read = renewal.during(reading, target.limit).await;
         let ended = BootTime::now();
         let lease = renewal.leases().into_iter().flatten().next();
+        hunt.renewed(&target, lease);
         let outrun = lease.is_some_and(|lease| !lease.runs(ended));
         match read {
             Ok(()) if !outrun => {
                 inner.counting.read(kind, length.0);
+                hunt.done();
                 return Ok(Lookup::Hit {
                     length: located.length,
                     version: located.version,

@@ -4,7 +4,7 @@ use crate::clock::Deadline;
 use crate::control::{Call, Control};
 use kvpool_proto::{ReportReplicasRequest, ReportedReplica};
 use kvpool_types::wire::keys::pack;
-use kvpool_types::{Code, Key, SegmentId, Version};
+use kvpool_types::{Code, Key, Length, SegmentId, Version};
 use std::sync::Arc;
 
 /// One replica that failed a read.
@@ -36,6 +36,21 @@ pub(crate) async fn send(control: &Control, reports: Vec<Report>, call: Call) {
     if let Err(error) = control.call(request, call).await {
         tracing::debug!(%error, count = reports.len(), "replicas that failed are not reported");
     }
+}
+
+/// Tells the master before a block is looked up again. It waits for the answer where that decides what the
+/// lookup says: a replica whose bytes are wrong is hidden at once, whereas one that could not be reached is
+/// left where it is until its node falls silent.
+pub(crate) async fn send_before_lookup(
+    control: &Arc<Control>,
+    reports: Vec<Report>,
+    deadline: Deadline,
+) {
+    let (unreachable, wrong) = reports
+        .into_iter()
+        .partition(|report| report.code == Code::Unreachable);
+    send_soon(control, unreachable, deadline);
+    send(control, wrong, Call::by(deadline.share(2, Length(0)))).await;
 }
 
 /// The same, without waiting for it.

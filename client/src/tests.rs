@@ -5,6 +5,7 @@ mod control;
 mod failover;
 mod get;
 mod gpu;
+mod leases;
 mod put;
 mod read_only;
 mod remove;

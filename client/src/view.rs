@@ -128,6 +128,9 @@ pub(crate) async fn get_view(
         }
         Counting::one(&inner.counting.hits);
         Counting::one(&inner.counting.views);
+        // The pin keeps the bytes from here on.
+        hunt.pinned(&target);
+        hunt.done();
         return Ok(Some(View {
             memory,
             version: target.located.version,

@@ -26,6 +26,7 @@ mod server;
 pub mod service;
 pub mod store;
 pub mod term;
+pub mod writers;
 
 pub use config::{CommitAck, Config, InvalidSetting};
 pub use flags::Flags;

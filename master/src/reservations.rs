@@ -16,7 +16,7 @@ use crate::directory::slab::{Rare, Slab};
 use crate::directory::{Copies, Replica};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Code, Key, KeyRef, Length, SegmentId, Version};
+use kvpool_types::{ClientId, Code, Key, KeyRef, Length, SegmentId, Version};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
@@ -41,6 +41,8 @@ pub struct Pending {
     pub hard_pin: bool,
     /// What names the request that it was granted to; 0: nothing.
     pub request: u64,
+    /// Over whose framed connection it was granted; `None`: it ends with its grants alone.
+    pub writer: Option<ClientId>,
     committing: bool,
 }
 
@@ -55,6 +57,7 @@ impl Pending {
             soft_pin: None,
             hard_pin: false,
             request: 0,
+            writer: None,
             committing: false,
         }
     }
@@ -374,11 +377,19 @@ impl Locked<'_> {
     /// Ends every put that was to write to one of `segments`, except those that are committing.
     pub fn take_on(&mut self, segments: &[SegmentId]) -> Vec<Pending> {
         let on = |replica: &Replica| segments.contains(&replica.segment);
+        self.take_where(|pending| pending.replicas.iter().any(on))
+    }
+
+    /// Ends every put of one of `clients`, except those that are committing.
+    pub fn take_of(&mut self, clients: &[ClientId]) -> Vec<Pending> {
+        self.take_where(|pending| pending.writer.is_some_and(|w| clients.contains(&w)))
+    }
+
+    fn take_where(&mut self, ends: impl Fn(&Pending) -> bool) -> Vec<Pending> {
         let places: Vec<u32> = (0..self.inner.puts.high())
             .filter(|place| {
-                self.inner.put(*place).is_some_and(|put| {
-                    !put.pending.committing && put.pending.replicas.iter().any(on)
-                })
+                let put = self.inner.put(*place);
+                put.is_some_and(|put| !put.pending.committing && ends(&put.pending))
             })
             .collect();
         places

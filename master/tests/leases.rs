@@ -3,12 +3,13 @@
 use kvpool_master::clock::{Clock, ManualClock, Millis};
 use kvpool_master::membership::{Node, Outbox, Registration, Reported};
 use kvpool_master::metrics::Metrics;
-use kvpool_master::pool::{CommitItem, Pool, ReserveOptions};
+use kvpool_master::pool::{CommitItem, Holder, Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
+use kvpool_master::writers::GRACE;
 use kvpool_master::{CommitAck, Config};
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Checksum, Code, Epoch, HostId, Incarnation, Key, Length, NodeName};
+use kvpool_types::{Checksum, ClientId, Code, Epoch, HostId, Incarnation, Key, Length, NodeName};
 use proto::master_message::Body;
 use std::sync::Arc;
 use std::time::Duration;
@@ -178,7 +179,7 @@ async fn a_release_ends_a_lease_only_for_its_own_holder() {
     let first = bench.lease("a");
     bench.clock.advance(Duration::from_secs(1));
     let second = bench.lease("a");
-    bench.pool.release(NS, &keys, first);
+    bench.pool.release(NS, &keys, |_| Holder::of_any(first));
     let left = bench.pool.describe(NS, &keys)[0]
         .clone()
         .unwrap()
@@ -187,7 +188,7 @@ async fn a_release_ends_a_lease_only_for_its_own_holder() {
         left >= TTL,
         "the second holder's lease has been cut: {left:?}"
     );
-    bench.pool.release(NS, &keys, second);
+    bench.pool.release(NS, &keys, |_| Holder::of_any(second));
     assert_eq!(
         bench.pool.describe(NS, &keys)[0]
             .clone()
@@ -199,7 +200,7 @@ async fn a_release_ends_a_lease_only_for_its_own_holder() {
     let lapsed = bench.lease("a");
     bench.clock.advance(TTL + Duration::from_secs(1));
     bench.lease("a");
-    bench.pool.release(NS, &keys, lapsed);
+    bench.pool.release(NS, &keys, |_| Holder::of_any(lapsed));
     assert!(
         bench.pool.describe(NS, &keys)[0]
             .clone()
@@ -208,9 +209,96 @@ async fn a_release_ends_a_lease_only_for_its_own_holder() {
             > Duration::ZERO
     );
     assert_eq!(
-        bench.pool.renew(NS, &keys, lapsed).answer,
+        bench
+            .pool
+            .renew(NS, &keys, |_| Holder::of_any(lapsed))
+            .answer,
         [Code::LeaseEnded]
     );
+}
+
+/// An old holder's token is as good as the new one's: both leases end at the same time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it() {
+    let bench = Bench::new().await;
+    bench.put("a").await;
+    let key = Key::parse("a").unwrap();
+    let keys = [key.as_ref()];
+    let old = bench.pool.exist(NS, &keys, true);
+    let newest = bench.pool.newest_version();
+    bench.pool.remove(NS, &keys, true).await.unwrap();
+    bench.put("a").await;
+    let new = bench.pool.exist(NS, &keys, true);
+    assert_eq!((old.token, old.ttl), (new.token, new.ttl));
+    let holder = |_| Holder {
+        token: old.token,
+        newest,
+    };
+    assert_eq!(bench.pool.release(NS, &keys, holder), [Code::LeaseEnded]);
+    assert_eq!(
+        bench.pool.renew(NS, &keys, holder).answer,
+        [Code::LeaseEnded]
+    );
+    let left = || {
+        let described = bench.pool.describe(NS, &keys).swap_remove(0);
+        described.unwrap().lease_left
+    };
+    assert!(left() > Duration::ZERO, "the new holder's lease was ended");
+    // Its own holder ends it.
+    let newest = bench.pool.newest_version();
+    let holder = |_| Holder {
+        token: new.token,
+        newest,
+    };
+    assert_eq!(bench.pool.release(NS, &keys, holder), [Code::Ok]);
+    assert_eq!(left(), Duration::ZERO);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_puts_of_a_client_end_with_its_last_connection_and_no_others() {
+    let bench = Bench::new().await;
+    let reserve = async |name: &str, client: Option<u128>| {
+        let key = Key::parse(name).unwrap();
+        let options = ReserveOptions {
+            writer: client.map(ClientId),
+            timeout: Duration::from_secs(20),
+            ..ReserveOptions::default()
+        };
+        let keys = [key.as_ref()];
+        let granted = bench.pool.reserve(NS, &keys, &[Length(BLOCK)], &options);
+        let granted = granted.await.swap_remove(0);
+        granted.map(|granted| granted.version.0)
+    };
+    let first = bench.pool.enter_writer(ClientId(1));
+    let second = bench.pool.enter_writer(ClientId(1));
+    let other = bench.pool.enter_writer(ClientId(2));
+    let dead = reserve("a", Some(1)).await.unwrap();
+    let alive = reserve("b", Some(2)).await.unwrap();
+    let untied = reserve("c", None).await.unwrap();
+    drop(first);
+    tick(&bench, GRACE * 2).await;
+    assert_eq!(bench.pool.reservations(), 3);
+    drop(second);
+    // It is back before the grace is over.
+    tick(&bench, GRACE / 2).await;
+    let back = bench.pool.enter_writer(ClientId(1));
+    tick(&bench, GRACE * 2).await;
+    assert_eq!(bench.pool.reservations(), 3);
+    drop(back);
+    tick(&bench, GRACE * 2).await;
+    // Another's put of the key need not wait for the grant's end, and the late commit is refused.
+    let next = reserve("a", Some(2)).await.unwrap();
+    assert_eq!(bench.commit("a", dead).await, Code::GrantEnded);
+    assert_eq!(bench.commit("a", next).await, Code::Ok);
+    assert_eq!(bench.commit("b", alive).await, Code::Ok);
+    assert_eq!(bench.commit("c", untied).await, Code::Ok);
+    drop(other);
+}
+
+/// Moves the clock, and lets the caretaker look at it.
+async fn tick(bench: &Bench, by: Duration) {
+    bench.clock.advance(by);
+    tokio::time::sleep(Duration::from_millis(150)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -281,8 +281,8 @@ impl Pool {
     /// None, the pool does not have it; an Error, it failed. The bytes have been compared with the checksum
     /// that their writer made. Unless a block was found, what its memory holds is undefined.
     ///
-    /// `timeout`: seconds for the whole call. `release`: give the leases that the call takes back at its
-    /// end, rather than keep the blocks' places for later gets until they run out.
+    /// `timeout`: seconds for the whole call. `release`: wait until the master has taken
+    /// the call's leases back, and remember no places; else they are given back a moment after the call.
     #[pyo3(signature = (keys, into, *, timeout=None, release=false))]
     fn batch_get<'py>(
         &self,

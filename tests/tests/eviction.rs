@@ -236,3 +236,40 @@ async fn soft_pinned_blocks_go_last() {
     let oldest: Vec<_> = (0..3).map(key).collect();
     assert_eq!(client.is_exist(&oldest).await.unwrap(), [true; 3]);
 }
+
+/// A cache's life: what was put is read, and the pool is full. Leases of ended gets, 60 s long here, would
+/// leave nothing to evict.
+#[tokio::test(flavor = "multi_thread")]
+async fn puts_each_followed_by_a_get_find_room_in_a_full_pool() {
+    let options = Options {
+        segment: "64MiB".into(),
+        ..Options::default()
+    };
+    let cluster = Cluster::start(options.master(&["--lease-ttl", "60s"])).unwrap();
+    let client = cluster.client().await.unwrap();
+    let mut longest = Duration::ZERO;
+    for number in 0..256 {
+        let key = key(number);
+        // As a reader that looks before it reads.
+        assert_eq!(
+            client.is_exist(std::slice::from_ref(&key)).await,
+            Ok(vec![false])
+        );
+        let begun = Instant::now();
+        let put = PutBlock::new(key.clone(), source(&key, 1 << 20));
+        let outcomes = client.batch_put(vec![put], &PutOptions::default()).await;
+        assert!(outcomes[0].is_ok(), "put {number}: {outcomes:?}");
+        longest = longest.max(begun.elapsed());
+        assert_eq!(
+            client.is_exist(std::slice::from_ref(&key)).await,
+            Ok(vec![true])
+        );
+        let memory = target(1 << 20);
+        let get = vec![GetBlock::new(key.clone(), memory.clone())];
+        let got = client.batch_get(get, &GetOptions::default()).await;
+        assert!(matches!(got[0], Ok(Lookup::Hit { .. })), "{got:?}");
+        assert!(is_right(&key, &memory, 1 << 20));
+    }
+    println!("the longest of 256 puts took {longest:?}");
+    assert!(longest < Duration::from_secs(3), "{longest:?}");
+}

@@ -110,6 +110,7 @@ async fn both_protocols_of_the_port_give_the_same_answers() {
         caller: control.caller(),
         keys: packed(0..2),
         token: leased.lease.unwrap().token,
+        ..Default::default()
     };
     let renewed = control.raw().renew(renew).await.unwrap().into_inner();
     assert_eq!(renewed.codes, [0, 0]);
@@ -117,6 +118,7 @@ async fn both_protocols_of_the_port_give_the_same_answers() {
         caller: control.caller(),
         keys: packed(0..2),
         token: renewed.lease.unwrap().token,
+        ..Default::default()
     };
     let released: proto::Outcomes = call(&mut port, Op::Release, &release);
     assert_eq!(released.codes, [0, 0]);

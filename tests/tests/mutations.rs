@@ -142,6 +142,7 @@ fn calls(caller: &proto::Caller) -> Vec<(Op, &'static str, Vec<u8>)> {
         caller: caller.clone(),
         keys: packed.clone(),
         token: 1,
+        versions: vec![1; 3],
     };
     let commit = proto::CommitRequest {
         caller: caller.clone(),

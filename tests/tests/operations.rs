@@ -271,8 +271,18 @@ async fn removal_by_key_pattern_namespace_and_all_respects_leases() {
     for name in ["a/1", "a/2", "b/1", "c"] {
         client.put(&named(name), vec![7; 10]).await.unwrap();
     }
-    // A get leases what it reports.
-    client.get(&named("a/1")).await.unwrap();
+    // What is asked for is leased; the lease of a get ends with the get.
+    client.get(&named("a/2")).await.unwrap();
+    assert_eq!(client.is_exist(&[named("a/1")]).await, Ok(vec![true]));
+    let is_released = async || {
+        let described = client.describe(&[named("a/2")]).await.unwrap();
+        described[0].as_ref().unwrap().lease_left.is_zero()
+    };
+    let begun = std::time::Instant::now();
+    while !is_released().await {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(3));
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
     let removed = client
         .remove(Remove::Keys(vec![named("a/1"), named("zz")]), false)
         .await

@@ -20,6 +20,33 @@ struct Mechanism {
 
 const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 3,
+        what: "a lease on a lost block ends none on the block put after it",
+        file: "master/src/pool/read.rs",
+        on: "*code = if block.version() <= newest {",
+        off: "*code = if block.version() <= newest || true {",
+        package: "kvpool-master",
+        test: "a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "a get gives its lease back",
+        file: "client/src/releases.rs",
+        on: "let held = self.take();\n        self.releases.end(held);",
+        off: "drop(self.take());",
+        package: "kvpool-client",
+        test: "a_gets_lease_ends_with_the_get_and_its_location_stays_known",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "the puts of a client that is gone end",
+        file: "master/src/pool/caretaker.rs",
+        on: "self.end_puts_of_gone(now);",
+        off: "let _ = Self::end_puts_of_gone;",
+        package: "kvpool-master",
+        test: "the_puts_of_a_client_end_with_its_last_connection_and_no_others",
+    },
+    Mechanism {
         invariant: 1,
         what: "a reader compares checksums",
         file: "client/src/get/judge.rs",

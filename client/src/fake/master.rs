@@ -71,6 +71,12 @@ pub(crate) struct State {
     pub(crate) reserves: Vec<(u64, Vec<u64>)>,
     /// Which of the next removals are carried out and not answered.
     pub(crate) lost_removals: VecDeque<bool>,
+    /// How many holders each key's lease has, as far as the client can know.
+    pub(crate) holders: HashMap<String, i64>,
+    /// The keys and versions that releases named.
+    pub(crate) released: Vec<(String, u64)>,
+    /// Whether reports are never answered.
+    pub(crate) report_hangs: bool,
     pub(crate) release_fails: bool,
     /// Whether releases are carried out and never answered.
     pub(crate) release_hangs: bool,
@@ -114,6 +120,9 @@ impl Default for State {
             commits_in_columns: 0,
             commit_faults: VecDeque::new(),
             lost_removals: VecDeque::new(),
+            holders: HashMap::new(),
+            released: Vec::new(),
+            report_hangs: false,
             release_fails: false,
             release_hangs: false,
             blocks: HashMap::new(),
@@ -177,11 +186,23 @@ impl Master {
         Some(Lease {
             token: 1,
             ttl_ms: if unleased { 0 } else { state.lease_ttl_ms },
+            newest: state.next - 1,
         })
     }
 }
 
 impl State {
+    fn lease_present(&mut self, keys: &[String]) {
+        for key in keys.iter().filter(|key| self.blocks.contains_key(*key)) {
+            *self.holders.entry(key.clone()).or_default() += 1;
+        }
+    }
+
+    /// How many holders the leases have together.
+    pub(crate) fn all_holders(&self) -> i64 {
+        self.holders.values().sum()
+    }
+
     /// Ends the term: what it granted is void.
     pub(crate) fn fail_over(&mut self) {
         self.epoch += 1;
@@ -427,8 +448,10 @@ impl Pool for Master {
 
     async fn lookup(&self, request: Request<LookupRequest>) -> Answer<LookupReply> {
         admit!(self, request, lookup, false);
-        let state = self.called("lookup");
-        let locations = keys(&request.into_inner().keys)
+        let mut state = self.called("lookup");
+        let asked = keys(&request.into_inner().keys);
+        state.lease_present(&asked);
+        let locations = asked
             .iter()
             .map(|key| match state.blocks.get(key) {
                 Some(block) if !block.segments.is_empty() => Location {
@@ -462,8 +485,9 @@ impl Pool for Master {
 
     async fn exist(&self, request: Request<ExistRequest>) -> Answer<ExistReply> {
         admit!(self, request, exist, false);
-        let state = self.called("exist");
+        let mut state = self.called("exist");
         let keys = keys(&request.into_inner().keys);
+        state.lease_present(&keys);
         assert!(keys.len() <= state.max_batch_keys as usize);
         let mut present = vec![0u8; keys.len().div_ceil(8)];
         for (at, key) in keys.iter().enumerate() {
@@ -480,12 +504,13 @@ impl Pool for Master {
 
     async fn match_prefix(&self, request: Request<MatchPrefixRequest>) -> Answer<MatchPrefixReply> {
         admit!(self, request, match_prefix, false);
-        let state = self.called("match_prefix");
+        let mut state = self.called("match_prefix");
         let keys = keys(&request.into_inner().keys);
         let blocks = keys
             .iter()
             .take_while(|key| state.blocks.contains_key(*key))
             .count();
+        state.lease_present(&keys[..blocks]);
         Ok(Response::new(MatchPrefixReply {
             epoch: state.epoch,
             blocks: u32::try_from(blocks).unwrap(),
@@ -510,8 +535,14 @@ impl Pool for Master {
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Answer<Outcomes> {
         admit!(self, request, release, true);
+        let request = request.into_inner();
+        let keys = keys(&request.keys);
         let (fails, hangs, epoch) = {
-            let state = self.called("release");
+            let mut state = self.called("release");
+            for (key, version) in keys.iter().zip(&request.versions) {
+                *state.holders.entry(key.clone()).or_default() -= 1;
+                state.released.push((key.clone(), *version));
+            }
             (state.release_fails, state.release_hangs, state.epoch)
         };
         if hangs {
@@ -520,7 +551,7 @@ impl Pool for Master {
         if fails {
             return Err(Status::unavailable("the answer is lost"));
         }
-        let codes = vec![0; keys(&request.into_inner().keys).len()];
+        let codes = vec![0; keys.len()];
         Ok(Response::new(Outcomes { epoch, codes }))
     }
 
@@ -567,6 +598,10 @@ impl Pool for Master {
 
     async fn report_replicas(&self, request: Request<ReportReplicasRequest>) -> Answer<Outcomes> {
         admit!(self, request, report_replicas, false);
+        let hangs = self.state().report_hangs;
+        if hangs {
+            std::future::pending::<()>().await;
+        }
         let request = request.into_inner();
         let mut state = self.called("report");
         for (key, report) in keys(&request.keys).iter().zip(&request.reports) {

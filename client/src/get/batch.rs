@@ -10,9 +10,9 @@ use crate::clock::{Backoff, BootTime, Deadline, Passed};
 use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::{ControlError, GetError};
-use crate::lease::{self, Part};
 use crate::links::Links;
-use crate::locate::{Answer, Found};
+use crate::locate::Found;
+use crate::releases::Holding;
 use crate::replicas::{Next, Tried, part_of};
 use crate::reports::{self, Report};
 use futures::StreamExt;
@@ -36,7 +36,7 @@ pub(super) struct Batch<'a> {
     release: bool,
     items: Vec<Item>,
     reports: Vec<Report>,
-    leases: Vec<Part>,
+    holding: Holding,
     work: FuturesUnordered<BoxFuture<'a, Step>>,
 }
 
@@ -57,7 +57,8 @@ enum Step {
     Late(Vec<usize>),
     Located {
         items: Vec<usize>,
-        answer: Result<Answer, ControlError>,
+        asked: Vec<Key>,
+        answer: Result<Vec<Found>, ControlError>,
         of_item: Vec<usize>,
     },
     Read(ReadDone),
@@ -132,7 +133,7 @@ impl<'a> Batch<'a> {
             release,
             items,
             reports: Vec::new(),
-            leases: Vec::new(),
+            holding: inner.hold(),
             work: FuturesUnordered::new(),
         }
     }
@@ -145,18 +146,21 @@ impl<'a> Batch<'a> {
                 Step::Late(items) => items.into_iter().for_each(|at| self.late(at)),
                 Step::Located {
                     items,
+                    asked,
                     answer,
                     of_item,
-                } => self.located(&items, answer, &of_item),
+                } => self.located(&items, &asked, answer, &of_item),
                 Step::Read(done) => self.read_done(done),
             }
         }
         let control_timeout = self.inner.options.timeouts.control;
         let later = Deadline::after(control_timeout);
-        reports::send_soon(&self.inner.control, self.reports, later);
+        let reports = std::mem::take(&mut self.reports);
+        reports::send_soon(&self.inner.control, reports, later);
+        self.end_dropped_leases();
         if self.release {
             let by = self.deadline.with_grace();
-            let released = lease::release(&self.inner.control, self.leases, by);
+            let released = self.inner.releases.send(self.holding.take(), Call::by(by));
             match by.at_most(RELEASE_PATIENCE).run(released).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "leases are left to run out"),
@@ -170,6 +174,16 @@ impl<'a> Batch<'a> {
                     .unwrap_or_else(|| Err(failed(Code::Internal, "the get came to no outcome")))
             })
             .collect()
+    }
+
+    /// What dropped leases hold of the blocks that were read is given back.
+    fn end_dropped_leases(&self) {
+        let releases = &self.inner.releases;
+        if releases.remembers() {
+            let is_hit = |item: &&Item| matches!(item.outcome, Some(Ok(Lookup::Hit { .. })));
+            let read = self.items.iter().filter(is_hit);
+            releases.read(read.map(|item| item.key.clone()));
+        }
     }
 
     fn item(&mut self, at: usize) -> &mut Item {
@@ -220,14 +234,14 @@ impl<'a> Batch<'a> {
             .collect();
         let (inner, deadline, keep) = (self.inner, self.deadline, !self.release);
         self.work.push(Box::pin(async move {
-            let call = Call::by(deadline.share(2, Length(0)));
-            reports::send(&inner.control, reports, call).await;
+            reports::send_before_lookup(&inner.control, reports, deadline).await;
             if !deadline.pause(pause.unwrap_or_default()).await {
                 return Step::Late(items);
             }
             let answer = inner.lookup(&asked, keep, deadline).await;
             Step::Located {
                 items,
+                asked,
                 answer,
                 of_item: distinct.of_item,
             }
@@ -237,15 +251,18 @@ impl<'a> Batch<'a> {
     fn located(
         &mut self,
         items: &[usize],
-        answer: Result<Answer, ControlError>,
+        asked: &[Key],
+        answer: Result<Vec<Found>, ControlError>,
         of_item: &[usize],
     ) {
         let found = match answer {
-            Ok(answer) => {
-                if self.release {
-                    self.leases.extend(answer.leases);
+            Ok(found) => {
+                for (key, found) in asked.iter().zip(&found) {
+                    if let Ok(Some(located)) = found {
+                        self.holding.add_located(key, located);
+                    }
                 }
-                answer.found
+                found
             }
             Err(error) => {
                 let again = items
@@ -413,6 +430,11 @@ impl<'a> Batch<'a> {
         let kind = done.ways.first().copied().unwrap_or(TransportKind::Tcp);
         let outcomes = done.reads.into_iter().zip(done.results).zip(done.leases);
         for (((at, located, segment), result), lease) in outcomes {
+            if let (Some(before), Some(after)) = (located.lease, lease) {
+                let item = self.items.get(at);
+                let item = item.expect("invariant: steps name only items of their batch");
+                self.holding.renewed(&item.key, before, after);
+            }
             let judged = judge(&located, result, lease, done.ended);
             let error = match judged {
                 Judged::Right => {

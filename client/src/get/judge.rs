@@ -66,6 +66,8 @@ mod tests {
             token: 1,
             until: begun.after(Duration::from_secs(1)),
             ttl: Duration::from_secs(1),
+            epoch: Epoch(1),
+            newest: Version(1),
         };
         let at = |millis| begun.after(Duration::from_millis(millis));
         let located = located(Some(lease));

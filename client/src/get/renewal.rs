@@ -155,6 +155,7 @@ fn half_left(lease: &Leased, now: BootTime) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvpool_types::{Epoch, Version};
 
     #[test]
     fn a_lease_is_due_when_half_of_it_has_passed() {
@@ -163,6 +164,8 @@ mod tests {
             token: 1,
             until: now.after(Duration::from_secs(10)),
             ttl: Duration::from_secs(10),
+            epoch: Epoch(1),
+            newest: Version(1),
         };
         let at = |secs| now.after(Duration::from_secs(secs));
         assert_eq!(half_left(&lease, now), Duration::from_secs(5));

@@ -491,12 +491,14 @@ impl<'a> Batch<'a> {
     ) {
         let changed = items.iter().filter_map(|(at, _)| self.items.get(*at));
         let changed = changed.map(|item| &item.key);
+        let viewed = changed.clone();
         // The caller's own upsert is seen by the caller's next get.
         if self.options.upsert {
             self.inner.locations.purge(changed);
         } else {
             changed.for_each(|key| self.inner.locations.forget(key));
         }
+        self.inner.releases.forget(viewed);
         let mut again = Vec::new();
         match codes {
             Ok(codes) => {

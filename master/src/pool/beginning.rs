@@ -15,6 +15,7 @@ use crate::store::journal::{Ack, Journal, JournalOptions};
 use crate::store::record::{self, Record};
 use crate::store::{MetadataStore, RecoveryError, StoreError};
 use crate::term::Term;
+use crate::writers::Writers;
 use kvpool_types::{ClusterId, Code, Epoch, Extent, Version};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
@@ -138,6 +139,7 @@ impl Pool {
             namespace_creation: tokio::sync::Mutex::default(),
             registration: tokio::sync::Mutex::default(),
             reservations: Reservations::default(),
+            writers: Writers::default(),
             quarantine: Quarantine::default(),
             journal: std::sync::OnceLock::new(),
             lease_floor,

@@ -3,6 +3,7 @@
 
 use super::Pool;
 use crate::clock::Millis;
+use kvpool_types::ClientId;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -27,6 +28,19 @@ pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
     Ok(())
 }
 
+/// A framed connection of a client. Dropped, it is closed.
+#[derive(Debug)]
+pub struct Presence {
+    pool: Arc<Pool>,
+    client: ClientId,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.pool.writers.leave(self.client, self.pool.now());
+    }
+}
+
 impl Pool {
     /// Whether the term lasts. Once it does not, nodes are let go, so that they look for another leader, and
     /// whoever waits for the store is told;
@@ -47,6 +61,32 @@ impl Pool {
         leads
     }
 
+    /// Ends the puts of clients that died: others need not wait for their keys until the grants end.
+    fn end_puts_of_gone(&self, now: Millis) {
+        let gone = self.writers.take_gone(now);
+        if gone.is_empty() {
+            return;
+        }
+        let ended = self.reservations.lock().take_of(&gone);
+        if !ended.is_empty() {
+            tracing::info!(
+                clients = gone.len(),
+                puts = ended.len(),
+                "clients are gone, their connections closed: their unfinished puts are ended"
+            );
+        }
+        self.end_reservations(ended);
+    }
+
+    /// Notes that a client has a framed connection until what this returns is dropped.
+    pub fn enter_writer(self: &Arc<Self>, client: ClientId) -> Presence {
+        self.writers.enter(client);
+        Presence {
+            pool: Arc::clone(self),
+            client,
+        }
+    }
+
     fn tend(self: &Arc<Self>) {
         let now = self.now();
         self.settle();
@@ -57,6 +97,7 @@ impl Pool {
         let expired = self.reservations.take_expired(now);
         self.metrics.grants_expired(expired.len());
         self.end_reservations(expired);
+        self.end_puts_of_gone(now);
         self.quarantine.tick(now);
         for node in self.members.all() {
             self.quarantine.mark_stuck(&node, now);

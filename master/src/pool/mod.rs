@@ -31,9 +31,10 @@ mod snapshot;
 mod sweep;
 
 pub use beginning::{Beginning, StartError};
+pub use caretaker::Presence;
 pub use commit::{CommitItem, Written};
 pub use nodes::RegisterError;
-pub use read::{Bitmap, Described, DescribedReplica, Found, Leased, Listed, Page};
+pub use read::{Bitmap, Described, DescribedReplica, Found, Holder, Leased, Listed, Page};
 pub use remove::{Removal, RemoveReport};
 pub use reserve::{Granted, ReserveOptions};
 
@@ -49,6 +50,7 @@ use crate::reservations::Reservations;
 use crate::store::journal::{Ack, Journal};
 use crate::store::{LogSeq, MetadataStore, StoreError};
 use crate::term::Term;
+use crate::writers::Writers;
 use kvpool_types::{ClusterId, Epoch, Extent, GrantId, Length, Offset, SegmentId, Version};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashSet, VecDeque};
@@ -83,6 +85,8 @@ pub struct Pool {
     namespace_creation: tokio::sync::Mutex<()>,
     registration: tokio::sync::Mutex<()>,
     reservations: Reservations,
+    /// The clients whose puts end when they are gone.
+    pub writers: Writers,
     quarantine: Quarantine,
     journal: std::sync::OnceLock<Journal>,
     /// Until then every block counts as leased: leases of the term before may live.

@@ -37,6 +37,26 @@ pub struct Leased<T> {
     pub ttl: Duration,
 }
 
+/// What the holder of a lease names when it renews or releases the lease on one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The lease's end, as the master told it.
+    pub token: Millis,
+    /// The latest version that the leased block can have. A later version of the key is another block,
+    /// put after the leased one was lost or removed: its leases are others'.
+    pub newest: Version,
+}
+
+impl Holder {
+    /// A holder that names no version.
+    pub const fn of_any(token: Millis) -> Self {
+        Self {
+            token,
+            newest: Version(u64::MAX),
+        }
+    }
+}
+
 /// One replica as an operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescribedReplica {
@@ -180,6 +200,12 @@ impl Pool {
         }
     }
 
+    /// The highest version that this term has given: no block that can be leased now has a later one.
+    pub fn newest_version(&self) -> Version {
+        let next = self.next_version.load(std::sync::atomic::Ordering::Acquire);
+        Version(next.saturating_sub(1))
+    }
+
     /// The end of a lease that begins now, and its length.
     fn lease_end(&self, lease: bool) -> (Millis, Duration) {
         if lease {
@@ -317,12 +343,13 @@ impl Pool {
         }
     }
 
-    /// Extends leases that have not run out; a lapsed one answers [`Code::LeaseEnded`].
+    /// Extends leases that have not run out; a lapsed one, and one on a block that is there no more,
+    /// answers [`Code::LeaseEnded`].
     pub fn renew<'k>(
         &self,
         namespace: NamespaceId,
         keys: impl Into<KeyBatch<'k>>,
-        token: Millis,
+        holder: impl Fn(usize) -> Holder,
     ) -> Leased<Vec<Code>> {
         let keys = keys.into();
         let mut codes = vec![Code::LeaseEnded; keys.len()];
@@ -333,7 +360,8 @@ impl Pool {
             let (Some(mut block), Some(code)) = (block, codes.get_mut(index)) else {
                 return;
             };
-            if block.renew(token, until, now) {
+            let Holder { token, newest } = holder(index);
+            if block.version() <= newest && block.renew(token, until, now) {
                 block.touch(ticks.of(index));
                 *code = Code::Ok;
             }
@@ -345,12 +373,12 @@ impl Pool {
         }
     }
 
-    /// Ends leases early.
+    /// Ends leases early. A lease on a block that is there no more answers [`Code::LeaseEnded`].
     pub fn release<'k>(
         &self,
         namespace: NamespaceId,
         keys: impl Into<KeyBatch<'k>>,
-        token: Millis,
+        holder: impl Fn(usize) -> Holder,
     ) -> Vec<Code> {
         let keys = keys.into();
         let mut codes = vec![Code::Missing; keys.len()];
@@ -359,8 +387,13 @@ impl Pool {
             let (Some(mut block), Some(code)) = (block, codes.get_mut(index)) else {
                 return;
             };
-            block.release(token, now);
-            *code = Code::Ok;
+            let Holder { token, newest } = holder(index);
+            *code = if block.version() <= newest {
+                block.release(token, now);
+                Code::Ok
+            } else {
+                Code::LeaseEnded
+            };
         });
         // What was leased may be what a waiting put needs.
         if !self.line.is_empty() {

@@ -9,7 +9,7 @@ use crate::placement::{Extents, NoRoom, Wish};
 use crate::reservations::{End, Pending};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
-use kvpool_types::{Code, Length, Version};
+use kvpool_types::{ClientId, Code, Length, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -33,6 +33,8 @@ pub struct ReserveOptions {
     pub request: u64,
     /// Requests whose answers were lost, sorted: what they were granted of these keys ends.
     pub instead_of: Vec<u64>,
+    /// Whose puts end when the last of that client's framed connections is gone; `None`: nobody's.
+    pub writer: Option<ClientId>,
 }
 
 /// The right to write one block.
@@ -197,6 +199,7 @@ impl Pool {
                     pending.soft_pin = options.soft_pin;
                     pending.hard_pin = options.hard_pin;
                     pending.request = options.request;
+                    pending.writer = options.writer;
                     reservations.insert(namespace, key, pending);
                     open.granted = true;
                     Ok(Granted { version, replicas })

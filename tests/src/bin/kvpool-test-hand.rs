@@ -4,11 +4,12 @@
 //!     kvpool-test-hand write MASTER KEY BYTES GRANT_MS   announce a shared-memory write, write on and on
 //!     kvpool-test-hand view MASTER KEY BYTES             hold a view; a line on stdin: check it again
 //!     kvpool-test-hand put MASTER FIRST BYTES            put blocks without end, one at a time
+//!     kvpool-test-hand put-once MASTER KEY BYTES WAY     put one block over `shm` or `tcp`, after a line that says so
 //!
 //! It prints one line when it holds what it should, and one for every answer.
 
 use anyhow::{Context, bail};
-use kvpool_client::{Client, Options, PutBlock, PutOptions, ViewOptions};
+use kvpool_client::{Client, Options, PutBlock, PutOptions, TransportChoice, ViewOptions};
 use kvpool_tests::blocks;
 use kvpool_tests::grants::Control;
 use kvpool_tests::raw::Port;
@@ -30,6 +31,9 @@ async fn main() -> anyhow::Result<()> {
         }
         ["view", master, key, length] => view(master, key.parse()?, length.parse()?).await,
         ["put", master, first, length] => put(master, first.parse()?, length.parse()?).await,
+        ["put-once", master, key, length, way] => {
+            put_once(master, key.parse()?, length.parse()?, way).await
+        }
         _ => bail!("not understood: {arguments:?}"),
     }
 }
@@ -89,6 +93,27 @@ async fn put(master: &str, first: u64, length: usize) -> anyhow::Result<()> {
             .remove(0)?;
         println!("{number}");
     }
+    Ok(())
+}
+
+async fn put_once(master: &str, key: u64, length: usize, way: &str) -> anyhow::Result<()> {
+    let transport = match way {
+        "shm" => TransportChoice::Shm,
+        "tcp" => TransportChoice::Tcp,
+        other => bail!("there is no transport {other:?}"),
+    };
+    let options = Options {
+        masters: vec![master.to_owned()],
+        transport,
+        ..Options::default()
+    };
+    let client = Client::connect(options).await?;
+    let key = blocks::key(key);
+    let block = PutBlock::new(key.clone(), blocks::source(&key, length));
+    println!("putting");
+    let mut outcomes = client.batch_put(vec![block], &PutOptions::default()).await;
+    outcomes.remove(0)?;
+    println!("put");
     Ok(())
 }
 

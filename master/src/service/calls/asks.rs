@@ -1,12 +1,13 @@
 //! Questions about blocks, and the leases on the answers.
 
-use super::{Calls, NodeTable, bytes, lease, millis, wire};
+use super::{Calls, NodeTable, bytes, millis, wire};
 use crate::clock::Millis;
-use crate::service::batch::{check_term, unpack};
+use crate::pool::{Holder, Leased};
+use crate::service::batch::{check_lengths, check_term, unpack};
 use crate::service::refused::{Refused, refused};
 use kvpool_proto as proto;
 use kvpool_types::wire::features::Features;
-use kvpool_types::{ChecksumAlgorithm, Code};
+use kvpool_types::{ChecksumAlgorithm, Code, Version};
 
 impl Calls {
     pub(in crate::service) fn hello(
@@ -49,7 +50,7 @@ impl Calls {
         let caller = self.caller(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
         let found = self.pool.lookup(caller.namespace, &keys, !request.no_lease);
-        let lease = lease(&found);
+        let lease = self.lease(&found);
         let mut table = NodeTable::default();
         let segments = self.pool.placement.segments();
         let locations = found
@@ -96,7 +97,7 @@ impl Calls {
         let found = self
             .pool
             .exist_bits(caller.namespace, &keys, !request.no_lease);
-        let lease = lease(&found);
+        let lease = self.lease(&found);
         Ok(proto::ExistReply {
             epoch: self.pool.epoch.0,
             present: found.answer.into_bytes().into(),
@@ -116,7 +117,7 @@ impl Calls {
         Ok(proto::MatchPrefixReply {
             epoch: self.pool.epoch.0,
             blocks: u32::try_from(matched.answer).unwrap_or(u32::MAX),
-            lease: lease(&matched),
+            lease: self.lease(&matched),
         })
     }
 
@@ -126,10 +127,13 @@ impl Calls {
     ) -> Result<proto::RenewReply, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
-        let renewed = self
-            .pool
-            .renew(caller.namespace, &keys, Millis(request.token));
-        let lease = lease(&renewed);
+        let newest = newest(&request.versions, keys.len())?;
+        let token = Millis(request.token);
+        let renewed = self.pool.renew(caller.namespace, &keys, |at| Holder {
+            token,
+            newest: newest(at),
+        });
+        let lease = self.lease(&renewed);
         Ok(proto::RenewReply {
             epoch: self.pool.epoch.0,
             codes: wire(&renewed.answer),
@@ -143,10 +147,40 @@ impl Calls {
     ) -> Result<proto::Outcomes, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
-        Ok(self.outcomes(
-            &self
-                .pool
-                .release(caller.namespace, &keys, Millis(request.token)),
-        ))
+        let newest = newest(&request.versions, keys.len())?;
+        let tokens = &request.tokens;
+        if !tokens.is_empty() {
+            check_lengths("tokens", tokens.len(), keys.len())?;
+        }
+        let known = request.caller.as_ref().map_or(0, |caller| caller.epoch);
+        if known != 0 && known < self.pool.epoch.0 {
+            // The caller knows no later term, so its tokens are of an earlier one, whose clock was
+            // another: here they could end leases of others.
+            return Ok(self.outcomes(&vec![Code::LeaseEnded; keys.len()]));
+        }
+        let codes = self.pool.release(caller.namespace, &keys, |at| Holder {
+            token: Millis(tokens.get(at).copied().unwrap_or(request.token)),
+            newest: newest(at),
+        });
+        Ok(self.outcomes(&codes))
     }
+
+    fn lease<T>(&self, leased: &Leased<T>) -> Option<proto::Lease> {
+        Some(proto::Lease {
+            token: leased.token.0,
+            ttl_ms: millis(leased.ttl),
+            newest: self.pool.newest_version().0,
+        })
+    }
+}
+
+/// The latest version that each key's block can have, of those that a request names.
+fn newest(versions: &[u64], keys: usize) -> Result<impl Fn(usize) -> Version, Refused> {
+    if !versions.is_empty() {
+        check_lengths("versions", versions.len(), keys)?;
+    }
+    Ok(move |at| match versions.get(at) {
+        Some(0) | None => Version(u64::MAX),
+        Some(version) => Version(*version),
+    })
 }

@@ -12,9 +12,9 @@ use crate::directory::Replica;
 use crate::leadership::Seat;
 use crate::membership::Node;
 use crate::placement::Segments;
-use crate::pool::{Leased, Pool};
+use crate::pool::{Pool, Presence};
 use kvpool_proto as proto;
-use kvpool_types::{Code, Epoch};
+use kvpool_types::{ClientId, Code, Epoch};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub(super) struct Calls {
     pool: Arc<Pool>,
+    /// Over whose framed connection they come.
+    writer: Option<ClientId>,
 }
 
 /// The calls of the pool that is led from here. A caller who is refused counts as heard.
@@ -37,7 +39,15 @@ pub(super) fn calls_at(seat: &Seat, caller: Option<&proto::Caller>) -> Result<Ca
 impl Calls {
     /// The calls of `pool`.
     const fn new(pool: Arc<Pool>) -> Self {
-        Self { pool }
+        Self { pool, writer: None }
+    }
+
+    /// Has the calls come over a framed connection of a client, and notes that it is there while what
+    /// this returns lives.
+    pub(super) fn come_from(&mut self, client: &proto::Caller) -> Option<Presence> {
+        let client = ClientId::from_slice(&client.client_id)?;
+        self.writer = Some(client);
+        Some(self.pool.enter_writer(client))
     }
 
     /// The term of this master.
@@ -121,13 +131,6 @@ fn wire(codes: &[Code]) -> Vec<u32> {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn lease<T>(leased: &Leased<T>) -> Option<proto::Lease> {
-    Some(proto::Lease {
-        token: leased.token.0,
-        ttl_ms: millis(leased.ttl),
-    })
 }
 
 fn optional_ms(ms: u64) -> Option<Duration> {

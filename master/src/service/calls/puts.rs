@@ -35,6 +35,7 @@ impl Calls {
             hard_pin: request.hard_pin,
             request: request.request,
             instead_of,
+            writer: self.writer,
         };
         let outcomes = self
             .pool

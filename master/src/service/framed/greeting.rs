@@ -3,6 +3,7 @@
 
 use super::Shared;
 use super::wire::{Error, answer, failure};
+use crate::pool::Presence;
 use crate::service::calls::{Calls, calls_at};
 use crate::service::refused::{Refused, refused};
 use kvpool_proto as proto;
@@ -33,6 +34,8 @@ pub(super) struct Greeted {
     pub(super) reply: Vec<u8>,
     /// Held for as long as the connection lives.
     pub(super) _place: OwnedSemaphorePermit,
+    /// The note that the client is there, for as long.
+    pub(super) _presence: Option<Presence>,
 }
 
 /// Receives the greeting and judges it. A caller who is refused is told why, and `None` comes back.
@@ -83,10 +86,12 @@ async fn receive(stream: &mut TcpStream) -> Result<(Header, Vec<u8>), Error> {
 fn judge(shared: &Shared, header: &Header, meta: &[u8]) -> Result<Greeted, Refused> {
     let request = proto::HelloRequest::decode(meta)
         .map_err(|error| refused(Code::Malformed, error.to_string()))?;
-    let calls = calls_at(&shared.seat, request.caller.as_ref())?;
+    let mut calls = calls_at(&shared.seat, request.caller.as_ref())?;
     let spin = MOST_SPIN.min(Duration::from_micros(request.spin_us.into()));
+    let client = request.caller.clone();
     let reply = calls.hello(request)?;
     let place = shared.take_place()?;
+    let presence = client.and_then(|client| calls.come_from(&client));
     let reply = answer(Op::Reply, header.request, calls.epoch(), |out| {
         out.reserve(reply.encoded_len());
         reply
@@ -98,6 +103,7 @@ fn judge(shared: &Shared, header: &Header, meta: &[u8]) -> Result<Greeted, Refus
         spin,
         reply,
         _place: place,
+        _presence: presence,
     })
 }
 

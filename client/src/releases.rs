@@ -1,0 +1,397 @@
+//! Leases given back when what they were taken for is over.
+//!
+//! ```text
+//!  a get that located its blocks ── ends ──────────────► ended ─┐
+//!  Lease of exist or match_prefix ─ dropped ─► dropped ─┐       ├─► Release, in batches
+//!  a get of one of its keys ─────── hits ────► read ────┴───────┘
+//! ```
+//!
+//! The lease of a view stays a moment for another view of the block.
+//!
+//! Nobody waits for a release. The first goes out at once and those of the next milliseconds follow
+//! together, so a reader in a loop costs the master a few hundred messages a second and no more. Each is
+//! sent at most once: a lease whose release is lost runs out by itself.
+
+use crate::batch::MessageLimits;
+use crate::cache::{Leased, Located};
+use crate::clock::{BootTime, Deadline};
+use crate::control::{Call, Control};
+use crate::errors::ControlError;
+use crate::lease::Part;
+use hashbrown::HashMap;
+use kvpool_proto::ReleaseRequest;
+use kvpool_types::wire::keys::pack;
+use kvpool_types::{Epoch, Key, Version};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long releases gather after some were sent. Blocks that wait for it are few beside a pool, and a
+/// put that waits for room hardly notices it.
+const GATHER: Duration = Duration::from_millis(5);
+/// The most time that one message may take. Meanwhile others gather.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the lease of a view stays for another view of the block: a pin needs a lease, and to ask for one
+/// each time would take many times as long as the view.
+const LINGER: Duration = Duration::from_millis(50);
+/// The most leases that stay so.
+const MOST_LINGERING: usize = 64;
+/// The most leases that wait to be sent, and so many the keys of dropped leases. What is beyond runs out
+/// by itself.
+const MOST: usize = 1 << 16;
+
+/// A lease on one block, held once.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) key: Key,
+    /// The block's version; of a lease of several blocks, what none of them is above.
+    pub(crate) newest: Version,
+    pub(crate) leased: Leased,
+}
+
+/// The leases that one client gives back by itself.
+#[derive(Debug)]
+pub(crate) struct Releases {
+    control: Arc<Control>,
+    /// About the most bytes of one message.
+    message_bytes: usize,
+    queue: Mutex<Queue>,
+    /// Whether a lease was dropped that may still run, so that reads matter.
+    remembers: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    ended: Vec<Held>,
+    dropped: VecDeque<Part>,
+    dropped_keys: usize,
+    read: Vec<Key>,
+    index: Index,
+    /// Those of views, the latest last.
+    lingering: VecDeque<Lingering>,
+    /// Whether a task sends what is here.
+    sending: bool,
+}
+
+/// A lease that nobody uses at the moment, with what it is on.
+#[derive(Debug)]
+struct Lingering {
+    located: Arc<Located>,
+    held: Held,
+    since: BootTime,
+}
+
+/// The keys of dropped leases, since the first read after the drop.
+#[derive(Debug, Default)]
+struct Index {
+    keys: HashMap<Key, SmallVec<[Leased; 1]>>,
+    /// When the last of them has run out.
+    until: Option<BootTime>,
+}
+
+impl Index {
+    /// Adds the keys of a lease. Keys whose leases have all run out are given up by then.
+    fn add(&mut self, part: &Part, now: BootTime) {
+        if self.keys.len() >= MOST || self.until.is_some_and(|until| until.left(now).is_zero()) {
+            self.keys
+                .retain(|_, leases| leases.iter().any(|leased| leased.runs(now)));
+            self.until = None;
+        }
+        if self.keys.len() >= MOST || !part.leased.runs(now) {
+            return;
+        }
+        for key in part.keys.iter() {
+            self.keys.entry(key).or_default().push(part.leased);
+        }
+        self.until = self.until.max(Some(part.leased.until));
+    }
+
+    /// Takes out the leases on a key that was read.
+    fn take(&mut self, key: &Key) -> impl Iterator<Item = Held> {
+        let found = self.keys.remove_entry(key);
+        found.into_iter().flat_map(|(key, leases)| {
+            leases.into_iter().map(move |leased| Held {
+                key: key.clone(),
+                newest: leased.newest,
+                leased,
+            })
+        })
+    }
+}
+
+impl Queue {
+    /// Forgets dropped leases that have run out, and the oldest of too many.
+    fn forget_lapsed(&mut self, now: BootTime) {
+        while let Some(first) = self.dropped.front()
+            && (self.dropped_keys > MOST || !first.leased.runs(now))
+        {
+            self.dropped_keys -= first.keys.len();
+            self.dropped.pop_front();
+        }
+    }
+
+    /// What is to be sent now: of what ended, and of dropped leases the keys that were read.
+    fn take(&mut self, now: BootTime) -> Vec<Held> {
+        let mut ended = std::mem::take(&mut self.ended);
+        while let Some(first) = self.lingering.front()
+            && (self.lingering.len() > MOST_LINGERING
+                || first.since.after(LINGER).left(now).is_zero())
+        {
+            ended.extend(self.lingering.pop_front().map(|first| first.held));
+        }
+        if let Some(until) = self.index.until
+            && until.left(now).is_zero()
+        {
+            self.index = Index::default();
+        }
+        self.forget_lapsed(now);
+        let read = std::mem::take(&mut self.read);
+        if !read.is_empty() {
+            self.dropped_keys = 0;
+            for part in std::mem::take(&mut self.dropped) {
+                self.index.add(&part, now);
+            }
+            for key in read {
+                ended.extend(self.index.take(&key));
+            }
+        }
+        ended
+    }
+}
+
+impl Releases {
+    pub(crate) fn new(control: Arc<Control>, message_bytes: usize) -> Self {
+        Self {
+            control,
+            message_bytes,
+            queue: Mutex::default(),
+            remembers: AtomicBool::new(false),
+        }
+    }
+
+    /// Who the leases are from.
+    pub(crate) const fn control(&self) -> &Arc<Control> {
+        &self.control
+    }
+
+    /// Gives back leases whose work is over.
+    pub(crate) fn end(self: &Arc<Self>, held: Vec<Held>) {
+        if held.is_empty() {
+            return;
+        }
+        let mut queue = self.queue.lock();
+        if queue.ended.len() < MOST {
+            queue.ended.extend(held);
+        }
+        self.send_soon(&mut queue);
+    }
+
+    /// Keeps in mind a lease that its holder has dropped: its keys are given back one by one, as this
+    /// client reads them.
+    pub(crate) fn drop_lease(&self, parts: Vec<Part>) {
+        let now = BootTime::now();
+        let parts = parts.into_iter().filter(|part| part.leased.runs(now));
+        let mut queue = self.queue.lock();
+        for part in parts {
+            queue.dropped_keys += part.keys.len();
+            queue.dropped.push_back(part);
+            self.remembers.store(true, Ordering::Release);
+        }
+        queue.forget_lapsed(now);
+    }
+
+    /// Whether [`Releases::read`] would do anything.
+    pub(crate) fn remembers(&self) -> bool {
+        self.remembers.load(Ordering::Acquire)
+    }
+
+    /// Gives back what dropped leases hold of `keys`, which were read.
+    pub(crate) fn read(self: &Arc<Self>, keys: impl IntoIterator<Item = Key>) {
+        let mut queue = self.queue.lock();
+        if queue.read.len() < MOST {
+            queue.read.extend(keys);
+        }
+        self.send_soon(&mut queue);
+    }
+
+    /// Takes the lease that a view of `key` left a moment ago, with where the block lies.
+    fn take_lingering(&self, key: &Key, epoch: Epoch, now: BootTime) -> Option<Lingering> {
+        let mut queue = self.queue.lock();
+        let is_good = |one: &Lingering| {
+            let lease = &one.held.leased;
+            one.held.key == *key && lease.epoch == epoch && lease.is_fresh(now)
+        };
+        let at = queue.lingering.iter().rposition(is_good)?;
+        queue.lingering.remove(at)
+    }
+
+    /// Ends what lingers of keys that this client changed: its next view sees the change.
+    pub(crate) fn forget<'a>(self: &Arc<Self>, keys: impl IntoIterator<Item = &'a Key>) {
+        let mut queue = self.queue.lock();
+        if queue.lingering.is_empty() {
+            return;
+        }
+        for key in keys {
+            while let Some(at) = queue.lingering.iter().position(|one| one.held.key == *key) {
+                let lingering = queue.lingering.remove(at);
+                queue.ended.extend(lingering.map(|one| one.held));
+            }
+        }
+    }
+
+    /// The same of all keys.
+    pub(crate) fn forget_all(self: &Arc<Self>) {
+        let mut queue = self.queue.lock();
+        let all = std::mem::take(&mut queue.lingering);
+        queue.ended.extend(all.into_iter().map(|one| one.held));
+    }
+
+    /// Leaves a lease for another view of its block.
+    fn linger(self: &Arc<Self>, located: Arc<Located>, held: Held) {
+        let since = BootTime::now();
+        let mut queue = self.queue.lock();
+        queue.lingering.push_back(Lingering {
+            located,
+            held,
+            since,
+        });
+        self.send_soon(&mut queue);
+    }
+
+    fn send_soon(self: &Arc<Self>, queue: &mut Queue) {
+        if !std::mem::replace(&mut queue.sending, true) {
+            let this = Arc::clone(self);
+            self.control.spawn(async move { this.send_all().await });
+        }
+    }
+
+    /// Sends what there is, and what comes meanwhile, until nothing does.
+    async fn send_all(&self) {
+        loop {
+            let now = BootTime::now();
+            let held = {
+                let mut queue = self.queue.lock();
+                let held = queue.take(now);
+                if queue.dropped.is_empty() && queue.index.keys.is_empty() {
+                    self.remembers.store(false, Ordering::Release);
+                }
+                if held.is_empty() && queue.lingering.is_empty() {
+                    queue.sending = false;
+                    return;
+                }
+                held
+            };
+            if !held.is_empty()
+                && let Err(error) = self
+                    .send(held, Call::by(Deadline::after(PATIENCE)).aside())
+                    .await
+            {
+                tracing::debug!(%error, "leases are left to run out");
+            }
+            tokio::time::sleep(GATHER).await;
+        }
+    }
+
+    /// Gives back what still runs of `held`, each at most once. Leases of an earlier term are void.
+    pub(crate) async fn send(&self, mut held: Vec<Held>, call: Call) -> Result<(), ControlError> {
+        let (now, epoch) = (BootTime::now(), self.control.epoch());
+        let limits = MessageLimits {
+            keys: self.control.limits().max_batch_keys,
+            bytes: self.message_bytes,
+        };
+        let call = call.under(epoch).once();
+        held.retain(|held| held.leased.epoch == epoch && held.leased.runs(now));
+        let (keys, rest): (Vec<Key>, Vec<_>) = held
+            .into_iter()
+            .map(|held| (held.key, (held.newest.0, held.leased.token)))
+            .unzip();
+        let calls = limits.split_keys(&keys).into_iter().filter_map(|run| {
+            let (keys, rest) = (keys.get(run.clone())?, rest.get(run)?);
+            let token = rest.first()?.1;
+            let alike = rest.iter().all(|(_, other)| *other == token);
+            let request = ReleaseRequest {
+                caller: None,
+                keys: pack(keys).into(),
+                // A master that knows no tokens of each key does nothing for token 0.
+                token: if alike { token } else { 0 },
+                versions: rest.iter().map(|(newest, _)| *newest).collect(),
+                tokens: match alike {
+                    true => Vec::new(),
+                    false => rest.iter().map(|(_, token)| *token).collect(),
+                },
+            };
+            Some(self.control.call(request, call))
+        });
+        futures::future::try_join_all(calls).await.map(|_| ())
+    }
+}
+
+/// The leases that one operation holds, which are given back when it ends in whatever way.
+#[derive(Debug)]
+pub(crate) struct Holding {
+    releases: Arc<Releases>,
+    held: Vec<Held>,
+}
+
+impl Holding {
+    /// None so far.
+    pub(crate) const fn new(releases: Arc<Releases>) -> Self {
+        Self {
+            releases,
+            held: Vec::new(),
+        }
+    }
+
+    /// Adds the lease that a lookup of `key` came with, if any.
+    pub(crate) fn add_located(&mut self, key: &Key, located: &Located) {
+        self.held.extend(located.lease.map(|leased| Held {
+            key: key.clone(),
+            newest: located.version,
+            leased,
+        }));
+    }
+
+    /// The lease on `key` was renewed: from `before`, it is now `after`.
+    pub(crate) fn renewed(&mut self, key: &Key, before: Leased, after: Leased) {
+        let is_it = |held: &&mut Held| held.leased.token == before.token && held.key == *key;
+        if before != after
+            && let Some(held) = self.held.iter_mut().find(is_it)
+        {
+            held.leased = after;
+        }
+    }
+
+    /// Takes over the lease that a view of `key` left a moment ago: where the block lies.
+    pub(crate) fn take_lingering(&mut self, key: &Key) -> Option<Arc<Located>> {
+        let epoch = self.releases.control.epoch();
+        let Lingering { located, held, .. } =
+            self.releases.take_lingering(key, epoch, BootTime::now())?;
+        self.held.push(held);
+        Some(located)
+    }
+
+    /// Leaves the lease on `located` for another view of the block.
+    pub(crate) fn linger(&mut self, located: &Arc<Located>) {
+        let token = located.lease.map(|lease| lease.token);
+        let is_it = |held: &Held| Some(held.leased.token) == token;
+        if let Some(at) = self.held.iter().position(is_it) {
+            let held = self.held.swap_remove(at);
+            self.releases.linger(Arc::clone(located), held);
+        }
+    }
+
+    /// Takes them out, to be given back by who asks.
+    pub(crate) fn take(&mut self) -> Vec<Held> {
+        std::mem::take(&mut self.held)
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        let held = self.take();
+        self.releases.end(held);
+    }
+}

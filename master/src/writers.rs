@@ -1,0 +1,102 @@
+//! Which clients are there, told by their framed connections, so that the puts of one that died end.
+//!
+//! ```text
+//!            first connection         last one closed          GRACE passed
+//!  (nothing) ────────────────► here ─────────────────► leaving ────────────► its puts end
+//!                               ▲                        │ a new connection
+//!                               └────────────────────────┘
+//! ```
+//!
+//! The kernel closes a killed process's connections at once. A client that only lost its connection
+//! has the time of the grace to come back; after it its commits are refused and it puts again. Puts that were
+//! reserved over gRPC belong to no connection here: they end with their grants.
+
+use crate::clock::Millis;
+use hashbrown::HashMap;
+use kvpool_types::ClientId;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long a client may be without a connection before its puts end.
+pub const GRACE: Duration = Duration::from_millis(300);
+
+/// The clients that have, or had a moment ago, framed connections.
+#[derive(Debug, Default)]
+pub struct Writers {
+    clients: Mutex<HashMap<ClientId, Writer>>,
+    /// Whether some client is leaving: nearly never.
+    leaving: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Writer {
+    connections: usize,
+    /// When the last one closed.
+    left: Option<Millis>,
+}
+
+impl Writers {
+    /// Counts a connection of a client in.
+    pub fn enter(&self, client: ClientId) {
+        let mut clients = self.clients.lock();
+        let writer = clients.entry(client).or_default();
+        writer.connections += 1;
+        writer.left = None;
+    }
+
+    /// Counts it out.
+    pub fn leave(&self, client: ClientId, now: Millis) {
+        let mut clients = self.clients.lock();
+        if let Some(writer) = clients.get_mut(&client) {
+            writer.connections -= 1;
+            if writer.connections == 0 {
+                writer.left = Some(now);
+                self.leaving.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    /// Takes out the clients that have been without a connection for the grace.
+    pub fn take_gone(&self, now: Millis) -> Vec<ClientId> {
+        if !self.leaving.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut clients = self.clients.lock();
+        let is_gone = |writer: &Writer| writer.left.is_some_and(|left| left.after(GRACE) <= now);
+        let gone: Vec<_> = clients
+            .extract_if(|_, writer| is_gone(writer))
+            .map(|(client, _)| client)
+            .collect();
+        let leaves = clients.values().any(|writer| writer.left.is_some());
+        self.leaving.store(leaves, Ordering::Release);
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_gone_when_its_last_connection_has_been_for_the_grace() {
+        let writers = Writers::default();
+        let (one, other) = (ClientId(1), ClientId(2));
+        let begun = Millis(1000);
+        for client in [one, one, other] {
+            writers.enter(client);
+        }
+        writers.leave(one, begun);
+        assert_eq!(writers.take_gone(begun.after(GRACE * 9)), []);
+        let later = begun.after(GRACE * 9);
+        writers.leave(one, later);
+        writers.leave(other, later);
+        assert_eq!(writers.take_gone(later.after(GRACE / 2)), []);
+        // It is back in time.
+        writers.enter(other);
+        assert_eq!(writers.take_gone(later.after(GRACE)), [one]);
+        assert_eq!(writers.take_gone(later.after(GRACE * 9)), []);
+        writers.leave(other, later);
+        assert_eq!(writers.take_gone(later.after(GRACE)), [other]);
+    }
+}
