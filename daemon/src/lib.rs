@@ -1,5 +1,5 @@
 //! What every kvpool daemon shares: layered configuration, logging, the HTTP probe port, the
-//! addresses it listens on and tells to others, and the signals that end it.
+//! addresses it listens on and tells to others, and the signals and faults that end it.
 //!
 //! ```text
 //! defaults < --config FILE < environment < flags      config::load
@@ -17,6 +17,7 @@ pub mod advertise;
 pub mod bind;
 pub mod callers;
 pub mod config;
+pub mod fault;
 pub mod probe;
 pub mod signals;
 pub mod telemetry;

@@ -1,12 +1,13 @@
 //! The kvstore-node binary: reads its settings and runs until it is told to stop.
 
 use clap::Parser;
-use kvpool_daemon::{config, signals, telemetry};
+use kvpool_daemon::{config, fault, signals, telemetry};
 use kvpool_store_node::{Config, Flags, Node};
 use std::pin::pin;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    fault::end_on_panic("kvstore-node");
     let ended = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
