@@ -25,6 +25,8 @@ pub struct Config {
     pub advertise: Option<String>,
     /// Where the embedded metadata store keeps its files.
     pub data_dir: PathBuf,
+    /// Whether a store in `data_dir` that cannot be read back whole is set aside and an empty pool begun.
+    pub accept_empty_store: bool,
     /// The etcd servers, `http://host:port` each; without any the metadata store is the embedded one.
     pub etcd: Vec<String>,
     /// Which pool's metadata in etcd: the name in its keys.
@@ -85,7 +87,7 @@ pub struct Config {
     /// The most connections of clients and nodes, in frames and in gRPC together; a framed one has a thread.
     /// Callers that have not said who they are take no place.
     pub max_connections: usize,
-    /// The memory that the embedded store may use for its cache.
+    /// The memory that reading a store of format 1 may use, once, to carry it over.
     #[serde(with = "exact::size")]
     pub store_cache: ByteSize,
     /// Once it serves, the addresses are written to this file as JSON.
@@ -112,6 +114,7 @@ impl Default for Config {
             http_listen: "127.0.0.1:7071".into(),
             advertise: None,
             data_dir: "data/kvmaster".into(),
+            accept_empty_store: false,
             etcd: Vec::new(),
             cluster: "default".into(),
             etcd_user: String::new(),

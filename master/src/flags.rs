@@ -91,6 +91,11 @@ pub struct Flags {
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     data_dir: Option<PathBuf>,
+    /// When the metadata in --data-dir is damaged, incomplete or foreign: set it aside and begin an empty
+    /// pool, instead of refusing to start
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    accept_empty_store: bool,
     /// Answer a commit once it is on disk, or at once from memory: a crash then loses the commits of about
     /// the last 50 ms, or, while the disk or etcd stalls, up to some 32,768 of however long that lasts
     /// [default: durable]
@@ -154,7 +159,7 @@ pub struct Flags {
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_connections: Option<usize>,
-    /// Let the embedded store cache this much [default: 2MiB]
+    /// Use so much memory to carry a store of format 1 over, once [default: 2MiB]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     store_cache: Option<String>,

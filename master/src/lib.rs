@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alone;
 pub mod clock;
 mod config;
 pub mod directory;

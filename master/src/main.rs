@@ -1,12 +1,13 @@
 //! The kvmaster binary: reads its settings and runs until it is told to stop.
 
 use clap::Parser;
-use kvpool_daemon::{config, signals, telemetry};
+use kvpool_daemon::{config, fault, signals, telemetry};
 use kvpool_master::{Config, Flags, Server};
 use std::pin::pin;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    fault::end_on_panic("kvmaster");
     let ended = tokio::runtime::Runtime::new()
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
@@ -42,6 +43,10 @@ async fn run() -> anyhow::Result<()> {
     };
     tokio::select! {
         signal = shutdown => tracing::info!(%signal, "stopping"),
+        why = server.failed() => {
+            server.stop().await;
+            anyhow::bail!("ended, since it cannot go on: {why}");
+        }
         later = server.superseded() => {
             server.stop().await;
             let epoch = later?;

@@ -1,12 +1,13 @@
 //! A running kvmaster: its seat behind its two ports.
 
+use crate::alone;
 use crate::clock::BootClock;
 use crate::config::Config;
 use crate::leadership::{self, Seat};
 use crate::metrics::Metrics;
 use crate::pool::Pool;
 use crate::service::{self, NodesService, PoolService, framed};
-use crate::store::{EmbeddedOptions, EmbeddedStore};
+use crate::store::{EmbeddedStore, StoreError};
 use anyhow::Context;
 use kvpool_daemon::advertise::{self, AdvertiseError, Advertised};
 use kvpool_daemon::probe::Elsewhere;
@@ -34,13 +35,18 @@ pub struct Server {
     http: SocketAddr,
     stop: watch::Sender<bool>,
     tasks: tokio::sync::Mutex<JoinSet<()>>,
+    /// Why a port is served no more, once that is so.
+    port_failed: watch::Receiver<Option<String>>,
 }
+
+/// How often a master that is alone looks whether its log and its directory are as they should be.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// How this master comes to lead.
 #[derive(Debug)]
 enum Lead {
     /// It is the only one of an embedded store.
-    Alone(Arc<Pool>),
+    Alone(Arc<Pool>, Arc<EmbeddedStore>),
     /// It stands for election in etcd.
     Elected(leadership::Candidate),
 }
@@ -68,16 +74,9 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let mut tasks = JoinSet::new();
         let lead = if config.etcd.is_empty() {
-            let options = EmbeddedOptions {
-                directory: config.data_dir.clone(),
-                cache: config.store_cache,
-            };
-            let store = EmbeddedStore::open(&options)
-                .with_context(|| format!("data directory {}", config.data_dir.display()))?;
-            let store = Arc::new(store);
-            let pool = Pool::start(config, Arc::clone(&store) as _, clock, metrics).await?;
+            let (store, pool) = alone::begin(config, clock, metrics).await?;
             seat.lead(Arc::clone(&pool), &address);
-            let report = leadership::report_alone(Arc::clone(&seat), store);
+            let report = leadership::report_alone(Arc::clone(&seat), Arc::clone(&store) as _);
             let stopping = told(stopped.clone());
             tasks.spawn(async move {
                 tokio::select! {
@@ -85,7 +84,7 @@ impl Server {
                     () = stopping => {}
                 }
             });
-            Lead::Alone(pool)
+            Lead::Alone(pool, store)
         } else {
             let http_address = advertised.map_or_else(String::new, |own| own.beside(addresses.1));
             let candidate =
@@ -93,7 +92,8 @@ impl Server {
                     .await?;
             Lead::Elected(candidate)
         };
-        serve(&seat, grpc, http, &stopped, &mut tasks);
+        let (port_failure, port_failed) = watch::channel(None);
+        serve(&seat, grpc, http, &stopped, &port_failure, &mut tasks);
         if let Some(file) = ready_file {
             write_ready_file(&file, addresses.0, addresses.1)?;
         }
@@ -105,6 +105,7 @@ impl Server {
             http,
             stop,
             tasks: tokio::sync::Mutex::new(tasks),
+            port_failed,
         })
     }
 
@@ -122,7 +123,7 @@ impl Server {
     /// then. Where masters are elected this never ends: another election settles it.
     pub async fn superseded(&self) -> anyhow::Result<Epoch> {
         match &self.lead {
-            Lead::Alone(pool) => {
+            Lead::Alone(pool, _) => {
                 let later = pool.superseded().await;
                 Ok(pool.give_way(later).await?)
             }
@@ -130,10 +131,52 @@ impl Server {
         }
     }
 
+    /// Ends when this master cannot go on as it is, and only another start helps: its log has failed, its
+    /// directory was moved away, or a port is served no more. Answers why.
+    pub async fn failed(&self) -> String {
+        tokio::select! {
+            why = self.port_has_failed() => why,
+            why = self.store_has_failed() => why,
+        }
+    }
+
+    async fn port_has_failed(&self) -> String {
+        let mut failed = self.port_failed.clone();
+        let why = match failed.wait_for(Option::is_some).await {
+            Ok(why) => why.clone(),
+            // Nobody who could say so is left: the server is being stopped.
+            Err(_) => None,
+        };
+        match why {
+            Some(why) => why,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Where masters are elected, another one leads then.
+    async fn store_has_failed(&self) -> String {
+        let Lead::Alone(pool, store) = &self.lead else {
+            return std::future::pending().await;
+        };
+        loop {
+            tokio::time::sleep(LOOK).await;
+            if let Err(error) = pool.healthy() {
+                return error;
+            }
+            let store = Arc::clone(store);
+            // It waits while the disk does.
+            match tokio::task::spawn_blocking(move || store.check()).await {
+                Ok(Err(StoreError::Closed)) | Err(_) => return std::future::pending().await,
+                Ok(Err(error)) => return error.to_string(),
+                Ok(Ok(())) => {}
+            }
+        }
+    }
+
     /// Stops taking requests, lets those in progress end for a while, gives up the lead, and closes
     /// the store.
     pub async fn stop(&self) {
-        if let Lead::Alone(pool) = &self.lead {
+        if let Lead::Alone(pool, _) = &self.lead {
             pool.quiesce();
         }
         if let Lead::Elected(candidate) = &self.lead {
@@ -145,7 +188,7 @@ impl Server {
         let _in_time =
             tokio::time::timeout(DRAIN, async { while tasks.join_next().await.is_some() {} }).await;
         tasks.shutdown().await;
-        if let Lead::Alone(pool) = &self.lead {
+        if let Lead::Alone(pool, _) = &self.lead {
             pool.stop().await;
         }
         tracing::info!("kvmaster stopped");
@@ -167,6 +210,7 @@ fn serve(
     grpc: TcpListener,
     http: TcpListener,
     stopped: &watch::Receiver<bool>,
+    failure: &watch::Sender<Option<String>>,
     tasks: &mut JoinSet<()>,
 ) {
     let router = service::router(Arc::clone(seat));
@@ -182,9 +226,10 @@ fn serve(
     };
     let router = probe::redirect_grpc(router, elsewhere);
     let http_stopped = told(stopped.clone());
+    let failed = failure.clone();
     tasks.spawn(async move {
         if let Err(error) = probe::serve(http, router, http_stopped).await {
-            tracing::error!(%error, "the HTTP port failed");
+            let _nobody_asks = failed.send(Some(format!("the HTTP port failed: {error}")));
         }
     });
     let clients = PoolServer::new(PoolService::new(Arc::clone(seat)))
@@ -200,12 +245,13 @@ fn serve(
         .add_service(nodes);
     let incoming = framed::serve(Arc::clone(seat), grpc, stopped.clone(), tasks);
     let grpc_stopped = told(stopped.clone());
+    let failed = failure.clone();
     tasks.spawn(async move {
         let served = serving
             .serve_with_incoming_shutdown(incoming, grpc_stopped)
             .await;
         if let Err(error) = served {
-            tracing::error!(%error, "the gRPC port failed");
+            let _nobody_asks = failed.send(Some(format!("the gRPC port failed: {error}")));
         }
     });
 }

@@ -68,7 +68,7 @@ fn a_file_that_is_no_store_is_refused_and_left_alone() {
     for contents in [vec![7u8; 100], vec![0x55; 1 << 20]] {
         std::fs::write(&file, &contents).unwrap();
         let error = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap_err();
-        assert!(matches!(error, OpenError::Corrupt { .. }), "{error}");
+        assert!(matches!(error, OpenError::Damaged { .. }), "{error}");
         assert!(!error.is_retryable());
         assert_eq!(std::fs::read(&file).unwrap(), contents);
     }

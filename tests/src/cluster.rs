@@ -18,6 +18,8 @@ pub struct Options {
     pub master: Vec<String>,
     /// More flags for every kvstore-node.
     pub node: Vec<String>,
+    /// Where the master keeps its metadata, if not in the pool's own directory.
+    pub data_dir: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -27,6 +29,7 @@ impl Default for Options {
             segment: "64MiB".into(),
             master: Vec::new(),
             node: Vec::new(),
+            data_dir: None,
         }
     }
 }
@@ -126,6 +129,18 @@ impl Cluster {
         Ok(())
     }
 
+    /// Where the master keeps its metadata.
+    pub fn data_dir(&self) -> PathBuf {
+        let own = self.directory().join("master-data");
+        self.options.data_dir.clone().unwrap_or(own)
+    }
+
+    /// Gives the master more flags, from its next start on.
+    pub fn add_master_flags(&mut self, flags: &[&str]) {
+        let flags = flags.iter().map(|flag| (*flag).to_owned());
+        self.options.master.extend(flags);
+    }
+
     /// The states of the nodes as the master sees them, by name.
     pub fn node_states(&self) -> anyhow::Result<Vec<(String, String)>> {
         let nodes: serde_json::Value =
@@ -217,7 +232,9 @@ impl Cluster {
 }
 
 fn start_master(directory: &Path, options: &Options, listen: &str) -> anyhow::Result<Daemon> {
-    let data = directory.join("master-data").display().to_string();
+    let data = options.data_dir.clone();
+    let data = data.unwrap_or_else(|| directory.join("master-data"));
+    let data = data.display().to_string();
     let mut flags = flags(&[
         "--listen",
         listen,

@@ -149,6 +149,20 @@ impl Daemon {
         }
     }
 
+    /// Waits until the process ends by itself.
+    pub fn wait_for_end(&mut self) -> anyhow::Result<ExitStatus> {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > limit {
+                bail!("no end within {PATIENCE:?}:\n{}", self.log_text());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// The body of a GET on its HTTP port.
     pub fn http_get(&self, path: &str) -> anyhow::Result<String> {
         crate::raw::http_get(&self.http, path)

@@ -103,6 +103,8 @@ codes! {
     Internal = 29, "internal", false;
     /// The other side, of another version, does not know the operation. Nothing was done.
     Unimplemented = 30, "unimplemented", false;
+    /// The master's data directory is full: nothing was changed.
+    StoreFull = 31, "store_full", true;
 }
 
 impl Code {

@@ -233,13 +233,29 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 5,
         what: "an append is on stable storage when it returns",
-        file: "master/src/store/embedded.rs",
-        on: "let changed = change(&transaction)?;",
-        off: "let mut transaction = transaction; \
-              transaction.set_durability(redb::Durability::None).map_err(failed)?; \
-              let changed = change(&transaction)?;",
-        package: "kvpool-tests",
-        test: "every_acknowledged_block_is_there_after_each_kill_of_the_master",
+        file: "master/src/store/embedded/segment.rs",
+        on: ".and_then(|()| self.file.sync_data());",
+        off: ";",
+        package: "kvpool-master",
+        test: "what_was_acknowledged_is_there_after_the_power_is_cut",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a pool whose metadata is missing or changed does not become a new one",
+        file: "master/src/store/embedded/place.rs",
+        on: "if self.holds_something()? {",
+        off: "if false {",
+        package: "kvpool-master",
+        test: "a_file_that_is_missing_empty_or_cut_is_refused_with_its_name_and_the_flag",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "without room in the log, what has happened already is kept for it",
+        file: "master/src/store/journal/worker.rs",
+        on: "if waiting.has_happened {",
+        off: "if false {",
+        package: "kvpool-master",
+        test: "without_room_what_nobody_knows_of_is_refused_and_what_has_happened_is_kept",
     },
     Mechanism {
         invariant: 6,

@@ -237,7 +237,7 @@ impl Pool {
         }
         let pool = Arc::clone(self);
         self.journal()
-            .submit_now(Vec::new(), Ack::Durable, move |durable| {
+            .insist(Vec::new(), Ack::Durable, move |durable| {
                 if durable.is_ok() {
                     pool.free(freed);
                 }

@@ -285,6 +285,11 @@ impl Pool {
         self.journal().healthy().map_err(|error| error.to_string())
     }
 
+    /// Whether the log takes records now. While the store is full it does not, and gets go on.
+    pub fn has_room(&self) -> Result<(), crate::store::JournalError> {
+        self.journal().has_room()
+    }
+
     /// Ends when a node has been found that knows a later term than this one. The next term has to be
     /// above it.
     pub async fn superseded(&self) -> Epoch {

@@ -283,7 +283,7 @@ impl Pool {
             .iter()
             .filter_map(|id| self.placement.remove(*id))
             .collect();
-        self.journal().submit_now(records, Ack::Durable, |_| {});
+        self.journal().insist(records, Ack::Durable, |_| {});
         drop(until_submitted);
         // Every put that was to write there ends; its other replicas are freed in the usual way.
         let ended = self.reservations.lock().take_on(&segments);

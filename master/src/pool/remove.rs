@@ -204,7 +204,7 @@ impl Pool {
                 .submit_now(records, Ack::Durable, move |durable| {
                     let taken = match durable {
                         Ok(_) => Ok(pool.take_out(&blocks)),
-                        Err(_) => Err(Code::StoreFailed),
+                        Err(error) => Err(error.code()),
                     };
                     let _caller_left = done.send(taken);
                 });
@@ -250,7 +250,7 @@ impl Pool {
         let freed = self.freed(left.iter().map(|block| self.left(block)));
         let pool = Arc::clone(self);
         self.journal()
-            .submit_now(records, Ack::Durable, move |durable| {
+            .insist(records, Ack::Durable, move |durable| {
                 if durable.is_ok() {
                     pool.free(freed);
                 }
@@ -373,7 +373,7 @@ impl Pool {
                     segment: extent.segment,
                 });
                 self.journal()
-                    .submit_now(vec![record], Ack::Durable, move |durable| {
+                    .insist(vec![record], Ack::Durable, move |durable| {
                         if durable.is_ok() {
                             pool.free(freed);
                         }

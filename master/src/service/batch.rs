@@ -56,6 +56,14 @@ pub(super) fn check_leads(pool: &Pool) -> Result<(), Refused> {
     ))
 }
 
+/// Checks that a put could be made durable now, before its bytes move.
+pub(super) fn check_room(pool: &Pool) -> Result<(), Refused> {
+    pool.has_room().map_err(|error| match error.code() {
+        Code::StoreFull => refused(Code::StoreFull, error.told()),
+        code => refused(code, error.to_string()),
+    })
+}
+
 /// Checks that the caller means this pool and knows no later term.
 pub(super) fn check_term(pool: &Pool, caller: &proto::Caller) -> Result<(), Refused> {
     if !caller.cluster_id.is_empty() {

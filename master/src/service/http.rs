@@ -20,7 +20,13 @@ impl Health for SeatHealth {
 
     fn ready(&self) -> Result<(), String> {
         match self.0.role() {
-            Role::Leader => self.healthy(),
+            // Gets go on without room for the log, and a restart would not help: it is no matter of health.
+            Role::Leader => self.healthy().and_then(|()| {
+                let pool = self.0.pool();
+                pool.map_or(Ok(()), |pool| {
+                    pool.has_room().map_err(|error| error.to_string())
+                })
+            }),
             Role::Standby => Ok(()),
             Role::ReadOnly => Err("read-only: etcd has not confirmed this term in time".to_owned()),
             Role::Starting => Err(self.0.reason()),

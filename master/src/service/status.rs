@@ -23,7 +23,7 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         | Code::GrantEnded
         | Code::LeaseEnded
         | Code::Leased => Grpc::FailedPrecondition,
-        Code::Full | Code::NoNodes | Code::TooManyHeld => Grpc::ResourceExhausted,
+        Code::Full | Code::NoNodes | Code::TooManyHeld | Code::StoreFull => Grpc::ResourceExhausted,
         Code::GrantRefused => Grpc::PermissionDenied,
         Code::InProgress | Code::AlreadyWritten => Grpc::Aborted,
         Code::Draining | Code::Unreachable | Code::StoreFailed => Grpc::Unavailable,

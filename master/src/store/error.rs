@@ -46,6 +46,24 @@ pub enum StoreError {
     /// up the last of it may have been done, whole.
     #[error("the metadata store has used up its space")]
     NoSpace,
+    /// The directory's filesystem has no room. Nothing was changed.
+    #[error(
+        "the data directory {directory} is full: free room on its filesystem or enlarge it; puts go on \
+         by themselves then"
+    )]
+    DirectoryFull {
+        /// The store's directory.
+        directory: String,
+    },
+    /// Somebody moved or replaced a file of the store while it was open. What was written since may be
+    /// lost.
+    #[error(
+        "{path} was moved or replaced while this kvmaster had it open: put it back, and start kvmaster again"
+    )]
+    Moved {
+        /// The file or directory that is not there any more.
+        path: String,
+    },
     /// The lease has run out or was revoked. Nothing was changed.
     #[error("the lease in the metadata store is gone")]
     LeaseGone,
@@ -78,7 +96,10 @@ impl StoreError {
     /// Whether the same call may succeed later with nothing changed by the caller. A write whose
     /// outcome is unknown has to be read back first.
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Unavailable { .. } | Self::NoSpace)
+        matches!(
+            self,
+            Self::Unavailable { .. } | Self::NoSpace | Self::DirectoryFull { .. }
+        )
     }
 
     /// The stable code that a client is told.
@@ -86,6 +107,7 @@ impl StoreError {
         match self {
             Self::Fenced { .. } => Code::NotLeader,
             Self::Closed => Code::Draining,
+            Self::DirectoryFull { .. } => Code::StoreFull,
             _ => Code::StoreFailed,
         }
     }
@@ -121,14 +143,28 @@ pub enum OpenError {
         /// The format of this version.
         known: u64,
     },
-    /// The file is not a metadata store, or is damaged.
+    /// What is there is not a metadata store, or is damaged.
     #[error("{path} is not a readable metadata store: {reason}")]
     Corrupt {
-        /// The store's file.
+        /// Where the store is.
         path: String,
         /// What is wrong.
         reason: String,
     },
+    /// A file of the store is missing, damaged, or of another store.
+    #[error(
+        "{directory}: {reason}. This pool's metadata cannot be read back whole: put the files back as they \
+         were, or start kvmaster once with --accept-empty-store, which sets them aside and begins an empty pool"
+    )]
+    Damaged {
+        /// The store's directory.
+        directory: String,
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// The store failed while it was being opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// etcd did not answer.
     #[error("etcd at {endpoints} cannot be used: {reason}")]
     Unreachable {
@@ -148,6 +184,11 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    /// Whether `--accept-empty-store` helps.
+    pub const fn is_damage(&self) -> bool {
+        matches!(self, Self::Damaged { .. })
+    }
+
     /// Whether opening may succeed later with nothing changed by the caller.
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::InUse { .. } | Self::Unreachable { .. })

@@ -25,7 +25,7 @@ mod log_runs;
 pub mod record;
 pub mod recovery;
 
-pub use embedded::{EmbeddedOptions, EmbeddedStore};
+pub use embedded::{EmbeddedOptions, EmbeddedStore, set_aside};
 pub use error::{OpenError, StoreError};
 pub use etcd::{EtcdOptions, EtcdStore};
 pub use journal::{Ack, Journal, JournalError, JournalOptions, SnapshotSource};
@@ -124,6 +124,12 @@ pub trait MetadataStore: Send + Sync + 'static {
     /// Adds a group at the position behind the last.
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError>;
 
+    /// Makes sure that the next append of `bytes` finds room, where that can be said beforehand.
+    async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
+        let _any = bytes;
+        Ok(())
+    }
+
     /// Which positions the log holds.
     async fn log_span(&self) -> Result<LogSpan, StoreError>;
 
@@ -136,7 +142,7 @@ pub trait MetadataStore: Send + Sync + 'static {
     ) -> Result<Vec<(LogSeq, Bytes)>, StoreError>;
 
     /// Puts a shard's snapshot, which contains the log through `seq`, in place of its last one:
-    /// a reader and a crash see one or the other, whole.
+    /// a reader and a crash see one or the other, whole. It is durable when the log is cut.
     async fn put_snapshot(
         &self,
         epoch: Epoch,
@@ -151,8 +157,7 @@ pub trait MetadataStore: Send + Sync + 'static {
     /// The shards that have a snapshot, in order of their index.
     async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError>;
 
-    /// Of each shard that has a snapshot: the position that it contains, and its bytes. It may look
-    /// at every part of every snapshot.
+    /// Of each shard that has a snapshot: the position that it contains, and its bytes.
     async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError>;
 
     /// Forgets the groups through `through`. That every snapshot contains them is the caller's

@@ -53,7 +53,7 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
         | Code::StaleEpoch
         | Code::NotLeader => RPC,
         Code::DeadlineExceeded => -901,
-        Code::StoreFailed => -1000,
+        Code::StoreFailed | Code::StoreFull => -1000,
     }
 }
 

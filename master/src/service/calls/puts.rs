@@ -4,7 +4,7 @@ use super::forms::{Items, Signing};
 use super::{Calls, millis, optional_ms};
 use crate::placement::Wish;
 use crate::pool::ReserveOptions;
-use crate::service::batch::{check_leads, check_lengths, unpack};
+use crate::service::batch::{check_leads, check_lengths, check_room, unpack};
 use crate::service::refused::{Refused, refused};
 use kvpool_proto as proto;
 use kvpool_types::{Code, Length, NodeName, Version};
@@ -16,6 +16,7 @@ impl Calls {
         request: proto::ReserveRequest,
     ) -> Result<proto::ReserveReply, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
+        check_room(&self.pool)?;
         let keys = unpack(&self.pool, &request.keys)?;
         check_lengths("lengths", request.lengths.len(), keys.len())?;
         let lengths: Vec<Length> = request.lengths.iter().map(|l| Length(*l)).collect();
@@ -43,6 +44,10 @@ impl Calls {
             .await;
         // The term may have run out while this waited for room. What was granted ends by itself.
         check_leads(&self.pool)?;
+        // What waited for room in the pool may have waited for evictions that cannot be logged.
+        if outcomes.iter().all(Result::is_err) {
+            check_room(&self.pool)?;
+        }
         let grant_ttl_ms = millis(self.pool.grant_ttl(options.grant_ttl));
         let epoch = self.pool.epoch;
         let mut signing = Signing::new(epoch, self.pool.placement.segments());

@@ -11,6 +11,7 @@ use super::wire::{Error, answer, failure};
 use super::{Place, Shared};
 use crate::service::calls::Calls;
 use crate::service::refused::{Refused, refused};
+use crate::store::journal::lend_thread;
 use futures::future::BoxFuture;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::frame::{Header, Op};
@@ -45,29 +46,27 @@ pub(super) struct Connection {
 
 /// The sending side, shared with the calls that answer later.
 #[derive(Debug)]
-pub(super) struct Answers(Mutex<Sending>);
-
-#[derive(Debug)]
-struct Sending {
+pub(super) struct Answers {
+    /// Apart from the lock: who ends the connection must not wait until a client reads.
     socket: TcpStream,
-    /// What is left of a frame that has been sent in part.
-    rest: Vec<u8>,
+    /// Held by whoever sends: what is left of a frame that has been sent in part.
+    rest: Mutex<Vec<u8>>,
 }
 
 impl Answers {
     fn new(socket: TcpStream) -> Self {
-        Self(Mutex::new(Sending {
+        Self {
             socket,
-            rest: Vec::new(),
-        }))
+            rest: Mutex::default(),
+        }
     }
 
     /// Sends one answer. A client that does not read for so long that its socket is full is cut off:
     /// it may be stopped, and its answers must not pile up here.
     fn send(&self, frame: &[u8]) -> io::Result<()> {
-        let mut sending = self.0.lock();
-        let rest = std::mem::take(&mut sending.rest);
-        let socket = &mut sending.socket;
+        let mut unsent = self.rest.lock();
+        let rest = std::mem::take(&mut *unsent);
+        let mut socket = &self.socket;
         let sent = socket
             .write_all(&rest)
             .and_then(|()| socket.write_all(frame));
@@ -79,16 +78,16 @@ impl Answers {
 
     /// The same from a thread of the runtime, which must not be held up by a full socket.
     async fn send_from_task(self: Arc<Self>, mut frame: Vec<u8>) -> io::Result<()> {
-        if let Some(mut sending) = self.0.try_lock()
-            && sending.rest.is_empty()
+        if let Some(mut rest) = self.rest.try_lock()
+            && rest.is_empty()
         {
             match rustix::net::send(
-                &sending.socket,
+                &self.socket,
                 &frame,
                 SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
             ) {
                 Ok(sent) if sent == frame.len() => return Ok(()),
-                Ok(sent) => sending.rest = std::mem::take(&mut frame).split_off(sent),
+                Ok(sent) => *rest = std::mem::take(&mut frame).split_off(sent),
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -101,7 +100,7 @@ impl Answers {
     /// Takes no more requests. The one that the connection's thread is at is still answered.
     pub(super) fn end(&self) {
         // It fails only where the connection has ended already.
-        let _ended = self.0.lock().socket.shutdown(Shutdown::Read);
+        let _ended = self.socket.shutdown(Shutdown::Read);
     }
 }
 
@@ -321,8 +320,16 @@ fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, patience: Duration) -> Optio
     let until = Instant::now() + patience;
     let waker = Arc::new(Unpark(std::thread::current())).into();
     let mut context = Context::from_waker(&waker);
+    // Without another request behind this one the thread has nothing better to do than to wait for the disk.
+    let mut lends = !patience.is_zero();
     loop {
-        if let Poll::Ready(frame) = call.as_mut().poll(&mut context) {
+        let mut poll = || call.as_mut().poll(&mut context);
+        let polled = if std::mem::take(&mut lends) {
+            lend_thread(poll)
+        } else {
+            poll()
+        };
+        if let Poll::Ready(frame) = polled {
             return Some(frame);
         }
         let left = until.saturating_duration_since(Instant::now());
@@ -370,5 +377,41 @@ fn encode<M: Message>(header: &Header, epoch: Epoch, reply: Result<M, Refused>) 
                 .expect("invariant: a vector takes what is appended");
         }),
         Err(refused) => failure(header.request, epoch, &refused),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    #[test]
+    fn a_connection_whose_client_does_not_read_is_ended_without_waiting_for_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        let answers = Arc::new(Answers::new(socket));
+        let sending = {
+            let answers = Arc::clone(&answers);
+            std::thread::spawn(move || answers.send(&vec![0; 64 << 20]))
+        };
+        let limit = Instant::now() + Duration::from_secs(10);
+        while answers.rest.try_lock().is_some() {
+            assert!(Instant::now() < limit, "nothing is sent");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (done, ended) = std::sync::mpsc::channel();
+        let ender = Arc::clone(&answers);
+        std::thread::spawn(move || {
+            ender.end();
+            let _left = done.send(());
+        });
+        assert!(
+            ended.recv_timeout(Duration::from_secs(5)).is_ok(),
+            "it waits for the client"
+        );
+        drop(client);
+        let _cut_off = sending.join().unwrap();
     }
 }

@@ -15,11 +15,13 @@
 //! Architecture invariants:
 //! * Callbacks run under the journal's lock, in the order of the log, each once and after its group
 //!   is durable (but for [`Ack::Memory`]): on the journal's thread, or on the submitter's when it is
-//!   answered from memory and nothing is before it.
+//!   answered from memory, or its thread is lent, and nothing is before it.
 //! * A shard is captured when no append is under way and nothing is gathered: everything appended
 //!   has been applied by its callback then and nothing else, so it is the log's state at the last
 //!   position.
-//! * After an append that failed nothing is appended or acknowledged any more.
+//! * After an append that failed nothing is appended or acknowledged any more. One that the store had no
+//!   room for has changed nothing: what nobody has been told of is refused, the rest is kept and appended
+//!   when there is room, before anything later.
 
 mod appender;
 mod retention;
@@ -32,6 +34,7 @@ use super::{LogSeq, LogState, MetadataStore, Record, ShardIndex, StoreError};
 use bytesize::ByteSize;
 use kvpool_types::{Code, Epoch, Length};
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -79,12 +82,21 @@ impl JournalError {
         matches!(self, Self::Unknown(_) | Self::Died)
     }
 
+    /// The reason alone, for whom the log does not matter.
+    pub fn told(&self) -> String {
+        match self {
+            Self::Unknown(error) | Self::Refused(error) => error.to_string(),
+            Self::Abandoned | Self::Died => self.to_string(),
+        }
+    }
+
     /// The stable code that a client is told.
     pub fn code(&self) -> Code {
         match self {
             Self::Unknown(_) | Self::Died => Code::StoreFailed,
             Self::Refused(error) => match **error {
                 StoreError::Fenced { .. } => Code::NotLeader,
+                StoreError::DirectoryFull { .. } => Code::StoreFull,
                 _ => Code::StoreFailed,
             },
             Self::Abandoned => Code::Draining,
@@ -144,8 +156,28 @@ impl Default for JournalOptions {
     }
 }
 
-/// So many records are answered from memory on their submitter's thread.
+/// So many records are answered from memory, or appended, on their submitter's thread.
 const FEW: usize = 32;
+
+thread_local! {
+    /// Whether this thread may wait for the disk.
+    static LENT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f` with this thread lent to the journal: what `f` submits is appended here where the journal is
+/// idle, since waking its thread and being woken by it takes about as long as a small put does. For threads
+/// that nobody else waits for, and never from within a runtime.
+pub(crate) fn lend_thread<T>(f: impl FnOnce() -> T) -> T {
+    struct Back;
+    impl Drop for Back {
+        fn drop(&mut self) {
+            LENT.set(false);
+        }
+    }
+    LENT.set(true);
+    let _back = Back;
+    f()
+}
 
 /// A handle to a running journal. When the last one is dropped, the journal writes what is queued
 /// and ends.
@@ -199,18 +231,35 @@ impl Drop for Shared {
     }
 }
 
-/// Why the journal takes nothing any more; `None` while it does.
+/// Why the journal takes nothing.
 #[derive(Debug, Default)]
-struct Health(Mutex<Option<JournalError>>);
+struct Health {
+    /// Why it never will again; `None` while it may.
+    failed: Mutex<Option<JournalError>>,
+    /// Why it takes nothing for a while: the store has no room.
+    full: Mutex<Option<Arc<StoreError>>>,
+}
 
 impl Health {
+    /// Whether the journal goes on.
     fn check(&self) -> Result<(), JournalError> {
-        self.0.lock().clone().map_or(Ok(()), Err)
+        self.failed.lock().clone().map_or(Ok(()), Err)
+    }
+
+    /// Whether records can be made durable now.
+    fn check_room(&self) -> Result<(), JournalError> {
+        self.check()?;
+        let full = self.full.lock().clone();
+        full.map_or(Ok(()), |full| Err(JournalError::Refused(full)))
     }
 
     /// Keeps the first reason.
     fn fail(&self, error: JournalError) {
-        self.0.lock().get_or_insert(error);
+        self.failed.lock().get_or_insert(error);
+    }
+
+    fn set_full(&self, full: Option<Arc<StoreError>>) {
+        *self.full.lock() = full;
     }
 }
 
@@ -243,6 +292,8 @@ impl Drop for Callback {
 struct Submission {
     records: Vec<Record>,
     ack: Ack,
+    /// Whether they say what has happened already, and are kept until there is room for them.
+    has_happened: bool,
     callback: Callback,
     /// Room in the queue, given back when the records are durable. `None` for one that came without.
     room: Option<OwnedSemaphorePermit>,
@@ -310,7 +361,7 @@ impl Journal {
     /// Submits records that are to be durable together, and waits for room in the queue if need
     /// be. `on_durable` is called once in any case: with the position of the records, or with why they
     /// are not acknowledged; it must not block. It is called on the journal's thread, or for
-    /// [`Ack::Memory`] perhaps on this one, which therefore holds no lock. If this future is
+    /// [`Ack::Memory`] and on a lent thread perhaps on this one, which therefore holds no lock. If this future is
     /// dropped before there was room, that is [`JournalError::Abandoned`]. An error that is
     /// answered here is told to `on_durable` too.
     pub async fn submit(
@@ -327,13 +378,19 @@ impl Journal {
         let submission = Submission {
             records,
             ack,
+            has_happened: false,
             callback,
             room: Some(room),
         };
         // Waking another thread takes longer than answering a few records from memory does. With many
         // the submitter has better things to do meanwhile.
         let left = match ack {
-            Ack::Memory if submission.records.len() <= FEW => self.take_here(submission),
+            Ack::Memory if submission.records.len() <= FEW => {
+                self.take_here(submission, worker::Worker::take_here)
+            }
+            Ack::Durable if submission.records.len() <= FEW && LENT.get() => {
+                self.take_here(submission, worker::Worker::append_here)
+            }
             _ => Some(submission),
         };
         left.map_or(Ok(()), |submission| self.enqueue(submission))
@@ -348,6 +405,27 @@ impl Journal {
         ack: Ack,
         on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
     ) {
+        self.submit_at_once(records, ack, false, on_durable);
+    }
+
+    /// Submits records of what has happened already, such as that a block was evicted: as
+    /// [`Journal::submit_now`], and while the store has no room they are kept and tried again.
+    pub fn insist(
+        &self,
+        records: Vec<Record>,
+        ack: Ack,
+        on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) {
+        self.submit_at_once(records, ack, true, on_durable);
+    }
+
+    fn submit_at_once(
+        &self,
+        records: Vec<Record>,
+        ack: Ack,
+        has_happened: bool,
+        on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) {
         let size = self.queued_size(&records);
         let room = Arc::clone(&self.shared.room)
             .try_acquire_many_owned(size)
@@ -356,6 +434,7 @@ impl Journal {
         let _told = self.enqueue(Submission {
             records,
             ack,
+            has_happened,
             callback: Callback(Some(Box::new(on_durable))),
             room,
         });
@@ -376,9 +455,15 @@ impl Journal {
         LogSeq(self.shared.position.load(Ordering::Acquire))
     }
 
-    /// Whether records can be made durable: what `/readyz` asks.
+    /// Whether the journal goes on: once it does not, only another start helps.
     pub fn healthy(&self) -> Result<(), JournalError> {
         self.shared.health.check()
+    }
+
+    /// Whether records can be made durable now: what `/readyz` asks. Where the store has no room, that
+    /// ends by itself when there is some.
+    pub fn has_room(&self) -> Result<(), JournalError> {
+        self.shared.health.check_room()
     }
 
     /// Makes durable what has been submitted, waits for a snapshot in progress, and ends. Whatever
@@ -406,13 +491,17 @@ impl Journal {
 
     /// Takes a submission in on this thread when the journal is free and nothing is before it; gives
     /// it back otherwise.
-    fn take_here(&self, submission: Submission) -> Option<Submission> {
+    fn take_here(
+        &self,
+        submission: Submission,
+        take: impl FnOnce(&mut worker::Worker, Submission) -> Result<bool, Submission>,
+    ) -> Option<Submission> {
         let Some(worker) = self.shared.worker.upgrade() else {
             return Some(submission);
         };
         let taken = match worker.try_lock() {
             // What was sent before may not be overtaken.
-            Some(mut worker) if self.shared.sender.is_idle() => worker.take_here(submission),
+            Some(mut worker) if self.shared.sender.is_idle() => take(&mut worker, submission),
             _ => Err(submission),
         };
         match taken {

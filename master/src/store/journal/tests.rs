@@ -20,7 +20,20 @@ struct Faulty {
     gate: tokio::sync::Mutex<()>,
     /// Appends fail as when the answer is lost.
     lose: AtomicBool,
+    /// There is no room on the disk.
+    full: AtomicBool,
     appends: AtomicU64,
+}
+
+impl Faulty {
+    fn check_room(&self) -> Result<(), StoreError> {
+        if self.full.load(Ordering::SeqCst) {
+            return Err(StoreError::DirectoryFull {
+                directory: "/data".into(),
+            });
+        }
+        Ok(())
+    }
 }
 
 #[async_trait]
@@ -42,7 +55,12 @@ impl MetadataStore for Faulty {
                 reason: "the answer was lost".into(),
             });
         }
+        self.check_room()?;
         self.store.append(epoch, seq, group).await
+    }
+    async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
+        self.check_room()?;
+        self.store.make_room(bytes).await
     }
     async fn log_span(&self) -> Result<LogSpan, StoreError> {
         self.store.log_span().await
@@ -111,6 +129,7 @@ async fn setup(options: JournalOptions) -> Setup {
         store: EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap(),
         gate: tokio::sync::Mutex::new(()),
         lose: AtomicBool::new(false),
+        full: AtomicBool::new(false),
         appends: AtomicU64::new(0),
     });
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
@@ -649,4 +668,112 @@ async fn a_journal_goes_on_where_the_log_ended() {
     assert_eq!(journal.flush().await.unwrap(), LogSeq(1));
     journal.submit_now(vec![gone(2)], Ack::Durable, |_| ());
     assert_eq!(journal.flush().await.unwrap(), LogSeq(2));
+}
+
+#[tokio::test]
+async fn without_room_what_nobody_knows_of_is_refused_and_what_has_happened_is_kept() {
+    let setup = setup(JournalOptions::default()).await;
+    let (store, journal) = (&setup.store, &setup.journal);
+    store.full.store(true, Ordering::SeqCst);
+    let (done, kept) = oneshot::channel();
+    journal.insist(vec![gone(1)], Ack::Durable, |outcome| {
+        let _left = done.send(outcome);
+    });
+    let submit = async |id, ack| {
+        let (done, outcome) = oneshot::channel();
+        let told = |durable| {
+            let _left = done.send(durable);
+        };
+        let _told = journal.submit(vec![gone(id)], ack, told).await;
+        outcome.await.unwrap()
+    };
+    for (id, ack) in [(2, Ack::Durable), (3, Ack::Durable), (4, Ack::Memory)] {
+        let refused = submit(id, ack).await.unwrap_err();
+        assert_eq!(refused.code(), Code::StoreFull, "{refused}");
+        assert!(!refused.is_outcome_unknown());
+        assert!(
+            refused
+                .told()
+                .starts_with("the data directory /data is full"),
+            "{refused}"
+        );
+    }
+    // It goes on, and says that it takes nothing now.
+    journal.healthy().unwrap();
+    assert_eq!(journal.has_room().unwrap_err().code(), Code::StoreFull);
+    assert_eq!(logged(store).await, []);
+    store.full.store(false, Ordering::SeqCst);
+    let first = tokio::time::timeout(Duration::from_secs(5), kept).await;
+    assert_eq!(first.unwrap().unwrap().unwrap(), LogSeq(1));
+    journal.has_room().unwrap();
+    assert_eq!(submit(5, Ack::Durable).await.unwrap(), LogSeq(2));
+    assert_eq!(logged(store).await, [gone(1), gone(5)]);
+}
+
+#[tokio::test]
+async fn what_was_answered_from_memory_is_kept_until_there_is_room() {
+    let setup = setup(JournalOptions::default()).await;
+    let (store, journal) = (&setup.store, &setup.journal);
+    store.full.store(true, Ordering::SeqCst);
+    for id in 1..=3 {
+        let (done, outcome) = oneshot::channel();
+        let told = |durable| {
+            let _left = done.send(durable);
+        };
+        journal
+            .submit(vec![gone(id)], Ack::Memory, told)
+            .await
+            .unwrap();
+        outcome.await.unwrap().unwrap();
+    }
+    let limit = Instant::now() + Duration::from_secs(10);
+    while journal.has_room().is_ok() {
+        assert!(Instant::now() < limit, "the append was not tried");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    store.full.store(false, Ordering::SeqCst);
+    while journal.has_room().is_err() {
+        assert!(Instant::now() < limit, "room was not noticed");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    journal.close().await;
+    assert_eq!(logged(store).await, [gone(1), gone(2), gone(3)]);
+}
+
+#[test]
+fn on_a_lent_thread_a_durable_submission_is_appended_there_and_never_out_of_turn() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let setup = runtime.block_on(setup(JournalOptions::default()));
+    let (store, journal) = (&setup.store, &setup.journal);
+    let submit = |id| {
+        let (done, outcome) = std::sync::mpsc::channel();
+        let told = move |durable| {
+            let name = std::thread::current().name().map(str::to_owned);
+            let _left = done.send((durable, name));
+        };
+        let mut submitting = std::pin::pin!(journal.submit(vec![gone(id)], Ack::Durable, told));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let polled = lend_thread(|| submitting.as_mut().poll(&mut context));
+        assert!(polled.is_ready());
+        outcome
+    };
+    let own = std::thread::current().name().map(str::to_owned);
+    let (durable, thread) = submit(1).try_recv().unwrap();
+    assert_eq!((durable.unwrap(), thread), (LogSeq(1), own));
+    assert_eq!(runtime.block_on(logged(store)), [gone(1)]);
+    // Behind another one it waits for its turn.
+    let gate = runtime.block_on(store.gate.lock());
+    journal.submit_now(vec![gone(2)], Ack::Durable, |_| {});
+    let limit = Instant::now() + Duration::from_secs(10);
+    while store.appends.load(Ordering::SeqCst) < 2 {
+        assert!(Instant::now() < limit, "the append is not begun");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let third = submit(3);
+    assert!(third.try_recv().is_err());
+    drop(gate);
+    let (durable, thread) = third.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert_eq!(durable.unwrap(), LogSeq(3));
+    assert_eq!(thread.as_deref(), Some("kvm-journal"));
+    assert_eq!(runtime.block_on(logged(store)), [gone(1), gone(2), gone(3)]);
 }

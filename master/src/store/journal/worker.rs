@@ -7,7 +7,7 @@ use super::{
     Ack, Callback, Health, JournalError, JournalOptions, Message, SnapshotSource, StartError,
     Submission,
 };
-use crate::store::record::Encoder;
+use crate::store::record::{Encoder, Record};
 use crate::store::{LogSeq, MetadataStore, ShardIndex, StoreError};
 use kvpool_types::{Epoch, Length};
 use parking_lot::Mutex;
@@ -20,6 +20,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 /// How long records that nobody waits for may wait for others to be appended with. An append takes some
 /// hundred microseconds of processor time however little it has.
 pub(super) const LINGER: Duration = Duration::from_millis(50);
+/// A disk is quick enough to be waited for on a lent thread while it takes no longer.
+const QUICK: Duration = Duration::from_millis(1);
+/// How soon a store that had no room is asked again.
+const RETRY: Duration = Duration::from_millis(250);
 /// With so many bytes a group is worth an append: a longer one takes memory and saves little. What comes
 /// last still fits into the 64 KiB that the embedded store would else round up to twice as much.
 const WORTH: usize = 48 << 10;
@@ -64,6 +68,8 @@ pub(super) fn start(
         runtime,
         group: Group::default(),
         in_flight: None,
+        full_until: None,
+        last_flush: Duration::ZERO,
         snapshot_running: false,
         closers: Vec::new(),
     }));
@@ -178,17 +184,26 @@ struct Group {
     /// Whether a submission has been answered from memory.
     answered: bool,
     waiting: VecDeque<Waiting>,
-    /// The room of what has been answered from memory.
-    rooms: Vec<OwnedSemaphorePermit>,
+    /// What has been answered from memory, with its room.
+    settled: Vec<Settled>,
     /// When the first record came.
     begun: Option<Instant>,
 }
 
 /// A submission that is not answered yet.
 struct Waiting {
+    records: Vec<Record>,
     ack: Ack,
+    has_happened: bool,
     callback: Callback,
     room: Option<OwnedSemaphorePermit>,
+}
+
+/// A submission that has been answered and is not durable yet. The records are kept for the case that
+/// the store has no room for their group.
+struct Settled {
+    records: Vec<Record>,
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 /// A group that the append thread has.
@@ -216,6 +231,40 @@ impl Group {
             drop(room);
         }
     }
+
+    /// Adds records that are to be in the group.
+    fn push(&mut self, records: &[Record]) {
+        for record in records {
+            self.encoder.push(record);
+        }
+        if !records.is_empty() {
+            self.begun.get_or_insert_with(Instant::now);
+        }
+        self.records += records.len();
+    }
+
+    /// What is left of two groups, one behind the other, when `error` refuses everything that nobody has
+    /// been told of and that has not happened.
+    fn shed(self, next: Self, error: &JournalError) -> Self {
+        let mut kept = Self::default();
+        for group in [self, next] {
+            // Whatever was answered from memory came before what waits.
+            for settled in group.settled {
+                kept.push(&settled.records);
+                kept.settled.push(settled);
+                kept.answered = true;
+            }
+            for waiting in group.waiting {
+                if waiting.has_happened {
+                    kept.push(&waiting.records);
+                    kept.waiting.push_back(waiting);
+                } else {
+                    waiting.callback.call(Err(error.clone()));
+                }
+            }
+        }
+        kept
+    }
 }
 
 /// What the journal is in the middle of.
@@ -224,6 +273,10 @@ pub(super) struct Worker {
     runtime: tokio::runtime::Runtime,
     group: Group,
     in_flight: Option<InFlight>,
+    /// While the store has no room: when it is asked again.
+    full_until: Option<Instant>,
+    /// How long the last append took that was waited for here.
+    last_flush: Duration,
     snapshot_running: bool,
     closers: Vec<oneshot::Sender<()>>,
 }
@@ -243,9 +296,30 @@ impl Worker {
         Ok(is_first || self.is_full())
     }
 
+    /// Appends a submission on the submitter's own thread, where nothing else is under way; gives it back
+    /// otherwise. Whether the journal's thread has something to do after it.
+    pub(super) fn append_here(&mut self, submission: Submission) -> Result<bool, Submission> {
+        let idle = self.in_flight.is_none()
+            && self.full_until.is_none()
+            && self.group.begun.is_none()
+            && self.group.waiting.is_empty();
+        // Whoever lends a thread has other calls behind this one: they do not wait for a slow disk twice.
+        if !idle || self.parts.options.appends_aside || self.last_flush > QUICK {
+            return Err(submission);
+        }
+        let guard = Fault(Arc::clone(&self.parts.health));
+        self.gather(submission);
+        self.append();
+        drop(guard);
+        Ok(self.full_until.is_some() || self.parts.retention.is_due())
+    }
+
     /// How long there is nothing to do unless a message comes; `None` for ever. The end of an append
     /// is such a message.
     fn patience(&self) -> Option<Duration> {
+        if let Some(until) = self.full_until {
+            return Some(until.saturating_duration_since(Instant::now()));
+        }
         self.group.lingers().filter(|_| self.in_flight.is_none())
     }
 
@@ -255,7 +329,11 @@ impl Worker {
         if self.is_full() {
             self.end_append();
         }
-        if self.in_flight.is_none() && self.group.lingers().is_none_or(|left| left.is_zero()) {
+        self.look_for_room();
+        if self.full_until.is_some() {
+            // Nothing is appended meanwhile.
+        } else if self.in_flight.is_none() && self.group.lingers().is_none_or(|left| left.is_zero())
+        {
             self.append();
         }
         if closing {
@@ -297,23 +375,25 @@ impl Worker {
         let Submission {
             records,
             ack,
+            has_happened,
             callback,
             room,
         } = submission;
-        if let Err(error) = self.parts.health.check() {
+        let health = &self.parts.health;
+        let takes = if has_happened {
+            health.check()
+        } else {
+            health.check_room()
+        };
+        if let Err(error) = takes {
             callback.call(Err(error.for_later()));
             return;
         }
-        for record in &records {
-            self.group.encoder.push(record);
-        }
-        if !records.is_empty() {
-            self.group.begun.get_or_insert_with(Instant::now);
-        }
-        self.group.records += records.len();
-        drop(records);
+        self.group.push(&records);
         self.group.waiting.push_back(Waiting {
+            records,
             ack,
+            has_happened,
             callback,
             room,
         });
@@ -333,7 +413,10 @@ impl Worker {
             && let Some(first) = group.waiting.pop_front()
         {
             group.answered = true;
-            group.rooms.extend(first.room);
+            group.settled.push(Settled {
+                records: first.records,
+                _room: first.room,
+            });
             first.callback.call(Ok(position));
         }
     }
@@ -367,7 +450,9 @@ impl Worker {
                 self.parts.appender.append(seq, bytes);
             } else {
                 let append = self.parts.store.append(self.parts.epoch, seq, bytes);
+                let begun = Instant::now();
                 let outcome = self.runtime.block_on(append);
+                self.last_flush = begun.elapsed();
                 self.appended(outcome);
             }
         }
@@ -397,6 +482,46 @@ impl Worker {
         self.end_append();
     }
 
+    /// The store had no room for what was handed to it, and has changed nothing.
+    fn no_room(&mut self, seq: LogSeq, group: Group, error: StoreError) {
+        tracing::error!(%error, "the metadata log has no room");
+        let error = Arc::new(error);
+        self.parts.health.set_full(Some(Arc::clone(&error)));
+        self.parts.last = LogSeq(seq.0.saturating_sub(1));
+        self.parts
+            .position
+            .store(self.parts.last.0, Ordering::Release);
+        let next = std::mem::take(&mut self.group);
+        self.group = group.shed(next, &JournalError::Refused(error));
+        self.full_until = Some(Instant::now() + RETRY);
+    }
+
+    /// Asks a store that had no room whether it has some now.
+    fn look_for_room(&mut self) {
+        if self.full_until.is_none_or(|until| Instant::now() < until) {
+            return;
+        }
+        let group = self.group.encoder.len() as u64;
+        let bytes = group.max(self.parts.options.group_bytes.as_u64());
+        match self.runtime.block_on(self.parts.store.make_room(bytes)) {
+            Ok(()) => {
+                tracing::info!("the metadata log has room again");
+                self.full_until = None;
+                self.parts.health.set_full(None);
+            }
+            Err(StoreError::DirectoryFull { .. }) => {
+                self.full_until = Some(Instant::now() + RETRY);
+            }
+            Err(error) => {
+                tracing::error!(%error, "the metadata log cannot be written; restart needed");
+                self.full_until = None;
+                self.parts
+                    .health
+                    .fail(JournalError::Refused(Arc::new(error)));
+            }
+        }
+    }
+
     fn appended(&mut self, outcome: Result<(), StoreError>) {
         let Some(InFlight {
             seq,
@@ -405,6 +530,12 @@ impl Worker {
         }) = self.in_flight.take()
         else {
             return;
+        };
+        let outcome = match outcome {
+            Err(error @ StoreError::DirectoryFull { .. }) => {
+                return self.no_room(seq, group, error);
+            }
+            outcome => outcome,
         };
         let outcome = outcome.map_err(|error| {
             tracing::error!(%seq, %error, "the metadata log cannot be written; restart needed");
@@ -430,7 +561,7 @@ impl Worker {
         while let Some(outcome) = self.parts.snapshots.outcome() {
             self.snapshot_done(outcome);
         }
-        if self.snapshot_running || self.parts.health.check().is_err() {
+        if self.snapshot_running || self.parts.health.check_room().is_err() {
             return;
         }
         if !self.parts.retention.is_due() {
@@ -438,7 +569,7 @@ impl Worker {
         }
         // What was answered from memory is in the directory and may not be in the log.
         self.drain();
-        if self.parts.health.check().is_err() {
+        if self.parts.health.check_room().is_err() {
             return;
         }
         let due = self.parts.retention.due(self.parts.last);

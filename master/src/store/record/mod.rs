@@ -223,6 +223,6 @@ const PLAIN_DIGEST: u8 = 0;
 const AFFIXED_DIGEST: u8 = 1;
 const TEXT: u8 = 2;
 
-fn crc(bytes: &[u8]) -> u64 {
+pub(in crate::store) fn crc(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }
