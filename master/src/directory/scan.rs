@@ -76,16 +76,22 @@ impl Directory {
         Ok(more.then(|| [number.to_le_bytes(), slot.to_le_bytes()].concat()))
     }
 
-    /// Every block of one of the [`PARTS`](super::PARTS) at one moment. Parents are those that are
-    /// linked at that moment and still there a little later.
+    /// Every block of one of the [`PARTS`](super::PARTS). The part's lock, which is that of others too, is
+    /// let go every few hundred blocks. Nothing may be published meanwhile; a block that leaves may be among
+    /// the records or not. Parents are those that are linked when the block is met and still there a little
+    /// later.
     pub fn snapshot(&self, part: u32) -> Vec<Record> {
         let mut records = Vec::new();
         let mut parents: Vec<(usize, BlockId, u32)> = Vec::new();
-        {
-            let shard = self.lock(self.common.shard_of_part(part));
-            let in_part = |slot| part_of_hash(shard.hash(slot, &self.common)) == part;
-            for slot in 0..shard.entries.high() {
-                if shard.entries.get(slot).is_none() || !in_part(slot) {
+        let number = self.common.shard_of_part(part);
+        let mut slot = 0;
+        loop {
+            let shard = self.lock(number);
+            let high = shard.entries.high();
+            let end = high.min(slot + STRIDE);
+            for slot in slot..end {
+                let in_part = || part_of_hash(shard.hash(slot, &self.common)) == part;
+                if shard.entries.get(slot).is_none() || !in_part() {
                     continue;
                 }
                 let node = shard.entries.rest(slot).lineage;
@@ -111,6 +117,10 @@ impl Directory {
                     hard_pin: block.is_hard_pinned(),
                 });
             }
+            if end >= high {
+                break;
+            }
+            slot = end;
         }
         for (record, parent, node) in parents {
             if let Some(record) = records.get_mut(record)

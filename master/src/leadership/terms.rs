@@ -462,16 +462,20 @@ impl Run {
         tracing::warn!(epoch = %pool.epoch, why, "steps down");
         let is_stopping = *self.stand.stopped.borrow();
         elected.term.end();
-        self.stand.seat.step_down(why);
         if !is_stopping {
-            // What waits to be appended may be there or not: whoever leads next reads it.
+            // What waits to be appended may be there or not: whoever leads next reads it. Nothing is to be
+            // written here any more, so another may lead before everybody here has been told.
             self.store.abandon(pool.epoch);
+            self.revoke(elected.lease).await;
         }
+        self.stand.seat.step_down(why);
         if timeout(REVOKING, pool.retire()).await.is_err() {
             self.store.abandon(pool.epoch);
             pool.lapse();
         }
-        self.revoke(elected.lease).await;
+        if is_stopping {
+            self.revoke(elected.lease).await;
+        }
         drop(elected);
     }
 }
