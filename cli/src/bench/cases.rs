@@ -123,6 +123,8 @@ pub(crate) enum Bare {
     },
     /// First touch of fresh memory.
     Touch,
+    /// A write of 4 KiB that is flushed to the disk of the pools' metadata.
+    Flush,
 }
 
 /// How memory is copied.

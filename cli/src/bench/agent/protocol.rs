@@ -214,6 +214,8 @@ pub(crate) enum Limit {
     },
     /// First touch of memory.
     Touch { bytes: u64 },
+    /// Writes of 4 KiB, each flushed to the disk.
+    Flush { window: Window },
 }
 
 impl Live {

@@ -1,7 +1,7 @@
 //! The machine's limits, run on demand with memory and connections that are kept in between.
 
 use super::protocol::Limit;
-use crate::bench::limits::{Copies, Ping, Streams, first_touch};
+use crate::bench::limits::{Copies, Flush, Ping, Streams, first_touch};
 use crate::bench::window::Meter;
 use anyhow::{Context as _, bail};
 
@@ -14,6 +14,7 @@ pub(super) struct Yardstick {
     streams: Option<(Limit, Streams)>,
     /// A few kinds of pings take turns.
     pings: Vec<((u64, u64, bool, bool), Ping)>,
+    flush: Option<Flush>,
 }
 
 impl Yardstick {
@@ -25,6 +26,7 @@ impl Yardstick {
             copies: None,
             streams: None,
             pings: Vec::new(),
+            flush: None,
         }
     }
 
@@ -63,6 +65,12 @@ impl Yardstick {
                 }
             }
             Limit::Touch { .. } => {}
+            Limit::Flush { .. } => {
+                if self.flush.is_none() {
+                    let made = Flush::new().context("cannot make a file to flush")?;
+                    self.flush = Some(made);
+                }
+            }
         }
         Ok(())
     }
@@ -104,6 +112,10 @@ impl Yardstick {
                 return Ok(ping.run(window)?);
             }
             Limit::Touch { bytes } => meter.add(first_touch(bytes), bytes),
+            Limit::Flush { window } => {
+                let flush = self.flush.as_mut().context("no file to flush")?;
+                return Ok(flush.run(window)?);
+            }
         }
         Ok(meter)
     }

@@ -352,7 +352,14 @@ fn small_blocks() -> Vec<Case> {
     vec![
         case("shm/put/4KiB", shm, put, p50, ping(), most(3.0)),
         case("tcp/put/4KiB", tcp, put, p50, ping(), most(4.0)),
-        case("shm/put-durable/4KiB", durable, put, p50, ping(), NOT_ASKED),
+        case(
+            "shm/put-durable/4KiB",
+            durable,
+            put,
+            p50,
+            Bound::Bare(Bare::Flush),
+            Goal::None("asked: one flush and 1.5 times shm/put/4KiB at the most"),
+        ),
         case("shm/get/4KiB", shm, get, p50, ping(), most(1.5)),
         case("tcp/get/4KiB", tcp, get, p50, ping(), most(2.5)),
         case(

@@ -6,12 +6,14 @@
 mod copy;
 mod core;
 mod far;
+mod flush;
 mod ping;
 mod stream;
 mod touch;
 
 pub(crate) use copy::{Copies, Shape};
 pub(crate) use far::Far;
+pub(crate) use flush::Flush;
 pub(crate) use ping::Ping;
 pub(crate) use stream::Streams;
 pub(crate) use touch::first_touch;

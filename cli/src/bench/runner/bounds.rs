@@ -127,6 +127,12 @@ impl Runner {
                 },
             ),
             Bare::Touch => (&self.near, Limit::Touch { bytes }),
+            Bare::Flush => (
+                &self.near,
+                Limit::Flush {
+                    window: ping_window,
+                },
+            ),
         };
         let watch = match bare {
             Bare::Stream { .. } => vec![self.far.id()],
@@ -177,5 +183,6 @@ pub(super) fn name_of(bare: Bare) -> String {
             format!("ping-pong of {}", size(request))
         }
         Bare::Touch => "first touch".to_owned(),
+        Bare::Flush => "fdatasync of 4 KiB".to_owned(),
     }
 }
