@@ -313,9 +313,11 @@ mod tests {
             assert_eq!(said(spoil), text);
         }
         // No sum of times is too large to be judged.
-        let mut config = Config::default();
-        config.heartbeat_interval = Duration::MAX;
-        config.suspect_after = second;
+        let config = Config {
+            heartbeat_interval: Duration::MAX,
+            suspect_after: second,
+            ..Config::default()
+        };
         assert!(config.validate().is_err());
     }
 

@@ -72,7 +72,7 @@ impl Failure {
 struct Patience(Duration);
 
 impl Patience {
-    const MOST: Duration = Duration::from_mins(1);
+    const MOST: Duration = Duration::from_secs(60);
 
     const fn new() -> Self {
         Self(RETRY)

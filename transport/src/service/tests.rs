@@ -174,7 +174,7 @@ fn a_hello_has_a_bounded_size_and_a_bounded_time() {
     slow.set_read_timeout(Some(Duration::from_millis(100)))
         .unwrap();
     let closed = loop {
-        if slow.write_all(&[b'K']).is_err() {
+        if slow.write_all(b"K").is_err() {
             break true;
         }
         match slow.read(&mut [0; 1]) {

@@ -9,7 +9,7 @@ use std::time::Instant;
 /// The bytes of a write.
 const BYTES: usize = 4096;
 /// How many of them the file holds.
-const PLACES: u64 = 1024;
+const PLACES: usize = 1024;
 
 /// A file whose room was written before, on the filesystem that the pools of a run are on.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl Flush {
     /// Makes the file. It has no name, so it goes with this.
     pub(crate) fn new() -> io::Result<Self> {
         let file = tempfile::tempfile()?;
-        file.write_all_at(&vec![0; BYTES * PLACES as usize], 0)?;
+        file.write_all_at(&vec![0; BYTES * PLACES], 0)?;
         file.sync_all()?;
         Ok(Self { file, next: 0 })
     }
@@ -33,7 +33,7 @@ impl Flush {
         let bytes = [1; BYTES];
         while !meter.fills(window) {
             let begin = Instant::now();
-            let place = (self.next % PLACES) * BYTES as u64;
+            let place = (self.next % PLACES as u64) * BYTES as u64;
             self.file.write_all_at(&bytes, place)?;
             self.file.sync_data()?;
             meter.add(begin.elapsed(), BYTES as u64);

@@ -114,8 +114,8 @@ async fn a_file_that_is_missing_empty_or_cut_is_refused_with_its_name_and_the_fl
                 file.set_len(length - 9).unwrap();
             };
             let remove = |path: &Path| std::fs::remove_file(path).unwrap();
-            let changes: [(&str, &dyn Fn(&Path)); 3] =
-                [("empty", &empty), ("cut", &cut), ("removed", &remove)];
+            type Change<'a> = (&'a str, &'a dyn Fn(&Path));
+            let changes: [Change<'_>; 3] = [("empty", &empty), ("cut", &cut), ("removed", &remove)];
             for (what, change) in changes {
                 let copy = changed(directory.path(), &file, change);
                 let error = contents(copy.path()).await.unwrap_err();
