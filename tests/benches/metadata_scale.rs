@@ -4,8 +4,9 @@
 //!     cargo bench -p kvpool-tests --bench metadata_scale [-- BLOCKS]
 //!
 //! It fills one real kvmaster with digest-key blocks of 64 bytes on one real kvstore-node, and at
-//! 10,000, 100,000 and 1,000,000 blocks prints the master's resident bytes a block and the time of an
-//! exist batch of 1024 random keys (median, quartiles).
+//! 10,000, 100,000, 1,000,000 and 10,000,000 blocks prints the master's resident bytes a block and the time of
+//! an exist batch of 1024 random keys (median, quartiles). Then the master ends and starts again: it prints how
+//! long that takes, the most memory that the new one had, and what it has after that.
 
 use kvpool_client::{Client, PutBlock, PutOptions};
 use kvpool_tests::blocks::{key, target};
@@ -30,7 +31,7 @@ async fn run(most: u64) -> anyhow::Result<()> {
         segment: format!("{}MiB", most * 80 / (1 << 20) + 16),
         ..Options::default()
     };
-    let cluster = Cluster::start(options.master(&["--commit-ack", "memory"]))?;
+    let mut cluster = Cluster::start(options.master(&["--commit-ack", "memory"]))?;
     let client = cluster.client().await?;
     let empty = cluster.master.resident_bytes()?;
     println!("empty master: {} MiB resident", empty >> 20);
@@ -39,7 +40,7 @@ async fn run(most: u64) -> anyhow::Result<()> {
         "blocks", "resident B/block", "accounted"
     );
     let mut filled = 0;
-    for step in [10_000, 100_000, 1_000_000] {
+    for step in [10_000, 100_000, 1_000_000, 10_000_000] {
         if step > most {
             break;
         }
@@ -66,6 +67,24 @@ async fn run(most: u64) -> anyhow::Result<()> {
             u128::from(added) * 1000 / took.as_millis().max(1),
         );
     }
+    let steady = cluster.master.resident_bytes()?;
+    cluster.master.terminate()?;
+    let started = Instant::now();
+    cluster.restart_master()?;
+    cluster.wait_live(1)?;
+    let took = started.elapsed();
+    let (peak, after) = (
+        cluster.master.peak_bytes()?,
+        cluster.master.resident_bytes()?,
+    );
+    println!(
+        "{filled} blocks: steady {} MiB; started again in {took:?}, at most {} MiB meanwhile ({}.{:02} times), {} MiB then",
+        steady >> 20,
+        peak >> 20,
+        peak / steady,
+        peak * 100 / steady % 100,
+        after >> 20,
+    );
     Ok(())
 }
 

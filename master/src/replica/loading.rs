@@ -146,8 +146,7 @@ impl Loading {
         let of = self.batch_of;
         let ticks = self.directory.ticks(commits.len());
         let mut parents = Vec::new();
-        let count = commits.len();
-        let mut blocks = Vec::with_capacity(count);
+        let mut blocks = Vec::with_capacity(commits.len());
         for (at, commit) in commits.into_iter().enumerate() {
             let copy = |(segment, offset): &(SegmentId, _)| Copy {
                 segment: *segment,
@@ -171,7 +170,9 @@ impl Loading {
                 parent,
                 soft_pin_until: None,
                 hard_pin: commit.hard_pin,
-                tick: ticks.of(count - 1 - at),
+                // A shard takes its blocks from last to first. Later ticks for the first keep all of them in its
+                // list; one whose tick does not fit there costs 30 bytes in a set until the order is settled.
+                tick: ticks.of(at),
             });
         }
         let published = self.directory.publish(&blocks);
