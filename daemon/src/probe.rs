@@ -8,9 +8,9 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use prometheus::{Registry, TextEncoder};
 use std::future::Future;
@@ -19,7 +19,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 /// The content type of `/metrics`: version 0.0.4 of Prometheus' text format.
@@ -36,7 +36,7 @@ const MOST_CALLERS: usize = 256;
 /// The most requests that are answered at a time; more are answered with 503.
 const MOST_REQUESTS: usize = 256;
 /// The largest head of a request, in bytes.
-const MOST_HEAD: usize = 16 << 10;
+const MOST_HEAD: u16 = 16 << 10;
 
 /// What a daemon knows of its own state. Called on every probe: it must answer at once, from memory.
 pub trait Health: Send + Sync + 'static {
@@ -163,8 +163,10 @@ async fn converse(stream: TcpStream, router: Router, caller: Caller, places: Arc
     let caller = Arc::new(caller);
     let router = TowerToHyperService::new(router);
     let heard = Arc::clone(&caller);
+    let (came, coming) = watch::channel(false);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         heard.settle();
+        let _ = came.send(true);
         let place = Arc::clone(&places).try_acquire_owned();
         let router = router.clone();
         async move {
@@ -174,11 +176,24 @@ async fn converse(stream: TcpStream, router: Router, caller: Caller, places: Arc
             }
         }
     });
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new())
+    // HTTP/2 is what gRPC calls speak, which are told where they belong ([`redirect_grpc`]).
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    http.http1()
+        .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .max_buf_size(MOST_HEAD)
+        .max_buf_size(MOST_HEAD.into())
         .keep_alive(false);
+    http.http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(MOST_HEAD.into())
+        .max_concurrent_streams(1);
+    // Which version it speaks is read without a time limit of its own.
+    let silent = async {
+        tokio::time::sleep(HEAD).await;
+        if *coming.borrow() {
+            std::future::pending::<()>().await;
+        }
+    };
     let connection = http.serve_connection(TokioIo::new(stream), service);
     tokio::select! {
         ended = tokio::time::timeout(LONGEST, connection) => match ended {
@@ -187,6 +202,7 @@ async fn converse(stream: TcpStream, router: Router, caller: Caller, places: Arc
             Err(_) => tracing::debug!("an HTTP connection was not over in {LONGEST:?}"),
         },
         () = caller.displaced() => {}
+        () = silent => tracing::debug!("no request came in {HEAD:?}"),
     }
 }
 
