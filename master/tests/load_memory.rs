@@ -83,7 +83,7 @@ fn commit(kind: Kind, n: u64, version: u64, place: u64, all: u64) -> Record {
         length: Length(BLOCK),
         checksum: Checksum(n),
         replicas: smallvec![(SegmentId(segment + 1), Offset(place % here * BLOCK))],
-        parent: (kind == Kind::Chains && n % CHAIN > 0).then(|| key(kind, n - 1)),
+        parent: (kind == Kind::Chains && !n.is_multiple_of(CHAIN)).then(|| key(kind, n - 1)),
         hard_pin: false,
     })
 }
@@ -130,7 +130,7 @@ async fn stored(directory: &Path, kind: Kind, all: u64) -> EmbeddedStore {
     for first in (0..all / 3).step_by(usize::try_from(GROUP).unwrap()) {
         let numbers = first..(first + GROUP).min(all / 3);
         // The first half of a group leaves, and the second half comes where it lay.
-        let removes = numbers.clone().filter(|n| n % 2 == 0).map(|n| {
+        let removes = numbers.clone().filter(|n| n.is_multiple_of(2)).map(|n| {
             Record::Remove(Remove {
                 namespace: SPACE,
                 key: key(kind, n),
@@ -138,7 +138,7 @@ async fn stored(directory: &Path, kind: Kind, all: u64) -> EmbeddedStore {
             })
         });
         let puts = numbers
-            .filter(|n| n % 2 == 0)
+            .filter(|n| n.is_multiple_of(2))
             .map(|n| commit(kind, n, all + n + 1, n, all));
         seq = seq.next();
         let group = encode_group(&removes.chain(puts).collect::<Vec<_>>());
