@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use kvpool_client::Client;
 use serde::Deserialize;
 use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -17,6 +18,9 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// What blocks an extent's length is rounded up to, in bytes.
 pub(crate) const GRANULE: u64 = 64;
+
+/// Where daemons listen that only this host is to reach.
+pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// What kind of pool to start.
 #[derive(Clone, Debug)]
@@ -35,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) eviction: Option<Eviction>,
     /// Leave the directory (metadata and logs) where it is.
     pub(crate) keep: bool,
+    /// The address of this host that daemons listen on.
+    pub(crate) host: IpAddr,
 }
 
 /// When eviction begins and how far it goes, as shares of the pool's bytes.
@@ -133,20 +139,22 @@ impl Cluster {
             master: String::new(),
             directory,
         };
-        let listen = cluster
+        let any_port = SocketAddr::new(plan.host, 0).to_string();
+        let listening = cluster
             .launch(
                 "kvmaster",
                 "kvmaster",
-                master_arguments(plan, ANY_PORT, cluster.path()),
+                master_arguments(plan, &any_port, cluster.path()),
             )
             .await?;
-        cluster.master = format!("http://{listen}");
+        cluster.master = format!("http://{listening}");
         for number in 0..plan.nodes {
             let name = format!("node-{number}");
             let is_last = number + 1 == plan.nodes;
             let last = plan.last_node_bytes.filter(|_| is_last);
             let bytes = last.unwrap_or(plan.node_bytes);
-            let arguments = node_arguments(bytes, &cluster.master, &name, cluster.path());
+            let arguments =
+                node_arguments(bytes, &any_port, &cluster.master, &name, cluster.path());
             cluster.launch(&name, "kvstore-node", arguments).await?;
         }
         Ok(cluster)
@@ -293,12 +301,18 @@ fn master_arguments(plan: &Plan, listen: &str, directory: &Path) -> Vec<OsString
     arguments
 }
 
-fn node_arguments(bytes: u64, master: &str, name: &str, directory: &Path) -> Vec<OsString> {
+fn node_arguments(
+    bytes: u64,
+    listen: &str,
+    master: &str,
+    name: &str,
+    directory: &Path,
+) -> Vec<OsString> {
     vec![
         "--master".into(),
         master.into(),
         "--listen".into(),
-        ANY_PORT.into(),
+        listen.into(),
         "--http-listen".into(),
         ANY_PORT.into(),
         "--name".into(),

@@ -36,8 +36,19 @@ pub(crate) struct Place {
     pub(crate) remembers: bool,
     /// Whether the client polls for answers before it sleeps.
     pub(crate) spins: bool,
+    /// What is between clients and daemons.
+    pub(crate) path: Path,
     /// How many client processes at once.
     pub(crate) clients: usize,
+}
+
+/// What is between a client and what it talks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// Nothing but this host.
+    Loopback,
+    /// A link between two network namespaces, where one can be made.
+    Veth,
 }
 
 /// The pools of a run, each started when the first case needs it.

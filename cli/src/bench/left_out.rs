@@ -1,12 +1,14 @@
 //! Cases that are asked for and cannot be measured here, and why.
 
 use super::agent::protocol::Way;
-use super::cases::Case;
+use super::cases::{Case, Goal, Path};
+use super::veth::Veth;
 use crate::connection::{Connection, Transport};
 use crate::doctor::host::Host;
 use crate::doctor::pool::nodes_by;
 use crate::output;
 use serde::Serialize;
+use std::sync::Arc;
 
 /// Some cases with one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -54,6 +56,32 @@ pub(crate) fn part(
         format!("the blocks do not fit the {room} that transfers walk through"),
     );
     (cases, left_out)
+}
+
+/// The link that cases over TCP go over, and what that is in words. Where there is none they go over
+/// loopback, and nothing is asked of them.
+pub(crate) fn path(cases: &mut [Case], connection: &Connection) -> (Option<Arc<Veth>>, String) {
+    if !cases.iter().any(|case| case.place.path == Path::Veth) {
+        return (None, String::new());
+    }
+    let reason = if connection.master.is_some() {
+        "the network to a pool that was there before, their limits over loopback".to_owned()
+    } else {
+        match Veth::lay() {
+            Ok(veth) => {
+                let what = "a veth link between two network namespaces, their limits too";
+                return (Some(Arc::new(veth)), what.to_owned());
+            }
+            Err(error) => format!("loopback, as no network namespaces can be made: {error:#}"),
+        }
+    };
+    for case in cases {
+        if case.place.path == Path::Veth {
+            case.place.path = Path::Loopback;
+            case.goal = Goal::None("it is about bytes between network namespaces");
+        }
+    }
+    (None, reason)
 }
 
 /// Why some of the cases that go over RDMA cannot, if they cannot.

@@ -7,6 +7,8 @@
 //!    └ what is done, what bounds it, what is asked of it
 //! ```
 //!
+//! Cases over TCP have a runner of their own, whose far processes are in another network namespace ([`veth`]).
+//!
 //! A case never decides how it is measured, and what measures it knows no goals.
 
 pub(crate) mod agent;
@@ -19,4 +21,5 @@ mod pools;
 pub(crate) mod report;
 pub(crate) mod runner;
 mod usage;
+pub(crate) mod veth;
 mod window;

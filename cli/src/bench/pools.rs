@@ -3,12 +3,14 @@
 use super::agent::protocol::{Live, Set};
 use super::cases::{Blocks, Kept, Pool};
 use super::usage::{self, Resident};
-use crate::cluster::{Cluster, CommitAck, Eviction, Plan, Policy};
+use super::veth::Veth;
+use crate::cluster::{Cluster, CommitAck, Eviction, LOOPBACK, Plan, Policy};
 use crate::connection::{Connection, control_error};
 use anyhow::{Context as _, bail};
 use kvpool_client::{Client, PoolStats};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
 
 const MIB: u64 = 1 << 20;
 
@@ -28,6 +30,8 @@ pub(super) struct Running {
     connection: Connection,
     /// For questions about the pool; no case is measured with it.
     client: Client,
+    /// What its tasks run on, in the network namespace of the clients; `None`: where all tasks run.
+    runtime: Option<Runtime>,
     /// The blocks that are in it, by their tag.
     pub(super) sets: HashMap<String, Set>,
     /// The master's memory before it had any block.
@@ -74,6 +78,7 @@ impl Pool {
                 ratio: 0.0,
             }),
             keep: false,
+            host: LOOPBACK,
         }
     }
 }
@@ -92,16 +97,32 @@ impl Running {
         pool: Pool,
         span: u64,
         connection: &Connection,
+        veth: Option<&Veth>,
     ) -> anyhow::Result<Self> {
-        let plan = pool.plan(span);
-        let mut cluster = Cluster::start(&plan).await?;
+        let mut plan = pool.plan(span);
+        let mut cluster = {
+            let _inside = veth.map(Veth::enter_far).transpose()?;
+            if veth.is_some() {
+                plan.host = Veth::far_address();
+            }
+            Cluster::start(&plan).await?
+        };
         let connection = connection.with_master(cluster.master());
-        let client = connection.connect().await?;
+        let runtime = veth.map(|_| runtime()).transpose()?;
+        let client = match &runtime {
+            Some(runtime) => {
+                let connection = connection.clone();
+                let connect = async move { connection.connect().await };
+                runtime.spawn(connect).await??
+            }
+            None => connection.connect().await?,
+        };
         cluster.joined(&client, &plan).await?;
         let mut running = Self {
             cluster: Some(cluster),
             connection,
             client,
+            runtime,
             sets: HashMap::new(),
             baseline: Resident::default(),
         };
@@ -118,6 +139,7 @@ impl Running {
             cluster: None,
             connection: connection.clone(),
             client: connection.connect().await?,
+            runtime: None,
             sets: HashMap::new(),
             baseline: Resident::default(),
         })
@@ -216,10 +238,23 @@ impl Running {
     /// Ends what this run has started.
     pub(super) async fn stop(self) {
         drop(self.client);
+        if let Some(runtime) = self.runtime {
+            runtime.shutdown_background();
+        }
         if let Some(cluster) = self.cluster {
             cluster.stop().await;
         }
     }
+}
+
+/// A runtime whose threads are in the network namespace of the calling one.
+fn runtime() -> anyhow::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("bench-pool")
+        .enable_all()
+        .build()
+        .context("cannot start a runtime")
 }
 
 impl Blocks {

@@ -22,6 +22,8 @@ pub(crate) struct Report {
     /// Whether the pool was there before.
     pub(crate) foreign_pool: bool,
     pub(crate) cases: Vec<Row>,
+    /// What the cases over TCP went over; empty without any.
+    pub(crate) tcp: String,
     /// Cases that were asked for and could not be measured here.
     pub(crate) left_out: Vec<LeftOut>,
     /// How many cases have a goal.
@@ -197,6 +199,9 @@ impl Report {
             out.push(format!(
                 "Published figures are of builds of the profile {PUBLISHED}, which are faster."
             ));
+        }
+        if !self.tcp.is_empty() {
+            out.push(format!("Cases named tcp/ went over {}.", self.tcp));
         }
         out.extend(self.left_out.iter().map(LeftOut::text));
         let mut groups: Vec<&str> = Vec::new();

@@ -11,12 +11,15 @@ use super::pairing::Pairs;
 use super::pools::{Running, WINDOW_BYTES};
 use super::report::{Cpu, Row};
 use super::usage;
+use super::veth::Veth;
 use super::window::{Measured, Window, now_ns};
+use crate::cluster::LOOPBACK;
 use crate::connection::Connection;
 use anyhow::{Context as _, bail};
 use bounds::name_of;
 use futures::future::{join_all, try_join_all};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -55,6 +58,8 @@ pub(crate) struct Settings {
     pub(crate) span: u64,
     /// How to reach pools; with a master, the pool that there is.
     pub(crate) connection: Connection,
+    /// Between clients and daemons, and between the limits; without it all are on loopback.
+    pub(crate) veth: Option<Arc<Veth>>,
 }
 
 /// What runs while cases are measured. Dropping it kills all of it.
@@ -91,15 +96,24 @@ impl Runner {
         let agent = |name: &str, environment: &[(&str, &str)]| {
             start_agent(name, &seed, environment, &directory)
         };
-        let near = agent("limits", &[STREAMING])?;
-        let far = agent("limits-far", &[])?;
+        let veth = settings.veth.as_deref();
+        let near = {
+            let _inside = veth.map(Veth::enter_near).transpose()?;
+            agent("limits", &[STREAMING])?
+        };
+        let far = {
+            let _inside = veth.map(Veth::enter_far).transpose()?;
+            agent("limits-far", &[])?
+        };
         try_join_all([&near, &far].map(Handle::greeting)).await?;
-        let Answer::Port(port) = far.call(&Command::Listen).await? else {
+        let host = veth.map_or(LOOPBACK, |_| Veth::far_address());
+        let Answer::Listens(address) = far.call(&Command::Listen { host }).await? else {
             bail!("{} does not listen", far.name());
         };
         let span = settings.span;
         for agent in [&near, &far] {
-            agent.call(&Command::Reach { span, port }).await?;
+            let far = address;
+            agent.call(&Command::Reach { span, far }).await?;
         }
         Ok(Self {
             settings,
@@ -114,8 +128,11 @@ impl Runner {
         })
     }
 
-    /// Measures a case. `all` is where the case is found that bounds it.
+    /// Measures a case. `all` is where the case is found that bounds it. Call it on the main thread.
     pub(crate) async fn run(&mut self, case: &Case, all: &[Case]) -> anyhow::Result<Row> {
+        let veth = self.settings.veth.clone();
+        // Clients that are started meanwhile, and what this process asks of the pool.
+        let _inside = veth.as_deref().map(Veth::enter_near).transpose()?;
         let other = match &case.bound {
             Bound::Case(id) => all.iter().find(|other| other.id == *id),
             _ => None,

@@ -1,9 +1,9 @@
 //! `kvctl bench`.
 
-use crate::bench::cases::{Case, table};
+use crate::bench::cases::{Case, Path, table};
 use crate::bench::left_out::{self, LeftOut};
 use crate::bench::machine::{self, Machine};
-use crate::bench::report::Report;
+use crate::bench::report::{Report, Row};
 use crate::bench::runner::{Runner, Settings};
 use crate::cli::Context;
 use crate::connection::control_error;
@@ -11,6 +11,7 @@ use crate::{output, progress};
 use anyhow::{Context as _, bail};
 use bytesize::ByteSize;
 use clap::value_parser;
+use indicatif::ProgressBar;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -22,6 +23,9 @@ use std::time::Instant;
 ///
 /// Cases over RDMA are measured where this host and the nodes have it. They are compared with nothing:
 /// perftest shows what bare RDMA does.
+///
+/// Cases over TCP go between two network namespaces over a veth link, and so do their limits. That takes
+/// root and `ip`; without them they go over loopback, and nothing is asked of them.
 ///
 /// Without --master it starts pools of its own on this machine. With --master (or KVPOOL_MASTER) it
 /// measures the pool that is named, as far as that can be done from outside, and removes what it has
@@ -96,7 +100,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         span
     };
     let no_rdma = left_out::no_rdma(&cases, &context.connection).await?;
-    let (cases, left_out) = left_out::part(cases, span, no_rdma.as_deref());
+    let (mut cases, left_out) = left_out::part(cases, span, no_rdma.as_deref());
     if cases.is_empty() {
         let reasons: Vec<String> = left_out.iter().map(LeftOut::text).collect();
         bail!("nothing can be measured: {}", reasons.join("; "));
@@ -104,19 +108,37 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let pairs = args
         .pairs
         .unwrap_or(if args.quick { QUICK_PAIRS } else { PAIRS });
+    let (veth, tcp) = left_out::path(&mut cases, &context.connection);
     let begin = Instant::now();
-    let mut runner = Runner::start(Settings {
-        pairs,
-        quick: args.quick,
-        span,
-        connection: context.connection.clone(),
-    })
-    .await?;
-    let measured = measure(&mut runner, &cases, &all).await;
-    // Also after a failure: what was put into another's pool goes.
-    let stopped = runner.stop().await;
-    let rows = measured?;
-    stopped?;
+    let bar = progress::bar(cases.len() as u64, "cases");
+    let mut rows = Vec::with_capacity(cases.len());
+    // One after the other: each has memory of its own for pools and limits.
+    for (path, veth) in [(Path::Loopback, None), (Path::Veth, veth)] {
+        let cases: Vec<Case> = cases
+            .iter()
+            .filter(|case| case.place.path == path)
+            .cloned()
+            .collect();
+        if cases.is_empty() {
+            continue;
+        }
+        let mut runner = Runner::start(Settings {
+            pairs,
+            quick: args.quick,
+            span,
+            connection: context.connection.clone(),
+            veth,
+        })
+        .await?;
+        let measured = measure(&mut runner, &cases, &all, &bar).await;
+        // Also after a failure: what was put into another's pool goes.
+        let stopped = runner.stop().await;
+        rows.extend(measured?);
+        stopped?;
+    }
+    bar.finish_and_clear();
+    let order = |row: &Row| cases.iter().position(|case| case.id == row.case);
+    rows.sort_by_key(order);
     let (goals, goals_met) = Report::count_goals(&rows);
     let report = Report {
         machine,
@@ -125,6 +147,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         quick: args.quick,
         foreign_pool: foreign,
         cases: rows,
+        tcp,
         left_out,
         goals,
         goals_met,
@@ -141,8 +164,8 @@ async fn measure(
     runner: &mut Runner,
     cases: &[Case],
     all: &[Case],
-) -> anyhow::Result<Vec<crate::bench::report::Row>> {
-    let bar = progress::bar(cases.len() as u64, "cases");
+    bar: &ProgressBar,
+) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::with_capacity(cases.len());
     for (number, case) in cases.iter().enumerate() {
         bar.set_message(case.id.clone());
@@ -153,7 +176,6 @@ async fn measure(
             .await?;
         bar.inc(1);
     }
-    bar.finish_and_clear();
     Ok(rows)
 }
 

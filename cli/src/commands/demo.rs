@@ -2,7 +2,7 @@
 
 use super::replay::read_trace;
 use crate::cli::Context;
-use crate::cluster::{CommitAck, Plan, Policy};
+use crate::cluster::{CommitAck, LOOPBACK, Plan, Policy};
 use crate::fleet::{Pace, Size};
 use crate::job::{self, Job};
 use crate::worker::Blocks;
@@ -109,6 +109,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             commit_ack: args.commit_ack,
             eviction: None,
             keep: args.keep,
+            host: LOOPBACK,
         },
         size,
         pace: Pace {

@@ -1,7 +1,7 @@
 //! `kvctl replay`.
 
 use crate::cli::Context;
-use crate::cluster::{CommitAck, Eviction, Plan, Policy};
+use crate::cluster::{CommitAck, Eviction, LOOPBACK, Plan, Policy};
 use crate::fleet::{Pace, Size};
 use crate::job::{self, Job};
 use crate::worker::Blocks;
@@ -93,6 +93,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             commit_ack: args.commit_ack,
             eviction,
             keep: args.keep,
+            host: LOOPBACK,
         },
         size: Size {
             prefill: args.workers,

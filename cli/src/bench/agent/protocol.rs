@@ -3,6 +3,7 @@
 use crate::bench::limits;
 use crate::bench::window::{Measured, Window};
 use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -36,10 +37,10 @@ pub(crate) enum Command {
     },
     /// Remove all blocks of a set.
     Remove { client: String, set: Set },
-    /// Receive streams and answer pings.
-    Listen,
-    /// Take two times `span` bytes to copy, with a far end at `port`.
-    Reach { span: u64, port: u16 },
+    /// Receive streams and answer pings, at an address of the process's host.
+    Listen { host: IpAddr },
+    /// Take two times `span` bytes to copy, with a far end at `far`.
+    Reach { span: u64, far: SocketAddr },
     /// Do what shows a limit of the machine.
     Limit {
         limit: Limit,
@@ -54,8 +55,8 @@ pub(crate) enum Command {
 pub(crate) enum Answer {
     /// It is done.
     Done,
-    /// The port of [`Command::Listen`].
-    Port(u16),
+    /// Where [`Command::Listen`] is served.
+    Listens(SocketAddr),
     /// What came of a window, and the set's blocks that are there after it.
     Measured { measured: Measured, live: Live },
     /// The bytes of memory that a connection took.

@@ -110,11 +110,11 @@ impl Agent {
             Command::Remove { client, set } => {
                 remove(self.client(&client)?, &self.seed, &set, set.live.count())?;
             }
-            Command::Listen => {
-                let far = self.far.insert(Far::listen().context("cannot listen")?);
-                return Ok(Answer::Port(far.port()));
+            Command::Listen { host } => {
+                let far = self.far.insert(Far::listen(host).context("cannot listen")?);
+                return Ok(Answer::Listens(far.address()));
             }
-            Command::Reach { span, port } => self.yardstick = Some(Yardstick::new(span, port)),
+            Command::Reach { span, far } => self.yardstick = Some(Yardstick::new(span, far)),
             Command::Limit { limit, watch } => return self.limit(limit, &watch),
         }
         Ok(Answer::Done)

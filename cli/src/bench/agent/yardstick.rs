@@ -4,12 +4,13 @@ use super::protocol::Limit;
 use crate::bench::limits::{Copies, Flush, Ping, Streams, first_touch};
 use crate::bench::window::Meter;
 use anyhow::{Context as _, bail};
+use std::net::SocketAddr;
 
 /// What the limits need.
 #[derive(Debug)]
 pub(super) struct Yardstick {
     span: u64,
-    port: u16,
+    far: SocketAddr,
     copies: Option<Copies>,
     streams: Option<(Limit, Streams)>,
     /// A few kinds of pings take turns.
@@ -19,10 +20,10 @@ pub(super) struct Yardstick {
 
 impl Yardstick {
     /// Nothing is taken before it is needed.
-    pub(super) const fn new(span: u64, port: u16) -> Self {
+    pub(super) const fn new(span: u64, far: SocketAddr) -> Self {
         Self {
             span,
-            port,
+            far,
             copies: None,
             streams: None,
             pings: Vec::new(),
@@ -45,7 +46,7 @@ impl Yardstick {
                 if self.streams.as_ref().is_none_or(|(of, _)| *of != limit) {
                     // The far end gives its memory back before it takes more.
                     self.streams = None;
-                    let opened = Streams::open(self.port, streams, pinned, bytes, self.span)
+                    let opened = Streams::open(self.far, streams, pinned, bytes, self.span)
                         .context("cannot open a bare TCP connection")?;
                     self.streams = Some((limit, opened));
                 }
@@ -59,7 +60,7 @@ impl Yardstick {
             } => {
                 let kind = (request, answer, spin, one_core);
                 if !self.pings.iter().any(|(of, _)| *of == kind) {
-                    let ping = Ping::open(self.port, request, answer, spin, one_core)
+                    let ping = Ping::open(self.far, request, answer, spin, one_core)
                         .context("cannot open a bare TCP connection")?;
                     self.pings.push((kind, ping));
                 }

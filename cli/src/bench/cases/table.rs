@@ -5,7 +5,7 @@ mod full;
 mod tests;
 
 use super::{
-    Bare, Blocks, Bound, Case, Copier, Goal, Kept, Metric, Place, Pool, SMALL, What, size,
+    Bare, Blocks, Bound, Case, Copier, Goal, Kept, Metric, Path, Place, Pool, SMALL, What, size,
 };
 use crate::bench::agent::protocol::Way;
 
@@ -105,6 +105,10 @@ const fn at(pool: Pool, way: Way) -> Place {
         way,
         remembers: false,
         spins: false,
+        path: match way {
+            Way::Tcp => Path::Veth,
+            Way::Shm | Way::Rdma => Path::Loopback,
+        },
         clients: 1,
     }
 }
@@ -216,12 +220,29 @@ fn batches() -> Vec<Case> {
                     what,
                     metric: Metric::Rate,
                     bound: moving(way, blocks),
-                    goal: share(way, 0.9),
+                    goal: match way {
+                        Way::Tcp => share(way, 0.95),
+                        Way::Shm | Way::Rdma => share(way, 0.9),
+                    },
                 });
             }
         }
     }
     let blocks = span(MIB);
+    for (verb, what) in puts_then_gets(blocks, 32) {
+        table.push(Case {
+            id: format!("tcp-loopback/{verb}/32x1MiB"),
+            group: "batches of blocks, one client",
+            place: Place {
+                path: Path::Loopback,
+                ..at(Pool::Main, Way::Tcp)
+            },
+            what,
+            metric: Metric::Rate,
+            bound: moving(Way::Tcp, blocks),
+            goal: Goal::None("one host uses shared memory: nobody's blocks go over plain loopback"),
+        });
+    }
     table.push(Case {
         id: "tcp/get-cpu/32x1MiB".to_owned(),
         group: "processor time of client and node together",

@@ -3,20 +3,20 @@
 use super::core::pin;
 use super::{OPENING, Opening, Purpose, ping, stream};
 use std::io::{self, Read};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 
-/// A port on loopback behind which streams are received and pings answered, each connection by a
+/// A port behind which streams are received and pings answered, each connection by a
 /// thread of its own. It is served until the process ends.
 #[derive(Debug)]
 pub(crate) struct Far {
-    port: u16,
+    address: SocketAddr,
 }
 
 impl Far {
-    /// Begins to serve.
-    pub(crate) fn listen() -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let port = listener.local_addr()?.port();
+    /// Begins to serve at an address of this host.
+    pub(crate) fn listen(host: IpAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind((host, 0))?;
+        let address = listener.local_addr()?;
         std::thread::Builder::new()
             .name("bench-far".to_owned())
             .spawn(move || {
@@ -26,12 +26,12 @@ impl Far {
                     std::thread::spawn(move || serve(socket));
                 }
             })?;
-        Ok(Self { port })
+        Ok(Self { address })
     }
 
     /// Where it listens.
-    pub(crate) const fn port(&self) -> u16 {
-        self.port
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
     }
 }
 

@@ -84,6 +84,7 @@ impl Opening {
 mod tests {
     use super::*;
     use crate::bench::window::Window;
+    use std::net::Ipv4Addr;
     use std::time::Duration;
 
     #[test]
@@ -103,9 +104,9 @@ mod tests {
 
     #[test]
     fn every_limit_runs_against_a_far_end() {
-        let far = Far::listen().unwrap();
+        let far = Far::listen(Ipv4Addr::LOCALHOST.into()).unwrap();
         for (count, pinned) in [(1, false), (2, false), (2, true)] {
-            let streams = Streams::open(far.port(), count, pinned, 4 << 20, 2 << 20);
+            let streams = Streams::open(far.address(), count, pinned, 4 << 20, 2 << 20);
             let mut streams = streams.unwrap();
             let source = vec![1; 2 << 20];
             for _ in 0..3 {
@@ -117,7 +118,7 @@ mod tests {
             calls: 50,
         };
         for (spin, one_core) in [(false, false), (false, true), (true, false)] {
-            let mut ping = Ping::open(far.port(), 100, 10, spin, one_core).unwrap();
+            let mut ping = Ping::open(far.address(), 100, 10, spin, one_core).unwrap();
             assert_eq!(ping.run(window).unwrap().calls(), 50, "a burst is timed");
         }
         assert!(first_touch(1 << 20) > Duration::ZERO);

@@ -4,7 +4,7 @@ use super::core::pin;
 use super::{Opening, Purpose};
 use crate::bench::window::{Meter, Window};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// How long a spinning end polls before it sleeps: an end that nobody talks to leaves its core to
@@ -36,13 +36,13 @@ impl Ping {
     /// are kept on two cores, as those of a client and a server that both have work are, or on one,
     /// where nobody has to be woken on an idle core.
     pub(crate) fn open(
-        port: u16,
+        far: SocketAddr,
         request: u64,
         answer: u64,
         spin: bool,
         one_core: bool,
     ) -> io::Result<Self> {
-        let mut socket = TcpStream::connect(("127.0.0.1", port))?;
+        let mut socket = TcpStream::connect(far)?;
         socket.set_nodelay(true)?;
         let opening = Opening {
             purpose: if spin {

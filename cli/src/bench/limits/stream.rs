@@ -1,18 +1,14 @@
-//! How fast bytes go through bare TCP connections to another process of this host.
+//! How fast bytes go through bare TCP connections to another process of this host. The sockets are as
+//! the kernel makes them.
 
 use super::core::pin;
 use super::{Opening, Purpose};
-use rustix::net::sockopt;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// What one call sends or receives at most.
 const CALL: usize = 1 << 20;
-
-/// What socket buffers are asked for, in bytes: what is on its way then fits a core's own cache. The
-/// kernel's own sizing goes to megabytes, which on loopback is up to a third slower.
-const BUFFER: usize = 256 << 10;
 
 /// Connections to the far process, which receives all that is sent and confirms each round.
 #[derive(Debug)]
@@ -30,7 +26,7 @@ impl Streams {
     /// Opens `count` connections for rounds of `bytes` in all, received into `span` bytes of memory
     /// in all.
     pub(crate) fn open(
-        port: u16,
+        far: SocketAddr,
         count: usize,
         pinned: bool,
         bytes: u64,
@@ -47,9 +43,8 @@ impl Streams {
                 second: share(span),
                 core: pinned.then_some(number),
             };
-            let mut socket = TcpStream::connect(("127.0.0.1", port))?;
+            let mut socket = TcpStream::connect(far)?;
             socket.set_nodelay(true)?;
-            sockopt::set_socket_send_buffer_size(&socket, BUFFER)?;
             socket.write_all(&opening.to_bytes())?;
             // The far end is ready once its memory is.
             socket.read_exact(&mut [0])?;
@@ -119,7 +114,6 @@ fn send(socket: &mut TcpStream, source: &[u8], from: usize, bytes: usize) -> io:
 pub(super) fn receive(socket: &mut TcpStream, bytes: u64, span: u64) -> io::Result<()> {
     let span = usize::try_from(span).unwrap_or(CALL).max(CALL);
     let mut memory = vec![1; span];
-    sockopt::set_socket_recv_buffer_size(&*socket, BUFFER)?;
     socket.write_all(&[1])?;
     let mut left = bytes;
     let mut at = 0;

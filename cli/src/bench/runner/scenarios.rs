@@ -55,7 +55,7 @@ impl Runner {
         for _ in 0..self.settings.pairs.min(TIMES) {
             let pool = case.place.pool;
             let (span, connection) = (self.settings.span, &self.settings.connection);
-            let mut running = Running::start(pool, span, connection).await?;
+            let mut running = Running::start(pool, span, connection, None).await?;
             let value = Box::pin(self.happen(case.what, &mut running)).await;
             if value.is_ok() {
                 // Connections to it go before it does. A client that failed is gone.

@@ -23,6 +23,7 @@ impl Runner {
             remembers,
             spins,
             clients,
+            ..
         } = case.place;
         self.start_clients(clients).await?;
         self.start_pool(pool).await?;
@@ -112,12 +113,15 @@ impl Runner {
             return Ok(());
         }
         let Settings {
-            span, connection, ..
+            span,
+            connection,
+            veth,
+            ..
         } = &self.settings;
         let running = if connection.master.is_some() && pool.may_be_foreign() {
             Running::foreign(connection).await?
         } else {
-            Running::start(pool, *span, connection).await?
+            Running::start(pool, *span, connection, veth.as_deref()).await?
         };
         if pool == Pool::Local {
             let embed = Embed {

@@ -56,8 +56,11 @@ fn every_goal_that_is_asked_for_stands_in_the_table() {
             .goal
     };
     for shape in ["32x1MiB", "128x256KiB", "16x8MiB"] {
-        for verb in ["shm/put", "shm/get", "tcp/put", "tcp/get"] {
-            assert_eq!(goal(&format!("{verb}/{shape}")), Goal::RatioAtLeast(0.9));
+        for (way, least) in [("shm", 0.9), ("tcp", 0.95)] {
+            for verb in ["put", "get"] {
+                let id = format!("{way}/{verb}/{shape}");
+                assert_eq!(goal(&id), Goal::RatioAtLeast(least), "{id}");
+            }
         }
     }
     for verb in ["shm/put", "shm/get", "tcp/put", "tcp/get"] {
@@ -104,5 +107,20 @@ fn every_goal_that_is_asked_for_stands_in_the_table() {
         ("memory/master/100000", Goal::AtMost(160.0)),
     ] {
         assert_eq!(goal(id), expected, "{id}");
+    }
+}
+
+#[test]
+fn tcp_goes_over_veth_and_loopback_is_held_to_nothing() {
+    for case in table() {
+        let place = case.place;
+        match (place.way, place.path) {
+            (Way::Tcp, Path::Veth) => assert!(case.id.contains("tcp"), "{}", case.id),
+            (Way::Tcp, Path::Loopback) => {
+                assert!(case.id.starts_with("tcp-loopback/"), "{}", case.id);
+                assert!(matches!(case.goal, Goal::None(_)), "{}", case.id);
+            }
+            (_, path) => assert_eq!(path, Path::Loopback, "{}", case.id),
+        }
     }
 }

@@ -1,0 +1,182 @@
+//! Two network namespaces with a virtual link between them, for the cases over TCP.
+//!
+//! ```text
+//!  kvctl bench, clients, limits ── near ══ veth ══ far ── kvmaster, kvstore-node, limits-far
+//! ```
+//!
+//! Plain loopback is a path that no user of TCP has: what is on one host goes through shared memory. The
+//! namespaces have no names once they are made, so that nothing is left when the run is killed.
+
+use anyhow::{Context, bail};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::File;
+use std::marker::PhantomData;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+
+/// Where `ip netns` keeps the names.
+const NAMES: &str = "/run/netns";
+
+/// The ends of the link: addresses that are set aside for measuring networks.
+const NEAR: Ipv4Addr = Ipv4Addr::new(198, 18, 255, 1);
+const FAR: Ipv4Addr = Ipv4Addr::new(198, 18, 255, 2);
+
+/// The two namespaces.
+#[derive(Debug)]
+pub(crate) struct Veth {
+    near: File,
+    far: File,
+}
+
+/// A namespace while it has its name, which goes when this is dropped.
+struct Named(String);
+
+/// The calling thread is in another namespace until this is dropped, and so is every process and thread
+/// that it starts.
+#[derive(Debug)]
+pub(crate) struct Inside {
+    back: File,
+    // A namespace is the thread's.
+    stays: PhantomData<*const ()>,
+}
+
+impl Veth {
+    /// Makes them. Takes root and `ip`.
+    pub(crate) fn lay() -> anyhow::Result<Self> {
+        let process = std::process::id();
+        let near = Named::new(format!("kvpool-bench-{process}-near"))?;
+        let far = Named::new(format!("kvpool-bench-{process}-far"))?;
+        ip(&format!(
+            "link add name veth0 netns {} type veth peer name veth0 netns {}",
+            near.0, far.0
+        ))?;
+        for (named, address) in [(&near, NEAR), (&far, FAR)] {
+            let name = &named.0;
+            ip(&format!("-n {name} addr add {address}/30 dev veth0"))?;
+            ip(&format!("-n {name} link set veth0 up"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+        }
+        let veth = Self {
+            near: near.open()?,
+            far: far.open()?,
+        };
+        // Making them is one permission, entering them another.
+        drop(veth.enter_near()?);
+        Ok(veth)
+    }
+
+    /// The address that daemons and the far limits listen on.
+    pub(crate) const fn far_address() -> IpAddr {
+        IpAddr::V4(FAR)
+    }
+
+    /// Moves the calling thread to the end of the clients.
+    pub(crate) fn enter_near(&self) -> anyhow::Result<Inside> {
+        Inside::enter(&self.near)
+    }
+
+    /// Moves the calling thread to the end of the daemons.
+    pub(crate) fn enter_far(&self) -> anyhow::Result<Inside> {
+        Inside::enter(&self.far)
+    }
+}
+
+impl Named {
+    fn new(name: String) -> anyhow::Result<Self> {
+        ip(&format!("netns add {name}"))?;
+        Ok(Self(name))
+    }
+
+    fn open(&self) -> anyhow::Result<File> {
+        let path = Path::new(NAMES).join(&self.0);
+        File::open(&path).with_context(|| format!("cannot open {}", path.display()))
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if let Err(error) = ip(&format!("netns del {}", self.0)) {
+            tracing::warn!("the network namespace {} stays: {error:#}", self.0);
+        }
+    }
+}
+
+impl Inside {
+    fn enter(namespace: &File) -> anyhow::Result<Self> {
+        let back = File::open("/proc/thread-self/ns/net")
+            .context("cannot tell the network namespace of a thread")?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+            .context("cannot enter a network namespace")?;
+        Ok(Self {
+            back,
+            stays: PhantomData,
+        })
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let back = move_into_link_name_space(self.back.as_fd(), Some(LinkNameSpaceType::Network));
+        if let Err(error) = back {
+            // What starts next would be measured on another path than its row says.
+            tracing::error!(%error, "a thread cannot leave its network namespace");
+        }
+    }
+}
+
+/// Runs `ip`.
+fn ip(arguments: &str) -> anyhow::Result<()> {
+    let output = Command::new("ip")
+        .args(arguments.split_ascii_whitespace())
+        .output()
+        .context("cannot run `ip` (package iproute2)")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`ip {arguments}`: {}", said.trim());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    fn namespace() -> std::path::PathBuf {
+        std::fs::read_link("/proc/thread-self/ns/net").unwrap()
+    }
+
+    #[test]
+    fn bytes_go_from_one_end_to_the_other_and_the_thread_comes_back() {
+        let veth = match Veth::lay() {
+            Ok(veth) => veth,
+            Err(error) => {
+                eprintln!("SKIPPED veth: no network namespaces here: {error:#}");
+                return;
+            }
+        };
+        let before = namespace();
+        let listener = {
+            let _far = veth.enter_far().unwrap();
+            TcpListener::bind((Veth::far_address(), 0)).unwrap()
+        };
+        let port = listener.local_addr().unwrap().port();
+        let mut socket = {
+            let _near = veth.enter_near().unwrap();
+            assert_ne!(namespace(), before);
+            TcpStream::connect((Veth::far_address(), port)).unwrap()
+        };
+        assert_eq!(namespace(), before);
+        let (mut other, from) = listener.accept().unwrap();
+        assert_eq!(from.ip(), IpAddr::V4(NEAR));
+        socket.write_all(b"x").unwrap();
+        other.read_exact(&mut [0]).unwrap();
+        let left = std::fs::read_dir(NAMES).into_iter().flatten().flatten();
+        let own = format!("kvpool-bench-{}-", std::process::id());
+        let mut names = left.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        assert!(!names.any(|name| name.starts_with(&own)), "a name is left");
+    }
+}
