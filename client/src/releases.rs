@@ -104,7 +104,12 @@ impl Index {
             return;
         }
         for key in part.keys.iter() {
-            self.keys.entry(key).or_default().push(part.leased);
+            let leases = self.keys.entry(key).or_default();
+            // A key may be asked for without end and never be read: what has run out makes room.
+            if leases.len() == leases.capacity() {
+                leases.retain(|leased| leased.runs(now));
+            }
+            leases.push(part.leased);
         }
         self.until = self.until.max(Some(part.leased.until));
     }

@@ -135,6 +135,7 @@ async fn stored(directory: &Path, kind: Kind, all: u64) -> EmbeddedStore {
                 namespace: SPACE,
                 key: key(kind, n),
                 version: Version(n + 1),
+                unleased: false,
             })
         });
         let puts = numbers

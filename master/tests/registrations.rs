@@ -48,6 +48,19 @@ async fn a_later_epoch_without_proof_ends_no_term() {
     assert!(pool.members.get(&name).is_none());
 }
 
+fn copy_all(from: &std::path::Path, to: &std::path::Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let copy = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::create_dir(&copy).unwrap();
+            copy_all(&entry.path(), &copy);
+        } else {
+            std::fs::copy(entry.path(), copy).unwrap();
+        }
+    }
+}
+
 /// As after a data directory was put back to an older state: the master has to begin above the terms that
 /// were.
 #[tokio::test(flavor = "multi_thread")]
@@ -59,10 +72,7 @@ async fn a_node_that_was_welcomed_to_a_later_term_ends_this_one() {
     let old = first.epoch;
     first.stop().await;
     drop((first, store));
-    for entry in std::fs::read_dir(directory.path()).unwrap() {
-        let from = entry.unwrap().path();
-        std::fs::copy(&from, copy.path().join(from.file_name().unwrap())).unwrap();
-    }
+    copy_all(directory.path(), copy.path());
     let mut later = registration("n", 1, MIB);
     for _ in 0..3 {
         let (pool, store) = pool(directory.path(), Config::default()).await;

@@ -252,6 +252,7 @@ fn operations() -> impl Strategy<Value = Record> {
                 namespace: NamespaceId(u32::from(number % 2)),
                 key: key(number),
                 version: Version(version),
+                unleased: false,
             })
         }),
         1 => (0u8..20, 0u64..4, segment()).prop_map(|(number, version, segment)| {

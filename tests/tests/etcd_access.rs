@@ -101,10 +101,7 @@ async fn what_etcd_refuses_ends_kvmaster_with_the_reason() {
     for (flags, reason) in [
         (all.clone(), "invalid user ID or password"),
         (no_user, "permission denied"),
-        (
-            without(&all, "--etcd-key"),
-            "a certificate and its key go together",
-        ),
+        (without(&all, "--etcd-key"), "given without etcd_key"),
         (without(&all, "--etcd-ca"), "certificates cannot be checked"),
         (without(&all, "--etcd-user"), "given without etcd_user"),
     ] {

@@ -44,6 +44,8 @@ struct Item {
     key: Key,
     buffers: Vec<Slice>,
     located: Option<Arc<Located>>,
+    /// Whether the location is a remembered one, which no lease protects.
+    remembered: bool,
     tried: Tried,
     backoff: Backoff,
     /// Why the last attempt failed.
@@ -121,6 +123,7 @@ impl<'a> Batch<'a> {
                 key: get.key,
                 buffers: get.buffers,
                 located: None,
+                remembered: false,
                 tried: Tried::default(),
                 backoff: Backoff::default(),
                 last: None,
@@ -204,6 +207,7 @@ impl<'a> Batch<'a> {
                 Some(located) => {
                     Counting::one(&self.inner.counting.cache_hits);
                     self.take(at, located);
+                    self.item(at).remembered = true;
                     known.push(at);
                 }
                 None => {
@@ -306,6 +310,7 @@ impl<'a> Batch<'a> {
             item.tried.renew(located.version, true);
         }
         item.located = Some(located);
+        item.remembered = false;
     }
 
     /// Starts the reads of located blocks, those of one node together.
@@ -476,8 +481,12 @@ impl<'a> Batch<'a> {
             Counting::one(&self.inner.counting.transfer_retries);
             let version = located.version;
             let item = self.item(at);
-            for way in &done.ways {
-                item.tried.fail(segment, *way);
+            // Other bytes at a remembered place say nothing of the replica: its extent may have been granted
+            // anew. Only a read under a lease finds out whether it is corrupt.
+            if !(item.remembered && error.code == Code::LeaseEnded) {
+                for way in &done.ways {
+                    item.tried.fail(segment, *way);
+                }
             }
             let key = item.key.clone();
             self.inner.locations.forget(&key);

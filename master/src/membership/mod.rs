@@ -161,7 +161,10 @@ impl Node {
     /// Notes that it is shutting down.
     pub(crate) fn drain(&self) {
         self.drains.store(true, Ordering::Release);
-        self.set_state(NodeState::Draining);
+        // A message of an old session brings no dropped node back.
+        if self.state() != NodeState::Gone {
+            self.set_state(NodeState::Draining);
+        }
     }
 
     /// Whether its blocks may be handed out.

@@ -17,7 +17,7 @@
 
 use super::Segment;
 use crate::clock::Millis;
-use crate::membership::Node;
+use crate::membership::{Node, NodeState};
 use crate::placement::ExtentIndex;
 use kvpool_proto as proto;
 use kvpool_types::{Extent, GrantId};
@@ -208,6 +208,10 @@ impl Quarantine {
             let runs = runs(items);
             // Numbered under the lock, so that the tickets of a node are in order of time.
             let mut tickets = node.tickets();
+            // Its memory went with it. Nobody would answer, and what waits here would hold the node for ever.
+            if node.state() == NodeState::Gone {
+                continue;
+            }
             let mut message = Vec::with_capacity(runs.len());
             for run in runs {
                 let number = self.number();

@@ -162,14 +162,20 @@ impl Pool {
                 .collect()
         };
         let has_range = |segment: &&Arc<Segment>| segment.extents().largest_free() >= length;
-        if segments.iter().filter(has_range).count() >= ask.copies {
-            // There is room in the pool, but not below the watermark of a segment that has it in one piece.
-            let ranged = segments.iter().filter(has_range);
-            let least = ranged.min_by_key(|segment| segment.shortfall(length));
-            return match least {
-                Some(segment) if !is_full => self.evict_on(segment, segment.shortfall(length)),
-                _ => 0,
-            };
+        // On each node the segment that lacks the least; of these, as many as there are to be copies.
+        let mut ranged: Vec<_> = segments.iter().filter(has_range).cloned().collect();
+        ranged.sort_by_key(|segment| segment.shortfall(length));
+        let mut nodes = HashSet::new();
+        ranged.retain(|segment| nodes.insert(Arc::as_ptr(&segment.node)));
+        if ranged.len() >= ask.copies {
+            if is_full {
+                return 0;
+            }
+            // There is room in the pool, but not below the watermark of segments that have it in one piece.
+            let needed = ranged.iter().take(ask.copies);
+            return needed
+                .map(|segment| self.evict_on(segment, segment.shortfall(length)))
+                .sum();
         }
         segments.sort_by_key(|segment| segment.shortfall(length));
         let floor = self.floor();

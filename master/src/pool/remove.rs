@@ -1,6 +1,7 @@
 //! Removal at an operator's or a client's word, and replicas that were found wrong.
 
 use super::{Left, Pool};
+use crate::clock::Millis;
 use crate::directory::{BlockId, BlockRef, Removed, Replica, Verdict};
 use crate::placement::quarantine::Suspected;
 use crate::store::journal::Ack;
@@ -52,6 +53,8 @@ impl Leaving {
             namespace: self.namespace,
             key: self.key.clone(),
             version: self.version,
+            // It may be leased until it is out.
+            unleased: false,
         })
     }
 }
@@ -246,7 +249,11 @@ impl Pool {
 
     /// Logs that blocks have left the directory; frees their extents once that is durable.
     pub(super) fn submit_left(self: &Arc<Self>, left: &[Removed]) {
-        let records = left.iter().map(removal_record).collect();
+        let now = self.now();
+        let records = left
+            .iter()
+            .map(|block| self.removal_record(block, now))
+            .collect();
         let freed = self.freed(left.iter().map(|block| self.left(block)));
         let pool = Arc::clone(self);
         self.journal()
@@ -255,6 +262,17 @@ impl Pool {
                     pool.free(freed);
                 }
             });
+    }
+
+    /// That a block has left. What nobody held a lease on is open at once after a load, so that the reserve of free
+    /// room carries the puts of a new term.
+    fn removal_record(&self, block: &Removed, now: Millis) -> Record {
+        Record::Remove(record::Remove {
+            namespace: block.namespace,
+            key: block.key.clone(),
+            version: block.version,
+            unleased: self.left(block).not_before <= now,
+        })
     }
 
     /// Notes what clients found wrong with replicas: a wrong checksum hides the copy until its node
@@ -381,12 +399,4 @@ impl Pool {
             }
         }
     }
-}
-
-fn removal_record(block: &Removed) -> Record {
-    Record::Remove(record::Remove {
-        namespace: block.namespace,
-        key: block.key.clone(),
-        version: block.version,
-    })
 }

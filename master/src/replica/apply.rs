@@ -77,9 +77,14 @@ impl Replica {
         match record {
             Record::Commit(commit) => self.commit(vec![commit]),
             Record::Remove(gone) => {
-                self.take_out(gone.namespace, gone.key.as_ref(), |version| {
+                let removed = self.take_out(gone.namespace, gone.key.as_ref(), |version| {
                     version == gone.version
                 });
+                match removed {
+                    Some(removed) if gone.unleased => self.open(&removed),
+                    Some(removed) => self.freed(&removed),
+                    None => {}
+                }
             }
             Record::ReplicaGone(gone) => {
                 let dropped = self.directory.drop_replica(
@@ -128,9 +133,12 @@ impl Replica {
 
     /// Ends the version before a block that cannot be placed.
     pub(super) fn take_out_older(&mut self, block: &Commit) {
-        self.take_out(block.namespace, block.key.as_ref(), |version| {
+        let older = self.take_out(block.namespace, block.key.as_ref(), |version| {
             version < block.version
         });
+        if let Some(older) = older {
+            self.freed(&older);
+        }
     }
 
     fn take_out(
@@ -138,7 +146,7 @@ impl Replica {
         namespace: kvpool_types::ids::NamespaceId,
         key: KeyRef<'_>,
         is_it: impl Fn(Version) -> bool,
-    ) {
+    ) -> Option<Removed> {
         let outcomes = self.directory.remove(namespace, &[key], |block| {
             if is_it(block.version()) {
                 Verdict::Remove
@@ -146,9 +154,20 @@ impl Replica {
                 Verdict::Keep
             }
         });
-        for outcome in outcomes {
-            if let Removal::Removed(removed) = outcome {
-                self.freed(&removed);
+        outcomes.into_iter().find_map(|outcome| match outcome {
+            Removal::Removed(removed) => Some(removed),
+            Removal::Kept | Removal::Missing => None,
+        })
+    }
+
+    /// Opens extents that nobody held a lease on. What a process still holds of them is reported by its node
+    /// when it registers with the next leader.
+    fn open(&mut self, removed: &Removed) {
+        let segments = self.placement.segments();
+        for copy in &removed.replicas {
+            if let Some(segment) = segments.get(copy.segment) {
+                segment.quarantine([copy.extent]);
+                segment.free_quarantined([(copy.extent, false)].into_iter());
             }
         }
     }

@@ -259,7 +259,10 @@ impl Loading {
                     .directory
                     .remove(gone.namespace, &[gone.key.as_ref()], is_it);
                 for outcome in outcomes {
-                    if let Removal::Removed(removed) = outcome {
+                    // What a process still holds of the others is reported by its node.
+                    if let Removal::Removed(removed) = outcome
+                        && !gone.unleased
+                    {
                         self.leaves(&removed);
                     }
                 }

@@ -91,6 +91,7 @@ impl Leader {
                     namespace: NamespaceId(0),
                     key: key(*number),
                     version,
+                    unleased: false,
                 })],
                 None => Vec::new(),
             },

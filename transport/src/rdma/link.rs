@@ -43,8 +43,8 @@ pub(super) const THREADS: usize = 2;
 /// The bytes that a probe reads.
 const PROBE: Length = Length(8);
 /// How long the first answer to a probe may take, and how long the others may take after it.
-const PROBE_MOST: Duration = Duration::from_millis(500);
-const PROBE_REST: Duration = Duration::from_millis(50);
+const PROBE_MOST: Duration = Duration::from_millis(1500);
+const PROBE_REST: Duration = Duration::from_millis(200);
 
 /// The most queue pairs that a node takes of one connection.
 const MOST_OFFERS: usize = 64;

@@ -295,14 +295,15 @@ fn the_memory_of_a_large_block_is_registered_as_one() {
             .map(|r| r.registrations())
             .sum::<usize>()
     };
-    assert_eq!(registrations(), 0);
+    // The probes of the ports have registered some bytes.
+    let before = registrations();
     let into = vec![Region::allocate(Length(16 << 20)).whole()];
     let read = wait(link.read(EPOCH, vec![read_op(extent, &into)], soon()));
     assert_eq!(read, [Ok(checksum(&bytes))]);
     // One a port that its pieces went over.
     assert!(
-        registrations() <= fabric.rails().len(),
-        "{}",
+        registrations() <= before + fabric.rails().len(),
+        "{before} and then {}",
         registrations()
     );
 }

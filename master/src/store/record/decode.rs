@@ -4,8 +4,8 @@ use super::{
     AFFIXED_DIGEST, COMMIT, CRC_BYTES, Commit, EXTENDED, FORMAT, HARD_PIN, HAS_LATER_FIELDS,
     HAS_PARENT, INCARNATION_DROPPED, IncarnationDropped, NAMESPACE, Namespace, PARENT_IS_PREVIOUS,
     PLAIN_DIGEST, REMOVE, REPLICA_GONE, REQUIRED, Record, Remove, ReplicaGone, SEED, SEGMENT,
-    SEGMENT_GONE, Seed, Segment, SegmentGone, TAG_MASK, TEXT, VERSIONS_GRANTED, VersionsGranted,
-    crc, extended,
+    SEGMENT_GONE, Seed, Segment, SegmentGone, TAG_MASK, TEXT, UNLEASED, VERSIONS_GRANTED,
+    VersionsGranted, crc, extended,
 };
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::key::MAX_KEY_BYTES;
@@ -118,10 +118,13 @@ impl<'a> Decoder<'a> {
         if kind != COMMIT && flags != 0 {
             return Err(bad("record tag", tag.into()).into());
         }
-        let record = self.of_format_1(kind, flags)?;
+        let mut record = self.of_format_1(kind, flags)?;
         if tag & HAS_LATER_FIELDS != 0 {
             let length = self.count("length of later fields", 1)?;
-            self.reader.take(length)?;
+            let fields = self.reader.take(length)?;
+            if let (Record::Remove(remove), Some(first)) = (&mut record, fields.first()) {
+                remove.unleased = first & UNLEASED != 0;
+            }
         }
         Ok(Some(record))
     }
@@ -153,6 +156,7 @@ impl<'a> Decoder<'a> {
                     namespace,
                     key,
                     version: self.version()?,
+                    unleased: false,
                 })
             }
             REPLICA_GONE => {

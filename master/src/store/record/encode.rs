@@ -1,9 +1,9 @@
 //! Writing records.
 
 use super::{
-    AFFIXED_DIGEST, COMMIT, Commit, EXTENDED, FORMAT, HARD_PIN, HAS_PARENT, INCARNATION_DROPPED,
-    NAMESPACE, PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE, REPLICA_GONE, REQUIRED, Record, SEED,
-    SEGMENT, SEGMENT_GONE, TEXT, VERSIONS_GRANTED, crc, extended,
+    AFFIXED_DIGEST, COMMIT, Commit, EXTENDED, FORMAT, HARD_PIN, HAS_LATER_FIELDS, HAS_PARENT,
+    INCARNATION_DROPPED, NAMESPACE, PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE, REPLICA_GONE,
+    REQUIRED, Record, SEED, SEGMENT, SEGMENT_GONE, TEXT, UNLEASED, VERSIONS_GRANTED, crc, extended,
 };
 use bytes::Bytes;
 use hashbrown::{Equivalent, HashMap};
@@ -66,9 +66,14 @@ impl Encoder {
         match record {
             Record::Commit(commit) => self.commit(commit),
             Record::Remove(remove) => {
-                self.body.push(REMOVE);
+                let later = if remove.unleased { HAS_LATER_FIELDS } else { 0 };
+                self.body.push(REMOVE | later);
                 self.key(remove.namespace, &remove.key);
                 self.version(remove.version);
+                if remove.unleased {
+                    self.varint(1);
+                    self.body.push(UNLEASED);
+                }
             }
             Record::ReplicaGone(gone) => {
                 self.body.push(REPLICA_GONE);

@@ -67,6 +67,8 @@ pub struct Remove {
     pub key: Key,
     /// The version that left; another one stays.
     pub version: Version,
+    /// Whether nobody held a lease on it: its extents need not wait for leases after a load.
+    pub unleased: bool,
 }
 
 /// One of several replicas of a block was given up.
@@ -215,6 +217,8 @@ const HAS_LATER_FIELDS: u8 = 0x80;
 /// Of an extended record: who does not know its kind may not go on.
 const REQUIRED: u8 = 0x10;
 const HARD_PIN: u8 = 0x10;
+/// Of the first byte of a removal's later fields: nobody held a lease.
+const UNLEASED: u8 = 1;
 const HAS_PARENT: u8 = 0x20;
 /// The parent is the key of the commit written before: a chain put in order costs nothing.
 const PARENT_IS_PREVIOUS: u8 = 0x40;

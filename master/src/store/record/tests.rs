@@ -51,9 +51,11 @@ fn records() -> impl Strategy<Value = Record> {
                 })
             }
         ),
-        1 => (namespaces(), keys(), versions()).prop_map(|(namespace, key, version)| {
-            Record::Remove(Remove { namespace, key, version })
-        }),
+        1 => (namespaces(), keys(), versions(), any::<bool>()).prop_map(
+            |(namespace, key, version, unleased)| {
+                Record::Remove(Remove { namespace, key, version, unleased })
+            }
+        ),
         1 => (namespaces(), keys(), versions(), any::<u32>()).prop_map(
             |(namespace, key, version, segment)| {
                 let segment = SegmentId(segment);

@@ -419,7 +419,8 @@ fn where_rdma_does_not_get_through_tcp_takes_over() {
     round_trip(&here, &to, &target, 1);
     let route = here.route(&to, soon()).unwrap();
     assert_eq!(route.kind, TransportKind::Tcp);
-    assert!(route.why.unwrap().contains("have failed"));
+    let why = route.why.unwrap();
+    assert!(why.contains("have failed"), "{why}");
 }
 
 /// A process with exposed memory, which ends with this value.
