@@ -420,7 +420,9 @@ fn where_rdma_does_not_get_through_tcp_takes_over() {
     let route = here.route(&to, soon()).unwrap();
     assert_eq!(route.kind, TransportKind::Tcp);
     let why = route.why.unwrap();
-    assert!(why.contains("have failed"), "{why}");
+    // The transfer that failed, or the probe of the link that was opened after it.
+    let is_told = why.contains("have failed") || why.contains("nothing comes over");
+    assert!(is_told, "{why}");
 }
 
 /// A process with exposed memory, which ends with this value.
