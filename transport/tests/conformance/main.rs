@@ -41,7 +41,7 @@ fn open(kind: TransportKind, segment: u64) -> Opened {
         }
         TransportKind::Rdma => {
             let server = rdma::serve(&host);
-            let (fabric, address) = (rdma::fabric().unwrap(), server.local_addr());
+            let (fabric, address) = (rdma::own_fabric(), server.local_addr());
             let connected = kvpool_transport::rdma::connect(&fabric, address, host.hello(), soon());
             (connected.unwrap().0, Box::new(server))
         }
@@ -396,7 +396,7 @@ fn a_hello_that_does_not_fit_is_refused(kind: TransportKind) {
         TransportKind::Tcp => kvpool_transport::tcp::connect(tcp.local_addr(), hello, soon()),
         TransportKind::Shm => kvpool_transport::shm::connect(&path, hello, soon()),
         TransportKind::Rdma => {
-            let fabric = rdma::fabric().unwrap();
+            let fabric = rdma::own_fabric();
             kvpool_transport::rdma::connect(&fabric, tcp.local_addr(), hello, soon())
         }
     };

@@ -14,6 +14,11 @@ pub(crate) fn fabric() -> Result<Arc<Fabric>, Unavailable> {
         .clone()
 }
 
+/// A fabric of the test's own: pairs of ports that rest after another test's failures rest there.
+pub(crate) fn own_fabric() -> Arc<Fabric> {
+    Fabric::open(&RdmaOptions::default()).unwrap()
+}
+
 /// Whether there is RDMA here; if not, says on standard error that `test` is skipped.
 pub(crate) fn is_here(test: &str) -> bool {
     let fabric = fabric();
@@ -45,7 +50,7 @@ fn pair(segment: u64) -> (Arc<dyn Link>, Arc<TestHost>, ServerHandle) {
     let host = TestHost::new(Length(segment));
     let server = serve(&host);
     let (address, hello) = (server.local_addr(), host.hello());
-    let opened = kvpool_transport::rdma::connect(&fabric().unwrap(), address, hello, soon());
+    let opened = kvpool_transport::rdma::connect(&own_fabric(), address, hello, soon());
     (opened.unwrap().0, host, server)
 }
 
@@ -194,7 +199,7 @@ fn an_idle_link_stays_open() {
     let extent = host.stored(&bytes);
     let deadline = Instant::now() + Duration::from_secs(2);
     let (address, hello) = (server.local_addr(), host.hello());
-    let opened = kvpool_transport::rdma::connect(&fabric().unwrap(), address, hello, deadline);
+    let opened = kvpool_transport::rdma::connect(&own_fabric(), address, hello, deadline);
     let link = opened.unwrap().0;
     std::thread::sleep(Duration::from_millis(2500));
     assert!(link.is_open());
@@ -211,7 +216,7 @@ fn two_hundred_links_one_after_the_other_leave_nothing() {
     }
     let host = TestHost::new(Length(1 << 20));
     let server = serve(&host);
-    let fabric = fabric().unwrap();
+    let fabric = own_fabric();
     let bytes = pattern(100_000, 1);
     let extent = host.stored(&bytes);
     let counts = || -> Vec<(usize, usize)> {
