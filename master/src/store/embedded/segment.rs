@@ -248,6 +248,8 @@ impl Active {
         let path = directory.join(name(header.number));
         let file = match spare {
             Some(spare) => {
+                // After a power cut it would have its old name, and must not have another segment's head then.
+                files::sync_directory(directory)?;
                 let file = File::options().read(true).write(true).open(&spare)?;
                 file.write_all_at(&header.encode(), 0)?;
                 file.sync_data()?;

@@ -21,6 +21,8 @@ impl Survey {
     /// Reads every segment. What was cut and what was begun and not finished is removed.
     pub(super) fn of(directory: &Path, store: StoreId, size: u64) -> Result<Self, StoreError> {
         let io = |error: io::Error| files::failed(directory, "the log cannot be opened", &error);
+        // A crash may have come between a segment's renaming and its settling.
+        files::sync_directory(directory).map_err(io)?;
         let (numbers, has_spare) = find(directory, size).map_err(io)?;
         let mut found = Vec::new();
         for number in numbers {
