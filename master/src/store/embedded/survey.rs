@@ -32,7 +32,9 @@ impl Survey {
         let cut = cut.unwrap_or_default();
         // A crash may have come between cutting the log and removing what was cut.
         let needed = found.iter().rposition(|s| s.header.first <= cut.next());
-        let segments = found.split_off(needed.unwrap_or(0));
+        // The segment that says where the log is cut stays: no other may say it. The next cut removes it.
+        let says = found.iter().rposition(|s| s.cut == cut);
+        let segments = found.split_off(needed.min(says).unwrap_or(0));
         for obsolete in found {
             std::fs::remove_file(&obsolete.path).map_err(io)?;
         }
