@@ -53,8 +53,8 @@ impl Pool {
             Self::Local => 0,
             Self::Keys => 64 * MIB,
             Self::Million => 256 * MIB,
-            // The largest batches are to be a small part of it.
-            Self::Full => (2 * span).max(256 * MIB),
+            // The reserve, a twentieth of it, takes some of the largest batches, as in a pool of any real size.
+            Self::Full => (4 * span).max(2048 * MIB),
             // By the page: what a segment is a multiple of.
             Self::Crowded | Self::Restarted => CROWD_BYTES.min(2 * span),
             Self::Bereft => (CROWD_BYTES.min(2 * span) / 10 * 9).next_multiple_of(MIB),

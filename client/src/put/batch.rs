@@ -255,7 +255,7 @@ impl<'a> Batch<'a> {
         if matches!(reservations, Reservations::Columns(_)) {
             self.columns = Some(epoch);
         }
-        let mut again = Vec::new();
+        let (mut again, mut waits) = (Vec::new(), Vec::new());
         let mut writes: BTreeMap<u32, NodeWrites> = BTreeMap::new();
         for (number, at) in items.iter().copied().enumerate() {
             match code_of(reservations.code(number)) {
@@ -266,7 +266,10 @@ impl<'a> Batch<'a> {
                 }
                 code => {
                     if self.failed(at, refused(code)) {
-                        again.push(at);
+                        match code {
+                            Code::Full | Code::InProgress => waits.push(at),
+                            _ => again.push(at),
+                        }
                     }
                     continue;
                 }
@@ -289,6 +292,13 @@ impl<'a> Batch<'a> {
                 }
                 Err(error) => self.settle(at, Err(error.into())),
             }
+        }
+        if writes.is_empty() {
+            again.append(&mut waits);
+        } else {
+            // The master did not wait for these keys: it answers at once where it grants anything. So the
+            // client asks again without a pause, and the master makes room while the client writes.
+            self.reserve(waits, None);
         }
         for (node, writes) in writes {
             // Its place was checked with the grants.

@@ -48,6 +48,27 @@ async fn a_put_waits_for_room_and_then_says_full() {
 }
 
 #[tokio::test]
+async fn a_batch_that_was_granted_a_part_asks_for_the_rest_without_a_pause() {
+    let pool = pool().await;
+    let names: Vec<String> = (0..12).map(|number| format!("k{number}")).collect();
+    for (number, name) in names.iter().enumerate() {
+        let full = std::iter::repeat_n(Code::Full, number).collect();
+        let codes = &mut pool.master.state().reserve_codes;
+        codes.insert(name.clone(), full);
+    }
+    let blocks = names.iter().map(|name| block(name, b"x")).collect();
+    let begun = Instant::now();
+    let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
+    assert!(outcomes.iter().all(|outcome| *outcome == STORED));
+    // Eleven pauses, each between half of its length and all of it, would take more than 750 ms.
+    assert!(
+        begun.elapsed() < Duration::from_millis(400),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[tokio::test]
 async fn a_master_that_answers_in_columns_is_told_in_columns() {
     let pool = pool().await;
     pool.master.state().columns = Columns::Allowed;
