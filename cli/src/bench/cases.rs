@@ -83,6 +83,8 @@ pub(crate) enum What {
     Put(Blocks, u64),
     /// The same, while another client gets the blocks of each call right after it.
     PutRead(Blocks, u64),
+    /// Removals of blocks that were put just before, so many a call. Only the removals are timed.
+    Remove(Blocks, u64),
     /// Gets, so many blocks a call.
     Get(Blocks, u64),
     /// Gets of single blocks whose locations are known.
@@ -204,6 +206,8 @@ pub(crate) enum Bound {
     StreamsAsUsed,
     /// Another case.
     Case(String),
+    /// A plain flush of the disk and one and a half times another case.
+    FlushAnd(String),
     /// Nothing, and why.
     None(&'static str),
 }
@@ -246,6 +250,7 @@ impl What {
         match self {
             Self::Put(blocks, _)
             | Self::PutRead(blocks, _)
+            | Self::Remove(blocks, _)
             | Self::Get(blocks, _)
             | Self::GetKnown(blocks)
             | Self::View(blocks) => Some(blocks),
@@ -287,7 +292,10 @@ impl Case {
             Kept::Exactly(count) => count,
         };
         let batch = match self.what {
-            What::Put(_, batch) | What::PutRead(_, batch) | What::Get(_, batch) => batch,
+            What::Put(_, batch)
+            | What::PutRead(_, batch)
+            | What::Remove(_, batch)
+            | What::Get(_, batch) => batch,
             _ => 1,
         };
         slots >= batch.max(FEWEST)

@@ -134,7 +134,7 @@ impl Runner {
         // Clients that are started meanwhile, and what this process asks of the pool.
         let _inside = veth.as_deref().map(Veth::enter_near).transpose()?;
         let other = match &case.bound {
-            Bound::Case(id) => all.iter().find(|other| other.id == *id),
+            Bound::Case(id) | Bound::FlushAnd(id) => all.iter().find(|other| other.id == *id),
             _ => None,
         };
         let mut names = vec![client_name(case.place)];
@@ -161,7 +161,8 @@ impl Runner {
         self.once(case).await?;
         let bare = self.bare_of(case).await?;
         let limit = match (&bare, other) {
-            (Some(bare), _) => name_of(*bare),
+            (Some(bare), None) => name_of(*bare),
+            (Some(bare), Some(other)) => format!("{} + 1.5 x {}", name_of(*bare), other.id),
             (None, Some(other)) => other.id.clone(),
             (None, None) => String::new(),
         };
@@ -348,7 +349,10 @@ impl Runner {
         let done = try_join_all(calls).await?;
         let mut all = Vec::new();
         for (of_one, live) in done {
-            if matches!(case.what, What::Put(..) | What::PutRead(..)) {
+            if matches!(
+                case.what,
+                What::Put(..) | What::PutRead(..) | What::Remove(..)
+            ) {
                 let set = Set {
                     live,
                     ..set.clone()
@@ -387,7 +391,9 @@ impl Runner {
             What::Put(_, 1) if case.metric == Metric::Tail => 1000,
             What::Put(_, 1) if case.metric == Metric::P50 => 300,
             What::Put(_, _) if case.place.pool == Pool::Fresh => FRESH_CALLS,
-            What::Put(blocks, batch) | What::PutRead(blocks, batch) => {
+            What::Put(blocks, batch)
+            | What::PutRead(blocks, batch)
+            | What::Remove(blocks, batch) => {
                 // A third of the set at most, so that what is put lies where nothing was for long.
                 let bytes = (set.slots * blocks.bytes / 3).min(WINDOW_BYTES);
                 (bytes / (blocks.bytes * batch)).max(1)
@@ -450,6 +456,7 @@ fn work(case: &Case, from: u64) -> Work {
             evicts,
             reader: Some(reader_name(&client_name(case.place))),
         },
+        What::Remove(_, batch) => Work::Remove { batch },
         What::Get(_, batch) => Work::Get {
             batch,
             from,
@@ -499,7 +506,7 @@ fn value(case: &Case, all: &[Measured], cpu: Option<&Cpu>) -> Option<f64> {
         Metric::P50 => first.p50_ns as f64 / 1e3,
         Metric::Keys => {
             let keys = match case.what {
-                What::Put(..) => units / SMALL,
+                What::Put(..) | What::Remove(..) => units / SMALL,
                 _ => units,
             };
             keys as f64 / seconds / 1e6

@@ -4,10 +4,10 @@ use super::blocks::{Memory, is_right, key};
 use super::protocol::Set;
 use super::serve::Clock;
 use crate::bench::window::{Measured, Meter};
-use crate::connection::{get_error, put_error};
+use crate::connection::{get_error, put_error, remove_error};
 use crate::exit;
 use anyhow::bail;
-use kvpool_client::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region, blocking};
+use kvpool_client::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region, Remove, blocking};
 use kvpool_types::Length;
 use std::sync::mpsc;
 use std::time::Instant;
@@ -98,6 +98,41 @@ impl Puts<'_> {
             self.read_back(set.live.end)?;
         }
         Ok((measured, put))
+    }
+
+    /// Puts blocks and removes them with one call, which alone is timed, for as long as the window says. Returns also
+    /// how many blocks came and went. What the set had before goes first.
+    pub(super) fn run_removals(
+        self,
+        memory: &mut Memory,
+        clock: Clock<'_>,
+    ) -> anyhow::Result<(Measured, u64)> {
+        let Self {
+            client, seed, set, ..
+        } = self;
+        super::serve::remove(client, seed, set, set.live.count())?;
+        memory.fill(seed, set)?;
+        let mut next = set.live.end;
+        let measured = clock.time(|window| {
+            let mut meter = Meter::default();
+            while !meter.fills(window) {
+                let blocks = self.blocks(memory, next)?;
+                for outcome in client.batch_put(blocks, &PutOptions::default()) {
+                    outcome.map_err(put_error)?;
+                }
+                let keys = (next..next + self.batch).map(|number| key(seed, set, number));
+                let keys = Remove::Keys(keys.collect());
+                let begin = Instant::now();
+                let removed = client.remove(keys, false).map_err(remove_error);
+                meter.add(begin.elapsed(), set.block * self.batch);
+                if removed?.removed != self.batch {
+                    bail!("a block of this run was not there to be removed");
+                }
+                next += self.batch;
+            }
+            Ok(meter)
+        })?;
+        Ok((measured, next - set.live.end))
     }
 
     /// Gets the blocks of each call that it is told of, by its first one. Its leases end with the gets.

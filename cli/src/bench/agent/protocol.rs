@@ -176,6 +176,8 @@ pub(crate) enum Work {
         /// A client that gets the blocks of each call right after it, meanwhile.
         reader: Option<String>,
     },
+    /// Put so many new blocks and remove them; only the removals are timed.
+    Remove { batch: u64 },
     /// Get so many blocks, `from` after the oldest one. Of `among` blocks only, if that is not zero:
     /// those are got once before the window.
     Get { batch: u64, from: u64, among: u64 },

@@ -167,6 +167,20 @@ impl Agent {
                 live.end += put;
                 measured
             }
+            Work::Remove { batch } => {
+                let put = moves::Puts {
+                    client,
+                    reader: None,
+                    evicts: false,
+                    seed: &self.seed,
+                    set,
+                    batch,
+                };
+                let (measured, gone) = put.run_removals(&mut self.memory, clock)?;
+                live.end += gone;
+                live.first = live.end;
+                measured
+            }
             Work::Get { batch, from, among } => {
                 let gets = moves::Gets {
                     client,
@@ -263,7 +277,7 @@ fn open(connect: &Connect) -> anyhow::Result<blocking::Client> {
 }
 
 /// Removes the oldest `count` blocks of a set.
-fn remove(client: &blocking::Client, seed: &str, set: &Set, count: u64) -> anyhow::Result<()> {
+pub(super) fn remove(client: &blocking::Client, seed: &str, set: &Set, count: u64) -> anyhow::Result<()> {
     let numbers = set.live.first..set.live.first + count;
     let keys: Vec<Key> = numbers
         .map(|number| super::blocks::key(seed, set, number))

@@ -20,6 +20,7 @@ impl Runner {
                     pinned: false,
                 }
             }
+            Bound::FlushAnd(_) => Bare::Flush,
             Bound::Case(_) | Bound::None(_) => return Ok(None),
         };
         Ok(Some(match bare {
@@ -58,7 +59,11 @@ impl Runner {
         other: Option<&Case>,
     ) -> anyhow::Result<Option<f64>> {
         Ok(match (bare, other) {
-            (Some(bare), _) => Some(self.bare(bare, case.metric).await?),
+            (Some(bare), Some(other)) => {
+                let flush = self.bare(bare, case.metric).await?;
+                Some(flush + 1.5 * self.once(other).await?.value)
+            }
+            (Some(bare), None) => Some(self.bare(bare, case.metric).await?),
             (None, Some(other)) => {
                 // In the unit of the case, whatever is told of the other one by itself.
                 let other = Case {
