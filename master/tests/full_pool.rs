@@ -3,8 +3,9 @@
 mod support;
 
 use kvpool_master::Config;
+use kvpool_master::placement::Wish;
 use kvpool_master::pool::{Pool, ReserveOptions};
-use kvpool_types::{Code, Key};
+use kvpool_types::{Code, Key, KeyRef, Length};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -242,4 +243,66 @@ async fn a_put_waits_for_leases_that_end_in_time_and_evicts_nothing() {
         reserve_with(&pool, &key(n), MIB, &brief).await.unwrap();
     }
     assert!(pool.counters()["bytes_evicted_total"] > 0);
+}
+
+/// A batch of most of the pool is granted in parts: each evicts an eighth of the pool, not all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_batch_as_large_as_the_pool_does_not_empty_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), patient()).await;
+    join(&pool, "only", 1, 64 * MIB).await;
+    let blocks = 960;
+    for n in 0..blocks {
+        put(&pool, n, 64 * KIB).await;
+    }
+    // Larger than any free run, so that the batch has to wait.
+    let names: Vec<Key> = (0..13).map(|n| key(1_000_000 + n)).collect();
+    let keys: Vec<KeyRef<'_>> = names.iter().map(Key::as_ref).collect();
+    let options = ReserveOptions {
+        wish: Wish {
+            replicas: 1,
+            ..Wish::default()
+        },
+        timeout: PATIENCE,
+        ..ReserveOptions::default()
+    };
+    let lengths = vec![Length(4 * MIB); keys.len()];
+    let asked = pool.reserve(SPACE, &keys[..], &lengths, &options);
+    let granted = timeout(PATIENCE, asked).await.expect("it is served");
+    let granted = granted.iter().filter(|outcome| outcome.is_ok()).count();
+    assert!(granted > 0);
+    let left = pool.blocks();
+    // An eighth of what the pool holds, the reserve of a twentieth, and a step of eviction.
+    assert!(
+        left * 10 >= blocks * 7,
+        "{left} of {blocks} blocks are left, {granted} granted"
+    );
+}
+
+/// Whichever writer ends first gives the batch something to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_goes_on_when_any_other_writer_of_its_keys_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), patient()).await;
+    join(&pool, "only", 1, 64 * MIB).await;
+    let _unfinished = reserve(&pool, &key(1), KIB).await.unwrap();
+    let other = reserve(&pool, &key(2), KIB).await.unwrap();
+    let options = ReserveOptions {
+        timeout: PATIENCE,
+        ..ReserveOptions::default()
+    };
+    let names = [key(1), key(2)];
+    let keys = names.each_ref().map(Key::as_ref);
+    let lengths = [Length(KIB); 2];
+    let batch = pool.reserve(SPACE, &keys[..], &lengths, &options);
+    let gives_up = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        pool.revoke(SPACE, &keys[1..], &[other.version])
+    };
+    let both = async { tokio::join!(batch, gives_up) };
+    let (outcomes, _) = timeout(PATIENCE / 6, both)
+        .await
+        .expect("it waits for the first");
+    assert_eq!(outcomes[0].as_ref().unwrap_err(), &Code::InProgress);
+    assert!(outcomes[1].is_ok(), "{outcomes:?}");
 }

@@ -92,6 +92,51 @@ async fn a_wish_for_more_copies_than_there_are_nodes_evicts_no_more() {
     assert!(left + 3 >= blocks, "{left} of {blocks} blocks are left");
 }
 
+/// Another copy would need a node that is as large as the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_gets_a_copy_on_each_node_that_it_fits_into() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    join(&pool, "small", 1, KIB << 10).await;
+    join(&pool, "large", 2, KIB << 12).await;
+    let options = ReserveOptions {
+        wish: kvpool_master::placement::Wish {
+            replicas: 2,
+            ..Default::default()
+        },
+        timeout: Duration::from_millis(50),
+        ..ReserveOptions::default()
+    };
+    for (n, bytes, copies) in [(1, KIB << 11, 1), (2, KIB, 2)] {
+        let granted = reserve_with(&pool, &key(n), bytes, &options).await;
+        assert_eq!(granted.unwrap().replicas.len(), copies, "{bytes} bytes");
+    }
+}
+
+/// Both nodes are to have room, though one of them alone has as much as both copies take.
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_find_room_on_a_full_node_beside_an_empty_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    join(&pool, "full", 1, KIB << 10).await;
+    for n in 0..16 {
+        put(&pool, n, 60 * KIB).await;
+    }
+    join(&pool, "empty", 2, KIB << 12).await;
+    let options = ReserveOptions {
+        wish: kvpool_master::placement::Wish {
+            replicas: 2,
+            ..Default::default()
+        },
+        timeout: PATIENCE,
+        ..ReserveOptions::default()
+    };
+    for n in 100..108 {
+        let granted = reserve_with(&pool, &key(n), 60 * KIB, &options).await;
+        assert_eq!(granted.unwrap().replicas.len(), 2, "put {n}");
+    }
+}
+
 /// The one node that is large enough may come back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_fits_only_a_node_that_is_away_may_be_put_again() {

@@ -20,11 +20,11 @@ use crate::clock::Millis;
 use crate::membership::{Node, NodeState};
 use crate::placement::ExtentIndex;
 use kvpool_proto as proto;
-use kvpool_types::{Extent, GrantId};
+use kvpool_types::{Extent, GrantId, SegmentId};
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -92,8 +92,9 @@ pub struct Quarantine {
 #[derive(Debug, Default)]
 struct Delayed {
     items: BTreeMap<(Millis, u64), Freed>,
-    /// The bytes of this term's extents, by the tenth of a second in which their leases end.
-    coming: BTreeMap<u64, u64>,
+    /// The bytes of this term's stuck extents, by the tenth of a second in which their leases end and by segment.
+    /// What is not stuck counts as free in [`Segment::settled`].
+    coming: BTreeMap<(u64, SegmentId), u64>,
 }
 
 /// The tenth of a second that a moment lies in.
@@ -101,11 +102,17 @@ fn tenth(moment: Millis) -> u64 {
     moment.0 / 100
 }
 
+/// Under which key an extent counts as room to come. Leases of the term before are a guess: a put that waited for all of
+/// them would stall after a restart.
+fn coming_key(item: &Freed) -> Option<(u64, SegmentId)> {
+    let counts = item.stuck && item.grant.is_some();
+    counts.then(|| (tenth(item.not_before), item.segment.id))
+}
+
 impl Delayed {
     fn insert(&mut self, number: u64, item: Freed) {
-        // Leases of the term before are a guess. To wait for all of them would stall puts after a restart.
-        if item.grant.is_some() && item.segment.node.is_placeable() {
-            *self.coming.entry(tenth(item.not_before)).or_default() += item.extent.length.0;
+        if let Some(key) = coming_key(&item) {
+            *self.coming.entry(key).or_default() += item.extent.length.0;
         }
         self.items.insert((item.not_before, number), item);
     }
@@ -115,25 +122,28 @@ impl Delayed {
         let waiting = self.items.split_off(&(Millis(now.0 + 1), 0));
         let over = std::mem::replace(&mut self.items, waiting);
         let over: Vec<Freed> = over.into_values().collect();
-        for item in over.iter().filter(|item| item.grant.is_some()) {
-            if let Some(bytes) = self.coming.get_mut(&tenth(item.not_before)) {
-                *bytes = bytes.saturating_sub(item.extent.length.0);
+        for item in &over {
+            if let Some(key) = coming_key(item)
+                && let Entry::Occupied(mut bytes) = self.coming.entry(key)
+            {
+                *bytes.get_mut() -= item.extent.length.0;
+                if *bytes.get() == 0 {
+                    bytes.remove();
+                }
             }
         }
-        self.coming = self.coming.split_off(&tenth(now));
         over
     }
 }
 
 impl Quarantine {
-    /// The bytes that leases alone hold shut, and that become free when these end, before `until`.
-    pub fn coming(&self, until: Millis) -> u64 {
+    /// The bytes that leases alone hold shut on segments that take blocks, and that become free when these end,
+    /// before `until`.
+    pub fn coming(&self, until: Millis, takes: impl Fn(SegmentId) -> bool) -> u64 {
         let delayed = self.delayed.lock();
-        delayed
-            .coming
-            .range(..tenth(until))
-            .map(|(_, bytes)| bytes)
-            .sum()
+        let before = delayed.coming.range(..(tenth(until), SegmentId(0)));
+        let taking = before.filter(|((_, segment), _)| takes(*segment));
+        taking.map(|(_, bytes)| bytes).sum()
     }
 
     /// A number for the next ticket.

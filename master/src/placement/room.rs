@@ -5,7 +5,9 @@ use super::{Extents, Segment, Wish};
 use crate::directory::Copies;
 use crate::membership::Node;
 use kvpool_types::Length;
+use smallvec::SmallVec;
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Why no room was granted.
@@ -23,7 +25,10 @@ pub enum NoRoom {
 #[derive(Debug)]
 pub struct Room<'a> {
     candidates: Vec<Candidate<'a>>,
-    copies: usize,
+    /// How many copies of each block are wished for, one at least.
+    wished: usize,
+    /// Of each node that takes blocks, the most bytes of a block that fit into one of its segments.
+    longest_by_node: SmallVec<[u64; 8]>,
     /// The most bytes of a block that fit into any of them.
     longest: u64,
     /// The same of all segments, those of nodes that take no blocks now among them.
@@ -106,25 +111,28 @@ impl<'a> Room<'a> {
             })
             .collect();
         candidates.sort_unstable_by(|one, other| one.rank.before(&other.rank));
-        let nodes: std::collections::HashSet<*const Node> = candidates
-            .iter()
-            .map(|candidate| Arc::as_ptr(&candidate.segment.node))
-            .collect();
+        let mut by_node: HashMap<*const Node, u64> = HashMap::new();
+        for Candidate { segment, .. } in &candidates {
+            let longest = by_node.entry(Arc::as_ptr(&segment.node)).or_default();
+            *longest = segment.limit.max(*longest);
+        }
+        let longest_by_node: SmallVec<[u64; 8]> = by_node.into_values().collect();
         Self {
-            copies: wish.replicas.clamp(1, nodes.len().max(1)),
-            longest: candidates
-                .iter()
-                .map(|c| c.segment.limit)
-                .max()
-                .unwrap_or(0),
+            wished: wish.replicas.max(1),
+            longest: longest_by_node.iter().copied().max().unwrap_or(0),
+            longest_by_node,
             longest_of_all,
             candidates,
         }
     }
 
-    /// How many copies a block gets: those wished, or one on each node there is if these are fewer.
-    pub fn copies(&self) -> usize {
-        self.copies
+    /// How many copies a block of `length` bytes gets: those wished, or one on each node that it fits into where these
+    /// are fewer; one at least.
+    pub fn copies(&self, length: Length) -> usize {
+        let rounded = Extents::rounded(length).0;
+        let fit = |longest: &&u64| **longest >= rounded;
+        let nodes = self.longest_by_node.iter().filter(fit);
+        nodes.take(self.wished).count().max(1)
     }
 
     /// Whether `length` bytes could be placed if eviction made room.
@@ -142,12 +150,12 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// Finds room for `length` bytes on as many nodes as wished, or on all there are if these are
-    /// fewer; all or none.
+    /// Finds room for `length` bytes on [`Room::copies`] nodes; all or none.
     pub fn allocate(&mut self, length: Length) -> Result<Copies, NoRoom> {
         self.judge(length)?;
+        let wanted = self.copies(length);
         let mut copies = Copies::new();
-        let mut chosen: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
+        let mut chosen: SmallVec<[usize; 4]> = SmallVec::new();
         for (at, candidate) in self.candidates.iter().enumerate() {
             let other = |at: &usize| self.candidates.get(*at);
             let mut others = chosen.iter().filter_map(other);
@@ -157,12 +165,12 @@ impl<'a> Room<'a> {
             if let Some(replica) = candidate.segment.allocate(length) {
                 copies.push(replica);
                 chosen.push(at);
-                if chosen.len() == self.copies {
+                if chosen.len() == wanted {
                     break;
                 }
             }
         }
-        if copies.len() < self.copies {
+        if copies.len() < wanted {
             for (replica, at) in copies.iter().zip(chosen) {
                 if let Some(candidate) = self.candidates.get(at) {
                     candidate.segment.free(replica.extent);

@@ -63,11 +63,14 @@ impl Pool {
 
     /// Ends the puts of clients that died: others need not wait for their keys until the grants end.
     fn end_puts_of_gone(&self, now: Millis) {
+        // Locked first: the next put of a client that comes back meanwhile is not among those that end.
+        let mut reservations = self.reservations.lock();
         let gone = self.writers.take_gone(now);
         if gone.is_empty() {
             return;
         }
-        let ended = self.reservations.lock().take_of(&gone);
+        let ended = reservations.take_of(&gone);
+        drop(reservations);
         if !ended.is_empty() {
             tracing::info!(
                 clients = gone.len(),

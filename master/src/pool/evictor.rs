@@ -10,7 +10,7 @@
 //! and it counts towards the goal.
 
 use super::Pool;
-use super::line::Demanded;
+use super::line::{Demanded, counted_at_once};
 use crate::clock::Millis;
 use crate::directory::{Floor, Removed};
 use crate::placement::{Segment, Usage, share};
@@ -99,12 +99,13 @@ impl Pool {
             let margin = u64::try_from(MARGIN.as_millis()).unwrap_or(u64::MAX);
             Millis(demanded.until.0.saturating_sub(margin))
         });
-        self.quarantine.coming(until)
+        let taking = self.placement.placeable();
+        self.quarantine.coming(until, |id| taking.contains(&id))
     }
 
     fn evict_round(self: &Arc<Self>, runs: &mut Runs) {
         let usage = self.placement.usage();
-        let demanded = self.line.demanded(usage.limit / 8);
+        let demanded = self.line.demanded(counted_at_once(usage.limit));
         let goal = self.eviction_goal(&usage, demanded.as_ref());
         let mut freed = 0;
         if let Some(demanded) = &demanded {
@@ -185,7 +186,8 @@ impl Pool {
             }
             runs.0.insert(segment.id, (demanded.first, now));
             // The blocks of a batch lie together where that is possible.
-            let together = ask.bytes / ask.copies.max(1) as u64;
+            let counted = ask.counted(counted_at_once(usage.limit));
+            let together = counted / ask.copies.max(1) as u64;
             let together = Length(together.min(LONGEST_RUN).max(length.0));
             let _until_submitted = self.evicting.read();
             let takers = self.takers();

@@ -41,6 +41,20 @@ pub(super) struct Ask {
     pub(super) until: Millis,
 }
 
+impl Ask {
+    /// The bytes that are to be free before the put is called: its largest block, and as much of the rest as is within
+    /// `most`. A put of more is served in parts, so that it neither empties the pool nor holds the others up.
+    pub(super) fn counted(&self, most: u64) -> u64 {
+        let one = self.largest.saturating_mul(self.copies.max(1) as u64);
+        self.bytes.min(most.max(one))
+    }
+}
+
+/// The most bytes that demands count for at a time, in a pool that holds `limit` bytes.
+pub(super) const fn counted_at_once(limit: u64) -> u64 {
+    limit / 8
+}
+
 #[derive(Debug)]
 struct Waiter {
     number: u64,
@@ -140,11 +154,11 @@ impl Line {
         let mut demanded = Demanded {
             first: first.number,
             ask: first.ask,
-            bytes: first.ask.bytes,
+            bytes: first.ask.counted(most),
             until: first.ask.until,
         };
         for waiter in state.waiters.iter().skip(1) {
-            let bytes = demanded.bytes.saturating_add(waiter.ask.bytes);
+            let bytes = demanded.bytes.saturating_add(waiter.ask.counted(most));
             if bytes > most {
                 break;
             }
@@ -196,20 +210,22 @@ impl Pool {
         let segments = self.placement.segments();
         let usage = segments.usage();
         let mut room = usage.limit.saturating_sub(usage.used);
+        let most = counted_at_once(usage.limit);
         let mut state = self.line.state.lock();
         let mut at = 0;
         while let Some(waiter) = state.waiters.get_mut(at) {
             let ask = waiter.ask;
+            let bytes = ask.counted(most);
             if !waiter.called {
                 let fits = || segments.gives_room_on(Length(ask.largest), ask.copies) >= ask.copies;
-                if ask.bytes > room || !fits() {
+                if bytes > room || !fits() {
                     break;
                 }
                 waiter.called = true;
                 waiter.turn.notify_one();
                 self.metrics.put_called();
             }
-            room = room.saturating_sub(ask.bytes);
+            room = room.saturating_sub(bytes);
             at += 1;
         }
         if at > 0 {

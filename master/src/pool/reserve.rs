@@ -46,6 +46,8 @@ pub struct Granted {
     pub replicas: Copies,
 }
 
+/// How many other writers of its keys a put waits for at once: the first one to end grants it something.
+const WATCHED: usize = 32;
 /// How soon a put that waits for nodes looks again.
 const NODES_PATIENCE: Duration = Duration::from_millis(100);
 
@@ -59,13 +61,13 @@ struct Open {
     largest: u64,
     copies: usize,
     no_nodes: bool,
-    /// The end of the first other put of one of the keys.
-    writer: Option<Arc<End>>,
+    /// The ends of other puts of the keys, [`WATCHED`] at most.
+    writers: Vec<Arc<End>>,
 }
 
 impl Open {
     fn is_done(&self) -> bool {
-        self.demand == 0 && !self.no_nodes && self.writer.is_none()
+        self.demand == 0 && !self.no_nodes && self.writers.is_empty()
     }
 }
 
@@ -122,15 +124,19 @@ impl Pool {
             } else {
                 deadline
             };
+            // In this order, so that room or a key that came in time is taken, also at the deadline.
             called = tokio::select! {
+                biased;
                 () = turn(place.as_ref()) => true,
-                () = end(open.writer.as_deref()) => false,
+                () = any_end(&open.writers) => false,
+                () = tokio::time::sleep_until(patience) => {
+                    if tokio::time::Instant::now() >= deadline {
+                        break;
+                    }
+                    false
+                }
                 () = changed => false,
-                () = tokio::time::sleep_until(patience) => false,
             };
-            if tokio::time::Instant::now() >= deadline {
-                break;
-            }
         }
         drop(place);
         outcomes
@@ -177,7 +183,9 @@ impl Pool {
             }
             lost.extend(reservations.take_lost(namespace, key, &options.instead_of));
             if let Some(end) = reservations.end_of(namespace, key) {
-                open.writer.get_or_insert(end);
+                if open.writers.len() < WATCHED {
+                    open.writers.push(end);
+                }
                 *outcome = Some(Err(Code::InProgress));
                 continue;
             }
@@ -211,9 +219,12 @@ impl Pool {
                 }
                 Err(NoRoom::Full) => {
                     let rounded = Extents::rounded(*length).0;
-                    open.demand += rounded * room.copies() as u64;
-                    open.largest = open.largest.max(rounded);
-                    open.copies = room.copies();
+                    let copies = room.copies(*length);
+                    open.demand += rounded * copies as u64;
+                    // The largest block is the hardest to place, so its nodes are those that are waited for.
+                    if rounded >= open.largest {
+                        (open.largest, open.copies) = (rounded, copies);
+                    }
                     Err(Code::Full)
                 }
             });
@@ -307,12 +318,13 @@ async fn turn(place: Option<&Place<'_>>) {
     }
 }
 
-/// Waits for the end of another put, if any.
-async fn end(writer: Option<&End>) {
-    match writer {
-        Some(writer) => writer.reached().await,
-        None => std::future::pending().await,
+/// Waits until one of these puts has ended; for ever where there is none.
+async fn any_end(writers: &[Arc<End>]) {
+    if writers.is_empty() {
+        std::future::pending().await
     }
+    let ends = writers.iter().map(|writer| Box::pin(writer.reached()));
+    futures::future::select_all(ends).await;
 }
 
 /// Whether an outcome may still change while the put waits.

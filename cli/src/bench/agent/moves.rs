@@ -7,7 +7,9 @@ use crate::bench::window::{Measured, Meter};
 use crate::connection::{get_error, put_error, remove_error};
 use crate::exit;
 use anyhow::bail;
-use kvpool_client::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region, Remove, blocking};
+use kvpool_client::{
+    GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region, Remove, blocking,
+};
 use kvpool_types::Length;
 use std::sync::mpsc;
 use std::time::Instant;

@@ -277,7 +277,12 @@ fn open(connect: &Connect) -> anyhow::Result<blocking::Client> {
 }
 
 /// Removes the oldest `count` blocks of a set.
-pub(super) fn remove(client: &blocking::Client, seed: &str, set: &Set, count: u64) -> anyhow::Result<()> {
+pub(super) fn remove(
+    client: &blocking::Client,
+    seed: &str,
+    set: &Set,
+    count: u64,
+) -> anyhow::Result<()> {
     let numbers = set.live.first..set.live.first + count;
     let keys: Vec<Key> = numbers
         .map(|number| super::blocks::key(seed, set, number))

@@ -134,3 +134,29 @@ fn a_run_that_takes_long_is_stuck_whole_and_freed_whole() {
     assert_eq!(told.quarantine.fenced(&node, &[1]), 3 * KIB);
     assert_eq!(told.segment.settled() + told.segment.used(), 0);
 }
+
+#[test]
+fn only_what_is_stuck_behind_leases_counts_as_room_to_come() {
+    let told = Told::new();
+    let leased = |offset: u64, after: u64| Freed {
+        not_before: NOW.after(Duration::from_millis(after)),
+        ..told.freed(offset * KIB, 4 * KIB, Some(offset))
+    };
+    // The first is over so soon that the segment counts it as free already.
+    let freed = vec![leased(4, 50), leased(8, 400), leased(16, 900)];
+    told.quarantine.take(freed, NOW);
+    let coming = |after| {
+        let until = NOW.after(Duration::from_millis(after));
+        told.quarantine.coming(until, |_| true)
+    };
+    assert_eq!(told.segment.settled(), 8 * KIB);
+    assert_eq!(
+        [300, 500, 5000].map(coming),
+        [0, 4 * KIB, 8 * KIB],
+        "by the end of the leases"
+    );
+    let away = told.quarantine.coming(Millis(u64::MAX), |_| false);
+    assert_eq!(away, 0, "its node takes no blocks");
+    told.quarantine.tick(NOW.after(Duration::from_millis(500)));
+    assert_eq!(coming(5000), 4 * KIB);
+}
