@@ -54,18 +54,50 @@ pub(crate) fn forget_xtask(command: &mut Command) {
     }
 }
 
-/// Where cargo builds: `CARGO_TARGET_DIR`, cargo's configuration, or `target`.
-pub(crate) fn target_dir() -> Result<PathBuf> {
+/// The part of `cargo metadata` that the tasks use.
+#[derive(serde::Deserialize)]
+pub(crate) struct Metadata {
+    pub(crate) packages: Vec<Package>,
+    target_directory: PathBuf,
+}
+
+/// A package of the workspace.
+#[derive(serde::Deserialize)]
+pub(crate) struct Package {
+    pub(crate) manifest_path: PathBuf,
+    pub(crate) dependencies: Vec<Dependency>,
+}
+
+#[derive(serde::Deserialize)]
+pub(crate) struct Dependency {
+    /// `None` for a normal dependency, else `dev` or `build`.
+    pub(crate) kind: Option<String>,
+    /// The directory of a dependency within the workspace.
+    pub(crate) path: Option<PathBuf>,
+}
+
+pub(crate) fn metadata() -> Result<Metadata> {
     let output = cargo(&["metadata", "--format-version", "1", "--no-deps"])
         .stderr(Stdio::inherit())
         .output()
         .context("cannot run cargo metadata")?;
-    let metadata = String::from_utf8(output.stdout).context("cargo metadata is not UTF-8")?;
-    let dir = metadata
-        .split_once("\"target_directory\":\"")
-        .and_then(|(_, rest)| rest.split_once('"'))
-        .map(|(dir, _)| PathBuf::from(dir));
-    dir.context("cargo metadata names no target directory")
+    serde_json::from_slice(&output.stdout).context("cannot read the output of cargo metadata")
+}
+
+/// Where cargo builds: `CARGO_TARGET_DIR`, cargo's configuration, or `target`.
+pub(crate) fn target_dir() -> Result<PathBuf> {
+    Ok(metadata()?.target_directory)
+}
+
+/// Where rustc keeps the standard library of a target; absent if it is not installed.
+pub(crate) fn rustc_libraries(target: &str) -> Result<PathBuf> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let mut print = Command::new(rustc);
+    print.args(["--print", "target-libdir", "--target", target]);
+    let output = print.current_dir(root()).output();
+    let output = output.context("cannot run rustc")?.stdout;
+    let path = String::from_utf8(output).context("the path of rustc's libraries is not UTF-8")?;
+    Ok(PathBuf::from(path.trim()))
 }
 
 /// Says what is run, runs it, and tells whether it succeeded.

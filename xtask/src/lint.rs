@@ -1,22 +1,68 @@
-//! `cargo xtask lint`.
+//! `cargo xtask lint`: every check that runs no test.
+//!
+//! ```text
+//!  text    width, sentences ──► ratchet ◄── xtask/ratchet.txt
+//!          crate table      ◄── docs/ARCHITECTURE.md and cargo metadata
+//!  cargo   fmt, clippy, doc, deny, check --target aarch64
+//! ```
+//!
+//! The checks of the text take a second and are part of `cargo xtask test` too.
 
-use crate::cargo::{answers, cargo, succeeds};
+mod arm;
+mod crates;
+pub(crate) mod deny;
+mod ratchet;
+mod sentences;
+mod text;
+mod width;
+
+use crate::cargo::{cargo, succeeds};
+use crate::tally::Tally;
 use anyhow::Result;
+use ratchet::Ratchet;
 
-/// Checks everything, whatever fails first, and tells whether all was well.
-pub(crate) fn run() -> Result<bool> {
-    let format = format()?;
-    let clippy = clippy()?;
-    let dependencies = if answers(&mut cargo(&["deny", "--version"])) {
-        succeeds(&mut cargo(&["deny", "check"]))?
-    } else {
-        eprintln!(
-            "\ncargo-deny is not installed: licences, sources and advisories are NOT checked"
-        );
-        eprintln!("(`cargo install --locked cargo-deny` installs it)");
-        true
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Install cargo-deny with cargo if it is missing (2 min 20 s on two cores)
+    #[arg(long)]
+    install: bool,
+    /// Lower each count in xtask/ratchet.txt to the present count; checks nothing else
+    #[arg(long)]
+    tighten: bool,
+}
+
+/// Runs every check, also after a failure. The last line counts the checks.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    if args.tighten {
+        return ratchet::tighten(&text::Files::read()?);
+    }
+    let mut tally = Tally::default();
+    tally.checked("format", format()?);
+    text(&mut tally)?;
+    tally.checked("clippy", clippy()?);
+    tally.checked("cargo doc", documentation()?);
+    let missing = match args.install {
+        true => deny::Missing::Install,
+        false => deny::Missing::Fail,
     };
-    Ok(format && clippy && dependencies)
+    deny::check(missing, &mut tally)?;
+    arm::check(&mut tally)?;
+    tally.print();
+    Ok(tally.is_good())
+}
+
+/// Checks line width, long sentences and the crate table.
+pub(crate) fn text(tally: &mut Tally) -> Result<()> {
+    let files = text::Files::read()?;
+    let ratchet = Ratchet::read()?;
+    tally.checked("line width", ratchet.holds(&width::CHECK, &files));
+    tally.checked("long sentences", ratchet.holds(&sentences::CHECK, &files));
+    let differences = crates::differences()?;
+    for difference in &differences {
+        eprintln!("docs/ARCHITECTURE.md: {difference}");
+    }
+    tally.checked("the crate table", differences.is_empty());
+    Ok(())
 }
 
 pub(crate) fn format() -> Result<bool> {
@@ -32,4 +78,8 @@ pub(crate) fn clippy() -> Result<bool> {
         "-D",
         "warnings",
     ]))
+}
+
+fn documentation() -> Result<bool> {
+    succeeds(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
 }

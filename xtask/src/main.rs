@@ -42,8 +42,8 @@ enum Task {
         #[arg(long)]
         install: bool,
     },
-    /// Check the format, the lints, and the dependencies where cargo-deny is installed
-    Lint,
+    /// Check format, lints, line width, long sentences, the crate table, rustdoc and dependencies
+    Lint(lint::Args),
     /// Build the Python wheels, of the profile `dist` with the three commands inside, and say where they are
     Wheels {
         /// Add Debian's package python3-venv if this machine lacks it
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Demo { args } => demo::run(&args),
         Task::Test { quick, install } => test::run(quick, Packages::asked(install)),
-        Task::Lint => lint::run(),
+        Task::Lint(args) => lint::run(&args),
         Task::Wheels { install } => python::wheels(Packages::asked(install)),
         Task::Rdma(args) => rdma::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),

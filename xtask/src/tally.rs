@@ -29,6 +29,12 @@ impl Tally {
         }
     }
 
+    /// Counts a check of its own, passed or failed.
+    pub(crate) fn checked(&mut self, check: &'static str, holds: bool) {
+        self.passed += u64::from(holds);
+        self.check(check, holds);
+    }
+
     /// Counts a step that could not be done at all as a failure, and says why.
     pub(crate) fn attempted(&mut self, step: &'static str, done: anyhow::Result<()>) {
         if let Err(error) = &done {
@@ -64,6 +70,14 @@ impl Tally {
         self.skipped += other.skipped;
         self.skips.extend(other.skips);
         self.check(step, !failed_itself);
+    }
+
+    /// Adds the failures and skips of checks. Checks that passed are not tests that passed.
+    pub(crate) fn add_checks(&mut self, checks: Self) {
+        self.failed += checks.failed;
+        self.skipped += checks.skipped;
+        self.skips.extend(checks.skips);
+        self.broken.extend(checks.broken);
     }
 
     /// Whether something ran and nothing failed.
@@ -343,6 +357,19 @@ SKIPPED skips_late: no huge pages
             skips,
             ["SKIPPED python/tests/test_torch.py:9: torch is not installed (2)"]
         );
+    }
+
+    #[test]
+    fn checks_that_passed_do_not_stand_for_tests() {
+        let mut checks = Tally::default();
+        checks.checked("line width", true);
+        checks.checked("cargo deny", false);
+        checks.skip("advisories", "no network");
+        assert_eq!((checks.passed, checks.failed, checks.skipped), (1, 1, 1));
+        let mut tally = Tally::default();
+        tally.add_checks(checks);
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (0, 1, 1));
+        assert_eq!(tally.broken, ["cargo deny"]);
     }
 
     #[test]

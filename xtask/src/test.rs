@@ -24,6 +24,16 @@ pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
     let mut etcd = None;
     tally.check("format", lint::format()?);
     tally.check("clippy", lint::clippy()?);
+    let mut checks = Tally::default();
+    lint::text(&mut checks)?;
+    if !quick {
+        let missing = match packages {
+            Packages::Add => lint::deny::Missing::Install,
+            Packages::LeaveOut => lint::deny::Missing::Skip,
+        };
+        lint::deny::check(missing, &mut checks)?;
+    }
+    tally.add_checks(checks);
     if !quick {
         provide_ip(packages)?;
         etcd = provide_etcd(packages)?;
