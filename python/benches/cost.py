@@ -2,10 +2,10 @@
 
     python python/benches/cost.py [--rounds 300]
 
-starts a pool of its own from the commands on the path, and `timed` (an example of the client's crate:
-`cargo build --release -p kvpool-client --example timed`), which makes a call when it is told to. Each pair
-is one call through each, one straight after the other, taking turns at being first. Printed are the medians,
-and the median and quartiles of the pairs' ratios. Both must be release builds, and the machine quiet.
+The script starts a pool from the commands on the path, and `timed`, which makes calls on request. `timed` is an
+example of the client's crate: `cargo build --release -p kvpool-client --example timed`. A pair is one call
+through each, one directly after the other; they alternate in which is first. The script prints the medians,
+and the median and quartiles of the pairs' ratios. Use release builds and a quiet machine.
 """
 
 from __future__ import annotations
@@ -83,8 +83,10 @@ class Rust:
 
 
 def aligned_like(array: np.ndarray) -> np.ndarray:
-    """Zeroes of the same shape that begin on a page, as the memory of `timed` does: copying to where a
-    line of the cache does not begin, as numpy's own arrays mostly do, costs some per cent more."""
+    """Zeroes of the same shape that begin on a page, as the memory of `timed` does.
+
+    A copy to an address inside a cache line, as of most numpy arrays, costs some per cent more.
+    """
     room = np.zeros(array.nbytes + 4096, dtype="uint8")
     start = -room.ctypes.data % 4096
     return room[start : start + array.nbytes].reshape(array.shape)

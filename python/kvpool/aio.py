@@ -1,10 +1,15 @@
 """The pool with `async def`.
 
-A pool here has some threads of its own, in which its calls wait; they let the interpreter go meanwhile.
-What cancelling means depends on the call. One that lends memory (`batch_put`, `put`, `batch_get`) ends
-when its transfer has, by its timeout at the latest, and raises CancelledError then: so the memory is the
-caller's again as soon as the await is over, however it ended. Any other raises at once; its thread goes
-on until the call's own end, and the answer is dropped. A call that has not begun never does.
+    async with await kvpool.aio.Pool.connect("http://127.0.0.1:7070") as pool:
+        await pool.put("key", b"value")
+        assert await pool.get("key") == b"value"
+
+Calls wait in the pool's own threads, which release the interpreter's lock meanwhile.
+
+Cancelling depends on the call. A call that lends memory (`batch_put`, `put`, `batch_get`) ends when its
+transfer ends, by its timeout at the latest, and then raises CancelledError. So after the await the
+memory always belongs to the caller. Any other call raises at once; its thread continues to the call's
+end and drops the result. A cancelled call that has not begun never begins.
 """
 
 from __future__ import annotations
@@ -39,12 +44,12 @@ class _Threads:
         return self._executor.submit(call)
 
     async def run(self, call: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
-        """Waits for a call that lends no memory."""
+        """Runs a call that lends no memory; raises at once when cancelled."""
         future = self._begin(functools.partial(call, *args, **kwargs))
         return await asyncio.wrap_future(future)
 
     async def run_lending(self, call: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
-        """Waits for a call that lends memory: also when cancelled, unless it has not begun."""
+        """Runs a call that lends memory; when cancelled, waits for its end if it has begun."""
         future = self._begin(functools.partial(call, *args, **kwargs))
         # asyncio.wait never cancels what it waits for.
         waited = asyncio.wrap_future(future)
@@ -57,13 +62,13 @@ class _Threads:
                     raise
                 cancelled = error
         if cancelled is not None:
-            # What came of the call is looked at, so that nobody is warned of an error not retrieved.
+            # Retrieve the exception, or asyncio warns that nobody did.
             waited.exception()
             raise cancelled
         return waited.result()
 
     def end(self, *, wait: bool) -> None:
-        """Takes no more calls; waits for those under way if asked."""
+        """Refuses further calls; with `wait`, waits for calls in progress."""
         self._ended = True
         self._executor.shutdown(wait=wait)
 
@@ -85,7 +90,7 @@ class Lease:
 
     @property
     def left(self) -> float:
-        """How many seconds all of it still runs."""
+        """Seconds until the first of the lease's blocks may be evicted; 0 after that."""
         return self._lease.left
 
     def __len__(self) -> int:
@@ -126,13 +131,13 @@ class Prefix:
 
 
 class Pool:
-    """`kvpool.Pool` with `async def`; see there for arguments, answers and errors.
+    """`kvpool.Pool` with `async def`; `kvpool.Pool` documents arguments, results and errors.
 
     Made by `await Pool.connect(...)`; an asynchronous context manager that closes it.
     """
 
     def __init__(self, pool: kvpool.Pool, *, threads: int = 8) -> None:
-        """Waits for the calls of a connected pool in `threads` threads: so many calls at once."""
+        """Wraps a connected pool; at most `threads` calls wait at the same time."""
         self._pool = pool
         self._threads = _Threads(threads)
 
@@ -151,7 +156,7 @@ class Pool:
         spin: float = 0.0,
         threads: int = 8,
     ) -> Self:
-        """As `kvpool.Pool.connect`; `threads` is how many calls wait at once."""
+        """As `kvpool.Pool.connect`; at most `threads` calls wait at the same time."""
         connecting = _Threads(1)
         try:
             pool = await connecting.run(
@@ -303,11 +308,11 @@ class Pool:
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
+        """Whether the pool is closed."""
         return self._pool.closed
 
     async def close(self) -> None:
-        """Closes the connection, once the calls under way have ended. Once more does nothing."""
+        """Closes the connection after the calls in progress have ended. A second close has no effect."""
         self._pool.close()
         await asyncio.to_thread(self._threads.end, wait=True)
 

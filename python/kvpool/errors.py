@@ -1,7 +1,7 @@
-"""What goes wrong, as exceptions.
+"""The exceptions of kvpool.
 
-Each has a stable `code`, which programs match on, and says whether the same call may succeed later. The
-subclasses are the ones that callers tell apart; a code without one of its own is an `Error`.
+Each exception has a stable `code` for programs to match on. The subclasses are the cases that callers
+usually handle apart; all other codes are a plain `Error`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = [
 class Error(Exception):
     """An operation, or one key of it, failed.
 
-    `code` is the stable name of what happened: those of the pool, such as `full`, `leased`,
-    `unreachable`, `deadline_exceeded`, `checksum_mismatch`; and two of this package's own, `closed` and
-    `forked`. `is_retryable` says whether the same call may succeed later with nothing changed by the
-    caller. A miss is no error.
+    `code`: a stable name, such as `full`, `leased`, `unreachable`, `deadline_exceeded` or
+    `checksum_mismatch`. Two codes come from this package: `closed` and `forked`.
+    `is_retryable`: whether the same call may succeed later without a change by the caller.
+    A miss is not an error.
     """
 
     code: str
@@ -50,28 +50,28 @@ class Error(Exception):
 
 
 class InvalidArgumentError(Error, ValueError):
-    """A value that cannot be: a key over 1 KiB, an empty or too large block, memory that is read-only
-    where it must be written, a range outside its block."""
+    """An invalid value: a key over 1 KiB, an empty or too large block, read-only memory for a get, or a
+    range outside its block."""
 
 
 class ConnectError(Error, ConnectionError):
-    """`Pool.connect` found no master that let it in."""
+    """`Pool.connect` failed: no master accepted the client."""
 
 
 class UnreachableError(Error, ConnectionError):
-    """The master or the node cannot be reached, or is on its way out."""
+    """The master or the store node cannot be reached, does not lead, or is draining."""
 
 
 class DeadlineError(Error, TimeoutError):
-    """The deadline passed."""
+    """The call's timeout passed."""
 
 
 class FullError(Error):
-    """No room, and none could be made within the timeout."""
+    """The pool is full, and no room came free within the timeout."""
 
 
 class LeasedError(Error):
-    """A lease or a pin protects the block; `force` would override it."""
+    """A lease or a pin protects the block; remove it with `force=True`."""
 
 
 class ClosedError(Error):
@@ -79,7 +79,7 @@ class ClosedError(Error):
 
 
 class ForkedError(Error):
-    """The pool belongs to the process that this one was forked from, which had pools open at the time."""
+    """The pool belongs to the parent process, which had pools open at the fork: connect after the fork."""
 
 
 _OF_CODE: dict[str, type[Error]] = {
@@ -98,7 +98,7 @@ _OF_CODE: dict[str, type[Error]] = {
 
 
 def _of(code: str, message: str, is_retryable: bool, connecting: bool) -> Error:
-    """The exception of a code; the native half makes all of them here."""
+    """The exception of a code. The native module makes all its exceptions here."""
     kind = _OF_CODE.get(code, Error)
     if connecting and kind is not InvalidArgumentError:
         kind = ConnectError

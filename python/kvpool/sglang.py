@@ -7,7 +7,7 @@ python -m sglang.launch_server ... --enable-hierarchical-cache --hicache-mem-lay
   "master": "http://10.0.0.1:7070"}'
 ```
 
-Further settings, those of `kvpool._engines.settings.PoolSettings` and `salt`, stand beside `master`.
+Further settings go beside `master`: those of `kvpool._engines.settings.PoolSettings`, and `salt`.
 Written for the interface of SGLang 0.5.23.
 """
 
@@ -38,7 +38,7 @@ _OF_SGLANG = (
     "module_path",
     "class_name",
     "interface_v1",
-    # What SGLang itself reads from the same object.
+    # Keys that SGLang itself reads from the same object.
     "prefetch_threshold",
     "prefetch_timeout_base",
     "prefetch_timeout_per_ki_token",
@@ -48,29 +48,29 @@ _OF_SGLANG = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings(PoolSettings):
-    """The backend's settings, besides those of every plugin."""
+    """The settings of this backend, besides `PoolSettings`."""
 
     salt: str = ""
-    """Keeps apart what the model's name does not, such as two sets of weights."""
+    """Separates models with the same name, such as two sets of weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _SidePool:
-    """Host memory beside that of the KV cache, such as of recurrent states or of an indexer."""
+    """Host memory besides the KV cache, for example for recurrent states or an indexer."""
 
     memory: Any
     suffix: str
-    """What its pages' keys end with."""
+    """The suffix of its pages' keys."""
     direct: bool
-    """Whether its pages can be named by address; else they are copied once more."""
+    """Whether it names its pages by address; otherwise each page is copied once more."""
 
 
 class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
     """Stores pages of SGLang's host memory in a pool that all hosts share.
 
-    `storage_config` says which model and rank this is, and holds the settings in its `extra_config`.
-    With `interface_v1` pages move straight between the pool and SGLang's host memory; without it SGLang
-    copies each page once more. What fails is a miss, and said in the log.
+    `storage_config` names the model and the rank, and contains the settings in its `extra_config`.
+    With `interface_v1` pages move directly between the pool and SGLang's host memory; without it SGLang
+    copies each page once more. A failure is a miss and a line in the log.
     """
 
     def __init__(self, storage_config: Any, kwargs: Mapping[str, Any] | None = None):
@@ -85,7 +85,7 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         self._prefix = self._make_prefix("")
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Takes SGLang's host memory: its layout becomes part of the keys, and it is registered."""
+        """Registers SGLang's host memory; its layout becomes part of the keys."""
         super().register_mem_pool_host(mem_pool_host)
         shape = (mem_pool_host.layout, mem_pool_host.page_size, str(getattr(mem_pool_host, "dtype", "")))
         self._prefix = self._make_prefix(repr(shape))
@@ -94,14 +94,14 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
             self._connection.call("registering memory", None, lambda pool: self._register(pool, buffer))
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Takes host memory of another kind, of models whose cache is more than keys and values."""
+        """Registers host memory of another kind, for models whose cache has more than keys and values."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = str(host_pool_name)
         if name == str(PoolName.KV):
             return
         direct = self._direct and _has_addresses(host_pool)
         fields = [getattr(host_pool, field, None) for field in ("layout", "page_size", "dtype", "size_per_token")]
-        # Recurrent states are each rank's own, also where ranks share all else.
+        # Recurrent states differ between ranks, even if ranks share everything else.
         rank = (self._config.tp_rank, self._config.tp_size) if name == str(PoolName.MAMBA) else None
         digest = hashlib.sha256(repr([fields, direct, rank]).encode()).hexdigest()
         self._side_pools[name] = _SidePool(host_pool, f".{name}-{digest[:16]}", direct)
@@ -112,14 +112,17 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: list[Any] | None = None, extra_info: Any = None
     ) -> Any:
-        """How many of the leading pages can be used, where each kind of memory has its own rule for what of
-        them it must hold, and how many of each kind are there. What is found is leased for a moment."""
+        """How many leading pages can be used, and how many of each kind of memory are present.
+
+        Each kind has its own rule for the pages that it must have. Present pages are leased for a short
+        time.
+        """
         transfers = pool_transfers or []
         policies = (PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES)
         for transfer in transfers:
             if transfer.hit_policy not in policies:
                 raise ValueError(f"pool {transfer.name}: {transfer.hit_policy} is not known")
-        # There are caches without keys and values of their own: all lies in the other pools.
+        # Some caches have no keys and values of their own: all data is in the other pools.
         has_kv = getattr(self.mem_pool_host, "kv_buffer", True) is not None
         kinds = ([""] if has_kv else []) + [self._side_pool(transfer.name).suffix for transfer in transfers]
         names = [f"{self._key(key)}{kind}" for kind in kinds for key in keys]
@@ -140,23 +143,23 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         return PoolTransferResult(max(usable, default=0), hits, usable)
 
     def batch_get_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
-        """Gets pages into host memory of several kinds; which of each came."""
+        """Gets pages into host memory of several kinds; for each kind, which pages were hits."""
         return {transfer.name: self._get_v2(transfer) for transfer in transfers}
 
     def batch_set_v2(self, transfers: list[Any], extra_info: Any = None) -> dict[str, list[bool]]:
-        """Puts pages from host memory of several kinds; which of each are in the pool."""
+        """Puts pages from host memory of several kinds; for each kind, which pages are in the pool."""
         return {transfer.name: self._set_v2(transfer) for transfer in transfers}
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        """Gets pages into SGLang's host memory; which of them came."""
+        """Gets pages into SGLang's host memory; for each page whether it was a hit."""
         return self._get_pages(self._names(keys), _pages(self.mem_pool_host, keys, host_indices))
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        """Puts pages from SGLang's host memory; which of them are in the pool."""
+        """Puts pages from SGLang's host memory; for each page whether it is in the pool."""
         return self._put(self._names(keys), _pages(self.mem_pool_host, keys, host_indices))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
-        """A page as a tensor: `target_location` if that is given, else a new one of bytes; None for a
+        """A page as a tensor: `target_location` if given, else a new tensor of bytes; None for a
         miss."""
         if target_location is not None:
             return self.batch_get([key], [target_location])[0]
@@ -174,13 +177,13 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         ]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
-        """Puts a page; whether it is in the pool."""
+        """Puts a page; returns whether it is in the pool."""
         return value is not None and self.batch_set([key], [value])
 
     def batch_set(
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
-        """Puts pages; whether all of them are in the pool."""
+        """Puts pages; returns whether all of them are in the pool."""
         if values is None:
             return False
         return all(self._put(self._names(keys), [value.contiguous() for value in values]))
@@ -189,7 +192,7 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many of the leading pages are there, leased for a moment each."""
+        """How many leading pages are present; each is leased for a short time."""
         names = self._names(keys)
         present: list[bool] = []
         return _leading(self._connection.call("looking pages up", present, lambda pool: pool.is_exist(names)))
@@ -200,16 +203,16 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
         self._connection.call("removing pages", None, lambda pool: pool.remove_matching(mine, force=True))
 
     def get_stats(self) -> None:
-        """There are none in SGLang's form: the pool has metrics of its own."""
+        """Nothing: the pool's own metrics replace SGLang's."""
 
     def close(self) -> None:
-        """Lets go of the pool."""
+        """Closes the connection to the pool."""
         self._connection.close()
 
     def _make_prefix(self, memory: str) -> str:
-        """What the keys of this model and rank begin with.
+        """The key prefix of this model and rank.
 
-        Ranks of a model with latent attention hold the same, so that they share keys.
+        Ranks of a model with latent attention have equal pages, so they share keys.
         """
         config = self._config
         fields = [
@@ -300,7 +303,7 @@ class KvpoolStorage(HiCacheStorage):  # type: ignore[misc]
 
 
 def _leading(present: Sequence[bool]) -> int:
-    """How many are there before the first that is not."""
+    """The number of leading true values."""
     return list(present).index(False) if False in present else len(present)
 
 
@@ -309,7 +312,7 @@ def _page_size(memory: Any) -> int:
 
 
 def _is_whole(memory: Any, keys: Sequence[str], host_indices: Any) -> bool:
-    """Whether there is a place in host memory for every page."""
+    """Whether every page has a location in host memory."""
     return bool(keys) and host_indices is not None and len(host_indices) == len(keys) * _page_size(memory)
 
 
@@ -321,12 +324,12 @@ def _no_pages(what: str, transfer: Any) -> list[bool]:
 
 
 def _starts(memory: Any, host_indices: Any) -> list[int]:
-    """Where each page begins, as an index into host memory."""
+    """The index into host memory at which each page begins."""
     return [int(index) for index in host_indices[:: _page_size(memory)]]
 
 
 def _pages(memory: Any, keys: Sequence[str], host_indices: Any) -> list[list[tuple[int, int]]]:
-    """Where each page lies in SGLang's host memory, as (address, length)."""
+    """Each page of SGLang's host memory, as (address, length)."""
     addresses, lengths = memory.get_page_buffer_meta(host_indices)
     pieces = [(int(address), int(length)) for address, length in zip(addresses, lengths, strict=True)]
     if not keys or len(pieces) % len(keys):
@@ -336,7 +339,7 @@ def _pages(memory: Any, keys: Sequence[str], host_indices: Any) -> list[list[tup
 
 
 def _has_addresses(memory: Any) -> bool:
-    """Whether a pool names its pages by address: some do in some layouts only, and say so when asked."""
+    """Whether a host memory pool names its pages by address. Some do so only in some layouts."""
     try:
         addresses, _lengths = memory.get_page_buffer_meta(torch.arange(_page_size(memory)))
     except (AttributeError, AssertionError, NotImplementedError, ValueError):
@@ -345,7 +348,7 @@ def _has_addresses(memory: Any) -> bool:
 
 
 def _buffers(memory: Any) -> list[Any]:
-    """The tensors that a pool consists of."""
+    """The tensors of a host memory pool."""
     listed = getattr(memory, "get_hybrid_pool_buffer", None)
     tensors = listed() if listed else [getattr(memory, "kv_buffer", None)]
     return [each for each in tensors if isinstance(each, torch.Tensor) and each.numel()]

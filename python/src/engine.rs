@@ -40,11 +40,14 @@ const END_GRACE: Duration = Duration::from_secs(2);
 /// The longest timeout, in seconds: what is longer is meant to be for ever, and nothing is.
 const MAX_TIMEOUT: f64 = 86_400.0;
 
-/// One session: memory of this process that peers may read and write, and transfers from and to theirs.
+/// One session: memory of this process that peers may read and write, and transfers to and from peers.
 ///
-/// Addresses and lengths are in bytes, timeouts in seconds. Transfers raise TimeoutError at their deadline,
-/// ConnectionError when the peer cannot be reached or goes away, PermissionError without its secret,
-/// ValueError for memory that is not registered there or is none here.
+/// Addresses and lengths are in bytes, timeouts in seconds. A transfer raises:
+///
+/// - TimeoutError at its deadline;
+/// - ConnectionError when the peer cannot be reached or closes the connection;
+/// - PermissionError without the peer's secret;
+/// - ValueError for memory that is not registered at the peer or is not mapped here.
 #[pyclass(frozen, module = "kvpool._native")]
 pub(crate) struct PeerEngine {
     session: Mutex<Option<Arc<Session>>>,
@@ -225,8 +228,8 @@ impl PeerEngine {
         })
     }
 
-    /// How a submitted transfer stands: 1 done, 0 pending, -1 failed, -2 timed out; None for a number that
-    /// is not known, or was forgotten after thousands of later ones.
+    /// The state of a submitted transfer: 1 done, 0 pending, -1 failed, -2 timed out. None for a number that
+    /// is unknown, or that thousands of later transfers have replaced.
     fn status(&self, number: u64) -> PyResult<Option<i32>> {
         let status = self.session()?.batches.status(number);
         Ok(status.as_ref().map(Status::number))

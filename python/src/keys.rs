@@ -167,11 +167,11 @@ pub(crate) fn pack_texts(keys: &Bound<'_, PyAny>, packer: PackedKeys) -> PyResul
     Ok(packed)
 }
 
-/// Who shares blocks with whom: a name, and the fields that the keys of its chains begin from.
+/// A namespace: its name, and the fields that the keys of its chains begin from.
 ///
-/// Two pools see each other's blocks when their namespaces' names are equal. Chains of `chain_keys` have
-/// equal keys when the four other fields are. A name is of `A-Z a-z 0-9 . _ / : @ -`, up to 255 bytes,
-/// and "default" when empty; the others are any text of up to 1 KiB.
+/// Pools with equal names of namespaces see each other's blocks. Chains of `chain_keys` have equal keys when
+/// the other four fields are equal. A name is up to 255 bytes of `A-Z a-z 0-9 . _ / : @ -`; an empty name
+/// means "default". The other fields are any text of up to 1 KiB.
 #[pyclass(frozen, eq, hash, get_all, module = "kvpool")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Namespace {
@@ -205,7 +205,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// What the namespace's chains begin from: 32 bytes.
+    /// The digest from which the namespace's chains begin: 32 bytes.
     #[getter]
     fn seed<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.fields().seed())
@@ -239,13 +239,15 @@ impl Namespace {
     }
 }
 
-/// The keys of all full blocks of `tokens`, `block_tokens` tokens each: digests of 32 bytes, each of
-/// which names its block and all that comes before it.
+/// Returns the keys of all full blocks of `tokens`, `block_tokens` tokens each. A key is a digest of 32
+/// bytes that depends on the block's tokens and on all tokens before it.
 ///
-/// `tokens` is a sequence of ints from 0 to 2**32 - 1, or a buffer of them, such as a numpy array of
-/// dtype uint32 (read as it is) or of another integer type of 32 or 64 bits. Tokens beyond the last full block
-/// have no key. Raises InvalidArgumentError (a ValueError) for a token out of range or
-/// `block_tokens` below 1, TypeError for what is no tokens.
+/// `tokens`: a sequence of ints from 0 to 2**32 - 1, or a buffer of ints, such as a numpy array. A uint32
+/// buffer is read in place; other integer types of 32 or 64 bits are converted. Tokens after the last full
+/// block have no key.
+///
+/// Raises InvalidArgumentError (a ValueError) for a token out of range or `block_tokens` below 1, and
+/// TypeError for any other type.
 #[pyfunction]
 pub(crate) fn chain_keys<'py>(
     py: Python<'py>,

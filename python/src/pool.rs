@@ -39,25 +39,34 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 pub(crate) use registration::Registration;
 use std::sync::Arc;
 
-/// A connection to the pool, to be shared by all threads of a process.
+/// A connection to the pool. All threads of a process can share it.
 ///
-/// Made by `Pool.connect`, closed by `close()` or as a context manager. A key is a str of 1 byte to 1 KiB
-/// in UTF-8, or the 32 bytes of a digest (see `chain_keys`). A block is one buffer or a sequence of
-/// buffers that its bytes come from or go to, in order. A buffer is an object with the buffer protocol
-/// (bytes, bytearray, memoryview, array, numpy), contiguous, and writable for gets; a torch tensor,
-/// contiguous, on the CPU or a CUDA device; an array with `__cuda_array_interface__`; or an `(address, length)`
-/// pair of ints, whose memory the caller keeps. Nothing touches a buffer after its call has returned. Nothing is
-/// copied on the way, but for a GPU's memory, whose bytes pass through pinned memory: work that writes it must
-/// have ended before the call, and signals are heard at the call's end.
+/// `Pool.connect` makes it; `close()` or a `with` statement closes it.
 ///
-/// Every call that waits lets other threads run, and ends by its timeout (in seconds). On the main thread
-/// handlers of signals run meanwhile; what one raises, such as KeyboardInterrupt, ends the call: a put may then be
-/// there or not. A transfer with a node that hangs ends by the timeout even so. A batch answers per key, in order: a
-/// key that fails has an Error in its place and leaves its neighbours alone. What has the wrong type
-/// raises TypeError, and nothing is done. Keys that are named twice are each served.
+/// Keys: a str of 1 byte to 1 KiB in UTF-8, or the 32 bytes of a digest (see `chain_keys`).
 ///
-/// A closed pool raises ClosedError. In a child made by fork a pool raises ForkedError, and so does connecting
-/// while the parent had pools open at the time: connect after the fork alone, or start processes by spawn.
+/// Blocks: one buffer, or a sequence of buffers that hold the block's bytes in order. A buffer is one of:
+///
+/// - an object with the buffer protocol (bytes, bytearray, memoryview, array, numpy), contiguous, and
+///   writable for gets;
+/// - a contiguous torch tensor on the CPU or a CUDA device;
+/// - an array with `__cuda_array_interface__`;
+/// - an `(address, length)` pair of ints, whose memory the caller keeps alive.
+///
+/// No transfer touches a buffer after its call has returned. Bytes move without a further copy, except that
+/// a GPU's bytes pass through pinned host memory. Work that writes GPU memory must end before the call.
+///
+/// Batches: one result for each key, in order. A failed key has an Error in its place; the other keys are
+/// not affected. A wrong type raises TypeError before anything is done. A key named twice is served twice.
+///
+/// Time: all times are in seconds. Every call that waits releases the interpreter's lock and ends by its
+/// timeout. On the main thread it runs signal handlers meanwhile. An exception from a handler, such as
+/// KeyboardInterrupt, ends the call, and a put may then be stored or not. With GPU memory, handlers run at
+/// the end of the call.
+///
+/// Lifetime: a closed pool raises ClosedError. After a fork, the parent's pools raise ForkedError in the
+/// child. A child whose parent had pools open at the fork cannot connect either. Connect only after the
+/// fork, or start processes by spawn.
 #[pyclass(frozen, module = "kvpool")]
 pub(crate) struct Pool {
     connection: Arc<Connection>,
@@ -157,15 +166,19 @@ const fn leasing(lease: bool) -> Leasing {
 impl Pool {
     /// Connects to the pool.
     ///
-    /// `master`: where kvmaster is, as `http://host:port`, several of them with commas or as a sequence
-    /// (any will do: the one that leads is found and followed), or `etcd://host:port/cluster`.
-    /// `namespace`: who shares blocks with whom; made known at connect. `transport`: which ways bytes may
-    /// go: "auto" is shared memory on the same host, then RDMA, then TCP. `token`: what proves to nodes
-    /// that the client may connect. Times are in seconds: `timeout` for connecting, the others for the calls
-    /// that do not say (when left out: put 10, get 5, all else 3). `spin`: how long a call polls for the
-    /// master's answer with a whole core before it sleeps; worth it only where cores are idle.
+    /// `master`: `http://host:port`, several of them separated by commas or as a sequence, or
+    /// `etcd://host:port/cluster`. Any master of the pool is enough: the client finds and follows the leader.
+    /// `namespace`: clients with equal names of namespaces share blocks; registered at connect.
+    /// `transport`: "shm", "rdma" or "tcp" forces one transport. "auto" takes shared memory to nodes on the same
+    /// host, else RDMA, else TCP.
+    /// `token`: reserved; the client sends it to nodes, and no node checks it.
+    /// `timeout`: the longest time for connecting, in seconds.
+    /// `put_timeout`, `get_timeout`, `control_timeout`: timeouts in seconds of calls without a `timeout`
+    /// argument. Defaults: put 10, get 5, all other calls 3.
+    /// `spin`: seconds for which a call polls for the master's answer before it sleeps. Polling takes a
+    /// whole core, so use it only where cores are idle.
     ///
-    /// Raises ConnectError when no master lets it in, ValueError for an address that is none.
+    /// Raises ConnectError when no master accepts the client, ValueError for an address that is malformed.
     #[staticmethod]
     #[pyo3(signature = (master=None, *, namespace=None, transport="auto", token=String::new(),
         timeout=5.0, put_timeout=None, get_timeout=None, control_timeout=None, spin=0.0))]
@@ -201,15 +214,20 @@ impl Pool {
         })
     }
 
-    /// Puts blocks, one for each key. Answers one for each: True, it is stored; False, it was there
-    /// already and is left as it was; an Error, it failed.
+    /// Puts blocks, one for each key. Returns one result for each key:
     ///
-    /// `parents`: for each key the one before it in its chain, or None; linked when it is present at commit.
-    /// `replicas`: how many, 1 to 64, each on another node; fewer are made when nodes lack, as `describe`
-    /// tells. `preferred_node`: the node to try first, by name. `prefer_same_host`: prefer nodes on this host. `soft_pin`: evict the
-    /// blocks after others for so many seconds. `hard_pin`: never evict them. `upsert`: write a new
-    /// version of blocks that are present. `timeout`: seconds for the whole call, the wait for room in a
-    /// full pool included.
+    /// - True: the block is stored;
+    /// - False: the key was present, and its block is unchanged;
+    /// - an Error: the put failed.
+    ///
+    /// `parents`: for each key the key before it in its chain, or None. The link is made if the parent is
+    /// present at commit.
+    /// `replicas`: how many replicas, 1 to 64, each on another node. With too few nodes there are fewer
+    /// replicas; `describe` shows them.
+    /// `preferred_node`: the name of the node to try first. `prefer_same_host`: prefer nodes on this host.
+    /// `soft_pin`: for so many seconds, evict the blocks after all others. `hard_pin`: never evict them.
+    /// `upsert`: write a new version of blocks that are present.
+    /// `timeout`: seconds for the whole call, including the wait for room in a full pool.
     #[pyo3(signature = (keys, blocks, *, parents=None, replicas=Whole::ONE, preferred_node=None,
         prefer_same_host=false, soft_pin=None, hard_pin=false, upsert=false, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
@@ -242,8 +260,8 @@ impl Pool {
         })
     }
 
-    /// Puts one block, as `batch_put` does. True: it is stored. False: it was there already. Raises
-    /// Error when it failed.
+    /// Puts one block, as `batch_put` does. Returns True if the block is stored, False if the key was present.
+    /// Raises an Error if the put failed, for example FullError when no room came free within the timeout.
     #[pyo3(signature = (key, block, *, parent=None, replicas=Whole::ONE, preferred_node=None,
         prefer_same_host=false, soft_pin=None, hard_pin=false, upsert=false, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
@@ -276,13 +294,18 @@ impl Pool {
         Ok(matches!(only(outcomes)?, Put::Stored { .. }))
     }
 
-    /// Gets blocks, each into the memory in its place of `into`, which is at least as long as the block;
-    /// what lies beyond the block stays as it was. Answers one for each: the block's length in bytes;
-    /// None, the pool does not have it; an Error, it failed. The bytes have been compared with the checksum
-    /// that their writer made. Unless a block was found, what its memory holds is undefined.
+    /// Gets blocks, each into the memory at its index in `into`. Returns one result for each key:
     ///
-    /// `timeout`: seconds for the whole call. `release`: wait until the master has taken
-    /// the call's leases back, and remember no places; else they are given back a moment after the call.
+    /// - the block's length in bytes;
+    /// - None: a miss, the pool does not have the block;
+    /// - an Error: the get failed.
+    ///
+    /// The memory must be at least as long as the block; bytes after the block's end do not change. The bytes
+    /// are verified against the checksum of the writer. Without a hit the content of the memory is undefined.
+    ///
+    /// `timeout`: seconds for the whole call.
+    /// `release`: wait until the master has ended the call's leases, and cache no locations. Otherwise the
+    /// leases end shortly after the call.
     #[pyo3(signature = (keys, into, *, timeout=None, release=false))]
     fn batch_get<'py>(
         &self,
@@ -337,7 +360,7 @@ impl Pool {
         })
     }
 
-    /// Gets one block as bytes; None when the pool does not have it. Raises Error when it failed.
+    /// Gets one block as bytes; None for a miss. Raises an Error if the get failed.
     #[pyo3(signature = (key, *, timeout=None))]
     fn get<'py>(
         &self,
@@ -367,9 +390,9 @@ impl Pool {
         finish(py, loan, found.map_err(Fault::from), bytes, failure)
     }
 
-    /// Gets the `length` bytes of a block from `offset` on, as bytes; None when the pool does not have
-    /// the block. Only the 64 KiB chunks that the range touches are moved and verified. Raises Error when
-    /// it failed, InvalidArgumentError when the range does not lie in the block.
+    /// Gets `length` bytes of a block, starting at byte `offset`; None for a miss. Only the 64 KiB chunks of
+    /// the range are moved and verified. Raises InvalidArgumentError for a range outside the block, and an
+    /// Error if the get failed.
     #[pyo3(signature = (key, offset, length, *, timeout=None))]
     fn get_range<'py>(
         &self,
@@ -408,9 +431,9 @@ impl Pool {
         finish(py, loan, found.map_err(Fault::from), vec![room], None)
     }
 
-    /// Which of `keys` the pool has: one bool for each, in order. Those are leased for a while and count
-    /// as used; with `lease=False` nothing is. Raises Error when the master cannot be asked, and
-    /// InvalidArgumentError for a key that cannot be.
+    /// Returns one bool for each key, in order: whether the pool has the block. Found blocks are leased
+    /// (`limits.lease_ttl` seconds at most) and count as used; with `lease=False` neither happens.
+    /// Raises InvalidArgumentError for an invalid key, and an Error when the master cannot be asked.
     #[pyo3(signature = (keys, *, lease=true))]
     fn is_exist<'py>(
         &self,
@@ -423,8 +446,8 @@ impl Pool {
         list_of_alike(py, &present)
     }
 
-    /// How many leading blocks of a chain the pool has, in one round trip, with a lease on them; with
-    /// `lease=False` nothing is leased. Raises as `is_exist` does.
+    /// Returns how many leading blocks of a chain the pool has, with a lease on them, in one round trip.
+    /// With `lease=False` nothing is leased. Raises as `is_exist` does.
     #[pyo3(signature = (keys, *, lease=true))]
     fn match_prefix(
         &self,
@@ -439,9 +462,9 @@ impl Pool {
         Prefix::new(py, Arc::clone(&self.connection), prefix)
     }
 
-    /// A block in place, without a copy, where it has a replica on this host in reach of shared memory;
-    /// None when the pool does not have it. `verify=False` does not compare its bytes with the checksum.
-    /// Raises Error when it failed, for one because there is no such replica.
+    /// Returns a block in place, without a copy, from a replica on this host in shared memory; None for a miss.
+    /// `verify=False` skips the comparison with the checksum. Raises an Error if the call failed, or if no
+    /// replica of the block is in shared memory on this host.
     #[pyo3(signature = (key, *, verify=true, timeout=None))]
     fn get_view(
         &self,
@@ -459,17 +482,21 @@ impl Pool {
         Ok(view.map(View::new))
     }
 
-    /// Registers memory with the RDMA ports of this host, for buffers that blocks are put from and got
-    /// into again and again. `memory`: a writable buffer, a tensor, or an `(address, length)` pair.
-    /// Raises InvalidArgumentError for memory that cannot be registered, or is already.
+    /// Registers memory with the RDMA ports of this host, for buffers of repeated puts and gets.
+    /// `memory`: a writable buffer, a tensor, or an `(address, length)` pair. Without RDMA this has no effect.
+    /// Raises InvalidArgumentError for memory that cannot be registered or is already registered.
     fn register_buffer(&self, memory: &Bound<'_, PyAny>) -> PyResult<Registration> {
         Registration::new(self.open()?, memory)
     }
 
-    /// Removes blocks. Answers one for each key: True, it is gone; False, it was not there; an Error, it
-    /// was kept, for one because a lease or a pin protects it (LeasedError), which `force` overrides. When
-    /// the answer is lost the block may be gone or not: the removal is not repeated, lest it remove what
-    /// was put since.
+    /// Removes blocks. Returns one result for each key:
+    ///
+    /// - True: the block is removed;
+    /// - False: the block was absent;
+    /// - an Error: the block was kept, for example LeasedError when a lease or a pin protects it.
+    ///
+    /// `force` removes leased and pinned blocks too. If the master's answer is lost, the block may be present or
+    /// not. The client does not repeat a removal, because that could remove a block that was put since.
     #[pyo3(signature = (keys, *, force=false))]
     fn remove<'py>(
         &self,
@@ -496,30 +523,29 @@ impl Pool {
         answers(py, outcomes, |removed| Ok(truth(py, removed)))
     }
 
-    /// Removes every block of the namespace whose key matches a regular expression; `(removed, kept)`,
-    /// where a lease or a pin protects those that are kept, unless `force`.
+    /// Removes every block of the namespace whose key matches a regular expression. Returns
+    /// `(removed, kept)`; a lease or a pin protects the kept blocks, unless `force`.
     #[pyo3(signature = (regex, *, force=false))]
     fn remove_matching(&self, py: Python<'_>, regex: String, force: bool) -> PyResult<(u64, u64)> {
         self.remove_whole(py, Remove::Pattern(regex), force)
     }
 
-    /// Removes every block of the namespace; `(removed, kept)` as for `remove_matching`.
+    /// Removes every block of the namespace. Returns `(removed, kept)`, as `remove_matching` does.
     #[pyo3(signature = (*, force=false))]
     fn remove_all(&self, py: Python<'_>, force: bool) -> PyResult<(u64, u64)> {
         self.remove_whole(py, Remove::Namespace, force)
     }
 
-    /// Goes through the namespace's blocks whose keys match a regular expression, all when it is empty,
-    /// a page at a time: an iterator of `Listed`. It leases nothing. What changes meanwhile may be in it
-    /// or not.
+    /// Returns an iterator of `Listed` over the blocks of the namespace whose keys match a regular expression;
+    /// an empty expression matches all. The client fetches a page at a time and leases nothing. Blocks that
+    /// are put or removed meanwhile may be listed or not.
     #[pyo3(signature = (regex=String::new()))]
     fn list(&self, regex: String) -> PyResult<Listing> {
         self.open()?;
         Ok(Listing::new(Arc::clone(&self.connection), regex))
     }
 
-    /// What the master knows of each block; None for those that the pool does not have. Leases nothing.
-    /// Raises as `is_exist` does.
+    /// Returns a `Description` for each key, None for a miss. Leases nothing. Raises as `is_exist` does.
     fn describe<'py>(
         &self,
         py: Python<'py>,
@@ -533,13 +559,14 @@ impl Pool {
             .collect()
     }
 
-    /// What the master counts: blocks, bytes, nodes and segments. Raises Error when it cannot be asked.
+    /// Returns the master's counts of blocks, bytes, nodes and segments. Raises an Error when the master
+    /// cannot be asked.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         let stats = self.call(py, Client::stats)?;
         Stats::new(py, stats)
     }
 
-    /// What this connection has done so far, by name: hits, misses, bytes moved by each transport.
+    /// Returns the counters of this connection by name: hits, misses, bytes moved by each transport.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let open = self.open()?;
         let counters = PyDict::new(py);
@@ -549,21 +576,21 @@ impl Pool {
         Ok(counters)
     }
 
-    /// What the pool agreed on at connect.
+    /// The pool's limits, agreed on at connect.
     #[getter]
     fn limits(&self) -> PyResult<Limits> {
         let open = self.open()?;
         Ok(open.get()?.client.limits().into())
     }
 
-    /// Whether it is closed.
+    /// Whether the pool is closed.
     #[getter]
     fn closed(&self) -> bool {
         self.connection.is_closed()
     }
 
-    /// Closes the connection. Calls under way go on until they end; later ones raise ClosedError. Views
-    /// stay valid. Once more does nothing.
+    /// Closes the connection. Calls in progress continue to their end; later calls raise ClosedError. Views
+    /// stay valid. A second close has no effect.
     fn close(&self, py: Python<'_>) {
         let open = self.connection.close();
         py.detach(|| drop(open));

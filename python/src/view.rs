@@ -12,13 +12,13 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::c_int;
 
-/// A block in place, read-only, without a copy: a buffer for `memoryview`, `bytes` and
+/// A block in place, read-only and without a copy: a buffer for `memoryview`, `bytes` and
 /// `numpy.frombuffer`.
 ///
-/// The node keeps the block's memory for as long as the view, also after the pool is closed, whatever
-/// becomes of the block; so hold it no longer than it is read. It is released when it is left as a
-/// context manager, by `release()`, or when nothing refers to it any more. In a child made by fork the
-/// memory is not there: buffers taken from a view before the fork must not be read in the child.
+/// The node keeps the block's memory as long as the view exists, also after the block is removed or the
+/// pool is closed. So release views soon. A view ends with `release()`, at the end of a `with` statement,
+/// or when it is garbage. After a fork the memory is not mapped in the child: do not read buffers of the
+/// view there.
 #[pyclass(frozen, module = "kvpool")]
 pub(crate) struct View {
     home: Home,
@@ -77,21 +77,21 @@ impl Drop for View {
 
 #[pymethods]
 impl View {
-    /// Which committed value of the key it is.
+    /// The version of the block.
     #[getter]
     fn version(&self) -> u64 {
         self.version
     }
 
-    /// Whether it is released.
+    /// Whether the view is released.
     #[getter]
     fn released(&self) -> PyResult<bool> {
         self.home.check()?;
         Ok(self.state.lock().view.is_none())
     }
 
-    /// Lets go of the memory. Once more does nothing. Raises BufferError while a memoryview or an array
-    /// of it is in use.
+    /// Releases the memory. A second call has no effect. Raises BufferError while a memoryview or an array
+    /// of the view exists.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         self.home.check()?;
         let mut state = self.state.lock();

@@ -2,8 +2,8 @@
 
     python benches/engine.py [MIB] [ROUNDS]
 
-A peer process receives. Each round sends the bytes once through a plain socket into memory that is there
-already, once by `transfer_sync_write` and once by `transfer_sync_read`, in turns; the medians are printed.
+A peer process receives. Each round sends the bytes in turn through a plain socket into existing memory, by
+`transfer_sync_write`, and by `transfer_sync_read`. The script prints the medians.
 """
 
 from __future__ import annotations

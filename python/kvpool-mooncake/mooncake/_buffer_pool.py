@@ -41,10 +41,10 @@ class PooledBuffer:
 
 
 class BufferPool:
-    """Buffers registered with a store, kept when they are given back, `max_bytes` in all (0: no limit).
+    """Buffers registered with a store and reused, `max_bytes` in all (0: no limit).
 
-    `alignment` is what sizes are rounded up to; a buffer that is given back serves any later wish that
-    it is large enough for, the smallest first.
+    Sizes are rounded up to `alignment`. A request gets the smallest returned buffer that is large
+    enough.
     """
 
     def __init__(self, store: MooncakeDistributedStore, max_bytes: int = 0, alignment: int = PAGE) -> None:

@@ -228,8 +228,8 @@ class Place:
 def find_place(host: str, port: int) -> Place:
     """A free port on `host`, `port` itself if it is free.
 
-    A host name that is none of this machine's (an address that is translated on the way) is told to
-    others, and the port is then listened on everywhere.
+    If the host name is not an address of this machine (for example behind NAT), others are told this
+    name, and the store listens on all interfaces.
     """
     bare = host.strip("[]")
     for address, wanted in ((bare, port), (bare, 0), ("", port), ("", 0)):

@@ -29,13 +29,16 @@ class ObjectDataType(enum.IntEnum):
 
 @dataclasses.dataclass
 class ReplicateConfig:
-    """How an object is kept.
+    """How an object is placed and protected.
 
-    What counts here: `replica_num` replicas, each on another node; `preferred_segment` (or the first of
-    `preferred_segments`), the name of a node or what `get_hostname` says of a store, is tried first;
-    `prefer_alloc_in_same_node` tries nodes of this host; `with_hard_pin` never evicts;
-    `with_soft_pin` evicts after others, for `soft_pin_ttl_ms` (half an hour when not said).
-    The other fields are kept for callers and mean nothing to kvpool.
+    - `replica_num`: number of replicas, each on another node.
+    - `preferred_segment`, or the first of `preferred_segments`: the node to try first, by its name or by
+      a store's `get_hostname`.
+    - `prefer_alloc_in_same_node`: prefer nodes of this host.
+    - `with_hard_pin`: never evict the object.
+    - `with_soft_pin`: evict it after others, for `soft_pin_ttl_ms` milliseconds (default: half an hour).
+
+    The other fields have no effect in kvpool.
     """
 
     replica_num: int = 1

@@ -1,17 +1,23 @@
 """`mooncake.engine`: moving bytes between registered memory of two processes, over kvpool's transport.
 
-A `TransferEngine` is one session, named "host:port". A peer may read and write what the session has
-registered, by the addresses that it has there, and nothing else. Where `KVPOOL_ENGINE_SECRET` is set, only
-peers with the same secret may; without it, whoever reaches the port can, so set it beyond one machine.
+A `TransferEngine` is one session, named "host:port". A peer may read and write the session's registered
+memory, at its addresses in this process, and no other memory. With `KVPOOL_ENGINE_SECRET` only peers with
+the same secret may. Without it every process that reaches the port may, so set it beyond one machine.
 
-Bytes are checked by checksums. With `protocol="rdma"` they go over RDMA to peers that have it too, by the
-devices that `device_name` names (with commas; all of this host's for none), else over TCP. Which way they go
-to a peer, and why, is logged when it is first reached, and `TransferEngine.get_transport` tells.
+    engine = TransferEngine()
+    assert engine.initialize("10.0.0.2", "P2PHANDSHAKE", "tcp", "") == 0
+    address = engine.allocate_managed_buffer(1 << 20)
+    status = engine.transfer_sync_write("10.0.0.3:12345", address, peer_address, 1 << 20)   # 0 or -1
+
+Addresses and lengths are in bytes. Checksums verify all bytes. With `protocol="rdma"` bytes go over RDMA to
+peers that use it too, else over TCP. `device_name` names the RDMA devices, separated by commas; empty means
+all. The engine logs the transport of each peer, with the reason, at first contact.
+`TransferEngine.get_transport` returns it.
 
 Settings, from the environment:
 
-- `KVPOOL_ENGINE_SECRET`: what peers must share (default: none)
-- `KVPOOL_ENGINE_TIMEOUT`: how long a transfer may take, in seconds (default: 30)
+- `KVPOOL_ENGINE_SECRET`: the secret that all peers must share (default: none)
+- `KVPOOL_ENGINE_TIMEOUT`: the longest time of a transfer, in seconds (default: 30)
 """
 
 from __future__ import annotations
@@ -148,12 +154,14 @@ class TransferEngine:
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
     def get_engine(self) -> TransferEngine:
-        """What `mooncake.store` takes as `engine`: this object."""
+        """This object, for the parameter `engine` of `mooncake.store`."""
         return self
 
     def get_local_topology(self, device_name: str | None = None) -> str:
-        """The ways out of this host, as JSON: of the CPU's memory, by the RDMA devices that the session uses,
-        or those of `device_name` among them. None where bytes go over TCP."""
+        """The RDMA devices that reach the CPU's memory, as JSON: those that the session uses.
+
+        `device_name` selects some of them. Without RDMA there are none.
+        """
         if device_name is not None and not isinstance(device_name, str):
             raise TypeError(f"device_name must be a str, not {type(device_name).__name__}")
         native = self._native
@@ -210,10 +218,10 @@ class TransferEngine:
     # Memory
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
-        """Lets peers read and write `capacity` bytes at `buffer_addr`: 0, or -1 when that is not this
-        process's own memory (memory of a GPU is not), or overlaps what is registered.
+        """Lets peers read and write `capacity` bytes at `buffer_addr`. Returns 0, or -1 for a failure.
 
-        It must be unregistered, or the engine closed, before it is freed: peers' bytes are summed here.
+        It fails if the range is not host memory of this process, or overlaps a registered range. Before
+        you free the memory, unregister it or close the engine: this process sums the bytes there.
         """
         _args.check_int("buffer_addr", buffer_addr)
         _args.check_int("capacity", capacity)
@@ -227,8 +235,11 @@ class TransferEngine:
         return _OK
 
     def unregister_memory(self, buffer_addr: int) -> int:
-        """Ends a registration, once no transfer touches the range: 0, or -1 when none begins there, or when
-        a transfer does not let go of it in time, after which the memory must not be freed."""
+        """Ends a registration when no transfer uses the range. Returns 0, or -1 for a failure.
+
+        It fails if no registration begins at the address, or if a transfer still uses the range after
+        the timeout. Then do not free the memory.
+        """
         _args.check_int("buffer_addr", buffer_addr)
         native = self._native
         if native is None:
@@ -303,8 +314,8 @@ class TransferEngine:
         return _OK
 
     def write_bytes_to_buffer(self, dest_address: int, src_ptr: bytes, length: int) -> int:
-        """Copies the first `length` of some bytes to an address in this process: 0, or -1 when that is not
-        memory or there are fewer bytes."""
+        """Copies the first `length` bytes of `src_ptr` to an address in this process. Returns 0, or -1 if
+        the address is invalid or `src_ptr` is shorter."""
         _args.check_int("dest_address", dest_address)
         _args.check_int("length", length)
         data = memoryview(src_ptr.encode() if isinstance(src_ptr, str) else src_ptr).cast("B")

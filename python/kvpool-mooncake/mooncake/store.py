@@ -1,8 +1,13 @@
 """`mooncake.store` over kvpool: the same names, arguments and return values.
 
-Methods that return ints return the documented codes: 0 or a count, or a negative code, -600 too for a
-store that is not set up or is closed. Methods that return data return `b""` or `None` where there is
-none. A wrong type raises TypeError, and the use of a store in a child made by fork RuntimeError.
+    store = MooncakeDistributedStore()
+    assert store.setup("10.0.0.2", "P2PHANDSHAKE", "1GB", "16MB", "tcp", "", "10.0.0.1:50051") == 0
+    assert store.put("key", b"value") == 0
+    assert store.get("key") == b"value"
+
+Methods that return ints return 0, a count or a length, or a negative code; -600 also means that the store
+is not set up or is closed. Methods that return data return `b""` or `None` for a miss or an error. A wrong
+type raises TypeError; the use of a store in a child made by fork raises RuntimeError. Sizes are in bytes.
 """
 
 from __future__ import annotations

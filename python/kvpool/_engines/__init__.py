@@ -1,1 +1,1 @@
-"""What the plugins for inference engines share: their settings, their way to the pool, their leases."""
+"""Code that the connectors for inference engines share: settings, connection, leases."""

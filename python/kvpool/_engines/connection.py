@@ -1,4 +1,4 @@
-"""A pool that may be away: an engine goes on without it, and has it again when it is back."""
+"""A connection that may fail: the engine continues without the pool and uses it again later."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Answer = TypeVar("Answer")
 
 
 class Connection:
-    """Reaches the pool, and leaves it alone for a while after it failed.
+    """Connects to the pool, and leaves the pool alone for `retry_after` seconds after a failed call.
 
-    A cache must not take the engine down with it, nor make it wait at each request: after one call
-    that failed there is none for `retry_after`, and connecting goes on beside the engine's work.
+    A failed cache must neither stop the engine nor delay each request. So the connection is made
+    beside the engine's work.
     """
 
     def __init__(self, settings: PoolSettings, memory: Sequence[tuple[int, int]] = ()):
-        """`memory`, as (address, length), is registered with the pool: what blocks are moved from and
-        to."""
+        """`memory`, as (address, length), is registered with the pool: the source and target of
+        transfers."""
         self._settings = settings
         self._memory = memory
         self._registered: list[kvpool.Registration] = []
@@ -37,7 +37,7 @@ class Connection:
         self._connect()
 
     def pool(self) -> kvpool.Pool | None:
-        """The pool, unless it is away or failed a moment ago."""
+        """The pool; None while it is not connected, and for `retry_after` after a failure."""
         with self._lock:
             if self._closed or time.monotonic() < self._rest_until:
                 return None
@@ -47,7 +47,7 @@ class Connection:
             return self._pool
 
     def call(self, what: str, otherwise: Answer, ask: Callable[[kvpool.Pool], Answer]) -> Answer:
-        """What `ask` answers; `otherwise` when the pool is away or the call fails, which is logged."""
+        """The result of `ask`; `otherwise` without a pool or after a failure, which is logged."""
         pool = self.pool()
         if pool is None:
             return otherwise
@@ -58,9 +58,9 @@ class Connection:
             return otherwise
 
     def failed(self, what: str, error: kvpool.Error) -> None:
-        """Notes that a call failed as a whole, and says so in the log."""
+        """Notes and logs that a call failed as a whole."""
         if not isinstance(error, ConnectionError | TimeoutError):
-            # It was heard and refused: the next call may be another matter.
+            # The pool answered and refused this call; the next call may succeed.
             logger.warning("%s failed: %s", what, error)
             return
         rest = self._settings.retry_after
@@ -69,7 +69,7 @@ class Connection:
         logger.warning("%s failed, the pool is left alone for %g s: %s", what, rest, error)
 
     def close(self) -> None:
-        """Lets go of the pool."""
+        """Closes the connection."""
         with self._lock:
             pool, self._pool = self._pool, None
             self._closed = True
@@ -77,7 +77,7 @@ class Connection:
             pool.close()
 
     def _register(self, pool: kvpool.Pool) -> None:
-        # Memory that is not registered is moved all the same, only not by a device by itself.
+        # Transfers of unregistered memory work too, only not directly by an RDMA device.
         try:
             self._registered = [pool.register_buffer(part) for part in self._memory]
         except kvpool.Error as error:

@@ -1,4 +1,4 @@
-"""Leases that are kept from a lookup until what was found is loaded."""
+"""Leases that are kept from a lookup until the found blocks are loaded."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import kvpool
 logger = logging.getLogger(__name__)
 
 _LOOK = 0.2
-"""How often leases are looked at, in seconds."""
+"""How often leases are checked, in seconds."""
 
 
 class Renewable(Protocol):
-    """What [`Keeper`] needs of a lease: `kvpool.Lease` is one."""
+    """The part of a lease that `Keeper` uses; `kvpool.Lease` has it."""
 
     @property
     def left(self) -> float: ...
@@ -27,7 +27,7 @@ class Renewable(Protocol):
 
 
 class Keeper:
-    """Renews and releases leases on a thread of its own, so that the scheduler never waits for that."""
+    """Renews and releases leases on its own thread, so that the scheduler never waits for the master."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -38,31 +38,31 @@ class Keeper:
         self._thread.start()
 
     def hold(self, owner: str, lease: Renewable) -> None:
-        """Keeps `lease` alive until it is let go; one that `owner` had before is let go."""
+        """Renews `lease` until `let_go`; releases the lease that `owner` had before."""
         with self._changed:
             self._drop(owner)
             self._held[owner] = (lease, lease.left)
             self._changed.notify()
 
     def let_go(self, owner: str) -> None:
-        """Releases what `owner` holds, soon."""
+        """Releases the lease of `owner` soon, on the keeper's thread."""
         with self._changed:
             self._drop(owner)
 
     def release(self, lease: Renewable) -> None:
-        """Releases a lease that nobody holds, soon."""
+        """Releases a lease without an owner soon, on the keeper's thread."""
         with self._changed:
             self._over.append(lease)
             self._changed.notify()
 
     def holds(self, owner: str) -> bool:
-        """Whether all that `owner`'s lease covered is leased still."""
+        """Whether all blocks of `owner`'s lease are still leased."""
         with self._changed:
             held = self._held.get(owner)
         return held is not None and held[0].left > 0
 
     def close(self) -> None:
-        """Releases everything, waiting for it a moment at most."""
+        """Releases all leases; waits a short time at most."""
         with self._changed:
             for owner in list(self._held):
                 self._drop(owner)
@@ -80,7 +80,7 @@ class Keeper:
         while True:
             with self._changed:
                 if not self._over and not self._closed:
-                    # Nothing is looked at while nothing is held.
+                    # Sleep without a timeout while no lease is held.
                     self._changed.wait(_LOOK if self._held else None)
                 over, self._over = self._over, []
                 due = [
@@ -103,7 +103,7 @@ class Keeper:
             logger.debug("a lease was left to run out: %s", error)
 
     def _renew(self, owner: str, lease: Renewable) -> None:
-        # What cannot be renewed, or not whole, is no longer held: the next lookup asks anew.
+        # A lease that was not renewed completely is dropped: the next lookup asks the master again.
         lost = 1
         began = time.monotonic()
         try:

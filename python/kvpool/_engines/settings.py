@@ -1,4 +1,4 @@
-"""The settings that every engine's plugin takes, and how they are read from an engine's own."""
+"""The settings of every connector, and how they are read from the engine's configuration."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ Transport = Literal["auto", "shm", "rdma", "tcp"]
 
 @dataclasses.dataclass(frozen=True)
 class PoolSettings:
-    """Where the pool is and how it is reached. Times are in seconds."""
+    """The address of the pool and how to reach it. Times are in seconds."""
 
     master: str | tuple[str, ...] = "http://127.0.0.1:7070"
-    """Where the masters are: one address or several."""
+    """One address of a master, or several."""
     namespace: str = ""
-    """The pool's namespace to use, whose keys no other one's ever meet; empty for the default one."""
+    """The namespace of all keys; empty for the default namespace."""
     transport: Transport = "auto"
     token: str = ""
-    """Reserved: no pool checks one yet."""
+    """Reserved: no pool checks it."""
     connect_timeout: float = 5.0
     put_timeout: float = 5.0
     get_timeout: float = 5.0
     control_timeout: float = 1.0
-    """The longest that a lookup may take."""
+    """The longest time that a lookup may take."""
     retry_after: float = 5.0
-    """After a failed call the pool is left alone for so long."""
+    """How long the pool is left alone after a failed call."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
-        """The settings in `given`.
+        """Reads settings from a mapping.
 
-        Raises ValueError for a name that is none, a value of another type and a time or size that is
-        not positive, and names it.
+        Raises ValueError, with the setting's name, for an unknown setting, a value of another type,
+        or a time or size that is not positive.
         """
         known = {field.name: field for field in dataclasses.fields(cls)}
         values: dict[str, Any] = {}
@@ -45,19 +45,19 @@ class PoolSettings:
 
 
 def choices(*of: str) -> dict[str, tuple[str, ...]]:
-    """The metadata of a field that is one of some words."""
+    """Field metadata that lists the allowed values."""
     return {"choices": of}
 
 
 def _checked(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    """`value` as the type of the setting's default."""
+    """`value`, checked against the type of the setting's default."""
     if name == "master":
         return _masters(value)
     allowed = get_args(Transport) if name == "transport" else field.metadata.get("choices", ())
     if allowed and value not in allowed:
         raise ValueError(f"kvpool: {name} is one of {', '.join(allowed)}, not {value!r}")
     default = field.default
-    # A bool is an int to Python, and no setting takes one for the other.
+    # In Python a bool is an int; refuse a bool for an int and an int for a bool.
     fits = isinstance(value, int) and not isinstance(value, bool)
     if isinstance(default, bool):
         fits = isinstance(value, bool)
@@ -67,7 +67,7 @@ def _checked(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
         fits = isinstance(value, str)
     if not fits:
         raise ValueError(f"kvpool: {name} is of type {type(default).__name__}, not {value!r}")
-    # Written so that it catches a NaN too.
+    # This form of the comparison also refuses NaN.
     if not isinstance(value, bool | str) and not value > 0:
         raise ValueError(f"kvpool: {name} is above zero, not {value!r}")
     return value

@@ -1,12 +1,12 @@
-"""kvpool as a storage of LMCache: an L2 adapter for its server, and a remote connector.
+"""kvpool as storage for LMCache: an L2 adapter for its server, and a remote connector.
 
 ```
 lmcache ... --l2-adapter '{"type": "plugin", "module_path": "kvpool.lmcache",
   "class_name": "KvpoolL2Adapter", "adapter_params": {"master": "http://10.0.0.1:7070"}}'
 ```
 
-The settings are those of `kvpool._engines.settings.PoolSettings`. LMCache is imported only when one of
-the classes is asked for, which is LMCache. Written for the interface of LMCache 0.5.6.
+The settings are those of `kvpool._engines.settings.PoolSettings`. LMCache is imported only with the
+first use of one of the classes. Written for the interface of LMCache 0.5.6.
 """
 
 from __future__ import annotations

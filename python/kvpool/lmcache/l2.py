@@ -26,20 +26,20 @@ from kvpool.lmcache.locks import Locks
 logger = logging.getLogger(__name__)
 
 _THREADS = 2
-"""How many tasks of one kind run at a time; each uses several connections by itself."""
+"""How many tasks of one kind run at a time; each uses several connections."""
 
 Answer = TypeVar("Answer")
 
 
 def object_key(key: Any) -> str:
-    """The key of one of LMCache's objects. The hash comes last: it tells the most, and 64 hex digits of
-    it are kept in little memory."""
+    """The key of an LMCache object. The hash comes last: the pool stores keys that end with 64 hex digits
+    in the least memory."""
     owner = f"{key.model_name}@{key.kv_rank:x}@{key.object_group_id}@{key.cache_salt}"
     return f"lmcache:{owner}@{key.chunk_hash.hex()}"
 
 
 class Tasks:
-    """Tasks of one kind: they run on threads of their own, and an event says that one has ended."""
+    """Tasks of one kind. They run on their own threads, and an event signals that a task has ended."""
 
     def __init__(self, kind: str):
         self.event = create_event_notifier()
@@ -48,14 +48,14 @@ class Tasks:
         self._done: dict[int, Any] = {}
 
     def submit(self, number: int, failed: Answer, run: Callable[[], Answer]) -> None:
-        """Runs a task; its answer is `failed` when it raises."""
+        """Runs a task; its result is `failed` if it raises."""
 
         def work() -> None:
             answer = failed
             try:
                 answer = run()
             except Exception:
-                # Whatever it was: the caller waits for an answer.
+                # Any exception: the caller waits for a result.
                 logger.exception("a task failed")
             with self._lock:
                 self._done[number] = answer
@@ -64,18 +64,18 @@ class Tasks:
         self._threads.submit(work)
 
     def take(self, number: int) -> Any:
-        """The answer of a task, once; None while it runs."""
+        """The result of a task, once; None while it runs."""
         with self._lock:
             return self._done.pop(number, None)
 
     def take_all(self) -> dict[int, Any]:
-        """The answers of all tasks that have ended."""
+        """The results of all tasks that have ended."""
         with self._lock:
             done, self._done = self._done, {}
         return done
 
     def close(self) -> None:
-        """Waits for the tasks under way, which all have deadlines."""
+        """Waits for the tasks in progress, which all have deadlines."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self.event.close()
 
@@ -83,8 +83,8 @@ class Tasks:
 class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """Stores LMCache's objects in a pool that all hosts share.
 
-    `params` are settings; `l1_memory_desc` names the memory that objects lie in, which is registered.
-    A lookup locks with leases, renewed until the unlock; the pool itself makes room for new objects.
+    `params` are the settings. `l1_memory_desc` names the memory of the objects, which is registered.
+    A lookup locks objects with leases, which are renewed until the unlock. The pool evicts by itself.
     """
 
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: Any = None):
@@ -134,7 +134,7 @@ class KvpoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._loads.take(task_id)
 
     def delete(self, keys: list[Any]) -> None:
-        """Removes objects, but those that somebody reads at this moment."""
+        """Removes objects, except leased ones."""
         pool = self._connection.pool()
         if pool is None:
             return
@@ -222,7 +222,7 @@ def _memory_of(objects: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def _arena(description: Any) -> list[tuple[int, int]]:
-    """The memory that objects lie in, as far as it is there already."""
+    """The memory of the objects, as far as it is allocated already."""
     if description is None:
         return []
     size = getattr(description, "stable_registration_size", None)

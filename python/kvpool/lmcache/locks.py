@@ -1,4 +1,4 @@
-"""Locks on blocks: leases that are kept alive until each of their keys is unlocked."""
+"""Locks on blocks: leases that are renewed until each of their keys is unlocked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvpool._engines.leases import Keeper
 
 
 class Locks:
-    """What lookups have locked. A key may be locked several times, and is unlocked as often."""
+    """The locks of lookups. A key locked several times must be unlocked as often."""
 
     def __init__(self) -> None:
         self._keeper = Keeper()
@@ -22,14 +22,14 @@ class Locks:
         self._left: dict[str, int] = {}
 
     def look_up(self, pool: kvpool.Pool, keys: Sequence[str]) -> list[bool]:
-        """Which of the keys the pool has; those are locked. Raises kvpool.Error.
+        """Returns which of the keys the pool has, and locks these. Raises kvpool.Error.
 
-        One round trip where all that is there comes first, three otherwise.
+        Takes one round trip if all present keys come first, else three.
         """
         present = [False] * len(keys)
         first = self._lease(pool, keys)
         present[:first] = [True] * first
-        # What was found missing is not asked for again.
+        # Do not ask again for a key that was absent.
         rest = range(first + 1, len(keys))
         if rest:
             there = pool.is_exist([keys[at] for at in rest], lease=False)
@@ -40,7 +40,7 @@ class Locks:
         return present
 
     def unlock(self, keys: Sequence[str]) -> None:
-        """Gives back one lock of each key; a key that has none is passed over."""
+        """Releases one lock of each key; skips a key without a lock."""
         over = []
         with self._lock:
             for key in keys:
@@ -58,15 +58,15 @@ class Locks:
             self._keeper.let_go(owner)
 
     def close(self) -> None:
-        """Gives back all of them."""
+        """Releases all locks."""
         self._keeper.close()
 
     def _lease(self, pool: kvpool.Pool, keys: Sequence[str]) -> int:
-        """Locks the leading keys that are there; how many."""
+        """Locks the leading keys that are present; returns how many."""
         prefix = pool.match_prefix(keys)
         if prefix.blocks:
             owner = str(next(self._numbers))
-            # Held before anyone can unlock it, or it would be held forever.
+            # Record the lease before a caller can unlock it, or nothing would ever release it.
             self._keeper.hold(owner, prefix.lease)
             with self._lock:
                 self._left[owner] = prefix.blocks

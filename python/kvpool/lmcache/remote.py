@@ -39,8 +39,8 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
       remote_storage_plugin.kvpool.master: http://10.0.0.1:7070
     ```
 
-    Further settings stand beside `master`. A chunk is stored as LMCache's own description of it and its
-    bytes, straight from and into LMCache's memory. What fails is a miss, and said in the log.
+    Further settings go beside `master`. A chunk is stored as LMCache's description of it and its bytes,
+    which move directly from and into LMCache's memory. A failure is a miss and a line in the log.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, local_cpu_backend: Any, config: Any):
@@ -59,7 +59,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         return True
 
     def batched_contains(self, keys: Sequence[Any]) -> int:
-        """How many of the leading keys are there, leased for a moment each."""
+        """How many leading keys are present; each is leased for a short time."""
         return self._connection.call("looking chunks up", 0, lambda pool: self._leading(pool, keys))
 
     async def batched_async_contains(self, lookup_id: str, keys: Sequence[Any], pin: bool = False) -> int:
@@ -121,7 +121,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         return present.index(False) if False in present else len(present)
 
     def _get(self, keys: Sequence[Any]) -> Chunks:
-        # Room for whole chunks: what the pool has may be shorter, and is cut to what came.
+        # Room for whole chunks: a stored chunk may be shorter, and the room is then cut to its length.
         room = [self._memory.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt) for _ in keys]
         heads = [bytearray(self._head_bytes) for _ in keys]
         asked = [at for at, chunk in enumerate(room) if chunk is not None]
@@ -137,7 +137,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         return chunks
 
     def _chunk(self, room: Any, head: bytearray, outcome: Any) -> Any:
-        """The chunk that was got into `room`; None, and the room given back, if there is none."""
+        """The chunk that was got into `room`; None, with the room returned, for a miss."""
         if isinstance(outcome, kvpool.Error):
             logger.warning("a chunk was not got: %s", outcome)
         elif outcome is not None and outcome > len(head):
@@ -177,7 +177,7 @@ class KvpoolConnector(RemoteConnector):  # type: ignore[misc]
         return bytes(RemoteMetadata(size, shapes, dtypes, chunk.get_memory_format()).serialize())
 
     async def _apart(self, call: Callable[[], Answer]) -> Answer:
-        """Calls on a thread, so that LMCache's loop goes on."""
+        """Runs a call on a thread, so that LMCache's event loop continues."""
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
@@ -195,7 +195,7 @@ def _pieces(head: bytes | bytearray, chunk: Any) -> list[Any]:
 
 
 def plugin_settings(extra: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the plugin that this module is, by the name that LMCache's configuration gives it."""
+    """This plugin's settings, by the plugin's name in LMCache's configuration."""
     start, end = "remote_storage_plugin.", ".module_path"
     ours = [key for key, value in extra.items() if key.endswith(end) and value in _MODULES]
     names = [key[len(start) : -len(end)] for key in ours]

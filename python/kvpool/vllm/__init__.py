@@ -6,10 +6,14 @@ vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvpoolConnector", "kv_r
   "kv_connector_extra_config": {"master": "http://10.0.0.1:7070"}}'
 ```
 
-What it does, and where: `scheduler` asks the pool how much of a prompt it has, beside vLLM's own scheduler
-(`lookups`), and keeps leases on it until it is loaded; `worker` moves blocks between vLLM's memory and the pool; `keys` names blocks;
-`settings` lists what `kv_connector_extra_config` may hold. Those need no vLLM; `connector` is what vLLM
-loads, and does.
+Modules:
+
+- `scheduler` asks the pool which blocks of a prompt it has, and keeps leases on them until they are loaded;
+- `lookups` sends these questions beside vLLM's own scheduler;
+- `worker` moves blocks between vLLM's memory and the pool;
+- `keys` names blocks;
+- `settings` lists the settings in `kv_connector_extra_config`;
+- `connector` contains the class that vLLM loads. It needs vLLM; the other modules do not.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ __all__ = ["KvpoolConnector"]
 
 
 def __getattr__(name: str) -> Any:
-    # vLLM itself is imported only when somebody asks for the connector, which is vLLM.
+    # Only vLLM asks for the connector, so vLLM is imported only then.
     if name == "KvpoolConnector":
         from kvpool.vllm.connector import KvpoolConnector
 

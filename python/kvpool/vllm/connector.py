@@ -1,4 +1,4 @@
-"""What vLLM loads: vLLM's terms on one side, the connector's two halves on the other.
+"""The class that vLLM loads; it translates vLLM's interface to the scheduler's and the worker's half.
 
 Written for the interface of vLLM 0.32.
 """
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class KvpoolMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """What the scheduler's half sends with each step."""
+    """The data that the scheduler's half sends to the workers with each step."""
 
     plan: Plan
 
@@ -57,10 +57,10 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Shares vLLM's KV cache with other engines through a pool.
 
     `kv_role`: "kv_producer" saves, "kv_consumer" loads, "kv_both" does both. Settings, in
-    `kv_connector_extra_config`, are the fields of [`Settings`]. Raises ValueError for a setting or a
-    model that it does not take, and names what.
+    `kv_connector_extra_config`, are the fields of [`Settings`]. Raises ValueError, with the reason, for an
+    unknown setting or an unsupported model.
 
-    Loads are asynchronous: a request waits while its blocks come, the others go on. Set
+    Loads are asynchronous: a request waits for its blocks while others continue. Set
     `kv_load_failure_policy` to "recompute", so that a request whose blocks have vanished since the
     lookup computes them.
     """
@@ -93,7 +93,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """What is not saved is a miss later on: nobody waits for it."""
+        """Does nothing: a block that is not saved is a later miss, and no caller waits for it."""
         return False
 
     # What follows runs in the scheduler.
@@ -109,7 +109,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         tokens = self._plans.lookup(
             request.request_id, request.block_hashes, request.num_tokens, num_computed_tokens
         )
-        # None: vLLM asks again at its next step, and schedules others meanwhile.
+        # None: vLLM asks again at its next step and schedules other requests meanwhile.
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -175,7 +175,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._connection,
             rank_name(rank // replicas, get_pp_group().rank_in_group),
             memory,
-            # Of ranks that hold the same, the first saves it.
+            # Of ranks with equal blocks, the first one saves.
             saves=self._saves and rank % replicas == 0,
             save_backlog=self._settings.save_backlog,
             save_patience=self._settings.put_timeout,
@@ -189,10 +189,10 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._moves.load(self._get_connector_metadata().plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are over before their requests are computed."""
+        """Does nothing: loads end before their requests are computed."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Blocks are saved with all their layers, after the step."""
+        """Does nothing: blocks are saved with all their layers, after the step."""
 
     def wait_for_save(self) -> None:
         self._moves.save(self._get_connector_metadata().plan)
@@ -201,7 +201,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         moved = self._moves.moved(finished_req_ids)
         failed = {request for request, bad in moved.loaded.items() if bad}
         if len(self._kv_cache_config.kv_cache_groups) == 1:
-            # Where there is one group vLLM computes from the first bad block on; else the whole request.
+            # With one group vLLM computes from the first bad block on, else the whole request.
             self._bad_blocks |= {block.number for bad in moved.loaded.values() for block in bad}
             failed = set()
         return KVConnectorTransferResults(
@@ -230,7 +230,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._mover
 
     def _worth_saving(self, request: Any, computed_tokens: int) -> int:
-        """How many of the tokens computed so far are to be saved."""
+        """The number of computed tokens to save."""
         if self._settings.save_decoded:
             return computed_tokens
         return min(computed_tokens, int(request.num_prompt_tokens))
@@ -252,7 +252,7 @@ def _refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
 
 
 def _layout(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Layout:
-    """How the model's blocks are named."""
+    """The names of the model's blocks."""
     unit_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     parallel = vllm_config.parallel_config
     shards = parallel.tensor_parallel_size // kv_cache_config.kv_tp_replicas
@@ -301,7 +301,7 @@ def _layout(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Layou
 
 
 def _architecture(model: Any) -> str:
-    """The model's configuration, but for where it lies and what wrote it."""
+    """The model's configuration, without its path and the version that wrote it."""
     config = dict(model.hf_config.to_dict())
     for name in ("_name_or_path", "transformers_version"):
         config.pop(name, None)
@@ -309,7 +309,7 @@ def _architecture(model: Any) -> str:
 
 
 def _device(kind: str) -> str:
-    """The device, as far as the bytes in its cache depend on it: on a CPU vLLM packs them for its
+    """The part of the device that the cached bytes depend on: on a CPU, vLLM packs them for the CPU's
     matrix instructions."""
     if kind != "cpu":
         return kind

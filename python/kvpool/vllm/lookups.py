@@ -1,4 +1,4 @@
-"""Lookups beside the scheduler: it asks, and asks again while there is no answer."""
+"""Lookups beside the scheduler, which polls for the answer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from kvpool._engines.connection import Connection
 from kvpool._engines.leases import Keeper
 
 _THREADS = 2
-"""How many lookups are under way at a time; one that hangs does not hold up the next."""
+"""How many lookups run at a time, so that one that hangs does not delay the next."""
 
 _Answer = concurrent.futures.Future[kvpool.Prefix | None]
 
 
 class Lookups:
-    """Asks the pool on threads of its own, at most one question a request.
+    """Asks the pool on its own threads, at most one lookup at a time for each request.
 
-    Together the lookups of one step hold the scheduler for `patience` seconds at most: so long the
-    first ones are waited for. A lookup ends by the connection's `control_timeout`, with what a miss
-    says. A lease that comes with an answer that nobody wants any more is released.
+    All lookups of one step together delay the scheduler for `patience` seconds at most. A lookup ends
+    by the connection's `control_timeout`; a timeout counts as a miss. If a request no longer wants the
+    answer, its lease is released.
     """
 
     def __init__(self, connection: Connection, keeper: Keeper, patience: float):
@@ -33,14 +33,17 @@ class Lookups:
         self._asked: dict[str, tuple[int, _Answer]] = {}
 
     def begin_step(self) -> None:
-        """The scheduler may be held for the whole patience again."""
+        """Starts a step: the scheduler may be delayed for the whole `patience` again."""
         self._left = self._patience
 
     def ask(
         self, request: str, units: int, keys: Callable[[], Sequence[str]]
     ) -> tuple[bool, kvpool.Prefix | None]:
-        """Whether the question about so many units is answered, and the answer: `None` when there is no
-        pool to ask. `keys` names what is asked about. The first call asks it; the one that brings the answer forgets it."""
+        """Whether the lookup of so many units is answered, and the answer: `None` without a pool.
+
+        `keys` returns the keys of the lookup. The first call starts the lookup; the call that returns
+        the answer forgets it.
+        """
         asked = self._asked.get(request)
         if asked is not None and asked[0] != units:
             self.forget(request)
@@ -58,13 +61,13 @@ class Lookups:
         return True, answer.result()
 
     def forget(self, request: str) -> None:
-        """Nobody wants the answer about this request any more."""
+        """Drops the lookup of this request."""
         asked = self._asked.pop(request, None)
         if asked is not None and not asked[1].cancel():
             asked[1].add_done_callback(self._give_back)
 
     def close(self) -> None:
-        """Forgets all questions. Those under way end by themselves."""
+        """Drops all lookups. Lookups in progress end on their own."""
         for request in list(self._asked):
             self.forget(request)
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The engine's KV cache as the pool sees it: for each group of layers, where its blocks' bytes lie."""
+"""The layout of the engine's KV cache: for each group of layers, where the bytes of its blocks are."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def group_memory(
     """The memory of a group whose layers have these caches, each of `blocks` blocks.
 
     A cache is a tensor whose first axis is blocks, or equal parts of blocks. `kept` is as in
-    [`GroupMemory`]; `stage` makes also memory that the pool reaches move through a copy;
-    `staging_bytes` bounds the host memory that is kept for copies. Raises ValueError for a cache that cannot
-    be divided so.
+    `GroupMemory`. `stage` copies through host memory also where the pool reaches the cache directly.
+    `staging_bytes` limits the host memory for these copies. Raises ValueError for a cache of any other
+    shape.
     """
     segments: list[Segment] = []
     storages: dict[int, tuple[int, Any]] = {}
@@ -38,7 +38,7 @@ def group_memory(
         for segment in block_segments(cache, blocks):
             segments.append(segment)
             storages[segment.start] = storage_bytes(cache)
-    # What lies in different allocations is not one piece, even where these happen to be neighbours.
+    # Pieces of different allocations are never joined, even if the allocations are adjacent.
     parts = itertools.groupby(segments, key=lambda segment: storages[segment.start][0])
     whole = BlockMap(tuple(one for _, part in parts for one in joined(part)))
     direct = cache_is_host(caches) and not stage
@@ -49,7 +49,7 @@ def group_memory(
 
 
 def block_segments(cache: Any, blocks: int) -> list[Segment]:
-    """Where the bytes of each block of `cache` lie."""
+    """The segments that hold the bytes of each block of `cache`."""
     parts = cache.shape[0] // blocks
     item = cache.element_size()
     stride = cache.stride(0) * parts * item
@@ -58,14 +58,14 @@ def block_segments(cache: Any, blocks: int) -> list[Segment]:
 
 
 def storage_bytes(cache: Any) -> tuple[int, Any]:
-    """All memory that the tensor is a view of: its address, and its bytes as a flat tensor."""
+    """The whole memory behind the tensor: its address, and its bytes as a flat tensor."""
     storage = cache.untyped_storage()
     flat = torch.empty(0, dtype=torch.uint8, device=cache.device).set_(storage)
     return storage.data_ptr(), flat
 
 
 def cache_is_host(caches: Sequence[Any]) -> bool:
-    """Whether all of it is memory of the host."""
+    """Whether the whole cache is host memory."""
     return all(cache.device.type == "cpu" for cache in caches)
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler's half tells the workers' halves to move in a step."""
+"""The moves of one step, from the scheduler's half to the workers' halves."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One block of vLLM's memory and what names it."""
+    """One block of vLLM's memory and its hash."""
 
     group: int
     number: int
-    """Where it lies: the block's id within its group."""
+    """The block's id within its group."""
     hashed: bytes
     parent: bytes | None = None
-    """What names the block before it in the same group."""
+    """The hash of the block before it in the same group."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Plan:
     """A step's moves."""
 
     prefix: str
-    """What all keys begin with."""
+    """The prefix of all keys."""
     loads: tuple[Move, ...] = ()
     saves: tuple[Move, ...] = ()
     preempted: frozenset[str] = frozenset()
-    """Requests that have lost their blocks: these must not be read any more."""
+    """Requests that lost their blocks: the workers must not read these blocks any more."""

@@ -1,4 +1,4 @@
-"""Rows of one allocation, lent out in runs: memory that is made, pinned and registered once."""
+"""Runs of rows from one allocation, which is made, pinned and registered once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 
 class Rows:
-    """A run of neighbouring rows. They are given back when nothing refers to this any more."""
+    """A run of adjacent rows; returned to the pool of rows when this object is garbage."""
 
     def __init__(self, start: int, count: int, returned: collections.deque[tuple[int, int]]):
         self.start = start
@@ -15,12 +15,12 @@ class Rows:
         self._returned = returned
 
     def __del__(self) -> None:
-        # No lock: the collector may run this within `take` itself.
+        # No lock: the garbage collector may run this inside `take`.
         self._returned.append((self.start, self.count))
 
 
 class RowPool:
-    """Which rows of an allocation are free. Threads may share it."""
+    """The free rows of an allocation. Threads may share it."""
 
     def __init__(self, rows: int):
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class RowPool:
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
 
     def take(self, count: int) -> Rows | None:
-        """The first run of so many free rows; `None` when there is none."""
+        """The first run of so many free rows; `None` without one."""
         with self._lock:
             self._take_back()
             for at, (start, free) in enumerate(self._free):
@@ -39,7 +39,7 @@ class RowPool:
         return None
 
     def _take_back(self) -> None:
-        """Makes what was given back free again, neighbours as one run."""
+        """Frees returned rows and joins adjacent runs."""
         if not self._returned:
             return
         while self._returned:

@@ -1,4 +1,4 @@
-"""The scheduler's half: what the pool has of a prompt, and what is to be moved in a step."""
+"""The scheduler's half: looks prompts up in the pool and plans the moves of each step."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from kvpool.vllm.plan import Block, Move, Plan
 from kvpool.vllm.settings import Settings
 
 _MISS_LASTS = 0.5
-"""For how long a lookup that found nothing new is not repeated, in seconds."""
+"""How long a lookup without new blocks is not repeated, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a lookup found: the pool has so many units from the start."""
+    """The result of a lookup: how many leading units the pool has."""
 
     units: int
     asked: int
-    """For how many it was asked."""
+    """How many units the lookup asked for."""
     local_tokens: int
-    """How many tokens the engine had itself."""
+    """How many tokens the engine already had."""
     at: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a request is once the step has run."""
+    """The state of a request after the step."""
 
     request: str
     hashes: Sequence[bytes]
     computed_tokens: int
     blocks: Callable[[], Sequence[Sequence[int]]]
-    """Gives the request's blocks, for each group of the engine's, by the group's number."""
+    """Returns the request's blocks for each of the engine's groups, indexed by the group's number."""
 
 
 class Planner:
-    """Looks requests up, keeps leases on what was found, and plans loads and saves.
+    """Looks requests up, keeps leases on found blocks, and plans loads and saves.
 
-    A request's life here: `lookup` (again while it waits), `allocated`, `step` once a step,
+    Calls for one request: `lookup` (repeated while it waits), `allocated`, `step` in each step,
     `arrived` when its load has ended, `finished`.
     """
 
@@ -57,8 +57,8 @@ class Planner:
         spare_units: int = 0,
         lookup_patience: float = Settings.lookup_patience,
     ):
-        """`spare_units` of what was found last are computed all the same: a model that drafts tokens
-        from hidden states needs those of the last tokens. `lookup_patience`: as in [`Settings`]."""
+        """The last `spare_units` found units are computed anyway: a model that drafts tokens from hidden
+        states needs the states of the last tokens. `lookup_patience`: as in `Settings`."""
         self._layout = layout
         self._spare_units = spare_units
         self._connection = connection
@@ -76,12 +76,12 @@ class Planner:
     def lookup(
         self, request: str, hashes: Sequence[bytes], tokens: int, local_tokens: int
     ) -> int | None:
-        """How many tokens after the first `local_tokens` can be loaded; `None` while that is not known:
+        """How many tokens after the first `local_tokens` can be loaded; `None` while that is unknown:
         ask again at the next step.
 
-        `tokens` is how many the request has; the last one is always computed, since the engine needs
-        what follows it. One round trip to the master, beside the scheduler; none where the answer is
-        still held.
+        `tokens` is the number of tokens of the request. The last token is always computed, because the
+        engine needs its output. A lookup is one round trip to the master, beside the scheduler. A
+        cached answer needs none.
         """
         layout = self._layout
         wanted = layout.units(len(hashes), tokens - 1)
@@ -107,8 +107,8 @@ class Planner:
         blocks: Sequence[Sequence[int]],
         load_tokens: int,
     ) -> None:
-        """The engine has made room for the request, and wants so many tokens loaded after those that
-        it had at the lookup: 0 for none."""
+        """The engine has made room for the request and wants so many tokens loaded, after the tokens that
+        it had at the lookup; 0 for none."""
         found = self._found.pop(request, None)
         if found is None or load_tokens == 0:
             if request not in self._loading:
@@ -121,10 +121,10 @@ class Planner:
         self._to_load.append(move)
 
     def step(self, progress: Iterable[Progress], preempted: Iterable[str]) -> Plan:
-        """What is to be moved in the step that is about to run."""
+        """The moves of the step that is about to run."""
         self._lookups.begin_step()
         gone = frozenset(preempted)
-        # The workers stop reading their blocks, so nothing has to be kept for that at their end.
+        # The workers stop reading these blocks, so no block must stay when the requests end.
         self._saving -= gone
         saves = [self._save(one) for one in progress] if self._saves else []
         loads, self._to_load = self._to_load, []
@@ -136,7 +136,7 @@ class Planner:
         )
 
     def arrived(self, requests: Iterable[str], failed: Iterable[str], bad_blocks: Iterable[int]) -> None:
-        """The loads of `requests` have ended; `failed` and those with any of `bad_blocks` in vain."""
+        """The loads of `requests` have ended; `failed` and requests with any of `bad_blocks` did not load."""
         bad = set(bad_blocks)
         lost = set(failed)
         if bad:
@@ -147,7 +147,7 @@ class Planner:
                 if any(block.number in bad for block in move.blocks)
             )
         for request in lost:
-            # It computes what it could not load, and puts that into the pool again.
+            # The request computes the blocks that it could not load, and puts them again.
             self._failed.add(request)
             self._saved_units.pop(request, None)
         for request in requests:
@@ -155,14 +155,14 @@ class Planner:
             self._keeper.let_go(request)
 
     def finished(self, request: str) -> bool:
-        """The request is over. Whether its blocks must stay until the workers have saved them."""
+        """The request is over. Returns whether its blocks must stay until the workers have saved them."""
         self._lookups.forget(request)
         self._found.pop(request, None)
         self._saved_units.pop(request, None)
         self._failed.discard(request)
         saving = request in self._saving
         self._saving.discard(request)
-        # A load that is under way has leases of its own, and vLLM keeps its blocks until it has ended.
+        # A load in progress has its own leases, and vLLM keeps its blocks until it has ended.
         self._loading.pop(request, None)
         self._keeper.let_go(request)
         return saving
@@ -187,7 +187,7 @@ class Planner:
         units = 0
         is_answered, prefix = self._lookups.ask(request, wanted, lambda: layout.chain(hashes, wanted))
         if not is_answered:
-            # What was held about it, if anything, is of no use any more.
+            # The earlier answer and its lease, if any, are of no use any more.
             self._found.pop(request, None)
             return None
         if prefix is not None:
@@ -220,8 +220,8 @@ class Planner:
     ) -> Iterable[Block]:
         layout = self._layout
         for at in layout.blocks(group, first, last):
-            # A group that looks back a window only has no memory for what lies before it: block 0
-            # stands for none.
+            # A group with a window has no memory for blocks before the window: block 0 means
+            # no block.
             if at < len(blocks) and blocks[at] != 0:
                 parent = layout.hash_of(group, at - 1, hashes) if at else None
                 yield Block(group.number, blocks[at], layout.hash_of(group, at, hashes), parent)

@@ -1,4 +1,4 @@
-"""Where the bytes of a block lie in the engine's memory."""
+"""The position of a block's bytes in the engine's memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A run of bytes that each block has: block `n`'s begins at `start + n * stride`."""
+    """A run of bytes in each block: the run of block `n` begins at `start + n * stride`."""
 
     start: int
     stride: int
@@ -18,8 +18,8 @@ class Segment:
 def runs(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> list[tuple[int, int]]:
     """The runs of contiguous bytes of an array, as (offset, length), in the order of their offsets.
 
-    `strides` are in elements, as torch gives them. The fewest runs are given: neighbours are one.
-    Raises ValueError where elements overlap, since what is copied there would depend on the order.
+    `strides` are in elements, as in torch. Adjacent runs are joined. Raises ValueError if elements
+    overlap, because the result of a copy would then depend on its order.
     """
     pieces = [(0, item_bytes)]
     for size, stride in sorted(zip(shape, strides, strict=True), key=lambda axis: axis[1]):
@@ -37,7 +37,7 @@ def runs(shape: Sequence[int], strides: Sequence[int], item_bytes: int) -> list[
 
 
 def merged(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Pieces as (offset, length), those that touch made one."""
+    """Pieces as (offset, length), with adjacent pieces joined."""
     whole: list[tuple[int, int]] = []
     for offset, length in pieces:
         if whole and sum(whole[-1]) == offset:
@@ -48,10 +48,10 @@ def merged(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def joined(segments: Iterable[Segment]) -> list[Segment]:
-    """Segments of one group of layers, those that lie side by side in every block made one.
+    """Segments of one group of layers; segments that are adjacent in every block are joined.
 
-    The order is kept: it is the order of the bytes in the pool, which must not hang on where an
-    engine's memory happens to lie.
+    The order is kept. It is the order of the bytes in the pool, which must not depend on an engine's
+    addresses.
     """
     whole: list[Segment] = []
     for segment in segments:
@@ -71,9 +71,9 @@ class BlockMap:
 
     @property
     def block_bytes(self) -> int:
-        """How many bytes a block has."""
+        """The length of a block in bytes."""
         return sum(segment.length for segment in self.segments)
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
-        """Where the block of that number lies, as (address, length)."""
+        """The pieces of the block of that number, as (address, length)."""
         return [(part.start + number * part.stride, part.length) for part in self.segments]

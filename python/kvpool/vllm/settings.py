@@ -1,4 +1,4 @@
-"""What `kv_connector_extra_config` may hold."""
+"""The settings in `kv_connector_extra_config`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from kvpool._engines.settings import PoolSettings, choices
 
 @dataclasses.dataclass(frozen=True)
 class Settings(PoolSettings):
-    """The connector's settings, besides those of every plugin. Sizes are in bytes."""
+    """The settings of this connector, besides `PoolSettings`. Sizes are in bytes, times in seconds."""
 
     model: str = ""
-    """The model's name in keys, where hosts have the same model under different names or paths."""
+    """The model's name in keys; set it if hosts have the model under different names or paths."""
     salt: str = ""
-    """Keeps apart what the model's name and configuration do not, such as two sets of weights."""
+    """Separates models with the same name and configuration, such as two sets of weights."""
     save_decoded: bool = True
-    """Whether blocks of generated tokens are saved too."""
+    """Whether blocks of generated tokens are also saved."""
     save_backlog: int = 1 << 30
-    """At most so much waits to be saved; what comes beyond that is not saved."""
+    """The most data that may wait to be saved; the worker drops more."""
     lookup_patience: float = 0.005
-    """How long the lookups of one step may hold up the scheduler, all together. One that takes longer goes on
-    beside it, and the request waits for the next step."""
+    """How long all lookups of one step together may delay the scheduler. A slower lookup continues beside
+    the scheduler, and its request waits for the next step."""
     staging: str = dataclasses.field(default="auto", metadata=choices("auto", "always"))
-    """Whether blocks move through host memory of the connector's own: "auto" for memory of a device
-    only, "always" for any."""
+    """Whether blocks move through a copy in host memory: "auto" for device memory only, "always" for
+    all memory."""
     staging_bytes: int = 256 << 20
-    """How much host memory a worker keeps for that, registered once; more is made and given back as it is
-    needed."""
+    """The host memory of a worker for these copies, registered once. Beyond it the worker allocates
+    memory for each copy."""

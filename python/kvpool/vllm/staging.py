@@ -1,8 +1,8 @@
-"""Blocks by way of host memory, for memory that the pool cannot reach.
+"""Copies of blocks in host memory, for memory that the pool cannot reach.
 
-Memory of a device is gathered there, copied into pinned host memory, and put from that; a get goes the
-other way. Memory of the host is gathered by the same code when its bytes must be kept though the engine
-is about to use the block for something else.
+Blocks of a device are gathered on the device, copied into pinned host memory, and put from there; a get
+goes the other way. Blocks in host memory are copied by the same code when the engine is about to reuse
+them before they are saved.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from kvpool.vllm.segments import BlockMap
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Host memory that holds copies of blocks, a row each, for as long as this is referred to."""
+    """Host memory with copies of blocks, one row each; returned when this object is garbage."""
 
     tensor: Any
     rows: Rows | None
-    """Which rows of the staging's own memory; `None` for memory that was made for this alone."""
+    """The rows of the staging memory; `None` for memory allocated for this copy alone."""
 
     @property
     def address(self) -> int:
-        """Where the first row begins."""
+        """The address of the first row."""
         return int(self.tensor.data_ptr())
 
 
 class Staging:
     """Copies the blocks of one group of layers to and from host memory.
 
-    `storages` are the flat byte views of the memory that the group's segments lie in, one a segment,
-    each with the address at which it begins. The host memory is made once, at most `budget` bytes of it:
-    `memory` is to be registered with the pool, which then registers nothing at each call. What is copied at a
-    time beyond that goes through memory made for it alone.
+    `storages` has, for each of the group's segments, the flat byte view of its memory and the view's
+    address. At most `budget` bytes of host memory are allocated once. Register `memory` with the pool,
+    so that calls need not register it. Copies beyond the budget use memory of their own.
     """
 
     def __init__(self, blocks: BlockMap, storages: Sequence[tuple[int, Any]], budget: int):
@@ -51,7 +50,7 @@ class Staging:
         self._block_bytes = blocks.block_bytes
         self._device = self._views[0].device
         self._pinned = self._device.type == "cuda"
-        # Copies run beside the engine's own work, not in its queue.
+        # Copies run on a stream of their own, not in the engine's queue.
         self._stream: Any = torch.cuda.Stream(self._device) if self._pinned else None
         rows = budget // self._block_bytes
         self._own = self._made(rows)
@@ -59,11 +58,11 @@ class Staging:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """The host memory that most copies lie in, as (address, length)."""
+        """The staging memory, as (address, length)."""
         return int(self._own.data_ptr()), int(self._own.numel())
 
     def mark(self) -> Any:
-        """A point in the engine's own work: what was computed before it can be read after it."""
+        """A point in the engine's queue of work: results from before it can be read after it."""
         if self._stream is None:
             return None
         event = torch.cuda.Event()
@@ -81,7 +80,7 @@ class Staging:
         return torch.empty((blocks, self._block_bytes), dtype=torch.uint8, pin_memory=self._pinned)
 
     def gather(self, numbers: Sequence[int], after: Any) -> Copies:
-        """A copy of the blocks in host memory, as they are at the mark `after`."""
+        """A copy of the blocks in host memory, with their content at the mark `after`."""
         copies = self.room(len(numbers))
         rows = copies.tensor
         with torch.cuda.stream(self._stream):

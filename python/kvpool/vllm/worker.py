@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOADERS = 2
-"""How many requests are loaded at a time; each load uses several connections by itself."""
+"""How many requests are loaded at a time; each load uses several connections."""
 
 Pieces = list[tuple[int, int]]
 """Memory as (address, length)."""
@@ -34,20 +34,20 @@ class GroupMemory:
 
     blocks: BlockMap
     staging: Staging | None
-    """How to copy it; always there for a group that is not `kept`."""
+    """The copier; never `None` for a group that is not `kept`."""
     direct: bool
-    """Whether the pool reaches it; otherwise its bytes move through `staging`."""
+    """Whether the pool reaches the memory; otherwise its bytes move through `staging`."""
     kept: bool
-    """Whether the engine leaves a request's blocks alone until the request ends. It does not where
-    layers look back a window only: what has left the window is used for something else."""
+    """Whether the engine keeps a request's blocks unchanged until the request ends. Layers with a window
+    do not: the engine reuses blocks that have left the window."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """What has ended since it was last asked for."""
+    """The saves and loads that ended since the last call."""
 
     saved: set[str]
-    """Requests that are over and whose blocks are saved, or never will be."""
+    """Requests that are over and whose blocks are saved or dropped."""
     loaded: dict[str, tuple[Block, ...]]
     """Requests whose load has ended, with the blocks that could not be loaded."""
 
@@ -55,9 +55,10 @@ class Moved:
 class Mover:
     """Loads and saves what the scheduler's half planned, on threads of its own.
 
-    A save reads the engine's memory after the step that computed it, while the engine goes on. What it
-    reads stays as it is: blocks of a request that ends are kept until `moved` names it, `stop` waits
-    for the saves of one that is preempted, and blocks that are not kept are copied at once.
+    A save reads the engine's memory after the step that computed it, while the engine continues. The
+    memory does not change meanwhile. A finished request's blocks are kept until `moved` names the
+    request. `stop` waits for the saves of a preempted request. Blocks that are not kept are copied at
+    once.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class Mover:
         save_patience: float,
         rest: float,
     ):
-        """At most `save_backlog` bytes wait to be saved; `close` waits `save_patience` seconds for them;
-        after a save that failed there is none for `rest` seconds."""
+        """At most `save_backlog` bytes wait to be saved; `close` waits `save_patience` seconds for them.
+        After a failed save no save starts for `rest` seconds."""
         self._connection = connection
         self._rank = rank
         self._memory = memory
@@ -97,23 +98,23 @@ class Mover:
             self._loader.submit(self._load, plan.prefix, move, marks)
 
     def save(self, plan: Plan) -> None:
-        """Starts the plan's saves: its blocks are computed, or will be at the device's present end."""
+        """Starts the plan's saves. Its blocks are computed, or the device has their work in its queue."""
         for move in plan.saves:
-            # Also where nothing is to be saved here: the scheduler waits for all ranks alike.
+            # Also without a block to save here: the scheduler waits for all ranks.
             jobs = self._saving.setdefault(move.request, [])
             jobs[:] = [job for job in jobs if not job.done()]
             if self._saves and self._has_room(move):
                 jobs.append(self._start_save(plan.prefix, move))
 
     def stop(self, requests: Iterable[str]) -> None:
-        """Makes sure that no block of these requests is read any more."""
+        """Returns when no block of these requests is read any more."""
         for request in requests:
             jobs = self._saving.pop(request, [])
             self._ending.discard(request)
             concurrent.futures.wait([job for job in jobs if not job.cancel()])
 
     def moved(self, over: Iterable[str]) -> Moved:
-        """What has ended. `over` are requests that have ended since the last time."""
+        """The saves and loads that ended; `over` are the requests that ended since the last call."""
         self._ending.update(request for request in over if request in self._saving)
         saved = {request for request in self._ending if all(job.done() for job in self._saving[request])}
         self._ending -= saved
@@ -124,7 +125,7 @@ class Mover:
         return Moved(saved, loaded)
 
     def close(self) -> None:
-        """Waits for the saves under way, as long as one may take."""
+        """Waits for the saves in progress, `save_patience` seconds at most."""
         jobs = [job for jobs in self._saving.values() for job in jobs]
         concurrent.futures.wait(jobs, timeout=self._patience)
         for executor in (self._saver, self._loader):
@@ -193,8 +194,8 @@ class Mover:
         )
         errors = [outcome for outcome in outcomes if isinstance(outcome, kvpool.Error)]
         if errors:
-            # A block that is not saved is a miss later on, no more; a pool that is full or has lost a
-            # node is given time, so that the engine's blocks do not pile up waiting for it.
+            # An unsaved block is only a later miss. A pool that is full or has lost a node gets
+            # time, so that the engine's blocks do not accumulate in the backlog.
             self._rest_until = time.monotonic() + self._rest
             logger.warning(
                 "%d of %d blocks were not saved, and none will be for %g s: %s",
@@ -209,13 +210,13 @@ class Mover:
         try:
             bad = self._loaded_but(prefix, move, marks)
         except Exception:
-            # Whatever it was: the engine must hear that the load has ended, or it waits forever.
+            # Any exception: the engine must learn that the load has ended, or it waits for ever.
             logger.exception("loading a prompt failed")
         with self._lock:
             self._loaded[move.request] = bad
 
     def _loaded_but(self, prefix: str, move: Move, marks: Mapping[int, Any]) -> tuple[Block, ...]:
-        """Loads the blocks of `move`; what could not be loaded."""
+        """Loads the blocks of `move`; returns the blocks that could not be loaded."""
         order: list[Block] = []
         keys: list[str] = []
         into: list[Pieces] = []
@@ -253,7 +254,7 @@ class Mover:
     def _pieces(
         self, memory: GroupMemory, blocks: Sequence[Block], rows: Copies | None
     ) -> list[Pieces]:
-        """Where the bytes of the blocks are: in `rows` of host memory, or in the engine's own."""
+        """The pieces of the blocks: in `rows` of host memory, or in the engine's memory."""
         if rows is None:
             return [memory.blocks.pieces(block.number) for block in blocks]
         size = memory.blocks.block_bytes

@@ -7,11 +7,11 @@ use kvpool_client::{
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 
-/// What the master knows of one block.
+/// The master's description of one block.
 ///
-/// `length` in bytes; `checksum` of its bytes; `version`: which committed value of the key it is;
-/// `replicas`: where it lies; `lease_left` and `soft_pin_left` in seconds, 0 when there is none;
-/// `hard_pin`: whether it is never evicted.
+/// `length`: bytes. `checksum`: of the block's bytes. `version`: grows with each put of the key.
+/// `replicas`: list of `Replica`. `lease_left`, `soft_pin_left`: seconds, 0 without a lease or soft pin.
+/// `hard_pin`: whether the block is never evicted.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Description {
@@ -24,8 +24,8 @@ pub(crate) struct Description {
     hard_pin: bool,
 }
 
-/// One replica of a block: the name of its `node`, the `segment` there, the `offset` in it in bytes, and
-/// its `state`: live, suspect, draining or hidden.
+/// One replica of a block. `node`: name of the store node. `segment`: id of the segment. `offset`: bytes
+/// from the segment's start. `state`: live, suspect, draining or hidden.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Replica {
@@ -35,8 +35,8 @@ pub(crate) struct Replica {
     state: String,
 }
 
-/// One block of a listing: its `key` as text, its `length` in bytes, how many `replicas` it has, and
-/// whether it is `leased` and `pinned`.
+/// One block of a listing. `key`: as text. `length`: bytes. `replicas`: their number. `leased`, `pinned`:
+/// whether a lease or a pin protects the block.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Listed {
@@ -47,9 +47,8 @@ pub(crate) struct Listed {
     pinned: bool,
 }
 
-/// What the pool agreed on at connect: the largest block in bytes (`max_block`), the most keys in one
-/// message (`max_batch_keys`; larger batches are cut), and how many seconds the master leases what it
-/// reports (`lease_ttl`).
+/// The pool's limits. `max_block`: the largest block, in bytes. `max_batch_keys`: the most keys in one
+/// message; larger batches are split. `lease_ttl`: how long the master leases found blocks, in seconds.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Limits {
@@ -58,8 +57,8 @@ pub(crate) struct Limits {
     lease_ttl: f64,
 }
 
-/// What the master counts. `epoch` is its term; `capacity`, `used` and `quarantine` are bytes; `uptime`
-/// is seconds; `counters` are its own, by name.
+/// The master's counts. `epoch`: the term. `capacity`, `used`, `quarantine`: bytes. `uptime`: seconds.
+/// `counters`: the master's counters by name.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Stats {
@@ -75,8 +74,8 @@ pub(crate) struct Stats {
     namespaces: Vec<String>,
 }
 
-/// One store node as the master sees it: its `name`, its `state` (live, suspect or draining), its data
-/// port (`data_address`), how many seconds ago it was heard of (`heartbeat_age`), and its `segments`.
+/// A store node. `state`: live, suspect or draining. `data_address`: the data port, host:port.
+/// `heartbeat_age`: seconds since the last heartbeat. `segments`: list of `Segment`.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -88,8 +87,8 @@ pub(crate) struct Node {
     segments: Vec<Py<Segment>>,
 }
 
-/// One segment of a store node. `capacity`, `used`, `quarantine` and `largest_free` are bytes;
-/// `free_ranges` says into how many ranges its free space is cut.
+/// A segment of a store node. `capacity`, `used`, `quarantine`, `largest_free`: bytes. `free_ranges`: the
+/// number of separate free ranges.
 #[pyclass(frozen, get_all, module = "kvpool")]
 #[derive(Debug)]
 pub(crate) struct Segment {

@@ -8,10 +8,9 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// A promise of the master not to evict some blocks for a while.
+/// A lease: the master does not evict its blocks while it runs.
 ///
-/// Released when it is left as a context manager; forgotten, it runs out by itself. `len()` is how many
-/// keys it covers.
+/// A `with` statement releases it at the end; otherwise it expires. `len()` is the number of its keys.
 #[pyclass(frozen, module = "kvpool")]
 pub(crate) struct Lease {
     home: Home,
@@ -57,9 +56,9 @@ impl Drop for Lease {
 
 #[pymethods]
 impl Lease {
-    /// Extends the lease by the master's full time. Blocks whose lease had run out fall out of it; how
-    /// many is the answer. Raises ClosedError once the lease is released or the pool closed, and Error
-    /// when the master cannot be asked; the lease then runs on as it was.
+    /// Extends the lease by the master's full lease TTL. Returns how many blocks left the lease, because their
+    /// lease had expired. Raises ClosedError if the lease is released or the pool closed. Raises an Error when
+    /// the master cannot be asked; the lease then runs on unchanged.
     fn renew(&self, py: Python<'_>) -> PyResult<usize> {
         self.home.check()?;
         self.pool.get()?;
@@ -74,8 +73,8 @@ impl Lease {
         Ok(renewed.map_err(Fault::from)?)
     }
 
-    /// Ends the lease, so that the blocks may be evicted again. Once more does nothing. Raises Error
-    /// when the master cannot be told; the lease then runs out by itself.
+    /// Ends the lease, so that its blocks may be evicted. A second release has no effect. Raises an Error when
+    /// the master cannot be told; the lease then expires.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let Some(lease) = self.take()? else {
             return Ok(());
@@ -88,7 +87,7 @@ impl Lease {
         Ok(())
     }
 
-    /// How many seconds all of it still runs: 0 once the first of its blocks may be evicted.
+    /// Seconds until the first of the lease's blocks may be evicted; 0 after that.
     #[getter]
     fn left(&self) -> PyResult<f64> {
         let left = self.look(|lease| lease.left().as_secs_f64())?;
@@ -99,7 +98,7 @@ impl Lease {
         Ok(self.look(kvpool_client::Lease::len)?.unwrap_or_default())
     }
 
-    /// Always true: a lease on nothing is a lease too.
+    /// Always true: a lease on no block is a lease too.
     fn __bool__(&self) -> bool {
         true
     }
@@ -126,9 +125,9 @@ impl Lease {
     }
 }
 
-/// How much of a chain is present: `blocks` leading ones, and the `lease` on them.
+/// The leading blocks of a chain that are present: their number `blocks`, and the `lease` on them.
 ///
-/// As a context manager it releases the lease at the end.
+/// A `with` statement releases the lease at the end.
 #[pyclass(frozen, get_all, module = "kvpool")]
 pub(crate) struct Prefix {
     blocks: usize,

@@ -14,10 +14,10 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// Memory that is registered with the RDMA ports of this host, so that blocks in it need not be
-/// registered at each call; without RDMA it does nothing. It ends with `unregister()`, when it is left
-/// as a context manager, or when nothing refers to it any more. The object that the memory belongs to is
-/// kept until then.
+/// Memory that is registered with the RDMA ports of this host, so that calls need not register it again.
+///
+/// Without RDMA it has no effect. It ends with `unregister()`, at the end of a `with` statement, or when
+/// it is garbage. The object that owns the memory stays alive until then.
 #[pyclass(frozen, module = "kvpool")]
 pub(crate) struct Registration {
     home: Home,
@@ -111,7 +111,7 @@ impl Drop for Registration {
 
 #[pymethods]
 impl Registration {
-    /// Where the memory begins.
+    /// The address of the memory.
     #[getter]
     fn address(&self) -> usize {
         self.range.address
@@ -121,7 +121,7 @@ impl Registration {
         Ok(usize::try_from(self.range.length)?)
     }
 
-    /// Ends the registration, once no transfer uses the memory. Once more does nothing.
+    /// Ends the registration when no transfer uses the memory any more. A second call has no effect.
     fn unregister(&self, py: Python<'_>) -> PyResult<()> {
         Ok(self.end(py)?)
     }

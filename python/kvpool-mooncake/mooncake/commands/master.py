@@ -1,8 +1,8 @@
 """mooncake_master: kvmaster, started with the original's flags.
 
-kvmaster runs as a child. This process answers what the original answers at its metrics port, from kvmaster's
-own HTTP port: /metrics, /health, /get_all_segments; and /metadata at a port of its own when it is asked to.
-What follows `--` goes to kvmaster as it is, for instance `-- --data-dir=/var/lib/kvmaster`.
+kvmaster runs as a child process. This process serves the original's metrics port (/metrics, /health,
+/get_all_segments) with data from kvmaster's own HTTP port. With a flag it also serves /metadata at another
+port. Arguments after `--` go to kvmaster unchanged, for example `-- --data-dir=/var/lib/kvmaster`.
 """
 
 from __future__ import annotations
