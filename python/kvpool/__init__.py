@@ -4,16 +4,18 @@ A pool stores immutable blocks of bytes under keys, on store nodes of one cluste
 the KV cache of computed tokens and get it again, from any host. Start a pool with the command `kvmaster`
 and one `kvstore-node` on each host; the wheel contains both.
 
-    import kvpool, numpy as np
+```python
+import kvpool, numpy as np
 
-    keys = kvpool.chain_keys(kvpool.Namespace(model="llama-8b"), 16, range(100))   # 6 keys of 32 bytes
-    kv = np.zeros((len(keys), 32, 1024), dtype="float32")                          # one row is one block
+keys = kvpool.chain_keys(kvpool.Namespace(model="llama-8b"), 16, range(100))   # 6 keys of 32 bytes
+kv = np.zeros((len(keys), 32, 1024), dtype="float32")                          # one row is one block
 
-    with kvpool.Pool.connect("http://127.0.0.1:7070") as pool:
-        pool.batch_put(keys, list(kv), parents=[None, *keys[:-1]])   # [True, ...]; False: was present
-        with pool.match_prefix(keys) as prefix:                      # leading blocks present, leased
-            back = np.empty_like(kv[: prefix.blocks])
-            lengths = pool.batch_get(keys[: prefix.blocks], list(back))   # bytes of each block, or None
+with kvpool.Pool.connect("http://127.0.0.1:7070") as pool:
+    pool.batch_put(keys, list(kv), parents=[None, *keys[:-1]])   # [True, ...]; False: was present
+    with pool.match_prefix(keys) as prefix:                      # leading blocks present, leased
+        back = np.empty_like(kv[: prefix.blocks])
+        lengths = pool.batch_get(keys[: prefix.blocks], list(back))   # bytes of each block, or None
+```
 
 What to know first:
 

@@ -122,7 +122,7 @@ class Pool:
     def remove(self, keys: Sequence[Key], *, force: bool = False) -> _BoolsOrErrors: ...
     def remove_matching(self, regex: str, *, force: bool = False) -> tuple[int, int]: ...
     def remove_all(self, *, force: bool = False) -> tuple[int, int]: ...
-    # From here on `list` is this method, which is why the answers of others have names.
+    # From here on `list` is this method, so return types of later methods have aliases.
     def list(self, regex: str = "") -> Listing: ...
     def describe(self, keys: Sequence[Key]) -> _Descriptions: ...
     def stats(self) -> Stats: ...
@@ -302,14 +302,17 @@ class Segment:
     @property
     def largest_free(self) -> int: ...
 
-# What `mooncake.engine` and `mooncake.store` are made of; not for other callers.
+# The base of `mooncake.engine` and `mooncake.store`; not for other callers.
 
 class PeerEngine:
-    """One session of memory that peers may read and write: what `mooncake.engine` is made of.
+    """One session of memory that peers may read and write: the base of `mooncake.engine`.
 
-    Addresses and lengths are in bytes, timeouts in seconds. Transfers raise TimeoutError at their deadline,
-    ConnectionError when the peer cannot be reached or goes away, PermissionError without its secret,
-    ValueError for memory that is not registered there or is none here.
+    Addresses and lengths are in bytes, timeouts in seconds. A transfer raises:
+
+    - TimeoutError at its deadline;
+    - ConnectionError when the peer cannot be reached or closes the connection;
+    - PermissionError without the peer's secret;
+    - ValueError for memory that is not registered at the peer or is not mapped here.
     """
 
     def __init__(

@@ -1,8 +1,10 @@
 """The pool with `async def`.
 
-    async with await kvpool.aio.Pool.connect("http://127.0.0.1:7070") as pool:
-        await pool.put("key", b"value")
-        assert await pool.get("key") == b"value"
+```python
+async with await kvpool.aio.Pool.connect("http://127.0.0.1:7070") as pool:
+    await pool.put("key", b"value")
+    assert await pool.get("key") == b"value"
+```
 
 Calls wait in the pool's own threads, which release the interpreter's lock meanwhile.
 

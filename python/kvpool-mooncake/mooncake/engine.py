@@ -4,10 +4,12 @@ A `TransferEngine` is one session, named "host:port". A peer may read and write 
 memory, at its addresses in this process, and no other memory. With `KVPOOL_ENGINE_SECRET` only peers with
 the same secret may. Without it every process that reaches the port may, so set it beyond one machine.
 
-    engine = TransferEngine()
-    assert engine.initialize("10.0.0.2", "P2PHANDSHAKE", "tcp", "") == 0
-    address = engine.allocate_managed_buffer(1 << 20)
-    status = engine.transfer_sync_write("10.0.0.3:12345", address, peer_address, 1 << 20)   # 0 or -1
+```python
+engine = TransferEngine()
+assert engine.initialize("10.0.0.2", "P2PHANDSHAKE", "tcp", "") == 0
+address = engine.allocate_managed_buffer(1 << 20)
+status = engine.transfer_sync_write("10.0.0.3:12345", address, peer_address, 1 << 20)   # 0 or -1
+```
 
 Addresses and lengths are in bytes. Checksums verify all bytes. With `protocol="rdma"` bytes go over RDMA to
 peers that use it too, else over TCP. `device_name` names the RDMA devices, separated by commas; empty means

@@ -1,9 +1,11 @@
 """`mooncake.store` over kvpool: the same names, arguments and return values.
 
-    store = MooncakeDistributedStore()
-    assert store.setup("10.0.0.2", "P2PHANDSHAKE", "1GB", "16MB", "tcp", "", "10.0.0.1:50051") == 0
-    assert store.put("key", b"value") == 0
-    assert store.get("key") == b"value"
+```python
+store = MooncakeDistributedStore()
+assert store.setup("10.0.0.2", "P2PHANDSHAKE", "1GB", "16MB", "tcp", "", "10.0.0.1:50051") == 0
+assert store.put("key", b"value") == 0
+assert store.get("key") == b"value"
+```
 
 Methods that return ints return 0, a count or a length, or a negative code; -600 also means that the store
 is not set up or is closed. Methods that return data return `b""` or `None` for a miss or an error. A wrong
