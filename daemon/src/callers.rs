@@ -3,6 +3,8 @@
 //! Anybody who reaches a port can be a caller, so callers are bounded, in number and in the bytes that they
 //! may send, apart from the connections that are served. Over a bound one of them is displaced, never a
 //! connection: the oldest where there are too many, the one that has sent the most where they hold too much.
+//!
+//! ADR 0027 has the bounds on callers.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;

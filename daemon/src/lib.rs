@@ -10,6 +10,8 @@
 //!
 //! It knows nothing of blocks, masters or nodes, and it is not for clients: a library inside a
 //! worker leaves logging, signals and configuration to the worker.
+//!
+//! ADR 0001 says why this is a crate of its own.
 
 #![forbid(unsafe_code)]
 

@@ -10,6 +10,8 @@
 //! The kernel closes a killed process's connections at once. A client that only lost its connection
 //! has the time of the grace to come back; after it its commits are refused and it puts again. Puts that were
 //! reserved over gRPC belong to no connection here: they end with their grants.
+//!
+//! ADR 0024 says which puts still wait for their grants to end.
 
 use crate::clock::Millis;
 use hashbrown::HashMap;

@@ -6,6 +6,8 @@
 //!  the call's end ─┬─ raises a Fault: the kept exception takes its place
 //!                  └─ answers:        the interpreter raises the kept one at its next step
 //! ```
+//!
+//! ADR 0031 says why a call leaves the runtime for signals.
 
 // UNSAFETY: asks the interpreter to run a function of this module at its next step.
 #![allow(

@@ -2,6 +2,8 @@
 //!
 //! Socket buffers and the congestion control stay the kernel's: its own sizing follows the path, and a
 //! receive buffer that shrinks drops what the peer was allowed to send.
+//!
+//! ADR 0029 says why kvpool leaves TCP to the kernel.
 
 // UNSAFETY: hands the addresses of slices to the kernel, which copies from and to them without any
 // reference being formed.

@@ -1,4 +1,6 @@
 //! What shows that a session is of the life of a node that it names.
+//!
+//! ADR 0028 says why an incarnation is a hash.
 
 use crate::Incarnation;
 use sha2::{Digest, Sha256};

@@ -1,4 +1,6 @@
 //! What shows that a pool has come to a term.
+//!
+//! ADR 0028 says why a term needs a proof.
 
 use crate::{ClusterId, Epoch, NodeName};
 use hmac::{Hmac, KeyInit, Mac};

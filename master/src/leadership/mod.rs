@@ -18,6 +18,8 @@
 //! **Architecture Invariant:** safety rests on the store alone. Every write of a term is compared with
 //! the leader's key in the same transaction; whatever is believed here about who leads can only cost
 //! time.
+//!
+//! ADR 0011 has the rules of elections and terms.
 
 mod candidate;
 mod heard;

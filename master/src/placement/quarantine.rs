@@ -14,6 +14,8 @@
 //!
 //! **Architecture Invariant:** this is the only way by which an extent that was ever granted becomes
 //! free again.
+//!
+//! ADR 0004 says why every extent is freed by one rule, ADR 0017 how neighbours are fenced together.
 
 use super::Segment;
 use crate::clock::Millis;

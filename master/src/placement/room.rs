@@ -1,4 +1,6 @@
 //! The choice of segments for the blocks of one batch.
+//!
+//! ADR 0019 says why free room decides.
 
 use super::draws::Draws;
 use super::{Extents, Segment, Wish};

@@ -8,6 +8,8 @@
 //!
 //! A block that is larger than the oldest ones needs room in one piece. For that the cheapest run of neighbours goes,
 //! and it counts towards the goal.
+//!
+//! ADR 0005 says why the watermark is a cap, ADR 0022 why there is a reserve.
 
 use super::Pool;
 use super::line::{Demanded, counted_at_once};

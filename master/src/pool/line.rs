@@ -6,6 +6,8 @@
 //!
 //! A demand may be larger than eviction can make room for while leases run. The first in line therefore keeps
 //! its place for [`HOLD`] at most after eviction has made room last. It then takes what there is. If that is nothing, it stands behind the others.
+//!
+//! ADR 0022 says why waiting puts form a queue.
 
 use super::Pool;
 use crate::clock::Millis;

@@ -6,6 +6,8 @@
 //!
 //! Snapshots are of different positions, so on the way two blocks may be said to lie in one place, and blocks on
 //! segments that have gone. At the end of the log neither is so: extents are allocated then.
+//!
+//! ADR 0021 says why extents are allocated last.
 
 use super::left::LeftRanges;
 use crate::clock::Millis;

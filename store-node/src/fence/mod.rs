@@ -24,6 +24,8 @@
 //!
 //! All state is kept by the place in the node's own memory, not by the master's segment numbers. A
 //! new incarnation gets new numbers, but who holds the memory holds it still.
+//!
+//! ADR 0004 says why every extent is freed by one rule.
 
 mod admit;
 mod boards;

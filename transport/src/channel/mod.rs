@@ -13,6 +13,8 @@
 //! threads.
 //!
 //! A channel belongs to the tokio runtime that it was made on and works only while that runs.
+//!
+//! ADR 0008 says why the hot calls use frames.
 
 mod inbox;
 mod stream;

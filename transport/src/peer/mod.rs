@@ -21,6 +21,8 @@
 //! token of its session. Every read names it, every write is signed under a key made of it and the secret.
 //! Where both ends have RDMA ports, a connection that was let in agrees on queue pairs, which end with it;
 //! what a port may touch by them is what is exposed.
+//!
+//! ADR 0014 says what a peer may access, and why.
 
 pub mod endpoint;
 mod exposed;

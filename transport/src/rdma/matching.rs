@@ -2,6 +2,8 @@
 //!
 //! A GID does not tell the length of its subnet's prefix, and link-local GIDs of two fabrics look alike. So
 //! addresses make a proposal, and the client's probe decides.
+//!
+//! ADR 0030 says how ports are paired.
 
 use kvpool_types::wire::rdma::Queue;
 

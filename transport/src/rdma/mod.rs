@@ -24,6 +24,8 @@
 //!
 //! What is in flight owns its memory: a slice that was submitted is kept until its work request has
 //! ended or its queue pair has been destroyed, whatever its submitter does meanwhile.
+//!
+//! ADR 0013 says how links are agreed on and fenced.
 
 mod completions;
 pub mod device;

@@ -1,6 +1,8 @@
 //! Pairs of ports over which nothing came through, and for how long each is left alone.
 //!
 //! A pair rests by itself: others of the same link, and of the same ports, are used meanwhile.
+//!
+//! ADR 0030 says why pairs cool down one by one.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

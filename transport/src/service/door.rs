@@ -9,6 +9,8 @@
 //! Anybody who reaches the port can be a caller, so a caller costs a descriptor and a few KiB: no thread, a
 //! frame of bounded size, a bounded time. Callers are bounded in number apart from connections, and take
 //! no place of those.
+//!
+//! ADR 0027 has the bounds on callers.
 
 use super::{Admitted, Shared};
 use crate::frame::{ReceiveError, decode_header, encode_head};

@@ -59,6 +59,8 @@
 //!
 //! The slot is cleared with release order after the last use of the view, so whoever sees it cleared
 //! comes after those uses.
+//!
+//! ADR 0009 says why this is safe.
 
 // UNSAFETY: makes references to atomics in memory that another process has mapped, too.
 #![allow(unsafe_code, reason = "refers to atomics in shared memory")]

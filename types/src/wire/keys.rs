@@ -7,6 +7,8 @@
 //! ```
 //!
 //! A batch of kvpool's own block keys is one run: 32 bytes a key and 9 more.
+//!
+//! ADR 0006 says why keys are packed.
 
 mod batch;
 

@@ -12,6 +12,8 @@
 //! is waking the one who answers it, so nobody else is woken. It gets the thread once it has greeted: until
 //! then it is a caller, as is a gRPC connection on which no call has come. Callers are bounded apart from
 //! connections (`kvpool_daemon::callers`), and these by `--max-connections`.
+//!
+//! ADR 0008 says why they do not all use gRPC.
 
 mod connection;
 mod greeting;

@@ -6,6 +6,8 @@
 //!  snapshot  shard            -> position, generation
 //!  part      generation, n    -> part
 //! ```
+//!
+//! ADR 0003 describes that form, ADR 0025 today's.
 
 use super::identity::{Identity, StoreId};
 use super::log::Log;

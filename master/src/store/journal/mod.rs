@@ -22,6 +22,8 @@
 //! * After an append that failed nothing is appended or acknowledged any more. One that the store had no
 //!   room for has changed nothing: what nobody has been told of is refused, the rest is kept and appended
 //!   when there is room, before anything later.
+//!
+//! ADR 0002 says why there is one log and one snapshot for each shard.
 
 mod appender;
 mod retention;

@@ -1,4 +1,6 @@
 //! When to take a snapshot of which shard, and where to cut the log.
+//!
+//! ADR 0002 says when a shard is captured.
 
 use super::JournalOptions;
 use crate::store::{LogRuns, LogSeq, LogState, ShardIndex};

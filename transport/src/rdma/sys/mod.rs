@@ -3,6 +3,8 @@
 //! Nothing is needed at build time and nothing is linked: a process on a host without the library
 //! starts like any other and learns here that there is no RDMA. `types/layout.rs` compares every
 //! structure and constant with the C headers, under the feature `rdma-sys`.
+//!
+//! ADR 0012 says why kvpool has its own binding.
 
 // UNSAFETY: foreign functions behind pointers. The signatures and structures are those of the
 // library's stable ABI; who calls a function keeps the library's rules for its arguments.
