@@ -51,14 +51,15 @@ pub(super) fn carry(layout: &Layout, cache: usize, segment: u64) -> Result<Ident
             reason: format!("{}: {error}", path.display()),
         },
     };
-    // A try before this one may have been cut short.
-    for begun in [layout.log(), layout.snapshots()] {
-        match std::fs::remove_dir_all(&begun) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(layout.io(error));
-            }
-            _ => {}
-        }
+    // A try before this one may have been cut short; or the identity of a store of today was lost, and an old file put
+    // back. The two look alike, so nothing is removed.
+    let begun = [layout.log(), layout.snapshots()];
+    if begun.iter().any(|directory| directory.exists()) {
+        let aside = layout.move_aside(begun)?;
+        tracing::warn!(
+            moved_to = %aside.display(),
+            "a log or snapshots without an identity lay beside a store of format 1: they are not used"
+        );
     }
     let database = redb::Builder::new()
         .set_cache_size(cache)

@@ -28,6 +28,14 @@ pub(super) fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) 
     path.parent().map_or(Ok(()), sync_directory)
 }
 
+/// Removes a file; one that is not there is no failure.
+pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Makes a file of `size` zero bytes, written and not only reserved: writing into it later neither needs
 /// room nor changes what the filesystem knows of it.
 pub(super) fn fill(mut file: &File, size: u64) -> io::Result<()> {

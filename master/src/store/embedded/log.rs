@@ -102,8 +102,6 @@ impl Log {
             );
         }
         let active = Active::resume(last.path, last.header, last.end).map_err(io)?;
-        // The system may hold in memory what a kvmaster that was killed wrote and did not flush.
-        active.file.sync_data().map_err(io)?;
         let log = Self {
             directory: directory.to_owned(),
             store,
@@ -212,9 +210,13 @@ impl Log {
         let Some(ahead) = self.ahead.take() else {
             return Ok(());
         };
-        std::fs::remove_file(&ahead.path)
-            .and_then(|()| files::sync_directory(&self.directory))
-            .map_err(|error| files::failed(&self.directory, "a segment cannot be removed", &error))
+        let removed = files::remove_if_there(&ahead.path)
+            .and_then(|()| files::sync_directory(&self.directory));
+        removed.map_err(|error| {
+            // The file may be there still, so the next append tries again.
+            self.ahead = Some(ahead);
+            files::failed(&self.directory, "a segment cannot be removed", &error)
+        })
     }
 
     fn next_segment(&mut self, bytes: u64) -> Result<Active, StoreError> {
@@ -229,7 +231,8 @@ impl Log {
             salt: rand::random(),
         };
         let spare = self.directory.join(SPARE);
-        let spare = (self.has_spare && size == self.size).then_some(spare);
+        // Somebody may have removed it: it holds nothing that is needed.
+        let spare = (self.has_spare && size == self.size && spare.exists()).then_some(spare);
         let used_spare = spare.is_some();
         let made = Active::begin(&self.directory, header, spare);
         if used_spare {
@@ -286,10 +289,11 @@ impl Log {
         {
             let spare = self.directory.join(SPARE);
             let removed = if self.has_spare || oldest.size != self.size {
-                std::fs::remove_file(&oldest.path)
+                files::remove_if_there(&oldest.path)
             } else {
-                self.has_spare = true;
-                std::fs::rename(&oldest.path, &spare)
+                let renamed = std::fs::rename(&oldest.path, &spare);
+                self.has_spare = renamed.is_ok();
+                renamed
             };
             removed.map_err(|error| {
                 files::failed(&self.directory, "a segment cannot be removed", &error)

@@ -107,6 +107,7 @@ impl EmbeddedStore {
         let damaged = |error: StoreError| layout.damaged(error);
         let log = Log::open(&layout.log(), identity.store, segment).map_err(damaged)?;
         let snapshots = Snapshots::open(&layout.snapshots(), identity.store).map_err(damaged)?;
+        check_reach(&layout, log.span(), &snapshots).map_err(damaged)?;
         place.watch(&layout).map_err(|error| layout.io(error))?;
         let identity = Identity {
             epoch: identity.epoch.max(log.epoch()),
@@ -143,6 +144,23 @@ impl EmbeddedStore {
     fn with<T>(&self, f: impl FnOnce(&mut Open) -> Result<T, StoreError>) -> Result<T, StoreError> {
         f(self.open.lock().as_mut().ok_or(StoreError::Closed)?)
     }
+}
+
+/// A snapshot is taken of what the log holds. One beyond the log's end is newer than the log: groups between the two
+/// are lost, and the positions of later groups would be given twice.
+fn check_reach(layout: &Layout, log: LogSpan, snapshots: &Snapshots) -> Result<(), StoreError> {
+    let positions = snapshots.positions().iter();
+    let beyond = positions.filter(|(_, (seq, _))| *seq > log.last).max();
+    let Some((shard, (seq, _))) = beyond else {
+        return Ok(());
+    };
+    Err(StoreError::Corrupt {
+        reason: format!(
+            "{}: the snapshot of {shard} contains group {seq}, and the log ends at group {}: the log is older",
+            layout.snapshots().display(),
+            log.last
+        ),
+    })
 }
 
 impl Open {

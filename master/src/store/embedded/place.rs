@@ -146,6 +146,35 @@ impl Layout {
         Ok(snapshots.iter().any(|path| finished(&path)) || log.iter().any(|path| something(&path)))
     }
 
+    /// Moves files and directories of the store into a new directory inside of it. Answers where they are.
+    pub(super) fn move_aside(
+        &self,
+        paths: impl IntoIterator<Item = PathBuf>,
+    ) -> Result<PathBuf, OpenError> {
+        let io = |error| self.io(error);
+        let mut number = 1;
+        let aside = loop {
+            let aside = self.root.join(format!("set-aside-{number}"));
+            match std::fs::create_dir(&aside) {
+                Ok(()) => break aside,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(io(error)),
+            }
+        };
+        for path in paths {
+            let Some(name) = path.file_name() else {
+                continue;
+            };
+            match std::fs::rename(&path, aside.join(name)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(error)),
+                _ => {}
+            }
+        }
+        files::sync_directory(&aside).map_err(io)?;
+        files::sync_directory(&self.root).map_err(io)?;
+        Ok(aside)
+    }
+
     /// The bytes that all files take.
     pub(super) fn size(&self) -> io::Result<u64> {
         let mut bytes = 0;
@@ -197,8 +226,12 @@ impl Place {
         let io = |error| layout.io(error);
         std::fs::create_dir_all(&layout.root).map_err(io)?;
         if let Some(parent) = layout.root.parent().filter(|p| !p.as_os_str().is_empty()) {
-            // The directory's name has to be as durable as what is in it.
-            files::sync_directory(parent).map_err(io)?;
+            // The directory's name has to be as durable as what is in it. Where the parent may not be read, somebody
+            // else has made the directory.
+            match files::sync_directory(parent) {
+                Err(error) if error.kind() != ErrorKind::PermissionDenied => return Err(io(error)),
+                _ => {}
+            }
         }
         let directory = File::open(&layout.root).map_err(io)?;
         match directory.try_lock() {
@@ -244,26 +277,5 @@ impl Place {
 pub fn set_aside(directory: &Path) -> Result<PathBuf, OpenError> {
     let layout = Layout::new(directory);
     let _place = Place::lock(&layout)?;
-    let io = |error| layout.io(error);
-    let mut number = 1;
-    let aside = loop {
-        let aside = layout.root.join(format!("set-aside-{number}"));
-        match std::fs::create_dir(&aside) {
-            Ok(()) => break aside,
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-            Err(error) => return Err(io(error)),
-        }
-    };
-    for path in layout.all() {
-        let Some(name) = path.file_name() else {
-            continue;
-        };
-        match std::fs::rename(&path, aside.join(name)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(error)),
-            _ => {}
-        }
-    }
-    files::sync_directory(&aside).map_err(io)?;
-    files::sync_directory(&layout.root).map_err(io)?;
-    Ok(aside)
+    layout.move_aside(layout.all())
 }

@@ -124,6 +124,18 @@ impl Read {
             .map_or(LogSeq(self.header.first.0.saturating_sub(1)), |g| g.seq)
     }
 
+    /// Writes what was read back to where it lies, and flushes it.
+    ///
+    /// A kvmaster whose flush failed may have been killed before it could say so. The kernel then holds bytes that the
+    /// disk may lack, and holds them as clean: a flush alone would not write them again.
+    pub(super) fn make_durable(&self, path: &Path) -> io::Result<()> {
+        let file = File::options().write(true).open(path)?;
+        let end = usize::try_from(self.end).ok();
+        let used = end.and_then(|end| self.bytes.get(..(end + HEAD).min(self.bytes.len())));
+        file.write_all_at(used.unwrap_or(&self.bytes), 0)?;
+        file.sync_data()
+    }
+
     /// The bytes of a group.
     pub(super) fn group(&self, place: Place) -> Bytes {
         let body = self.bytes.get(place.at..place.at + place.length);

@@ -21,12 +21,19 @@ impl Survey {
     /// Reads every segment. What was cut and what was begun and not finished is removed.
     pub(super) fn of(directory: &Path, store: StoreId, size: u64) -> Result<Self, StoreError> {
         let io = |error: io::Error| files::failed(directory, "the log cannot be opened", &error);
+        if !directory.try_exists().map_err(io)? {
+            return Err(StoreError::Corrupt {
+                reason: format!("the directory {} is missing", directory.display()),
+            });
+        }
         // A crash may have come between a segment's renaming and its settling.
         files::sync_directory(directory).map_err(io)?;
         let (numbers, has_spare) = find(directory, size).map_err(io)?;
         let mut found = Vec::new();
-        for number in numbers {
-            found.push(Summary::read(directory, store, number)?);
+        let settled = numbers.len().saturating_sub(2);
+        for (at, number) in numbers.into_iter().enumerate() {
+            // Before a segment is begun, all before the last one are durable, its own end too.
+            found.push(Summary::read(directory, store, number, at >= settled)?);
         }
         let cut = found.iter().map(|segment| segment.cut).max();
         let cut = cut.unwrap_or_default();
@@ -62,8 +69,13 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Reads a segment of this store.
-    fn read(directory: &Path, store: StoreId, number: u64) -> Result<Self, StoreError> {
+    /// Reads a segment of this store. Where `flushes`, what was read is durable afterwards.
+    fn read(
+        directory: &Path,
+        store: StoreId,
+        number: u64,
+        flushes: bool,
+    ) -> Result<Self, StoreError> {
         let path = directory.join(segment::name(number));
         let read = segment::read(&path)?;
         let damaged = |reason: String| StoreError::Corrupt {
@@ -81,6 +93,10 @@ impl Summary {
         }
         if was != number {
             return Err(damaged(format!("the file was segment {was} of the log")));
+        }
+        if flushes {
+            read.make_durable(&path)
+                .map_err(|error| files::failed(directory, "the log cannot be flushed", &error))?;
         }
         Ok(Self {
             header: read.header,

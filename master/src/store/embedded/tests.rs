@@ -298,6 +298,10 @@ async fn a_store_of_format_1_is_carried_over_and_shut_to_those_who_know_only_tha
     of_format_1(directory.path());
     std::fs::remove_file(directory.path().join(identity::NAME)).unwrap();
     contents(directory.path()).await.unwrap();
+    // What was there may have been a store of today that lost its identity.
+    let aside = directory.path().join("set-aside-1");
+    assert!(std::fs::read_dir(aside.join("log")).unwrap().count() > 1);
+    assert!(std::fs::read_dir(aside.join("snapshots")).unwrap().count() > 1);
     // One that somebody puts beside the store of today is not read, and not lost.
     std::fs::write(&old, b"anything").unwrap();
     contents(directory.path()).await.unwrap();
@@ -317,4 +321,77 @@ async fn what_snapshots_contain_is_known_without_reading_them() {
     let bytes = (part(1).len() + part(2).len()) as u64;
     assert_eq!(positions.len(), 2);
     assert_eq!(positions[&ShardIndex(0)], (CUT, bytes));
+}
+
+#[tokio::test]
+async fn a_snapshot_beyond_the_end_of_the_log_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), true).await;
+    let older = tempfile::tempdir().unwrap();
+    let from = directory.path().join("log");
+    let log = older.path().join("log");
+    std::fs::create_dir(&log).unwrap();
+    for entry in std::fs::read_dir(&from).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, log.join(path.file_name().unwrap())).unwrap();
+    }
+    let store = EmbeddedStore::open(&options(directory.path())).unwrap();
+    let (epoch, seq) = (Epoch(3), LogSeq(GROUPS + 1));
+    store.append(epoch, seq, group(seq.0)).await.unwrap();
+    let parts = vec![part(3)];
+    let put = store.put_snapshot(epoch, ShardIndex(0), seq, parts);
+    put.await.unwrap();
+    store.close().await.unwrap();
+    // A log from a backup, beside the snapshots of today.
+    std::fs::remove_dir_all(&from).unwrap();
+    std::fs::rename(&log, &from).unwrap();
+    let error = contents(directory.path()).await.unwrap_err();
+    assert!(error.contains("the log is older"), "{error}");
+    assert!(error.contains("--accept-empty-store"), "{error}");
+}
+
+#[tokio::test]
+async fn a_directory_of_the_log_that_is_missing_is_told_as_damage() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), true).await;
+    std::fs::remove_dir_all(directory.path().join("log")).unwrap();
+    let error = EmbeddedStore::open(&options(directory.path())).unwrap_err();
+    assert!(matches!(error, OpenError::Damaged { .. }), "{error}");
+    assert!(error.to_string().contains("log is missing"), "{error}");
+}
+
+#[tokio::test]
+async fn appends_go_on_when_the_spare_file_is_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), false).await;
+    let store = EmbeddedStore::open(&options(directory.path())).unwrap();
+    store.truncate_log(Epoch(3), LogSeq(GROUPS)).await.unwrap();
+    let spare = directory.path().join("log").join(log::SPARE);
+    std::fs::remove_file(&spare).expect("the cut left a spare file");
+    for seq in GROUPS + 1..=3 * GROUPS {
+        let appended = store.append(Epoch(3), LogSeq(seq), group(seq));
+        appended.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn every_start_writes_the_end_of_the_log_again() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), false).await;
+    let mut segments = files_of(directory.path());
+    segments.retain(|path| path.starts_with("log"));
+    let times = |paths: &[PathBuf]| -> Vec<_> {
+        let path = paths.iter().map(|path| directory.path().join(path));
+        path.map(|path| std::fs::metadata(path).unwrap().modified().unwrap())
+            .collect()
+    };
+    let before = times(&segments);
+    tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+    contents(directory.path()).await.unwrap();
+    let after = times(&segments);
+    let written: Vec<bool> = before.iter().zip(&after).map(|(a, b)| a != b).collect();
+    let [.., last_but_one, last] = written[..] else {
+        panic!("{segments:?}");
+    };
+    assert!(last && last_but_one, "{written:?}");
 }
