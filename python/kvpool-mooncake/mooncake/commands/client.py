@@ -1,6 +1,6 @@
 """mooncake_client: kvstore-node, started with the original's flags.
 
-The process becomes kvstore-node by exec. Arguments after `--` go to kvstore-node unchanged, for example
+It becomes kvstore-node. What follows `--` goes to kvstore-node as it is, for instance
 `-- --shm-path=/run/kvpool.sock`.
 """
 
