@@ -339,6 +339,42 @@ const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-tests",
         test: "the_data_port_answers_bad_frames_and_serves_others",
     },
+    Mechanism {
+        invariant: 8,
+        what: "a put as large as the pool is served in parts",
+        file: "master/src/pool/line.rs",
+        on: "self.bytes.min(most.max(one))",
+        off: "self.bytes.max(most.min(one))",
+        package: "kvpool-master",
+        test: "a_batch_as_large_as_the_pool_does_not_empty_it",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "a batch goes on at the end of any other writer",
+        file: "master/src/pool/reserve.rs",
+        on: "if open.writers.len() < WATCHED {",
+        off: "if open.writers.len() < WATCHED.min(1) {",
+        package: "kvpool-master",
+        test: "a_batch_goes_on_when_any_other_writer_of_its_keys_ends",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "what was refused beside grants is asked for at once",
+        file: "client/src/put/batch.rs",
+        on: "Code::Full | Code::InProgress => waits.push(at),",
+        off: "Code::Full | Code::InProgress => again.push(at),",
+        package: "kvpool-client",
+        test: "a_batch_that_was_granted_a_part_asks_for_the_rest_without_a_pause",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a start writes the end of the log again",
+        file: "master/src/store/embedded/survey.rs",
+        on: "        if flushes {",
+        off: "        if flushes && number == 0 {",
+        package: "kvpool-master",
+        test: "every_start_writes_the_end_of_the_log_again",
+    },
 ];
 
 /// Switches the mechanisms off one by one; true when every test noticed. `only` names an invariant.
