@@ -74,9 +74,9 @@ struct Asked {
 
 #[pymethods]
 impl PeerEngine {
-    /// Serves peers at `host` and `port`, 0 for any free one; `name` is for their logs. Peers must have the
-    /// same `secret`; with an empty one, whoever reaches the port may touch what is registered. Bytes go by
-    /// the RDMA devices that are named, by all for an empty list; over TCP where there is none.
+    /// Serves peers at `host` and `port`, 0 for any free port; `name` is for the peers' logs. Peers need the
+    /// same `secret`. With an empty secret every process that reaches the port may access registered memory.
+    /// Bytes go over the named RDMA devices, over all of them for an empty list, and over TCP without any.
     #[new]
     #[pyo3(signature = (host, port, name, secret, rdma_devices=None))]
     fn new(
@@ -127,7 +127,7 @@ impl PeerEngine {
         })
     }
 
-    /// How bytes between here and the peer at `target` go, "rdma" or "tcp", and why not the former.
+    /// The transport to the peer at `target`, "rdma" or "tcp", and the reason if it is not "rdma".
     fn route(&self, py: Python<'_>, target: &str, timeout: f64) -> PyResult<Told> {
         let deadline = Instant::now() + seconds(timeout)?;
         let session = self.session()?;
@@ -135,21 +135,21 @@ impl PeerEngine {
         Ok(told(route.map_err(|error| raised(&error))?))
     }
 
-    /// The same of each peer that has come to be reached in that way since the last call.
+    /// The transport of each peer whose transport was chosen or changed since the last call.
     fn news(&self) -> PyResult<Vec<(String, Told)>> {
         let news = self.session()?.endpoint.news().into_iter();
         Ok(news.map(|(target, route)| (target, told(route))).collect())
     }
 
-    /// Lets peers read and write `length` bytes at `address` until `unregister`. Raises ValueError when
-    /// that is not memory of this process, or overlaps what is registered.
+    /// Lets peers read and write `length` bytes at `address` until `unregister`. Raises ValueError for memory
+    /// that is not this process's or overlaps a registered range.
     fn register(&self, py: Python<'_>, address: usize, length: u64) -> PyResult<()> {
         let session = self.session()?;
         py.detach(|| session.register(address, length))
     }
 
-    /// Ends the registration of the range that begins at `address`, once no transfer touches it any more.
-    /// False when none begins there. Raises RuntimeError when a transfer does not let go of it.
+    /// Ends the registration of the range at `address` when no transfer uses it. Returns False without such
+    /// a registration. Raises RuntimeError if a transfer still uses it after the timeout.
     fn unregister(&self, py: Python<'_>, address: usize) -> PyResult<bool> {
         let session = self.session()?;
         py.detach(|| {
@@ -160,8 +160,8 @@ impl PeerEngine {
         })
     }
 
-    /// Moves bytes between this process and the peer at `target`, "host:port", and then leaves it
-    /// `message`, if there is one.
+    /// Moves bytes between this process and the peer at `target`, "host:port". Then sends it `message`, if
+    /// given.
     #[pyo3(signature = (target, write, addresses, remotes, lengths, timeout, message=None))]
     #[allow(clippy::too_many_arguments, reason = "as the caller gives them")]
     fn transfer(
@@ -191,8 +191,8 @@ impl PeerEngine {
         })
     }
 
-    /// Like `transfer`, but goes on in the background; its number, which is never 0. The memory must stay
-    /// until `status` says that it has ended.
+    /// As `transfer`, but in the background. Returns its number, which is never 0. Keep the memory until
+    /// `status` says that the transfer has ended.
     #[pyo3(signature = (target, write, addresses, remotes, lengths, timeout, message=None))]
     #[allow(clippy::too_many_arguments, reason = "as the caller gives them")]
     fn submit(
@@ -302,8 +302,8 @@ impl PeerEngine {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Ends the session: peers touch nothing any more, and every other call raises RuntimeError. False when
-    /// a transfer still uses memory, which must not be freed then. Does nothing when it has ended.
+    /// Ends the session: no peer accesses memory any more, and other calls raise RuntimeError. Returns False
+    /// if a transfer still uses memory; do not free it then. A second call has no effect.
     fn close(&self, py: Python<'_>) -> bool {
         py.detach(|| self.end())
     }

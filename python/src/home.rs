@@ -1,8 +1,8 @@
 //! The process that an object belongs to.
 //!
 //! A child made by fork has none of its parent's threads, shares its sockets, and lacks its mappings of
-//! nodes' memory. What was connected in the parent is of no use there: a call would wait for ever, a
-//! view would read what is not mapped, and dropping either would speak to nodes in the parent's name.
+//! nodes' memory. So the parent's connections are of no use there. A call would wait for ever, a view
+//! would read unmapped memory, and dropping either would send messages in the parent's name.
 
 use crate::errors::Fault;
 use pyo3::Python;
@@ -39,9 +39,9 @@ impl Home {
 static LIVING: AtomicUsize = AtomicUsize::new(0);
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Kept by everything that has threads of its own. In a child made by fork such threads are not there, but
-/// the queues of locks that they waited on are: whoever takes such locks in the child may end it. So while a
-/// process has residents, its children can have none.
+/// Held by every object that has threads of its own. A child made by fork lacks these threads but has
+/// the queues of the locks that they waited on. Taking such a lock in the child may end the process. So
+/// while a process has residents, its children can have none.
 #[derive(Debug)]
 pub(crate) struct Resident(Home);
 
@@ -67,8 +67,8 @@ impl Drop for Resident {
     }
 }
 
-/// Drops a value without the interpreter's lock, as an object's end may come while it is held: what is
-/// dropped may speak to the master, wait for threads, or drain a segment.
+/// Drops a value without the interpreter's lock, which the thread may hold when the object ends. The drop
+/// may call the master, wait for threads, or drain a segment.
 pub(crate) fn drop_aside<T: Send>(value: T) {
     let mut value = Some(value);
     // Without an interpreter there is no lock, and the value goes at the end of this block.

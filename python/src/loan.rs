@@ -2,8 +2,8 @@
 //!
 //! The client's operations own their buffers until the last byte has moved, also past a deadline. A
 //! Python caller owns its memory itself and may free it as soon as the call returns. So each call lends
-//! its memory through a [`Loan`] and waits, after the operation's own end, until no transfer holds any
-//! of it: a matter of microseconds, but for a transfer that is being broken off.
+//! its memory through a [`Loan`]. After the operation's end it waits until no transfer holds any of the
+//! memory. That takes microseconds, except while a transfer is aborted.
 
 // UNSAFETY: turns the addresses that a Python caller passes into memory that transfers use. That they
 // are the caller's own is the caller's promise, as it is for every buffer address in Python; that they

@@ -1,4 +1,4 @@
-"""Registered memory that is used again and again."""
+"""Reuse of registered memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BufferPool:
 
     @property
     def total_bytes(self) -> int:
-        """What the pool's buffers are, lent or not."""
+        """The pool's buffers, lent or not."""
         with self._lock:
             return sum(self._capacities.values())
 
@@ -111,7 +111,7 @@ class BufferPool:
         self._memory.free(ptr)
 
     def release(self, buffer: PooledBuffer) -> None:
-        """Takes a buffer back. One that is back already stays so."""
+        """Takes a buffer back. A second return has no effect."""
         with self._lock:
             if buffer.ptr not in self._lent:
                 return
@@ -121,7 +121,7 @@ class BufferPool:
                 self._drop(buffer.ptr)
 
     def close(self) -> None:
-        """Frees what is not lent now, and the rest as it is given back."""
+        """Frees unused buffers now and lent buffers when they are returned."""
         with self._lock:
             self._closed = True
             for ptr in list(self._free):

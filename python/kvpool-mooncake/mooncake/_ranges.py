@@ -26,9 +26,9 @@ class RangeMethods(StoreBase):
         """Reads fragments of objects into buffers.
 
         Fragment `k` of key `j` of buffer `i` is `all_sizes[i][j][k]` bytes from `all_src_offsets[i][j][k]`
-        of the object on, and goes to `all_dst_offsets[i][j][k]` of the buffer. The answer has the same
-        shape: bytes read, or a negative code. A key whose lists do not match answers `[-600]`, and a
-        buffer whose lists do not match `[[-600]]`.
+        of the object, and goes to `all_dst_offsets[i][j][k]` of the buffer. The result has the same
+        shape: bytes read, or a negative code. If the lists of a key differ in length, its result is
+        `[-600]`; for the lists of a buffer `[[-600]]`.
         """
         shapes = (all_keys, all_dst_offsets, all_src_offsets, all_sizes)
         if not same_length(buffer_ptrs, *shapes):
@@ -57,10 +57,10 @@ class RangeMethods(StoreBase):
         ]
 
     def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
-        """Begins a get session for each key: 0, or -704 for one that is absent.
+        """Begins a get session for each key. Returns 0, or -704 for an absent key.
 
-        A key in a session is leased, and the lease is renewed, until the session ends or the store is
-        closed. A key may be in several sessions; each is ended by itself.
+        The key's lease is renewed until the session ends or the store is closed. A key may be in several
+        sessions, each with its own end.
         """
         return self._all_said("batch_get_session_start", self._native.get_session_start(keys))
 
@@ -71,9 +71,9 @@ class RangeMethods(StoreBase):
         all_sizes: Sequence[Sequence[int]],
         all_src_offsets: Sequence[Sequence[int]],
     ) -> list[int]:
-        """Reads ranges of objects, each into a buffer: the bytes read of each key, or a negative code.
+        """Reads ranges of objects, each into a buffer. Returns the bytes read of each key, or a code.
 
-        Works for keys without a session too, which are then leased for the read alone.
+        A key without a session is leased for the read alone.
         """
         shapes = (all_buffer_ptrs, all_sizes, all_src_offsets)
         if not same_length(keys, *shapes):
@@ -98,16 +98,16 @@ class RangeMethods(StoreBase):
         return self._all_said("batch_get_into_multi_buffer_ranges", totals)
 
     def batch_get_session_end(self, keys: Sequence[str]) -> list[int]:
-        """Ends the get session of each key: 0, or -704 for one that has none."""
+        """Ends the get session of each key. Returns 0, or -704 for a key without one."""
         return self._native.get_session_end(keys)
 
     def batch_put_session_start(
         self, keys: Sequence[str], sizes: Sequence[int], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """Begins a put session for each key: 0, or a code; -714 while the key has one.
+        """Begins a put session for each key. Returns 0, or a code; -714 if the key has one.
 
-        What is written is kept in this process, `sizes` bytes a key, and put when the session ends;
-        nothing of it is visible before.
+        This process keeps the written data, `sizes` bytes for each key, and puts it when the session
+        ends. Before that the key is not visible.
         """
         how = self._how(config)
         if how is None:
@@ -121,21 +121,19 @@ class RangeMethods(StoreBase):
         all_sizes: Sequence[Sequence[int]],
         all_dst_offsets: Sequence[Sequence[int]],
     ) -> list[int]:
-        """Writes ranges of objects whose put sessions are open: the bytes written of each key, or a code.
+        """Writes ranges of objects with open put sessions. Returns the bytes written of each key, or a code.
 
-        -704 for a key without a session; -600 for a range outside the object, of which nothing is
-        written then.
+        -704: the key has no session. -600: a range is outside the object; nothing is written.
         """
         return self._native.put_session_write(keys, all_buffer_ptrs, all_sizes, all_dst_offsets)
 
     def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
-        """Puts what the sessions wrote, and ends them: 0, or a code.
+        """Puts the data of the sessions and ends them. Returns 0, or a code.
 
-        -704 for a key without a session; -700 for one that was not written from end to end, which is
-        given up.
+        -704: the key has no session. -700: the object was not written completely; it is dropped.
         """
         return self._all_said("batch_put_session_end", self._native.put_session_end(keys))
 
     def batch_put_session_revoke(self, keys: Sequence[str]) -> list[int]:
-        """Gives put sessions up: 0, or -704 for a key without one."""
+        """Drops put sessions. Returns 0, or -704 for a key without one."""
         return self._native.put_session_revoke(keys)

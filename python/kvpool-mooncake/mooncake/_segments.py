@@ -1,4 +1,4 @@
-"""Segments that a store contributes while it runs, and what kvpool does not do with replicas."""
+"""Segments that a store contributes while it runs, and the replica tasks that kvpool lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mooncake._settings import (
 
 
 class Mounted(TypedDict):
-    """What became of a mount: a code, the names of the segments, and their size in bytes."""
+    """The outcome of a mount: a code, the names of the segments, and their size in bytes."""
 
     ret: int
     segment_ids: list[str]
@@ -38,7 +38,7 @@ class SegmentMethods(StoreBase):
     ) -> Mounted:
         """Contributes another segment of `size` bytes, rounded up to pages.
 
-        `protocol` and `location` mean nothing here: bytes go the best way there is.
+        `protocol` and `location` have no effect: each client takes the best transport.
         """
         refused: Mounted = {"ret": _codes.PARAMETERS, "segment_ids": [], "allocated_size": 0}
         settings = self._settings
@@ -76,10 +76,9 @@ class SegmentMethods(StoreBase):
         return code
 
     def unmount_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
-        """Takes segments out of the pool, with the objects in them: 0, or -101 for one that is not there.
+        """Removes segments and their objects from the pool. Returns 0, or -101 for an unknown segment.
 
-        Reads under way may end; two seconds is the longest they are waited for, so the grace period
-        changes nothing.
+        The call waits at most two seconds for reads in progress; the grace period has no effect.
         """
         if isinstance(segment_ids, str):
             raise TypeError("segment_ids must be a list of str, not str")
@@ -93,20 +92,20 @@ class SegmentMethods(StoreBase):
     def mount_segment(
         self, path: str, size: int, offset: int = 0, protocol: str = "tcp", location: str = ""
     ) -> Mounted:
-        """Not done here: raises NotImplementedError."""
+        """Not supported: raises NotImplementedError."""
         raise NotImplementedError(
             "mount_segment: kvpool's segments are memory that it makes itself, so that it can tell who has "
             "it mapped; use allocate_and_mount_segment"
         )
 
     def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[uuid.UUID, int]:
-        """Not done here: raises NotImplementedError."""
+        """Not supported: raises NotImplementedError."""
         raise NotImplementedError(
             "create_copy_task: kvpool makes replicas when a block is put (ReplicateConfig.replica_num)"
         )
 
     def create_move_task(self, key: str, source: str, target: str) -> tuple[uuid.UUID, int]:
-        """Not done here: raises NotImplementedError."""
+        """Not supported: raises NotImplementedError."""
         raise NotImplementedError("create_move_task: kvpool does not move blocks between nodes")
 
     def query_task(self, task_id: uuid.UUID) -> tuple[None, int]:

@@ -1,4 +1,4 @@
-"""What `setup` is told, in every spelling that callers use, and what it means to kvpool."""
+"""The settings of `setup`, in every form that callers use, and their meaning in kvpool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST_NAME: Final = 64
 
 
 class BadSetting(ValueError):
-    """A setting that cannot be used. The text says which and why."""
+    """An invalid setting. The text names the setting and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)

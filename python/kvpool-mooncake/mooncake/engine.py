@@ -55,10 +55,10 @@ _kept: list[mmap.mmap] = []
 
 
 class TransferEngine:
-    """One session: registered memory of this process, and transfers from and to that of peers.
+    """One session: registered memory of this process, and transfers from and to peers' memory.
 
-    Calls may come from any thread, and no call lasts longer than its deadline. Wrong types raise TypeError;
-    everything else that goes wrong is logged and gives the documented code.
+    Any thread may call, and no call lasts longer than its deadline. A wrong type raises TypeError. Every
+    other failure is logged and returns the documented code.
     """
 
     def __init__(self) -> None:
@@ -73,12 +73,12 @@ class TransferEngine:
     def initialize(
         self, local_hostname: str, metadata_server: str, protocol: str, device_name: str | None
     ) -> int:
-        """Starts the session; 0, or -1 when it cannot serve or runs already.
+        """Starts the session. Returns 0, or -1 if it cannot listen or runs already.
 
         `local_hostname` is "host" or "host:port", as peers reach it; the port is used if it is free.
-        `metadata_server` is "P2PHANDSHAKE". Any other is accepted and not asked: peers are reached at
-        their names, so these must be "host:port". `protocol` is "rdma" or "tcp"; any other is taken for
-        "tcp", with a warning. Devices that are not there are no failure: bytes go over TCP then.
+        `metadata_server` is "P2PHANDSHAKE"; any other value is ignored. Peers' names must be "host:port".
+        `protocol` is "rdma" or "tcp"; any other value means "tcp", with a warning. If devices are
+        missing, bytes go over TCP.
         """
         for what, value in (
             ("local_hostname", local_hostname),
@@ -133,7 +133,7 @@ class TransferEngine:
         device_name: str | None,
         metadata_type: str,
     ) -> int:
-        """Like `initialize`; `metadata_type` tells of a server that is not asked."""
+        """As `initialize`; `metadata_type` has no effect."""
         if not isinstance(metadata_type, str):
             raise TypeError(f"metadata_type must be a str, not {type(metadata_type).__name__}")
         return self.initialize(local_hostname, metadata_server, protocol, device_name)
@@ -149,7 +149,7 @@ class TransferEngine:
             return _failed("get_rpc_port", error)
 
     def get_session_id(self) -> str:
-        """What peers call this session: "host:port"; "" before `initialize`."""
+        """The session's name for peers, "host:port"; "" before `initialize`."""
         port = self.get_rpc_port()
         if port < 0:
             return ""
@@ -177,7 +177,7 @@ class TransferEngine:
         return json.dumps({"cpu:0": [[name for name in devices if not wanted or name in wanted], []]})
 
     def get_transport(self, target_hostname: str) -> str:
-        """How bytes go between here and a peer: "rdma" or "tcp"; "" when it is not reached within 3 s."""
+        """The transport to a peer: "rdma" or "tcp"; "" if the peer is not reached within 3 s."""
         _args.check_str("target_hostname", target_hostname)
         native = self._native
         if native is None:
@@ -192,7 +192,7 @@ class TransferEngine:
         return kind
 
     def _log_news(self, native: PeerEngine) -> None:
-        """Logs how peers have come to be reached, each once and again when that changes."""
+        """Logs the transport of each peer, once and after each change."""
         with contextlib.suppress(RuntimeError):
             for target, (kind, why) in native.news():
                 if why is None or self._is_tcp:
@@ -201,7 +201,7 @@ class TransferEngine:
                     _log.warning("peer %s: bytes go over %s: %s", target, kind.upper(), why)
 
     def close(self) -> None:
-        """Ends the session: peers touch nothing any more, and every later call fails."""
+        """Ends the session: no peer accesses memory any more, and every later call fails."""
         with self._lock:
             native, self._native = self._native, None
             managed, self._managed = self._managed, {}
@@ -259,7 +259,7 @@ class TransferEngine:
         capacities: Sequence[int],
         locations: Sequence[str] | str = "*",
     ) -> int:
-        """Registers several ranges, or none of them: 0 or -1."""
+        """Registers several ranges, all or none. Returns 0 or -1."""
         addresses, lengths = list(buffer_addrs), list(capacities)
         if len(addresses) != len(lengths):
             return _failed("batch_register_memory", f"{len(addresses)} addresses, {len(lengths)} lengths")
@@ -271,12 +271,12 @@ class TransferEngine:
         return _OK
 
     def batch_unregister_memory(self, buffer_addrs: Sequence[int]) -> int:
-        """Ends several registrations: 0, or -1 when one of them could not be ended."""
+        """Ends several registrations. Returns 0, or -1 if one of them failed."""
         results = [self.unregister_memory(address) for address in buffer_addrs]
         return _OK if all(result == _OK for result in results) else _FAILED
 
     def allocate_managed_buffer(self, length: int) -> int:
-        """The address of `length` new bytes, zeroed and registered; 0 when they cannot be had."""
+        """The address of `length` new bytes, zeroed and registered; 0 on failure."""
         _args.check_int("length", length)
         if self._native is None or not 0 < length < _args.LARGEST:
             _failed("allocate_managed_buffer", f"{length} bytes, or the engine is not initialized")
@@ -295,7 +295,7 @@ class TransferEngine:
         return address
 
     def free_managed_buffer(self, buffer_addr: int, length: int) -> int:
-        """Frees what `allocate_managed_buffer` gave: 0, or -1 when it did not give that."""
+        """Frees memory of `allocate_managed_buffer`. Returns 0, or -1 for any other address."""
         _args.check_int("buffer_addr", buffer_addr)
         _args.check_int("length", length)
         with self._lock:
@@ -331,7 +331,7 @@ class TransferEngine:
         return _OK
 
     def read_bytes_from_buffer(self, source_address: int, length: int) -> bytes:
-        """`length` bytes from an address in this process. Raises ValueError when that is not memory."""
+        """`length` bytes from an address in this process. Raises ValueError for an invalid address."""
         _args.check_int("source_address", source_address)
         _args.check_int("length", length)
         native = self._native
@@ -340,7 +340,7 @@ class TransferEngine:
         return native.read_bytes(_args.address(source_address), _args.length(length))
 
     def get_first_buffer_address(self, segment_name: str) -> int:
-        """The address of the memory that a peer registered first; 0 when it has none or is not there."""
+        """The address of the memory that a peer registered first; 0 without one or without the peer."""
         _args.check_str("segment_name", segment_name)
         native = self._native
         if native is None:
@@ -357,13 +357,13 @@ class TransferEngine:
     def transfer_sync_write(
         self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int
     ) -> int:
-        """Writes `length` bytes at `buffer` to the peer's `peer_buffer_address`: 0, or -1."""
+        """Writes `length` bytes at `buffer` to the peer's `peer_buffer_address`. Returns 0 or -1."""
         return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Write)
 
     def transfer_sync_read(
         self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int
     ) -> int:
-        """Reads `length` bytes from the peer's `peer_buffer_address` to `buffer`: 0, or -1."""
+        """Reads `length` bytes from the peer's `peer_buffer_address` to `buffer`. Returns 0 or -1."""
         return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Read)
 
     def transfer_sync(
@@ -375,7 +375,7 @@ class TransferEngine:
         opcode: TransferOpcode,
         notify: TransferNotify | None = None,
     ) -> int:
-        """Reads or writes; then leaves `notify` with the peer, if it is given: 0, or -1."""
+        """Reads or writes, then sends `notify` to the peer, if given. Returns 0 or -1."""
         return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify)
 
     def batch_transfer_sync_write(
@@ -385,7 +385,7 @@ class TransferEngine:
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
     ) -> int:
-        """Writes several ranges; those that follow on each other at the peer go together: 0, or -1."""
+        """Writes several ranges; ranges adjacent at the peer are joined. Returns 0 or -1."""
         return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
 
     def batch_transfer_sync_read(
@@ -395,7 +395,7 @@ class TransferEngine:
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
     ) -> int:
-        """Reads several ranges: 0, or -1."""
+        """Reads several ranges. Returns 0 or -1."""
         return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
 
     def batch_transfer_sync(
@@ -407,7 +407,7 @@ class TransferEngine:
         opcode: TransferOpcode,
         notify: TransferNotify | None = None,
     ) -> int:
-        """Reads or writes several ranges; then leaves `notify` with the peer, if it is given: 0, or -1."""
+        """Reads or writes several ranges, then sends `notify` to the peer, if given. Returns 0 or -1."""
         return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify)
 
     # Transfers that go on in the background
@@ -415,7 +415,7 @@ class TransferEngine:
     def transfer_submit_write(
         self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int
     ) -> int:
-        """Begins a write; its number for `transfer_check_status`, or -1. The memory must stay until then."""
+        """Begins a write. Returns its number for `transfer_check_status`, or -1. Keep the memory until it ends."""
         return (
             self._submit(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Write)
             or _FAILED
@@ -428,7 +428,7 @@ class TransferEngine:
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
     ) -> int:
-        """Begins several writes; their number, or 0. The memory must stay until they have ended."""
+        """Begins several writes. Returns the batch's number, or 0. Keep the memory until they end."""
         return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
 
     def batch_transfer_async_read(
@@ -438,7 +438,7 @@ class TransferEngine:
         peer_buffer_addresses: Sequence[int],
         lengths: Sequence[int],
     ) -> int:
-        """Begins several reads; their number, or 0. The memory must stay until they have ended."""
+        """Begins several reads. Returns the batch's number, or 0. Keep the memory until they end."""
         return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
 
     def batch_transfer_async(
@@ -450,11 +450,11 @@ class TransferEngine:
         opcode: TransferOpcode,
         notify: TransferNotify | None = None,
     ) -> int:
-        """Begins several reads or writes; their number, or 0."""
+        """Begins several reads or writes. Returns the batch's number, or 0."""
         return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify)
 
     def transfer_check_status(self, batch_id: int) -> int:
-        """How a begun transfer stands: 1 done, 0 pending, -1 failed or unknown, -2 timed out."""
+        """The state of a transfer: 1 done, 0 pending, -1 failed or unknown, -2 timed out."""
         _args.check_int("batch_id", batch_id)
         native = self._native
         if native is None or not 0 < batch_id < _args.LARGEST:
@@ -468,7 +468,7 @@ class TransferEngine:
         return _FAILED if status is None else status
 
     def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
-        """Waits until all these transfers have ended: 0 when all are done, else -1."""
+        """Waits until all these transfers have ended. Returns 0 if all succeeded, else -1."""
         ids = list(batch_ids)
         for batch_id in ids:
             _args.check_int("batch_ids", batch_id)
@@ -493,7 +493,7 @@ class TransferEngine:
     # What peers say
 
     def get_notifies(self) -> list[TransferNotify]:
-        """Takes the messages that peers have left since the last call, oldest first."""
+        """Takes the messages from peers since the last call, oldest first."""
         native = self._native
         if native is None:
             return []
@@ -505,7 +505,7 @@ class TransferEngine:
         return [notify for message in messages if (notify := _args.decoded(message)) is not None]
 
     def send_probe(self, target_hostname: str) -> int:
-        """Whether a peer answers: 0, or -1 after 3 s at most."""
+        """Returns 0 if a peer answers, or -1 after 3 s at most."""
         _args.check_str("target_hostname", target_hostname)
         native = self._native
         if native is None:

@@ -82,7 +82,7 @@ _REQUIRED = (
 
 
 class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
-    """A client of the pool, and a part of it when it contributes a segment. Threads may share one."""
+    """A client of the pool; with a segment also a store node. Threads may share it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,18 +113,18 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
     ) -> int:
         """Connects to the pool, and contributes a segment of `global_segment_size` bytes to it.
 
-        Either one dict with these names as keys, all of them optional, or the first seven parameters
-        and any of the others. `master_server_address` and `device_name` are other spellings of
-        `master_server_addr` and `rdma_devices`. Sizes are numbers of bytes or text ("16MB", "4 GB").
+        Pass one dict with these names as keys, all optional, or the first seven parameters and any of
+        the others. `master_server_address` and `device_name` are aliases of `master_server_addr` and
+        `rdma_devices`. Sizes are numbers of bytes or text ("16MB", "4 GB"; units are powers of 1024).
         The master's address is `host:port`, `http://host:port`, or `etcd://host;host[/cluster]`.
-        `tenant_id` names the namespace that all keys belong to.
+        `tenant_id` is the namespace of all keys.
 
-        Accepted and without a meaning here: `metadata_server`, `local_buffer_size`, `protocol` (the
-        best way there is is taken: shared memory, RDMA, TCP), `engine`, `enable_ssd_offload`,
-        `ssd_offload_path`, `enable_client_http_server`, `client_http_port`.
+        Accepted without effect: `metadata_server`, `local_buffer_size`, `engine`, `enable_ssd_offload`,
+        `ssd_offload_path`, `enable_client_http_server`, `client_http_port`. `protocol` only enables
+        `rdma_devices`: a store takes shared memory, RDMA or TCP, the first that reaches a node.
 
-        Returns 0; -600 for a bad value or a store that is set up; -900 or -901 when no master answers
-        within five seconds (`connect_timeout_ms`), which the log says.
+        Returns 0, or a code; the log has the reason. -600: a bad value, or the store is already set up.
+        -900 or -901: no master answered within `connect_timeout_ms` (5000).
         """
         if isinstance(local_hostname, Mapping):
             config = local_hostname
@@ -208,9 +208,8 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
     def setup_dummy(self, mem_pool_size: int | str, local_buffer_size: int | str, server_address: str) -> int:
         """Connects to the pool that a `mooncake_client` of this host belongs to.
 
-        `server_address` is that client's, `host:port`; one that none has said it has is taken for a
-        master's. The memory pool is what `alloc_from_mem_pool` takes from, at most `mem_pool_size` bytes
-        in all; it is made as it is taken.
+        `server_address` is that client's `host:port`. If no client has announced this address, it is used
+        as a master's address. `alloc_from_mem_pool` allocates at most `mem_pool_size` bytes in all.
         """
         if not isinstance(server_address, str):
             raise TypeError(f"server_address must be a str, not {type(server_address).__name__}")
@@ -234,16 +233,16 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         return code
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int | str = 16 << 20) -> int:
-        """`setup` with a master on this host at its usual port."""
+        """`setup` with a master on this host at the default port."""
         return self._set_up(
             {"protocol": protocol, "rdma_devices": device_name, "global_segment_size": mount_segment_size}
         )
 
     def close(self) -> int:
-        """Takes the segment out of the pool, with what it holds, and ends the connection: 0.
+        """Removes the segment and its objects from the pool and closes the connection. Returns 0.
 
-        Calls that other threads are in go on to their end; those that use registered memory are waited
-        for, 10 s at most. The store can be set up again.
+        Calls of other threads continue to their end. `close` waits at most 10 s for calls that use
+        registered memory. The store can be set up again.
         """
         code, used = self._native.close()
         for ptr in used:
@@ -257,26 +256,25 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         return self._native.health()
 
     def get_hostname(self) -> str:
-        """What the store is called, `host:port`; empty while it is not set up.
+        """The store's name, `host:port`; empty while it is not set up.
 
-        Given as `ReplicateConfig.preferred_segment` it prefers the segment that this store contributes.
+        As `ReplicateConfig.preferred_segment` it selects the segment of this store.
         """
         return self._place.hostname if self._place else ""
 
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Registers memory that objects are put from and got into again and again: 0, or -600.
+        """Registers memory for repeated puts and gets. Returns 0, or -600.
 
-        It must be there until it is unregistered or the store is closed. Memory need not be registered
-        to be used.
+        Keep the memory until it is unregistered or the store is closed. Registering is optional.
         """
         return self._said("register_buffer", self._native.register(buffer_ptr, size))
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
-        """Ends a registration, once no transfer uses the memory: 0, or -600 where nothing is registered."""
+        """Ends a registration when no transfer uses the memory. Returns 0, or -600 for an unknown address."""
         return self._native.unregister(buffer_ptr)
 
     def alloc_from_mem_pool(self, size: int) -> int:
-        """The address of `size` new bytes, registered, good until the store is closed; 0 on failure."""
+        """The address of `size` new registered bytes, valid until the store is closed; 0 on failure."""
         if not isinstance(size, int):
             raise TypeError(f"size must be an int, not {type(size).__name__}")
         if not self._native.is_set_up():
@@ -294,35 +292,35 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         return address
 
     def put(self, key: str, value: Buffer, config: ReplicateConfig | None = None) -> int:
-        """Puts bytes: 0, also when the key is there already and keeps its bytes; or a code.
+        """Puts bytes. Returns 0, also if the key was present and keeps its bytes, or a code.
 
-        -200 when there was no room and none came free within the put's time.
+        -200: no room came free within the put's timeout.
         """
         return self._one(self._put_values("put", [key], [(value,)], config, False))
 
     def put_parts(self, key: str, *parts: Buffer, config: ReplicateConfig | None = None) -> int:
-        """Puts several pieces of bytes, one after the other, as one object."""
+        """Puts several pieces of bytes, in order, as one object."""
         return self._one(self._put_values("put_parts", [key], [parts], config, False))
 
     def put_batch(
         self, keys: Sequence[str], values: Sequence[Buffer], config: ReplicateConfig | None = None
     ) -> int:
-        """Puts several objects: 0, or the first code that is not."""
+        """Puts several objects. Returns 0, or the first code that is not 0."""
         parts = [(value,) for value in values]
         return self._first(self._put_values("put_batch", keys, parts, config, False))
 
     def upsert(self, key: str, value: Buffer, config: ReplicateConfig | None = None) -> int:
-        """Puts bytes in place of what the key has, whole or not at all."""
+        """Puts bytes and replaces the key's object, completely or not at all."""
         return self._one(self._put_values("upsert", [key], [(value,)], config, True))
 
     def upsert_parts(self, key: str, *parts: Buffer, config: ReplicateConfig | None = None) -> int:
-        """`put_parts` in place of what the key has."""
+        """`put_parts` that replaces the key's object."""
         return self._one(self._put_values("upsert_parts", [key], [parts], config, True))
 
     def upsert_batch(
         self, keys: Sequence[str], values: Sequence[Buffer], config: ReplicateConfig | None = None
     ) -> int:
-        """`put_batch` in place of what the keys have."""
+        """`put_batch` that replaces the keys' objects."""
         parts = [(value,) for value in values]
         return self._first(self._put_values("upsert_batch", keys, parts, config, True))
 
@@ -348,7 +346,7 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         return self._one(self.batch_put_from([key], [buffer_ptr], [size], config))
 
     def upsert_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
-        """`put_from` in place of what the key has."""
+        """`put_from` that replaces the key's object."""
         return self._one(self.batch_upsert_from([key], [buffer_ptr], [size], config))
 
     def batch_put_from(
@@ -358,7 +356,7 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         sizes: Sequence[int],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """Puts memory, a range a key: one code a key."""
+        """Puts one range of memory for each key. Returns one code for each key."""
         how = self._how(config)
         if how is None:
             return self._refused(keys)
@@ -371,7 +369,7 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         sizes: Sequence[int],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """`batch_put_from` in place of what the keys have."""
+        """`batch_put_from` that replaces the keys' objects."""
         how = self._how(config)
         if how is None:
             return self._refused(keys)
@@ -384,7 +382,7 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         all_sizes: Sequence[Sequence[int]],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """Puts memory, several ranges a key, one after the other in the object: one code a key."""
+        """Puts several ranges of memory for each key, in order. Returns one code for each key."""
         how = self._how(config)
         if how is None:
             return self._refused(keys)
@@ -405,32 +403,33 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         return self._one(self.batch_put_from_multi_buffers([key], pointers, sizes, config))
 
     def get(self, key: str) -> bytes:
-        """The bytes of a key; empty when there are none."""
+        """The bytes of a key; empty for a miss or an error."""
         return self._native.get_values([key])[0]
 
     def get_batch(self, keys: Sequence[str]) -> list[bytes]:
-        """The bytes of each key; empty where there are none."""
+        """The bytes of each key; empty for a miss or an error."""
         return self._native.get_values(keys)
 
     def get_buffer(self, key: str) -> BufferHandle | None:
-        """The bytes of a key, read-only: in place where they lie on this host, else a copy.
+        """The bytes of a key, read-only: in place if a node on this host has them, else a copy.
 
-        What is read in place is kept for as long as the handle, or a memoryview of it, lives.
+        An object in place stays while the handle, or a memoryview of it, lives. `None` for a miss or an
+        error.
         """
         return self._native.get_handle(key)
 
     def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
-        """Copies of the bytes of each key, moved together; `None` where there are none."""
+        """Copies of the bytes of each key; `None` for a miss or an error."""
         return self._native.get_handles(keys)
 
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
-        """Reads an object into memory: its length, or a code; -600 when the memory is too small."""
+        """Reads an object into memory. Returns its length, or a code; -600 if the memory is too small."""
         return self._one(self.batch_get_into([key], [buffer_ptr], [size]))
 
     def batch_get_into(
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]
     ) -> list[int]:
-        """`get_into` for several keys: lengths or codes."""
+        """`get_into` for several keys. Returns lengths or codes."""
         return self._all_said("batch_get_into", self._native.get_into(keys, buffer_ptrs, sizes))
 
     def batch_get_into_multi_buffers(
@@ -440,7 +439,7 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         all_sizes: Sequence[Sequence[int]],
         prefer_alloc_in_same_node: bool = False,
     ) -> list[int]:
-        """Reads objects, each into several ranges of memory, one after the other: lengths or codes."""
+        """Reads each object into several ranges of memory, in order. Returns lengths or codes."""
         answers = self._native.get_into_many(keys, all_buffer_ptrs, all_sizes)
         return self._all_said("batch_get_into_multi_buffers", answers)
 
@@ -449,7 +448,7 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         return self._native.size(key)
 
     def is_exist(self, key: str) -> int:
-        """1 when the key is there, 0 when it is not, or a code. What is there is leased for a while."""
+        """1 if the key is present, 0 if it is absent, or a code. A present key is leased."""
         return self._one(self._native.exist([key]))
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
@@ -457,7 +456,7 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         return self._native.exist(keys)
 
     def remove(self, key: str, force: bool = False) -> int:
-        """Removes an object: 0; -704 when it is absent; -706 while it is leased or pinned, unless forced."""
+        """Removes an object. Returns 0; -704 if it is absent; -706 if it is leased or pinned, unless forced."""
         return self._one(self._native.remove([key], force))
 
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
@@ -465,17 +464,17 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         return self._native.remove(keys, force)
 
     def remove_by_regex(self, pattern: str, force: bool = False) -> int:
-        """Removes the objects of this tenant whose keys match: how many, or a code."""
+        """Removes this tenant's objects whose keys match a pattern. Returns their number, or a code."""
         return self._said("remove_by_regex", self._native.remove_pattern(pattern, force))
 
     def remove_all(self, force: bool = False) -> int:
-        """Removes all objects of this tenant that are not leased or pinned, or all if forced: how many."""
+        """Removes this tenant's objects, leased and pinned ones only if forced. Returns their number."""
         return self._said("remove_all", self._native.remove_namespace(force))
 
     def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
-        """Removes objects, unless they are leased or pinned, and says which are gone.
+        """Removes objects that are neither leased nor pinned. Returns the removed keys.
 
-        With a segment, those whose only replica is there; kvpool does not give up single replicas.
+        With a segment: only objects whose only replica is there. Single replicas are not removed.
         """
         keys = list(keys)
         if segment_name:
@@ -485,11 +484,11 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         return [key for key, code in zip(keys, self._native.remove(keys, False)) if code == _codes.OK]
 
     def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
-        """Where the replicas of an object are; nothing when it is absent."""
+        """The replicas of an object; empty if it is absent."""
         return self.batch_get_replica_desc([key]).get(key, [])
 
     def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
-        """Where the replicas of objects are, by key. Keys that are absent are left out. Leases nothing."""
+        """The replicas of objects, by key, without absent keys. Leases nothing."""
         keys = list(keys)
         code, described = self._native.describe(keys)
         self._said("batch_get_replica_desc", code)
@@ -505,4 +504,4 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
 
 
 class MooncakeDistributedStoreAsync(AsyncForms, MooncakeDistributedStore):
-    """A store with an `async_NAME` for every method NAME, to be awaited."""
+    """A store with an awaitable `async_NAME` for every method NAME."""

@@ -1,7 +1,7 @@
 //! Whether an address that a caller names is memory of this process at all.
 //!
-//! Memory is summed as it is sent, by this process and not by the kernel, so an address that nobody has
-//! mapped would end the process. What is registered is asked about once.
+//! This process computes checksums as it sends, so an unmapped address would end the process.
+//! Registered memory is checked once, other memory at each transfer.
 
 use std::io;
 

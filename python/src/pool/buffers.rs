@@ -149,8 +149,8 @@ pub(crate) fn name(
     Ok(range.map(|range| range.map(|range| Named { range, taken: None })))
 }
 
-/// Whether the bytes are references to Python objects, which must never be overwritten: an array of
-/// them gives its memory out as bytes without a word.
+/// Whether the bytes are references to Python objects, which must never be overwritten. A numpy array of
+/// objects exports its memory as bytes without an error.
 fn holds_objects(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = object.py();
     if let Ok(view) = object.cast::<PyMemoryView>() {

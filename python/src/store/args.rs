@@ -107,8 +107,8 @@ impl Keys {
     }
 }
 
-/// How to put, as Python passes it: replicas, the preferred node, whether to prefer this host, the time
-/// of a soft pin in milliseconds, and whether it is pinned hard.
+/// The options of a put, as Python passes them: replicas, preferred node, whether to prefer this host,
+/// soft pin in milliseconds, hard pin.
 pub(super) type How = (u32, Option<String>, bool, Option<u64>, bool);
 
 /// The options that it stands for.

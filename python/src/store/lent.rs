@@ -48,8 +48,8 @@ impl<'m> Lent<'m> {
         unsafe { self.pool.memory.lend(&self.loan, address, length) }
     }
 
-    /// Ranges one after the other, of this host's memory or all of one GPU's; `None` when the lists do not
-    /// match or one cannot be memory. Empty ranges are left out.
+    /// Ranges in order, of host memory or all of one GPU's memory. `None` if the lists differ in length or a
+    /// range is invalid. Empty ranges are left out.
     pub(super) fn ranges(&self, addresses: &[Number], lengths: &[Number]) -> Option<Buffers> {
         if addresses.len() != lengths.len() {
             return None;

@@ -13,8 +13,8 @@ use kvpool_transport::Slice;
 use kvpool_types::{Key, Length};
 use std::ops::Deref;
 
-/// What a store holds while it is set up. In a child made by fork it must not be used, and is never
-/// taken apart: its threads are not there, and it would speak in its parent's name.
+/// The state of a store that is set up. A child made by fork must not use it and never drops it: it lacks
+/// the threads, and messages would go out in the parent's name.
 pub(super) struct Pool {
     parts: Option<Box<Parts>>,
     home: Home,

@@ -204,9 +204,9 @@ impl ObjectStore {
         self.last_error.lock().clone()
     }
 
-    /// Ends the sessions, takes the segments out of the pool, and lets the connection go. Calls that
-    /// other threads are in go on to their end, and those that use registered memory are waited for: a
-    /// code, and where memory begins that a transfer uses even so, which must not be freed.
+    /// Ends the sessions, removes the segments from the pool, and closes the connection. Calls of other
+    /// threads continue to their end, and `close` waits for calls that use registered memory. Returns a code
+    /// and the addresses of memory that a transfer still uses, which must not be freed.
     fn close(&self, py: Python<'_>) -> PyResult<(i64, Vec<usize>)> {
         if self.pool()?.is_none() {
             return Ok((codes::OK, Vec::new()));

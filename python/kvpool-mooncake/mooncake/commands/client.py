@@ -1,6 +1,6 @@
 """mooncake_client: kvstore-node, started with the original's flags.
 
-It becomes kvstore-node. What follows `--` goes to kvstore-node as it is, for instance
+The process becomes kvstore-node by exec. Arguments after `--` go to kvstore-node unchanged, for example
 `-- --shm-path=/run/kvpool.sock`.
 """
 
