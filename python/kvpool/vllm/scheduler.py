@@ -107,8 +107,8 @@ class Planner:
         blocks: Sequence[Sequence[int]],
         load_tokens: int,
     ) -> None:
-        """The engine has made room for the request and wants so many tokens loaded, after the tokens that
-        it had at the lookup; 0 for none."""
+        """The engine has made room for the request and wants so many more tokens loaded than it had at
+        the lookup; 0 for none."""
         found = self._found.pop(request, None)
         if found is None or load_tokens == 0:
             if request not in self._loading:
