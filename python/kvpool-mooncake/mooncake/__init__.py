@@ -1,1 +1,1 @@
-"""The modules that deployments of Mooncake Store import, over kvpool."""
+"""The modules of Mooncake Store, implemented over kvpool."""

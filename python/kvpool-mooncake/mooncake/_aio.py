@@ -1,4 +1,4 @@
-"""The asyncio forms: `async_NAME` for every method NAME."""
+"""The asyncio variants: `async_NAME` for every method NAME."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class AsyncForms:
-    """Gives each method of the class that it is mixed into a form to be awaited.
+    """Mixin that gives each method of a class an awaitable variant.
 
-    The method runs in a thread of asyncio's own pool and lets others run meanwhile; its deadline bounds
-    it. A form that is cancelled ends in its thread, which uses the buffers that were passed until then.
+    The method runs in a thread of asyncio's pool, until its deadline at most. After a cancellation the
+    thread continues to the method's end and uses the buffers until then.
     """
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:

@@ -1,4 +1,4 @@
-"""What the parts of `MooncakeDistributedStore` share."""
+"""The common base of the parts of `MooncakeDistributedStore`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StoreBase:
         return how_to_put(config, node_name)
 
     def _said(self, what: str, code: int) -> int:
-        """The code; a failure is said in the log, with its reason."""
+        """Returns the code; logs a failure with its reason."""
         if code < 0:
             log.debug("%s: %d: %s", what, code, self._native.last_error())
         return code
@@ -39,7 +39,7 @@ class StoreBase:
 
     @staticmethod
     def _one(answers: list[int]) -> int:
-        """The answer to a batch of one."""
+        """The result of a batch of one."""
         return answers[0] if answers else _codes.PARAMETERS
 
     @staticmethod

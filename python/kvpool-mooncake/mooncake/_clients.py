@@ -1,8 +1,7 @@
-"""How `setup_dummy` finds the pool that a `mooncake_client` of this host belongs to.
+"""How `setup_dummy` finds the pool of a `mooncake_client` on this host.
 
-A caller of `setup_dummy` knows the port of a client on its host and nothing else. So whoever starts
-such a client writes the masters' addresses to a file named for the port, in a directory of the user's
-own.
+A caller of `setup_dummy` knows only the port of a client on its host. So the command that starts the
+client writes the masters' addresses to a file named for the port, in a directory of the user.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ def _file(port: int) -> Path:
 
 @dataclass(frozen=True)
 class AnnouncedClient:
-    """What a client of this host says of itself."""
+    """The announcement of a client on this host."""
 
     masters: str
-    """The masters that it belongs to, with commas."""
+    """The addresses of its masters, separated by commas."""
     tenant: str
-    """The namespace of the stores that join by it."""
+    """The namespace of the stores that join through it."""
 
 
 def announce_client(
     port: int, masters: Sequence[str], process: int | None = None, tenant: str = "default"
 ) -> Path:
-    """Says that the client on `port`, run by `process` (this one unless said), belongs to `masters`.
+    """Announces that the client on `port`, in process `process` (default: this one), uses `masters`.
 
-    Returns the file, which is to be removed when the client ends.
+    Returns the file; remove it when the client ends.
     """
     file = _file(port)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,7 +50,7 @@ def announce_client(
 
 
 def announced_client(port: int) -> AnnouncedClient | None:
-    """What the client on `port` said of itself; `None` when no living one did."""
+    """The announcement of the client on `port`; `None` without a living one."""
     file = _file(port)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         # Another user's directory under the same name is none to believe.

@@ -1,4 +1,4 @@
-"""The numbers that callers know outcomes by."""
+"""The numeric codes of outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of `mooncake.engine`: their types, and what they may be."""
+"""The arguments of `mooncake.engine`: their types and ranges."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ LARGEST = 1 << 63
 
 
 class TransferOpcode(enum.IntEnum):
-    """Which way a transfer goes."""
+    """The direction of a transfer."""
 
     Read = 0
-    """From the peer's memory into this process's."""
+    """From the peer's memory into this process's memory."""
     Write = 1
-    """From this process's memory into the peer's."""
+    """From this process's memory into the peer's memory."""
 
 
 @dataclass(frozen=True)
 class TransferNotify:
-    """A message that is left with the peer after a transfer."""
+    """A message to the peer after a transfer."""
 
     name: str
     msg: str
 
 
 def check_int(what: str, value: object) -> None:
-    """Raises TypeError unless it is an int. What numpy and torch call integers are taken too."""
+    """Raises TypeError unless the value is an int or an integer of numpy or torch."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{what} must be an int, not {type(value).__name__}")
 
 
 def check_str(what: str, value: object) -> None:
-    """Raises TypeError unless it is a str."""
+    """Raises TypeError unless the value is a str."""
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, not {type(value).__name__}")
 
 
 def address(value: int) -> int:
-    """An address. Raises ValueError for what cannot be one."""
+    """An address. Raises ValueError for an invalid one."""
     if not 0 <= value < LARGEST:
         raise ValueError(f"{value} is no address")
     return value
 
 
 def length(value: int) -> int:
-    """A length in bytes. Raises ValueError for what cannot be one."""
+    """A length in bytes. Raises ValueError for an invalid one."""
     if not 0 <= value < LARGEST:
         raise ValueError(f"{value} is no length")
     return value
@@ -62,7 +62,7 @@ def length(value: int) -> int:
 def ranges(
     target: str, buffers: Sequence[int], peer_addresses: Sequence[int], lengths: Sequence[int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Lists of what a transfer names. Raises TypeError for what is not of the right types."""
+    """The lists of a transfer. Raises TypeError for a wrong type."""
     check_str("target_hostname", target)
     ranges = list(buffers), list(peer_addresses), list(lengths)
     names = "buffers", "peer_buffer_addresses", "lengths"
@@ -73,7 +73,7 @@ def ranges(
 
 
 def check_values(*ranges: list[int]) -> None:
-    """Raises ValueError for what is neither an address nor a length."""
+    """Raises ValueError for an invalid address or length."""
     for values in ranges:
         for value in values:
             if not 0 <= value < LARGEST:
@@ -81,12 +81,12 @@ def check_values(*ranges: list[int]) -> None:
 
 
 def is_write(opcode: TransferOpcode) -> bool:
-    """Which way an opcode goes. Raises ValueError for one that is none."""
+    """The direction of an opcode. Raises ValueError for an unknown opcode."""
     return TransferOpcode(opcode) is TransferOpcode.Write
 
 
 def encoded(notify: TransferNotify | None) -> bytes | None:
-    """A message as it travels."""
+    """A message in its wire format."""
     if notify is None:
         return None
     if not isinstance(notify, TransferNotify):
@@ -95,7 +95,7 @@ def encoded(notify: TransferNotify | None) -> bytes | None:
 
 
 def decoded(message: bytes) -> TransferNotify | None:
-    """A message that a peer left; None when it is none."""
+    """A message from a peer; None for other bytes."""
     with contextlib.suppress(ValueError):
         match json.loads(message):
             case [str(name), str(msg)]:

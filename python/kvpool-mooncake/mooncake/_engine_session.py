@@ -1,4 +1,4 @@
-"""Where an engine listens, and its settings."""
+"""The address of an engine, and its settings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvpool._native import PeerEngine
 from mooncake._settings import parse_devices
 
 DEFAULT_TIMEOUT = 30.0
-"""How long a transfer may take, in seconds."""
+"""The longest time of a transfer, in seconds."""
 
 
 def timeout_setting() -> float:
-    """How long a transfer may take, in seconds. Raises ValueError for a setting that is no time."""
+    """The longest time of a transfer, in seconds. Raises ValueError for an invalid setting."""
     text = os.environ.get("KVPOOL_ENGINE_TIMEOUT", "")
     if not text:
         return DEFAULT_TIMEOUT
@@ -27,7 +27,7 @@ def timeout_setting() -> float:
 
 
 def split(local_hostname: str) -> tuple[str, int]:
-    """The host and the port, 0 when none is given. Raises ValueError."""
+    """The host and the port, 0 without one. Raises ValueError."""
     host, port = local_hostname, ""
     if local_hostname.startswith("["):
         host, _, port = local_hostname[1:].partition("]")
@@ -42,17 +42,17 @@ def split(local_hostname: str) -> tuple[str, int]:
 
 
 def devices(device_name: str | None) -> tuple[str, ...]:
-    """RDMA devices from text with commas; none for the empty text."""
+    """RDMA devices from a list separated by commas; none for empty text."""
     return parse_devices(device_name)
 
 
 def serve(
     host: str, port: int, secret: str, any_port: bool, devices: list[str] | None
 ) -> tuple[PeerEngine, str]:
-    """Listens where the host's name leads, else on all interfaces; the engine and where it listens. It uses
-    the RDMA devices that are named, all of them for an empty list.
+    """Listens on the address of the host name, else on all interfaces. Returns the engine and its address.
 
-    Raises OSError when it cannot.
+    The engine uses the named RDMA devices, all of them for an empty list. Raises OSError if it cannot
+    listen.
     """
     ports = [port, 0] if any_port and port else [port]
     tries = [(host, number) for number in ports]
@@ -70,7 +70,7 @@ def serve(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host can be reached from this machine only."""
+    """Whether only this machine can reach a host."""
     with contextlib.suppress(OSError, ValueError):
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)

@@ -1,4 +1,4 @@
-"""Memory of this host for blocks, and where the process runs."""
+"""Host memory for blocks, and the cores of a thread."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _kept: list[tuple[mmap.mmap, ctypes.c_char]] = []
 
 
 class MooncakeHostMemAllocator:
-    """Page-aligned memory, by its address. What is not freed lives as long as the allocator."""
+    """Page-aligned memory, by address. The allocator frees the rest when it ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks: dict[int, tuple[mmap.mmap, ctypes.c_char]] = {}
 
     def alloc(self, size: int) -> int:
-        """The address of `size` new bytes, all zero; 0 when there is no such memory."""
+        """The address of `size` new bytes, all zero; 0 on failure."""
         if size <= 0:
             return 0
         try:
@@ -40,7 +40,7 @@ class MooncakeHostMemAllocator:
         return address
 
     def free(self, ptr: int) -> int:
-        """Frees what `alloc` gave: 0, or -600 for what it did not give."""
+        """Frees memory of `alloc`. Returns 0, or -600 for any other address."""
         with self._lock:
             found = self._blocks.pop(ptr, None)
         if found is None:
@@ -52,7 +52,7 @@ class MooncakeHostMemAllocator:
         return _codes.OK
 
     def keep(self, ptr: int) -> None:
-        """Never frees what `alloc` gave, also not with the allocator: a transfer still uses it."""
+        """Never frees this memory of `alloc`: a transfer still uses it."""
         with self._lock:
             found = self._blocks.pop(ptr, None)
         if found is not None:
@@ -60,15 +60,15 @@ class MooncakeHostMemAllocator:
             _kept.append(found)
 
     def free_all(self) -> None:
-        """Frees everything."""
+        """Frees all memory."""
         for ptr in list(self._blocks):
             self.free(ptr)
 
 
 def bind_to_numa_node(node: int) -> None:
-    """Runs this thread on the cores of a NUMA node, next to which the memory that it touches first lies.
+    """Runs this thread on the cores of a NUMA node, so that memory it touches first is on that node.
 
-    Where there is no such node it says so in the log and changes nothing.
+    Without such a node it logs this and changes nothing.
     """
     if not isinstance(node, int):
         raise TypeError(f"node must be an int, not {type(node).__name__}")

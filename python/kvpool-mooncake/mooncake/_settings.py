@@ -30,7 +30,7 @@ class BadSetting(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """How long calls may take, in milliseconds.
+    """The timeouts of calls, in milliseconds.
 
     Each has a setting of the same name for the dict form of `setup`, and an environment variable
     (`KVPOOL_` and the name in capitals).
@@ -44,7 +44,7 @@ class Patience:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a store is set up with."""
+    """The settings of a store."""
 
     host: str = "localhost"
     # 0: any that is free.
@@ -79,7 +79,7 @@ def parse_size(value: object, what: str) -> int:
 
 
 def parse_host(value: object) -> tuple[str, int]:
-    """A host and its port, 0 when none is given."""
+    """A host and its port, 0 without one."""
     if not isinstance(value, str) or not value.strip():
         raise BadSetting(f"local_hostname: {value!r} is no host name")
     text = value.strip()
@@ -97,7 +97,7 @@ def parse_host(value: object) -> tuple[str, int]:
 def parse_masters(value: object) -> tuple[str, ...]:
     """The masters' addresses as kvpool writes them.
 
-    `host:port` and `http://host:port`, several behind each other with `,` or `;`, or
+    `host:port` and `http://host:port`, several separated by `,` or `;`, or
     `etcd://host;host;host[/cluster]`.
     """
     if not isinstance(value, str) or not value.strip():
@@ -128,7 +128,7 @@ def _with_port(host: str, port: int) -> str:
 
 
 def parse_devices(value: object) -> tuple[str, ...]:
-    """RDMA devices from text with commas; none for the empty text."""
+    """RDMA devices from a list separated by commas; none for empty text."""
     if value is None:
         return ()
     if not isinstance(value, str):
@@ -173,9 +173,9 @@ _PATIENCE: Final = frozenset(field.name for field in dataclasses.fields(Patience
 
 
 def read_settings(given: Mapping[str, object]) -> Settings:
-    """Settings from names and values, as the dict form of `setup` takes them.
+    """Settings from names and values, as in the dict form of `setup`.
 
-    Raises `BadSetting` for a value that cannot be used. A name that means nothing here is noted.
+    Raises `BadSetting` for an invalid value. An unknown name is noted.
     """
     settings = Settings()
     values = {
@@ -212,7 +212,7 @@ def read_settings(given: Mapping[str, object]) -> Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a store is: what it is called, and where a segment of it would listen."""
+    """A store's name, and the address on which its segment would listen."""
 
     host: str
     port: int
@@ -221,7 +221,7 @@ class Place:
 
     @property
     def hostname(self) -> str:
-        """What the store is called: `host:port`."""
+        """The store's name: `host:port`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -256,7 +256,7 @@ def _try_place(host: str, address: str, port: int) -> Place:
 
 
 def is_for_this_host_alone(place: Place, masters: Sequence[str]) -> bool:
-    """Whether nobody on another host reaches a segment there, and a master is on another."""
+    """Whether a segment there is unreachable from other hosts while a master is on another host."""
     hosts = [re.split("[,/]", url.partition("://")[2])[0].rpartition(":")[0] for url in masters]
     return _is_loopback(place.host) and not all(map(_is_loopback, hosts))
 
@@ -268,7 +268,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def node_name(hostname: str) -> str:
-    """What the store node of a segment is called: the segment's `host:port` in the letters of names."""
+    """The store node's name for a segment: its `host:port`, shortened, with invalid characters replaced by `-`."""
     name = _NOT_IN_A_NAME.sub("-", hostname).lstrip(".")
     if len(name) <= _LONGEST_NAME:
         return name

@@ -1,9 +1,9 @@
-"""PyTorch tensors as objects: a small header that says what they are, then their bytes.
+"""PyTorch tensors as objects: a small header that describes the tensor, then its bytes.
 
     b"KVT1" | length of the description, 4 bytes little-endian | description, JSON | padding to 64 | data
 
-The description has `dtype` ("float16"), `shape`, and nothing else. Data lie as in a contiguous tensor.
-torch is imported when it is first needed.
+The description has `dtype` ("float16"), `shape`, and nothing else. The data are those of a contiguous tensor.
+torch is imported at first use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def encode_header(dtype: str, shape: Sequence[int]) -> bytes:
 
 
 def decode_header(data: memoryview) -> tuple[str, list[int], int]:
-    """The dtype, the shape, and where the data begin. ValueError for what is no such header."""
+    """The dtype, the shape, and the offset of the data. Raises ValueError for any other header."""
     if len(data) < 8 or bytes(data[:4]) != _MAGIC:
         raise ValueError("the object is no tensor")
     (length,) = struct.unpack("<I", data[4:8])
@@ -54,7 +54,7 @@ def _torch() -> Any:
 
 
 def _decode(data: memoryview) -> Tensor:
-    """The tensor whose object the bytes are; it shares them."""
+    """The tensor in an object's bytes; it shares their memory."""
     torch = _torch()
     dtype_name, shape, start = decode_header(data)
     dtype = getattr(torch, dtype_name, None)
@@ -107,7 +107,7 @@ class TensorMethods(StoreBase):
         tp_size: int,
         split_dim: int,
     ) -> list[int]:
-        """Puts each tensor as `tp_size` shards: one code a tensor, the first that is not 0."""
+        """Puts each tensor as `tp_size` shards. Returns one code for each tensor, the first that is not 0."""
         torch = _torch()
         if tp_size == 1:
             return self._put_tensors(keys, tensors, config, upsert)
@@ -156,7 +156,7 @@ class TensorMethods(StoreBase):
     def _put_encoded(
         self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int], upsert: bool
     ) -> list[int]:
-        """Puts encoded tensors from memory; -600 for what is no tensor."""
+        """Puts encoded tensors from memory; -600 for memory without a tensor."""
         how = self._how(None)
         if how is None or not same_length(keys, buffer_ptrs, sizes):
             return self._refused(keys)
@@ -164,7 +164,7 @@ class TensorMethods(StoreBase):
         return self._native.put_from(keys, buffer_ptrs, checked, how, upsert)
 
     def put_tensor(self, key: str, tensor: Tensor) -> int:
-        """Puts a tensor: 0, or a code."""
+        """Puts a tensor. Returns 0 or a code."""
         return self._one(self._put_tensors([key], [tensor], None, False))
 
     def pub_tensor(self, key: str, tensor: Tensor, config: ReplicateConfig | None = None) -> int:
@@ -172,7 +172,7 @@ class TensorMethods(StoreBase):
         return self._one(self._put_tensors([key], [tensor], config, False))
 
     def upsert_tensor(self, key: str, tensor: Tensor) -> int:
-        """Puts a tensor in place of what the key has."""
+        """Puts a tensor and replaces the key's object."""
         return self._one(self._put_tensors([key], [tensor], None, True))
 
     def upsert_pub_tensor(self, key: str, tensor: Tensor, config: ReplicateConfig | None = None) -> int:
@@ -180,7 +180,7 @@ class TensorMethods(StoreBase):
         return self._one(self._put_tensors([key], [tensor], config, True))
 
     def batch_put_tensor(self, keys: Sequence[str], tensors_list: Sequence[Tensor]) -> list[int]:
-        """Puts tensors: one code a key."""
+        """Puts tensors. Returns one code for each key."""
         return self._put_tensors(keys, tensors_list, None, False)
 
     def batch_pub_tensor(
@@ -190,7 +190,7 @@ class TensorMethods(StoreBase):
         return self._put_tensors(keys, tensors_list, config, False)
 
     def batch_upsert_tensor(self, keys: Sequence[str], tensors_list: Sequence[Tensor]) -> list[int]:
-        """Puts tensors in place of what the keys have."""
+        """Puts tensors and replaces the keys' objects."""
         return self._put_tensors(keys, tensors_list, None, True)
 
     def batch_upsert_pub_tensor(
@@ -200,15 +200,15 @@ class TensorMethods(StoreBase):
         return self._put_tensors(keys, tensors_list, config, True)
 
     def get_tensor(self, key: str) -> Tensor | None:
-        """The tensor of a key, in memory of its own; `None` where there is none."""
+        """The tensor of a key, in new memory; `None` for a miss or an error."""
         return self._get_tensors([key])[0]
 
     def batch_get_tensor(self, keys: Sequence[str]) -> list[Tensor | None]:
-        """The tensors of keys; `None` where there is none."""
+        """The tensors of keys; `None` for a miss or an error."""
         return self._get_tensors(keys)
 
     def get_tensor_into(self, key: str, buffer_ptr: int, size: int) -> Tensor | None:
-        """Reads a tensor, header and all, into memory, and gives the tensor that lies there."""
+        """Reads a tensor with its header into memory. Returns the tensor in that memory."""
         return self._get_tensors_into([key], [buffer_ptr], [size])[0]
 
     def batch_get_tensor_into(
@@ -220,7 +220,7 @@ class TensorMethods(StoreBase):
         return self._get_tensors_into(base_keys, buffer_ptrs, sizes)
 
     def put_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
-        """Puts a tensor that lies in memory as `get_tensor_into` reads it; `size` counts the header."""
+        """Puts a tensor from memory, with its header as `get_tensor_into` reads it; `size` includes the header."""
         return self._one(self._put_encoded([key], [buffer_ptr], [size], False))
 
     def batch_put_tensor_from(
@@ -230,7 +230,7 @@ class TensorMethods(StoreBase):
         return self._put_encoded(keys, buffer_ptrs, sizes, False)
 
     def upsert_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
-        """`put_tensor_from` in place of what the key has."""
+        """`put_tensor_from` that replaces the key's object."""
         return self._one(self._put_encoded([key], [buffer_ptr], [size], True))
 
     def batch_upsert_tensor_from(
@@ -244,7 +244,7 @@ class TensorMethods(StoreBase):
     ) -> int:
         """Splits a whole tensor along `split_dim` and puts all `tp_size` shards, `KEY_tp_RANK` each.
 
-        With a `tp_size` of 1 the tensor is put under the key itself. `tp_rank` means nothing.
+        With a `tp_size` of 1 the tensor is put under the key itself. `tp_rank` has no effect.
         """
         return self._one(self._put_shards([key], [tensor], None, False, tp_size, split_dim))
 
@@ -263,7 +263,7 @@ class TensorMethods(StoreBase):
     def upsert_tensor_with_tp(
         self, key: str, tensor: Tensor, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> int:
-        """`put_tensor_with_tp` in place of what the keys have."""
+        """`put_tensor_with_tp` that replaces the keys' objects."""
         return self._one(self._put_shards([key], [tensor], None, True, tp_size, split_dim))
 
     def batch_put_tensor_with_tp(
@@ -303,7 +303,7 @@ class TensorMethods(StoreBase):
     def get_tensor_with_tp(
         self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> Tensor | None:
-        """The shard of a rank, as `put_tensor_with_tp` put it; `None` where there is none."""
+        """The shard of a rank, as `put_tensor_with_tp` put it; `None` for a miss or an error."""
         return self._get_tensors([_shard_key(key, tp_rank, tp_size)])[0]
 
     def batch_get_tensor_with_tp(
@@ -333,7 +333,7 @@ class TensorMethods(StoreBase):
     def put_tensor_with_tp_from(
         self, key: str, buffer_ptr: int, size: int, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> int:
-        """`put_tensor_with_tp` of a whole tensor that lies in memory as `get_tensor_into` reads it."""
+        """`put_tensor_with_tp` of a whole tensor in memory, with its header as `get_tensor_into` reads it."""
         answers = self.batch_put_tensor_with_tp_from([key], [buffer_ptr], [size], 0, tp_size, split_dim)
         return self._one(answers)
 

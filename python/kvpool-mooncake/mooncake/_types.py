@@ -14,7 +14,7 @@ _SOFT_PIN_MS = 30 * 60 * 1000
 
 
 class ObjectDataType(enum.IntEnum):
-    """What the bytes of an object are. Kept for callers; kvpool treats all alike."""
+    """The kind of an object's bytes. kvpool treats all kinds alike."""
 
     UNKNOWN = 0
     KVCACHE = 1
@@ -56,7 +56,7 @@ class ReplicateConfig:
 
 
 class ReplicaStatus(enum.IntEnum):
-    """In what state a replica is."""
+    """The state of a replica."""
 
     UNDEFINED = 0
     INITIALIZED = 1
@@ -67,7 +67,7 @@ class ReplicaStatus(enum.IntEnum):
 
 
 class TaskStatus(enum.IntEnum):
-    """In what state a task of `create_copy_task` would be."""
+    """The state of a `create_copy_task` task, which kvpool does not support."""
 
     PENDING = 0
     PROCESSING = 1
@@ -77,7 +77,7 @@ class TaskStatus(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class BufferDescriptor:
-    """Where the bytes of a replica lie."""
+    """The location of a replica's bytes."""
 
     size_: int
     buffer_address_: int
@@ -91,7 +91,7 @@ class BufferDescriptor:
 
     @property
     def buffer_address(self) -> int:
-        """The offset in the node's segment. (No address: nobody but the node can use one.)"""
+        """The offset in the node's segment. (Not an address: only the node could use one.)"""
         return self.buffer_address_
 
     @property
@@ -108,13 +108,13 @@ class MemoryDescriptor:
 
     @property
     def buffer_descriptors(self) -> list[BufferDescriptor]:
-        """The one descriptor, as older callers read it."""
+        """The only descriptor, for older callers."""
         return [self.buffer_descriptor]
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaDescriptor:
-    """One replica of an object. All of kvpool's are in the memory of a store node."""
+    """One replica of an object. kvpool keeps all replicas in the memory of store nodes."""
 
     node: str
     segment: int
@@ -124,36 +124,36 @@ class ReplicaDescriptor:
 
     @property
     def status(self) -> ReplicaStatus:
-        """`COMPLETE` for one that can be read."""
+        """`COMPLETE` for a readable replica."""
         return ReplicaStatus.COMPLETE if self.state in ("live", "draining") else ReplicaStatus.UNDEFINED
 
     def is_memory_replica(self) -> bool:
-        """Whether it is in memory."""
+        """Whether the replica is in memory."""
         return True
 
     def is_disk_replica(self) -> bool:
-        """Whether it is in a file that all hosts share."""
+        """Whether the replica is in a file that all hosts share."""
         return False
 
     def is_local_disk_replica(self) -> bool:
-        """Whether it is on its node's disk."""
+        """Whether the replica is on its node's disk."""
         return False
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
-        """Where it lies."""
+        """The location of the replica."""
         return MemoryDescriptor(BufferDescriptor(self.length, self.offset, self.node))
 
     def get_disk_descriptor(self) -> MemoryDescriptor:
-        """There is none: raises."""
+        """kvpool has none: raises."""
         raise RuntimeError("the replica is in memory, not on a disk")
 
     def get_local_disk_descriptor(self) -> MemoryDescriptor:
-        """There is none: raises."""
+        """kvpool has none: raises."""
         raise RuntimeError("the replica is in memory, not on a disk")
 
 
 def how_to_put(config: ReplicateConfig | None, node_name: Callable[[str], str]) -> How | None:
-    """What a configuration says; `None` when it says what cannot be."""
+    """The options of a configuration; `None` for an invalid one."""
     if config is None:
         return (1, None, False, None, False)
     if not isinstance(config, ReplicateConfig):
@@ -175,5 +175,5 @@ def how_to_put(config: ReplicateConfig | None, node_name: Callable[[str], str]) 
 
 
 def same_length(keys: Sequence[object], *others: Sequence[object]) -> bool:
-    """Whether the lists of a batch have an item a key each."""
+    """Whether each list of a batch has one item for each key."""
     return all(len(other) == len(keys) for other in others)

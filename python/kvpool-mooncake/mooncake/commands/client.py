@@ -56,7 +56,7 @@ def size(text: str) -> int:
 
 
 def node_args(line: CommandLine) -> list[tuple[str, str]]:
-    """What kvstore-node is told, each with the flags that it comes from. Raises UsageError."""
+    """The arguments for kvstore-node, each with the flags that it comes from. Raises UsageError."""
     host, port = line.text("host"), line.port("port")
     told: list[tuple[str, str]] = []
     bare = host.strip("[]")
@@ -94,7 +94,7 @@ def node_args(line: CommandLine) -> list[tuple[str, str]]:
 
 
 def _own_address(line: CommandLine) -> str | None:
-    """The address that this host has for the master."""
+    """The address by which this host reaches the master."""
     first = re.split("[;,/]", _master(line).partition("://")[2])[0]
     host, _, port = first.rpartition(":")
     with contextlib.suppress(OSError, ValueError):
@@ -117,7 +117,7 @@ def _master(line: CommandLine) -> str:
 
 
 def serve(line: CommandLine, log: logging.Logger) -> int:
-    """Becomes kvstore-node; returns only when it cannot."""
+    """Executes kvstore-node in place of this process; returns only on failure."""
     told = node_args(line)
     if "http_port" in line.given and not line.is_on("enable_http_server"):
         log.warning("--http_port has no effect: it counts with --enable_http_server")

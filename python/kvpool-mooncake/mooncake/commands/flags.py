@@ -1,9 +1,9 @@
-"""Command lines as the original's commands take them.
+"""Command lines in the original's forms.
 
 `-flag value`, `--flag value`, `-flag=value`, `--flag=value`; a bool also as `--flag`, `--noflag` and
-`--flag=false`. The last of several wins. `--flagfile`, `--fromenv`, `--tryfromenv` and `--undefok` do what they
-do in the original; so does `--config_path` where it is among the flags. What follows a bare `--` is passed on as
-it is.
+`--flag=false`. The last of several wins. `--flagfile`, `--fromenv`, `--tryfromenv` and `--undefok` work as in
+the original, and so does `--config_path` if it is a flag of the command. Arguments after a bare `--` are passed
+on unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Value = str | int | float | bool
 
 
 class UsageError(Exception):
-    """The command line cannot be understood; the message names the flag."""
+    """An invalid command line; the message names the flag."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,24 @@ class Flag:
     kind: str
     """`string`, `bool`, `double`, `int32`, `int64`, `uint32` or `uint64`."""
     default: Value
-    """What it is when it is not given."""
+    """The default value."""
     help: str
     ignored: str = ""
-    """Why it has no effect here; empty when it has."""
+    """The reason why the flag has no effect; empty if it has one."""
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What a command line says."""
+    """The parsed command line."""
 
     values: Mapping[str, Value]
     """Every flag's value, given or default."""
     given: frozenset[str]
     """The flags that were given."""
     rest: tuple[str, ...]
-    """What stood behind `--`."""
+    """The arguments after `--`."""
     unknown: tuple[str, ...] = ()
-    """What the configuration file or `--undefok` names and no flag is called."""
+    """Unknown names in the configuration file or in `--undefok`."""
 
     def text(self, name: str) -> str:
         """A flag's value as text."""
@@ -95,7 +95,7 @@ class CommandLine:
 
 
 class _Reader:
-    """Reads words into values."""
+    """Parses words into values."""
 
     def __init__(self, flags: Sequence[Flag], program: str):
         self.known = {flag.name: flag for flag in flags}
@@ -187,7 +187,7 @@ class _Reader:
 
 
 def parse(flags: Sequence[Flag], args: Sequence[str], program: str = "") -> CommandLine:
-    """Reads a command line. Raises UsageError for what is not among the flags or not of their kinds."""
+    """Parses a command line. Raises UsageError for an unknown flag or a value of the wrong type."""
     reader = _Reader(flags, program)
     try:
         reader.read(args)
