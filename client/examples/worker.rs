@@ -1,10 +1,9 @@
-//! What a worker does with the pool: find the prefix that is there, compute and put the rest, get it
-//! all back on another host. Needs a pool: `kvmaster` and `kvstore-node --segment 64MiB` will do.
+//! A worker's use of the pool: find the leading blocks that the pool has, compute and put the others, and
+//! get the whole chain back. It needs a running pool: `kvmaster` and `kvstore-node --segment 64MiB`.
 
 use kvpool_client::{
-    Client, GetBlock, GetOptions, Namespace, Options, PutBlock, PutOptions, Region,
+    Client, GetBlock, GetOptions, Length, Namespace, Options, PutBlock, PutOptions, Region, chain,
 };
-use kvpool_types::{Length, chain};
 use std::num::NonZeroUsize;
 
 const BLOCK_BYTES: usize = 64 << 10;
@@ -23,16 +22,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     })
     .await?;
 
-    // Chained SHA-256 over the prompt's tokens, full blocks only.
+    // Chained SHA-256 over the prompt's tokens. A partial block at the end has no key.
     let tokens: Vec<u32> = (0..100).collect();
     let block_tokens = NonZeroUsize::new(16).ok_or("a block has tokens")?;
     let keys = chain::chain_keys(seed, block_tokens, &tokens);
 
-    // One round trip: how many leading blocks are there. They stay for as long as the lease does.
+    // One round trip: how many leading blocks are in the pool. The lease protects them from eviction.
     let prefix = client.match_prefix(&keys).await?;
     println!("{} of {} blocks are in the pool", prefix.blocks, keys.len());
 
-    // Compute what is missing, and put it: one outcome a block.
+    // Compute the missing blocks and put them: one outcome per block.
     let mut puts = Vec::new();
     for (at, key) in keys.iter().enumerate().skip(prefix.blocks) {
         let parent = at
@@ -49,7 +48,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("put: {:?}", outcome?);
     }
 
-    // A decode worker, here or on another host, gets the chain into its own memory, verified.
+    // A decode worker, on this host or another, gets the chain into its own memory, verified.
     let targets: Vec<Region> = keys
         .iter()
         .map(|_| Region::allocate(Length(BLOCK_BYTES as u64)))

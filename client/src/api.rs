@@ -39,7 +39,7 @@ pub struct PutOptions {
 
 /// What became of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
     /// The bytes were moved, and the block is visible and durable.
     Stored {
         /// How many replicas were written.
@@ -72,7 +72,7 @@ pub struct GetOptions {
 
 /// What a get found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lookup {
+pub enum GetOutcome {
     /// The bytes are in the buffers and their checksum is right.
     Hit {
         /// The block's length. (A range get counts it too, not the range.)
@@ -298,7 +298,7 @@ impl<B> GetBlock<B> {
     }
 }
 
-impl Lookup {
+impl GetOutcome {
     /// Whether the block was found.
     pub const fn is_hit(&self) -> bool {
         matches!(self, Self::Hit { .. })

@@ -1,8 +1,8 @@
 //! The client for callers without an async runtime: the same operations, each of which blocks.
 
 use crate::api::{
-    Description, Existence, GetBlock, GetOptions, Leasing, Limits, Listing, Lookup, Page,
-    PoolStats, Put, PutBlock, PutOptions, Remove, Removed, ViewOptions,
+    Description, Existence, GetBlock, GetOptions, GetOutcome, Leasing, Limits, Listing, Page,
+    PoolStats, PutBlock, PutOptions, PutOutcome, Remove, Removed, ViewOptions,
 };
 use crate::counters::Counters;
 use crate::errors::{ConnectError, ControlError, GetError, PutError, RemoveError};
@@ -23,20 +23,20 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
-/// How often a thread that waits is asked whether it goes on.
-const ASKED_EVERY: Duration = Duration::from_millis(50);
+/// How often a waiting call asks its [`CancelCheck`].
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Who decides, while a call waits, whether its caller still does.
+/// Decides, while a blocking call waits, whether the call is cancelled.
 ///
-/// It is asked on the calling thread and outside the client's runtime, so that it may take its time
-/// without stopping the calls of other threads. A call that is given up ends at once, with the code of
-/// a deadline that has passed; its transfers go on to their own end, as after a dropped future.
-pub trait Patience: Debug + Send + Sync {
-    /// Whether calls of this thread are to be asked about at all.
-    fn watches(&self) -> bool;
+/// The client asks on the calling thread and outside its own runtime, so a slow answer does not stop the
+/// calls of other threads. A cancelled call returns at once with [`Code::DeadlineExceeded`]. Its
+/// transfers run to their own end, as after a dropped future.
+pub trait CancelCheck: Debug + Send + Sync {
+    /// Whether calls of the current thread can be cancelled at all.
+    fn applies_here(&self) -> bool;
 
-    /// Whether the call is given up.
-    fn is_over(&self) -> bool;
+    /// Whether the call that waits on the current thread is cancelled.
+    fn is_cancelled(&self) -> bool;
 }
 
 /// A connection to the pool for plain threads. Clones share it.
@@ -59,11 +59,11 @@ struct Runtimes {
     callers: Runtime,
     /// Runs by itself.
     background: Runtime,
-    patience: Option<Arc<dyn Patience>>,
+    cancel: Option<Arc<dyn CancelCheck>>,
 }
 
 impl Runtimes {
-    fn start(patience: Option<Arc<dyn Patience>>) -> Result<Self, ConnectError> {
+    fn start(cancel: Option<Arc<dyn CancelCheck>>) -> Result<Self, ConnectError> {
         let built = |runtime: std::io::Result<Runtime>| {
             runtime.map_err(|error| ConnectError::NoRuntime(error.to_string()))
         };
@@ -76,7 +76,7 @@ impl Runtimes {
                     .thread_name("kvpool-client")
                     .build(),
             )?,
-            patience,
+            cancel,
         })
     }
 
@@ -87,7 +87,7 @@ impl Runtimes {
 
     /// Runs `work` to its end; `None` when the call is given up.
     fn run<F: Future>(&self, work: F) -> Option<F::Output> {
-        let Some(patience) = self.patience.as_ref().filter(|asked| asked.watches()) else {
+        let Some(cancel) = self.cancel.as_ref().filter(|asked| asked.applies_here()) else {
             return Some(self.to_the_end(work));
         };
         let mut work = pin!(work);
@@ -98,12 +98,13 @@ impl Runtimes {
                 if let Poll::Ready(done) = work.as_mut().poll(cx) {
                     return Poll::Ready(Some(done));
                 }
-                let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(ASKED_EVERY)));
+                let timer = timer
+                    .get_or_insert_with(|| Box::pin(tokio::time::sleep(CANCEL_CHECK_INTERVAL)));
                 timer.as_mut().poll(cx).map(|()| None)
             });
             match self.callers.block_on(slice) {
                 Some(done) => return Some(done),
-                None if patience.is_over() => return None,
+                None if cancel.is_cancelled() => return None,
                 None => {}
             }
         }
@@ -187,12 +188,12 @@ impl Client {
         Self::connect_with(options, None)
     }
 
-    /// Connects to the pool; `patience` is asked about this call and all that follow.
+    /// Connects to the pool; `cancel` is asked about this call and all that follow.
     pub fn connect_with(
         options: Options,
-        patience: Option<Arc<dyn Patience>>,
+        cancel: Option<Arc<dyn CancelCheck>>,
     ) -> Result<Self, ConnectError> {
-        let runtimes = Runtimes::start(patience)?;
+        let runtimes = Runtimes::start(cancel)?;
         let background = runtimes.background.handle().clone();
         let client = runtimes.one(crate::Client::connect_on(options, background))?;
         Ok(Self {
@@ -206,7 +207,7 @@ impl Client {
         &self,
         blocks: Vec<PutBlock>,
         options: &PutOptions,
-    ) -> Vec<Result<Put, PutError>> {
+    ) -> Vec<Result<PutOutcome, PutError>> {
         let count = blocks.len();
         self.runtimes
             .each(count, self.client.batch_put(blocks, options))
@@ -217,14 +218,14 @@ impl Client {
         &self,
         blocks: Vec<PutBlock>,
         options: &PutOptions,
-    ) -> Vec<Result<Put, PutError>> {
+    ) -> Vec<Result<PutOutcome, PutError>> {
         let count = blocks.len();
         self.runtimes
             .each(count, self.client.upsert(blocks, options))
     }
 
     /// See [`crate::Client::put`].
-    pub fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<Put, PutError> {
+    pub fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<PutOutcome, PutError> {
         self.runtimes.one(self.client.put(key, bytes))
     }
 
@@ -233,7 +234,7 @@ impl Client {
         &self,
         gets: Vec<GetBlock>,
         options: &GetOptions,
-    ) -> Vec<Result<Lookup, GetError>> {
+    ) -> Vec<Result<GetOutcome, GetError>> {
         let count = gets.len();
         self.runtimes
             .each(count, self.client.batch_get(gets, options))
@@ -251,7 +252,7 @@ impl Client {
         key: &Key,
         timeout: Option<Duration>,
         mut place: impl FnMut(Length) -> Option<Slice>,
-    ) -> Result<Lookup, GetError> {
+    ) -> Result<GetOutcome, GetError> {
         let (asked, given) = (Cell::new(None), Cell::new(None));
         let work = self.client.get_placed(key, timeout, async |length| {
             asked.set(Some(length));
@@ -280,7 +281,7 @@ impl Client {
         from: Offset,
         buffers: Vec<Slice>,
         options: &GetOptions,
-    ) -> Result<Lookup, GetError> {
+    ) -> Result<GetOutcome, GetError> {
         self.runtimes
             .one(self.client.get_range(key, from, buffers, options))
     }
@@ -300,7 +301,7 @@ impl Client {
         &self,
         blocks: Vec<PutBlock<GpuSlice>>,
         options: &PutOptions,
-    ) -> Vec<Result<Put, PutError>> {
+    ) -> Vec<Result<PutOutcome, PutError>> {
         self.runtimes
             .to_the_end(self.client.batch_put_gpu(blocks, options))
     }
@@ -310,7 +311,7 @@ impl Client {
         &self,
         blocks: Vec<GetBlock<GpuSlice>>,
         options: &GetOptions,
-    ) -> Vec<Result<Lookup, GetError>> {
+    ) -> Vec<Result<GetOutcome, GetError>> {
         self.runtimes
             .to_the_end(self.client.batch_get_gpu(blocks, options))
     }

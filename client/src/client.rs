@@ -1,7 +1,8 @@
 //! The client: what callers hold, and what all operations share.
 
-use crate::api::{GetBlock, GetOptions, Limits, Lookup, Put, PutBlock, PutOptions, ViewOptions};
-use crate::batch::MessageLimits;
+use crate::api::{
+    GetBlock, GetOptions, GetOutcome, Limits, PutBlock, PutOptions, PutOutcome, ViewOptions,
+};
 use crate::cache::{Located, Locations};
 use crate::clock::Deadline;
 use crate::control::Control;
@@ -11,6 +12,7 @@ use crate::errors::{ConnectError, ControlError, GetError, PutError};
 use crate::gpu::Staging;
 use crate::links::{Dial, Links};
 use crate::locate::{self, Found, How};
+use crate::message_limits::MessageLimits;
 use crate::options::{Options, TransportChoice};
 use crate::put::{self, Revoker};
 use crate::releases::{Holding, Releases};
@@ -126,7 +128,7 @@ impl Client {
         &self,
         blocks: Vec<PutBlock>,
         options: &PutOptions,
-    ) -> Vec<Result<Put, PutError>> {
+    ) -> Vec<Result<PutOutcome, PutError>> {
         Box::pin(put::put(&self.inner, blocks, options)).await
     }
 
@@ -135,7 +137,7 @@ impl Client {
         &self,
         blocks: Vec<PutBlock>,
         options: &PutOptions,
-    ) -> Vec<Result<Put, PutError>> {
+    ) -> Vec<Result<PutOutcome, PutError>> {
         let options = PutOptions {
             upsert: true,
             ..options.clone()
@@ -144,7 +146,7 @@ impl Client {
     }
 
     /// Puts one block from owned bytes.
-    pub async fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<Put, PutError> {
+    pub async fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<PutOutcome, PutError> {
         let block = PutBlock::new(key.clone(), Region::from(bytes).whole());
         self.batch_put(vec![block], &PutOptions::default())
             .await
@@ -163,7 +165,7 @@ impl Client {
         &self,
         gets: Vec<GetBlock>,
         options: &GetOptions,
-    ) -> Vec<Result<Lookup, GetError>> {
+    ) -> Vec<Result<GetOutcome, GetError>> {
         Box::pin(get::get(&self.inner, gets, options)).await
     }
 
@@ -175,7 +177,7 @@ impl Client {
             .get_placed(key, None, async |length| place(length))
             .await?;
         Ok(match (found, memory) {
-            (Lookup::Hit { length, .. }, Some(memory)) => {
+            (GetOutcome::Hit { length, .. }, Some(memory)) => {
                 memory.slice(Offset(0), length).map(|block| block.to_vec())
             }
             _ => None,
@@ -190,7 +192,7 @@ impl Client {
         key: &Key,
         timeout: Option<Duration>,
         mut place: impl AsyncFnMut(Length) -> Option<Slice>,
-    ) -> Result<Lookup, GetError> {
+    ) -> Result<GetOutcome, GetError> {
         let deadline = Deadline::after(timeout.unwrap_or(self.inner.options.timeouts.get));
         // What locates the block here is held until it is read.
         let mut holding = self.inner.hold();
@@ -198,7 +200,7 @@ impl Client {
             Some(length) => length,
             None => {
                 Counting::one(&self.inner.counting.misses);
-                return Ok(Lookup::Miss);
+                return Ok(GetOutcome::Miss);
             }
         };
         loop {
@@ -217,7 +219,7 @@ impl Client {
                     length = block;
                 }
                 Some(outcome) => return outcome,
-                None => return Ok(Lookup::Miss),
+                None => return Ok(GetOutcome::Miss),
             }
         }
     }
@@ -230,7 +232,7 @@ impl Client {
         from: Offset,
         buffers: Vec<Slice>,
         options: &GetOptions,
-    ) -> Result<Lookup, GetError> {
+    ) -> Result<GetOutcome, GetError> {
         Box::pin(range::get_range(&self.inner, key, from, buffers, options)).await
     }
 

@@ -9,11 +9,11 @@
 //! One batch is one machine of steps that run at the same time: reads of one node go together, and
 //! a node that hangs holds up only the blocks that lie there.
 
-mod batch;
 mod judge;
+mod machine;
 mod renewal;
 
-use crate::api::{GetBlock, GetOptions, Lookup};
+use crate::api::{GetBlock, GetOptions, GetOutcome};
 use crate::client::Inner;
 use crate::clock::Deadline;
 use crate::counters::Counting;
@@ -25,10 +25,10 @@ pub(crate) async fn get(
     inner: &Inner,
     gets: Vec<GetBlock>,
     options: &GetOptions,
-) -> Vec<Result<Lookup, GetError>> {
+) -> Vec<Result<GetOutcome, GetError>> {
     let timeout = options.timeout.unwrap_or(inner.options.timeouts.get);
     let deadline = Deadline::after(timeout);
-    let outcomes = batch::Batch::new(inner, gets, options.release, deadline)
+    let outcomes = machine::GetBatch::new(inner, gets, options.release, deadline)
         .run()
         .await;
     for outcome in &outcomes {
@@ -38,10 +38,10 @@ pub(crate) async fn get(
 }
 
 /// Counts one outcome.
-pub(crate) fn count(counting: &Counting, outcome: &Result<Lookup, GetError>) {
+pub(crate) fn count(counting: &Counting, outcome: &Result<GetOutcome, GetError>) {
     Counting::one(match outcome {
-        Ok(Lookup::Hit { .. }) => &counting.hits,
-        Ok(Lookup::Miss) => &counting.misses,
+        Ok(GetOutcome::Hit { .. }) => &counting.hits,
+        Ok(GetOutcome::Miss) => &counting.misses,
         Err(_) => &counting.get_errors,
     });
 }

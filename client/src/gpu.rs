@@ -12,7 +12,7 @@
 mod staging;
 
 use crate::Client;
-use crate::api::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions};
+use crate::api::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, PutOutcome};
 use crate::clock::Deadline;
 use crate::errors::{GetError, PutError};
 use futures::StreamExt;
@@ -99,7 +99,7 @@ impl Client {
         &self,
         blocks: Vec<PutBlock<GpuSlice>>,
         options: &PutOptions,
-    ) -> Vec<Result<Put, PutError>> {
+    ) -> Vec<Result<PutOutcome, PutError>> {
         let timeout = options.timeout.unwrap_or(self.inner.options.timeouts.put);
         let deadline = Deadline::after(timeout);
         let groups = groups(blocks, |block| &block.buffers);
@@ -121,7 +121,7 @@ impl Client {
         &self,
         blocks: Vec<GetBlock<GpuSlice>>,
         options: &GetOptions,
-    ) -> Vec<Result<Lookup, GetError>> {
+    ) -> Vec<Result<GetOutcome, GetError>> {
         let timeout = options.timeout.unwrap_or(self.inner.options.timeouts.get);
         let deadline = Deadline::after(timeout);
         let groups = groups(blocks, |block| &block.buffers);
@@ -142,7 +142,7 @@ impl Client {
         group: Group<PutBlock<GpuSlice>>,
         options: &PutOptions,
         deadline: Deadline,
-    ) -> Result<Vec<Result<Put, PutError>>, NotStaged> {
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, NotStaged> {
         let Place::On(GpuBuffer {
             device, staging, ..
         }) = &group.place
@@ -187,7 +187,7 @@ impl Client {
         group: Group<GetBlock<GpuSlice>>,
         options: &GetOptions,
         deadline: Deadline,
-    ) -> Result<Vec<Result<Lookup, GetError>>, NotStaged> {
+    ) -> Result<Vec<Result<GetOutcome, GetError>>, NotStaged> {
         let Place::On(GpuBuffer {
             device, staging, ..
         }) = &group.place
@@ -220,7 +220,7 @@ impl Client {
             .iter()
             .zip(targets)
             .filter_map(|(outcome, (ranges, part))| {
-                let Ok(Lookup::Hit { length, .. }) = outcome else {
+                let Ok(GetOutcome::Hit { length, .. }) = outcome else {
                     return None;
                 };
                 Some((ranges, part.slice(Offset(0), *length)?))
@@ -232,7 +232,7 @@ impl Client {
         };
         if let Err(NotStaged { code, message }) = staged.copy(copy, deadline).await {
             for outcome in &mut outcomes {
-                if matches!(outcome, Ok(Lookup::Hit { .. })) {
+                if matches!(outcome, Ok(GetOutcome::Hit { .. })) {
                     let message = message.clone();
                     *outcome = Err(GetError::Failed { code, message });
                 }

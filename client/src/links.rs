@@ -20,9 +20,9 @@ use tokio::time::Instant;
 /// How long opening a link may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long other replicas are preferred after a node failed.
-const SHUN: Duration = Duration::from_secs(2);
+const DEPRIORITIZED_FOR: Duration = Duration::from_secs(2);
 /// How long RDMA is not used after a transfer failed over it, where there is another way.
-const REST: Duration = Duration::from_secs(5);
+const RDMA_COOLDOWN: Duration = Duration::from_secs(5);
 /// How long the links of an incarnation that nobody asks for are kept.
 const IDLE: Duration = Duration::from_secs(300);
 
@@ -58,9 +58,9 @@ struct NodeLinks {
     rdma: Lane,
     tcp: Lane,
     used: Mutex<Instant>,
-    shunned: Mutex<Option<Instant>>,
+    deprioritized_until: Mutex<Option<Instant>>,
     /// Until when RDMA is not used.
-    rests: Mutex<Option<Instant>>,
+    rdma_cooldown_until: Mutex<Option<Instant>>,
 }
 
 /// One link, or the place for it.
@@ -100,7 +100,7 @@ impl Links {
     pub(crate) fn ways(&self, node: &Node) -> &'static [TransportKind] {
         use TransportKind::{Rdma, Shm, Tcp};
         let near = node.host == self.host && !node.shm_path.is_empty();
-        let rdma = self.rdma && !self.rests(node);
+        let rdma = self.rdma && !self.rdma_cooldown_until(node);
         match (self.choice, near, rdma) {
             (TransportChoice::Auto, true, true) => &[Shm, Rdma, Tcp],
             (TransportChoice::Auto, true, false) => &[Shm, Tcp],
@@ -211,8 +211,8 @@ impl Links {
     }
 
     /// Prefer other nodes for a while: this one failed.
-    pub(crate) fn shun(&self, node: &Node) {
-        *self.of(node).shunned.lock() = Some(Instant::now() + SHUN);
+    pub(crate) fn deprioritize(&self, node: &Node) {
+        *self.of(node).deprioritized_until.lock() = Some(Instant::now() + DEPRIORITIZED_FOR);
     }
 
     /// Whether a failure over RDMA says that another way is to be taken: the link broke, or this process
@@ -222,26 +222,26 @@ impl Links {
     }
 
     /// Takes other ways than RDMA to a node for a while: a transfer failed on a link that had been opened.
-    pub(crate) fn rest(&self, node: &Node, kind: TransportKind) {
+    pub(crate) fn rdma_cooldown(&self, node: &Node, kind: TransportKind) {
         if kind == TransportKind::Rdma {
-            *self.of(node).rests.lock() = Some(Instant::now() + REST);
+            *self.of(node).rdma_cooldown_until.lock() = Some(Instant::now() + RDMA_COOLDOWN);
         }
     }
 
-    fn rests(&self, node: &Node) -> bool {
+    fn rdma_cooldown_until(&self, node: &Node) -> bool {
         let nodes = self.nodes.lock();
         nodes.get(&node.incarnation).is_some_and(|links| {
-            let until = *links.rests.lock();
+            let until = *links.rdma_cooldown_until.lock();
             until.is_some_and(|until| Instant::now() < until)
         })
     }
 
     /// Whether other nodes are to be preferred.
-    pub(crate) fn is_shunned(&self, node: &Node) -> bool {
+    pub(crate) fn is_deprioritized(&self, node: &Node) -> bool {
         let links = self.nodes.lock().get(&node.incarnation).map(Arc::clone);
         links.is_some_and(|links| {
             links
-                .shunned
+                .deprioritized_until
                 .lock()
                 .is_some_and(|until| Instant::now() < until)
         })
@@ -261,8 +261,8 @@ impl Links {
             rdma: Lane::default(),
             tcp: Lane::default(),
             used: Mutex::new(now),
-            shunned: Mutex::new(None),
-            rests: Mutex::new(None),
+            deprioritized_until: Mutex::new(None),
+            rdma_cooldown_until: Mutex::new(None),
         });
         nodes.insert(node.incarnation, Arc::clone(&links));
         links

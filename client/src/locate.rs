@@ -1,11 +1,11 @@
 //! Asking the master where blocks lie.
 
-use crate::batch::MessageLimits;
 use crate::cache::{Leased, Located, Locations, Node, Replica};
 use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
 use crate::lease::counted;
+use crate::message_limits::MessageLimits;
 use futures::{StreamExt, TryStreamExt};
 use kvpool_proto::{Location, LookupReply, LookupRequest, NodeAddress};
 use kvpool_types::wire::keys::pack;

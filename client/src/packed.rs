@@ -1,6 +1,6 @@
 //! Keys packed as the messages to the master carry them.
 
-use crate::batch::{MessageLimits, cost};
+use crate::message_limits::{MessageLimits, cost};
 use bytes::Bytes;
 use kvpool_types::KeyRef;
 use kvpool_types::wire::keys::Packer;

@@ -11,16 +11,17 @@
 //! key another client is writing does not hold up its neighbours. A block is committed in the same
 //! call as its parent or after it, so that the master can link the two.
 
-mod batch;
+mod machine;
 mod requests;
 mod stages;
 
-use crate::api::{Put, PutBlock, PutOptions};
-use crate::batch::{Distinct, MessageLimits, cost};
+use crate::api::{PutBlock, PutOptions, PutOutcome};
 use crate::client::Inner;
 use crate::clock::Deadline;
 use crate::counters::Counting;
+use crate::distinct::Distinct;
 use crate::errors::PutError;
+use crate::message_limits::{MessageLimits, cost};
 use futures::StreamExt;
 use hashbrown::HashMap;
 use kvpool_transport::memory::total_length;
@@ -36,11 +37,11 @@ pub(crate) async fn put(
     inner: &Inner,
     blocks: Vec<PutBlock>,
     options: &PutOptions,
-) -> Vec<Result<Put, PutError>> {
+) -> Vec<Result<PutOutcome, PutError>> {
     let timeout = options.timeout.unwrap_or(inner.options.timeouts.put);
     let deadline = Deadline::after(timeout);
     let distinct = Distinct::of(blocks.iter().map(|block| &block.key));
-    let mut outcomes: Vec<Option<Result<Put, PutError>>> = vec![None; distinct.firsts.len()];
+    let mut outcomes: Vec<Option<Result<PutOutcome, PutError>>> = vec![None; distinct.firsts.len()];
     let mut to_put = Vec::with_capacity(outcomes.len());
     let mut firsts = distinct.firsts.iter().copied().enumerate().peekable();
     for (at, block) in blocks.into_iter().enumerate() {
@@ -70,7 +71,7 @@ pub(crate) async fn put(
                 .is_some_and(|seen| std::mem::replace(seen, true));
             // The first of its key moved the bytes; for its duplicates the block was there.
             let outcome = if again {
-                outcome.map(|_| Put::Present)
+                outcome.map(|_| PutOutcome::Present)
             } else {
                 outcome
             };
@@ -86,7 +87,7 @@ async fn put_distinct(
     blocks: Vec<(usize, PutBlock)>,
     options: &PutOptions,
     deadline: Deadline,
-) -> Vec<(usize, Result<Put, PutError>)> {
+) -> Vec<(usize, Result<PutOutcome, PutError>)> {
     let limits = inner.message_limits();
     let mut concurrency = inner.options.batch_concurrency.max(1);
     // Cut finer than need be, so that the master and the nodes work on one part while the client is
@@ -111,7 +112,7 @@ async fn put_distinct(
     futures::stream::iter(batches.into_iter().enumerate())
         .map(|(number, batch)| async move {
             let (slots, batch): (Vec<usize>, Vec<PutBlock>) = batch.into_iter().unzip();
-            let outcomes = batch::Batch::new(inner, number, batch, options, deadline)
+            let outcomes = machine::PutBatch::new(inner, number, batch, options, deadline)
                 .run()
                 .await;
             slots.into_iter().zip(outcomes).collect::<Vec<_>>()
@@ -171,9 +172,9 @@ fn validate(block: &PutBlock, limit: Length) -> Result<(), PutError> {
 }
 
 fn set(
-    outcomes: &mut [Option<Result<Put, PutError>>],
+    outcomes: &mut [Option<Result<PutOutcome, PutError>>],
     slot: usize,
-    outcome: Result<Put, PutError>,
+    outcome: Result<PutOutcome, PutError>,
 ) {
     if let Some(place) = outcomes.get_mut(slot) {
         *place = Some(outcome);
@@ -187,10 +188,10 @@ fn unanswered() -> PutError {
     }
 }
 
-fn count(counting: &Counting, outcome: &Result<Put, PutError>) {
+fn count(counting: &Counting, outcome: &Result<PutOutcome, PutError>) {
     Counting::one(match outcome {
-        Ok(Put::Stored { .. }) => &counting.puts_stored,
-        Ok(Put::Present) => &counting.puts_present,
+        Ok(PutOutcome::Stored { .. }) => &counting.puts_stored,
+        Ok(PutOutcome::Present) => &counting.puts_present,
         Err(_) => &counting.put_errors,
     });
 }

@@ -4,13 +4,13 @@
 //! checksum, which came from the master; then each chunk that the range touches is read whole, its
 //! parts beyond the range into memory of our own, and compared with its checksum.
 
-use crate::api::{GetOptions, Lookup};
+use crate::api::{GetOptions, GetOutcome};
 use crate::cache::Located;
 use crate::client::Inner;
 use crate::clock::{BootTime, Deadline};
 use crate::errors::GetError;
 use crate::get::{Renewal, count};
-use crate::hunt::{Hunt, Target};
+use crate::replica_retry::{ReplicaRetry, Target};
 use crate::replicas::part_of;
 use kvpool_transport::checksum::combine_chunks;
 use kvpool_transport::memory::total_length;
@@ -25,7 +25,7 @@ pub(crate) async fn get_range(
     from: Offset,
     buffers: Vec<Slice>,
     options: &GetOptions,
-) -> Result<Lookup, GetError> {
+) -> Result<GetOutcome, GetError> {
     let timeout = options.timeout.unwrap_or(inner.options.timeouts.get);
     let deadline = Deadline::after(timeout);
     let outcome = get(inner, key, from, &buffers, deadline).await;
@@ -39,12 +39,12 @@ async fn get(
     from: Offset,
     buffers: &[Slice],
     deadline: Deadline,
-) -> Result<Lookup, GetError> {
+) -> Result<GetOutcome, GetError> {
     let length = total_length(buffers);
-    let mut hunt = Hunt::new(inner, key, deadline, None);
+    let mut retry = ReplicaRetry::new(inner, key, deadline, None);
     loop {
-        let Some(target) = hunt.next(length).await? else {
-            return Ok(Lookup::Miss);
+        let Some(target) = retry.next(length).await? else {
+            return Ok(GetOutcome::Miss);
         };
         let located = Arc::clone(&target.located);
         let outside = from
@@ -67,7 +67,7 @@ async fn get(
             Ok(link) => link,
             Err(error) => {
                 let ways = target.choice.ways.clone();
-                hunt.fail(&target, &ways, error);
+                retry.fail(&target, &ways, error);
                 continue;
             }
         };
@@ -77,13 +77,13 @@ async fn get(
         let read = renewal.during(reading, target.limit).await;
         let ended = BootTime::now();
         let lease = renewal.leases().into_iter().flatten().next();
-        hunt.renewed(&target, lease);
+        retry.renewed(&target, lease);
         let outrun = lease.is_some_and(|lease| !lease.runs(ended));
         match read {
             Ok(()) if !outrun => {
                 inner.counting.read(kind, length.0);
-                hunt.done();
-                return Ok(Lookup::Hit {
+                retry.done();
+                return Ok(GetOutcome::Hit {
                     length: located.length,
                     version: located.version,
                 });
@@ -95,14 +95,14 @@ async fn get(
                 });
             }
             Err(ReadError::Failed(error)) if error.code != Code::ChecksumMismatch => {
-                hunt.fail(&target, &[kind], error);
+                retry.fail(&target, &[kind], error);
             }
             // Without a lease, or after it, the extent may hold another block, which is no fault.
             Err(ReadError::Failed(error)) if !outrun && lease.is_some() => {
                 report(&located, kind, &error);
-                hunt.fail(&target, &[kind], error);
+                retry.fail(&target, &[kind], error);
             }
-            _ => hunt.outrun(),
+            _ => retry.lease_outrun(),
         }
     }
 }

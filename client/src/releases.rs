@@ -12,12 +12,12 @@
 //! together, so a reader in a loop costs the master a few hundred messages a second and no more. Each is
 //! sent at most once: a lease whose release is lost runs out by itself.
 
-use crate::batch::MessageLimits;
 use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
 use crate::lease::Part;
+use crate::message_limits::MessageLimits;
 use hashbrown::HashMap;
 use kvpool_proto::ReleaseRequest;
 use kvpool_types::wire::keys::pack;

@@ -52,7 +52,7 @@ impl Tried {
                 let first = *ways.first()?;
                 let rank = (
                     all.len() - ways.len(),
-                    links.is_shunned(&replica.node),
+                    links.is_deprioritized(&replica.node),
                     first != TransportKind::Shm,
                     rand::random::<u32>(),
                 );

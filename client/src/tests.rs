@@ -11,7 +11,7 @@ mod read_only;
 mod remove;
 
 use crate::fake::Pool;
-use crate::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region};
+use crate::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, PutOutcome, Region};
 use kvpool_types::{Key, Length};
 
 fn key(name: &str) -> Key {
@@ -39,7 +39,7 @@ async fn put_twice(pool: &Pool, name: &str, bytes: &[u8]) {
         .client
         .batch_put(vec![block(name, bytes)], &options)
         .await;
-    assert_eq!(outcomes, [Ok(Put::Stored { replicas: 2 })]);
+    assert_eq!(outcomes, [Ok(PutOutcome::Stored { replicas: 2 })]);
 }
 
 /// Gets one block of a known length; the bytes are in the region.
@@ -47,7 +47,7 @@ async fn get_one(
     pool: &Pool,
     name: &str,
     length: usize,
-) -> (Result<Lookup, crate::GetError>, Vec<u8>) {
+) -> (Result<GetOutcome, crate::GetError>, Vec<u8>) {
     let memory = Region::allocate(Length(length as u64));
     let gets = vec![GetBlock::new(key(name), memory.whole())];
     let mut outcomes = pool.client.batch_get(gets, &GetOptions::default()).await;

@@ -5,7 +5,7 @@ use crate::client::Inner;
 use crate::clock::{BootTime, Deadline};
 use crate::counters::Counting;
 use crate::errors::GetError;
-use crate::hunt::Hunt;
+use crate::replica_retry::ReplicaRetry;
 use kvpool_transport::checksum::sum_shared;
 use kvpool_transport::{Slice, TransferError, TransportKind};
 use kvpool_types::{Code, Key, Length, Offset, Version};
@@ -53,9 +53,9 @@ pub(crate) async fn get_view(
 ) -> Result<Option<View>, GetError> {
     let timeout = options.timeout.unwrap_or(inner.options.timeouts.get);
     let deadline = Deadline::after(timeout);
-    let mut hunt = Hunt::new(inner, key, deadline, Some(TransportKind::Shm));
+    let mut retry = ReplicaRetry::new(inner, key, deadline, Some(TransportKind::Shm));
     loop {
-        let Some(target) = hunt.next(Length(0)).await? else {
+        let Some(target) = retry.next(Length(0)).await? else {
             Counting::one(&inner.counting.misses);
             return Ok(None);
         };
@@ -92,11 +92,11 @@ pub(crate) async fn get_view(
         let memory = match pinned {
             Ok(memory) if in_time => memory,
             Ok(_) => {
-                hunt.outrun();
+                retry.lease_outrun();
                 continue;
             }
             Err(error) => {
-                hunt.fail(&target, &[TransportKind::Shm], error);
+                retry.fail(&target, &[TransportKind::Shm], error);
                 continue;
             }
         };
@@ -107,7 +107,7 @@ pub(crate) async fn get_view(
             let summed = match deadline.run(summed).await {
                 Ok(Ok(sum)) => sum,
                 _ => {
-                    hunt.fail(&target, &[TransportKind::Shm], late(&replica.node.name));
+                    retry.fail(&target, &[TransportKind::Shm], late(&replica.node.name));
                     continue;
                 }
             };
@@ -119,7 +119,7 @@ pub(crate) async fn get_view(
                         target.located.checksum
                     ),
                 };
-                hunt.fail(&target, &[TransportKind::Shm], error);
+                retry.fail(&target, &[TransportKind::Shm], error);
                 continue;
             }
             inner
@@ -129,8 +129,8 @@ pub(crate) async fn get_view(
         Counting::one(&inner.counting.hits);
         Counting::one(&inner.counting.views);
         // The pin keeps the bytes from here on.
-        hunt.pinned(&target);
-        hunt.done();
+        retry.pinned(&target);
+        retry.done();
         return Ok(Some(View {
             memory,
             version: target.located.version,

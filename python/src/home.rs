@@ -77,12 +77,12 @@ pub(crate) fn drop_aside<T: Send>(value: T) {
 
 /// A value that is dropped where it was made, and left alone in a child made by fork.
 #[derive(Debug)]
-pub(crate) struct Homely<T> {
+pub(crate) struct ForkGuarded<T> {
     home: Home,
     value: Option<T>,
 }
 
-impl<T> Homely<T> {
+impl<T> ForkGuarded<T> {
     /// A value of this process.
     pub(crate) fn new(value: T) -> Self {
         Self {
@@ -121,7 +121,7 @@ impl<T> Homely<T> {
     }
 }
 
-impl<T> Drop for Homely<T> {
+impl<T> Drop for ForkGuarded<T> {
     fn drop(&mut self) {
         if !self.home.is_here() {
             std::mem::forget(self.value.take());

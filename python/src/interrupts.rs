@@ -1,8 +1,8 @@
 //! Signals while a call waits: Python runs their handlers on its main thread, which only that thread can do.
 //!
 //! ```text
-//!  call waits ──50 ms──► is_over? ─ handlers run ─┬─ nothing raised: it waits on
-//!                                                 └─ KeyboardInterrupt: kept here, the call is given up
+//!  call waits ──50 ms──► is_cancelled? ─ handlers run ─┬─ nothing raised: the call waits on
+//!                                                      └─ KeyboardInterrupt: kept here, the call is cancelled
 //!  the call's end ─┬─ raises a Fault: the kept exception takes its place
 //!                  └─ answers:        the interpreter raises the kept one at its next step
 //! ```
@@ -15,7 +15,7 @@
     reason = "the interpreter's list of pending calls is a C interface"
 )]
 
-use kvpool_client::blocking::Patience;
+use kvpool_client::blocking::CancelCheck;
 use parking_lot::Mutex;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -25,12 +25,12 @@ use std::sync::Arc;
 /// What a signal's handler raised in a call, until it is raised again where Python sees it.
 static RAISED: Mutex<Option<PyErr>> = Mutex::new(None);
 
-/// Gives calls of the main thread up when a signal's handler raises.
+/// Cancels calls of the main thread when a signal's handler raises.
 #[derive(Debug)]
 struct Signals;
 
-/// What the clients of this module ask while they wait.
-pub(crate) fn patience() -> Option<Arc<dyn Patience>> {
+/// The check that clients of this module ask while a call waits.
+pub(crate) fn cancel_check() -> Option<Arc<dyn CancelCheck>> {
     Some(Arc::new(Signals))
 }
 
@@ -39,12 +39,12 @@ pub(crate) fn raised() -> Option<PyErr> {
     is_main_thread().then(|| RAISED.lock().take()).flatten()
 }
 
-impl Patience for Signals {
-    fn watches(&self) -> bool {
+impl CancelCheck for Signals {
+    fn applies_here(&self) -> bool {
         is_main_thread()
     }
 
-    fn is_over(&self) -> bool {
+    fn is_cancelled(&self) -> bool {
         if RAISED.lock().is_some() {
             // One native call may make several of the client's, and none of them is to wait any more.
             return true;

@@ -1,13 +1,13 @@
-//! Memory that a caller names, lent for the length of one call.
+//! The caller's memory, lent to transfers for the length of one call.
 //!
-//! The client's operations own their buffers until the last byte has moved, also past a deadline. A
+//! The client's operations own their buffers until the last byte has moved, even past a deadline. A
 //! Python caller owns its memory itself and may free it as soon as the call returns. So each call lends
-//! its memory through a [`Loan`]. After the operation's end it waits until no transfer holds any of the
-//! memory. That takes microseconds, except while a transfer is aborted.
+//! its memory through a [`Loan`]. When the operation ends, the call waits until no transfer holds any of
+//! the memory. This takes microseconds, except when a transfer is being aborted.
 
-// UNSAFETY: turns the addresses that a Python caller passes into memory that transfers use. That they
-// are the caller's own is the caller's promise, as it is for every buffer address in Python; that they
-// are not used after the call is this module's.
+// UNSAFETY: turns the addresses that a Python caller passes into memory that transfers use. The caller
+// promises that the memory is its own, as for every buffer address in Python. This module promises that
+// nothing uses the memory after the call.
 #![allow(
     unsafe_code,
     reason = "a Python caller names memory by its address, or by the buffer protocol"
@@ -20,44 +20,44 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a call waits, after its operation has ended, for transfers to let go of its memory. An
-/// operation past its deadline breaks its transfers off, which takes a fraction of this.
+/// How long a call waits, after its operation has ended, until transfers release its memory. An
+/// operation past its deadline aborts its transfers, which takes a fraction of this time.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
 /// The memory of one call.
 pub(crate) struct Loan {
-    slip: Arc<Slip>,
-    back: Arc<Back>,
+    token: Arc<DrainToken>,
+    latch: Arc<DrainLatch>,
 }
 
-/// Counted by everything that is lent; the last count says that it is back.
-struct Slip(Arc<Back>);
+/// Held by every lent slice; when the last clone is dropped, the latch opens.
+struct DrainToken(Arc<DrainLatch>);
 
+/// Open once no transfer holds any of the call's memory.
 #[derive(Default)]
-struct Back {
-    is: Mutex<bool>,
+struct DrainLatch {
+    open: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Drop for Slip {
+impl Drop for DrainToken {
     fn drop(&mut self) {
-        *self.0.is.lock() = true;
+        *self.0.open.lock() = true;
         self.0.changed.notify_all();
     }
 }
 
-/// Memory is still in use that should have been given back.
+/// A transfer still uses the call's memory after [`GRACE`].
 #[derive(Debug, thiserror::Error)]
 #[error("a transfer still uses the call's memory {0:?} after the call's end; it must not be freed")]
 pub(crate) struct StillLent(Duration);
 
 impl Loan {
-    /// Nothing is lent yet.
     pub(crate) fn new() -> Self {
-        let back = Arc::new(Back::default());
+        let latch = Arc::new(DrainLatch::default());
         Self {
-            slip: Arc::new(Slip(Arc::clone(&back))),
-            back,
+            token: Arc::new(DrainToken(Arc::clone(&latch))),
+            latch,
         }
     }
 
@@ -65,8 +65,8 @@ impl Loan {
     ///
     /// # Safety
     ///
-    /// They must be there, readable, and writable if anything is read into them, until
-    /// [`Loan::returned`] has said so.
+    /// The bytes must stay mapped and readable until [`Loan::returned`] has returned `Ok`, and writable if
+    /// a transfer reads into them.
     pub(crate) unsafe fn lend(&self, address: usize, length: u64) -> Option<Slice> {
         let end = u64::try_from(address).ok()?.checked_add(length)?;
         if i64::try_from(end).is_err() {
@@ -75,30 +75,30 @@ impl Loan {
         let Some(start) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) else {
             return (length == 0).then(|| Region::from(Vec::new()).whole());
         };
-        let keeper = Arc::clone(&self.slip);
-        // SAFETY: the caller promises that the memory is there until the slip's last count has gone,
-        // which is the keeper's.
+        let keeper = Arc::clone(&self.token);
+        // SAFETY: the caller promises that the memory stays mapped until the last token is dropped, and
+        // the region holds one.
         let region = unsafe { Region::from_raw(start, Length(length), keeper) };
         Some(region.whole())
     }
 
     /// Lends part of memory that is registered for longer than the call.
     pub(crate) fn lend_part(&self, registered: Slice) -> Slice {
-        registered.with_hook(Arc::clone(&self.slip) as Arc<_>)
+        registered.with_hook(Arc::clone(&self.token) as Arc<_>)
     }
 
-    /// Waits until everything lent is back. To be called without the interpreter's lock.
+    /// Waits until no transfer holds lent memory. Call it without the interpreter's lock.
     pub(crate) fn returned(self) -> Result<(), StillLent> {
         self.returned_by(Instant::now() + GRACE)
     }
 
-    /// The same, waiting no longer than until then: for one of several loans that end together.
+    /// [`Loan::returned`] with a given end of the wait: for several loans that end together.
     pub(crate) fn returned_by(self, until: Instant) -> Result<(), StillLent> {
-        let Self { slip, back } = self;
-        drop(slip);
-        let mut is_back = back.is.lock();
-        while !*is_back {
-            if back.changed.wait_until(&mut is_back, until).timed_out() && !*is_back {
+        let Self { token, latch } = self;
+        drop(token);
+        let mut is_open = latch.open.lock();
+        while !*is_open {
+            if latch.changed.wait_until(&mut is_open, until).timed_out() && !*is_open {
                 return Err(StillLent(GRACE));
             }
         }

@@ -4,16 +4,16 @@
 //! What has the wrong type raises and nothing is done; a wrong value fails its own key.
 
 mod answers;
-mod batch;
 mod buffers;
 mod lease;
 mod listing;
 mod open;
 mod options;
+mod outcomes;
 mod registration;
 
 use crate::errors::Fault;
-use crate::home::{Homely, Resident};
+use crate::home::{ForkGuarded, Resident};
 use crate::interrupts;
 use crate::keys::{
     Namespace, for_each, length_hint, list_of_alike, pack_keys, read_key, read_keys,
@@ -22,18 +22,19 @@ use crate::loan::Loan;
 use crate::places::{Placed, by_place};
 use crate::view::View;
 pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, Stats};
-use batch::{Planned, answers, finish, merge, only, plan_one, read_parents, truth, uneven};
 use buffers::{Block, Buffers, Unwritten, Use};
 use kvpool_client::blocking::Client;
 use kvpool_client::{
-    GetBlock, GetOptions, Leasing, Lookup, PackedKeys, Put, PutBlock, Remove, Slice, ViewOptions,
+    GetBlock, GetOptions, GetOutcome, Leasing, PackedKeys, PutBlock, PutOutcome, Remove, Slice,
+    ViewOptions,
 };
 use kvpool_types::{Code, Key, Length, Offset};
 pub(crate) use lease::{Lease, Prefix};
 pub(crate) use listing::Listing;
 use open::{Connection, Open};
 pub(crate) use options::Whole;
-use options::{Patience, PutWords, connect_options, some_seconds};
+use options::{ConnectTimes, PutWords, connect_options, some_seconds};
+use outcomes::{Planned, answers, finish, merge, only, plan_one, read_parents, truth, uneven};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 pub(crate) use registration::Registration;
@@ -74,7 +75,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    fn open(&self) -> Result<Arc<Homely<Open>>, Fault> {
+    fn open(&self) -> Result<Arc<ForkGuarded<Open>>, Fault> {
         self.connection.get()
     }
 
@@ -101,7 +102,7 @@ impl Pool {
         blocks: &Bound<'py, PyAny>,
         parents: Option<&Bound<'py, PyAny>>,
         words: PutWords,
-    ) -> PyResult<Vec<Result<Put, Fault>>> {
+    ) -> PyResult<Vec<Result<PutOutcome, Fault>>> {
         let py = keys.py();
         let open = self.open()?;
         let open = open.get()?;
@@ -195,18 +196,18 @@ impl Pool {
         control_timeout: Option<f64>,
         spin: f64,
     ) -> PyResult<Self> {
-        let patience = Patience {
+        let times = ConnectTimes {
             connect: timeout,
             put: put_timeout,
             get: get_timeout,
             control: control_timeout,
             spin,
         };
-        let options = connect_options(master, namespace, transport, token, &patience)?;
+        let options = connect_options(master, namespace, transport, token, &times)?;
         let masters = options.masters.join(",");
         let resident = Resident::new()?;
         let client = py.detach(|| {
-            Client::connect_with(options, interrupts::patience()).map_err(Fault::from)
+            Client::connect_with(options, interrupts::cancel_check()).map_err(Fault::from)
         })?;
         Ok(Self {
             connection: Arc::new(Connection::new(client, resident)),
@@ -256,7 +257,7 @@ impl Pool {
         };
         let outcomes = self.put_blocks(keys, blocks, parents, words)?;
         answers(py, outcomes, |put| {
-            Ok(truth(py, matches!(put, Put::Stored { .. })))
+            Ok(truth(py, matches!(put, PutOutcome::Stored { .. })))
         })
     }
 
@@ -291,7 +292,7 @@ impl Pool {
         let one = |item: &Bound<'py, PyAny>| PyTuple::new(py, [item]).map(Bound::into_any);
         let parents = parent.map(one).transpose()?;
         let outcomes = self.put_blocks(&one(key)?, &one(block)?, parents.as_ref(), words)?;
-        Ok(matches!(only(outcomes)?, Put::Stored { .. }))
+        Ok(matches!(only(outcomes)?, PutOutcome::Stored { .. }))
     }
 
     /// Gets blocks, each into the memory at its index in `into`. Returns one result for each key:
@@ -355,8 +356,8 @@ impl Pool {
             )
         })?;
         answers(py, merge(plan, outcomes), |found| match found {
-            Lookup::Hit { length, .. } => Ok(length.0.into_pyobject(py)?.into_any()),
-            Lookup::Miss => Ok(py.None().into_bound(py)),
+            GetOutcome::Hit { length, .. } => Ok(length.0.into_pyobject(py)?.into_any()),
+            GetOutcome::Miss => Ok(py.None().into_bound(py)),
         })
     }
 
@@ -422,11 +423,11 @@ impl Pool {
         let found = py.detach(|| client.get_range(&key, Offset(offset), buffers, &options));
         // A hit counts the block's length, not the range's.
         let found = found.map(|found| match found {
-            Lookup::Hit { version, .. } => Lookup::Hit {
+            GetOutcome::Hit { version, .. } => GetOutcome::Hit {
                 length: Length(length),
                 version,
             },
-            Lookup::Miss => Lookup::Miss,
+            GetOutcome::Miss => GetOutcome::Miss,
         });
         finish(py, loan, found.map_err(Fault::from), vec![room], None)
     }

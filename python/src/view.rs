@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "the buffer protocol is made of raw pointers")]
 
 use crate::errors::Fault;
-use crate::home::{Home, Homely, drop_aside};
+use crate::home::{ForkGuarded, Home, drop_aside};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -29,7 +29,7 @@ pub(crate) struct View {
 
 /// The view itself, until it is released.
 struct State {
-    view: Option<Homely<kvpool_client::View>>,
+    view: Option<ForkGuarded<kvpool_client::View>>,
     /// How many buffers of it are out.
     lent: usize,
 }
@@ -37,7 +37,7 @@ struct State {
 impl View {
     pub(crate) fn new(view: kvpool_client::View) -> Self {
         let (length, version) = (view.length().as_usize(), view.version().0);
-        let view = Homely::new(view);
+        let view = ForkGuarded::new(view);
         Self {
             home: view.home(),
             length,

@@ -1,6 +1,6 @@
 //! Blocks that can be checked: every byte follows from the key.
 
-use kvpool_client::{Client, GetBlock, GetOptions, Lookup, PutBlock, PutOptions};
+use kvpool_client::{Client, GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions};
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{Key, Length};
 use std::collections::hash_map::DefaultHasher;
@@ -103,11 +103,11 @@ pub async fn check_all(client: &Client, numbers: std::ops::Range<u64>, length: u
         let outcomes = client.batch_get(gets.collect(), &options).await;
         for ((number, target), outcome) in batch.iter().zip(&targets).zip(outcomes) {
             match outcome {
-                Ok(Lookup::Hit { .. }) if is_right(&key(*number), target, length) => {
+                Ok(GetOutcome::Hit { .. }) if is_right(&key(*number), target, length) => {
                     tally.right += 1;
                 }
-                Ok(Lookup::Hit { .. }) => tally.wrong += 1,
-                Ok(Lookup::Miss) => tally.missed += 1,
+                Ok(GetOutcome::Hit { .. }) => tally.wrong += 1,
+                Ok(GetOutcome::Miss) => tally.missed += 1,
                 Err(_) => tally.failed += 1,
             }
         }

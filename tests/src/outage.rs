@@ -11,7 +11,7 @@ pub use report::{Event, Gaps, Report, Summary};
 
 use crate::blocks::{is_right, key, put_all, source, target};
 use kvpool_client::{
-    Client, GetBlock, GetOptions, Lookup, Options as ClientOptions, PutBlock, PutOptions,
+    Client, GetBlock, GetOptions, GetOutcome, Options as ClientOptions, PutBlock, PutOptions,
 };
 use kvpool_types::{Code, Epoch};
 use rand::Rng;
@@ -257,9 +257,11 @@ impl Shared {
             ..GetOptions::default()
         };
         match client.batch_get(vec![get], &options).await.remove(0) {
-            Ok(Lookup::Hit { .. }) if is_right(&key, &target, self.load.length) => Outcome::Done,
-            Ok(Lookup::Hit { .. }) => Outcome::Wrong,
-            Ok(Lookup::Miss) => Outcome::Missed,
+            Ok(GetOutcome::Hit { .. }) if is_right(&key, &target, self.load.length) => {
+                Outcome::Done
+            }
+            Ok(GetOutcome::Hit { .. }) => Outcome::Wrong,
+            Ok(GetOutcome::Miss) => Outcome::Missed,
             Err(error) => Outcome::Failed(error.code(), error.to_string()),
         }
     }

@@ -1,6 +1,6 @@
 //! Invariant 8: eviction takes what it must and no more; and puts wait for room instead of failing.
 
-use kvpool_client::{GetBlock, GetOptions, Lookup, PutBlock, PutOptions};
+use kvpool_client::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions};
 use kvpool_tests::blocks::{is_right, key, put_all, source, target};
 use kvpool_tests::{Cluster, Options};
 use rand::rngs::StdRng;
@@ -69,7 +69,7 @@ async fn a_pool_filled_to_three_times_its_size_fails_no_put_and_tears_no_read() 
                     release: true,
                     ..GetOptions::default()
                 };
-                if let Ok(Lookup::Hit { .. }) =
+                if let Ok(GetOutcome::Hit { .. }) =
                     client.batch_get(vec![get], &options).await.remove(0)
                 {
                     assert!(
@@ -267,7 +267,7 @@ async fn puts_each_followed_by_a_get_find_room_in_a_full_pool() {
         let memory = target(1 << 20);
         let get = vec![GetBlock::new(key.clone(), memory.clone())];
         let got = client.batch_get(get, &GetOptions::default()).await;
-        assert!(matches!(got[0], Ok(Lookup::Hit { .. })), "{got:?}");
+        assert!(matches!(got[0], Ok(GetOutcome::Hit { .. })), "{got:?}");
         assert!(is_right(&key, &memory, 1 << 20));
     }
     println!("the longest of 256 puts took {longest:?}");

@@ -1,6 +1,6 @@
 //! Invariant 1: a get returns the bytes that were committed under that key, or a miss.
 
-use kvpool_client::{GetOptions, Lookup, PutBlock, PutOptions, TransportChoice};
+use kvpool_client::{GetOptions, GetOutcome, PutBlock, PutOptions, TransportChoice};
 use kvpool_proto as proto;
 use kvpool_tests::blocks::{Tally, check_all, key, put_all, source};
 use kvpool_tests::grants::Control;
@@ -124,7 +124,10 @@ async fn a_range_over_a_flipped_byte_is_not_served() {
             &GetOptions::default(),
         )
         .await;
-    assert!(!matches!(spoiled, Ok(Lookup::Hit { .. })), "{spoiled:?}");
+    assert!(
+        !matches!(spoiled, Ok(GetOutcome::Hit { .. })),
+        "{spoiled:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

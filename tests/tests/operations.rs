@@ -1,7 +1,8 @@
 //! Every operation of the client against a live pool, over each transport.
 
 use kvpool_client::{
-    GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Remove, TransportChoice, ViewOptions,
+    GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, PutOutcome, Remove, TransportChoice,
+    ViewOptions,
 };
 use kvpool_tests::blocks::{bytes_of, is_right, key, source, target};
 use kvpool_tests::{Cluster, Options};
@@ -41,7 +42,7 @@ async fn blocks_of_every_size_come_back_as_they_were_put() {
             .map(|(key, size)| put_of(key, size))
             .collect();
         for outcome in client.batch_put(puts, &PutOptions::default()).await {
-            assert_eq!(outcome.unwrap(), Put::Stored { replicas: 1 });
+            assert_eq!(outcome.unwrap(), PutOutcome::Stored { replicas: 1 });
         }
         let targets: Vec<_> = sizes.iter().map(|size| target(*size)).collect();
         let gets = keys
@@ -52,7 +53,7 @@ async fn blocks_of_every_size_come_back_as_they_were_put() {
         let outcomes = client.batch_get(gets, &GetOptions::default()).await;
         for (((key, size), target), outcome) in keys.iter().zip(sizes).zip(&targets).zip(outcomes) {
             assert!(
-                matches!(outcome.unwrap(), Lookup::Hit { length, .. } if length.0 == size as u64)
+                matches!(outcome.unwrap(), GetOutcome::Hit { length, .. } if length.0 == size as u64)
             );
             assert!(is_right(key, target, size), "{transport:?} {size}");
         }
@@ -254,11 +255,17 @@ async fn upsert_replaces_and_put_does_not() {
     let client = cluster.client().await.unwrap();
     let key = key(1);
     client.put(&key, vec![1; 1000]).await.unwrap();
-    assert_eq!(client.put(&key, vec![2; 2000]).await.unwrap(), Put::Present);
+    assert_eq!(
+        client.put(&key, vec![2; 2000]).await.unwrap(),
+        PutOutcome::Present
+    );
     assert_eq!(client.get(&key).await.unwrap(), Some(vec![1; 1000]));
     let block = PutBlock::new(key.clone(), Region::from(vec![3; 3000]).whole());
     let outcomes = client.upsert(vec![block], &PutOptions::default()).await;
-    assert_eq!(outcomes[0].as_ref().unwrap(), &Put::Stored { replicas: 1 });
+    assert_eq!(
+        outcomes[0].as_ref().unwrap(),
+        &PutOutcome::Stored { replicas: 1 }
+    );
     assert_eq!(client.get(&key).await.unwrap(), Some(vec![3; 3000]));
     assert_eq!(client.get_size(&key).await.unwrap(), Some(Length(3000)));
 }
@@ -341,7 +348,10 @@ async fn replicas_go_to_different_nodes_and_are_described() {
         ..PutOptions::default()
     };
     let outcomes = client.batch_put(vec![put_of(&key, 9000)], &options).await;
-    assert_eq!(outcomes[0].as_ref().unwrap(), &Put::Stored { replicas: 2 });
+    assert_eq!(
+        outcomes[0].as_ref().unwrap(),
+        &PutOutcome::Stored { replicas: 2 }
+    );
     let described = client.describe(std::slice::from_ref(&key)).await.unwrap();
     let block = described[0].as_ref().unwrap();
     assert_eq!(block.length, Length(9000));

@@ -135,7 +135,7 @@ async fn a_get_from_a_hung_node_ends_at_its_deadline() {
         // Over TCP nothing can come; a mapping can be read without the node's help.
         if transport == TransportChoice::Tcp {
             assert!(
-                !matches!(outcome, Ok(kvpool_client::Lookup::Hit { .. })),
+                !matches!(outcome, Ok(kvpool_client::GetOutcome::Hit { .. })),
                 "{outcome:?}"
             );
         }

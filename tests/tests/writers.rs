@@ -1,6 +1,6 @@
 //! A writer that dies in the middle of a put does not hold its key against others.
 
-use kvpool_client::{GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region};
+use kvpool_client::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, PutOutcome, Region};
 use kvpool_tests::blocks::{bytes_of, key, source};
 use kvpool_tests::{Cluster, Hand, Options};
 use kvpool_types::Length;
@@ -46,13 +46,13 @@ async fn the_key_of_a_writer_killed_in_its_put_is_put_by_another_at_once() {
             let mut outcomes = client.batch_put(vec![block], &PutOptions::default()).await;
             let took = begun.elapsed();
             println!("{way}: the next put of the key took {took:?} from the kill on");
-            assert_eq!(outcomes.remove(0), Ok(Put::Stored { replicas: 1 }));
+            assert_eq!(outcomes.remove(0), Ok(PutOutcome::Stored { replicas: 1 }));
             // It was the put's whole timeout, 10 s, before.
             assert!(took < Duration::from_secs(3), "{way}: {took:?}");
             let memory = Region::allocate(Length(SMALL as u64));
             let get = GetBlock::new(key.clone(), memory.whole());
             let mut got = client.batch_get(vec![get], &GetOptions::default()).await;
-            assert!(matches!(got.remove(0), Ok(Lookup::Hit { .. })));
+            assert!(matches!(got.remove(0), Ok(GetOutcome::Hit { .. })));
             assert_eq!(memory.whole().to_vec(), bytes_of(&key, SMALL));
             client
                 .remove(kvpool_client::Remove::Everything, true)

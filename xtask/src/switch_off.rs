@@ -106,7 +106,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 3,
         what: "a node fences nothing that a process holds or views",
-        file: "store-node/src/fence/mod.rs",
+        file: "store-node/src/fence.rs",
         on: ".and_then(|space| space.touches.overlapping_mut(span.range).next());",
         off: ".and_then(|space| space.touches.overlapping_mut(span.range).next().filter(|_| false));",
         package: "kvpool-tests",
@@ -115,7 +115,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 3,
         what: "a node fences nothing that a view has pinned on a board",
-        file: "store-node/src/fence/mod.rs",
+        file: "store-node/src/fence.rs",
         on: "None if pinned.touches(span) => {",
         off: "None if pinned.touches(span) && false => {",
         package: "kvpool-tests",
@@ -143,7 +143,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 3,
         what: "the end of a grant aborts the receive under it",
-        file: "store-node/src/fence/mod.rs",
+        file: "store-node/src/fence.rs",
         on: "close(touch, &mut aborts);",
         off: "close(touch, &mut Vec::new());",
         package: "kvpool-tests",

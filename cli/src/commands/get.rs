@@ -5,7 +5,7 @@ use crate::connection::{control_error, get_error, parse_key};
 use crate::exit;
 use crate::output::{self, Format};
 use anyhow::Context as _;
-use kvpool_client::{GetBlock, GetOptions, Lookup, Region};
+use kvpool_client::{GetBlock, GetOptions, GetOutcome, Region};
 use kvpool_types::{Key, Offset};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -58,11 +58,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         .context("the get came to no outcome")?
         .map_err(get_error)?;
     let bytes = match found {
-        Lookup::Hit { length, .. } => memory
+        GetOutcome::Hit { length, .. } => memory
             .slice(Offset(0), length)
             .context("the block is longer than its memory")?
             .to_vec(),
-        Lookup::Miss => return Err(exit::missing(&args.key, context.output)),
+        GetOutcome::Miss => return Err(exit::missing(&args.key, context.output)),
     };
     let Some(path) = &args.to else {
         return output::write(&bytes).context("cannot write");

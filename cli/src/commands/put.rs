@@ -5,7 +5,7 @@ use crate::connection::{no_node, parse_key, put_error};
 use crate::exit;
 use crate::output;
 use anyhow::Context as _;
-use kvpool_client::{Put, PutBlock, PutOptions};
+use kvpool_client::{PutBlock, PutOptions, PutOutcome};
 use kvpool_transport::Region;
 use kvpool_types::{Code, Key};
 use serde::Serialize;
@@ -89,10 +89,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let outcome = Outcome {
         key: args.key.to_string(),
         length,
-        stored: put != Put::Present,
+        stored: put != PutOutcome::Present,
         replicas: match put {
-            Put::Stored { replicas } => replicas,
-            Put::Present => 0,
+            PutOutcome::Stored { replicas } => replicas,
+            PutOutcome::Present => 0,
         },
     };
     context.output.show(&outcome, |outcome| {

@@ -8,7 +8,7 @@ use crate::remote::Reply;
 use crate::workload::Prompt;
 use anyhow::Context as _;
 use kvpool_client::{
-    Client, GetBlock, GetError, GetOptions, Lease, Lookup, Put, PutBlock, PutOptions,
+    Client, GetBlock, GetError, GetOptions, GetOutcome, Lease, PutBlock, PutOptions, PutOutcome,
 };
 use kvpool_transport::{Region, Slice};
 use kvpool_types::key::Digest;
@@ -196,8 +196,8 @@ impl Worker {
         let took = begin.elapsed();
         for outcome in outcomes {
             match outcome {
-                Ok(Put::Stored { .. }) => done.put += 1,
-                Ok(Put::Present) => done.existed += 1,
+                Ok(PutOutcome::Stored { .. }) => done.put += 1,
+                Ok(PutOutcome::Present) => done.existed += 1,
                 Err(error) => count(&mut done.refused, error.code()),
             }
         }
@@ -230,14 +230,14 @@ impl Worker {
         let took = begin.elapsed();
         for (block, outcome) in blocks.iter().zip(outcomes) {
             match outcome {
-                Ok(Lookup::Hit { length, .. }) => {
+                Ok(GetOutcome::Hit { length, .. }) => {
                     done.checked += 1;
                     if length != Length(self.blocks.bytes) || !self.is_right(block) {
                         tracing::error!(key = %block.key, %length, "wrong bytes");
                         done.wrong += 1;
                     }
                 }
-                Ok(Lookup::Miss) => done.missing += 1,
+                Ok(GetOutcome::Miss) => done.missing += 1,
                 Err(error) => count(&mut done.failed, GetError::code(&error)),
             }
         }

@@ -1,6 +1,6 @@
-use super::{Client, Patience, Runtimes};
+use super::{CancelCheck, Client, Runtimes};
 use crate::fake::{Master, Mode, Nodes, connect, options, serve};
-use crate::{GetBlock, GetOptions, Lookup, PutBlock, PutOptions, Region};
+use crate::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, Region};
 use kvpool_types::{Code, Key, Length};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,8 +11,8 @@ fn key(name: &str) -> Key {
 }
 
 /// A blocking client of a fake pool, which has a block.
-fn client_of_one_block(patience: Option<Arc<dyn Patience>>) -> (Nodes, Client) {
-    let runtimes = Runtimes::start(patience).unwrap();
+fn client_of_one_block(cancel: Option<Arc<dyn CancelCheck>>) -> (Nodes, Client) {
+    let runtimes = Runtimes::start(cancel).unwrap();
     let (nodes, client) = runtimes.background.block_on(async {
         let mut options = options(vec![serve(Arc::new(Master::default()))]);
         options.timeouts.get = Duration::from_secs(600);
@@ -37,24 +37,24 @@ fn a_get_makes_its_room_outside_the_runtime_that_other_calls_wait_in() {
         assert_eq!(client.is_exist(&[key("a")]), Ok(vec![true]));
         Some(room.insert(Region::allocate(length)).whole())
     });
-    assert!(matches!(found, Ok(Lookup::Hit { .. })), "{found:?}");
+    assert!(matches!(found, Ok(GetOutcome::Hit { .. })), "{found:?}");
     assert_eq!(room.unwrap().whole().to_vec(), b"right bytes");
     let missed = client.get_placed(&key("none"), None, |_| None);
-    assert_eq!(missed, Ok(Lookup::Miss));
+    assert_eq!(missed, Ok(GetOutcome::Miss));
     let refused = client.get_placed(&key("a"), None, |_| None).unwrap_err();
     assert_eq!(refused.code(), Code::Internal);
 }
 
-/// Gives up once it has been asked twice.
+/// Cancels the call when it is asked for the second time.
 #[derive(Debug, Default)]
-struct GivesUp(AtomicUsize);
+struct CancelsOnSecond(AtomicUsize);
 
-impl Patience for GivesUp {
-    fn watches(&self) -> bool {
+impl CancelCheck for CancelsOnSecond {
+    fn applies_here(&self) -> bool {
         true
     }
 
-    fn is_over(&self) -> bool {
+    fn is_cancelled(&self) -> bool {
         assert!(
             tokio::runtime::Handle::try_current().is_err(),
             "asked within the runtime"
@@ -65,7 +65,7 @@ impl Patience for GivesUp {
 
 #[test]
 fn a_call_that_is_given_up_ends_long_before_its_deadline() {
-    let (nodes, client) = client_of_one_block(Some(Arc::new(GivesUp::default())));
+    let (nodes, client) = client_of_one_block(Some(Arc::new(CancelsOnSecond::default())));
     nodes.set(1, Mode::Hangs);
     nodes.set(2, Mode::Hangs);
     let room = Region::allocate(Length(11));

@@ -2,7 +2,7 @@
 
 use super::{block, key};
 use crate::fake::{Master, Passage, Role, connect, options, serve_behind_wire};
-use crate::{Client, ConnectError, Put, PutOptions};
+use crate::{Client, ConnectError, PutOptions, PutOutcome};
 use kvpool_etcd::kv::{Op, Txn};
 use kvpool_etcd::testing::Etcd;
 use kvpool_types::Code;
@@ -45,7 +45,7 @@ async fn masters_are_found_in_etcd_and_found_again_when_they_are_others() {
         ..PutOptions::default()
     };
     let outcome = client.batch_put(vec![block("b", b"x")], &options).await;
-    assert_eq!(outcome, [Ok(Put::Stored { replicas: 1 })]);
+    assert_eq!(outcome, [Ok(PutOutcome::Stored { replicas: 1 })]);
     assert!(
         left.elapsed() < Duration::from_secs(2),
         "{:?}",

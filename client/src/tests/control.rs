@@ -1,6 +1,6 @@
 use super::{block, get_one, key, put_twice};
 use crate::fake::{Master, connect, options, pool, pool_with, serve};
-use crate::{Client, ConnectError, Leasing, Lookup, Options, PutOptions, Timeouts};
+use crate::{Client, ConnectError, GetOutcome, Leasing, Options, PutOptions, Timeouts};
 use kvpool_types::{Code, Key};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ async fn a_new_term_ends_the_use_of_what_was_remembered() {
     put_twice(&pool, "a", b"bytes").await;
     assert!(matches!(
         get_one(&pool, "a", 5).await.0,
-        Ok(Lookup::Hit { .. })
+        Ok(GetOutcome::Hit { .. })
     ));
     assert_eq!(pool.master.calls("lookup"), 1);
     pool.master.state().fail_over();
@@ -30,7 +30,7 @@ async fn a_new_term_ends_the_use_of_what_was_remembered() {
     assert_eq!(pool.client.is_exist(&[key("a")]).await.unwrap(), [true]);
     assert!(matches!(
         get_one(&pool, "a", 5).await.0,
-        Ok(Lookup::Hit { .. })
+        Ok(GetOutcome::Hit { .. })
     ));
     assert_eq!(pool.master.calls("lookup"), 2);
 }

@@ -6,12 +6,12 @@ use crate::fake::{
     CommitFault, Master, Mode, Nodes, Passage, Role, Wire, connect, options, serve,
     serve_behind_wire,
 };
-use crate::{Client, Put, PutError, PutOptions, blocking};
+use crate::{Client, PutError, PutOptions, PutOutcome, blocking};
 use kvpool_types::Code;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const STORED: Result<Put, PutError> = Ok(Put::Stored { replicas: 1 });
+const STORED: Result<PutOutcome, PutError> = Ok(PutOutcome::Stored { replicas: 1 });
 
 /// A leader and a standby that names it.
 struct Two {
@@ -62,13 +62,17 @@ impl Two {
     }
 }
 
-async fn put(client: &Client, name: &str) -> Result<Put, PutError> {
+async fn put(client: &Client, name: &str) -> Result<PutOutcome, PutError> {
     let blocks = vec![block(name, b"x")];
     let mut outcomes = client.batch_put(blocks, &PutOptions::default()).await;
     outcomes.remove(0)
 }
 
-async fn put_within(client: &Client, name: &str, timeout: Duration) -> Result<Put, PutError> {
+async fn put_within(
+    client: &Client,
+    name: &str,
+    timeout: Duration,
+) -> Result<PutOutcome, PutError> {
     let options = PutOptions {
         timeout: Some(timeout),
         ..PutOptions::default()
@@ -389,7 +393,7 @@ async fn a_commit_whose_leader_dies_is_present_when_it_is_put_again() {
     two.to_a.set(Passage::Dead);
     two.promote_after(Duration::from_millis(200));
     // What the old leader committed is what the new one has.
-    assert_eq!(putting.await.unwrap(), Ok(Put::Present));
+    assert_eq!(putting.await.unwrap(), Ok(PutOutcome::Present));
     assert_eq!(client.get(&key("a")).await.unwrap().unwrap(), b"x");
 }
 

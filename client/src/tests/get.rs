@@ -1,6 +1,6 @@
 use super::{block, get_one, key, put_twice};
 use crate::fake::{Mode, Pool, pool};
-use crate::{GetBlock, GetError, GetOptions, Lookup, PutOptions, Region};
+use crate::{GetBlock, GetError, GetOptions, GetOutcome, PutOptions, Region};
 use kvpool_proto::ReportedReplica;
 use kvpool_types::{Code, Length, Offset};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ async fn bytes_that_do_not_match_are_never_returned() {
     pool.nodes.set(1, Mode::Lies);
     for _ in 0..20 {
         let (outcome, bytes) = get_one(&pool, "a", 11).await;
-        assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
         assert_eq!(bytes, b"right bytes");
     }
     assert!(pool.client.counters().checksum_mismatches > 0);
@@ -42,7 +42,7 @@ async fn when_all_replicas_lie_the_get_is_a_miss_and_not_their_bytes() {
     pool.nodes.set(1, Mode::Lies);
     pool.nodes.set(2, Mode::Lies);
     let (outcome, _) = get_one(&pool, "a", 11).await;
-    assert_eq!(outcome, Ok(Lookup::Miss));
+    assert_eq!(outcome, Ok(GetOutcome::Miss));
 }
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn a_node_that_hangs_takes_only_its_share_of_the_deadline() {
     for _ in 0..4 {
         let begun = Instant::now();
         let (outcome, bytes) = get_one(&pool, "a", 5).await;
-        assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
         assert_eq!(bytes, b"bytes");
         assert!(
             begun.elapsed() < Duration::from_millis(1500),
@@ -94,7 +94,7 @@ async fn a_node_that_hangs_holds_up_no_block_of_another() {
     );
     for (at, outcome) in outcomes.iter().enumerate() {
         if at % 2 == 0 {
-            assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+            assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
         } else {
             assert_eq!(outcome.as_ref().unwrap_err().code(), Code::DeadlineExceeded);
         }
@@ -110,7 +110,7 @@ async fn what_the_master_hides_is_a_miss_and_what_it_does_not_is_an_error_in_tim
         pool.nodes.set(node, Mode::Fails(Code::Unreachable));
     }
     let (outcome, _) = get_one(&pool, "a", 5).await;
-    assert_eq!(outcome, Ok(Lookup::Miss));
+    assert_eq!(outcome, Ok(GetOutcome::Miss));
     pool.master.state().hides = false;
     let begun = Instant::now();
     let (outcome, _) = get_one(&pool, "b", 5).await;
@@ -148,7 +148,7 @@ async fn a_long_read_renews_its_lease() {
         pool.nodes.set(node, Mode::Slow(Duration::from_millis(300)));
     }
     let (outcome, bytes) = get_one(&pool, "a", 5).await;
-    assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
     assert_eq!(bytes, b"bytes");
     assert!(pool.master.calls("renew") >= 3);
     assert_eq!(pool.client.counters().leases_outrun, 0);
@@ -193,7 +193,7 @@ async fn a_location_is_asked_for_once_while_its_lease_runs() {
     put_twice(&pool, "a", b"bytes").await;
     for _ in 0..3 {
         let (outcome, _) = get_one(&pool, "a", 5).await;
-        assert!(matches!(outcome, Ok(Lookup::Hit { .. })));
+        assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })));
     }
     assert_eq!(pool.master.calls("lookup"), 1);
     // A call that takes its leases back leaves nothing behind to be used.
@@ -206,7 +206,7 @@ async fn a_location_is_asked_for_once_while_its_lease_runs() {
             ..GetOptions::default()
         };
         let outcomes = pool.client.batch_get(gets, &options).await;
-        assert!(matches!(outcomes[0], Ok(Lookup::Hit { .. })));
+        assert!(matches!(outcomes[0], Ok(GetOutcome::Hit { .. })));
         let of_b = |(key, _): &&(String, u64)| key == "b";
         let state = pool.master.state();
         assert_eq!(state.released.iter().filter(of_b).count(), released);
@@ -229,14 +229,14 @@ async fn a_release_that_is_not_answered_holds_no_bytes_back() {
     let get = pool.client.batch_get(gets, &options);
     let outcomes = tokio::time::timeout(Duration::from_secs(60), get).await;
     let outcomes = outcomes.expect("a get that ends");
-    assert!(matches!(outcomes[0], Ok(Lookup::Hit { .. })));
+    assert!(matches!(outcomes[0], Ok(GetOutcome::Hit { .. })));
     assert_eq!(memory.whole().to_vec(), b"bytes");
     assert_eq!(pool.master.calls("release"), 1);
     // The master is not doubted for it.
     let hellos = pool.master.calls("hello");
     pool.master.state().release_hangs = false;
     let (outcome, _) = get_one(&pool, "a", 5).await;
-    assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
     assert_eq!(pool.master.calls("hello"), hellos);
 }
 
@@ -277,14 +277,14 @@ async fn each_item_of_a_batch_has_its_own_outcome() {
     let outcomes = pool.client.batch_get(gets, &GetOptions::default()).await;
     assert!(matches!(
         outcomes[0],
-        Ok(Lookup::Hit {
+        Ok(GetOutcome::Hit {
             length: Length(5),
             ..
         })
     ));
     assert!(matches!(
         outcomes[1],
-        Ok(Lookup::Hit {
+        Ok(GetOutcome::Hit {
             length: Length(5),
             ..
         })
@@ -296,7 +296,7 @@ async fn each_item_of_a_batch_has_its_own_outcome() {
             block: Length(5)
         })
     );
-    assert_eq!(outcomes[3], Ok(Lookup::Miss));
+    assert_eq!(outcomes[3], Ok(GetOutcome::Miss));
     assert_eq!(memory[0].whole().to_vec(), b"bytes");
     assert_eq!(memory[1].whole().to_vec(), b"bytes\0\0\0\0");
 }
@@ -323,7 +323,7 @@ async fn a_range_is_verified_by_its_chunks() {
         assert!(
             matches!(
                 outcome,
-                Ok(Lookup::Hit {
+                Ok(GetOutcome::Hit {
                     length: Length(200_000),
                     ..
                 })

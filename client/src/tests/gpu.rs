@@ -3,7 +3,9 @@
 
 use super::{block, get_one, key};
 use crate::fake::{Mode, Pool, pool_with};
-use crate::{GetBlock, GetError, GetOptions, GpuBuffer, Lookup, Put, PutBlock, PutOptions};
+use crate::{
+    GetBlock, GetError, GetOptions, GetOutcome, GpuBuffer, PutBlock, PutOptions, PutOutcome,
+};
 use kvpool_transport::gpu::{CopyEngine, Device, DeviceRange, GpuError};
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{Code, Length, Offset};
@@ -134,7 +136,7 @@ async fn blocks_go_from_scattered_device_memory_to_scattered_device_memory() {
         .client
         .batch_put_gpu(vec![put], &PutOptions::default())
         .await;
-    assert_eq!(outcomes, [Ok(Put::Stored { replicas: 1 })]);
+    assert_eq!(outcomes, [Ok(PutOutcome::Stored { replicas: 1 })]);
     // What the pool has is what any other client gets.
     let (_, on_host) = get_one(&pool, "scattered", 10_000).await;
     assert_eq!(on_host, bytes);
@@ -256,7 +258,7 @@ async fn a_device_that_fails_is_an_error_and_stores_nothing() {
     let outcomes = pool.client.batch_put_gpu(put, &PutOptions::default()).await;
     let error = outcomes[0].as_ref().unwrap_err();
     assert!(error.to_string().contains("the device is lost"), "{error}");
-    assert_eq!(get_one(&pool, "lost", 8).await.0, Ok(Lookup::Miss));
+    assert_eq!(get_one(&pool, "lost", 8).await.0, Ok(GetOutcome::Miss));
 
     let stored = vec![block("kept", b"12345678")];
     let stored = pool.client.batch_put(stored, &PutOptions::default()).await;
@@ -273,7 +275,7 @@ async fn a_device_that_fails_is_an_error_and_stores_nothing() {
         matches!(outcomes[0], Err(GetError::Failed { .. })),
         "{outcomes:?}"
     );
-    assert_eq!(outcomes[1], Ok(Lookup::Miss));
+    assert_eq!(outcomes[1], Ok(GetOutcome::Miss));
     // Nothing of it is kept from working again.
     gpus.is_broken.store(false, Relaxed);
     let gets = vec![GetBlock::new(key("kept"), slice())];

@@ -2,7 +2,7 @@
 
 use super::{get_one, key, put_twice};
 use crate::fake::{Mode, Pool, pool, pool_with};
-use crate::{GetBlock, GetOptions, Leasing, Lookup, Region, ViewOptions};
+use crate::{GetBlock, GetOptions, GetOutcome, Leasing, Region, ViewOptions};
 use kvpool_types::{Code, Length, Offset};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ async fn a_gets_lease_ends_with_the_get_and_its_location_stays_known() {
     put_twice(&pool, "a", b"bytes").await;
     for _ in 0..50 {
         let (outcome, bytes) = get_one(&pool, "a", 5).await;
-        assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
         assert_eq!(bytes, b"bytes");
     }
     settles_at(&pool, 0).await;
@@ -83,7 +83,7 @@ async fn a_lease_renewed_during_a_long_read_is_ended_by_its_last_token() {
     pool.nodes.set(1, Mode::Slow(Duration::from_millis(800)));
     pool.nodes.set(2, Mode::Slow(Duration::from_millis(800)));
     let (outcome, _) = get_one(&pool, "a", 5).await;
-    assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
     assert!(pool.master.calls("renew") > 0);
     settles_at(&pool, 0).await;
 }
@@ -130,7 +130,7 @@ async fn a_known_location_that_was_freed_is_asked_for_again_and_no_fault_is_repo
     pool.nodes.set(1, Mode::Lies);
     pool.nodes.set(2, Mode::Lies);
     let (outcome, _) = get_one(&pool, "a", 5).await;
-    assert_eq!(outcome, Ok(Lookup::Miss));
+    assert_eq!(outcome, Ok(GetOutcome::Miss));
     assert_eq!(pool.client.counters().checksum_mismatches, 0);
     assert!(pool.master.state().reports.is_empty());
 }
@@ -150,7 +150,7 @@ async fn a_lookup_does_not_wait_for_the_answer_to_an_unreachable_report() {
     });
     let begun = Instant::now();
     let (outcome, _) = get_one(&pool, "a", 5).await;
-    assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
     // Half of the get's two seconds is what it would wait.
     assert!(
         begun.elapsed() < Duration::from_millis(900),

@@ -1,10 +1,10 @@
 use super::{block, child, key};
 use crate::fake::{Columns, CommitFault, Mode, pool, pool_with};
-use crate::{Put, PutBlock, PutError, PutOptions};
+use crate::{PutBlock, PutError, PutOptions, PutOutcome};
 use kvpool_types::Code;
 use std::time::{Duration, Instant};
 
-const STORED: Result<Put, PutError> = Ok(Put::Stored { replicas: 1 });
+const STORED: Result<PutOutcome, PutError> = Ok(PutOutcome::Stored { replicas: 1 });
 
 fn two() -> PutOptions {
     PutOptions {
@@ -83,7 +83,7 @@ async fn a_master_that_answers_in_columns_is_told_in_columns() {
         child("d", "elsewhere", b"w"),
     ];
     let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
-    assert_eq!(outcomes, [STORED, Ok(Put::Present), STORED, STORED]);
+    assert_eq!(outcomes, [STORED, Ok(PutOutcome::Present), STORED, STORED]);
     {
         let state = pool.master.state();
         assert!(state.commits_in_columns > 0);
@@ -95,7 +95,7 @@ async fn a_master_that_answers_in_columns_is_told_in_columns() {
     // What is granted several extents has no columns.
     let before = pool.master.state().commits_in_columns;
     let outcomes = pool.client.batch_put(vec![block("e", b"v")], &two()).await;
-    assert_eq!(outcomes, [Ok(Put::Stored { replicas: 2 })]);
+    assert_eq!(outcomes, [Ok(PutOutcome::Stored { replicas: 2 })]);
     assert_eq!(pool.master.state().commits_in_columns, before);
 }
 
@@ -161,7 +161,7 @@ async fn a_key_that_another_writes_holds_up_no_neighbour() {
     assert_eq!(outcomes[0].as_ref().unwrap_err().code(), Code::InProgress);
     assert_eq!(outcomes[1], STORED);
     assert_eq!(outcomes[2], Err(PutError::Empty));
-    assert_eq!(outcomes[3], Ok(Put::Present));
+    assert_eq!(outcomes[3], Ok(PutOutcome::Present));
     assert_eq!(pool.client.get(&key("b")).await.unwrap().unwrap(), b"y");
 }
 
@@ -213,7 +213,7 @@ async fn a_commit_whose_answer_stays_lost_is_settled_by_putting_again() {
         .commit_faults
         .extend([CommitFault::AnswerLost; 1000]);
     let outcome = pool.client.put(&key("a"), b"x".to_vec()).await;
-    assert_eq!(outcome, Ok(Put::Present));
+    assert_eq!(outcome, Ok(PutOutcome::Present));
 }
 
 #[tokio::test]

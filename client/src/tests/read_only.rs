@@ -3,7 +3,7 @@
 use super::{block, get_one, key, put_twice};
 use crate::fake::{Pool, Role, connect, options, pool, pool_with};
 use crate::{
-    GetError, GetOptions, Leasing, Lookup, PutError, PutOptions, Region, TransportChoice,
+    GetError, GetOptions, GetOutcome, Leasing, PutError, PutOptions, Region, TransportChoice,
     ViewOptions,
 };
 use kvpool_types::{Code, Length, Offset};
@@ -22,7 +22,7 @@ async fn an_unleased_block_is_copied_and_verified_and_its_location_forgotten() {
     make_read_only(&pool);
     for asked in 1..4 {
         let (outcome, bytes) = get_one(&pool, "a", 5).await;
-        assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
         assert_eq!(bytes, b"bytes");
         assert_eq!(pool.master.calls("lookup"), asked);
     }
@@ -89,7 +89,7 @@ async fn a_put_waits_to_its_deadline_and_says_why_it_is_refused_while_gets_go_on
     while !putting.is_finished() {
         let asked = Instant::now();
         let (outcome, _) = get_one(&pool, "a", 5).await;
-        assert!(matches!(outcome, Ok(Lookup::Hit { .. })), "{outcome:?}");
+        assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
         let took = asked.elapsed();
         assert!(took < Duration::from_millis(150), "{took:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;

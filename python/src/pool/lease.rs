@@ -1,7 +1,7 @@
 //! Leases, and the prefixes that they are on.
 
 use crate::errors::Fault;
-use crate::home::{Home, Homely, drop_aside};
+use crate::home::{ForkGuarded, Home, drop_aside};
 use crate::pool::open::Connection;
 use kvpool_client::blocking;
 use parking_lot::Mutex;
@@ -15,12 +15,12 @@ use std::sync::Arc;
 pub(crate) struct Lease {
     home: Home,
     pool: Arc<Connection>,
-    lease: Mutex<Option<Homely<blocking::Lease>>>,
+    lease: Mutex<Option<ForkGuarded<blocking::Lease>>>,
 }
 
 impl Lease {
     pub(crate) fn new(pool: Arc<Connection>, lease: blocking::Lease) -> Self {
-        let lease = Homely::new(lease);
+        let lease = ForkGuarded::new(lease);
         Self {
             home: lease.home(),
             pool,
@@ -32,12 +32,12 @@ impl Lease {
     fn look<T>(&self, at: impl FnOnce(&kvpool_client::Lease) -> T) -> Result<Option<T>, Fault> {
         self.home.check()?;
         let lease = self.lease.lock();
-        let held = lease.as_ref().map(Homely::get).transpose()?;
+        let held = lease.as_ref().map(ForkGuarded::get).transpose()?;
         Ok(held.map(|lease| at(lease.get())))
     }
 
     /// Takes the lease out, so that no lock is held while the master is asked.
-    fn take(&self) -> Result<Option<Homely<blocking::Lease>>, Fault> {
+    fn take(&self) -> Result<Option<ForkGuarded<blocking::Lease>>, Fault> {
         self.home.check()?;
         Ok(self.lease.lock().take())
     }

@@ -1,7 +1,7 @@
 //! What a pool holds while it is open, shared by what it hands out.
 
 use crate::errors::Fault;
-use crate::home::{Home, Homely, Resident, drop_aside};
+use crate::home::{ForkGuarded, Home, Resident, drop_aside};
 use crate::memory::Memory;
 use kvpool_client::blocking::Client;
 use parking_lot::Mutex;
@@ -21,13 +21,13 @@ pub(crate) struct Open {
 /// A connection that can be closed. What is under way then goes on until its end.
 pub(crate) struct Connection {
     home: Home,
-    open: Mutex<Option<Arc<Homely<Open>>>>,
+    open: Mutex<Option<Arc<ForkGuarded<Open>>>>,
 }
 
 impl Connection {
     /// An open one.
     pub(crate) fn new(client: Client, resident: Resident) -> Self {
-        let open = Homely::new(Open {
+        let open = ForkGuarded::new(Open {
             client,
             memory: Memory::default(),
             registered: Mutex::default(),
@@ -41,7 +41,7 @@ impl Connection {
 
     /// The connection for the length of a call; a fault when it is closed, or was made by another
     /// process.
-    pub(crate) fn get(&self) -> Result<Arc<Homely<Open>>, Fault> {
+    pub(crate) fn get(&self) -> Result<Arc<ForkGuarded<Open>>, Fault> {
         self.home.check()?;
         let open = self.open.lock().clone();
         open.ok_or_else(|| Fault::closed("the pool is closed"))
@@ -49,7 +49,7 @@ impl Connection {
 
     /// Closes it. What was open is for the caller to drop, without the interpreter's lock, as that may
     /// take a moment.
-    pub(crate) fn close(&self) -> Option<Arc<Homely<Open>>> {
+    pub(crate) fn close(&self) -> Option<Arc<ForkGuarded<Open>>> {
         if !self.home.is_here() {
             return None;
         }

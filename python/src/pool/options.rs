@@ -59,8 +59,8 @@ pub(crate) fn some_seconds(what: &str, value: Option<f64>) -> Result<Option<Dura
     value.map(|value| seconds(what, value)).transpose()
 }
 
-/// What `Pool.connect` is told about time, in seconds; what is left out is as in the client.
-pub(crate) struct Patience {
+/// The times given to `Pool.connect`, in seconds. `None` means the client's default.
+pub(crate) struct ConnectTimes {
     pub(crate) connect: f64,
     pub(crate) put: Option<f64>,
     pub(crate) get: Option<f64>,
@@ -74,7 +74,7 @@ pub(crate) fn connect_options(
     namespace: Option<&Namespace>,
     transport: &str,
     token: String,
-    patience: &Patience,
+    times: &ConnectTimes,
 ) -> PyResult<Options> {
     let defaults = Timeouts::default();
     let or = |what, value, default| {
@@ -86,12 +86,12 @@ pub(crate) fn connect_options(
         namespace: namespace.map(Namespace::fields).unwrap_or_default(),
         transport: read_transport(transport)?,
         timeouts: Timeouts {
-            connect: seconds("timeout", patience.connect)?,
-            put: or("put_timeout", patience.put, defaults.put)?,
-            get: or("get_timeout", patience.get, defaults.get)?,
-            control: or("control_timeout", patience.control, defaults.control)?,
+            connect: seconds("timeout", times.connect)?,
+            put: or("put_timeout", times.put, defaults.put)?,
+            get: or("get_timeout", times.get, defaults.get)?,
+            control: or("control_timeout", times.control, defaults.control)?,
         },
-        spin: seconds("spin", patience.spin)?,
+        spin: seconds("spin", times.spin)?,
         token: token.into(),
         ..Options::default()
     })

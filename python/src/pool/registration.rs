@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "memory is registered by its address")]
 
 use crate::errors::Fault;
-use crate::home::{Home, Homely};
+use crate::home::{ForkGuarded, Home};
 use crate::pool::buffers::{Named, Range, Taken, Use, device_slice, name};
 use crate::pool::open::Open;
 use kvpool_types::Code;
@@ -27,13 +27,13 @@ pub(crate) struct Registration {
 
 /// What is held for as long as the registration.
 struct Held {
-    open: Arc<Homely<Open>>,
+    open: Arc<ForkGuarded<Open>>,
     _buffer: Option<Taken>,
     _object: Py<PyAny>,
 }
 
 impl Registration {
-    pub(crate) fn new(open: Arc<Homely<Open>>, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn new(open: Arc<ForkGuarded<Open>>, object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let named = name(object, Use::Write)?.ok_or_else(|| {
             PyTypeError::new_err(
                 "what is registered is an object with the buffer protocol, a tensor, or an \

@@ -5,7 +5,7 @@ use super::handle::BufferHandle;
 use super::lent::Lent;
 use super::pool::{Buffers, Item, Parts};
 use super::{ObjectStore, aside, aside_with, codes};
-use kvpool_client::{GetBlock, GetError, GetOptions, Lookup, PutOptions, ViewOptions};
+use kvpool_client::{GetBlock, GetError, GetOptions, GetOutcome, PutOptions, ViewOptions};
 use kvpool_transport::Region;
 use kvpool_types::{Key, Length, Offset};
 use pyo3::prelude::*;
@@ -273,9 +273,9 @@ enum Got {
 }
 
 /// Gets again what has become longer since its length was asked for.
-fn settled(pool: &Parts, key: &Key, outcome: Result<Lookup, GetError>) -> Got {
+fn settled(pool: &Parts, key: &Key, outcome: Result<GetOutcome, GetError>) -> Got {
     match outcome {
-        Ok(Lookup::Hit { length, .. }) => Got::Whole(length),
+        Ok(GetOutcome::Hit { length, .. }) => Got::Whole(length),
         Err(GetError::BufferTooSmall { .. }) => match pool.client.get(key) {
             Ok(Some(bytes)) => Got::Other(bytes),
             _ => Got::Nothing,

@@ -8,7 +8,7 @@ use crate::home::{Home, Resident};
 use crate::memory::Memory;
 use crate::places::{Placed, by_place};
 use kvpool_client::blocking::Client;
-use kvpool_client::{GetBlock, GetError, GetOptions, GpuSlice, Lookup, PutBlock, PutOptions};
+use kvpool_client::{GetBlock, GetError, GetOptions, GetOutcome, GpuSlice, PutBlock, PutOptions};
 use kvpool_transport::Slice;
 use kvpool_types::{Key, Length};
 use std::ops::Deref;
@@ -136,8 +136,8 @@ impl Parts {
             .map(|outcome| match outcome {
                 Err(GetError::BufferTooSmall { block, .. }) => Ok(block.0),
                 Err(error) => Err(codes::of_get(&error)),
-                Ok(Lookup::Hit { length, .. }) => Ok(length.0),
-                Ok(Lookup::Miss) => Err(codes::NOT_FOUND),
+                Ok(GetOutcome::Hit { length, .. }) => Ok(length.0),
+                Ok(GetOutcome::Miss) => Err(codes::NOT_FOUND),
             })
             .collect()
     }
@@ -170,10 +170,10 @@ fn gets<B>(items: Vec<(Key, Vec<B>)>) -> Vec<GetBlock<B>> {
 }
 
 /// The length of a block that was found, or that it was not.
-pub(super) fn length_of(found: Lookup) -> i64 {
+pub(super) fn length_of(found: GetOutcome) -> i64 {
     match found {
-        Lookup::Hit { length, .. } => as_count(length),
-        Lookup::Miss => codes::NOT_FOUND,
+        GetOutcome::Hit { length, .. } => as_count(length),
+        GetOutcome::Miss => codes::NOT_FOUND,
     }
 }
 

@@ -3,7 +3,7 @@
 use super::codes;
 use super::pool::as_count;
 use kvpool_client::blocking::Client;
-use kvpool_client::{GetError, GetOptions, Lookup};
+use kvpool_client::{GetError, GetOptions, GetOutcome};
 use kvpool_transport::Slice;
 use kvpool_transport::memory::total_length;
 use kvpool_types::{Key, Length, Offset};
@@ -96,8 +96,8 @@ fn read_range(
         return Ok(());
     }
     match client.get_range(key, Offset(from), buffers, &GetOptions::default()) {
-        Ok(Lookup::Hit { .. }) => Ok(()),
-        Ok(Lookup::Miss) => Err((codes::NOT_FOUND, false)),
+        Ok(GetOutcome::Hit { .. }) => Ok(()),
+        Ok(GetOutcome::Miss) => Err((codes::NOT_FOUND, false)),
         Err(error @ GetError::OutsideBlock { .. }) => Err((codes::of_get(&error), true)),
         Err(error) => Err((codes::of_get(&error), false)),
     }

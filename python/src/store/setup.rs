@@ -17,8 +17,8 @@ use std::time::Duration;
 /// A key that is asked for to hear whether the master answers.
 const HEALTH_KEY: &str = "kvpool/health";
 
-/// How long things may take, in milliseconds: connecting, a put, a get, any other call.
-type Patience = (u64, u64, u64, u64);
+/// Timeouts in milliseconds: for connecting, a put, a get, and any other call.
+type TimeoutMillis = (u64, u64, u64, u64);
 
 #[pymethods]
 impl ObjectStore {
@@ -34,7 +34,7 @@ impl ObjectStore {
         masters: Vec<String>,
         namespace: String,
         rdma_devices: Vec<String>,
-        patience: Patience,
+        patience: TimeoutMillis,
     ) -> PyResult<(i64, String)> {
         if self.pool()?.is_some() {
             return Ok((codes::PARAMETERS, "the store is set up already".into()));
@@ -65,7 +65,7 @@ impl ObjectStore {
             ..Options::default()
         };
         match aside(py, || {
-            Client::connect_with(options, crate::interrupts::patience())
+            Client::connect_with(options, crate::interrupts::cancel_check())
         }) {
             Ok(client) => {
                 *self.pool.write() = Some(Arc::new(Pool::new(client, resident)));

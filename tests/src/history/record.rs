@@ -4,8 +4,8 @@ use super::values::LONGEST;
 use super::{Excuse, Found, Operation, Removed, What, Wrote, decode, encode};
 use crate::blocks;
 use kvpool_client::{
-    Client, GetBlock, GetOptions, Leasing, Lookup, Put, PutBlock, PutError, PutOptions, Region,
-    Remove,
+    Client, GetBlock, GetOptions, GetOutcome, Leasing, PutBlock, PutError, PutOptions, PutOutcome,
+    Region, Remove,
 };
 use kvpool_types::{Code, Key};
 use rand::Rng;
@@ -109,9 +109,9 @@ impl Recorder {
             ..PutOptions::default()
         };
         let wrote = match client.batch_put(vec![put], &options).await.remove(0) {
-            Ok(Put::Stored { .. }) => Wrote::Stored,
-            Ok(Put::Present) if !upsert => Wrote::Present,
-            Ok(Put::Present) | Err(PutError::OutcomeUnknown { .. }) => Wrote::Unknown,
+            Ok(PutOutcome::Stored { .. }) => Wrote::Stored,
+            Ok(PutOutcome::Present) if !upsert => Wrote::Present,
+            Ok(PutOutcome::Present) | Err(PutError::OutcomeUnknown { .. }) => Wrote::Unknown,
             Err(_) => Wrote::Not,
         };
         match upsert {
@@ -155,12 +155,12 @@ async fn get(client: &Client, key: u64) -> Option<What> {
         .await
         .remove(0)
     {
-        Ok(Lookup::Hit { length, .. }) => {
+        Ok(GetOutcome::Hit { length, .. }) => {
             let mut bytes = target.to_vec();
             bytes.truncate(usize::try_from(length.0).unwrap_or(usize::MAX));
             decode(key, &bytes)
         }
-        Ok(Lookup::Miss) => Found::Nothing,
+        Ok(GetOutcome::Miss) => Found::Nothing,
         Err(_) => return None,
     };
     Some(What::Get(found))

@@ -7,7 +7,7 @@ use crate::bench::window::{nanos, now_ns};
 use crate::connection::get_error;
 use anyhow::{Context as _, bail};
 use kvpool_client::{
-    GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region, Slice, blocking,
+    GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, PutOutcome, Region, Slice, blocking,
 };
 use kvpool_types::{Length, Offset};
 use std::path::PathBuf;
@@ -102,7 +102,7 @@ fn write(
             match outcome {
                 // It is there already where the answer to its commit was lost with the master: no other
                 // call has this key.
-                Ok(Put::Stored { .. } | Put::Present) => {
+                Ok(PutOutcome::Stored { .. } | PutOutcome::Present) => {
                     put += 1;
                     last = Some(number);
                 }
@@ -136,7 +136,7 @@ fn verify(
         ..GetOptions::default()
     };
     match client.batch_get(gets, &options).pop() {
-        Some(Ok(Lookup::Hit { length, .. })) => {
+        Some(Ok(GetOutcome::Hit { length, .. })) => {
             check(length == Length(set.block) && is_right(seed, set, number, &[whole]))
         }
         _ => Ok(()),

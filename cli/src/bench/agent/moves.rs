@@ -8,7 +8,7 @@ use crate::connection::{get_error, put_error, remove_error};
 use crate::exit;
 use anyhow::bail;
 use kvpool_client::{
-    GetBlock, GetOptions, Lookup, Put, PutBlock, PutOptions, Region, Remove, blocking,
+    GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, PutOutcome, Region, Remove, blocking,
 };
 use kvpool_types::Length;
 use std::sync::mpsc;
@@ -73,7 +73,7 @@ impl Puts<'_> {
                     let outcomes = self.client.batch_put(blocks, &PutOptions::default());
                     meter.add(begin.elapsed(), set.block * self.batch);
                     for outcome in outcomes {
-                        if outcome.map_err(put_error)? == Put::Present {
+                        if outcome.map_err(put_error)? == PutOutcome::Present {
                             bail!("a key of this run is in the pool already");
                         }
                     }
@@ -256,14 +256,14 @@ impl Gets<'_> {
 }
 
 fn check_hits(
-    outcomes: Vec<Result<Lookup, kvpool_client::GetError>>,
+    outcomes: Vec<Result<GetOutcome, kvpool_client::GetError>>,
     set: &Set,
 ) -> anyhow::Result<()> {
     for outcome in outcomes {
         match outcome.map_err(get_error)? {
-            Lookup::Hit { length, .. } if length == Length(set.block) => {}
-            Lookup::Hit { .. } => check(false)?,
-            Lookup::Miss => bail!("a block was evicted: the pool is too small or too busy"),
+            GetOutcome::Hit { length, .. } if length == Length(set.block) => {}
+            GetOutcome::Hit { .. } => check(false)?,
+            GetOutcome::Miss => bail!("a block was evicted: the pool is too small or too busy"),
         }
     }
     Ok(())

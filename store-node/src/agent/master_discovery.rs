@@ -1,8 +1,8 @@
-//! The hunt for a master that welcomes the node.
+//! The discovery for a master that welcomes the node.
 //!
-//! All masters that are known are knocked at, each at a pace of its own: one that hangs keeps the node
+//! All masters that are known are attempted at, each at a pace of its own: one that hangs keeps the node
 //! from no other, and a standby hears that the node is alive while the leader does not. What a standby
-//! names as the leader is gone to at once. The first welcome ends the hunt, and what else is under
+//! names as the leader is gone to at once. The first welcome ends the discovery, and what else is under
 //! way with it. Where masters are announced in etcd, it is asked for them meanwhile.
 
 use super::backoff::Backoff;
@@ -14,32 +14,32 @@ use kvpool_etcd::discover::Location;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// After so long without a welcome the next master is knocked at too.
+/// After so long without a welcome the next master is attempted at too.
 const STAGGER: Duration = Duration::from_millis(20);
-/// The longest wait before a master is knocked at again, while any of them answers that it does not
+/// The longest wait before a master is attempted at again, while any of them answers that it does not
 /// lead: soon one will.
 const STANDING_BY: Duration = Duration::from_millis(250);
 /// The same while none answers so.
 pub(super) const GONE: Duration = Duration::from_secs(1);
-/// One master is knocked at no sooner than this after the last time, whoever names it.
+/// One master is attempted at no sooner than this after the last time, whoever names it.
 const LEAST_WAIT: Duration = Duration::from_millis(20);
 /// When a session ends because the node is to begin anew, how long its master has for itself.
 const ALONE: Duration = Duration::from_millis(500);
 /// How long etcd may take to say where the masters are, each of its endpoints.
-const DISCOVERY: Duration = Duration::from_millis(500);
+const ETCD_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often it is asked.
-const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
+const ETCD_INTERVAL: Duration = Duration::from_secs(1);
 /// The most masters beyond those that were given.
 const MOST_LEARNED: usize = 16;
 
-/// The masters that are known during one hunt.
+/// The masters that are known during one discovery.
 #[derive(Debug)]
-pub(super) struct Hunt {
+pub(super) struct MasterDiscovery {
     masters: Vec<Master>,
     most: usize,
     announced: Vec<Location>,
     /// When etcd is asked for masters again.
-    discovery_due: Instant,
+    etcd_due: Instant,
     /// Why it did not say, as it was logged last.
     undiscovered: Option<String>,
 }
@@ -48,7 +48,7 @@ pub(super) struct Hunt {
 struct Master {
     address: String,
     due: Instant,
-    knocked: Option<Instant>,
+    attempted: Option<Instant>,
     /// Whether its answer is waited for.
     asked: bool,
     backoff: Backoff,
@@ -69,11 +69,11 @@ pub(super) enum Before<'a> {
     Anew(&'a str, Duration),
 }
 
-impl Hunt {
+impl MasterDiscovery {
     /// Among the masters that were given and the one before, which need not be one of them.
     pub(super) fn new(given: &[String], before: &Before<'_>) -> Self {
         let now = Instant::now();
-        let mut hunt = Self {
+        let mut discovery = Self {
             masters: Vec::new(),
             most: given.len() + MOST_LEARNED,
             // What cannot be read has been refused with the settings.
@@ -81,7 +81,7 @@ impl Hunt {
                 .iter()
                 .filter_map(|url| Location::parse(url).ok())
                 .collect(),
-            discovery_due: now,
+            etcd_due: now,
             undiscovered: None,
         };
         let (last, wait) = match before {
@@ -97,12 +97,12 @@ impl Hunt {
         let direct = given.iter().filter(|url| !Location::is_meant_by(url));
         let others_first = direct.filter(|url| Some(url.as_str()) != last);
         for (address, turn) in others_first.zip(0u32..) {
-            hunt.add(address, others + STAGGER * turn);
+            discovery.add(address, others + STAGGER * turn);
         }
         if let Some(last) = last {
-            hunt.add(last, now + wait);
+            discovery.add(last, now + wait);
         }
-        hunt
+        discovery
     }
 
     /// Whether there is more than one master to go to.
@@ -111,46 +111,47 @@ impl Hunt {
     }
 
     /// Knocks until a master welcomes the node; which one it was. Failures that end the incarnation
-    /// or the node end the hunt.
+    /// or the node end the discovery.
     pub(super) async fn run(
         &mut self,
         context: &mut Context,
     ) -> Result<(Session, String), (End, String)> {
         let mut phases = context.phases.clone();
         let mut leaving = std::pin::pin!(phases.wait_for(|phase| *phase == Phase::Leaving));
-        let mut knocks = FuturesUnordered::new();
-        let mut discoveries = FuturesUnordered::new();
+        let mut attempts = FuturesUnordered::new();
+        let mut etcd_answers = FuturesUnordered::new();
         loop {
             let now = Instant::now();
-            if self.discovery_due <= now {
-                self.discovery_due = now + DISCOVERY_INTERVAL;
-                if discoveries.is_empty() {
+            if self.etcd_due <= now {
+                self.etcd_due = now + ETCD_INTERVAL;
+                if etcd_answers.is_empty() {
                     let locations = self.announced.clone().into_iter();
-                    discoveries.extend(
-                        locations.map(|location| async move { location.masters(DISCOVERY).await }),
+                    etcd_answers.extend(
+                        locations
+                            .map(|location| async move { location.masters(ETCD_TIMEOUT).await }),
                     );
                 }
             }
             for master in self.masters.iter_mut().filter(|master| master.is_due(now)) {
                 master.asked = true;
-                master.knocked = Some(now);
+                master.attempted = Some(now);
                 let introduction = context.introduction();
                 let address = master.address.clone();
-                knocks.push(async move {
+                attempts.push(async move {
                     let answer = session::introduce(&address, introduction).await;
                     (address, answer)
                 });
             }
             let idle = self.masters.iter().filter(|master| !master.asked);
             let next = idle.map(|master| master.due);
-            let discovery = (!self.announced.is_empty()).then_some(self.discovery_due);
-            let next = next.chain(discovery).min();
+            let etcd_due = (!self.announced.is_empty()).then_some(self.etcd_due);
+            let next = next.chain(etcd_due).min();
             let (address, answer) = tokio::select! {
                 biased;
                 // An error means that whoever would have told is gone.
                 _ = &mut leaving => return Err((End::Left, String::new())),
-                Some(answered) = knocks.next() => answered,
-                Some(found) = discoveries.next() => {
+                Some(answered) = attempts.next() => answered,
+                Some(found) = etcd_answers.next() => {
                     self.discovered(found);
                     continue;
                 }
@@ -169,7 +170,7 @@ impl Hunt {
         self.masters.push(Master {
             address: address.to_owned(),
             due,
-            knocked: None,
+            attempted: None,
             asked: false,
             backoff: Backoff::default(),
             stands_by: false,
@@ -177,7 +178,7 @@ impl Hunt {
         });
     }
 
-    /// Settles when the master is knocked at again, and goes to the one that it named.
+    /// Settles when the master is attempted at again, and goes to the one that it named.
     fn failed(&mut self, address: &str, failure: &Failure) {
         let now = Instant::now();
         let leader = failure.not_leader();
@@ -251,7 +252,9 @@ impl Master {
 
     /// Somebody says that it leads.
     fn hurry(&mut self, now: Instant) {
-        let soonest = self.knocked.map_or(now, |knocked| knocked + LEAST_WAIT);
+        let soonest = self
+            .attempted
+            .map_or(now, |attempted| attempted + LEAST_WAIT);
         self.due = self.due.min(soonest.max(now));
     }
 }
@@ -269,52 +272,57 @@ mod tests {
     }
 
     /// When a master is due, counted from `begun`.
-    fn due(hunt: &mut Hunt, address: &str, begun: Instant) -> Duration {
-        let due = hunt.find(address).unwrap().due;
+    fn due(discovery: &mut MasterDiscovery, address: &str, begun: Instant) -> Duration {
+        let due = discovery.find(address).unwrap().due;
         due.saturating_duration_since(begun)
     }
 
     /// Whether a master is due `wait` after some moment between `begun` and now.
-    fn is_due(hunt: &mut Hunt, address: &str, wait: Duration, begun: Instant) -> bool {
-        (wait..=wait + begun.elapsed()).contains(&due(hunt, address, begun))
+    fn is_due(
+        discovery: &mut MasterDiscovery,
+        address: &str,
+        wait: Duration,
+        begun: Instant,
+    ) -> bool {
+        (wait..=wait + begun.elapsed()).contains(&due(discovery, address, begun))
     }
 
     #[test]
     fn the_others_come_first_when_a_master_was_lost() {
         let given = ["a", "b", "c"].map(str::to_owned);
         let begun = Instant::now();
-        let mut hunt = Hunt::new(&given, &Before::Lost("a"));
-        assert!(is_due(&mut hunt, "b", Duration::ZERO, begun));
-        assert!(is_due(&mut hunt, "c", STAGGER, begun));
-        assert!(due(&mut hunt, "a", begun) >= STAGGER);
+        let mut discovery = MasterDiscovery::new(&given, &Before::Lost("a"));
+        assert!(is_due(&mut discovery, "b", Duration::ZERO, begun));
+        assert!(is_due(&mut discovery, "c", STAGGER, begun));
+        assert!(due(&mut discovery, "a", begun) >= STAGGER);
         let begun = Instant::now();
-        let mut hunt = Hunt::new(&given, &Before::Lost("learned"));
+        let mut discovery = MasterDiscovery::new(&given, &Before::Lost("learned"));
         let soon = Duration::from_millis(100) + begun.elapsed();
-        assert!(due(&mut hunt, "learned", begun) <= soon);
+        assert!(due(&mut discovery, "learned", begun) <= soon);
     }
 
     #[test]
-    fn where_masters_are_announced_nobody_knocks() {
+    fn where_masters_are_announced_nobody_attempts() {
         let given = ["etcd://a:2379/pool".to_owned(), "b".to_owned()];
-        let hunt = Hunt::new(&given, &Before::Nothing);
-        assert_eq!((hunt.masters.len(), hunt.announced.len()), (1, 1));
+        let discovery = MasterDiscovery::new(&given, &Before::Nothing);
+        assert_eq!((discovery.masters.len(), discovery.announced.len()), (1, 1));
     }
 
     #[test]
     fn waits_are_short_while_somebody_stands_by_and_longer_when_nobody_answers() {
         let given = ["a", "b"].map(str::to_owned);
         let begun = Instant::now();
-        let mut hunt = Hunt::new(&given, &Before::Nothing);
+        let mut discovery = MasterDiscovery::new(&given, &Before::Nothing);
         for _ in 0..10 {
-            hunt.failed("a", &Failure::Ended);
-            hunt.failed("b", &Failure::Ended);
+            discovery.failed("a", &Failure::Ended);
+            discovery.failed("b", &Failure::Ended);
         }
-        assert!(due(&mut hunt, "a", begun) >= GONE / 2);
+        assert!(due(&mut discovery, "a", begun) >= GONE / 2);
         let begun = Instant::now();
-        hunt.failed("b", &refused(""));
-        hunt.failed("a", &Failure::Ended);
+        discovery.failed("b", &refused(""));
+        discovery.failed("a", &Failure::Ended);
         for address in ["a", "b"] {
-            let wait = due(&mut hunt, address, begun);
+            let wait = due(&mut discovery, address, begun);
             assert!(wait <= STANDING_BY + begun.elapsed(), "{wait:?}");
         }
     }
@@ -323,18 +331,18 @@ mod tests {
     fn a_leader_that_is_named_is_due_at_once_but_not_over_and_over() {
         let given = ["a".to_owned()];
         let begun = Instant::now();
-        let mut hunt = Hunt::new(&given, &Before::Nothing);
-        hunt.failed("a", &refused("b"));
-        assert!(is_due(&mut hunt, "b", Duration::ZERO, begun));
+        let mut discovery = MasterDiscovery::new(&given, &Before::Nothing);
+        discovery.failed("a", &refused("b"));
+        assert!(is_due(&mut discovery, "b", Duration::ZERO, begun));
         let begun = Instant::now();
-        hunt.find("b").unwrap().knocked = Some(begun);
-        hunt.failed("b", &Failure::Ended);
-        hunt.failed("a", &refused("b"));
-        assert!(is_due(&mut hunt, "b", LEAST_WAIT, begun));
+        discovery.find("b").unwrap().attempted = Some(begun);
+        discovery.failed("b", &Failure::Ended);
+        discovery.failed("a", &refused("b"));
+        assert!(is_due(&mut discovery, "b", LEAST_WAIT, begun));
         // Whoever answers cannot make the list grow without bound.
         for n in 0..100 {
-            hunt.failed("a", &refused(&format!("x{n}")));
+            discovery.failed("a", &refused(&format!("x{n}")));
         }
-        assert!(hunt.masters.len() <= 1 + MOST_LEARNED);
+        assert!(discovery.masters.len() <= 1 + MOST_LEARNED);
     }
 }

@@ -13,13 +13,13 @@
 //! ```
 
 mod backoff;
-mod hunt;
+mod master_discovery;
 mod message;
 mod session;
 
 use crate::serve::Store;
 use backoff::Backoff;
-use hunt::{Before, GONE, Hunt};
+use master_discovery::{Before, GONE, MasterDiscovery};
 use message::Seen;
 use session::{End, Introduction};
 use std::io;
@@ -144,12 +144,12 @@ impl Context {
     async fn run(mut self) {
         let masters = self.options.masters.clone();
         let mut backoff = Backoff::default();
-        let mut hunt = Hunt::new(&masters, &Before::Nothing);
+        let mut discovery = MasterDiscovery::new(&masters, &Before::Nothing);
         loop {
-            let (end, master) = match Box::pin(hunt.run(&mut self)).await {
+            let (end, master) = match Box::pin(discovery.run(&mut self)).await {
                 Ok((session, master)) => {
                     backoff = Backoff::default();
-                    self.has_several = hunt.is_of_several();
+                    self.has_several = discovery.is_of_several();
                     self.connected.store(true, Ordering::Release);
                     self.store.metrics().session_open.set(1);
                     let end = Box::pin(session.run(&mut self)).await;
@@ -184,8 +184,8 @@ impl Context {
                     Before::Lost(&master)
                 }
             };
-            hunt = Hunt::new(&masters, &before);
-            hunt.names(&leader);
+            discovery = MasterDiscovery::new(&masters, &before);
+            discovery.names(&leader);
         }
     }
 

@@ -2,13 +2,13 @@
 
 use super::judge::{Judged, judge};
 use super::renewal::Renewal;
-use crate::api::{GetBlock, Lookup};
-use crate::batch::Distinct;
+use crate::api::{GetBlock, GetOutcome};
 use crate::cache::{Leased, Located, Node};
 use crate::client::Inner;
 use crate::clock::{Backoff, BootTime, Deadline, Passed};
 use crate::control::Call;
 use crate::counters::Counting;
+use crate::distinct::Distinct;
 use crate::errors::{ControlError, GetError};
 use crate::links::Links;
 use crate::locate::Found;
@@ -30,7 +30,7 @@ use std::time::Duration;
 const RELEASE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// One batch of gets; keys may be named more than once.
-pub(super) struct Batch<'a> {
+pub(super) struct GetBatch<'a> {
     inner: &'a Inner,
     deadline: Deadline,
     release: bool,
@@ -50,7 +50,7 @@ struct Item {
     backoff: Backoff,
     /// Why the last attempt failed.
     last: Option<GetError>,
-    outcome: Option<Result<Lookup, GetError>>,
+    outcome: Option<Result<GetOutcome, GetError>>,
 }
 
 /// What one piece of work came to.
@@ -110,7 +110,7 @@ struct ReadDone {
     detached: bool,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> GetBatch<'a> {
     pub(super) fn new(
         inner: &'a Inner,
         gets: Vec<GetBlock>,
@@ -142,7 +142,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Runs until every block came to an outcome.
-    pub(super) async fn run(mut self) -> Vec<Result<Lookup, GetError>> {
+    pub(super) async fn run(mut self) -> Vec<Result<GetOutcome, GetError>> {
         self.begin();
         while let Some(step) = self.work.next().await {
             match step {
@@ -183,7 +183,7 @@ impl<'a> Batch<'a> {
     fn end_dropped_leases(&self) {
         let releases = &self.inner.releases;
         if releases.remembers() {
-            let is_hit = |item: &&Item| matches!(item.outcome, Some(Ok(Lookup::Hit { .. })));
+            let is_hit = |item: &&Item| matches!(item.outcome, Some(Ok(GetOutcome::Hit { .. })));
             let read = self.items.iter().filter(is_hit);
             releases.read(read.map(|item| item.key.clone()));
         }
@@ -282,13 +282,13 @@ impl<'a> Batch<'a> {
             let found: Found = found.get(*slot).cloned().unwrap_or(Ok(None));
             match found {
                 Ok(Some(located)) if located.replicas.is_empty() => {
-                    self.settle(at, Ok(Lookup::Miss));
+                    self.settle(at, Ok(GetOutcome::Miss));
                 }
                 Ok(Some(located)) => {
                     self.take(at, located);
                     known.push(at);
                 }
-                Ok(None) => self.settle(at, Ok(Lookup::Miss)),
+                Ok(None) => self.settle(at, Ok(GetOutcome::Miss)),
                 Err(error) => {
                     if self.try_again(at, error.into()) {
                         again.push(at);
@@ -409,7 +409,7 @@ impl<'a> Batch<'a> {
                                 matches!(result, Err(error) if Links::is_of_way(error.code))
                             };
                             if results.iter().any(broke) {
-                                inner.links.rest(&group.node, link.kind());
+                                inner.links.rdma_cooldown(&group.node, link.kind());
                             }
                             (results, false)
                         }
@@ -444,7 +444,7 @@ impl<'a> Batch<'a> {
             let error = match judged {
                 Judged::Right => {
                     self.inner.counting.read(kind, located.length.0);
-                    let hit = Lookup::Hit {
+                    let hit = GetOutcome::Hit {
                         length: located.length,
                         version: located.version,
                     };
@@ -473,7 +473,7 @@ impl<'a> Batch<'a> {
                 );
             }
             if verdict == Next::ReportUnreachable {
-                self.inner.links.shun(&done.node);
+                self.inner.links.deprioritize(&done.node);
             }
             if error.code == Code::StaleEpoch {
                 self.inner.control.hear_of_newer_term();
@@ -561,7 +561,7 @@ impl<'a> Batch<'a> {
         self.locate(items, reports, pause);
     }
 
-    fn settle(&mut self, at: usize, outcome: Result<Lookup, GetError>) {
+    fn settle(&mut self, at: usize, outcome: Result<GetOutcome, GetError>) {
         self.item(at).outcome = Some(outcome);
     }
 }

@@ -13,7 +13,7 @@ use kvpool_types::{Code, Key, Length};
 use std::sync::Arc;
 
 /// One block, and what has been tried to reach it.
-pub(crate) struct Hunt<'a> {
+pub(crate) struct ReplicaRetry<'a> {
     inner: &'a Inner,
     key: &'a Key,
     pub(crate) deadline: Deadline,
@@ -30,7 +30,7 @@ pub(crate) struct Hunt<'a> {
 }
 
 /// What failed before another replica served, or before it was given up, is still to be told.
-impl Drop for Hunt<'_> {
+impl Drop for ReplicaRetry<'_> {
     fn drop(&mut self) {
         let reports = std::mem::take(&mut self.reports);
         let later = Deadline::after(self.inner.options.timeouts.control);
@@ -47,7 +47,7 @@ pub(crate) struct Target {
     pub(crate) limit: Deadline,
 }
 
-impl<'a> Hunt<'a> {
+impl<'a> ReplicaRetry<'a> {
     pub(crate) fn new(
         inner: &'a Inner,
         key: &'a Key,
@@ -106,7 +106,7 @@ impl<'a> Hunt<'a> {
         Counting::one(&self.inner.counting.transfer_retries);
         let verdict = Next::after(error.code);
         if verdict == Next::ReportUnreachable {
-            self.inner.links.shun(&target.choice.replica.node);
+            self.inner.links.deprioritize(&target.choice.replica.node);
         }
         if error.code == Code::StaleEpoch {
             self.inner.control.hear_of_newer_term();
@@ -154,7 +154,7 @@ impl<'a> Hunt<'a> {
     }
 
     /// Records that the lease ended before the work under it did: it is begun again.
-    pub(crate) fn outrun(&mut self) {
+    pub(crate) fn lease_outrun(&mut self) {
         Counting::one(&self.inner.counting.leases_outrun);
         self.inner.locations.forget(self.key);
         self.located = None;

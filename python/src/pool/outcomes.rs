@@ -4,7 +4,7 @@ use super::buffers::Unwritten;
 use crate::errors::Fault;
 use crate::keys::{for_each, read_key};
 use crate::loan::Loan;
-use kvpool_client::Lookup;
+use kvpool_client::GetOutcome;
 use kvpool_types::{Code, Key};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -94,7 +94,7 @@ pub(super) fn truth(py: Python<'_>, is: bool) -> Bound<'_, PyAny> {
 pub(super) fn finish<'py>(
     py: Python<'py>,
     loan: Loan,
-    found: Result<Lookup, Fault>,
+    found: Result<GetOutcome, Fault>,
     mut rooms: Vec<Unwritten>,
     failure: Option<PyErr>,
 ) -> PyResult<Option<Bound<'py, PyBytes>>> {
@@ -107,7 +107,7 @@ pub(super) fn finish<'py>(
         return Err(failure);
     }
     Ok(match (found?, rooms.pop()) {
-        (Lookup::Hit { length, .. }, Some(room)) => Some(room.written(py, length)),
+        (GetOutcome::Hit { length, .. }, Some(room)) => Some(room.written(py, length)),
         _ => None,
     })
 }

@@ -2,7 +2,7 @@
 
 use super::requests::{Reservations, reserve_request, wait_for_room};
 use super::stages::{Reserved, Written};
-use crate::api::{Put, PutBlock, PutOptions};
+use crate::api::{PutBlock, PutOptions, PutOutcome};
 use crate::cache::Node;
 use crate::client::Inner;
 use crate::clock::{Backoff, Deadline};
@@ -30,7 +30,7 @@ const HURRY: Duration = Duration::from_millis(100);
 const RESERVE_MARGIN: Duration = Duration::from_secs(1);
 
 /// One batch of blocks with distinct keys, small enough for one message.
-pub(super) struct Batch<'a> {
+pub(super) struct PutBatch<'a> {
     inner: &'a Inner,
     /// Which it is of those that run side by side.
     number: usize,
@@ -69,7 +69,7 @@ enum Stage<'a> {
     /// The commit is on the way.
     Committing,
     /// It is over.
-    Settled(Result<Put, PutError>),
+    Settled(Result<PutOutcome, PutError>),
 }
 
 /// What one piece of work came to.
@@ -102,7 +102,7 @@ struct Place {
     length: Length,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> PutBatch<'a> {
     pub(super) fn new(
         inner: &'a Inner,
         number: usize,
@@ -149,7 +149,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Runs until every block came to an outcome.
-    pub(super) async fn run(mut self) -> Vec<Result<Put, PutError>> {
+    pub(super) async fn run(mut self) -> Vec<Result<PutOutcome, PutError>> {
         self.reserve((0..self.items.len()).collect(), None);
         while let Some(step) = self.work.next().await {
             match step {
@@ -261,7 +261,7 @@ impl<'a> Batch<'a> {
             match code_of(reservations.code(number)) {
                 Code::Ok => {}
                 Code::Exists => {
-                    self.settle(at, Ok(Put::Present));
+                    self.settle(at, Ok(PutOutcome::Present));
                     continue;
                 }
                 code => {
@@ -340,7 +340,7 @@ impl<'a> Batch<'a> {
                             };
                             let mut errors = results.iter().filter_map(|r| r.as_ref().err());
                             if errors.any(of_way) {
-                                inner.links.rest(&node, kind);
+                                inner.links.rdma_cooldown(&node, kind);
                             }
                             for (result, place) in results.iter().zip(&places) {
                                 if result.is_ok() {
@@ -358,7 +358,7 @@ impl<'a> Batch<'a> {
                 .iter()
                 .any(|result| node_failed(result.as_ref().err()))
             {
-                inner.links.shun(&node);
+                inner.links.deprioritize(&node);
             }
             Step::Wrote(places, results)
         }));
@@ -515,8 +515,8 @@ impl<'a> Batch<'a> {
                 for ((at, written), code) in items.into_iter().zip(codes) {
                     let replicas = written.used_up();
                     match code {
-                        Code::Ok => self.settle(at, Ok(Put::Stored { replicas })),
-                        Code::Exists => self.settle(at, Ok(Put::Present)),
+                        Code::Ok => self.settle(at, Ok(PutOutcome::Stored { replicas })),
+                        Code::Exists => self.settle(at, Ok(PutOutcome::Present)),
                         code => {
                             // The store may have it all the same.
                             self.item(at).unknown |= code == Code::StoreFailed;
@@ -582,7 +582,7 @@ impl<'a> Batch<'a> {
         self.settle(at, Err(outcome));
     }
 
-    fn settle(&mut self, at: usize, outcome: Result<Put, PutError>) {
+    fn settle(&mut self, at: usize, outcome: Result<PutOutcome, PutError>) {
         let item = self.item(at);
         let outcome = outcome.map_err(|error| match error {
             PutError::Failed { code, message } if item.unknown => {
