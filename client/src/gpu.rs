@@ -8,6 +8,8 @@
 //! A batch is cut into groups of blocks, each of which has a piece of staging memory of its own, so that
 //! the copies of one group go on while another's bytes are on their way. How much is staged at a time is
 //! bounded, over all calls of a client.
+//!
+//! ADR 0015 says why bytes pass through pinned host memory.
 
 mod staging;
 

@@ -11,6 +11,8 @@
 //! Nobody waits for a release. The first goes out at once and those of the next milliseconds follow
 //! together, so a reader in a loop costs the master a few hundred messages a second and no more. Each is
 //! sent at most once: a lease whose release is lost runs out by itself.
+//!
+//! ADR 0024 says why a lease ends with its operation.
 
 use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};

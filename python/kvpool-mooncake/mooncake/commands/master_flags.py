@@ -38,7 +38,7 @@ FLAGS = (
     Flag("metrics_port", "int32", 9003, "Serve /metrics, /health and /get_all_segments at this port"),
     Flag("metrics_host", "string", "", "Serve them at this address; default --rpc_address"),
     Flag("eviction_high_watermark_ratio", "double", 0.95, "Never use more than this share of a segment"),
-    Flag("eviction_ratio", "double", 0.05, "Evict down to the watermark less this share"),
+    Flag("eviction_ratio", "double", 0.05, "Keep this share free below the watermark"),
     Flag("default_kv_lease_ttl", "string", "5000", "Lease TTL of readers: ms, or 10s, 5m, 1h"),
     Flag("client_ttl", "int64", 600, "Drop the blocks of a node after this many seconds of silence"),
     Flag("client_live_ttl_sec", "int64", 600, "Name of --client_ttl in configuration files"),
