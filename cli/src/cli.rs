@@ -11,10 +11,10 @@ use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use tracing_subscriber::EnvFilter;
 
-/// The command line of kvpool, the distributed pool for the KV cache of language models
+/// Command line of kvpool, a distributed KV-cache pool for language models
 ///
-/// Commands that look at a pool or change it need one: name its masters with --master. `demo` and
-/// `replay` bring a pool of their own.
+/// Most commands use a running pool: name its masters with --master. `demo` and `replay` start a pool
+/// of their own; `bench` does so without --master.
 #[derive(Debug, Parser)]
 #[command(name = "kvctl", version, after_help = exit::HELP, after_long_help = LONG_HELP)]
 pub(crate) struct Cli {
@@ -31,18 +31,18 @@ Examples:
   kvctl put greeting - < file && kvctl get greeting -o copy
 
 Exit codes:
-  0    done
-  1    failed; the message says why
-  2    the command line is wrong
+  0    success
+  1    failure; the message says why
+  2    invalid command line
   3    a key is not in the pool
   4    the pool cannot be reached
-  5    bytes came back that are not those that were put
+  5    data corruption: a block's bytes differ from what was put
   130  interrupted";
 
 /// What every command gets.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Context {
-    /// How results are shown
+    /// Format of the results
     #[arg(long, global = true, value_enum, default_value_t = Format::Table)]
     pub(crate) output: Format,
     #[command(flatten)]

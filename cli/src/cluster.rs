@@ -12,55 +12,55 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long a daemon may take to serve. Store nodes touch all their memory first.
+/// Timeout for the start of a daemon. A store node first touches all its memory.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 
-/// What blocks an extent's length is rounded up to, in bytes.
+/// An extent's length is rounded up to a multiple of this, in bytes.
 pub(crate) const GRANULE: u64 = 64;
 
-/// Where daemons listen that only this host is to reach.
+/// The address of daemons that only this host may reach.
 pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// What kind of pool to start.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// How many store nodes.
+    /// The number of store nodes.
     pub(crate) nodes: u32,
-    /// The memory of each, in bytes.
+    /// The memory of each node, in bytes.
     pub(crate) node_bytes: u64,
-    /// The memory of the last one, where it is another.
+    /// The memory of the last node in bytes, if it differs.
     pub(crate) last_node_bytes: Option<u64>,
-    /// What is evicted first.
+    /// Which blocks are evicted first.
     pub(crate) policy: Policy,
     /// When a commit is acknowledged.
     pub(crate) commit_ack: CommitAck,
-    /// When eviction begins and how far it goes; `None`: as kvmaster does by default.
+    /// The eviction settings; `None`: the defaults of kvmaster.
     pub(crate) eviction: Option<Eviction>,
-    /// Leave the directory (metadata and logs) where it is.
+    /// Keep the directory (metadata and logs).
     pub(crate) keep: bool,
-    /// The address of this host that daemons listen on.
+    /// The address that the daemons listen on.
     pub(crate) host: IpAddr,
 }
 
-/// When eviction begins and how far it goes, as shares of the pool's bytes.
+/// The eviction settings, as shares of the pool's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Eviction {
-    /// The used share at which it begins.
+    /// The used share above which eviction starts.
     pub(crate) high_watermark: f64,
-    /// The share that a round frees below that.
+    /// The share that a round frees below the high watermark.
     pub(crate) ratio: f64,
 }
 
 impl Eviction {
-    /// Nothing is evicted before the pool is full, and then only what a put needs.
+    /// Eviction starts only in a full pool, and frees only what a put needs.
     pub(crate) const JUST_ENOUGH: Self = Self {
         high_watermark: 1.0,
         ratio: 0.0,
     };
 }
 
-/// What is evicted first.
+/// Which blocks are evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Policy {
@@ -83,9 +83,9 @@ impl Policy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CommitAck {
-    /// Once its record is on disk.
+    /// After its record is on disk.
     Durable,
-    /// At once: a crash of the master may lose it.
+    /// Before its record is on disk: a crash of the master may lose it.
     Memory,
 }
 
@@ -101,7 +101,7 @@ impl CommitAck {
 /// A running pool. Dropping it kills its processes and removes its directory.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    // Before the directory: what lives in it ends first.
+    // Declared before the directory: daemons are dropped before the directory is removed.
     daemons: Vec<Child>,
     plan: Plan,
     master: String,
@@ -114,21 +114,22 @@ enum Directory {
     Kept(PathBuf),
 }
 
-/// What a daemon writes once it serves.
+/// The ready file that a daemon writes when it serves.
 #[derive(Deserialize)]
 struct Ready {
     listen: String,
 }
 
 impl Cluster {
-    /// Starts the daemons that lie beside the running kvctl, and waits until all serve. Call it on
-    /// the main thread.
+    /// Starts the daemons from kvctl's own directory and waits until all serve. Call it on the main
+    /// thread: the kernel kills a daemon when the thread that started it ends.
     pub(crate) async fn start(plan: &Plan) -> anyhow::Result<Self> {
-        let directory = TempDir::with_prefix("kvpool-").context("cannot make a directory")?;
+        let directory =
+            TempDir::with_prefix("kvpool-").context("cannot create a temporary directory")?;
         let directory = if plan.keep {
             let path = directory.keep();
-            // Now and not at the end: it is most wanted when something fails.
-            tracing::info!("metadata and logs are kept in {}", path.display());
+            // Said at the start: a run that fails needs the path most.
+            tracing::info!("metadata and logs are in {}", path.display());
             Directory::Kept(path)
         } else {
             Directory::Temporary(directory)
@@ -160,7 +161,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Waits until the master has all nodes: a daemon serves before it has registered.
+    /// Waits until all nodes have registered: a node serves before it registers.
     pub(crate) async fn joined(&mut self, client: &Client, plan: &Plan) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
@@ -174,7 +175,7 @@ impl Cluster {
             }
             if Instant::now() > deadline {
                 bail!(
-                    "not all nodes have registered after {}; --keep keeps their logs",
+                    "not all nodes have registered within {}; run again with --keep to keep their logs",
                     humantime::format_duration(START_TIMEOUT),
                 );
             }
@@ -182,38 +183,38 @@ impl Cluster {
         }
     }
 
-    /// The master's address, as clients take it.
+    /// The master's address in the form that clients accept.
     pub(crate) fn master(&self) -> &str {
         &self.master
     }
 
-    /// Kills the master, starts it again on its files and its port, and returns once it serves.
+    /// Kills the master, restarts it on the same files and port, and returns when it serves.
     pub(crate) async fn restart_master(&mut self) -> anyhow::Result<()> {
         let master = self.daemons.first_mut().context("there is no master")?;
         master.kill().await?;
-        // It would be taken for the ready file of the next one.
+        // A stale file would pass for the ready file of the restarted master.
         let _ = tokio::fs::remove_file(self.path().join("kvmaster.ready")).await;
         let listen = self.master.trim_start_matches("http://").to_owned();
         let arguments = master_arguments(&self.plan, &listen, self.path());
         self.launch("kvmaster", "kvmaster", arguments).await?;
-        // The master is the first one, and takes the place of the one that was killed.
+        // `launch` appended the new master: it replaces the killed one at index 0.
         drop(self.daemons.swap_remove(0));
         Ok(())
     }
 
-    /// Kills the first node. It stays away.
+    /// Kills the first node and does not restart it.
     pub(crate) async fn kill_node(&mut self) -> anyhow::Result<()> {
         let node = self.daemons.get_mut(1).context("there is no node")?;
         node.kill().await
     }
 
-    /// The process id of kvmaster, and those of the nodes.
+    /// The process ids of kvmaster and of the nodes.
     pub(crate) fn ids(&self) -> (Option<u32>, Vec<u32>) {
         let mut ids = self.daemons.iter().map(Child::id);
         (ids.next().flatten(), ids.flatten().collect())
     }
 
-    /// Where metadata and logs lie.
+    /// The directory of metadata and logs.
     pub(crate) fn path(&self) -> &Path {
         match &self.directory {
             Directory::Temporary(directory) => directory.path(),
@@ -221,7 +222,7 @@ impl Cluster {
         }
     }
 
-    /// Ends all daemons in order, nodes first.
+    /// Stops all daemons in order, nodes first.
     pub(crate) async fn stop(mut self) {
         while let Some(daemon) = self.daemons.pop() {
             daemon.stop().await;
@@ -251,7 +252,7 @@ impl Cluster {
             child.check()?;
             if Instant::now() > deadline {
                 bail!(
-                    "{name} does not serve after {}{}",
+                    "{name} was not ready within {}{}",
                     humantime::format_duration(START_TIMEOUT),
                     child.log_tail()
                 );
@@ -261,20 +262,20 @@ impl Cluster {
     }
 }
 
-/// The program of that name next to the running one.
+/// The path of a program in kvctl's own directory.
 fn beside(program: &str) -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot tell where kvctl is")?;
+    let own = std::env::current_exe().context("cannot find the path of kvctl")?;
     let path = own.with_file_name(program);
     if !path.is_file() {
         bail!(
-            "{} is not there: kvctl starts the daemons that lie beside it (cargo build --bins)",
+            "{} does not exist: kvctl starts the daemons from its own directory (cargo build --bins)",
             path.display()
         );
     }
     Ok(path)
 }
 
-/// Any port of the loopback that is free.
+/// Any free port of the loopback address.
 const ANY_PORT: &str = "127.0.0.1:0";
 
 fn master_arguments(plan: &Plan, listen: &str, directory: &Path) -> Vec<OsString> {

@@ -12,19 +12,19 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// Where a kvmaster listens unless it is told otherwise.
+/// The default address of kvmaster.
 const DEFAULT_MASTER: &str = "http://127.0.0.1:7070";
 
-/// Which pool, and how to talk to it.
+/// Which pool to use, and how to connect.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
-    /// The pool's masters, HOST:PORT[,HOST:PORT...] with or without http:// (any of them will do,
-    /// whichever leads), or where etcd has them, etcd://HOST:PORT[,HOST:PORT...]/CLUSTER [default:
+    /// Addresses of one or more masters (the client finds the leader), HOST:PORT[,HOST:PORT...] with or
+    /// without http://; or the etcd that lists them, etcd://HOST:PORT[,HOST:PORT...]/CLUSTER [default:
     /// http://127.0.0.1:7070]
     #[arg(long, global = true, env = "KVPOOL_MASTER", value_name = "URL", value_parser = parse_masters)]
     pub(crate) master: Option<String>,
-    /// The namespace of the keys
+    /// Namespace of the keys
     #[arg(
         long,
         global = true,
@@ -33,19 +33,19 @@ pub(crate) struct Connection {
         default_value = "default"
     )]
     pub(crate) namespace: String,
-    /// How blocks travel between this process and the store nodes
+    /// Transport between this process and the store nodes
     #[arg(long, global = true, value_enum, default_value_t = Transport::Auto)]
     pub(crate) transport: Transport,
-    /// How long one operation may take, such as 500ms or 10s
+    /// Timeout of one operation, such as 500ms or 10s
     #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
     pub(crate) timeout: Duration,
 }
 
-/// How blocks travel.
+/// The transport of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Transport {
-    /// The best that both ends have: shared memory on one host, then RDMA, then TCP.
+    /// The fastest that both ends have: shared memory on one host, then RDMA, then TCP.
     Auto,
     /// Shared memory only.
     Shm,
@@ -158,11 +158,11 @@ fn parse_master(text: &str) -> Result<String, String> {
         return Ok(format!("http://{host}:{port}"));
     }
     Err(format!(
-        "{text:?} is no master: write HOST:PORT, http://HOST:PORT or etcd://HOST:PORT/CLUSTER"
+        "{text:?} is not a master address: write HOST:PORT, http://HOST:PORT or etcd://HOST:PORT/CLUSTER"
     ))
 }
 
-/// The error with the exit code that it deserves.
+/// Attaches the exit code to an error.
 pub(crate) fn connect_error(error: ConnectError) -> anyhow::Error {
     match error {
         ConnectError::BadAddress { .. } | ConnectError::NoMasters => {
@@ -175,7 +175,7 @@ pub(crate) fn connect_error(error: ConnectError) -> anyhow::Error {
     }
 }
 
-/// The error with the exit code that it deserves.
+/// Attaches the exit code to an error.
 pub(crate) fn control_error(error: ControlError) -> anyhow::Error {
     if is_unreachable(error.code) {
         exit::Unreachable(error.to_string()).into()
@@ -184,7 +184,7 @@ pub(crate) fn control_error(error: ControlError) -> anyhow::Error {
     }
 }
 
-/// The error with the exit code that it deserves.
+/// Attaches the exit code to an error.
 pub(crate) fn remove_error(error: RemoveError) -> anyhow::Error {
     if is_unreachable(error.code()) {
         exit::Unreachable(error.to_string()).into()
@@ -193,7 +193,7 @@ pub(crate) fn remove_error(error: RemoveError) -> anyhow::Error {
     }
 }
 
-/// Whether the code says that nobody was there to answer.
+/// Whether the code means that no master or node answered.
 pub(crate) const fn is_unreachable(code: Code) -> bool {
     matches!(
         code,
@@ -206,7 +206,7 @@ pub(crate) fn parse_key(text: &str) -> Result<kvpool_types::Key, String> {
     kvpool_types::Key::parse(text).map_err(|error| error.to_string())
 }
 
-/// The error with the exit code that it deserves.
+/// Attaches the exit code to an error.
 pub(crate) fn get_error(error: GetError) -> anyhow::Error {
     if error.code() == Code::ChecksumMismatch {
         return exit::WrongBytes { blocks: 1 }.into();
@@ -217,7 +217,7 @@ pub(crate) fn get_error(error: GetError) -> anyhow::Error {
     error.into()
 }
 
-/// The error with the exit code that it deserves.
+/// Attaches the exit code to an error.
 pub(crate) fn put_error(error: PutError) -> anyhow::Error {
     if is_unreachable(error.code()) {
         return exit::Unreachable(error.to_string()).into();

@@ -1,18 +1,18 @@
-//! What an exit code means, and which one an error leads to.
+//! Exit codes, and the errors that carry them.
 
 use crate::output::Format;
 use kvpool_types::Key;
 use serde::Serialize;
 
-/// All of it, for `--help`.
+/// The list of exit codes for `--help`.
 pub(crate) const HELP: &str = "\
 Exit codes:
-  0    done
-  1    failed; the message says why
-  2    the command line is wrong
+  0    success
+  1    failure; the message says why
+  2    invalid command line
   3    a key is not in the pool
   4    the pool cannot be reached
-  5    bytes came back that are not those that were put
+  5    data corruption: a block's bytes differ from what was put
   130  interrupted";
 
 const FAILED: u8 = 1;
@@ -29,7 +29,7 @@ pub(crate) const INTERRUPTED: u8 = 130;
 #[error("not in the pool: {0}")]
 pub(crate) struct Missing(pub(crate) String);
 
-/// The error of a key that is not in the pool; programs are also told on standard output.
+/// The error of a missing key. With `--output json` it also prints the key as absent.
 pub(crate) fn missing(key: &Key, output: Format) -> anyhow::Error {
     #[derive(Serialize)]
     struct Absent {
@@ -49,7 +49,7 @@ pub(crate) fn missing(key: &Key, output: Format) -> anyhow::Error {
     Missing(key).into()
 }
 
-/// The command line names something that cannot be.
+/// An argument that passed parsing is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
@@ -59,15 +59,15 @@ pub(crate) struct Usage(pub(crate) String);
 #[error("{0}")]
 pub(crate) struct Unreachable(pub(crate) String);
 
-/// Bytes came back that are not those that were put.
+/// Blocks whose bytes differ from what was put.
 #[derive(Debug, thiserror::Error)]
-#[error("{blocks} blocks came back with wrong bytes")]
+#[error("data corruption: {blocks} blocks differ from what was put")]
 pub(crate) struct WrongBytes {
-    /// How many blocks.
+    /// The number of such blocks.
     pub(crate) blocks: u64,
 }
 
-/// The exit code that `error` leads to.
+/// The exit code of `error`.
 pub(crate) fn code(error: &anyhow::Error) -> u8 {
     if error.is::<WrongBytes>() {
         WRONG_BYTES

@@ -11,20 +11,20 @@ use std::cell::RefCell;
 use std::path::Path;
 use tokio::time::Instant;
 
-/// How many workers of each kind.
+/// The number of workers of each kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) prefill: u32,
     pub(crate) decode: u32,
 }
 
-/// How requests are let through.
+/// How requests are scheduled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// Requests between their arrival and the release of their leases, at most. With one, each
-    /// request is done before the next begins.
+    /// Maximum number of requests in progress, from arrival to the release of their leases. With 1,
+    /// each request ends before the next begins.
     pub(crate) in_flight: usize,
-    /// How much faster than in its own time the workload is played; `None`: as fast as can be.
+    /// Factor by which the workload's timestamps are sped up; `None`: as fast as possible.
     pub(crate) speedup: Option<f64>,
 }
 
@@ -64,14 +64,14 @@ impl Fleet {
                 .chain(&fleet.decode)
                 .map(async |worker| match worker.greeting().await? {
                     Answer::Ready => Ok(()),
-                    other => bail!("{} began with {other:?}", worker.name()),
+                    other => bail!("{} sent {other:?} instead of ready", worker.name()),
                 }),
         )
         .await?;
         Ok(fleet)
     }
 
-    /// Lets all requests through.
+    /// Executes all requests.
     pub(crate) async fn run(&self, requests: &[Request], pace: Pace) -> anyhow::Result<Tally> {
         let bar = progress::bar(requests.len() as u64, "requests");
         let begin = Instant::now();
@@ -95,7 +95,7 @@ impl Fleet {
         Ok(tally.into_inner())
     }
 
-    /// One request: the prefill keeps its leases until the decode is done.
+    /// Executes one request. The prefill worker keeps its leases until the decode is done.
     async fn serve(
         &self,
         prefill: &Handle,
@@ -111,16 +111,16 @@ impl Fleet {
         };
         let prefilled = match prefill.call(&command).await? {
             Answer::Prefilled(prefilled) => prefilled,
-            other => bail!("a prefill worker answered {other:?}"),
+            other => bail!("unexpected reply of a prefill worker: {other:?}"),
         };
         let command = Command::Decode { prompt: prompt() };
         let decoded = match decode.call(&command).await? {
             Answer::Decoded(decoded) => decoded,
-            other => bail!("a decode worker answered {other:?}"),
+            other => bail!("unexpected reply of a decode worker: {other:?}"),
         };
         match prefill.call(&Command::Release { request: number }).await? {
             Answer::Released => {}
-            other => bail!("a prefill worker answered {other:?}"),
+            other => bail!("unexpected reply of a prefill worker: {other:?}"),
         }
         tally
             .borrow_mut()
@@ -128,7 +128,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Ends all workers in order.
+    /// Stops all workers in order.
     pub(crate) async fn stop(self) {
         join_all(
             self.prefill

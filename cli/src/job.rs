@@ -12,13 +12,13 @@ use anyhow::{Context as _, bail};
 use kvpool_client::PoolStats;
 use std::time::Instant;
 
-/// The master's name for the count of evicted blocks.
+/// The master's counter of evicted blocks.
 const EVICTED: &str = "blocks_evicted_total";
 
 /// What to run.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// Where the requests come from, for the report.
+    /// The source of the requests, for the report.
     pub(crate) workload: String,
     /// The requests in order of arrival.
     pub(crate) requests: Vec<Request>,
@@ -28,16 +28,16 @@ pub(crate) struct Job {
     pub(crate) plan: Plan,
     /// The workers to start.
     pub(crate) size: Size,
-    /// How the requests are let through.
+    /// How the requests are scheduled.
     pub(crate) pace: Pace,
 }
 
-/// The bytes that a block of `block_bytes` takes in a segment.
+/// The bytes that a block of `block_bytes` occupies in a segment.
 pub(crate) const fn extent_bytes(block_bytes: u64) -> u64 {
     block_bytes.next_multiple_of(GRANULE)
 }
 
-/// Runs the job and shows its report. Wrong bytes are an error, after the report.
+/// Runs the job and prints its report. Corrupted blocks are an error, returned after the report.
 pub(crate) async fn run(job: Job, context: &Context) -> anyhow::Result<()> {
     let report = measure(&job, context).await?;
     context.output.show(&report, Report::tables)?;
@@ -47,8 +47,8 @@ pub(crate) async fn run(job: Job, context: &Context) -> anyhow::Result<()> {
     }
 }
 
-/// Starts everything, lets the requests through, and ends everything in order. Dropping the future
-/// kills what it started.
+/// Starts the pool and the workers, executes the requests, and stops all processes in order. Dropping
+/// the future kills the processes.
 async fn measure(job: &Job, context: &Context) -> anyhow::Result<Report> {
     let setting = job.setting()?;
     tracing::info!(
@@ -77,7 +77,7 @@ async fn measure(job: &Job, context: &Context) -> anyhow::Result<Report> {
 impl Job {
     fn setting(&self) -> anyhow::Result<Setting> {
         if self.blocks.bytes == 0 {
-            bail!("a block has at least one byte");
+            bail!("--block-size must be at least 1 byte");
         }
         let pool_bytes = self.plan.node_bytes * u64::from(self.plan.nodes);
         let capacity_blocks =
@@ -109,11 +109,11 @@ impl Job {
     }
 }
 
-/// How many blocks the master has evicted.
+/// The number of blocks that the master has evicted.
 fn evictions(stats: &PoolStats) -> anyhow::Result<u64> {
     stats
         .counters
         .get(EVICTED)
         .copied()
-        .with_context(|| format!("the master does not count {EVICTED}"))
+        .with_context(|| format!("the master has no counter {EVICTED}"))
 }

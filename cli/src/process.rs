@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// How long a program may take to end in order before it is killed.
+/// Time that a program has to stop in order before it is killed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The lines of a log that an error shows.
+/// Number of log lines in an error message.
 const LOG_LINES: usize = 12;
 
 /// A running program.
@@ -27,21 +27,21 @@ pub(crate) struct Child {
     process: tokio::process::Child,
 }
 
-/// How a child's standard streams are joined to this process.
+/// How a child's standard streams are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Streams {
-    /// Nothing to read; what is written goes into the log.
+    /// Standard input is empty; output and errors go to the log.
     Log,
-    /// Input and output are pipes; errors go into the log.
+    /// Input and output are pipes; errors go to the log.
     Pipes,
 }
 
 impl Child {
-    /// Starts `program`, called `name` in messages, with its log at `log`.
+    /// Starts `program`, named `name` in messages, with its log at `log`.
     ///
-    /// `environment` is added to this process's own.
+    /// `environment` is added to the environment of this process.
     ///
-    /// Call it on the main thread: the kernel ties the child to the thread that starts it.
+    /// Call it on the main thread: the kernel kills the child when the starting thread ends.
     pub(crate) fn start(
         name: &str,
         program: &Path,
@@ -52,7 +52,7 @@ impl Child {
     ) -> anyhow::Result<Self> {
         let file =
             File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-        let own = std::env::current_exe().context("cannot tell where kvctl is")?;
+        let own = std::env::current_exe().context("cannot find the path of kvctl")?;
         let mut command = tokio::process::Command::new(own);
         command
             .arg("tether")
@@ -62,7 +62,10 @@ impl Child {
             .arg("--")
             .args(arguments)
             .envs(environment.iter().copied())
-            .stderr(file.try_clone().context("cannot share a log")?)
+            .stderr(
+                file.try_clone()
+                    .context("cannot duplicate the handle of the log")?,
+            )
             // A group of its own: an interrupt at the terminal reaches kvctl alone, which then
             // ends the others in order.
             .process_group(0)
@@ -81,31 +84,31 @@ impl Child {
         })
     }
 
-    /// Its process id; `None` once it has ended and that was seen.
+    /// The process id; `None` after its exit was observed.
     pub(crate) fn id(&self) -> Option<u32> {
         self.process.id()
     }
 
-    /// The child's input and output, once; they were asked for by [`Streams::Pipes`].
+    /// Takes the child's input and output; `None` on a second call or without [`Streams::Pipes`].
     pub(crate) fn take_pipes(
         &mut self,
     ) -> Option<(tokio::process::ChildStdin, tokio::process::ChildStdout)> {
         Some((self.process.stdin.take()?, self.process.stdout.take()?))
     }
 
-    /// Fails, with the end of the log, if the child has ended.
+    /// Fails with the last lines of the log if the child has ended.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         let status = self
             .process
             .try_wait()
-            .with_context(|| format!("cannot ask after {}", self.name))?;
+            .with_context(|| format!("cannot query the status of {}", self.name))?;
         match status {
             Some(status) => bail!("{} ended ({status}){}", self.name, self.log_tail()),
             None => Ok(()),
         }
     }
 
-    /// The last lines of the child's log, ready to stand behind a message.
+    /// The last lines of the child's log, as a suffix of a message.
     pub(crate) fn log_tail(&self) -> String {
         let Ok(text) = std::fs::read(&self.log) else {
             return String::new();
@@ -116,16 +119,16 @@ impl Child {
         if tail.is_empty() {
             return String::new();
         }
-        format!("; its last words:\n  {}", tail.join("\n  "))
+        format!("; last lines of its log:\n  {}", tail.join("\n  "))
     }
 
-    /// Kills the child and waits until it is gone.
+    /// Kills the child and waits for its exit.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
         let killed = self.process.kill().await;
         killed.with_context(|| format!("cannot kill {}", self.name))
     }
 
-    /// Asks the child to end, waits, and kills it when it takes too long.
+    /// Sends SIGTERM, waits, and kills the child if it takes too long.
     pub(crate) async fn stop(mut self) {
         if let Some(pid) = self.process.id().and_then(pid) {
             // A failure means that it has ended already, which is what is wanted.
@@ -135,21 +138,24 @@ impl Child {
             .await
             .is_err()
         {
-            tracing::warn!(name = self.name, "does not end when asked: killed");
+            tracing::warn!(
+                name = self.name,
+                "process did not stop after SIGTERM: killed"
+            );
             let _ = self.process.kill().await;
         }
     }
 }
 
-/// Becomes `program` after asking the kernel for a SIGKILL when the parent dies. Returns only when
-/// that fails. `parent` is the process id that the parent says it has.
+/// Replaces this process by `program`, which the kernel kills when the parent dies. Returns only on
+/// failure. `parent` is the process id that the parent passed: a different one means it has died.
 pub(crate) fn tether(parent: u32, program: &OsStr, arguments: &[OsString]) -> anyhow::Error {
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
-        return anyhow::Error::new(error).context("cannot ask for a signal at the parent's death");
+        return anyhow::Error::new(error).context("cannot set the parent-death signal");
     }
     // The parent may have died before the kernel was asked: then another one has adopted us.
     if rustix::process::getppid() != pid(parent) {
-        return anyhow::anyhow!("the parent is gone");
+        return anyhow::anyhow!("the parent process has ended");
     }
     let error = std::process::Command::new(program).args(arguments).exec();
     anyhow::Error::new(error).context(format!("cannot run {}", Path::new(program).display()))

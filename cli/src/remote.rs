@@ -18,24 +18,24 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::Mutex;
 
-/// What a process answers to a command.
+/// A process's reply to a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reply<A> {
-    /// It is done.
+    /// The command was executed.
     Done(A),
-    /// The process cannot go on.
+    /// The process failed and ends.
     Failed(Failed),
 }
 
-/// Why a process cannot go on.
+/// Why a process failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failed {
-    /// For people.
+    /// The message for the user.
     pub(crate) message: String,
-    /// Whether it is that the pool cannot be reached.
+    /// Whether the pool cannot be reached: exit code 4.
     pub(crate) unreachable: bool,
-    /// How many blocks came back with wrong bytes.
+    /// The number of corrupted blocks.
     pub(crate) wrong_blocks: u64,
 }
 
@@ -65,10 +65,10 @@ impl<C: Serialize, A: DeserializeOwned> Handle<C, A> {
         environment: &[(&str, &str)],
         directory: &Path,
     ) -> anyhow::Result<Self> {
-        let own = std::env::current_exe().context("cannot tell where kvctl is")?;
+        let own = std::env::current_exe().context("cannot find the path of kvctl")?;
         let log = directory.join(format!("{name}.log"));
         let mut child = Child::start(name, &own, arguments, environment, Streams::Pipes, log)?;
-        let id = child.id().context("a child ended at once")?;
+        let id = child.id().context("the child process ended at once")?;
         let (input, output) = child
             .take_pipes()
             .expect("invariant: the child was started with pipes");
@@ -84,33 +84,33 @@ impl<C: Serialize, A: DeserializeOwned> Handle<C, A> {
         })
     }
 
-    /// What the process is called.
+    /// The name of the process in messages.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its process id.
+    /// The process id.
     pub(crate) const fn id(&self) -> u32 {
         self.id
     }
 
-    /// Waits for what the process says before it was told anything.
+    /// Waits for the first reply, which the process sends without a command.
     pub(crate) async fn greeting(&self) -> anyhow::Result<A> {
         self.inner.lock().await.answer(&self.name).await
     }
 
-    /// Gives a command and waits for its answer.
+    /// Sends a command and waits for the reply.
     pub(crate) async fn call(&self, command: &C) -> anyhow::Result<A> {
-        let mut line = serde_json::to_vec(command).context("cannot write a command")?;
+        let mut line = serde_json::to_vec(command).context("cannot encode a command")?;
         line.push(b'\n');
         let mut inner = self.inner.lock().await;
         if inner.input.write_all(&line).await.is_err() {
-            bail!("{} is gone{}", self.name, inner.child.log_tail());
+            bail!("{} has ended{}", self.name, inner.child.log_tail());
         }
         inner.answer(&self.name).await
     }
 
-    /// Lets the process end in order: the end of its input tells it to.
+    /// Stops the process in order, by closing its input.
     pub(crate) async fn stop(self) {
         let Inner { input, child, .. } = self.inner.into_inner();
         drop(input);
@@ -124,12 +124,12 @@ impl Inner {
             .output
             .next_line()
             .await
-            .with_context(|| format!("cannot hear {name}"))?;
+            .with_context(|| format!("cannot read from {name}"))?;
         let Some(line) = line else {
-            bail!("{name} is gone{}", self.child.log_tail());
+            bail!("{name} has ended{}", self.child.log_tail());
         };
         let reply = serde_json::from_str(&line)
-            .with_context(|| format!("{name} says what cannot be understood: {line}"))?;
+            .with_context(|| format!("{name} sent an invalid reply: {line}"))?;
         match reply {
             Reply::Done(answer) => Ok(answer),
             Reply::Failed(failed) => Err(failed.into_error(name)),
@@ -138,7 +138,7 @@ impl Inner {
 }
 
 impl<A: Serialize> Reply<A> {
-    /// The reply that a result makes.
+    /// Converts a result into a reply.
     pub(crate) fn of(result: anyhow::Result<A>) -> Self {
         match result {
             Ok(answer) => Self::Done(answer),
@@ -152,9 +152,9 @@ impl<A: Serialize> Reply<A> {
         }
     }
 
-    /// Writes it to standard output, as one line.
+    /// Writes the reply to standard output as one line.
     pub(crate) fn say(&self) -> anyhow::Result<()> {
-        let mut line = serde_json::to_vec(self).context("cannot write an answer")?;
+        let mut line = serde_json::to_vec(self).context("cannot encode a reply")?;
         line.push(b'\n');
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(&line)?;
@@ -162,14 +162,14 @@ impl<A: Serialize> Reply<A> {
         Ok(())
     }
 
-    /// Whether nothing more is to come.
+    /// Whether this is the last reply.
     pub(crate) const fn is_last(&self) -> bool {
         matches!(self, Self::Failed(_))
     }
 }
 
 impl Failed {
-    /// The error, with the exit code that it would have had there.
+    /// The error with the same exit code as in the process itself.
     fn into_error(self, name: &str) -> anyhow::Error {
         let message = format!("{name}: {}", self.message);
         if self.wrong_blocks > 0 {

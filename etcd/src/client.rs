@@ -13,19 +13,19 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status};
 
-/// The largest answer that is taken. etcd has no limit of its own for what it sends.
+/// The largest response accepted, in bytes. etcd does not limit its responses.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 
-/// How etcd is reached.
+/// How to connect to etcd.
 #[derive(Clone)]
 pub struct Options {
-    /// Its client addresses, `host:port` or with `http://` or `https://` before.
+    /// Client addresses: `host:port`, optionally with `http://` or `https://`.
     pub endpoints: Vec<String>,
-    /// User name and password, where etcd asks for them.
+    /// User name and password, if etcd requires authentication.
     pub user: Option<(String, String)>,
-    /// The certificates, where etcd speaks TLS.
+    /// The TLS certificates, if etcd uses TLS.
     pub tls: Option<Tls>,
-    /// How long one endpoint may take for one call.
+    /// Timeout of one call at one endpoint.
     pub request_timeout: Duration,
 }
 
@@ -79,7 +79,8 @@ impl Tls {
             (None, None) => {}
             _ => {
                 return Err(Error::Other {
-                    reason: "a client certificate comes with its key, and the key with it".into(),
+                    reason: "etcd TLS: the client certificate and its key must be set together"
+                        .into(),
                 });
             }
         }
@@ -105,7 +106,7 @@ struct Inner {
     home: Handle,
 }
 
-/// One endpoint and the connection to it, which is made when it is first used.
+/// One endpoint and its connection, which opens on first use.
 #[derive(Debug)]
 struct Slot {
     address: String,
@@ -115,12 +116,12 @@ struct Slot {
 
 #[derive(Debug)]
 struct Connection {
-    /// Which connection to this endpoint it is, so that one is given up once.
+    /// Counts the connections to this endpoint, so that two callers do not replace the same one twice.
     number: u64,
     channel: Channel,
 }
 
-/// What a call is made over.
+/// The connection and token of one call.
 pub(crate) struct Link {
     channel: Channel,
     token: Option<MetadataValue<Ascii>>,
@@ -162,12 +163,12 @@ impl Link {
     }
 }
 
-/// How often a call may be made.
+/// Whether a call may be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeat {
-    /// At every endpoint in turn until one answers: done twice is like done once.
+    /// Try every endpoint in turn until one answers: the call is idempotent.
     Every,
-    /// At one endpoint: the caller finds out what happened.
+    /// Try one endpoint: on an error the caller must find out whether the call took effect.
     Once,
 }
 
@@ -234,7 +235,7 @@ impl Client {
             Repeat::Every => count,
             Repeat::Once => 1,
         };
-        let mut failed = Error::unavailable("no endpoint was asked");
+        let mut failed = Error::unavailable("no endpoint was tried");
         for attempt in 0..attempts {
             let index = (first + attempt) % count;
             match self.call_at(index, limit, &make).await {
@@ -272,7 +273,7 @@ impl Client {
                 token: token.clone(),
             });
             match answer.await {
-                // Nothing was done, so this may be said again, whatever it is.
+                // etcd did nothing, so even a call that is not idempotent may be repeated.
                 Err(status) if self.inner.user.is_some() && wants_new_token(&status) => {
                     self.forget(token.as_ref());
                     let token = self.token(&channel).await?;
@@ -291,8 +292,8 @@ impl Client {
                 error => error,
             }),
             Err(_) => {
-                // Its host may be gone without a word, which TCP notices after minutes. Who else
-                // waits on that connection has a deadline too.
+                // A host that vanished without closing its sockets is noticed by TCP only after minutes.
+                // Other calls on this connection have deadlines of their own.
                 slot.renew(number, &self.inner.home);
                 Err(Error::unavailable(format!(
                     "{}: no answer within {limit:?}",
@@ -325,8 +326,9 @@ impl Client {
             token: None,
         };
         let answer = link.auth().authenticate(request).await?.into_inner();
-        let token = MetadataValue::try_from(answer.token)
-            .map_err(|_| Status::internal("etcd's token is no header value"))?;
+        let token = MetadataValue::try_from(answer.token).map_err(|_| {
+            Status::internal("etcd returned a token that is not a valid header value")
+        })?;
         *self.inner.token.lock() = Some(token.clone());
         Ok(Some(token))
     }
@@ -355,12 +357,16 @@ impl Slot {
             (None, Some(_)) => format!("https://{address}"),
             (Some(("http", _)), None) | (Some(("https", _)), Some(_)) => address.to_owned(),
             (Some(("http", _)), Some(_)) => {
-                return Err(refused("it says http://, but certificates are configured"));
+                return Err(refused(
+                    "the address says http://, but TLS certificates are configured",
+                ));
             }
             (Some(("https", _)), None) => {
-                return Err(refused("it says https://, but no CA is configured"));
+                return Err(refused(
+                    "the address says https://, but no CA is configured",
+                ));
             }
-            _ => return Err(refused("it is not host:port")),
+            _ => return Err(refused("the address is not host:port")),
         };
         // No HTTP/2 pings: etcd ends connections that send them more often than every five seconds,
         // too seldom to be of use. Every call has a deadline instead, and watches ask for signs of life.

@@ -83,13 +83,13 @@ impl Location {
         };
         let rest = url
             .strip_prefix(SCHEME)
-            .ok_or_else(|| bad("it does not begin with etcd://"))?;
+            .ok_or_else(|| bad("the URL must begin with etcd://"))?;
         let (hosts, cluster) = rest
             .split_once('/')
-            .ok_or_else(|| bad("the cluster's name is missing"))?;
+            .ok_or_else(|| bad("the cluster name is missing"))?;
         if !is_cluster_name(cluster) {
             return Err(bad(
-                "the cluster's name is 1 to 64 letters, digits, '.', '_' or '-'",
+                "the cluster name must be 1 to 64 letters, digits, '.', '_' or '-'",
             ));
         }
         let endpoints: Vec<String> = hosts.split(',').map(str::to_owned).collect();
@@ -99,7 +99,7 @@ impl Location {
                 .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
         };
         if !endpoints.iter().all(has_port) {
-            return Err(bad("an endpoint is host:port"));
+            return Err(bad("each endpoint must be host:port"));
         }
         Ok(Self {
             endpoints,

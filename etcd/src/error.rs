@@ -19,25 +19,25 @@ pub enum Error {
     )]
     NoSpace,
     /// The revision that was asked for has been compacted.
-    #[error("the revision that was asked for has been compacted")]
+    #[error("the requested revision has been compacted")]
     Compacted,
     /// There is no such lease, or no longer. Nothing was changed.
-    #[error("the lease is gone")]
+    #[error("the etcd lease has expired or was revoked")]
     LeaseNotFound,
     /// The user may not do that, or the password is wrong. Nothing was changed.
-    #[error("etcd refused the user: {reason}")]
+    #[error("etcd denied access: {reason}")]
     PermissionDenied {
         /// What etcd said.
         reason: String,
     },
     /// The request is larger than etcd takes (`--max-request-bytes`). Nothing was changed.
-    #[error("the request is larger than etcd takes: {reason}")]
+    #[error("the request exceeds the size limit of etcd: {reason}")]
     TooLarge {
         /// What etcd said.
         reason: String,
     },
     /// Anything else. Nothing was changed.
-    #[error("etcd refused: {reason}")]
+    #[error("etcd refused the request: {reason}")]
     Other {
         /// What etcd said.
         reason: String,

@@ -63,7 +63,9 @@ impl Client {
                 async move {
                     let answers = link.lease().lease_keep_alive(request).await?;
                     let answer = answers.into_inner().message().await?;
-                    answer.ok_or_else(|| Status::unavailable("the answer ended before it began"))
+                    answer.ok_or_else(|| {
+                        Status::unavailable("etcd closed the stream without a response")
+                    })
                 }
             })
             .await;

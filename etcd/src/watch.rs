@@ -12,9 +12,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 use tonic::{Status, Streaming};
 
-/// How often a quiet watch is asked for a sign of life.
+/// Interval of progress requests on a quiet watch.
 const PROBE: Duration = Duration::from_secs(1);
-/// A watch that is silent for so long is broken.
+/// A watch without a response for this long is broken.
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// One change of one key.
@@ -76,7 +76,9 @@ impl Client {
                     let mut answers = link.watch().watch(request).await?.into_inner();
                     match answers.message().await? {
                         Some(first) => Ok((requests, answers, first)),
-                        None => Err(Status::unavailable("the watch ended before it began")),
+                        None => Err(Status::unavailable(
+                            "etcd closed the watch before its first response",
+                        )),
                     }
                 }
             })
@@ -105,12 +107,12 @@ impl Watch {
             let broken = self.heard + SILENCE;
             if now >= broken {
                 return Err(Error::unavailable(format!(
-                    "the watch was silent for {SILENCE:?}"
+                    "no response on the watch within {SILENCE:?}"
                 )));
             }
             let probe = self.heard.max(self.asked) + PROBE;
             if now >= probe {
-                // A queue that is full is as good: it has been asked.
+                // A full queue already holds a progress request.
                 let progress = watch_request::Request::Progress(generated::WatchProgressRequest {});
                 let _queued = self.requests.try_send(message(progress));
                 self.asked = now;
@@ -118,7 +120,7 @@ impl Watch {
             }
             match tokio::time::timeout_at(probe.min(broken), self.answers.message()).await {
                 Ok(Ok(Some(answer))) => self.take(answer)?,
-                Ok(Ok(None)) => return Err(Error::unavailable("etcd ended the watch")),
+                Ok(Ok(None)) => return Err(Error::unavailable("etcd closed the watch")),
                 Ok(Err(status)) => return Err(status.into()),
                 Err(_) => {}
             }
@@ -135,7 +137,7 @@ impl Watch {
             return Err(if reason.contains("permission denied") {
                 Error::PermissionDenied { reason }
             } else {
-                Error::unavailable(format!("etcd ended the watch: {reason}"))
+                Error::unavailable(format!("etcd closed the watch: {reason}"))
             });
         }
         for event in answer.events {

@@ -15,24 +15,23 @@ use indicatif::ProgressBar;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Measure the pool beside what this machine can do
+/// Measure the pool against the limits of this machine
 ///
-/// Puts, gets, views, exist and match_prefix, each in turns with plain code that does as much without
-/// a pool: memory copies, bare TCP connections between two processes, ping-pongs. Each case is shown
-/// with its ratio to that limit, made pair by pair, and with the goal that it is held to.
+/// Each case (put, get, view, exist, match_prefix) alternates with plain code that does the same work
+/// without a pool: memory copies, TCP connections between two processes, ping-pongs. The table shows
+/// the ratio to this limit, computed pair by pair, and the goal of the case.
 ///
-/// Cases over RDMA are measured where this host and the nodes have it. They are compared with nothing:
-/// perftest shows what bare RDMA does.
+/// RDMA cases run where this host and the nodes have RDMA. They have no limit to compare with:
+/// measure bare RDMA with perftest.
 ///
-/// Cases over TCP go between two network namespaces over a veth link, and so do their limits. That takes
-/// root and `ip`; without them they go over loopback, and nothing is asked of them.
+/// TCP cases and their limits run between two network namespaces over a veth link. This needs root
+/// and `ip`; without them the cases run over loopback and have no goals.
 ///
-/// Without --master it starts pools of its own on this machine. With --master (or KVPOOL_MASTER) it
-/// measures the pool that is named, as far as that can be done from outside, and removes what it has
-/// put.
+/// Without --master the command starts its own pools on this machine. With --master (or
+/// KVPOOL_MASTER) it measures that pool as far as possible from outside, then removes its own blocks.
 ///
-/// Bytes that come back are checked on a sample; a wrong one ends the run with exit code 5. Figures
-/// are worth something on a machine that does nothing else.
+/// A sample of the bytes is verified; a mismatch ends the run with exit code 5. Results are meaningful
+/// only on an otherwise idle machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -42,26 +41,26 @@ Examples:
   kvctl bench --only rdma/ --quick --span 32MiB
   kvctl bench --only exist,match_prefix --large --json results.json")]
 pub(crate) struct Args {
-    /// How often each case takes turns with its limit [default: 9; with --quick 3]
+    /// Number of pairs: runs of a case and of its limit [default: 9; with --quick 3]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000))]
     pairs: Option<u32>,
-    /// Only the cases whose name contains one of these
+    /// Run only cases whose name contains one of these
     #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
     only: Vec<String>,
-    /// List the cases and what is asked of them, and measure nothing
+    /// List the cases and their goals; measure nothing
     #[arg(long)]
     list: bool,
-    /// Few pairs, short windows, little memory: a look, not a measurement
+    /// Few pairs, short windows, little memory: a smoke test, not a measurement
     #[arg(long)]
     quick: bool,
-    /// How much memory transfers walk through on each side; cases whose blocks do not fit are left
-    /// out [default: as much as the largest cache; with --quick 128 MiB]
+    /// Memory that transfers cycle through on each side; cases with larger batches are skipped
+    /// [default: the size of the largest cache; with --quick 128 MiB]
     #[arg(long, value_name = "SIZE")]
     span: Option<ByteSize>,
-    /// Also with 1,000,000 blocks in a pool
+    /// Add the cases with 1,000,000 blocks in a pool
     #[arg(long)]
     large: bool,
-    /// Also write everything to this file, as JSON
+    /// Also write all results to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -79,11 +78,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         return context.output.show(&listing(&cases), |lines| list(lines));
     }
     if cases.is_empty() {
-        bail!("no case is called so: --list shows their names");
+        bail!("no case matches --only: --list shows the names");
     }
     let machine = Machine::read();
     if !machine.optimised {
-        tracing::warn!("this build is not optimised: its figures say nothing");
+        tracing::warn!("this build is not optimised: its results are meaningless");
     }
     let span = if args.quick {
         QUICK_SPAN
@@ -103,7 +102,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let (mut cases, left_out) = left_out::part(cases, span, no_rdma.as_deref());
     if cases.is_empty() {
         let reasons: Vec<String> = left_out.iter().map(LeftOut::text).collect();
-        bail!("nothing can be measured: {}", reasons.join("; "));
+        bail!("no case can run: {}", reasons.join("; "));
     }
     let pairs = args
         .pairs
@@ -179,7 +178,7 @@ async fn measure(
     Ok(rows)
 }
 
-/// The cases that are asked for and can be measured.
+/// The selected cases that can run here.
 fn select(all: &[Case], args: &Args, foreign: bool) -> Vec<Case> {
     all.iter()
         .filter(|case| args.large || !case.is_large())

@@ -7,10 +7,10 @@ use kvpool_client::{ClusterStatus, cluster_status};
 use serde::Serialize;
 use std::time::Duration;
 
-/// Show the masters: who leads and who stands by, how far each is, and the metadata store
+/// Show the masters (leader and standbys), their progress, and the metadata store
 ///
-/// Any master answers, also one that stands by, and also while nobody leads. `lag` is how many groups
-/// of the log a master has yet to apply before it could lead.
+/// Any master answers: a standby too, and also while the pool has no leader. `lag` is the number of log
+/// groups that a standby must still apply before it can lead.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -19,7 +19,7 @@ Examples:
   kvctl --master etcd://10.0.0.1:2379/prod cluster --output json | jq -r .leader")]
 pub(crate) struct Args {}
 
-/// How long one master may take to answer: those that do not must not hold up the others for long.
+/// Timeout for one master: a silent master must not delay the others for long.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Serialize)]
@@ -107,7 +107,7 @@ impl From<ClusterStatus> for Cluster {
     }
 }
 
-/// A leader that knows of no address of its own is where it was found.
+/// A leader without a configured address has the address at which it answered.
 pub(crate) fn with_addresses(mut status: ClusterStatus) -> ClusterStatus {
     if status.role == "leader" {
         status.leader.get_or_insert_with(|| status.told_by.clone());
@@ -190,7 +190,7 @@ fn tables(cluster: &Cluster) -> String {
 
 fn leader(cluster: &Cluster) -> String {
     let leader = cluster.leader.clone();
-    leader.unwrap_or_else(|| "none: nobody leads at present".to_owned())
+    leader.unwrap_or_else(|| "none".to_owned())
 }
 
 fn snapshots(snapshots: &Snapshots) -> String {

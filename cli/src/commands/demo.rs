@@ -16,15 +16,15 @@ use std::path::PathBuf;
 const NODES: u32 = 2;
 const CHAT_BLOCK_TOKENS: NonZeroUsize = NonZeroUsize::new(16).unwrap();
 
-/// Start a pool and workers on this machine and share KV between them
+/// Start a pool and workers on this machine and share KV blocks between them
 ///
-/// Starts one kvmaster (embedded metadata, in a directory that goes with it) and two kvstore-nodes,
-/// then prefill and decode workers, each a process of its own. For every request a prefill worker
-/// hashes the prompt's blocks, asks how many leading ones the pool has, gets them, computes the rest
-/// and puts it; then a decode worker gets the whole chain and checks every byte. ("Computing" fills
-/// a block with bytes that its key determines, so any process can tell the right ones.)
+/// Starts one kvmaster (metadata in a temporary directory), two kvstore-nodes, and prefill and decode
+/// workers, each in its own process. For each request a prefill worker hashes the prompt's blocks and
+/// asks for the longest prefix in the pool. It gets that prefix, computes the other blocks and puts
+/// them. A decode worker then gets the whole chain and checks every byte. ("Computing" fills a block
+/// with bytes derived from its key, so any process can verify them.)
 ///
-/// Without --trace the requests are multi-turn chats with shared system prompts, made from --seed.
+/// Without --trace the requests are multi-turn chats with shared system prompts, generated from --seed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -32,37 +32,37 @@ Examples:
   kvctl demo --requests 1000 --pool-size 1GiB --transport tcp
   kvctl demo --trace conversation_trace.jsonl --block-size 64KiB --requests 500 --output json")]
 pub(crate) struct Args {
-    /// How many requests [default: 400, or all of the trace]
+    /// Number of requests [default: 400, or all of the trace]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     requests: Option<u32>,
-    /// Bytes of a block
+    /// Block size in bytes
     #[arg(long, value_name = "SIZE", default_value = "256KiB")]
     block_size: ByteSize,
-    /// Tokens of a block [default: 16; a trace's blocks have 512]
+    /// Tokens per block [default: 16; a trace's blocks have 512]
     #[arg(long, value_name = "N", conflicts_with = "trace")]
     block_tokens: Option<NonZeroUsize>,
-    /// Memory of the pool, over both nodes
+    /// Memory of the pool: the sum of both nodes
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pool_size: ByteSize,
-    /// What the workload is made from: the same seed, the same requests
+    /// Seed of the workload: the same seed gives the same requests
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Prefill worker processes
+    /// Number of prefill worker processes
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..=64))]
     prefill: u32,
-    /// Decode worker processes
+    /// Number of decode worker processes
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u32).range(1..=64))]
     decode: u32,
-    /// What is evicted first when the pool is full
+    /// Which blocks a full pool evicts first
     #[arg(long, value_enum, default_value_t = Policy::Prefix)]
     policy: Policy,
     /// When a put is acknowledged
     #[arg(long, value_enum, default_value_t = CommitAck::Durable)]
     commit_ack: CommitAck,
-    /// Leave the directory with metadata and logs, and say where it is
+    /// Keep the directory with metadata and logs, and print its path
     #[arg(long)]
     keep: bool,
-    /// Replay this trace instead (JSONL)
+    /// Replay this trace (JSONL) instead
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }

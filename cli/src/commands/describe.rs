@@ -10,8 +10,8 @@ use std::time::Duration;
 
 /// Show a block: its size, checksum, version, leases and replicas
 ///
-/// Takes no lease and does not change the block's recency. Exits with 3 when the pool does not have
-/// the block, and says so in JSON with --output json.
+/// Takes no lease and does not change the block's recency. Exits with code 3 if the pool does not have
+/// the block; with --output json the result says so too.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:

@@ -3,16 +3,16 @@
 use crate::cli::Context;
 use crate::doctor::{Report, findings};
 
-/// Look whether this host and the pool are fit: RDMA, limits, masters, and the ways to each node
+/// Check this host and the pool: RDMA, limits, masters, and the transports to each node
 ///
-/// Every way to every node is opened, asked something and closed again: shared memory where the node
-/// is on this host, RDMA where both ends have it, TCP. Nothing is written into the pool. A node's socket
-/// for shared memory is found by its name, NAME.sock; one that is called otherwise is not found.
+/// For each node the command opens every transport, sends a ping and closes it: shared memory if the
+/// node is on this host, RDMA if both ends have it, and TCP. It writes nothing into the pool. It finds
+/// a node's shared-memory socket by the default name, NAME.sock; other names are not found.
 ///
-/// Fails only when something that was asked for cannot work: with exit code 4 when the pool that
-/// --master (or KVPOOL_MASTER) names does not answer, and when a pool has no live node, or one that
-/// cannot be reached by the ways that --transport allows; with 1 when --transport rdma is set on a host
-/// that has no RDMA. Everything else is a note, also that no pool is there when none was named.
+/// Exits with code 4 if the pool named by --master (or KVPOOL_MASTER) does not answer, if it has no
+/// live node, or if a live node cannot be reached by the transports that --transport allows. Exits with
+/// code 1 if --transport rdma is set and this host has no RDMA. All other findings are notes. If no pool
+/// was named, its absence is a note too.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

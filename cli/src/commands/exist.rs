@@ -8,9 +8,9 @@ use kvpool_client::Leasing;
 use kvpool_types::Key;
 use serde::Serialize;
 
-/// Tell which keys are in the pool
+/// Show which keys are in the pool
 ///
-/// Takes no leases and changes no block's recency. Exits with 3 when one is not there.
+/// Takes no leases and changes no block's recency. Exits with code 3 if a key is not in the pool.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

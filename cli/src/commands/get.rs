@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 /// Get a block's bytes
 ///
-/// They are compared with the checksum of the put before a byte is written. Exits with 3 when the
-/// pool does not have the block. With --output json it says so in JSON, and a block that goes to a file
-/// is told of; a block that goes to standard output is its bytes and nothing else.
+/// Verifies the block's checksum before it writes the first byte. Exits with code 3 if the pool does not
+/// have the block. With --output json a miss, or a block written to a file, is reported as JSON; a block
+/// on standard output is its bytes and nothing else.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// The block's key
     #[arg(value_parser = parse_key)]
     key: Key,
-    /// Where the bytes go [default: standard output]
+    /// Write the bytes to this file [default: standard output]
     #[arg(short = 'o', long = "to", value_name = "FILE")]
     to: Option<PathBuf>,
 }
@@ -55,17 +55,17 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         .batch_get(vec![block], &options)
         .await
         .pop()
-        .context("the get came to no outcome")?
+        .context("the client returned no outcome for this get")?
         .map_err(get_error)?;
     let bytes = match found {
         GetOutcome::Hit { length, .. } => memory
             .slice(Offset(0), length)
-            .context("the block is longer than its memory")?
+            .context("the block is longer than the buffer")?
             .to_vec(),
         GetOutcome::Miss => return Err(exit::missing(&args.key, context.output)),
     };
     let Some(path) = &args.to else {
-        return output::write(&bytes).context("cannot write");
+        return output::write(&bytes).context("cannot write to standard output");
     };
     std::fs::write(path, &bytes).with_context(|| format!("cannot write {}", path.display()))?;
     let written = Written {

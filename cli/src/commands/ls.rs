@@ -15,9 +15,9 @@ Examples:
   kvctl ls '^llama' --limit 20
   kvctl ls --namespace chat --output json | jq -r '.[].key'")]
 pub(crate) struct Args {
-    /// A regular expression that keys must match somewhere [default: all keys]
+    /// Only keys in which this regular expression matches anywhere [default: all keys]
     pattern: Option<String>,
-    /// How many blocks to show at most
+    /// Maximum number of blocks to show
     #[arg(long, value_name = "N", default_value_t = 1000)]
     limit: u32,
 }
@@ -62,7 +62,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     }
     context.output.show(&blocks, |blocks| table(blocks))?;
     if page.is_some() {
-        tracing::info!("there are more than {}: raise --limit", blocks.len());
+        tracing::info!(
+            "only the first {} blocks are shown: raise --limit to see more",
+            blocks.len()
+        );
     }
     Ok(())
 }

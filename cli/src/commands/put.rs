@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 /// Put a file as a block
 ///
-/// A key that is present is left as it is, unless --upsert writes a new version of it.
+/// If the key is present, nothing is written; --upsert writes a new version.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -25,18 +25,18 @@ pub(crate) struct Args {
     /// The block's key: up to 1 KiB
     #[arg(value_parser = parse_key)]
     key: Key,
-    /// Where the bytes come from; - is standard input
+    /// File with the block's bytes; - is standard input
     file: PathBuf,
-    /// The key of the block before it in its chain
+    /// Key of the parent: the previous block of the chain
     #[arg(long, value_name = "KEY", value_parser = parse_key)]
     parent: Option<Key>,
-    /// How many nodes are to hold it
+    /// Number of replicas, each on a different node
     #[arg(long, value_name = "N", default_value_t = 1)]
     replicas: u32,
-    /// Write a new version of a key that is present
+    /// If the key is present, write a new version
     #[arg(long)]
     upsert: bool,
-    /// Never evict it
+    /// Never evict this block
     #[arg(long)]
     pin: bool,
 }
@@ -78,11 +78,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         .batch_put(vec![block], &options)
         .await
         .pop()
-        .context("the put came to no outcome")?
+        .context("the client returned no outcome for this put")?
         .map_err(|error| match error.code() {
             Code::NoNodes => {
                 let why = no_node(&context.connection);
-                exit::Unreachable(format!("nothing was put: {why}")).into()
+                exit::Unreachable(format!("the block was not put: {why}")).into()
             }
             _ => put_error(error),
         })?;
@@ -103,7 +103,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
                 outcome.replicas
             )
         } else {
-            "present already: nothing was written (--upsert writes a new version)".to_owned()
+            "already present: nothing was written (--upsert writes a new version)".to_owned()
         }
     })
 }

@@ -14,15 +14,16 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-/// Replay a trace through a pool of its own and check every byte
+/// Replay a trace through a new pool and check every byte
 ///
-/// A trace has one request a line, {"timestamp":ms,"input_length":n,"output_length":n,"hash_ids":[..]};
-/// each id names a block of 512 tokens and all that comes before it. The daemons and workers are
-/// processes that this command starts, as for `kvctl demo`. Every request is matched, got, put, and
-/// then got whole by a decode worker that checks every byte.
+/// A trace has one request per line,
+/// {"timestamp":ms,"input_length":n,"output_length":n,"hash_ids":[..]}. Each id names a block of 512
+/// tokens together with everything before it. The command starts its own daemons and workers, as
+/// `kvctl demo` does. For each request a prefill worker matches, gets and puts the blocks; a decode
+/// worker then gets the whole chain and checks every byte.
 ///
-/// With one worker the requests go in the trace's order, each done before the next begins: the hit
-/// rate is then the policy's and nothing else's.
+/// With one worker pair each request ends before the next begins, in the order of the trace: the hit
+/// rate then depends only on the eviction policy.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -36,22 +37,22 @@ pub(crate) struct Args {
     /// The trace (JSONL)
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// What is evicted first when the pool is full
+    /// Which blocks a full pool evicts first
     #[arg(long, value_enum, default_value_t = Policy::Prefix)]
     policy: Policy,
-    /// A pool that holds exactly so many blocks, on one node, and evicts only what a put needs
+    /// Size the pool for exactly this many blocks on one node; evict only what a put needs
     #[arg(long, value_name = "N", conflicts_with = "pool_size", value_parser = value_parser!(u64).range(1..))]
     capacity_blocks: Option<u64>,
-    /// Memory of the pool, on one node [default: enough for every block of the trace]
+    /// Memory of the pool, all on one node [default: enough for every block of the trace]
     #[arg(long, value_name = "SIZE")]
     pool_size: Option<ByteSize>,
-    /// Bytes of a block
+    /// Block size in bytes
     #[arg(long, value_name = "SIZE", default_value = "4KiB")]
     block_size: ByteSize,
-    /// Pairs of a prefill and a decode worker
+    /// Number of worker pairs (one prefill, one decode)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=64))]
     workers: u32,
-    /// Keep to the trace's timestamps, this many times faster [default: as fast as possible]
+    /// Follow the trace's timestamps, this many times faster [default: as fast as possible]
     #[arg(long, value_name = "X", value_parser = speedup)]
     speedup: Option<f64>,
     /// Only the first N requests
@@ -60,7 +61,7 @@ pub(crate) struct Args {
     /// When a put is acknowledged
     #[arg(long, value_enum, default_value_t = CommitAck::Durable)]
     commit_ack: CommitAck,
-    /// Leave the directory with metadata and logs, and say where it is
+    /// Keep the directory with metadata and logs, and print its path
     #[arg(long)]
     keep: bool,
 }
@@ -107,7 +108,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     job::run(job, context).await
 }
 
-/// At most `limit` requests of the trace at `path`, of which there is at least one.
+/// Reads at most `limit` requests of the trace at `path`. A trace without a request is an error.
 pub(super) fn read_trace(path: &Path, limit: Option<u32>) -> anyhow::Result<Vec<Request>> {
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let limit = limit.map_or(usize::MAX, |limit| limit as usize);
@@ -132,6 +133,6 @@ fn distinct_blocks(requests: &[Request]) -> u64 {
 fn speedup(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
-        _ => Err("a number above 0, such as 10".to_owned()),
+        _ => Err("must be a number above 0, such as 10".to_owned()),
     }
 }

@@ -10,9 +10,8 @@ use serde::Serialize;
 
 /// Remove blocks
 ///
-/// Leased and pinned blocks stay, and the exit code is then 1, unless --force removes them too.
-/// A reader that already has its lease still gets whole bytes or a miss. Exits with 3 when a named
-/// key is not in the pool.
+/// Without --force, leased and pinned blocks stay and the exit code is 1. A reader that holds a lease
+/// still gets the correct bytes or a miss. Exits with code 3 if a named key is not in the pool.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -24,13 +23,13 @@ pub(crate) struct Args {
     /// The keys
     #[arg(value_parser = parse_key, required_unless_present_any = ["pattern", "all"])]
     keys: Vec<Key>,
-    /// Every block of the namespace whose key matches this regular expression somewhere
+    /// Remove every block of the namespace in whose key this regular expression matches anywhere
     #[arg(long, value_name = "REGEX", conflicts_with_all = ["keys", "all"])]
     pattern: Option<String>,
-    /// Every block of the namespace
+    /// Remove every block of the namespace
     #[arg(long, conflicts_with = "keys")]
     all: bool,
-    /// Also blocks that are leased or pinned
+    /// Remove leased and pinned blocks too
     #[arg(long)]
     force: bool,
 }
@@ -72,13 +71,15 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     })?;
     if outcome.kept > 0 {
         bail!(
-            "{} blocks are leased or pinned: wait, or use --force",
+            "{} blocks are leased or pinned: wait until their leases end, or use --force",
             outcome.kept
         );
     }
     let unknown = |code: &&Code| !matches!(code, Code::Ok | Code::Missing | Code::Leased);
     if let Some(code) = removed.codes.iter().find(unknown) {
-        bail!("{code}: not every message was answered, and some keys may be gone or not");
+        bail!(
+            "{code}: some requests were not answered, so the remaining keys may or may not be removed"
+        );
     }
     if !outcome.missing.is_empty() {
         return Err(exit::Missing(outcome.missing.join(", ")).into());

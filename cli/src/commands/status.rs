@@ -13,13 +13,13 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Show the pool: its nodes, their segments, what is used, how much goes on, and what is wrong
+/// Show the pool: nodes, segments, used memory, rates, and problems
 ///
-/// Hit rates count from the master's start. Rates are those of the time that --over names; the command
-/// takes that long.
+/// Hit rates count from the start of the master. Other rates are measured over the time --over; the
+/// command takes that long.
 ///
-/// `used` counts blocks, puts in progress and quarantine: bytes that are freed but may still be
-/// touched by somebody, and are granted again once their node has fenced them.
+/// `used` is the sum of blocks, puts in progress and quarantine. Quarantined bytes are freed but may
+/// still be read or written; they are reused once their node has fenced them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,10 +27,10 @@ Examples:
   kvctl status --all --over 10s
   kvctl status --output json | jq .used_bytes")]
 pub(crate) struct Args {
-    /// Also every counter of the master
+    /// Show every counter of the master too
     #[arg(long)]
     all: bool,
-    /// Over which time rates are measured; 0s for none [default: 1s; with --output json 0s]
+    /// Time over which rates are measured; 0s for no rates [default: 1s; with --output json 0s]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     over: Option<Duration>,
 }
@@ -200,7 +200,7 @@ fn tables(status: &Status, all: bool) -> String {
         text.push_str(&format!("\n{counters}"));
     }
     match status.wrong.as_slice() {
-        [] => text.push_str("\nnothing is wrong"),
+        [] => text.push_str("\nno problems found"),
         // Names come from nodes: a new line in one is none here.
         wrong => text.extend(
             wrong

@@ -7,25 +7,25 @@ use crate::connection::{Connection, Transport};
 use crate::{exit, output};
 use serde::Serialize;
 
-/// Fewer open files than this and a client of a large pool runs out of connections.
+/// With a lower limit of open files, a client of a large pool runs out of connections.
 const FEW_FILES: u64 = 1024;
 
-/// Something that is amiss.
+/// A problem, or a note.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) weight: Weight,
     pub(crate) text: String,
 }
 
-/// What something that is amiss means.
+/// The effect of a finding on the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Weight {
-    /// Something that was asked for cannot work, whatever the pool is like.
+    /// A requested feature cannot work on this host: exit code 1.
     Fails,
-    /// The pool that was named, or a node of it, cannot be reached as was asked.
+    /// The named pool, or a live node of it, cannot be reached as requested: exit code 4.
     Unreachable,
-    /// It may be worth a look.
+    /// No effect on the exit code.
     Note,
 }
 
@@ -35,7 +35,7 @@ impl Finding {
     }
 }
 
-/// What is amiss with the host and the pool, for somebody who asks as `connection` says.
+/// The findings about the host and the pool for a client with the settings of `connection`.
 pub(super) fn of(host: &Host, pool: &Pool, connection: &Connection) -> Vec<Finding> {
     let mut findings = Vec::new();
     of_host(host, connection.transport, &mut findings);
@@ -47,7 +47,7 @@ pub(super) fn of(host: &Host, pool: &Pool, connection: &Connection) -> Vec<Findi
     findings
 }
 
-/// The error with the exit code that the findings deserve.
+/// The error with the exit code of the gravest finding; `Ok` if all are notes.
 pub(crate) fn verdict(findings: &[Finding]) -> anyhow::Result<()> {
     // They are sorted: what weighs most comes first.
     match findings.first() {
@@ -68,22 +68,25 @@ fn of_host(host: &Host, transport: Transport, findings: &mut Vec<Finding>) {
     if let Some(reason) = &host.rdma.reason
         && transport == Transport::Rdma
     {
-        add(Weight::Fails, format!("only RDMA may be used: {reason}"));
+        add(
+            Weight::Fails,
+            format!("--transport rdma is set, but RDMA is off: {reason}"),
+        );
     }
     if host.rdma.reason.is_none()
         && !host.may_lock_all()
         && let Some(limit) = host.memlock_bytes
     {
         let text = format!(
-            "memory that is registered for RDMA is locked, and only {} may be: set the limit to \
-             unlimited (LimitMEMLOCK=infinity, ulimit -l unlimited)",
+            "RDMA registration locks memory, and the limit is {}: set it to unlimited \
+             (LimitMEMLOCK=infinity, ulimit -l unlimited)",
             output::bytes(limit)
         );
         add(Weight::Note, text);
     }
     if let Some(limit) = host.open_files.filter(|limit| *limit < FEW_FILES) {
         let text = format!(
-            "only {} files and connections may be open (ulimit -n)",
+            "the limit of open files and connections is only {}: raise it (ulimit -n)",
             output::count(limit)
         );
         add(Weight::Note, text);
@@ -103,7 +106,7 @@ fn of_masters(pool: &Pool, findings: &mut Vec<Finding>) {
             (false, true) => (
                 Weight::Note,
                 format!(
-                    "no pool was named, and there is none where one is looked for then: {}",
+                    "no pool was named (--master), and none answers at the default address: {}",
                     failure.reason
                 ),
             ),
@@ -121,7 +124,7 @@ fn of_node(node: &Node, transport: Transport) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !is_live(node) {
         let text = format!(
-            "node {} is {}: the master heard it {:.1} s ago",
+            "node {} is {}: last heartbeat {:.1} s ago",
             node.name, node.state, node.heartbeat_age_seconds
         );
         findings.push(Finding::new(Weight::Note, text));

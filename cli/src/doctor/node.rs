@@ -13,50 +13,50 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often the round trip is measured.
+/// Number of pings for the median round trip.
 const PINGS: usize = 9;
 
-/// One node, and how it is reached from here.
+/// One node, and the transports to it from this host.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Node {
     pub(crate) name: String,
-    /// As the master sees it.
+    /// The state that the master reports.
     pub(crate) state: String,
     pub(crate) data_address: String,
     pub(crate) heartbeat_age_seconds: f64,
-    /// Whether it runs on this host; `None` when it does not say.
+    /// Whether the node runs on this host; `None` if the node does not report its host.
     pub(crate) same_host: Option<bool>,
-    /// The way that is taken: the best of those that work and are allowed.
+    /// The transport that a client uses: the fastest one that works and is allowed.
     pub(crate) way: Option<Transport>,
-    /// Every way, the best first.
+    /// Every transport, fastest first.
     pub(crate) ways: Vec<Way>,
 }
 
-/// One way to a node.
+/// One transport to a node.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Way {
     pub(crate) transport: Transport,
     pub(crate) works: bool,
-    /// What was found, or why it does not work.
+    /// What was found, or why the transport does not work.
     pub(crate) reason: String,
-    /// How long it took to open a link.
+    /// Time to open a link.
     pub(crate) opened_micros: Option<f64>,
-    /// How long a request and its answer take, the median of some.
+    /// Median round trip of the pings.
     pub(crate) round_trip_micros: Option<f64>,
 }
 
-/// Who asks, and with what.
+/// The settings of the client that probes.
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
     pub(super) cluster: ClusterId,
     pub(super) client: ClientId,
-    /// This host, as [`super::host::Host::id`] has it.
+    /// The id of this host ([`super::host::Host::id`]).
     pub(super) host: String,
     /// The RDMA ports of this host, or why there are none, in a sentence.
     pub(super) rdma: Result<Arc<Fabric>, String>,
-    /// Which ways a client may take.
+    /// The transports that the client may use.
     pub(super) choice: Transport,
-    /// How long one way may take to open.
+    /// Timeout to open one transport.
     pub(super) patience: Duration,
 }
 
@@ -83,7 +83,7 @@ impl Way {
 }
 
 impl Asker {
-    /// Reaches a node in every way.
+    /// Probes every transport to a node.
     pub(super) async fn reach(&self, stats: &NodeStats) -> Node {
         let hello = Hello {
             min_version: frame::MIN_VERSION,
@@ -113,17 +113,21 @@ impl Asker {
         }
     }
 
-    /// Over TCP; also the address and the host, where the node answers.
+    /// Probes TCP. Also returns the address and the host id if the node answers.
     async fn tcp(&self, address: &str, hello: &Hello) -> (Way, Option<SocketAddr>, Option<HostId>) {
         let fails = |reason: String| (Way::fails(Transport::Tcp, reason), None, None);
         let resolved = tokio::time::timeout(self.patience, tokio::net::lookup_host(address)).await;
         let resolved = match resolved {
             Ok(Ok(mut found)) => found.next(),
             Ok(Err(error)) => return fails(format!("{address}: {error}")),
-            Err(_) => return fails(format!("the name in {address} was not resolved in time")),
+            Err(_) => {
+                return fails(format!(
+                    "the host name of {address} was not resolved in time"
+                ));
+            }
         };
         let Some(resolved) = resolved else {
-            return fails(format!("{address} names no host"));
+            return fails(format!("{address} resolves to no address"));
         };
         let (begin, by) = (Instant::now(), self.deadline());
         let asked = hello.clone();
@@ -138,13 +142,13 @@ impl Asker {
                 round_trip_micros: Some(micros(round_trip)),
                 ..Way::works(Transport::Tcp, opened, format!("at {resolved}"))
             },
-            Ok(Err(error)) => Way::fails(Transport::Tcp, format!("a ping: {error}")),
+            Ok(Err(error)) => Way::fails(Transport::Tcp, format!("ping failed: {error}")),
             Err(_) => Way::fails(Transport::Tcp, "a ping was not answered in time"),
         };
         (way, Some(resolved), Some(reply.host))
     }
 
-    /// Through shared memory.
+    /// Probes shared memory.
     async fn shm(&self, path: &str, hello: &Hello, same_host: Option<bool>) -> Way {
         let fails = |reason: String| Way::fails(Transport::Shm, reason);
         if same_host == Some(false) {
@@ -165,7 +169,7 @@ impl Asker {
         }
     }
 
-    /// Over RDMA.
+    /// Probes RDMA.
     async fn rdma(&self, address: Option<SocketAddr>, hello: &Hello) -> Way {
         let fails = |reason: String| Way::fails(Transport::Rdma, reason);
         let fabric = match &self.rdma {
@@ -173,7 +177,7 @@ impl Asker {
             Err(reason) => return fails(reason.clone()),
         };
         let Some(address) = address else {
-            return fails("it is agreed on over TCP, which does not work".to_owned());
+            return fails("RDMA links are set up over TCP, and TCP does not work".to_owned());
         };
         let (begin, by) = (Instant::now(), self.deadline());
         let ports: Vec<&str> = fabric.rails().iter().map(|rail| rail.name()).collect();
@@ -222,10 +226,10 @@ async fn round_trip(address: SocketAddr, hello: &Hello) -> Result<Duration, Stri
     times
         .get(PINGS / 2)
         .copied()
-        .ok_or_else(|| "nothing was measured".to_owned())
+        .ok_or_else(|| "no ping was measured".to_owned())
 }
 
-/// The way that a client takes: the first that works of those that it may use.
+/// The transport that a client uses: the first that works and is allowed.
 fn choose(choice: Transport, ways: &[Way]) -> Option<Transport> {
     ways.iter()
         .filter(|way| choice == Transport::Auto || way.transport == choice)
@@ -233,7 +237,7 @@ fn choose(choice: Transport, ways: &[Way]) -> Option<Transport> {
         .map(|way| way.transport)
 }
 
-/// An error that names the socket, once.
+/// The error with the path of the socket, unless it names the path already.
 fn told(path: &Path, error: &str) -> String {
     let path = path.display().to_string();
     if error.contains(&path) {

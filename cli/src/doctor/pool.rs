@@ -12,29 +12,29 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long one question may take: what does not answer must not hold up the rest for long.
+/// Timeout of one request: a silent master must not delay the others for long.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A pool, as far as it could be looked at.
+/// The pool, as far as it answered.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Pool {
     /// The masters that were asked.
     pub(crate) asked: String,
-    /// Whether they were named, or are only where a pool is looked for when nothing is said.
+    /// Whether --master named them; otherwise they are the default address.
     pub(crate) named: bool,
-    /// What is wrong with the masters; `None` when the nodes are known.
+    /// Why the nodes are unknown; `None` if they are known.
     pub(crate) failure: Option<Failure>,
-    /// Where the leader is.
+    /// The address of the leader.
     pub(crate) leader: Option<String>,
     pub(crate) masters: Vec<Master>,
     pub(crate) nodes: Vec<Node>,
 }
 
-/// Why the nodes are not known.
+/// Why the nodes are unknown.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Failure {
     pub(crate) reason: String,
-    /// Whether nobody was there to answer, which has an exit code of its own.
+    /// Whether no master answered: exit code 4.
     pub(crate) unreachable: bool,
 }
 
@@ -42,10 +42,10 @@ pub(crate) struct Failure {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Master {
     pub(crate) address: String,
-    /// The part that it plays, by its own word or another one's; `None` when nobody says.
+    /// Its role, as reported by itself or by another master; `None` if unknown.
     pub(crate) role: Option<String>,
     pub(crate) version: Option<String>,
-    /// Why it does not answer; `None` when it does, or was not asked.
+    /// Why the master does not answer; `None` if it answers or was not asked.
     pub(crate) reason: Option<String>,
 }
 
@@ -59,7 +59,7 @@ impl Failure {
 }
 
 impl Pool {
-    /// Looks at the pool that `connection` names.
+    /// Inspects the pool that `connection` names.
     pub(super) async fn look(
         connection: &Connection,
         host: &Host,
@@ -126,7 +126,7 @@ impl Pool {
     }
 }
 
-/// Asks the leader for the nodes, as a client that moves no bytes.
+/// Asks the leader for the nodes, with a client that moves no block bytes.
 async fn stats(connection: &Connection) -> anyhow::Result<(Client, PoolStats)> {
     let options = Options {
         // Nothing is opened for it: what there is of RDMA is known already.
@@ -138,7 +138,7 @@ async fn stats(connection: &Connection) -> anyhow::Result<(Client, PoolStats)> {
     Ok((client, stats))
 }
 
-/// The pool's nodes, and how this host reaches them by `choice`.
+/// The nodes of the pool, and the transports of `choice` from this host.
 pub(crate) async fn nodes_by(
     connection: &Connection,
     choice: Transport,

@@ -14,10 +14,13 @@ pub(super) fn tables(report: &Report) -> String {
     }
     out.push(format!("the pool\n{}", pool(&report.pool)));
     if !report.pool.nodes.is_empty() {
-        out.push(format!("ways to its nodes\n{}", nodes(&report.pool.nodes)));
+        out.push(format!(
+            "transports to its nodes\n{}",
+            nodes(&report.pool.nodes)
+        ));
     }
     if report.findings.is_empty() {
-        out.push("Nothing is amiss.".to_owned());
+        out.push("No problems found.".to_owned());
     }
     for finding in &report.findings {
         let word = match finding.weight {
@@ -39,7 +42,7 @@ fn host(host: &Host) -> String {
         }
     };
     facts.add_row(["RDMA", &rdma]);
-    facts.add_row(["memory that may be locked", &memlock(host)]);
+    facts.add_row(["limit of locked memory", &memlock(host)]);
     let memory = format!(
         "{}, {} available",
         output::bytes(host.memory_bytes),
@@ -48,9 +51,9 @@ fn host(host: &Host) -> String {
     facts.add_row(["memory", &memory]);
     let pages = &host.huge_pages;
     let huge = match pages.total {
-        0 => "none set aside".to_owned(),
+        0 => "none reserved".to_owned(),
         total => format!(
-            "{} of {} set aside, {} free",
+            "{} of {} reserved, {} free",
             output::count(total),
             output::bytes(pages.page_bytes),
             output::count(pages.free)
@@ -71,11 +74,11 @@ fn memlock(host: &Host) -> String {
         Some(limit) => output::bytes(limit),
     };
     if host.may_lock_more {
-        format!("{limit}, and more by CAP_IPC_LOCK")
+        format!("{limit}; CAP_IPC_LOCK lifts it")
     } else if host.may_lock_all() {
         limit
     } else {
-        format!("{limit}; RDMA wants unlimited")
+        format!("{limit}; RDMA needs unlimited")
     }
 }
 
@@ -86,7 +89,7 @@ fn ports(ports: &[Port]) -> String {
         "NUMA node",
         "GID",
         "MTU",
-        "work requests up to",
+        "largest work request",
         "parts",
         "queue",
         "reads out/in",
@@ -135,9 +138,9 @@ fn pool(pool: &Pool) -> String {
     facts.to_string()
 }
 
-/// A row for each way to each node.
+/// One row for each transport to each node.
 fn nodes(nodes: &[Node]) -> String {
-    let mut table = output::table(["node", "state", "address", "way", "", "why"]);
+    let mut table = output::table(["node", "state", "address", "transport", "", "reason"]);
     for node in nodes {
         for (number, way) in node.ways.iter().enumerate() {
             let [name, state, address] = match number {

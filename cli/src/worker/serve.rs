@@ -80,7 +80,7 @@ pub(crate) async fn run(blocks: Blocks, context: &Context) -> anyhow::Result<()>
     Reply::Done(Answer::Ready).say()?;
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await.context("cannot read commands")? {
-        let command = serde_json::from_str(&line).context("a command cannot be understood")?;
+        let command = serde_json::from_str(&line).context("invalid command")?;
         let reply = Reply::of(worker.execute(command).await);
         reply.say()?;
         if reply.is_last() {
@@ -233,7 +233,7 @@ impl Worker {
                 Ok(GetOutcome::Hit { length, .. }) => {
                     done.checked += 1;
                     if length != Length(self.blocks.bytes) || !self.is_right(block) {
-                        tracing::error!(key = %block.key, %length, "wrong bytes");
+                        tracing::error!(key = %block.key, %length, "data corruption: bytes differ from what was put");
                         done.wrong += 1;
                     }
                 }

@@ -4,31 +4,31 @@ use crate::output;
 use crate::stats::percent;
 use kvpool_client::PoolStats;
 
-/// Counters that stand at zero in a pool that is well, and what it means when they do not.
+/// Counters that are 0 in a healthy pool, and what another value means.
 const FAULTS: [(&str, &str); 5] = [
     (
         "replicas_corrupt_total",
-        "copies did not match their checksum on their own node: its memory may be bad",
+        "replicas failed checksum verification on their node: its memory may be faulty",
     ),
     (
         "checksum_reports_total",
-        "copies reached clients with other bytes than were put, and were not used",
+        "replicas reached clients with a checksum mismatch and were discarded",
     ),
     (
         "unreachable_reports_total",
-        "copies could not be reached by clients: `kvctl doctor` on such a host says why",
+        "replicas could not be reached by clients: run `kvctl doctor` on the client host",
     ),
     (
         "blocks_lost_total",
-        "blocks were lost with the nodes that held their last copy",
+        "blocks were lost with the nodes that held their last replica",
     ),
     (
         "store_alarms",
-        "alarms of the metadata store: `kvctl cluster` names them",
+        "alarms are raised by the metadata store: `kvctl cluster` lists them",
     ),
 ];
 
-/// A larger share of the pool in quarantine is held there: by readers, or by nodes that are silent.
+/// Above this share of the pool, quarantine is stuck: readers hold it, or nodes are silent.
 const MUCH_QUARANTINE: f64 = 10.0;
 
 /// What is wrong with the pool, one sentence each.
@@ -36,7 +36,7 @@ pub(super) fn with(stats: &PoolStats) -> Vec<String> {
     let mut wrong = Vec::new();
     for node in stats.nodes.iter().filter(|node| node.state != "live") {
         wrong.push(format!(
-            "node {} is {}: the master heard it {:.1} s ago",
+            "node {} is {}: last heartbeat {:.1} s ago",
             node.name,
             node.state,
             node.heartbeat_age.as_secs_f64()

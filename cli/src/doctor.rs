@@ -18,17 +18,17 @@ use host::Host;
 use pool::Pool;
 use serde::Serialize;
 
-/// All that was found.
+/// The result of `kvctl doctor`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) host: Host,
     pub(crate) pool: Pool,
-    /// What is amiss, what matters most first.
+    /// The findings, gravest first.
     pub(crate) findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Looks at this host and at the pool.
+    /// Inspects this host and the pool.
     pub(crate) async fn make(connection: &Connection) -> anyhow::Result<Self> {
         let (host, fabric) = tokio::task::spawn_blocking(Host::read).await?;
         let pool = Pool::look(connection, &host, fabric.as_ref()).await;
@@ -40,7 +40,7 @@ impl Report {
         })
     }
 
-    /// For people.
+    /// The tables for the terminal.
     pub(crate) fn tables(&self) -> String {
         tables::tables(self)
     }
