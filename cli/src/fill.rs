@@ -1,9 +1,9 @@
-//! The bytes that stand in for computed KV: a stream that the block's digest alone determines, so
-//! that any process can tell whether it got the right ones.
+//! The bytes that stand in for computed KV. The block's digest determines them, so any process can
+//! verify a block.
 //!
-//! The stream begins with the digest itself, so blocks of 32 bytes and more differ whenever their
-//! digests do; every further 64 bytes are the next states of eight xorshift generators, which
-//! compilers turn into vector instructions.
+//! The bytes begin with the digest itself: blocks of at least 32 bytes with different digests differ.
+//! Each further 64 bytes are the next states of eight xorshift generators, which compilers turn into
+//! vector instructions.
 
 use kvpool_types::key::Digest;
 

@@ -1,7 +1,7 @@
 //! `kvctl`: the command line of kvpool.
 //!
-//! Commands for operators (`status`, `ls`, `get`, ...) talk to a running pool; `demo` and `replay`
-//! start a pool and workers of their own as processes and run a workload through them.
+//! Commands for operators (`status`, `ls`, `get`, ...) use a running pool. `demo` and `replay` start
+//! their own pool and workers as processes and run a workload on them.
 //!
 //! ```text
 //!  commands/  ──►  job ──► cluster   kvmaster and kvstore-nodes

@@ -1,8 +1,9 @@
 //! Child processes that cannot outlive this one.
 //!
-//! Every child is started through the hidden `kvctl tether`, which asks the kernel to kill it when
-//! its parent dies and then becomes the program: so the children go even if this process is killed
-//! with SIGKILL. Short of that, dropping a [`Child`] kills it, and [`Child::stop`] ends it in order.
+//! Every child starts through the hidden `kvctl tether`. It asks the kernel for a SIGKILL at the death
+//! of the parent and then replaces itself by the program. The children therefore end even if this
+//! process is killed with SIGKILL. Otherwise dropping a [`Child`] kills it, and [`Child::stop`] stops it
+//! in order.
 
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal};

@@ -4,9 +4,9 @@
 //!     cargo build --release -p kvpool-master -p kvpool-store-node
 //!     cargo bench -p kvpool-tests --bench durable_commit [-- embedded] [-- PAIRS]
 //!
-//! It drives real kvmasters with Reserve and Commit over framed connections and moves no bytes. For
-//! batches of 1 and of 128 blocks, alone (one batch at a time) and under load, it prints the medians
-//! over the pairs: blocks a second, the median latency of a batch's commit, and the difference.
+//! It drives real kvmasters with Reserve and Commit over framed connections and moves no bytes. It
+//! measures batches of 1 and of 128 blocks, one batch at a time and under load. It prints the medians
+//! over the pairs: blocks per second, the median latency of a batch's commit, and the difference.
 
 use kvpool_client::{Client, Options as ClientOptions, Remove};
 use kvpool_tests::commits::{Drive, Measured};

@@ -3,9 +3,9 @@
 //!     cargo build --release -p kvpool-master -p kvpool-store-node
 //!     cargo bench -p kvpool-tests --bench metadata_etcd [-- BLOCKS]
 //!
-//! It prints the bytes of etcd a block once the snapshots are written, the time of a cold start until
-//! the master leads, the time in which a warm standby takes over, and, after each tenth of 10 times the
-//! blocks in new versions, the size again.
+//! It prints the bytes of etcd per block after the snapshots are written. It prints the time of a cold
+//! start until the master leads, and the time in which a warm standby takes over. Then it writes new versions
+//! of ten times as many blocks, and prints the size after each tenth.
 
 use kvpool_tests::commits::Drive;
 use kvpool_tests::masters::{self, Options, Pool};

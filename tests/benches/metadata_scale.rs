@@ -3,10 +3,10 @@
 //!     cargo build --release -p kvpool-master -p kvpool-store-node
 //!     cargo bench -p kvpool-tests --bench metadata_scale [-- BLOCKS]
 //!
-//! It fills one real kvmaster with digest-key blocks of 64 bytes on one real kvstore-node, and at
-//! 10,000, 100,000, 1,000,000 and 10,000,000 blocks prints the master's resident bytes a block and the time of
-//! an exist batch of 1024 random keys (median, quartiles). Then the master ends and starts again: it prints how
-//! long that takes, the most memory that the new one had, and what it has after that.
+//! It fills one real kvmaster with digest-key blocks of 64 bytes on one real kvstore-node. At 10,000,
+//! 100,000, 1,000,000 and 10,000,000 blocks it prints the master's resident bytes per block, and the
+//! time of an exist batch of 1024 random keys (median, quartiles). Then it restarts the master and prints
+//! the time of the restart, its peak memory, and its memory afterwards.
 
 use kvpool_client::{Client, PutBlock, PutOptions};
 use kvpool_tests::blocks::{key, target};
@@ -78,7 +78,7 @@ async fn run(most: u64) -> anyhow::Result<()> {
         cluster.master.resident_bytes()?,
     );
     println!(
-        "{filled} blocks: steady {} MiB; started again in {took:?}, at most {} MiB meanwhile ({}.{:02} times), {} MiB then",
+        "{filled} blocks: steady {} MiB; restarted in {took:?}, peak {} MiB ({}.{:02} times), then {} MiB",
         steady >> 20,
         peak >> 20,
         peak / steady,

@@ -1,5 +1,7 @@
-"""What SGLang's hierarchical cache does with the pool: its own test of the Mooncake store over our module,
-and our backend, made by SGLang's factory, over SGLang's own host memory."""
+"""Checks of SGLang's hierarchical cache over the pool.
+
+They run SGLang's own test of the Mooncake store over our module. They also run our backend, created by
+SGLang's factory, over SGLang's host memory."""
 
 from __future__ import annotations
 

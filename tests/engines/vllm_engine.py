@@ -1,12 +1,18 @@
-"""One vLLM engine's life: starts, answers two prompts that share nothing, prints what came as JSON.
+"""Starts one vLLM engine, has it answer two prompts without a common prefix, and prints the result as JSON.
 
-Run in vLLM's virtual environment: `python vllm_engine.py SETTINGS`, where SETTINGS is a JSON object:
-`model` (a directory), `connector` (vLLM's `kv_transfer_config`, or null), `wait_for` (a file: once the
-engine is ready it makes `ready` beside it and waits until the file is there), `rounds` (how often the
-prompts are asked, 1 unless told), `engine` (further options of the engine).
+Run `python vllm_engine.py SETTINGS` in vLLM's virtual environment. SETTINGS is a JSON object:
 
-The last line it prints is the answer: `tokens` (what was generated, a list a prompt), `cached` (how many
-tokens of each prompt were not computed), `seconds` (how long the first round took).
+- `model`: a directory.
+- `connector`: vLLM's `kv_transfer_config`, or null.
+- `wait_for`: a file. The ready engine creates `ready` beside it and waits until the file exists.
+- `rounds`: how often the prompts are asked, by default 1.
+- `engine`: further options of the engine.
+
+The last line of the output is a JSON object:
+
+- `tokens`: the generated tokens, one list per prompt.
+- `cached`: for each prompt, the number of tokens that were not computed.
+- `seconds`: the duration of the first round.
 """
 
 from __future__ import annotations

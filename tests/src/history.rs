@@ -1,10 +1,10 @@
-//! Histories of concurrent clients, and whether a pool may have answered so.
+//! Histories of concurrent clients, and a check that a correct pool could have given their answers.
 //!
-//! A history is what clients did and were told, each operation between two points in time. [`check`]
-//! decides for every answer whether some order of what was going on explains it. It reasons key by key
-//! about what is certain (a block was surely there from here to there, a value was surely gone by then)
-//! and accuses only an answer that contradicts it. So it accuses no legal history; it may let an illegal
-//! one pass where enough overlaps. The tests beside it hold both.
+//! A history is the list of operations with their answers, each between two points in time. [`check`]
+//! decides for every answer whether some order of the concurrent operations explains it. It derives, for
+//! each key, the intervals in which a block was certainly present or a value was certainly gone. It
+//! rejects only an answer that contradicts them. A legal history is never rejected; an illegal one may
+//! pass if enough operations overlap. The tests beside it hold both.
 //!
 //! ```text
 //!          put a ├────┤ stored                        get ├──┤ a: the value is gone since `!`
@@ -14,10 +14,12 @@
 //!                                                      lost
 //! ```
 //!
-//! What is allowed beyond one register a key: a hit may be of a value that was there up to
-//! [`Rules::stale`] before the get began, if its client remembers locations (they are used until their
-//! lease ends); an [`Excuse`] says where more is; and an operation whose outcome its client does not
-//! know may take effect once at any time after it began, or never.
+//! The model is one register per key, with three relaxations:
+//!
+//! * A client with a location cache may read a value that was present up to [`Rules::stale`] before the
+//!   get began: a cached location is used until its lease ends.
+//! * An [`Excuse`] allows more in the cases that it names.
+//! * An operation with an unknown outcome may take effect once, at any time after it began, or never.
 
 mod check;
 mod intervals;

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What a caller says before it falls silent.
+/// The bytes that a caller sends before it falls silent.
 pub type Words = Vec<u8>;
 
-/// The words of callers of a port that speaks frames, whose first frame is `op`: nothing, a part of a
-/// header, and a header that announces 4 MiB with the first of them.
+/// The bytes that callers of a framed port send, with `op` as the first frame. The callers send nothing,
+/// a part of a header, or a header that announces 4 MiB and the first of these bytes.
 pub fn framed(op: Op) -> Vec<Words> {
     let head = |meta| {
         let header = Header {

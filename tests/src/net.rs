@@ -1,5 +1,5 @@
-//! A network of the test's own that can be cut: every party in a network namespace, all of them around
-//! a hub that routes between them.
+//! A private network that a test can cut: every process runs in a network namespace, and a hub routes
+//! between them.
 //!
 //! ```text
 //!   etcd ─────┐        ┌───── master-0
@@ -7,10 +7,9 @@
 //!   pool ─────┘        └───── master-2      sends to the other, and says nothing
 //! ```
 //!
-//! A cut is silent: packets vanish, no connection is reset and no address becomes unreachable, so both
-//! ends see what they would of a switch that died. The namespaces have names only while they are made;
-//! from then on they live as long as what is in them, so nothing is left when a test panics or is
-//! killed.
+//! A cut is silent: packets vanish, no connection is reset and no address becomes unreachable, as with a
+//! dead switch. A namespace loses its name after its creation and then lives as long as its processes.
+//! A test that panics or is killed therefore leaves nothing behind.
 
 use crate::resident::Resident;
 use anyhow::{Context, bail};

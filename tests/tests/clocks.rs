@@ -1,6 +1,6 @@
-//! Invariant 7: clocks may jump. Leases and grants are measured on a clock that nobody can set, and
-//! the wall clock is asked for by nobody: what follows from that is tested on clocks that the test
-//! owns, in `master/tests/leases.rs` and in the client's own tests.
+//! Invariant 7: clocks may jump. Leases and grants are measured on a clock that cannot be set, and no
+//! code reads the wall clock. `master/tests/leases.rs` and the client's own tests check the consequences
+//! on simulated clocks.
 
 use std::path::{Path, PathBuf};
 

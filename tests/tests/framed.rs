@@ -313,8 +313,8 @@ fn wait_many(port: &mut Port<TcpStream>, control: &Control, count: usize, bytes:
     }
 }
 
-/// What waits on one connection is bounded, in number and in bytes; what is too much is refused, and
-/// keeps neither pings nor the commit that the others wait for from being answered.
+/// The calls that wait on one connection are bounded in number and in bytes; further calls are refused.
+/// Pings, and the commit that the waiting puts need, are still answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn puts_that_wait_by_the_thousand_are_refused_and_the_commit_they_wait_for_is_not() {
     let cluster = Cluster::start(Options::default()).unwrap();

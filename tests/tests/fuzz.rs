@@ -1,5 +1,6 @@
-//! Every decoder of what a stranger can send, and of what a disk can hold: whatever the bytes, it gives a value
-//! or an error, takes memory in proportion to them, and a value that it gives is read back as it is written.
+//! Mutated input for every decoder of network messages and of files. For any bytes a decoder returns a
+//! value or an error and uses memory in proportion to the input. A decoded value survives encoding and
+//! decoding unchanged.
 //!
 //! `KVPOOL_FUZZ=10000000` for more mutations of each, and `KVPOOL_FUZZ_SEED` for others:
 //! `cargo xtask fuzz --cases 10000000`.
@@ -174,8 +175,8 @@ fn frame(op: Op, meta: &[u8], payload: &[u8]) -> Vec<u8> {
     [&header.encode(), meta, payload].concat()
 }
 
-/// Frames that come in pieces: as many are read as there are, none is larger than what came, and the room
-/// that is made follows what a header announces within the limits only.
+/// Frames that arrive in pieces: all of them are read, and none is larger than the bytes received. The
+/// buffer grows to the length that a header announces, within the limits only.
 #[test]
 fn frames_hold_whatever_comes() {
     const MOST_PAYLOAD: u64 = 1 << 20;

@@ -138,8 +138,8 @@ fn around(history: &[Operation], operation: &Operation) -> String {
 /// How many answers are changed to see whether that is found.
 const CHANGED: usize = 200;
 
-/// Changes one read at a time to say the contrary of what it said, and counts how often that is found:
-/// a history full of outcomes that nobody knows would explain anything.
+/// Inverts the answer of one read at a time and counts how often [`check`] finds it. A history with too
+/// many unknown outcomes would explain any answer.
 fn found_of_changed(history: &[Operation], rules: &Rules) -> usize {
     let is_read = |at: &usize| matches!(history[*at].what, What::Get(_) | What::Exist(_));
     let reads: Vec<usize> = (0..history.len()).filter(is_read).collect();

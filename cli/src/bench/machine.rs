@@ -46,8 +46,8 @@ impl Machine {
         }
     }
 
-    /// How much memory transfers walk through on each side so that every block is cold: as much as
-    /// the largest cache, in steps of 128 MiB; less where memory is short.
+    /// Memory that transfers cycle through on each side, in bytes, so that every block is cold. It is
+    /// the size of the largest cache rounded up to 128 MiB, or less if memory is short.
     pub(crate) fn span(&self) -> u64 {
         let wanted = self.last_level_cache.next_multiple_of(SPAN_STEP);
         whole_steps(wanted.min(self.memory_available / 20))

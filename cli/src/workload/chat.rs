@@ -1,5 +1,5 @@
-//! A chat workload made from a seed: many sessions at once, a few system prompts shared between
-//! them, and prompts that grow with every turn by the answer before and the next question.
+//! A chat workload generated from a seed: many concurrent sessions that share a few system prompts.
+//! With every turn a prompt grows by the last answer and the next question.
 
 use super::{Prompt, Random, Request, Span};
 use std::cmp::Reverse;

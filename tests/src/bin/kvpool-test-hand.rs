@@ -1,12 +1,13 @@
-//! A hand that holds what a test tells it to hold, in a process of its own, so that the test can
-//! stop, continue and kill it.
+//! A process that holds a write, a view or a put for a test, which can stop, continue and kill it.
 //!
-//!     kvpool-test-hand write MASTER KEY BYTES GRANT_MS   announce a shared-memory write, write on and on
-//!     kvpool-test-hand view MASTER KEY BYTES             hold a view; a line on stdin: check it again
-//!     kvpool-test-hand put MASTER FIRST BYTES            put blocks without end, one at a time
-//!     kvpool-test-hand put-once MASTER KEY BYTES WAY     put one block over `shm` or `tcp`, after a line that says so
+//! ```text
+//! kvpool-test-hand write MASTER KEY BYTES GRANT_MS   announce a shared-memory write, write on and on
+//! kvpool-test-hand view MASTER KEY BYTES             hold a view; a line on stdin: check it again
+//! kvpool-test-hand put MASTER FIRST BYTES            put blocks without end, one at a time
+//! kvpool-test-hand put-once MASTER KEY BYTES WAY     put one block over `shm` or `tcp`, after a line that says so
+//! ```
 //!
-//! It prints one line when it holds what it should, and one for every answer.
+//! It prints one line when it holds the write, view or put, and one for every answer.
 
 use anyhow::{Context, bail};
 use kvpool_client::{Client, Options, PutBlock, PutOptions, TransportChoice, ViewOptions};

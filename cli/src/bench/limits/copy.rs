@@ -92,8 +92,8 @@ fn walk(source: &[u8], target: &mut [u8], from: usize, steps: usize, shape: Shap
     }
 }
 
-/// Blocks lie one after the other in `source`; in `target` all blocks' first pieces come first, then
-/// their second ones, and so on, as the layers of a model's cache do.
+/// Copies contiguous blocks of `source` to the layout of a model's cache in `target`: layer by layer,
+/// each layer with one piece of every block.
 fn copy_group(source: &[u8], target: &mut [u8], group: usize, piece: usize) {
     let block = source.len() / group;
     for (number, block) in source.chunks_exact(block).enumerate() {

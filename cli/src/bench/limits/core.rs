@@ -1,7 +1,7 @@
 //! Which core a thread runs on.
 //!
-//! Two processes that talk to each other are put on one core or on two by the scheduler's luck, and
-//! which of them it is changes what they reach several times over. So the limits choose.
+//! The scheduler may put two communicating processes on one core or on two, and the result differs
+//! several times over. The limits therefore choose the core themselves.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::OnceLock;

@@ -32,9 +32,9 @@ struct End {
 }
 
 impl Ping {
-    /// Opens a connection for requests and answers of these sizes, both at least a byte. Its ends
-    /// are kept on two cores, as those of a client and a server that both have work are, or on one,
-    /// where nobody has to be woken on an idle core.
+    /// Opens a connection for requests and answers of these sizes, each at least one byte. Its ends
+    /// stay on two cores, like a busy client and a busy server, or on one core, where no idle core
+    /// has to wake up.
     pub(crate) fn open(
         far: SocketAddr,
         request: u64,
