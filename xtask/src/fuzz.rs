@@ -6,10 +6,10 @@ use anyhow::Result;
 /// How long to fuzz, and where to begin.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How many mutations each decoder and each port gets
+    /// Number of mutations for each decoder and each port
     #[arg(long, default_value_t = 100_000)]
     cases: u64,
-    /// Where the random choices begin; the same seed makes the same mutations
+    /// Seed of the random choices: the same seed gives the same mutations
     #[arg(long, default_value_t = 17)]
     seed: u64,
 }

@@ -26,38 +26,38 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Build the release binaries and run `kvctl demo`: a master, two store nodes and four workers
-    /// that share KV over them, every byte checked
+    /// Build the release binaries and run `kvctl demo`: a master, two store nodes, and four workers
+    /// that share KV blocks; every byte is checked
     Demo {
-        /// What `kvctl demo` is to be given (`cargo xtask demo -- --help` lists it)
+        /// Arguments of `kvctl demo` (`cargo xtask demo -- --help` lists them)
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Check the format and the lints, then run every test; the last line is the tally
+    /// Check formatting and lints, then run every test; the last line counts the results
     Test {
-        /// Leave out the cluster tests, which start real daemons
+        /// Skip the cluster tests, which start real daemons
         #[arg(long)]
         quick: bool,
-        /// Add Debian's packages that tests need and this machine lacks; without it, such tests skip
+        /// Install missing Debian packages and cargo-deny; without the flag the tests that need them skip
         #[arg(long)]
         install: bool,
     },
-    /// Check format, lints, line width, long sentences, the crate table, rustdoc and dependencies
+    /// Check formatting, lints, line width, long sentences, the crate table, rustdoc and dependencies
     Lint(lint::Args),
-    /// Build the Python wheels, of the profile `dist` with the three commands inside, and say where they are
+    /// Build the Python wheels (profile `dist`, with the three commands inside) and print their paths
     Wheels {
-        /// Add Debian's package python3-venv if this machine lacks it
+        /// Install the Debian package python3-venv if it is missing
         #[arg(long)]
         install: bool,
     },
-    /// Run what needs an RDMA device in virtual machines with a software one; the last line is the tally
+    /// Run the RDMA tests in virtual machines with a software device; the last line counts the results
     Rdma(rdma::Args),
-    /// Give every decoder, and every port of a live pool, inputs that are almost right
+    /// Send mutated input to every decoder and to every port of a live pool
     Fuzz(fuzz::Args),
-    /// Switch off, in a copy of the tree, each mechanism that an invariant rests on, and see that the
-    /// invariant's test fails without it
+    /// Disable, one at a time in a copy of the tree, each mechanism behind an invariant, and check that
+    /// the invariant's test fails
     SwitchOff {
-        /// The number of one invariant; else all
+        /// Only the invariant with this number [default: all]
         invariant: Option<u8>,
     },
 }

@@ -69,9 +69,10 @@ impl Packages {
         }
         // Anew each time: a download or an unpacking that was cut off leaves a part.
         if place.exists() {
-            std::fs::remove_dir_all(place).context("cannot remove what was unpacked before")?;
+            std::fs::remove_dir_all(place)
+                .context("cannot remove the files of an earlier unpacking")?;
         }
-        std::fs::create_dir_all(place).context("cannot make a directory for a package")?;
+        std::fs::create_dir_all(place).context("cannot create a directory for the package")?;
         if !fetch(place)? {
             return Ok(None);
         }

@@ -38,7 +38,7 @@ const COMMANDS_DIR: &str = "python/kvpool.data/scripts";
 pub(crate) fn wheels(packages: Packages) -> Result<bool> {
     let Some(venv) = environment(packages)? else {
         bail!(
-            "no python3 of 3.11 or later with the module venv is here (Debian: {VENV}; --install adds it)"
+            "Python 3.11 or later with the module venv is missing (Debian: {VENV}; --install adds it)"
         );
     };
     let Some(wheels) = build(&venv, Profile::Dist)? else {
@@ -54,7 +54,7 @@ pub(crate) fn wheels(packages: Packages) -> Result<bool> {
 /// Builds the wheels as the daemons were built, installs them, and runs the tests of both.
 pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     let Some(venv) = environment(packages)? else {
-        let why = format!("no python3 of 3.11 or later with venv (Debian: {VENV})");
+        let why = format!("Python 3.11 or later with venv is missing (Debian: {VENV})");
         tally.skip("the Python tests", &why);
         return Ok(());
     };
@@ -106,7 +106,7 @@ fn environment(packages: Packages) -> Result<Option<PathBuf>> {
         }
     }
     if !succeeds(pip(&venv).args(BUILDERS).args(TESTERS))? {
-        bail!("what builds and tests the wheels cannot be installed");
+        bail!("cannot install the tools that build and test the wheels");
     }
     Ok(Some(venv))
 }
@@ -116,7 +116,7 @@ fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
     let target = target_dir()?;
     let out = target.join("wheels");
     if out.exists() {
-        std::fs::remove_dir_all(&out).context("cannot remove the wheels of before")?;
+        std::fs::remove_dir_all(&out).context("cannot remove the wheels of an earlier build")?;
     }
     let (folder, profile, daemons) = match profile {
         Profile::Dist => ("dist", ["--profile", "dist"], &DAEMONS[..]),

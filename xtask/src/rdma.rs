@@ -31,22 +31,22 @@ const SKIPPED: i32 = 77;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Which of Debian's kernels the guests run: they complete work requests in different ways
+    /// Debian kernel series of the guests; the series complete work requests differently
     #[arg(long, value_enum, default_value_t = Kernel::Both)]
     kernel: Kernel,
-    /// Only the cases whose name contains one of these
+    /// Run only cases whose name contains one of these
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
-    /// Leave out what measures: it needs a build of the profile `dist`, and takes most of the time
+    /// Skip the measurements: they need a build of the profile `dist` and take most of the time
     #[arg(long)]
     quick: bool,
-    /// Of the test binaries, only the tests whose name contains this
+    /// In the test binaries, run only tests whose name contains this
     #[arg(long, value_name = "PART")]
     tests: Option<String>,
-    /// Say whether this machine can run it, and run nothing
+    /// Report whether this machine can run the guests; run nothing
     #[arg(long)]
     probe: bool,
-    /// Add Debian's packages that the guests need and this machine lacks
+    /// Install the missing Debian packages that the guests need
     #[arg(long)]
     install: bool,
 }
@@ -76,7 +76,7 @@ const IN_TESTS: [&str; 3] = ["verbs", "conformance", "peers"];
 /// Runs the part of it that belongs to the tests, or counts it as skipped where no guest can be had.
 pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     let place = target_dir()?.join("rdma");
-    println!("\n▶ can guests with RDMA run here?");
+    println!("\n▶ checking whether guests with RDMA can run here");
     if !machine::probe(&place, packages)? {
         tally.skip("RDMA in a guest", "this machine cannot run it (see above)");
         return Ok(());
@@ -90,7 +90,7 @@ pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
         if !succeeds(kernel.arg(series).arg(place.join(series)))? {
             tally.skip(
                 "RDMA in a guest",
-                "no kernel for it could be had (see above)",
+                "no guest kernel could be downloaded (see above)",
             );
             return Ok(());
         }
@@ -109,7 +109,7 @@ pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
     // A test that skips in the guest fails its case.
     if of_guests.is_good() && of_guests.skipped == 0 {
         let count = tally.passed_elsewhere(&NO_DEVICE);
-        println!("{count} tests that found no RDMA device here have passed in the guest");
+        println!("{count} tests found no RDMA device on this host; they passed in the guest");
     }
     tally.add("RDMA in a guest", of_guests, true);
     Ok(())
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let cases = case::read_all(&scripts().join("cases"))?;
     let cases = chosen(args, &cases);
     if cases.is_empty() {
-        bail!("no case is called so: they are the files in tests/rdma/cases");
+        bail!("no case matches --only: the cases are the files in tests/rdma/cases");
     }
     machine::provide(packages)?;
     let begin = Instant::now();
@@ -160,7 +160,7 @@ fn run_cases(args: &Args, place: &Path, cases: &[&Case], tally: &mut Tally) -> R
     let programs = Programs::build(cases)?;
     let emulator = place.join("emulator");
     if cases.iter().any(|case| case.is_measurement()) && !make_emulator(&emulator)? {
-        println!("the installed qemu measures: its figures are lower where a checksum is made");
+        println!("measuring with the installed qemu: results with checksums are lower");
     }
     for series in args.kernel.series() {
         let image = place.join(series);
@@ -268,7 +268,7 @@ fn run_case(
             }
         }
         Some(SKIPPED) => {
-            let why = case::reason(&console).unwrap_or("it does not say why");
+            let why = case::reason(&console).unwrap_or("the case gave no reason");
             println!("skipped  {name}  {seconds} s: {why}");
             tally.skip(name, why);
         }

@@ -130,7 +130,7 @@ fn provide_etcd(packages: Packages) -> Result<Option<PathBuf>> {
 /// Says what is not here, and what is not tested without it.
 fn missing(what: &str, package: &str, tests: &str) {
     eprintln!(
-        "\n{what} is not here (Debian's package {package}): {tests} will skip; \
-         `cargo xtask test --install` adds what can be had"
+        "\n{what} is missing (Debian package {package}): {tests} will skip; \
+         `cargo xtask test --install` adds it where it can"
     );
 }

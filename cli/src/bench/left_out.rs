@@ -24,13 +24,13 @@ impl LeftOut {
     pub(crate) fn text(&self) -> String {
         let Self { cases, reason } = self;
         match cases.as_slice() {
-            [one] => format!("{one} was left out: {reason}"),
-            several => format!("{} cases were left out: {reason}", several.len()),
+            [one] => format!("{one} was skipped: {reason}"),
+            several => format!("{} cases were skipped: {reason}", several.len()),
         }
     }
 }
 
-/// Parts what can be measured from what cannot, where transfers walk through `span` bytes and
+/// Parts what can be measured from what cannot, where transfers cycle through `span` bytes and
 /// `no_rdma` says why there is no RDMA, if there is none.
 pub(crate) fn part(
     cases: Vec<Case>,
@@ -53,7 +53,7 @@ pub(crate) fn part(
     let room = output::bytes(span);
     leave(
         large,
-        format!("the blocks do not fit the {room} that transfers walk through"),
+        format!("the batch is larger than the {room} that transfers cycle through (--span)"),
     );
     (cases, left_out)
 }
@@ -65,20 +65,22 @@ pub(crate) fn path(cases: &mut [Case], connection: &Connection) -> (Option<Arc<V
         return (None, String::new());
     }
     let reason = if connection.master.is_some() {
-        "the network to a pool that was there before, their limits over loopback".to_owned()
+        "the network to the named pool, their limits over loopback".to_owned()
     } else {
         match Veth::lay() {
             Ok(veth) => {
                 let what = "a veth link between two network namespaces, their limits too";
                 return (Some(Arc::new(veth)), what.to_owned());
             }
-            Err(error) => format!("loopback, as no network namespaces can be made: {error:#}"),
+            Err(error) => {
+                format!("loopback, because network namespaces cannot be created: {error:#}")
+            }
         }
     };
     for case in cases {
         if case.place.path == Path::Veth {
             case.place.path = Path::Loopback;
-            case.goal = Goal::None("it is about bytes between network namespaces");
+            case.goal = Goal::None("it applies between network namespaces only");
         }
     }
     (None, reason)
@@ -132,7 +134,7 @@ mod tests {
             panic!("{left_out:?}");
         };
         assert_eq!(left_out.cases.len(), many);
-        assert_eq!(left_out.text(), "8 cases were left out: no RDMA: no device");
+        assert_eq!(left_out.text(), "8 cases were skipped: no RDMA: no device");
         let (cases, left_out) = part(table(), 128 * MIB, None);
         assert_eq!((cases.len(), left_out.len()), (all.len(), 0));
     }

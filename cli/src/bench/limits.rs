@@ -1,7 +1,7 @@
 //! What this machine can do, found with plain code that knows nothing of the pool.
 //!
 //! They run in two processes of their own, which hold no client: one copies, sends and pings, the
-//! other receives and answers. Copies walk through as much memory as the cases that they bound.
+//! other receives and answers. Copies cycle through as much memory as the cases that they bound.
 
 mod copy;
 mod core;

@@ -152,7 +152,10 @@ impl Running {
 
     /// A directory that goes with the pool.
     pub(super) fn path(&self) -> anyhow::Result<&std::path::Path> {
-        let cluster = self.cluster.as_ref().context("the pool is another's")?;
+        let cluster = self
+            .cluster
+            .as_ref()
+            .context("this pool was not started by the benchmark")?;
         Ok(cluster.path())
     }
 
@@ -172,11 +175,11 @@ impl Running {
     /// The data port of its first node.
     pub(super) async fn data_port(&self) -> anyhow::Result<u16> {
         let stats = self.client.stats().await.map_err(control_error)?;
-        let node = stats.nodes.first().context("the pool has no node")?;
+        let node = stats.nodes.first().context("the pool has no store node")?;
         let (_, port) = node
             .data_address
             .rsplit_once(':')
-            .context("a node has no data port")?;
+            .context("the store node has no data port")?;
         Ok(port.parse()?)
     }
 
@@ -187,13 +190,19 @@ impl Running {
 
     /// Kills the master, starts it again on its files, and returns once it serves.
     pub(super) async fn restart_master(&mut self) -> anyhow::Result<()> {
-        let cluster = self.cluster.as_mut().context("the pool is another's")?;
+        let cluster = self
+            .cluster
+            .as_mut()
+            .context("this pool was not started by the benchmark")?;
         cluster.restart_master().await
     }
 
     /// Kills the first node.
     pub(super) async fn kill_node(&mut self) -> anyhow::Result<()> {
-        let cluster = self.cluster.as_mut().context("the pool is another's")?;
+        let cluster = self
+            .cluster
+            .as_mut()
+            .context("this pool was not started by the benchmark")?;
         cluster.kill_node().await
     }
 
@@ -207,7 +216,7 @@ impl Running {
         let deadline = Instant::now() + ROOM_TIMEOUT;
         while self.capacity().await? == 0 {
             if Instant::now() > deadline {
-                bail!("the node in the client's process has not joined its pool");
+                bail!("the store node inside the client process has not joined its pool");
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -225,7 +234,7 @@ impl Running {
             }
             if bytes as f64 > filled || Instant::now() > deadline {
                 bail!(
-                    "the pool has no room for {} more: {} of {} are used",
+                    "the pool has no room for another {}: {} of {} are used",
                     crate::output::bytes(bytes),
                     crate::output::bytes(stats.used.0),
                     crate::output::bytes(stats.capacity.0)
@@ -274,7 +283,7 @@ impl Blocks {
         format!("{bytes}/{pieces}/{group}/{kept}{chained}")
     }
 
-    /// An empty set of such blocks, where transfers walk through `span` bytes.
+    /// An empty set of such blocks, where transfers cycle through `span` bytes.
     pub(super) fn set(self, span: u64) -> Set {
         let slots = match self.kept {
             Kept::Span => span / self.bytes,

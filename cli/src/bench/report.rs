@@ -15,7 +15,7 @@ pub(crate) struct Report {
     pub(crate) machine: Machine,
     /// Pairs of each case.
     pub(crate) pairs: u32,
-    /// How many bytes transfers walk through on each side.
+    /// How many bytes transfers cycle through on each side.
     pub(crate) span_bytes: u64,
     /// Whether windows were shortened, which makes figures unsteady.
     pub(crate) quick: bool,
@@ -189,15 +189,15 @@ impl Report {
         } = &self.machine;
         let mut out = vec![format!(
             "kvpool {kvpool} (profile {profile}) on {cores} cores of {cpu}, Linux {kernel}; {} pairs a case, transfers \
-             walk through {} on each side",
+             cycle through {} on each side",
             self.pairs,
             output::bytes(self.span_bytes)
         )];
         if !self.machine.optimised {
-            out.push("This build is not optimised: its figures say nothing.".to_owned());
+            out.push("This build is not optimised: its results are meaningless.".to_owned());
         } else if *profile != PUBLISHED {
             out.push(format!(
-                "Published figures are of builds of the profile {PUBLISHED}, which are faster."
+                "Published results are from the profile {PUBLISHED}, which is faster."
             ));
         }
         if !self.tcp.is_empty() {

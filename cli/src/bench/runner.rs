@@ -54,7 +54,7 @@ pub(crate) struct Settings {
     pub(crate) pairs: u32,
     /// Whether windows are a third as long.
     pub(crate) quick: bool,
-    /// How many bytes transfers walk through on each side.
+    /// How many bytes transfers cycle through on each side.
     pub(crate) span: u64,
     /// How to reach pools; with a master, the pool that there is.
     pub(crate) connection: Connection,
@@ -91,7 +91,8 @@ struct Outcome {
 impl Runner {
     /// Starts the two processes that show limits. Call it on the main thread.
     pub(crate) async fn start(settings: Settings) -> anyhow::Result<Self> {
-        let directory = TempDir::with_prefix("kvctl-bench-").context("cannot make a directory")?;
+        let directory =
+            TempDir::with_prefix("kvctl-bench-").context("cannot create a temporary directory")?;
         let seed = format!("kvctl bench {} {}", std::process::id(), now_ns());
         let agent = |name: &str, environment: &[(&str, &str)]| {
             start_agent(name, &seed, environment, &directory)
@@ -108,7 +109,7 @@ impl Runner {
         try_join_all([&near, &far].map(Handle::greeting)).await?;
         let host = veth.map_or(LOOPBACK, |_| Veth::far_address());
         let Answer::Listens(address) = far.call(&Command::Listen { host }).await? else {
-            bail!("{} does not listen", far.name());
+            bail!("{} did not report a listening port", far.name());
         };
         let span = settings.span;
         for agent in [&near, &far] {
@@ -259,16 +260,20 @@ impl Runner {
         let value = match case.what {
             What::MasterMemory => {
                 let running = self.running(pool)?;
-                let master = running.master().context("no process to look at")?;
-                let now = usage::resident(master).context("kvmaster is gone")?;
+                let master = running
+                    .master()
+                    .context("the process id of the daemon is unknown")?;
+                let now = usage::resident(master).context("kvmaster has ended")?;
                 let blocks: u64 = running.sets.values().map(|set| set.live.count()).sum();
                 let more = now.anonymous.saturating_sub(running.baseline.anonymous);
                 more as f64 / blocks.max(1) as f64
             }
             What::NodeMemory => {
                 let nodes = self.running(pool)?.nodes();
-                let node = nodes.first().context("no process to look at")?;
-                let now = usage::resident(*node).context("kvstore-node is gone")?;
+                let node = nodes
+                    .first()
+                    .context("the process id of the daemon is unknown")?;
+                let now = usage::resident(*node).context("kvstore-node has ended")?;
                 (now.anonymous + now.files) as f64
             }
             What::ClientMemory => {
@@ -291,7 +296,7 @@ impl Runner {
                 };
                 match self.client(0)?.call(&command).await? {
                     Answer::PerConnection(bytes) => bytes,
-                    other => bail!("a client answered {other:?}"),
+                    other => bail!("unexpected reply of a client process: {other:?}"),
                 }
             }
             _ => return Ok(None),
@@ -306,7 +311,7 @@ impl Runner {
             return Ok(Outcome { value, cpu: None });
         }
         let pool = case.place.pool;
-        let blocks = case.what.blocks(pool).context("a case without blocks")?;
+        let blocks = case.what.blocks(pool).context("the case has no blocks")?;
         let running = self.running(pool)?;
         let empty = || blocks.set(self.settings.span);
         let set = running
@@ -367,7 +372,7 @@ impl Runner {
         }
         let cpu = moves_bytes(case).then(|| Cpu::of(&all, master.is_some(), nodes.len()));
         Ok(Outcome {
-            value: value(case, &all, cpu.as_ref()).context("nothing was measured")?,
+            value: value(case, &all, cpu.as_ref()).context("the case produced no samples")?,
             cpu,
         })
     }
@@ -437,7 +442,7 @@ fn reader_name(client: &str) -> String {
 fn measured(answer: Answer) -> anyhow::Result<(Measured, Live)> {
     match answer {
         Answer::Measured { measured, live } => Ok((measured, live)),
-        other => bail!("a process of the benchmark answered {other:?}"),
+        other => bail!("unexpected reply of a benchmark process: {other:?}"),
     }
 }
 

@@ -98,7 +98,7 @@ impl Named {
 impl Drop for Named {
     fn drop(&mut self) {
         if let Err(error) = ip(&format!("netns del {}", self.0)) {
-            tracing::warn!("the network namespace {} stays: {error:#}", self.0);
+            tracing::warn!("cannot delete the network namespace {}: {error:#}", self.0);
         }
     }
 }
@@ -106,7 +106,7 @@ impl Drop for Named {
 impl Inside {
     fn enter(namespace: &File) -> anyhow::Result<Self> {
         let back = File::open("/proc/thread-self/ns/net")
-            .context("cannot tell the network namespace of a thread")?;
+            .context("cannot open the network namespace of the thread")?;
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
             .context("cannot enter a network namespace")?;
         Ok(Self {
@@ -121,7 +121,7 @@ impl Drop for Inside {
         let back = move_into_link_name_space(self.back.as_fd(), Some(LinkNameSpaceType::Network));
         if let Err(error) = back {
             // What starts next would be measured on another path than its row says.
-            tracing::error!(%error, "a thread cannot leave its network namespace");
+            tracing::error!(%error, "the thread cannot return to its network namespace");
         }
     }
 }

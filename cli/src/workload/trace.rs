@@ -27,7 +27,7 @@ pub(crate) enum TraceError {
         source: serde_json::Error,
     },
     /// A request names one block twice.
-    #[error("line {line}: hash id {id} appears twice, but an id stands for one place in a prompt")]
+    #[error("line {line}: hash id {id} appears twice, but an id names one position in a prompt")]
     Repeated { line: usize, id: u64 },
     /// A request's blocks do not hold its tokens.
     #[error(
@@ -41,7 +41,7 @@ pub(crate) enum TraceError {
         found: u64,
     },
     /// Requests are not in order of arrival.
-    #[error("line {line}: arrives before the request in the line above it")]
+    #[error("line {line}: the timestamp is earlier than that of the previous request")]
     OutOfOrder { line: usize },
 }
 
@@ -161,7 +161,7 @@ mod tests {
         let text = format!("{GOOD}\n{}", GOOD.replace("27", "26"));
         assert_eq!(
             error(&text),
-            "line 2: arrives before the request in the line above it"
+            "line 2: the timestamp is earlier than that of the previous request"
         );
     }
 }

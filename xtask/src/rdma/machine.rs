@@ -33,14 +33,14 @@ const DISK: u64 = 2 << 20;
 /// Installs what is missing where that was asked for and takes no question; else says what it is.
 pub(super) fn provide(packages: Packages) -> Result<()> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        bail!("the guests are for x86_64 Linux");
+        bail!("the guests need an x86_64 Linux host");
     }
     let missing = missing();
     if missing.is_empty() || (packages.install(&missing)? && self::missing().is_empty()) {
         return Ok(());
     }
     bail!(
-        "these packages of Debian's are missing (--install adds them): {}",
+        "Debian packages are missing (--install adds them): {}",
         missing.join(" ")
     )
 }
@@ -61,9 +61,9 @@ pub(super) fn probe(place: &Path, packages: Packages) -> Result<bool> {
     say(
         missing.is_empty() || (packages == Packages::Add && may_install()),
         match (missing.is_empty(), may_install()) {
-            (true, _) => "packages: all there".to_owned(),
-            (false, true) => format!("packages, which --install adds: {}", missing.join(" ")),
-            (false, false) => format!("packages, which root has to add: {}", missing.join(" ")),
+            (true, _) => "packages: all installed".to_owned(),
+            (false, true) => format!("packages that --install adds: {}", missing.join(" ")),
+            (false, false) => format!("packages that root must install: {}", missing.join(" ")),
         },
     );
     let memory = available_memory();
@@ -81,16 +81,16 @@ pub(super) fn probe(place: &Path, packages: Packages) -> Result<bool> {
         let text = match (made, in_lists(series)) {
             (true, _) => "made already",
             (false, true) => "in apt's lists",
-            (false, false) => "not in apt's lists: it would be looked for in other suites",
+            (false, false) => "not in apt's lists: other suites would be searched",
         };
         say(true, format!("kernel {series}: {text}"));
     }
     println!(
         "{}",
         if able {
-            "it can run here"
+            "the guests can run here"
         } else {
-            "it cannot run here"
+            "the guests cannot run here"
         }
     );
     Ok(able)

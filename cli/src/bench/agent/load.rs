@@ -62,7 +62,7 @@ pub(super) fn shuffle(seed: &str, client: &blocking::Client, set: &Set) -> anyho
     for some in numbers.chunks(SHUFFLED_AT_ONCE) {
         let gets = (0..).zip(some).map(|(place, number)| {
             let target = room.slice(Offset(place * set.block), Length(set.block));
-            let target = target.context("no room for a block")?;
+            let target = target.context("the buffer has no room for the block")?;
             Ok(GetBlock::new(key(seed, set, *number), target))
         });
         let gets = gets.collect::<anyhow::Result<_>>()?;

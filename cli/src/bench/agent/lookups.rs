@@ -47,7 +47,7 @@ pub(super) fn exist(
             meter.add(begin.elapsed(), batch);
             let (present, _lease) = answer.map_err(control_error)?;
             if present.len() != keys.len() || !present.iter().all(|present| *present) {
-                bail!("blocks that were put are not there");
+                bail!("exist missed blocks that were put");
             }
         }
         Ok(meter)
@@ -59,7 +59,7 @@ pub(super) fn exist(
         .exist(&absent, Leasing::None)
         .map_err(control_error)?;
     if present.iter().any(|present| *present) {
-        bail!("blocks that were never put are said to be there");
+        bail!("exist reported blocks that were never put");
     }
     Ok(measured)
 }
@@ -85,7 +85,7 @@ pub(super) fn match_prefix(
             meter.add(begin.elapsed(), blocks);
             let found = answer.map_err(control_error)?.blocks;
             if found != keys.len() {
-                bail!("{found} blocks of a chain of {blocks} are found");
+                bail!("match_prefix found {found} of {blocks} blocks of a chain");
             }
         }
         Ok(meter)
@@ -96,7 +96,7 @@ pub(super) fn match_prefix(
     }
     let found = client.match_prefix(&keys).map_err(control_error)?.blocks;
     if found != middle {
-        bail!("{found} blocks are found of a chain that has {middle}");
+        bail!("match_prefix found {found} blocks of a chain of {middle}");
     }
     Ok(measured)
 }
@@ -142,7 +142,9 @@ pub(super) fn views(
             let begin = Instant::now();
             let view = client.get_view(key, &options);
             meter.add(begin.elapsed(), set.block);
-            let view = view.map_err(get_error)?.context("a block was evicted")?;
+            let view = view
+                .map_err(get_error)?
+                .context("a block of the benchmark was evicted")?;
             if view.length() != Length(set.block) {
                 check(false)?;
             }
@@ -150,7 +152,7 @@ pub(super) fn views(
         }
         Ok(meter)
     })?;
-    let (number, view) = last.context("no view was taken")?;
+    let (number, view) = last.context("the case took no view")?;
     check(is_right(seed, set, number, &[view.memory().clone()]))?;
     Ok(measured)
 }

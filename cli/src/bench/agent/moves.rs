@@ -74,7 +74,7 @@ impl Puts<'_> {
                     meter.add(begin.elapsed(), set.block * self.batch);
                     for outcome in outcomes {
                         if outcome.map_err(put_error)? == PutOutcome::Present {
-                            bail!("a key of this run is in the pool already");
+                            bail!("a key of this run is already in the pool");
                         }
                     }
                     // The reader has ended only when a get failed, which is told below.
@@ -128,7 +128,7 @@ impl Puts<'_> {
                 let removed = client.remove(keys, false).map_err(remove_error);
                 meter.add(begin.elapsed(), set.block * self.batch);
                 if removed?.removed != self.batch {
-                    bail!("a block of this run was not there to be removed");
+                    bail!("a block of this run was missing when it was to be removed");
                 }
                 next += self.batch;
             }

@@ -47,7 +47,7 @@ fn answer_all(seed: String) -> anyhow::Result<()> {
     Reply::Done(Answer::Done).say()?;
     for line in std::io::stdin().lock().lines() {
         let line = line.context("cannot read commands")?;
-        let command = serde_json::from_str(&line).context("a command cannot be understood")?;
+        let command = serde_json::from_str(&line).context("invalid command")?;
         let reply = Reply::of(agent.execute(command));
         reply.say()?;
         if reply.is_last() {
@@ -123,7 +123,7 @@ impl Agent {
     fn client(&self, name: &str) -> anyhow::Result<&blocking::Client> {
         self.clients
             .get(name)
-            .with_context(|| format!("no client is called {name}"))
+            .with_context(|| format!("there is no client named {name}"))
     }
 
     fn work(&mut self, order: Order) -> anyhow::Result<Answer> {
@@ -131,7 +131,7 @@ impl Agent {
         let client = self
             .clients
             .get(&order.client)
-            .with_context(|| format!("no client is called {}", order.client))?;
+            .with_context(|| format!("there is no client named {}", order.client))?;
         let clock = Clock {
             watch: &order.watch,
             begin_ns: order.begin_ns,
@@ -153,7 +153,7 @@ impl Agent {
                 live.first += over;
                 let reader = reader.as_ref().map(|name| {
                     let reader = self.clients.get(name);
-                    reader.with_context(|| format!("no client is called {name}"))
+                    reader.with_context(|| format!("there is no client named {name}"))
                 });
                 let put = moves::Puts {
                     client,
@@ -204,7 +204,10 @@ impl Agent {
     }
 
     fn limit(&mut self, limit: Limit, watch: &[u32]) -> anyhow::Result<Answer> {
-        let yardstick = self.yardstick.as_mut().context("no memory to copy")?;
+        let yardstick = self
+            .yardstick
+            .as_mut()
+            .context("the memory to copy was not allocated")?;
         // What opens connections or touches memory for the first time is not part of the limit.
         yardstick.prepare(limit)?;
         let clock = Clock {
@@ -238,7 +241,7 @@ impl Agent {
         for _ in 0..count {
             let client = open(like)?;
             if get_one(&client)?.is_none() {
-                bail!("a block that was put is not there");
+                bail!("a block that was put is missing");
             }
             more.push(client);
         }

@@ -68,7 +68,7 @@ impl Yardstick {
             Limit::Touch { .. } => {}
             Limit::Flush { .. } => {
                 if self.flush.is_none() {
-                    let made = Flush::new().context("cannot make a file to flush")?;
+                    let made = Flush::new().context("cannot create the file to flush")?;
                     self.flush = Some(made);
                 }
             }
@@ -85,7 +85,10 @@ impl Yardstick {
                 threads,
                 bytes,
             } => {
-                let copies = self.copies.as_mut().context("nothing to copy")?;
+                let copies = self
+                    .copies
+                    .as_mut()
+                    .context("the memory to copy was not allocated")?;
                 let Some((bytes, took)) = copies.run(shape, threads, bytes) else {
                     bail!("the memory to copy is too small for {threads} threads");
                 };
@@ -114,7 +117,10 @@ impl Yardstick {
             }
             Limit::Touch { bytes } => meter.add(first_touch(bytes), bytes),
             Limit::Flush { window } => {
-                let flush = self.flush.as_mut().context("no file to flush")?;
+                let flush = self
+                    .flush
+                    .as_mut()
+                    .context("the file to flush was not created")?;
                 return Ok(flush.run(window)?);
             }
         }

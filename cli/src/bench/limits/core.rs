@@ -28,7 +28,7 @@ pub(super) fn pin(number: u64) -> Pinned {
             let mut one = CpuSet::new();
             one.set(core);
             if let Err(error) = sched_setaffinity(None, &one) {
-                tracing::debug!(%error, core, "a thread cannot be kept on a core");
+                tracing::debug!(%error, core, "cannot pin a thread to a core");
             }
         }
     }
@@ -40,7 +40,7 @@ impl Drop for Pinned {
         if let Some(allowed) = allowed()
             && let Err(error) = sched_setaffinity(None, allowed)
         {
-            tracing::debug!(%error, "a thread stays on its core");
+            tracing::debug!(%error, "cannot unpin a thread from its core");
         }
     }
 }

@@ -133,7 +133,7 @@ impl Runner {
             running.restart_master().await?;
             let up = now_ns();
             tokio::time::sleep(AFTER_RESTART).await;
-            std::fs::write(&over, []).context("cannot say that the load is over")?;
+            std::fs::write(&over, []).context("cannot write the file that ends the load")?;
             anyhow::Ok((up, now_ns()))
         };
         let load = self.load_until(writers, BEFORE + OUTAGE + AFTER_RESTART, Some(over.clone()));
@@ -158,7 +158,7 @@ impl Runner {
             .all(|node| node.state == "live")
         {
             if Instant::now() > deadline {
-                bail!("the master has not noticed within {NOTICED:?} that a node was killed");
+                bail!("the master did not detect the killed node within {NOTICED:?}");
             }
             tokio::time::sleep(LOOK * 10).await;
         }
@@ -174,7 +174,9 @@ impl Runner {
         lasts: Duration,
     ) -> anyhow::Result<f64> {
         let writer = self.writer(running, name, TINY, 64).await?;
-        let master = running.master().context("no process to look at")?;
+        let master = running
+            .master()
+            .context("the process id of the daemon is unknown")?;
         let threads = Threads::of(master);
         let loaded = self.load(vec![writer], lasts).await?;
         let spent = nanos(threads.since());
@@ -227,7 +229,7 @@ impl Runner {
         };
         match self.client(0)?.call(&load).await? {
             Answer::Loaded(loaded) => Ok(loaded),
-            other => bail!("a process of the benchmark answered {other:?}"),
+            other => bail!("unexpected reply of a benchmark process: {other:?}"),
         }
     }
 }

@@ -178,7 +178,10 @@ impl Runner {
 
     pub(super) fn set_live(&mut self, pool: Pool, set: Set) -> anyhow::Result<()> {
         let pool = self.pool(pool);
-        let running = self.pools.get_mut(&pool).context("the pool is gone")?;
+        let running = self
+            .pools
+            .get_mut(&pool)
+            .context("the pool has been stopped")?;
         running.sets.insert(set.tag.clone(), set);
         Ok(())
     }
@@ -187,7 +190,10 @@ impl Runner {
     async fn remove_spans(&mut self, pool: Pool, client: &str) -> anyhow::Result<()> {
         let pool = self.pool(pool);
         let least = WINDOW_BYTES.min(self.settings.span);
-        let running = self.pools.get_mut(&pool).context("the pool is gone")?;
+        let running = self
+            .pools
+            .get_mut(&pool)
+            .context("the pool has been stopped")?;
         let large = |set: &Set| set.slots * set.block >= least;
         let removed: Vec<Set> = running
             .sets
