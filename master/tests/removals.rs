@@ -3,6 +3,7 @@
 mod support;
 
 use kvpool_master::Config;
+use kvpool_master::membership::Node;
 use kvpool_master::pool::{Pool, RemoveReport, ReserveOptions};
 use kvpool_master::store::record::{Record, decode};
 use kvpool_master::store::{LogSeq, MetadataStore};
@@ -24,6 +25,23 @@ async fn put(pool: &Arc<Pool>, key: &Key, bytes: u64) -> Result<(), Code> {
     let granted = reserve(pool, key, bytes).await?;
     assert_eq!(commit(pool, key, bytes, granted).await, [Code::Ok]);
     Ok(())
+}
+
+/// Joins a node of 256 MiB and puts `blocks` blocks of 64 bytes on it. Returns the node and the keys.
+async fn join_filled(pool: &Arc<Pool>, blocks: usize) -> (Arc<Node>, Vec<Key>) {
+    let node = join(pool, "n", 7, 256 << 20).await;
+    let keys: Vec<Key> = (0..blocks)
+        .map(|number| Key::parse(&number.to_string()).unwrap())
+        .collect();
+    let asked: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    let lengths = vec![Length(64); blocks];
+    let granted = pool
+        .reserve(SPACE, &asked[..], &lengths, &ReserveOptions::default())
+        .await;
+    let granted = granted.into_iter().map(Result::unwrap);
+    let items = keys.iter().zip(granted).map(|(k, g)| item(k, 64, g));
+    pool.commit(SPACE, items.collect()).await;
+    (node, keys)
 }
 
 type Removing = tokio::task::JoinHandle<Result<RemoveReport, Code>>;
@@ -122,18 +140,7 @@ async fn a_removal_is_not_told_that_a_block_is_missing_before_the_loss_of_its_no
     const BLOCKS: usize = 100_000;
     let directory = tempfile::tempdir().unwrap();
     let (pool, store) = support::pool(directory.path(), Config::default()).await;
-    let node = join(&pool, "n", 7, 256 << 20).await;
-    let keys: Vec<Key> = (0..BLOCKS)
-        .map(|number| Key::parse(&number.to_string()).unwrap())
-        .collect();
-    let asked: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
-    let lengths = vec![Length(64); BLOCKS];
-    let granted = pool
-        .reserve(SPACE, &asked[..], &lengths, &ReserveOptions::default())
-        .await;
-    let granted = granted.into_iter().map(Result::unwrap);
-    let items = keys.iter().zip(granted).map(|(k, g)| item(k, 64, g));
-    pool.commit(SPACE, items.collect()).await;
+    let (node, keys) = join_filled(&pool, BLOCKS).await;
     // It is the first to leave.
     let first = [keys[0].as_ref()];
     let dropping = std::thread::spawn({
@@ -160,18 +167,8 @@ async fn a_node_is_dropped_without_waiting_for_its_blocks_to_leave_the_directory
     const BLOCKS: usize = 100_000;
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = support::pool(directory.path(), Config::default()).await;
-    let node = join(&pool, "n", 7, 256 << 20).await;
-    let keys: Vec<Key> = (0..BLOCKS)
-        .map(|number| Key::parse(&number.to_string()).unwrap())
-        .collect();
+    let (node, keys) = join_filled(&pool, BLOCKS).await;
     let asked: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
-    let lengths = vec![Length(64); BLOCKS];
-    let granted = pool
-        .reserve(SPACE, &asked[..], &lengths, &ReserveOptions::default())
-        .await;
-    let granted = granted.into_iter().map(Result::unwrap);
-    let items = keys.iter().zip(granted).map(|(k, g)| item(k, 64, g));
-    pool.commit(SPACE, items.collect()).await;
     pool.drop_node(&node);
     let left = pool.blocks();
     assert!(left > 0, "it waited until all {BLOCKS} blocks had left");

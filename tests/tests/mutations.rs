@@ -20,8 +20,8 @@ use kvpool_types::{
 use prost::Message;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Duration;
 
 /// How many of each kind in a usual run.
@@ -43,26 +43,21 @@ fn frame(op: Op, epoch: Epoch, meta: &[u8], payload: &[u8]) -> Vec<u8> {
     [&header.encode(), meta, payload].concat()
 }
 
-/// Says `words`, and hears the other side out.
-fn converse_tcp(address: &str, words: &[u8]) {
-    let mut stream = TcpStream::connect(address).unwrap();
+/// Sends `words` and reads until the daemon closes the connection.
+fn converse(stream: impl Into<OwnedFd>, words: &[u8]) {
+    // The calls below work alike on stream sockets of either family.
+    let mut stream = UnixStream::from(stream.into());
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    // It may have been hung up on in the midst.
+    // The daemon may close the connection before it has read everything.
     let _said = stream
         .write_all(words)
         .and_then(|()| stream.shutdown(Shutdown::Write));
     hear_out(stream);
 }
 
-fn converse_unix(path: &Path, words: &[u8]) {
-    let mut stream = UnixStream::connect(path).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    let _said = stream
-        .write_all(words)
-        .and_then(|()| stream.shutdown(Shutdown::Write));
-    hear_out(stream);
+fn tcp(address: &str) -> TcpStream {
+    TcpStream::connect(address).unwrap()
 }
 
 fn hear_out(mut stream: impl Read) {
@@ -305,12 +300,14 @@ async fn mutated_frames_and_messages_harm_nobody() {
                     _ => [opening, &mutated].concat(),
                 };
                 match name {
-                    "data port" => converse_tcp(&node.listen, &after(&hello)),
-                    "Unix socket" => converse_unix(&socket, &after(&hello)),
-                    "framed calls" => converse_tcp(&master.listen, &after(&greeting)),
-                    "gRPC" => converse_tcp(&master.listen, &mutated),
-                    "master's HTTP" => converse_tcp(&master.http, &mutated),
-                    _ => converse_tcp(&node.http, &mutated),
+                    "data port" => converse(tcp(&node.listen), &after(&hello)),
+                    "Unix socket" => {
+                        converse(UnixStream::connect(&socket).unwrap(), &after(&hello))
+                    }
+                    "framed calls" => converse(tcp(&master.listen), &after(&greeting)),
+                    "gRPC" => converse(tcp(&master.listen), &mutated),
+                    "master's HTTP" => converse(tcp(&master.http), &mutated),
+                    _ => converse(tcp(&node.http), &mutated),
                 }
             }
         });
