@@ -1,7 +1,7 @@
 //! What every [`MetadataStore`] has to do, as one suite that each implementation's tests run.
 //!
-//! A check panics when the store breaks a rule, so this is for tests only; it is part of the
-//! library so that the tests of any implementation can call it.
+//! A check panics when the store breaks a rule, so only tests may call it. The suite is part of the library
+//! so that the tests of every implementation reach it.
 
 use super::{LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, StoreError};
 use async_trait::async_trait;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use kvpool_types::{ClusterId, Epoch};
 use std::sync::Arc;
 
-/// Makes the stores that the suite looks at.
+/// Makes the stores that the suite checks.
 #[async_trait]
 pub trait Bench: Send + Sync {
     /// A new, empty store.
@@ -131,7 +131,7 @@ async fn only_the_current_epoch_writes(bench: &dyn Bench) {
     let (store, old) = with_log(bench, 3).await;
     let new = expect(store.begin_epoch(Epoch(0)).await);
     let shard = ShardIndex(1);
-    // The deposed leader, and one that was never elected.
+    // The deposed leader, and a master that was never elected.
     for asked in [old, Epoch(0), Epoch(new.0 + 1)] {
         let refused = [
             store.append(asked, LogSeq(4), group(4)).await,

@@ -1,14 +1,14 @@
-//! What a metadata store can answer instead of doing as asked.
+//! The errors of a metadata store.
 
 use super::LogSeq;
 use kvpool_types::{Code, Epoch};
 use std::time::Duration;
 
-/// Why a metadata store did not do what it was asked.
+/// Why an operation of a metadata store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// Another term has begun: whoever wrote under `asked` no longer leads. Nothing was changed.
+    /// Another term has begun: the master of epoch `asked` no longer leads. Nothing was changed.
     #[error("epoch {asked} may not write: the store is in epoch {current}")]
     Fenced {
         /// The epoch that the write carried.
@@ -55,8 +55,7 @@ pub enum StoreError {
         /// The store's directory.
         directory: String,
     },
-    /// Somebody moved or replaced a file of the store while it was open. What was written since may be
-    /// lost.
+    /// A file of the store was moved or replaced while it was open. Later writes may be lost.
     #[error(
         "{path} was moved or replaced while this kvmaster had it open: put it back, and start kvmaster again"
     )]
@@ -75,7 +74,7 @@ pub enum StoreError {
         /// The time that was granted.
         granted: Duration,
     },
-    /// What the store holds cannot be what was written to it.
+    /// The stored bytes differ from the written ones.
     #[error("the metadata store is corrupt: {reason}")]
     Corrupt {
         /// What is wrong, and where.
@@ -143,7 +142,7 @@ pub enum OpenError {
         /// The format of this version.
         known: u64,
     },
-    /// What is there is not a metadata store, or is damaged.
+    /// The file is not a metadata store, or is damaged.
     #[error("{path} is not a readable metadata store: {reason}")]
     Corrupt {
         /// Where the store is.

@@ -1,5 +1,5 @@
-//! What the master keeps for its next life: one log of groups of records and one snapshot for
-//! each of the parts that the keys are cut into, its shards, behind one trait.
+//! The master's durable state behind one trait: a log of groups of records, and one snapshot for each shard.
+//! A shard is a part of the keys.
 //!
 //! ```text
 //!  submissions ─► journal ─► group ─► append ─► callbacks (publish, answer)     in log order
@@ -76,7 +76,7 @@ impl fmt::Display for ShardIndex {
     }
 }
 
-/// Which positions the log holds: those above `cut`, through `last`.
+/// The positions that the log holds: above `cut`, through `last`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogSpan {
     /// The position through which the log has been cut.
@@ -104,11 +104,11 @@ pub struct Snapshot {
 /// return. A write that fails with [`StoreError::Unavailable`] may or may not have happened; one
 /// that fails otherwise has not.
 ///
-/// Groups go by consecutive positions, which are compared in the same transaction too: a caller
-/// may have several appends in flight, and none can be applied before its predecessor.
+/// Groups have consecutive positions, which the same transaction compares. A caller may have several appends
+/// in flight: none is applied before its predecessor.
 ///
-/// Values are opaque here. Futures may block their thread for as long as a disk flush takes: call
-/// these from a thread of their own (as the journal does) or where that is no matter.
+/// Values are opaque here. A future may block its thread for the time of a disk flush. The journal therefore
+/// calls the store from threads of its own.
 #[async_trait]
 pub trait MetadataStore: Send + Sync + 'static {
     /// The id of the pool. The first call on a new store stores `fresh` and answers it.
@@ -141,8 +141,8 @@ pub trait MetadataStore: Send + Sync + 'static {
         limit_bytes: u64,
     ) -> Result<Vec<(LogSeq, Bytes)>, StoreError>;
 
-    /// Puts a shard's snapshot, which contains the log through `seq`, in place of its last one:
-    /// a reader and a crash see one or the other, whole. It is durable when the log is cut.
+    /// Replaces a shard's snapshot by one that contains the log through `seq`. A reader and a crash see the old
+    /// or the new one, whole. It is durable when the log is cut.
     async fn put_snapshot(
         &self,
         epoch: Epoch,

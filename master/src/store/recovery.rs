@@ -1,11 +1,10 @@
-//! Reading back what an earlier life of the master made durable.
+//! Reads back the state that earlier terms made durable.
 //!
-//! First the snapshot of what belongs to no shard, then each shard's, then the log in its order: of each record
-//! what its shard's snapshot does not contain. A snapshot may be younger or older than another, so only the whole
-//! is the state at one position: between the two, two blocks may be said to lie in one place, and a block on a
-//! segment that has gone.
+//! The order is: the system snapshot, each shard's snapshot, then the log. A record of the log is applied only
+//! to shards whose snapshot does not contain it. Snapshots have different positions, so the state is consistent
+//! only at the end. Until then two blocks may share an extent, and a block may lie on a segment that is gone.
 //!
-//! Nothing is kept here but what is being applied: one shard's snapshot, or a few megabytes of the log.
+//! Memory holds one shard's snapshot, or a few megabytes of the log.
 
 use super::record::{self, Record, RecordError};
 use super::{LogRuns, LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, StoreError};
@@ -101,7 +100,7 @@ pub struct LogState {
     pub snapshots: BTreeMap<ShardIndex, (LogSeq, u64)>,
 }
 
-/// What was read back.
+/// The result of a recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Where the log and the snapshots stand.
@@ -119,7 +118,7 @@ pub trait Target {
     /// Which shard a key belongs to.
     fn shard_of(&self, namespace: NamespaceId, key: &Key) -> ShardIndex;
 
-    /// Forgets what was applied of a shard: it is read again, since a leader has replaced its snapshot and cut
+    /// Forgets the applied state of a shard. It is read again, since a leader has replaced its snapshot and cut
     /// the log behind that.
     fn forget(&mut self, shard: ShardIndex);
 

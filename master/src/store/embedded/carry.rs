@@ -51,11 +51,11 @@ pub(super) fn carry(layout: &Layout, cache: usize, segment: u64) -> Result<Ident
             reason: format!("{}: {error}", path.display()),
         },
     };
-    // A try before this one may have been cut short; or the identity of a store of today was lost, and an old file put
-    // back. The two look alike, so nothing is removed.
+    // Either a crash cut an earlier conversion short, or somebody put the old file back into a store of today that
+    // lost its identity. The two look alike, so nothing is removed.
     let begun = [layout.log(), layout.snapshots()];
     if begun.iter().any(|directory| directory.exists()) {
-        let aside = layout.move_aside(begun)?;
+        let aside = layout.move_aside(begun.clone())?;
         tracing::warn!(
             moved_to = %aside.display(),
             "a log or snapshots without an identity lay beside a store of format 1: they are not used"
@@ -76,7 +76,13 @@ pub(super) fn carry(layout: &Layout, cache: usize, segment: u64) -> Result<Ident
             known: FORMAT,
         });
     }
-    let identity = copy(&t, layout, segment).map_err(corrupt)?;
+    let identity = copy(&t, layout, segment).map_err(|error| {
+        // These files are this attempt's own, and a full disk needs their room back.
+        for begun in begun {
+            let _next_start_moves_it = std::fs::remove_dir_all(begun);
+        }
+        corrupt(error)
+    })?;
     drop(t);
     drop(database);
     identity.write(&layout.root).map_err(|e| layout.io(e))?;

@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all, and what the system says when it cannot write them.
+//! Files that are whole or absent, and the errors of failed writes.
 
 use crate::store::StoreError;
 use std::fs::File;
@@ -13,22 +13,22 @@ pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// Puts a file in place of what has its name, in one step, durably: a reader and a crash see the one or
-/// the other. What could not be finished is removed.
+/// Replaces a file in one step, durably: a reader and a crash see the old or the new file. A failure before the
+/// rename removes the partial file.
 pub(super) fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
     let partial = path.with_extension(PARTIAL);
     let written = File::create(&partial)
         .and_then(|file| write(&file).and_then(|()| file.sync_all()))
         .and_then(|()| std::fs::rename(&partial, path));
     if let Err(error) = written {
-        // It is no more than room that would be missed.
+        // A partial file that stays costs room only.
         let _removed = std::fs::remove_file(&partial);
         return Err(error);
     }
     path.parent().map_or(Ok(()), sync_directory)
 }
 
-/// Removes a file; one that is not there is no failure.
+/// Removes a file. A missing file is no error.
 pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -36,8 +36,8 @@ pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a file of `size` zero bytes, written and not only reserved: writing into it later neither needs
-/// room nor changes what the filesystem knows of it.
+/// Writes `size` zero bytes into a new file. A later write into written blocks needs no room and changes no
+/// metadata of the filesystem, so a flush writes the bytes only.
 pub(super) fn fill(mut file: &File, size: u64) -> io::Result<()> {
     const STEP: usize = 1 << 20;
     let zeros = vec![0; STEP];

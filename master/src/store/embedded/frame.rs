@@ -4,7 +4,7 @@
 //!  salt u64 │ kind u32 │ length u32 │ position u64 │ epoch u64 │ CRC of the body u64 │ CRC of this head u64 │ body
 //! ```
 //!
-//! The salt is the segment's own. A frame that an earlier use of the file left behind has another one.
+//! Each use of a file has its own salt, so frames of an earlier use do not count.
 
 use crate::store::LogSeq;
 use crate::store::record::crc;

@@ -1,8 +1,8 @@
-//! The file that says whose the directory is: the pool's id, and its latest term.
+//! The file that names the directory's store and pool, and its latest term.
 //!
-//! It is text, for people. It is written before anything else is acknowledged and replaced whole at each
-//! term, so that a directory without it is not mistaken for that of a new pool, and one with it is not
-//! taken for empty.
+//! It is text, so that an operator can read it. It is written before anything else is acknowledged, and replaced
+//! whole at each term. So a directory with it is never taken for empty. On a full disk the log holds the term
+//! instead ([`Log::begin_epoch`](super::log::Log::begin_epoch)).
 
 use super::files;
 use crate::store::record::crc;

@@ -1,7 +1,7 @@
-//! The log: segments one behind the other, of which the last is appended to.
+//! The log: consecutive segments. Appends go to the last one.
 //!
-//! Invariant: every group above the cut lies in exactly one segment, in order. A segment that another
-//! follows says so in its last frame, so that no segment can be missed without being noticed.
+//! Invariant: every group above the cut lies in exactly one segment, in order. The last frame of a segment says
+//! that another follows, so a missing segment is always noticed.
 
 use super::files;
 use super::frame::{self, Kind};
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file of a segment that was cut, for the next one.
+/// The name of a cut segment's file that waits for its next use.
 pub(super) const SPARE: &str = "spare";
 
 /// A segment that is full.
@@ -31,11 +31,11 @@ pub(super) struct Full {
 pub(super) struct Log {
     directory: PathBuf,
     store: StoreId,
-    /// The size of a segment, but for one that has to take a larger group.
+    /// The size of a segment. A larger group gets a larger one.
     size: u64,
     full: VecDeque<Full>,
     active: Active,
-    /// The next segment, made before it is needed because the store had no room for it.
+    /// The next segment, made before its use so that a store that was full is known to have room.
     ahead: Option<Active>,
     has_spare: bool,
     span: LogSpan,
@@ -75,7 +75,7 @@ impl Log {
         })
     }
 
-    /// Opens the log, and makes durable what is read back.
+    /// Opens the log, and makes durable the frames that it reads.
     pub(super) fn open(directory: &Path, store: StoreId, size: u64) -> Result<Self, StoreError> {
         let io = |error: io::Error| files::failed(directory, "the log cannot be opened", &error);
         let Survey {
@@ -176,7 +176,7 @@ impl Log {
         self.settle(outcome, "a group cannot be written")
     }
 
-    /// What an append came to. One whose outcome is unknown is the last: the next start reads it.
+    /// The result of an append. After an unknown outcome nothing more is appended: the next start reads the log.
     fn settle(
         &mut self,
         outcome: io::Result<io::Result<()>>,
@@ -187,7 +187,7 @@ impl Log {
             Ok(Err(error)) if files::is_full(&error) => {
                 Err(files::failed(&self.directory, doing, &error))
             }
-            // The disk has lost a write once, so its later answers are worth little.
+            // A disk that lost one write is not trusted with more.
             Ok(Err(error)) | Err(error) => {
                 let reason = format!("{}: {doing}: {error}", self.active.path.display());
                 self.broken = Some(reason.clone());
@@ -204,8 +204,8 @@ impl Log {
         Ok(())
     }
 
-    /// Removes the segment that was made before it was needed: its head says which group comes first in it,
-    /// and that is about to change.
+    /// Removes the segment that was made before its use: its head names its first group, which is about to
+    /// change.
     fn drop_ahead(&mut self) -> Result<(), StoreError> {
         let Some(ahead) = self.ahead.take() else {
             return Ok(());
@@ -231,8 +231,7 @@ impl Log {
             salt: rand::random(),
         };
         let spare = self.directory.join(SPARE);
-        // Somebody may have removed it: it holds nothing that is needed.
-        let spare = (self.has_spare && size == self.size && spare.exists()).then_some(spare);
+        let spare = (self.has_spare && size == self.size).then_some(spare);
         let used_spare = spare.is_some();
         let made = Active::begin(&self.directory, header, spare);
         if used_spare {
@@ -300,6 +299,14 @@ impl Log {
             })?;
             self.full.pop_front();
         }
+        Ok(())
+    }
+
+    /// Stores a term without a new file: the cut that is in force, written again under that term. Groups
+    /// leave room for it.
+    pub(super) fn begin_epoch(&mut self, epoch: Epoch) -> Result<(), StoreError> {
+        self.write(Kind::Cut, self.span.cut, epoch, &[])?;
+        self.epoch = self.epoch.max(epoch);
         Ok(())
     }
 

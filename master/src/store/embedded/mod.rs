@@ -6,13 +6,14 @@
 //!  snapshots/SHARD     one file for each shard, replaced whole
 //! ```
 //!
-//! * An append is one write and one flush of bytes that were there before: it needs no room on the disk,
-//!   and changes nothing that the filesystem keeps of the file. A flush that has failed is undone, durably,
-//!   before anything else is written; where that fails too, nothing is written any more.
-//! * Every byte is covered by a CRC, every file names its pool, and every segment that another follows says
-//!   so. What is damaged, missing or foreign is told with its place, and nothing is begun on the rest of it.
-//! * The directory is locked for as long as the store is open, and looked after: a store whose files were
-//!   moved away has ended ([`EmbeddedStore::check`]).
+//! * An append is one write and one flush of bytes that were written before. It needs no room on the disk and
+//!   changes no metadata of the filesystem. A failed flush is undone, durably, before any other write. If that
+//!   fails too, the store writes nothing more.
+//! * A CRC covers every byte. Every file names its store, and every segment names a successor. A file that is
+//!   damaged, missing or foreign is reported with its place, and the store does not open.
+//! * A start writes the last segments again before it believes them: their bytes may be in the page cache only.
+//! * The directory is locked while the store is open. A store whose files were moved has ended
+//!   ([`EmbeddedStore::check`]).
 //!
 //! Architecture invariant: an existing pool never becomes a new one unless the operator has said so
 //! ([`set_aside`]).
@@ -146,8 +147,8 @@ impl EmbeddedStore {
     }
 }
 
-/// A snapshot is taken of what the log holds. One beyond the log's end is newer than the log: groups between the two
-/// are lost, and the positions of later groups would be given twice.
+/// Refuses a snapshot beyond the end of the log. The log has lost groups then, and later groups would get positions
+/// that the snapshot contains.
 fn check_reach(layout: &Layout, log: LogSpan, snapshots: &Snapshots) -> Result<(), StoreError> {
     let positions = snapshots.positions().iter();
     let beyond = positions.filter(|(_, (seq, _))| *seq > log.last).max();
@@ -216,7 +217,17 @@ impl MetadataStore for EmbeddedStore {
                 epoch: Epoch(next).max(at_least),
                 ..open.identity
             };
-            self.identify(open, identity)?;
+            match self.identify(open, identity) {
+                // A kvmaster that starts on a full disk still serves gets. The log has room for a term.
+                Err(StoreError::DirectoryFull { .. }) => {
+                    open.log.begin_epoch(identity.epoch)?;
+                    open.identity.epoch = identity.epoch;
+                    // The file may have been replaced before the disk was full.
+                    let failed = |error| files::failed(&self.layout.root, "its identity", &error);
+                    open.place.watch(&self.layout).map_err(failed)?;
+                }
+                outcome => outcome?,
+            }
             Ok(identity.epoch)
         })
     }

@@ -1,4 +1,4 @@
-//! The directory: what lies where in it, who has it open, and whether it may become that of a new pool.
+//! The directory: its layout, its lock, and whether a new pool may begin in it.
 
 use super::identity::{self, Identity, StoreId, Unreadable};
 use super::log::Log;
@@ -11,7 +11,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Where everything lies.
+/// The paths of a store.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub(super) root: PathBuf,
@@ -59,7 +59,7 @@ impl Layout {
         }
     }
 
-    /// What it means for the opening that a file cannot be used.
+    /// The error of the opening for an unusable file.
     pub(super) fn damaged(&self, error: StoreError) -> OpenError {
         match error {
             StoreError::Corrupt { reason } => self.damage(reason),
@@ -67,7 +67,7 @@ impl Layout {
         }
     }
 
-    /// Whose the directory is; `None` where nobody has said so.
+    /// The identity of the store; `None` without the file.
     pub(super) fn identity(&self) -> Result<Option<Identity>, OpenError> {
         let path = self.root.join(identity::NAME);
         Identity::read(&self.root).map_err(|error| match error {
@@ -85,7 +85,7 @@ impl Layout {
         carry::is_due(&self.old_file()).map_err(|error| self.io(error))
     }
 
-    /// A store of format 1 beside one of today was put there by somebody: it is not read.
+    /// Renames a store of format 1 that somebody put beside a current store. It is not read.
     pub(super) fn move_old_aside(&self) -> Result<(), OpenError> {
         if !self.has_old()? {
             return Ok(());
@@ -100,7 +100,7 @@ impl Layout {
             .map_err(|error| self.io(error))
     }
 
-    /// Makes the store of a new pool, unless there is anything of an earlier one.
+    /// Makes the store of a new pool, unless the directory holds a group or a snapshot.
     pub(super) fn begin(&self, segment: u64) -> Result<Identity, OpenError> {
         let io = |error| self.io(error);
         if self.holds_something()? {
@@ -126,7 +126,7 @@ impl Layout {
         Ok(identity)
     }
 
-    /// Whether there is more than what a start leaves that was cut short: a log without a group.
+    /// Whether there is a group or a snapshot. A start that was cut short leaves neither.
     fn holds_something(&self) -> Result<bool, OpenError> {
         let entries = |directory: PathBuf| match std::fs::read_dir(directory) {
             Ok(entries) => entries
@@ -212,7 +212,7 @@ impl Inode {
     }
 }
 
-/// A directory that nobody else has open.
+/// A locked directory: no other process has it open.
 #[derive(Debug)]
 pub(super) struct Place {
     /// The lock is on the directory itself: whatever is moved out of it, or removed, the lock stays.
@@ -225,15 +225,17 @@ impl Place {
     pub(super) fn lock(layout: &Layout) -> Result<Self, OpenError> {
         let io = |error| layout.io(error);
         std::fs::create_dir_all(&layout.root).map_err(io)?;
-        if let Some(parent) = layout.root.parent().filter(|p| !p.as_os_str().is_empty()) {
-            // The directory's name has to be as durable as what is in it. Where the parent may not be read, somebody
-            // else has made the directory.
-            match files::sync_directory(parent) {
-                Err(error) if error.kind() != ErrorKind::PermissionDenied => return Err(io(error)),
-                _ => {}
-            }
-        }
         let directory = File::open(&layout.root).map_err(io)?;
+        if let Some(parent) = layout.root.parent().filter(|p| !p.as_os_str().is_empty()) {
+            // The directory's name has to be as durable as its files.
+            match files::sync_directory(parent) {
+                // The right to list the parent is not needed: a journaling filesystem writes the name when the
+                // directory itself is flushed.
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => directory.sync_all(),
+                flushed => flushed,
+            }
+            .map_err(io)?;
+        }
         match directory.try_lock() {
             Ok(()) => Ok(Self {
                 directory,
@@ -272,8 +274,8 @@ impl Place {
     }
 }
 
-/// Moves what is in a store's directory into one beside it, so that the next opening makes a new store.
-/// Answers where it is.
+/// Moves the files of a store into a new directory inside its own, so that the next opening makes a new store.
+/// Answers the new directory.
 pub fn set_aside(directory: &Path) -> Result<PathBuf, OpenError> {
     let layout = Layout::new(directory);
     let _place = Place::lock(&layout)?;

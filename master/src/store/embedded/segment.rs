@@ -1,7 +1,7 @@
 //! One file of the log: a head, then frames in room that was written before.
 //!
-//! A segment has its full size from the start, so an append changes nothing but bytes that are there: it
-//! needs no room and one flush. A file that is shorter has been cut by somebody else.
+//! A segment has its full size from the start. An append overwrites bytes, so it needs no room and one flush.
+//! A shorter file is damaged.
 
 use super::files;
 use super::frame::{self, HEAD, Head, Kind};
@@ -124,10 +124,10 @@ impl Read {
             .map_or(LogSeq(self.header.first.0.saturating_sub(1)), |g| g.seq)
     }
 
-    /// Writes what was read back to where it lies, and flushes it.
+    /// Writes the bytes that were read over themselves, and flushes them.
     ///
-    /// A kvmaster whose flush failed may have been killed before it could say so. The kernel then holds bytes that the
-    /// disk may lack, and holds them as clean: a flush alone would not write them again.
+    /// A failed flush marks pages of the page cache as clean although the disk lacks them. A later flush alone does not
+    /// write them. A kvmaster that is killed after such a flush leaves them to the next start.
     pub(super) fn make_durable(&self, path: &Path) -> io::Result<()> {
         let file = File::options().write(true).open(path)?;
         let end = usize::try_from(self.end).ok();
@@ -143,7 +143,7 @@ impl Read {
     }
 }
 
-/// Reads a segment and judges every frame of it. What is wrong with it is said, with the place.
+/// Reads a segment and checks every frame. An error names the file and the position.
 pub(super) fn read(path: &Path) -> Result<Read, StoreError> {
     let damaged = |reason: String| StoreError::Corrupt {
         reason: format!("{}: {reason}", path.display()),
@@ -201,7 +201,7 @@ pub(super) fn read(path: &Path) -> Result<Read, StoreError> {
         read.epoch = read.epoch.max(head.epoch);
         read.end += head.span();
     }
-    // An append is begun when the one before is durable: behind one that was cut short nothing can be.
+    // An append begins when the one before is durable, so nothing follows a torn append.
     let rest = usize::try_from(read.end).ok();
     let rest = rest.and_then(|end| read.bytes.get(end..));
     let rest = rest.unwrap_or_default();
@@ -225,6 +225,16 @@ fn frame_at(bytes: &[u8], at: u64, salt: u64) -> Option<(Head, usize)> {
     let body = start + HEAD;
     let held = bytes.get(body..body.checked_add(head.length as usize)?)?;
     head.holds(held).then_some((head, body))
+}
+
+/// Opens the spare if it has the size of a segment.
+fn open_spare(spare: PathBuf, size: u64) -> io::Result<(PathBuf, File)> {
+    let file = File::options().read(true).write(true).open(&spare)?;
+    if file.metadata()?.len() == size {
+        Ok((spare, file))
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
+    }
 }
 
 /// The segment that is appended to.
@@ -251,25 +261,25 @@ impl Active {
         })
     }
 
-    /// Begins a segment, in a file that is of no use any more or in a new one, and makes it durable.
+    /// Begins a segment in the spare or in a new file, and makes it durable.
     pub(super) fn begin(
         directory: &Path,
         header: Header,
         spare: Option<PathBuf>,
     ) -> io::Result<Self> {
         let path = directory.join(name(header.number));
-        let file = match spare {
-            Some(spare) => {
-                // After a power cut it would have its old name, and must not have another segment's head then.
+        let file = match spare.map(|spare| open_spare(spare, header.size)) {
+            Some(Ok((spare, file))) => {
+                // A power cut must not give the file its old name together with the new head.
                 files::sync_directory(directory)?;
-                let file = File::options().read(true).write(true).open(&spare)?;
                 file.write_all_at(&header.encode(), 0)?;
                 file.sync_data()?;
                 std::fs::rename(&spare, &path)?;
                 files::sync_directory(directory)?;
                 file
             }
-            None => {
+            // Somebody removed or changed the spare: a new file does as well.
+            Some(Err(_)) | None => {
                 files::replace(&path, |file| {
                     files::fill(file, header.size)?;
                     file.write_all_at(&header.encode(), 0)
@@ -324,15 +334,15 @@ impl Active {
             return Ok(Err(error));
         }
         self.end += head.span();
-        // A group of a megabyte is seldom; what it took is given back.
+        // A group of a megabyte is rare: its buffer is freed.
         if self.buffer.capacity() > 1 << 18 {
             self.buffer = Vec::new();
         }
         Ok(Ok(()))
     }
 
-    /// Says that everything so far is durable. It is not flushed: it tells a frame that was changed later
-    /// from one that a crash cut short, and no more.
+    /// Marks that every frame so far is durable. The mark is not flushed: it only tells a frame that was changed
+    /// later from a torn append.
     pub(super) fn mark_end(&mut self, seq: LogSeq, epoch: Epoch) -> io::Result<()> {
         match Head::of(Kind::End, seq, epoch, &[]) {
             Some(head) if self.fits(Kind::End, 0) => {

@@ -18,7 +18,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"KVPSNAP2");
 const FIXED: usize = 40;
 /// Of the table, for each part.
 const ENTRY: usize = 16;
-/// A snapshot is flushed every so many bytes: the log's flushes wait behind no more than that.
+/// The bytes of a snapshot between two flushes. A flush of the log waits behind no more than these.
 const STEP_BYTES: usize = 1 << 20;
 /// The most parts that a file may say it has; more is damage.
 const MOST_PARTS: u32 = 1 << 24;
@@ -42,7 +42,7 @@ struct Head {
 }
 
 impl Snapshots {
-    /// Looks at the snapshots in a directory; makes it if it is not there.
+    /// Reads the heads of the snapshots in a directory, which it makes if it is missing.
     pub(super) fn open(directory: &Path, store: StoreId) -> Result<Self, StoreError> {
         let failed =
             |error: io::Error| files::failed(directory, "the snapshots cannot be opened", &error);
@@ -81,8 +81,8 @@ impl Snapshots {
         }
     }
 
-    /// Takes a snapshot that was written in place of the shard's last one. Until [`Snapshots::settle`] a
-    /// crash may bring the last one back: with a log that is not cut, either will do.
+    /// Replaces the shard's last snapshot by a written one. Until [`Snapshots::settle`] a crash may bring the last
+    /// one back. The log is not cut before, so either serves.
     pub(super) fn take(&mut self, written: Written) -> Result<(), StoreError> {
         let path = self.directory.join(name(written.shard));
         std::fs::rename(&written.partial, &path).map_err(|error| {
@@ -94,7 +94,7 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Makes every replacement durable, before the log is cut that the ones before would need.
+    /// Makes every replacement durable. The log is cut only after it.
     pub(super) fn settle(&mut self) -> Result<(), StoreError> {
         if !self.is_settled {
             files::sync_directory(&self.directory).map_err(|error| {
@@ -138,7 +138,7 @@ pub(super) struct Writer {
     store: StoreId,
 }
 
-/// A snapshot that lies beside the one that it is to replace. It is removed if it does not.
+/// A snapshot in a partial file, which is removed unless it replaces the shard's last one.
 pub(super) struct Written {
     partial: PathBuf,
     shard: ShardIndex,

@@ -1,4 +1,4 @@
-//! What lies in the directory of the log at a start, and whether it is all there.
+//! Reads the directory of the log at a start, and checks that it is complete.
 
 use super::files;
 use super::identity::StoreId;
@@ -9,7 +9,7 @@ use kvpool_types::Epoch;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The segments that the log still needs, in order, and what they say together.
+/// The segments that the log still needs, in order, with the cut and epoch they record.
 pub(super) struct Survey {
     pub(super) cut: LogSeq,
     pub(super) epoch: Epoch,
@@ -18,7 +18,7 @@ pub(super) struct Survey {
 }
 
 impl Survey {
-    /// Reads every segment. What was cut and what was begun and not finished is removed.
+    /// Reads every segment. Removes cut segments and partial files.
     pub(super) fn of(directory: &Path, store: StoreId, size: u64) -> Result<Self, StoreError> {
         let io = |error: io::Error| files::failed(directory, "the log cannot be opened", &error);
         if !directory.try_exists().map_err(io)? {
@@ -26,26 +26,27 @@ impl Survey {
                 reason: format!("the directory {} is missing", directory.display()),
             });
         }
-        // A crash may have come between a segment's renaming and its settling.
+        // A crash may come between the rename of a segment and the flush of the directory.
         files::sync_directory(directory).map_err(io)?;
         let (numbers, has_spare) = find(directory, size).map_err(io)?;
         let mut found = Vec::new();
         let settled = numbers.len().saturating_sub(2);
         for (at, number) in numbers.into_iter().enumerate() {
-            // Before a segment is begun, all before the last one are durable, its own end too.
+            // A segment is begun when the one before it is full. So only the last two may hold a frame whose flush has
+            // failed.
             found.push(Summary::read(directory, store, number, at >= settled)?);
         }
         let cut = found.iter().map(|segment| segment.cut).max();
         let cut = cut.unwrap_or_default();
-        // A crash may have come between cutting the log and removing what was cut.
+        // A crash may come between a cut and the removal of the segments.
         let needed = found.iter().rposition(|s| s.header.first <= cut.next());
         // The segment that says where the log is cut stays: no other may say it. The next cut removes it.
         let says = found.iter().rposition(|s| s.cut == cut);
         let segments = found.split_off(needed.min(says).unwrap_or(0));
+        check_order(directory, cut, &segments)?;
         for obsolete in found {
             std::fs::remove_file(&obsolete.path).map_err(io)?;
         }
-        check_order(directory, cut, &segments)?;
         let epoch = segments.iter().map(|segment| segment.epoch).max();
         Ok(Self {
             cut,
@@ -56,7 +57,7 @@ impl Survey {
     }
 }
 
-/// What is kept of a segment that was read.
+/// The state kept of a segment that was read.
 pub(super) struct Summary {
     pub(super) path: PathBuf,
     pub(super) header: Header,
@@ -69,7 +70,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Reads a segment of this store. Where `flushes`, what was read is durable afterwards.
+    /// Reads a segment of this store. With `flushes`, it makes the frames durable that it read.
     fn read(
         directory: &Path,
         store: StoreId,
@@ -156,7 +157,7 @@ fn missing(directory: &Path, number: u64) -> StoreError {
     }
 }
 
-/// The numbers of the segments in a directory, and whether there is a spare file. What was begun and not finished is removed.
+/// The numbers of the segments in a directory, and whether there is a spare. Removes partial files.
 fn find(directory: &Path, size: u64) -> io::Result<(Vec<u64>, bool)> {
     let mut numbers = Vec::new();
     let mut has_spare = false;

@@ -1,6 +1,7 @@
 //! What was changed on disk is refused or told, whatever it was; nothing acknowledged goes without a word.
 
 mod disks;
+mod faults;
 
 use super::*;
 use kvpool_types::Epoch;

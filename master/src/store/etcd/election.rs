@@ -1,4 +1,4 @@
-//! Who leads: leases, the leader's key, and the members.
+//! The election: leases, the leader's key, and the members.
 
 use super::keys::{Keys, corrupt, decimal};
 use super::write::{Term, epoch_of, floor};
@@ -29,10 +29,10 @@ pub struct Claim {
     pub http_address: String,
 }
 
-/// Who leads.
+/// The leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
-    /// What it says of itself.
+    /// Its own description of itself.
     pub claim: Claim,
     /// The epoch of its term.
     pub epoch: Epoch,
@@ -57,7 +57,7 @@ pub(super) struct Standing {
     candidate: Option<(LeaseId, Claim)>,
 }
 
-/// The leader of a term that nobody was elected for.
+/// The leader of a term without an election.
 fn nobody() -> Claim {
     Claim {
         id: String::new(),
@@ -109,7 +109,7 @@ impl EtcdStore {
         Ok(self.client.lease_keep_alive(lease).await?)
     }
 
-    /// Ends a lease and deletes its keys. One that is gone already is as good.
+    /// Ends a lease and deletes its keys. A lease that is gone already is no error.
     pub async fn revoke_lease(&self, lease: LeaseId) -> Result<(), StoreError> {
         match self.client.lease_revoke(lease).await {
             Ok(()) | Err(Error::LeaseNotFound) => Ok(()),
@@ -117,7 +117,7 @@ impl EtcdStore {
         }
     }
 
-    /// Who leads now.
+    /// The current leader.
     pub async fn leader(&self) -> Result<Option<Leader>, StoreError> {
         self.check_open()?;
         Ok(find_leader(&self.client, &self.keys).await?.1)
@@ -187,7 +187,7 @@ impl EtcdStore {
         Err(error.into())
     }
 
-    /// The transaction that begins a term if nobody leads. Its third step reads the epoch floor.
+    /// The transaction that begins a term if there is no leader. Its third step reads the epoch floor.
     fn claim(&self, value: Bytes, lease: Option<LeaseId>) -> Txn {
         let key = self.keys.leader();
         let put = match lease {
@@ -206,9 +206,9 @@ impl EtcdStore {
         *self.standing.lock() = Some(Standing { term, candidate });
     }
 
-    /// Begins a term whoever leads, with an epoch of at least `at_least`. The leader's key stays that of
-    /// the candidate who won here last; without one it is bound to no lease, and nobody is elected until
-    /// another term is begun like this.
+    /// Begins a term with an epoch of at least `at_least`, whichever master leads. The leader's key still names
+    /// the candidate that won here last. Without such a candidate the key is bound to no lease: the election
+    /// has no winner until another call of this function.
     pub(super) async fn take_over(&self, at_least: Epoch) -> Result<Epoch, StoreError> {
         self.check_open()?;
         let standing = self.standing.lock().clone();
@@ -224,7 +224,7 @@ impl EtcdStore {
                     self.stand(epoch, created, candidate);
                     return Ok(epoch);
                 }
-                // Somebody came between.
+                // Another candidate won in between.
                 Ok(None) => continue,
                 Err(error) => error,
             };
@@ -299,7 +299,7 @@ impl EtcdStore {
         Ok(found.kvs.into_iter().filter_map(member).collect())
     }
 
-    /// Watches who leads.
+    /// Watches the leader.
     pub async fn watch_leader(&self) -> Result<LeaderWatch, StoreError> {
         self.check_open()?;
         Ok(LeaderWatch {
@@ -322,7 +322,7 @@ fn claim_value(claim: &Claim) -> Result<Bytes, StoreError> {
         .map_err(|e| corrupt("a claim", &e.to_string()))
 }
 
-/// Tells who leads, now and at each change.
+/// Reports the leader, now and at each change.
 #[derive(Debug)]
 pub struct LeaderWatch {
     client: Client,
@@ -331,16 +331,16 @@ pub struct LeaderWatch {
     watch: Option<Watch>,
     /// Whether the key may have changed since it was last read.
     unread: bool,
-    /// What was told last; `None` before anything was.
+    /// The last report; `None` before the first.
     told: Option<Option<Leader>>,
 }
 
 impl LeaderWatch {
-    /// Who leads: at first as it is, then whenever it has changed, `None` being that nobody does. Changes
-    /// in quick succession may be told as one.
+    /// The leader: at first the current one, then each change; `None` without a leader. Changes in quick
+    /// succession may be reported as one.
     ///
-    /// After [`StoreError::Unavailable`] it may be called again, and goes on with what is so then. It may
-    /// be dropped while it waits.
+    /// After [`StoreError::Unavailable`] it may be called again and continues from the state of that time. The
+    /// future may be dropped while it waits.
     pub async fn next(&mut self) -> Result<Option<Leader>, StoreError> {
         loop {
             if let (false, Some(watch)) = (self.unread, &mut self.watch) {
@@ -353,7 +353,7 @@ impl LeaderWatch {
                     }
                 }
             }
-            // The event says who, the epoch's floor is needed too: both are read.
+            // The event names the leader only. The epoch floor is needed too, so both are read.
             let (revision, leader) = find_leader(&self.client, &self.keys).await?;
             if self.watch.is_none() {
                 let options = WatchOptions {

@@ -1,4 +1,4 @@
-//! The log as it grows, for one that replays it.
+//! The log as it grows, for a standby that replays it.
 
 use super::keys::Keys;
 use super::log::{ReadSize, group, position, seq_of};
@@ -11,7 +11,7 @@ use kvpool_etcd::{Client, Error};
 use std::collections::VecDeque;
 
 impl EtcdStore {
-    /// Follows the log behind `after`. What is cut away before it was told is an error of the watch.
+    /// Follows the log behind `after`. The watch fails if a group is cut before it was delivered.
     pub async fn follow(&self, after: LogSeq) -> Result<LogWatch, StoreError> {
         self.check_open()?;
         let mut follow = LogWatch {
@@ -34,7 +34,7 @@ pub struct LogWatch {
     keys: Keys,
     /// The position that is told next.
     next: LogSeq,
-    /// What was found of the positions from `next` on.
+    /// Groups found at positions from `next` on.
     found: VecDeque<KeyValue>,
     source: Source,
     size: ReadSize,

@@ -214,13 +214,13 @@ const HEAD_BYTES: usize = 1 + 8;
 
 /// The value of a log's key: `u8:form u64:epoch` and then the group, or `u32:pieces` (little-endian).
 ///
-/// The epoch makes the value that of one leader: whoever finds the value that it tried to put knows
-/// that nobody else put it.
+/// The epoch makes the value unique to one leader. A leader that finds the value it tried to put knows that it
+/// put the value itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     /// The group itself.
     Whole(Bytes),
-    /// The group lies in so many pieces.
+    /// The number of pieces of the group.
     Pieces(u32),
 }
 

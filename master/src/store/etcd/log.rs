@@ -1,4 +1,4 @@
-//! The log: a key for each group, and one that holds the last position.
+//! The log: a key for each group, and a key with the last position.
 
 use super::keys::{Entry, Keys, corrupt, decimal, from_decimal};
 use super::write::{WhenFull, Written, settled};
@@ -48,7 +48,7 @@ pub(super) fn seq_of(keys: &Keys, found: &KeyValue) -> Result<LogSeq, StoreError
     })
 }
 
-/// How many groups a read asks for, going by the sizes of those that came before.
+/// How many groups a read asks for, estimated from the sizes of earlier groups.
 #[derive(Debug)]
 pub(super) struct ReadSize(u32);
 
@@ -86,7 +86,7 @@ pub(super) async fn read(
         size.learn(&read.kvs);
         for found in read.kvs {
             let seq = seq_of(keys, &found)?;
-            // What has been cut away meanwhile leaves a gap: the rest is for another call.
+            // A cut in the meantime leaves a gap: another call reads the rest.
             if !groups.is_empty() && seq != next {
                 return Ok(groups);
             }

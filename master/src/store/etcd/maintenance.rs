@@ -1,5 +1,5 @@
-//! Keeping etcd small: it keeps every version of every key until it is told to compact, and the file
-//! does not shrink until it is told to defragment.
+//! Keeps etcd small. etcd keeps every version of every key until a compaction, and its file does not shrink
+//! until a defragmentation.
 
 use super::{EtcdStore, Revision};
 use crate::store::StoreError;
@@ -11,16 +11,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// History is kept for so long. One who follows the log and falls behind it by more reads the log
-/// instead, so it need not be long.
+/// The age at which history is compacted. A standby that falls further behind reads the log instead.
 const KEEP: Duration = Duration::from_secs(2);
-/// It is compacted when this process put so much of it since the last time, or so long ago was that.
+/// A compaction is due after so many bytes put by this process, or after `COMPACT_EVERY`.
 const COMPACT_BYTES: u64 = 16 << 20;
 const COMPACT_EVERY: Duration = Duration::from_secs(60);
 /// How long a compaction or a defragmentation may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// While etcd is full and nothing new can be forgotten, its files are made smaller and it is asked to
-/// take writes again so often all the same: its operator may have raised the quota, or made room.
+/// The interval of rounds (defragmentation, then the alarm) while etcd is full and has no new history to
+/// compact. An operator may have raised the quota or made room.
 const ROUND_EVERY: Duration = Duration::from_secs(30);
 
 /// What [`EtcdStore::maintain`] found and did.
@@ -49,12 +48,12 @@ pub struct Usage {
     pub alarms: Vec<String>,
 }
 
-/// What is known from the times before.
+/// State kept from one call to the next.
 #[derive(Debug, Default)]
 pub(super) struct Upkeep {
     /// The oldest first.
     seen: VecDeque<Seen>,
-    /// What was last compacted at, and when.
+    /// The revision and time of the last compaction.
     compacted: Option<(Instant, Seen)>,
     full: Option<Full>,
 }
@@ -67,9 +66,9 @@ struct Seen {
     written: u64,
 }
 
-/// What is done about a full etcd: a round in which each endpoint is defragmented, and then the alarm
-/// taken back. What an endpoint says is in use does not tell whether it is worth it: it counts what a
-/// compaction freed only after later writes, and a full etcd takes none.
+/// A round against a full etcd: each endpoint is defragmented, then the alarm is disarmed. The size in use
+/// that an endpoint reports cannot decide it. That size counts freed space only after later writes, and
+/// a full etcd takes none.
 #[derive(Debug)]
 struct Full {
     /// When the last round began, or when it was first seen to be full.
@@ -89,7 +88,7 @@ impl Upkeep {
         {
             self.seen.pop_front();
         }
-        // What was put before the first time counts as well.
+        // Bytes put before the first call count as well.
         let none = Seen {
             at: now.at,
             revision: Revision(0),
@@ -143,8 +142,8 @@ impl Upkeep {
 }
 
 impl EtcdStore {
-    /// Does what is due: forgets history, makes an endpoint's file smaller (one a call, etcd's leader
-    /// last), and lets a full etcd take writes again when that made room; none of it where
+    /// Does the maintenance that is due. It compacts history, defragments one endpoint a call (etcd's leader
+    /// last), and disarms the alarm of a full etcd that has room again. It does nothing where
     /// [`EtcdOptions::compact`](super::EtcdOptions::compact) is off. To be called every few
     /// seconds by the leader; also by a candidate whom [`StoreError::NoSpace`] keeps from becoming
     /// one, with epoch 0.
@@ -234,7 +233,7 @@ impl EtcdStore {
         let Some(due) = upkeep.due(now, is_full) else {
             return Ok(None);
         };
-        // Only when the file is to shrink at once it is waited for what is forgotten to be gone.
+        // Only a full etcd waits for the compaction to free its pages: its files shrink next.
         match self.client.compact(due.revision, is_full, PATIENCE).await {
             Ok(()) => {}
             // By another master, or by etcd itself.
@@ -259,8 +258,8 @@ impl EtcdStore {
     }
 }
 
-/// The endpoints in the order in which they are defragmented: who leads etcd should not stop for it
-/// while another has it to do as well.
+/// The endpoints in the order of defragmentation. A defragmentation stops its endpoint, so etcd's leader is
+/// last.
 fn leader_last(statuses: &[(usize, Status)]) -> Vec<(usize, &Status)> {
     let (leaders, others): (Vec<_>, Vec<_>) = statuses
         .iter()

@@ -5,14 +5,13 @@
 //!  others   ─► watch the leader's key; follow the log ◄──────────────────────────────────────┘
 //! ```
 //!
-//! `docs/operations/etcd.md` has the keys. In short: the leader's key is bound to its lease, and a term's
-//! epoch is the revision at which that key was created, so it grows by itself and a transaction can
-//! compare it. `epoch_floor` is added to it, for an etcd that was set up anew behind nodes that know
-//! higher epochs. The log is a key for each group; where it was cut is where its first key lies, so
-//! that cutting only deletes, which etcd allows even when it is full.
+//! `docs/operations/etcd.md` lists the keys. The leader's key is bound to its lease. A term's epoch is the
+//! revision at which that key was created: it only grows, and a transaction can compare it. `epoch_floor`
+//! is added to it, for a new etcd behind nodes that know higher epochs. The log has one key for each group.
+//! Its first key marks the cut, so a cut only deletes keys, which a full etcd still allows.
 //!
-//! * `write` has the fenced transaction and what is done when its outcome is unknown: it is made again
-//!   until it is known, or until the term is abandoned. All are idempotent.
+//! * `write` has the fenced transaction. While its outcome is unknown, the store repeats it until the term is
+//!   abandoned. Every transaction is idempotent.
 //! * `log`, `snapshots`: the log and the snapshots. `election`: leases, the leader, the members.
 //! * `follow`: the log as it grows, for a standby. `maintenance`: keeps etcd small.
 //!
@@ -53,11 +52,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 const FORMAT: u64 = 1;
-/// The most bytes of one value, and of the values of one transaction (but for a single value). etcd takes
-/// requests of 1.5 MiB unless it is told otherwise.
+/// The most bytes of one value, and of the values of one transaction with several values. etcd takes requests
+/// of 1.5 MiB by default.
 const STEP_BYTES: usize = 1 << 20;
-/// The most keys that one transaction puts or ranges that it deletes. etcd takes 128 unless it is told
-/// otherwise.
+/// The most keys that one transaction puts or ranges that it deletes. etcd takes 128 by
+/// default.
 const STEP_KEYS: usize = 100;
 /// How long is waited before what failed is tried again, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));

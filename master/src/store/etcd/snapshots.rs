@@ -1,8 +1,8 @@
 //! Snapshots: the parts of one generation, and a pointer to it for each shard.
 //!
 //! Parts are put under a new generation; then one transaction sets the pointer and deletes the parts of
-//! the generations before. What an interrupted snapshot leaves behind is deleted by the next one of its
-//! shard, and by the sweep with which a term's first snapshot or maintenance begins.
+//! the generations before. The next snapshot of a shard deletes what an interrupted one
+//! left. So does the sweep before a term's first snapshot or maintenance.
 
 use super::keys::{Pointer, corrupt};
 use super::log::{READ_PIECES, span};
@@ -13,7 +13,7 @@ use bytes::Bytes;
 use kvpool_etcd::kv::{Compare, Op};
 use kvpool_types::Epoch;
 
-/// What is known from the snapshots before. Held while one is put: one comes after another.
+/// State kept from one snapshot to the next. Its lock is held during a put, so puts are serial.
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// The term that has swept.

@@ -1,4 +1,4 @@
-//! The transaction that every write of a term is, and what is done until its outcome is known.
+//! The fenced transaction of every write in a term, and its repetition until the outcome is known.
 
 use super::keys::{corrupt, from_decimal};
 use super::{BACKOFF, EtcdStore};
@@ -44,7 +44,7 @@ pub struct Stalled {
     pub reason: String,
 }
 
-/// What is done with a write that etcd has no space for.
+/// How a write behaves while etcd has no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WhenFull {
     Wait,
@@ -81,7 +81,7 @@ const OWN_STEPS: usize = 3;
 
 impl EtcdStore {
     /// Ends a term for this process: pending and later writes of it and of earlier ones answer
-    /// [`StoreError::Unavailable`]. What is on its way may still be done until another term begins.
+    /// [`StoreError::Unavailable`]. A request in flight may still take effect until another term begins.
     pub fn abandon(&self, epoch: Epoch) {
         self.stop
             .send_modify(|stop| stop.abandoned = stop.abandoned.max(epoch));
@@ -189,8 +189,8 @@ impl EtcdStore {
                 Err(Error::NoSpace) if when_full == WhenFull::Fail => {
                     return Err(StoreError::NoSpace);
                 }
-                // etcd looks at its quota once more when it has applied a transaction, and then says that it
-                // is full of one that it has done.
+                // etcd checks its quota again after it has applied a transaction. So it may answer "no space" to
+                // a transaction that it has applied.
                 Err(Error::Unavailable { .. } | Error::NoSpace) => uncertain = true,
                 // Refused without having been done: etcd's users are being changed.
                 Err(_) => {}
@@ -246,7 +246,7 @@ pub(super) fn settled(asked: Epoch, written: Written) -> Result<(), StoreError> 
     }
 }
 
-/// What is added to a revision to get an epoch.
+/// The number added to a revision to get an epoch.
 pub(super) fn floor(epoch_floor: Option<&KeyValue>) -> Result<u64, StoreError> {
     epoch_floor.map_or(Ok(0), |floor| from_decimal("the epoch floor", &floor.value))
 }

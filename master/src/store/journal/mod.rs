@@ -1,4 +1,4 @@
-//! The one writer of the log: groups what is submitted, makes it durable, then calls back.
+//! The only writer of the log: it groups submitted records, makes each group durable, then calls back.
 //!
 //! ```text
 //!  submit ──► queue (bounded in bytes) ──► [journal thread]  encode ─► append ─► callbacks
@@ -8,20 +8,20 @@
 //!                                          [snapshot thread] put_snapshot ─► truncate_log
 //! ```
 //!
-//! Everything that waits when an append ends goes into the next group, so the log keeps up with
-//! any number of callers at the price of one flush a group. A group of which something was answered
-//! from memory is appended by a thread of its own: what comes next is answered meanwhile.
+//! Every submission that waits when an append ends joins the next group. So any number of callers share one
+//! flush a group. The append thread appends a group with submissions that were answered from memory. The
+//! journal answers later submissions meanwhile.
 //!
 //! Architecture invariants:
-//! * Callbacks run under the journal's lock, in the order of the log, each once and after its group
-//!   is durable (but for [`Ack::Memory`]): on the journal's thread, or on the submitter's when it is
-//!   answered from memory, or its thread is lent, and nothing is before it.
-//! * A shard is captured when no append is under way and nothing is gathered: everything appended
-//!   has been applied by its callback then and nothing else, so it is the log's state at the last
-//!   position.
-//! * After an append that failed nothing is appended or acknowledged any more. One that the store had no
-//!   room for has changed nothing: what nobody has been told of is refused, the rest is kept and appended
-//!   when there is room, before anything later.
+//! * Each callback runs once, under the journal's lock and in the order of the log. It runs after its group is
+//!   durable, except for [`Ack::Memory`].
+//! * A callback runs on the journal's thread. With nothing before it, it runs on the submitter's thread if
+//!   that thread is lent or the answer comes from memory.
+//! * A shard is captured while no append is under way and the next group is empty. The callbacks have then
+//!   applied the log through its last position, and nothing else.
+//! * After a failed append the journal appends and acknowledges nothing more.
+//! * A full store changes nothing. The journal then refuses unanswered submissions. It keeps answered ones, and
+//!   records of past events, and appends these first when there is room.
 //!
 //! ADR 0002 says why there is one log and one snapshot for each shard.
 
@@ -46,11 +46,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 pub enum Ack {
     /// Once its records are durable.
     Durable,
-    /// As soon as its turn has come: its records are appended behind that, up to 50 ms later together
-    /// with others, and lost if the master dies before. While the store stalls, what is in the group that
-    /// is being appended and in the next one, up to its full size, is answered so for as long as the stall
-    /// lasts; what comes after it waits. One behind a durable submission waits for it. Room in the queue is
-    /// given back when the records are durable.
+    /// In its turn, before its records are durable. They are appended up to 50 ms later together with others,
+    /// and are lost if the master dies before. While the store stalls, the group under way and the next group,
+    /// up to its full size, are answered so; later submissions wait. A submission behind a durable one waits
+    /// for it. Room in the queue is given back when the records are durable.
     Memory,
 }
 
@@ -84,7 +83,7 @@ impl JournalError {
         matches!(self, Self::Unknown(_) | Self::Died)
     }
 
-    /// The reason alone, for whom the log does not matter.
+    /// The reason alone, for a caller that does not know of the log.
     pub fn told(&self) -> String {
         match self {
             Self::Unknown(error) | Self::Refused(error) => error.to_string(),
@@ -136,11 +135,11 @@ pub struct JournalOptions {
     pub log_bytes: ByteSize,
     /// The log may grow to this many times the size of all snapshots before a shard is captured.
     pub log_ratio: u64,
-    /// Shards are captured together up to so many bytes of snapshots: in a small pool the flushes for a
-    /// snapshot weigh more than what is in it.
+    /// Shards are captured together up to so many bytes of snapshots. In a small pool the flush of a snapshot
+    /// costs more than its bytes.
     pub capture_bytes: ByteSize,
-    /// Whether appends are waited for on a thread of their own, so that the next group is gathered and
-    /// encoded meanwhile. It costs a wake-up, which a store far away is worth.
+    /// Whether every append runs on the append thread, so that the journal gathers the next group meanwhile. It
+    /// costs a wake-up, which pays for a remote store.
     pub appends_aside: bool,
 }
 
@@ -166,9 +165,9 @@ thread_local! {
     static LENT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f` with this thread lent to the journal: what `f` submits is appended here where the journal is
-/// idle, since waking its thread and being woken by it takes about as long as a small put does. For threads
-/// that nobody else waits for, and never from within a runtime.
+/// Runs `f` with this thread lent to the journal: an idle journal appends submissions of `f` on this thread.
+/// Two wake-ups between threads would take about as long as a small put. No other work may wait for this
+/// thread, and it must be outside a runtime.
 pub(crate) fn lend_thread<T>(f: impl FnOnce() -> T) -> T {
     struct Back;
     impl Drop for Back {
@@ -294,10 +293,10 @@ impl Drop for Callback {
 struct Submission {
     records: Vec<Record>,
     ack: Ack,
-    /// Whether they say what has happened already, and are kept until there is room for them.
+    /// Whether the records are of past events: the journal keeps them until the store has room.
     has_happened: bool,
     callback: Callback,
-    /// Room in the queue, given back when the records are durable. `None` for one that came without.
+    /// Room in the queue, given back when the records are durable. `None` for a submission that did not wait.
     room: Option<OwnedSemaphorePermit>,
 }
 
@@ -398,9 +397,9 @@ impl Journal {
         left.map_or(Ok(()), |submission| self.enqueue(submission))
     }
 
-    /// Submits records from code that cannot wait. They are taken even if the queue is full (those
-    /// who can wait then wait the longer), so this is for what is bounded by something else, such
-    /// as removals by the blocks there are. `on_durable` as with [`Journal::submit`].
+    /// Submits records from code that cannot wait. A full queue takes them as well, and
+    /// [`Journal::submit`] waits the longer. So another limit must bound them: the number of blocks bounds
+    /// removals, for example. `on_durable` as with [`Journal::submit`].
     pub fn submit_now(
         &self,
         records: Vec<Record>,
@@ -410,8 +409,8 @@ impl Journal {
         self.submit_at_once(records, ack, false, on_durable);
     }
 
-    /// Submits records of what has happened already, such as that a block was evicted: as
-    /// [`Journal::submit_now`], and while the store has no room they are kept and tried again.
+    /// Submits records of past events, such as an eviction, as [`Journal::submit_now`] does. While the store has
+    /// no room the journal keeps the records and retries.
     pub fn insist(
         &self,
         records: Vec<Record>,
@@ -502,7 +501,7 @@ impl Journal {
             return Some(submission);
         };
         let taken = match worker.try_lock() {
-            // What was sent before may not be overtaken.
+            // A message that was sent earlier comes first.
             Some(mut worker) if self.shared.sender.is_idle() => take(&mut worker, submission),
             _ => Err(submission),
         };

@@ -17,15 +17,15 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// How long records that nobody waits for may wait for others to be appended with. An append takes some
-/// hundred microseconds of processor time however little it has.
+/// How long records without a waiting submitter wait for more records of their group. An append takes some
+/// hundred microseconds of processor time, whatever its size.
 pub(super) const LINGER: Duration = Duration::from_millis(50);
-/// A disk is quick enough to be waited for on a lent thread while it takes no longer.
-const QUICK: Duration = Duration::from_millis(1);
-/// How soon a store that had no room is asked again.
+/// The longest flush that a lent thread waits for.
+const LENT_FLUSH_LIMIT: Duration = Duration::from_millis(1);
+/// The interval at which a full store is asked for room.
 const RETRY: Duration = Duration::from_millis(250);
-/// With so many bytes a group is worth an append: a longer one takes memory and saves little. What comes
-/// last still fits into the 64 KiB that the embedded store would else round up to twice as much.
+/// A group of so many bytes is appended at once: a longer one takes memory and saves little. The last record
+/// still fits into 64 KiB.
 const WORTH: usize = 48 << 10;
 
 /// What the thread is made of.
@@ -78,7 +78,7 @@ pub(super) fn start(
         .name("kvm-journal".into())
         .spawn(move || {
             let queue = Queue { receiver, queued };
-            // Dropped before the queue is: whoever learns that the queue has ended finds out why.
+            // Dropped before the queue, so that a submitter that finds the queue ended finds the reason.
             let ended = ended;
             let closers = run(&worker, &queue);
             drop(worker);
@@ -91,7 +91,7 @@ pub(super) fn start(
     Ok(shared)
 }
 
-/// What has been submitted and not been taken in.
+/// Submissions that the journal has not taken in yet.
 struct Queue {
     receiver: mpsc::Receiver<Message>,
     /// How many: raised before one is sent, lowered once it is taken in.
@@ -99,13 +99,13 @@ struct Queue {
 }
 
 impl Queue {
-    /// Waits for a message, `patience` at most; whether there may be more, and the message.
-    fn wait(&self, patience: Option<Duration>) -> (bool, Option<Message>) {
-        let Some(patience) = patience else {
+    /// Waits for a message, without `timeout` for ever; whether there may be more, and the message.
+    fn wait(&self, timeout: Option<Duration>) -> (bool, Option<Message>) {
+        let Some(timeout) = timeout else {
             let message = self.receiver.recv().ok();
             return (message.is_some(), message);
         };
-        match self.receiver.recv_timeout(patience) {
+        match self.receiver.recv_timeout(timeout) {
             Ok(message) => (true, Some(message)),
             Err(mpsc::RecvTimeoutError::Timeout) => (true, None),
             Err(mpsc::RecvTimeoutError::Disconnected) => (false, None),
@@ -123,18 +123,18 @@ impl Queue {
 
 fn run(worker: &Mutex<Worker>, queue: &Queue) -> Vec<oneshot::Sender<()>> {
     let mut closing = false;
-    let mut patience = None;
+    let mut timeout = None;
     loop {
         let (goes_on, mut next) = if closing {
             let next = queue.next();
             (next.is_some(), next)
         } else {
-            queue.wait(patience)
+            queue.wait(timeout)
         };
         if !goes_on {
             break;
         }
-        // Held for the whole turn: who finds it free finds nothing half done.
+        // Held for the whole turn: a submitter that gets the lock finds no step half done.
         let mut worker = worker.lock();
         while let Some(message) = next {
             closing |= worker.take(message);
@@ -142,13 +142,12 @@ fn run(worker: &Mutex<Worker>, queue: &Queue) -> Vec<oneshot::Sender<()>> {
             next = if worker.is_full() { None } else { queue.next() };
         }
         worker.turn(closing);
-        patience = worker.patience();
+        timeout = worker.timeout();
     }
     worker.lock().end()
 }
 
-/// Says that the journal has ended, also when its thread ends on a fault: nobody is to wait for
-/// it.
+/// Marks the journal as ended, also when its thread ends on a fault, so that no submitter waits for it.
 struct Ended {
     health: Arc<Health>,
     room: Arc<Semaphore>,
@@ -176,7 +175,7 @@ impl Drop for Fault {
     }
 }
 
-/// What is being gathered for the next append.
+/// The group for the next append.
 #[derive(Default)]
 struct Group {
     encoder: Encoder,
@@ -184,7 +183,7 @@ struct Group {
     /// Whether a submission has been answered from memory.
     answered: bool,
     waiting: VecDeque<Waiting>,
-    /// What has been answered from memory, with its room.
+    /// Submissions that were answered from memory, with their room.
     settled: Vec<Settled>,
     /// When the first record came.
     begun: Option<Instant>,
@@ -214,8 +213,8 @@ struct InFlight {
 }
 
 impl Group {
-    /// How much longer the group may wait for more; `None` when there is nothing in it, or somebody
-    /// waits for its end.
+    /// How much longer the group may wait for more records; `None` when it is empty, or a submitter waits for
+    /// it.
     fn lingers(&self) -> Option<Duration> {
         let begun = self.begun.filter(|_| self.waiting.is_empty())?;
         if self.encoder.len() >= WORTH {
@@ -243,12 +242,12 @@ impl Group {
         self.records += records.len();
     }
 
-    /// What is left of two groups, one behind the other, when `error` refuses everything that nobody has
-    /// been told of and that has not happened.
+    /// Joins two consecutive groups after `error`. It keeps answered submissions and past events, and refuses
+    /// all others.
     fn shed(self, next: Self, error: &JournalError) -> Self {
         let mut kept = Self::default();
         for group in [self, next] {
-            // Whatever was answered from memory came before what waits.
+            // Answered submissions came before waiting ones.
             for settled in group.settled {
                 kept.push(&settled.records);
                 kept.settled.push(settled);
@@ -289,7 +288,7 @@ impl Worker {
             return Err(submission);
         }
         let is_first = self.group.begun.is_none();
-        // Should a callback panic, nobody knows what was done and what was not.
+        // After a panic in a callback the journal's state is unknown.
         let guard = Fault(Arc::clone(&self.parts.health));
         self.gather(submission);
         drop(guard);
@@ -303,8 +302,8 @@ impl Worker {
             && self.full_until.is_none()
             && self.group.begun.is_none()
             && self.group.waiting.is_empty();
-        // Whoever lends a thread has other calls behind this one: they do not wait for a slow disk twice.
-        if !idle || self.parts.options.appends_aside || self.last_flush > QUICK {
+        // Other calls of the connection wait behind a lent thread. A slow disk must not hold them as well.
+        if !idle || self.parts.options.appends_aside || self.last_flush > LENT_FLUSH_LIMIT {
             return Err(submission);
         }
         let guard = Fault(Arc::clone(&self.parts.health));
@@ -316,14 +315,14 @@ impl Worker {
 
     /// How long there is nothing to do unless a message comes; `None` for ever. The end of an append
     /// is such a message.
-    fn patience(&self) -> Option<Duration> {
+    fn timeout(&self) -> Option<Duration> {
         if let Some(until) = self.full_until {
             return Some(until.saturating_duration_since(Instant::now()));
         }
         self.group.lingers().filter(|_| self.in_flight.is_none())
     }
 
-    /// Appends what was gathered if that can be done now.
+    /// Appends the group if that is possible now.
     fn turn(&mut self, closing: bool) {
         self.look_at_append();
         if self.is_full() {
@@ -338,14 +337,14 @@ impl Worker {
         }
         if closing {
             self.drain();
-            // What comes later is refused, so that the rest of the queue has an end.
+            // Later submissions are refused, so that the queue has an end.
             self.parts.health.fail(JournalError::Abandoned);
         } else {
             self.take_snapshot();
         }
     }
 
-    /// Ends the other threads; who waits for the end.
+    /// Ends the other threads; answers the callers that wait for the end.
     fn end(&mut self) -> Vec<oneshot::Sender<()>> {
         self.parts.appender.end();
         self.parts.snapshots.end();
@@ -400,7 +399,7 @@ impl Worker {
         self.answer_from_memory();
     }
 
-    /// Answers what need not wait to be durable. It keeps the order behind what must.
+    /// Answers submissions that need not be durable first, in order: none overtakes a durable one.
     fn answer_from_memory(&mut self) {
         let before = self.in_flight.as_ref();
         if before.is_some_and(|before| !before.group.waiting.is_empty()) {
@@ -421,7 +420,7 @@ impl Worker {
         }
     }
 
-    /// The position that what was gathered gets.
+    /// The position that the group gets.
     fn position(&self) -> LogSeq {
         if self.group.encoder.is_empty() {
             self.parts.last
@@ -430,8 +429,8 @@ impl Worker {
         }
     }
 
-    /// Makes what was gathered durable and calls back, or has the append thread do so when something
-    /// was answered from memory already. No append may be under way.
+    /// Makes the group durable and calls back. The append thread does so if a submission of the group was
+    /// answered from memory. No append may be under way.
     fn append(&mut self) {
         let seq = self.position();
         let mut group = std::mem::take(&mut self.group);
@@ -482,7 +481,7 @@ impl Worker {
         self.end_append();
     }
 
-    /// The store had no room for what was handed to it, and has changed nothing.
+    /// Handles a full store, which has changed nothing.
     fn no_room(&mut self, seq: LogSeq, group: Group, error: StoreError) {
         tracing::error!(%error, "the metadata log has no room");
         let error = Arc::new(error);
@@ -567,7 +566,7 @@ impl Worker {
         if !self.parts.retention.is_due() {
             return;
         }
-        // What was answered from memory is in the directory and may not be in the log.
+        // Records that were answered from memory are in the directory and may not be in the log.
         self.drain();
         if self.parts.health.check_room().is_err() {
             return;

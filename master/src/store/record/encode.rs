@@ -10,7 +10,7 @@ use hashbrown::{Equivalent, HashMap};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{ChecksumAlgorithm, Key, KeyRef, NodeName, Version};
 
-/// The most bytes of a snapshot's part, but for the last record of it.
+/// The size at which a part of a snapshot ends: its last record may exceed it.
 const PART_BYTES: usize = 256 << 10;
 
 /// Writes one group of the log or one part of a snapshot.

@@ -9,15 +9,14 @@
 //! place  = varint:entry [varint:namespace u8:form [str:prefix str:suffix]]    of a key
 //! ```
 //!
-//! A key is written as the number of an entry in the group's dictionary (a namespace and what
-//! stands around the digest), which is spelled out where its number is first used, and then 32
-//! bytes of digest or the text. A version is written as its distance from the one before. So a
-//! block of one replica costs about 55 bytes. `shards` is the number of shards that the directory
+//! A key is the number of an entry in the group's dictionary, then 32 bytes of digest or the text. An entry has
+//! a namespace and the text around the digest; it is spelled out at its first use. A version is its
+//! distance from the version before. So a block of one replica costs about 55 bytes. `shards` is the number of shards that the directory
 //! was cut into when a snapshot was made; 0 in the log. The CRC covers everything before it.
 //!
 //! **What a later version may add** (ADR 0020). A new kind of record is *extended*: its fields are a protobuf
-//! message behind its length. A reader that does not know the kind skips it, unless the record is marked as
-//! required: then the reader stops, and names the version that wrote it. A record of an old kind may carry later
+//! message behind its length. A reader that does not know the kind skips it. At a record marked
+//! as required it stops instead, and names the version that wrote the record. A record of an old kind may carry later
 //! fields, marked in its tag: a reader that does not know them skips them.
 
 mod decode;
@@ -132,16 +131,16 @@ pub struct Seed {
     pub seed: u64,
 }
 
-/// Versions below a limit may have been given to grants: later terms begin at it, so that no two
-/// grants of any two terms share a version.
+/// Versions below `until` may have been given to grants. Later terms begin at it, so no two grants ever share
+/// a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionsGranted {
     /// The first version that has not been given.
     pub until: Version,
 }
 
-/// Segment ids below a limit may have been given: new segments get ids from it on, so that no two segments of
-/// any two terms share one.
+/// Segment ids below `until` may have been given. New segments get ids from it on, so no two segments ever
+/// share an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentsGranted {
     /// The first id that has not been given.

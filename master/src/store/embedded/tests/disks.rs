@@ -101,6 +101,154 @@ async fn what_was_acknowledged_is_there_after_the_power_is_cut() {
     }
 }
 
+/// An ext4 filesystem in a file. A copy of the file holds what was flushed.
+fn ext4(files: &Path) -> Option<(PathBuf, Mount)> {
+    let image = files.join("disk");
+    let made = std::fs::File::create(&image).unwrap();
+    made.set_len(64 << 20).unwrap();
+    if !run("mkfs.ext4", &[&"-q", &"-F", &"-b", &"4096", &image]) {
+        return None;
+    }
+    let disk = Mount::image(&image)?;
+    Some((image, disk))
+}
+
+/// The disk as it is after the power is cut now.
+fn cut_power(image: &Path) -> Option<Mount> {
+    let after = image.with_extension("after");
+    std::fs::copy(image, &after).unwrap();
+    Mount::image(&after)
+}
+
+/// A failed flush marks pages of the page cache as clean: no later flush writes them to the disk.
+#[tokio::test]
+async fn groups_that_only_the_page_cache_holds_are_durable_after_a_start_that_reads_them() {
+    let files = tempfile::tempdir().unwrap();
+    let Some((image, disk)) = ext4(files.path()) else {
+        return;
+    };
+    let data = disk.path().join("data");
+    let store = EmbeddedStore::open(&options(&data)).unwrap();
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    for seq in 1..=4 {
+        store.append(epoch, LogSeq(seq), group(seq)).await.unwrap();
+    }
+    drop(store);
+    let segment = data.join("log").join(segment::name(1));
+    std::fs::File::open(&segment).unwrap().sync_all().unwrap();
+    // The disk loses the last frame; the page cache keeps it.
+    let held = std::fs::read(&segment).unwrap();
+    let block = &held[4096..8192];
+    let text = group(4);
+    let at = block.windows(text.len()).position(|w| w == &text[..]);
+    let frame = at.unwrap() - frame::HEAD;
+    let disk_bytes = std::fs::read(&image).unwrap();
+    let on_disk = disk_bytes.chunks(4096).position(|held| held == block);
+    let zeros = vec![0; 4096 - frame];
+    let place = (on_disk.unwrap() * 4096 + frame) as u64;
+    let raw = std::fs::File::options().write(true).open(&image).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&raw, &zeros, place).unwrap();
+    let read_by = |store: EmbeddedStore| async move {
+        let groups = store.read_log(LogSeq(0), u64::MAX).await.unwrap();
+        groups.into_iter().map(|(seq, _)| seq.0).collect::<Vec<_>>()
+    };
+    let store = EmbeddedStore::open(&options(&data)).unwrap();
+    assert_eq!(read_by(store).await, [1, 2, 3, 4]);
+    let Some(after) = cut_power(&image) else {
+        return;
+    };
+    let store = EmbeddedStore::open(&options(&after.path().join("data"))).unwrap();
+    assert_eq!(read_by(store).await, [1, 2, 3, 4]);
+}
+
+/// Without the flush of the directory, the power cut gives the file its old name back.
+#[tokio::test]
+async fn a_power_cut_while_a_spare_becomes_a_segment_leaves_the_log_readable() {
+    let files = tempfile::tempdir().unwrap();
+    let Some((image, disk)) = ext4(files.path()) else {
+        return;
+    };
+    let data = disk.path().join("data");
+    let store = EmbeddedStore::open(&options(&data)).unwrap();
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let mut seq = LogSeq(0);
+    while !data.join("log").join(segment::name(3)).exists() {
+        seq = seq.next();
+        store.append(epoch, seq, group(seq.0)).await.unwrap();
+    }
+    // The cut makes segment 1 the spare. A directory in the place of segment 4 stops the rename.
+    let blocker = data.join("log").join(segment::name(4));
+    std::fs::create_dir(&blocker).unwrap();
+    store.truncate_log(epoch, LogSeq(15)).await.unwrap();
+    assert!(data.join("log/spare").exists());
+    while store
+        .append(epoch, seq.next(), group(seq.next().0))
+        .await
+        .is_ok()
+    {
+        seq = seq.next();
+    }
+    let Some(after) = cut_power(&image) else {
+        return;
+    };
+    let data = after.path().join("data");
+    let _may_be_there = std::fs::remove_dir(data.join("log").join(segment::name(4)));
+    let store = EmbeddedStore::open(&options(&data)).unwrap();
+    let groups = store.read_log(LogSeq(15), u64::MAX).await.unwrap();
+    let found: Vec<_> = groups.into_iter().map(|(seq, _)| seq.0).collect();
+    assert_eq!(found, (16..=seq.0).collect::<Vec<_>>());
+}
+
+/// A crash may come between the rename of a segment and the flush of the directory.
+#[tokio::test]
+async fn a_start_makes_the_names_of_the_segments_durable_before_it_appends() {
+    let files = tempfile::tempdir().unwrap();
+    let Some((image, disk)) = ext4(files.path()) else {
+        return;
+    };
+    let data = disk.path().join("data");
+    drop(EmbeddedStore::open(&options(&data)).unwrap());
+    let (log, first) = (data.join("log"), data.join("log").join(segment::name(1)));
+    std::fs::rename(&first, log.join("spare")).unwrap();
+    files::sync_directory(&log).unwrap();
+    std::fs::rename(log.join("spare"), &first).unwrap();
+    let store = EmbeddedStore::open(&options(&data)).unwrap();
+    store.append(Epoch(0), LogSeq(1), group(1)).await.unwrap();
+    let Some(after) = cut_power(&image) else {
+        return;
+    };
+    let store = EmbeddedStore::open(&options(&after.path().join("data"))).unwrap();
+    assert_eq!(store.log_span().await.unwrap().last, LogSeq(1));
+}
+
+#[tokio::test]
+async fn a_term_begins_on_a_full_disk_and_is_there_at_the_next_start() {
+    let Some(disk) = Mount::memory("1m") else {
+        return;
+    };
+    let directory = disk.path().join("data");
+    let store = EmbeddedStore::open(&options(&directory)).unwrap();
+    let first = store.begin_epoch(Epoch(1)).await.unwrap();
+    store.append(first, LogSeq(1), group(1)).await.unwrap();
+    drop(store);
+    let ballast = disk.path().join("ballast");
+    let mut file = std::fs::File::create(&ballast).unwrap();
+    while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    for restart in 1..=3 {
+        let store = EmbeddedStore::open(&options(&directory)).unwrap();
+        assert_eq!(store.read_log(LogSeq(0), u64::MAX).await.unwrap().len(), 1);
+        let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+        assert_eq!(epoch, Epoch(first.0 + restart));
+    }
+    std::fs::remove_file(&ballast).unwrap();
+    let store = EmbeddedStore::open(&options(&directory)).unwrap();
+    let last = store.begin_epoch(Epoch(1)).await.unwrap();
+    assert_eq!(last, Epoch(first.0 + 4));
+    let fenced = store.append(first, LogSeq(2), group(2)).await.unwrap_err();
+    assert!(matches!(fenced, StoreError::Fenced { .. }), "{fenced}");
+    store.append(last, LogSeq(2), group(2)).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_full_disk_refuses_a_group_whole_and_takes_it_once_there_is_room() {
     let Some(disk) = Mount::memory("2m") else {

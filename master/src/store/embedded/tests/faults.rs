@@ -1,0 +1,116 @@
+//! Files that are missing or cannot be removed, and what a start and the open store make of them.
+
+use super::*;
+
+const BIG: usize = 3000;
+
+/// A store in its first epoch.
+async fn begun(directory: &Path) -> (EmbeddedStore, Epoch) {
+    let store = EmbeddedStore::open(&options(directory)).unwrap();
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    (store, epoch)
+}
+
+/// Appends groups until one of `BIG` bytes does not fit into segment 1; the last position.
+async fn nearly_full(store: &EmbeddedStore, epoch: Epoch, log: &Path) -> LogSeq {
+    let mut seq = LogSeq(0);
+    while !log.join(segment::name(2)).exists() {
+        seq = seq.next();
+        store.append(epoch, seq, group(seq.0)).await.unwrap();
+        store.make_room(BIG as u64).await.unwrap();
+    }
+    seq
+}
+
+#[tokio::test]
+async fn a_segment_that_cannot_be_removed_is_not_forgotten() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, epoch) = begun(directory.path()).await;
+    let log = directory.path().join("log");
+    let last = nearly_full(&store, epoch, &log).await;
+    let (ahead, kept) = (log.join(segment::name(2)), directory.path().join("kept"));
+    std::fs::rename(&ahead, &kept).unwrap();
+    std::fs::create_dir(&ahead).unwrap();
+    let small = Bytes::from_static(b"small");
+    let refused = store.append(epoch, last.next(), small.clone()).await;
+    assert!(refused.is_err());
+    std::fs::remove_dir(&ahead).unwrap();
+    std::fs::rename(&kept, &ahead).unwrap();
+    store.append(epoch, last.next(), small).await.unwrap();
+    assert!(!ahead.exists());
+    drop(store);
+    let store = EmbeddedStore::open(&options(directory.path())).unwrap();
+    assert_eq!(store.log_span().await.unwrap().last, last.next());
+}
+
+#[tokio::test]
+async fn a_start_after_a_cut_keeps_the_segment_that_says_where_the_cut_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, epoch) = begun(directory.path()).await;
+    let log = directory.path().join("log");
+    // Segment 2 is made before the cut, so its head does not say it.
+    let last = nearly_full(&store, epoch, &log).await;
+    store.truncate_log(epoch, last).await.unwrap();
+    let big = Bytes::from(vec![1; BIG]);
+    store.append(epoch, last.next(), big.clone()).await.unwrap();
+    drop(store);
+    for start in 1..=3 {
+        let store = EmbeddedStore::open(&options(directory.path())).unwrap();
+        let span = store.log_span().await.unwrap();
+        assert_eq!((span.cut, span.last), (last, last.next()), "start {start}");
+        let groups = store.read_log(last, u64::MAX).await.unwrap();
+        assert_eq!(groups, [(last.next(), big.clone())], "start {start}");
+    }
+}
+
+#[tokio::test]
+async fn a_spare_that_is_missing_or_short_is_replaced_by_a_new_segment() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, epoch) = begun(directory.path()).await;
+    let log = directory.path().join("log");
+    let mut seq = LogSeq(0);
+    while !log.join(segment::name(3)).exists() {
+        seq = seq.next();
+        store.append(epoch, seq, group(seq.0)).await.unwrap();
+    }
+    store.truncate_log(epoch, LogSeq(15)).await.unwrap();
+    std::fs::remove_file(log.join("spare")).unwrap();
+    while !log.join(segment::name(4)).exists() {
+        seq = seq.next();
+        store.append(epoch, seq, group(seq.0)).await.unwrap();
+    }
+    // A spare of another size is of no use either.
+    store.truncate_log(epoch, seq).await.unwrap();
+    std::fs::write(log.join("spare"), b"short").unwrap();
+    while !log.join(segment::name(5)).exists() {
+        seq = seq.next();
+        store.append(epoch, seq, group(seq.0)).await.unwrap();
+    }
+    drop(store);
+    let store = EmbeddedStore::open(&options(directory.path())).unwrap();
+    assert_eq!(store.log_span().await.unwrap().last, seq);
+}
+
+/// The directory may lie in one that this user may enter and not list.
+#[tokio::test]
+async fn a_directory_whose_parent_cannot_be_listed_is_opened() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    use std::os::unix::fs::PermissionsExt as _;
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("data");
+    let mode = std::fs::Permissions::from_mode(0o300);
+    std::fs::set_permissions(parent.path(), mode).unwrap();
+    // Of this thread only: it does what a user without rights may do.
+    let before = capabilities(None).unwrap();
+    let mut fewer = before;
+    fewer.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+    set_capabilities(None, fewer).unwrap();
+    assert!(std::fs::File::open(parent.path()).is_err());
+    let made = EmbeddedStore::open(&options(&directory)).map(drop);
+    let opened = EmbeddedStore::open(&options(&directory)).map(drop);
+    set_capabilities(None, before).unwrap();
+    let mode = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(parent.path(), mode).unwrap();
+    made.unwrap();
+    opened.unwrap();
+}
