@@ -254,7 +254,7 @@ impl Shared {
                 shared.serve.serve(&connection, admitted);
             });
         if let Err(error) = spawned {
-            tracing::warn!(%error, "no thread could be had for a connection");
+            tracing::warn!(%error, "starting a thread for a connection failed");
             self.close(number);
         }
         Ok(())

@@ -27,7 +27,7 @@ pub fn open() -> Result<Arc<dyn CopyEngine>, GpuError> {
     let cuda = CUDA.get_or_init(|| {
         let opened = Cuda::open();
         if let Err(error) = &opened {
-            tracing::warn!(%error, "GPU buffers are off");
+            tracing::warn!(%error, "GPU buffers are disabled");
         }
         opened.map(Arc::new)
     });

@@ -334,7 +334,7 @@ impl Shared {
     /// Nothing will come any more: ends all there is.
     fn give_up(&self, why: &str) {
         if self.usable.swap(false, Ordering::AcqRel) {
-            tracing::error!(%why, "an RDMA device has failed");
+            tracing::error!(%why, "RDMA device failed");
         }
         for lane in self.all_lanes() {
             lane.close(WorkError::local("device failure", why));

@@ -192,7 +192,7 @@ impl Inner {
         let mut state = self.state.lock();
         let ahead = sequence.wrapping_sub(state.first) as usize;
         let Some(&posted) = state.posted.get(ahead) else {
-            tracing::error!(sequence, "an RDMA completion belongs to no work request");
+            tracing::error!(sequence, "RDMA completion matches no work request");
             return;
         };
         let outcome = judge(posted, completion);

@@ -272,7 +272,7 @@ fn probe(
         } else {
             tracing::warn!(
                 rail = ends.rail.name(),
-                "nothing comes over a pair of RDMA ports: it is left out for a while"
+                "no data arrives over a pair of RDMA ports: the pair enters cooldown"
             );
             ends.rests.failed(ends.pair, Instant::now());
         }

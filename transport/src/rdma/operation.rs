@@ -125,7 +125,7 @@ impl Finished {
                 (finished.done)(finished.outcomes);
             }));
             if told.is_err() {
-                tracing::error!("who waited for an RDMA transfer panicked at its end");
+                tracing::error!("the completion callback of an RDMA transfer panicked");
             }
         }
     }

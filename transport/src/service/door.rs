@@ -115,7 +115,7 @@ impl Door {
                 Ok((events, _)) => events,
                 Err(Errno::INTR) => continue,
                 Err(error) => {
-                    tracing::error!(%error, "connections can no longer be accepted");
+                    tracing::error!(%error, "accepting connections stopped");
                     return;
                 }
             };

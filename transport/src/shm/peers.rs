@@ -165,7 +165,7 @@ impl Shared {
             match rustix::event::poll(&mut polled, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(%error, "processes can no longer be watched");
+                    tracing::error!(%error, "watching client processes failed: exits go unnoticed");
                     return;
                 }
             }
@@ -210,7 +210,7 @@ impl Shared {
             !(process.gone && process.clients.is_empty())
         });
         for peer in freed {
-            tracing::info!(pid = peer.pid, client = %peer.client, "a client's process is gone");
+            tracing::info!(pid = peer.pid, client = %peer.client, "client process exited");
             (self.told)(&peer);
         }
     }
