@@ -133,7 +133,7 @@ trait GivenUp {
 
 impl GivenUp for ControlError {
     fn given_up() -> Self {
-        Self::new(Code::DeadlineExceeded, "the caller gave the call up")
+        Self::new(Code::DeadlineExceeded, "the caller cancelled the call")
     }
 }
 
@@ -167,7 +167,7 @@ impl GivenUp for PutError {
 
 /// A lease that a blocking client holds. See [`crate::Lease`].
 #[derive(Debug)]
-#[must_use = "a lease that nobody needs is better released than left to run out"]
+#[must_use = "release a lease that is no longer needed, instead of letting it expire"]
 pub struct Lease {
     lease: crate::Lease,
     runtimes: Arc<Runtimes>,

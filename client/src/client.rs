@@ -154,7 +154,7 @@ impl Client {
             .unwrap_or_else(|| {
                 Err(PutError::Failed {
                     code: Code::Internal,
-                    message: "a batch of one came to no outcome".to_owned(),
+                    message: "internal fault: a batch of one block has no outcome".to_owned(),
                 })
             })
     }
@@ -206,7 +206,7 @@ impl Client {
         loop {
             let memory = place(length).await.ok_or_else(|| GetError::Failed {
                 code: Code::Internal,
-                message: format!("there is no memory for a block of {length} bytes"),
+                message: format!("the caller provided no memory for a block of {length} bytes"),
             })?;
             let options = GetOptions {
                 timeout: Some(deadline.left()),

@@ -232,7 +232,7 @@ impl Control {
         let soon = Call::by(call.deadline.at_most(READ_ONLY_PATIENCE));
         let told = match self.call(create.clone(), soon).await {
             Err(error) if error.code == Code::NotLeader && self.masters.are_read_only() => {
-                tracing::warn!(%error, "the namespace is made known before the first put");
+                tracing::warn!(%error, "namespace not announced yet, retrying before the first put");
                 *self.untold.lock() = Some(create);
                 return Ok(());
             }
@@ -395,7 +395,9 @@ impl Control {
         heard.map(|()| reply).map_err(|highest| Failed {
             error: ControlError::new(
                 Code::StaleEpoch,
-                format!("kvmaster at {address} is of epoch {epoch}, and {highest} was seen"),
+                format!(
+                    "the master at {address} is in epoch {epoch}; a later epoch {highest} is known"
+                ),
             ),
             leave: true,
             // A leader of an earlier term did it, perhaps while that was still the latest.
@@ -414,7 +416,7 @@ impl Control {
         match Box::pin(self.attempt(route, HelloRequest::default(), call)).await {
             Ok(hello) => tracing::debug!(
                 epoch = hello.epoch,
-                "greeted the master again for a stale epoch"
+                "epoch was stale, handshake with the master repeated"
             ),
             Err(failed) => self.masters.doubt(route, failed.error.code),
         }
@@ -429,7 +431,7 @@ impl Control {
             return Err(ControlError::new(
                 Code::VersionMismatch,
                 format!(
-                    "the master speaks version {}, this client {MIN_VERSION} to {VERSION}",
+                    "the master speaks protocol version {}, this client {MIN_VERSION} to {VERSION}",
                     hello.version
                 ),
             ));
@@ -437,7 +439,7 @@ impl Control {
         let cluster = ClusterId::from_slice(&hello.cluster_id).ok_or_else(|| {
             ControlError::new(
                 Code::Malformed,
-                format!("a cluster id of {} bytes", hello.cluster_id.len()),
+                format!("the cluster id has {} bytes", hello.cluster_id.len()),
             )
         })?;
         let known = u8::try_from(hello.checksum_algorithm)
@@ -447,7 +449,7 @@ impl Control {
             return Err(ControlError::new(
                 Code::VersionMismatch,
                 format!(
-                    "checksum algorithm {} is not known here",
+                    "checksum algorithm {} is unknown to this client",
                     hello.checksum_algorithm
                 ),
             ));

@@ -108,14 +108,14 @@ async fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, T
     match deadline.run(addresses::resolve(address)).await {
         Ok(Ok(found)) => Ok(found),
         Ok(Err(error)) => Err(unreachable(format!("{address}: {error}"))),
-        Err(_) => Err(unreachable(format!(
-            "the name in {address} was not resolved in time"
-        ))),
+        Err(_) => Err(unreachable(format!("resolving {address} timed out"))),
     }
 }
 
 fn nowhere<T>() -> Result<T, TransferError> {
-    Err(unreachable("the node's address names no host".to_owned()))
+    Err(unreachable(
+        "the node's address resolves to no host".to_owned(),
+    ))
 }
 
 fn unreachable(message: String) -> TransferError {

@@ -7,12 +7,10 @@ use kvpool_types::{Code, Length, Offset};
 #[non_exhaustive]
 pub enum ConnectError {
     /// No master is named.
-    #[error(
-        "no master is named: give at least one as http://host:port, or etcd://host:port/cluster"
-    )]
+    #[error("no master given: name at least one as http://host:port, or etcd://host:port/cluster")]
     NoMasters,
     /// A master's address is no address.
-    #[error("{address:?} is no master address (http://host:port): {reason}")]
+    #[error("invalid master address {address:?}: {reason}; write http://host:port")]
     BadAddress {
         /// What was given.
         address: String,
@@ -20,16 +18,16 @@ pub enum ConnectError {
         reason: String,
     },
     /// The machine does not say which boot it is in.
-    #[error("the machine's boot id cannot be read: {0}")]
+    #[error("cannot read this host's boot id: {0}")]
     NoHostId(String),
     /// Only RDMA may be used, and there is none.
-    #[error("only RDMA may be used: {0}")]
+    #[error("the transport is set to RDMA only, and RDMA is not available: {0}")]
     NoRdma(String),
     /// A blocking client's runtime could not be started.
-    #[error("the client's threads cannot be started: {0}")]
+    #[error("cannot start the client's threads: {0}")]
     NoRuntime(String),
     /// No master let the client in.
-    #[error("connecting to {masters}: {source}")]
+    #[error("cannot connect to {masters}: {source}")]
     Refused {
         /// The masters that were tried.
         masters: String,
@@ -56,7 +54,7 @@ pub enum PutError {
     #[error("a block has at least one byte")]
     Empty,
     /// The block is larger than the pool takes.
-    #[error("a block of {length} bytes is over the pool's limit of {limit}")]
+    #[error("a block of {length} bytes exceeds the pool's limit of {limit} bytes")]
     TooLarge {
         /// The block's length.
         length: Length,
@@ -73,7 +71,9 @@ pub enum PutError {
     },
     /// All bytes were written, and the answer to the commit was lost: the block may be visible or
     /// not. Putting it again settles it.
-    #[error("the answer to the commit was lost ({code}: {message}); putting it again settles it")]
+    #[error(
+        "the answer to the commit was lost ({code}: {message}): the block may be visible or not; put it again to be sure"
+    )]
     OutcomeUnknown {
         /// The stable code of the last attempt.
         code: Code,
@@ -91,7 +91,7 @@ pub enum RemoveError {
     Failed(#[from] ControlError),
     /// The answer was lost: the blocks may be gone or not. It was not tried again, since that would
     /// remove what another client has put meanwhile.
-    #[error("the answer to the removal was lost ({0}): what it named may be gone or not")]
+    #[error("the answer to the removal was lost ({0}): the blocks may be removed or not")]
     OutcomeUnknown(ControlError),
 }
 
@@ -100,7 +100,7 @@ pub enum RemoveError {
 #[non_exhaustive]
 pub enum GetError {
     /// The buffers are shorter than the block.
-    #[error("the buffers hold {buffers} bytes and the block has {block}")]
+    #[error("the buffers have {buffers} bytes, the block has {block}")]
     BufferTooSmall {
         /// The buffers' total length.
         buffers: Length,
@@ -108,7 +108,7 @@ pub enum GetError {
         block: Length,
     },
     /// The range does not lie in the block.
-    #[error("{length} bytes from {from} on do not lie in a block of {block} bytes")]
+    #[error("the range of {length} bytes at offset {from} exceeds the block of {block} bytes")]
     OutsideBlock {
         /// Where the range begins.
         from: Offset,
@@ -118,7 +118,7 @@ pub enum GetError {
         block: Length,
     },
     /// No replica lies on this host in reach of shared memory, so there can be no view.
-    #[error("no replica can be viewed from this host: {0}")]
+    #[error("no view is possible from this host: {0}")]
     NotLocal(String),
     /// No replica could be read within the timeout, or the pool refused.
     #[error("{code}: {message}")]

@@ -297,7 +297,7 @@ impl Place {
         if matches!(self, Self::Several) {
             return Err(NotStaged {
                 code: Code::InvalidArgument,
-                message: "the buffers of one block lie on several GPUs".to_owned(),
+                message: "the buffers of one block are on several GPUs".to_owned(),
             });
         }
         Ok(())

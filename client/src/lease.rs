@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Dropped without [`Lease::release`] it ends for each block as this client gets it, and for the others
 /// runs out by itself.
 #[derive(Debug)]
-#[must_use = "a lease that nobody needs is better released than left to run out"]
+#[must_use = "release a lease that is no longer needed, instead of letting it expire"]
 pub struct Lease {
     releases: Arc<Releases>,
     timeout: Duration,

@@ -164,7 +164,7 @@ impl Links {
                 if kind == TransportKind::Shm && self.said.lock().insert(node.incarnation) {
                     tracing::warn!(
                         node = %node.name, path = node.shm_path, %error,
-                        "shared memory of a node on this host is out of reach"
+                        "shared memory of a node on this host is not reachable, using another transport"
                     );
                 }
                 Err(error)
@@ -197,7 +197,7 @@ impl Links {
         let mut last = TransferError {
             code: Code::Unreachable,
             message: format!(
-                "node {} is not on this host, and only shared memory may be used",
+                "node {} is not on this host, and the transport is set to shared memory only",
                 node.name
             ),
         };

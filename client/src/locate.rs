@@ -85,7 +85,7 @@ pub(crate) fn read_nodes(nodes: &[NodeAddress]) -> Result<Vec<Arc<Node>>, Contro
                     shm_path: node.shm_path.clone(),
                     host,
                 })),
-                _ => Err(malformed(format!("node {:?} has a bad id", node.name))),
+                _ => Err(malformed(format!("node {:?} has an invalid id", node.name))),
             }
         })
         .collect()
@@ -112,7 +112,7 @@ pub(crate) fn code_of(raw: u32) -> Code {
 pub(crate) fn malformed(what: impl std::fmt::Display) -> ControlError {
     ControlError::new(
         Code::Malformed,
-        format!("a reply of kvmaster cannot be read: {what}"),
+        format!("malformed reply from the master: {what}"),
     )
 }
 
@@ -140,7 +140,7 @@ fn read_reply(
             Code::Missing => Ok(None),
             other => Err(ControlError::new(
                 other,
-                "the lookup of this key was refused",
+                "the master refused to look up the key",
             )),
         })
         .collect())

@@ -184,7 +184,7 @@ fn set(
 fn unanswered() -> PutError {
     PutError::Failed {
         code: Code::Internal,
-        message: "the put came to no outcome".to_owned(),
+        message: "internal fault: the put has no outcome".to_owned(),
     }
 }
 

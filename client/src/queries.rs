@@ -385,7 +385,7 @@ fn read_description(wire: kvpool_proto::Description) -> Result<Option<Descriptio
         other => {
             return Err(ControlError::new(
                 other,
-                "the description of a key was refused",
+                "the master refused to describe the key",
             ));
         }
     }
@@ -416,7 +416,7 @@ fn read_description(wire: kvpool_proto::Description) -> Result<Option<Descriptio
 
 fn read_node(wire: kvpool_proto::NodeStats) -> Result<NodeStats, ControlError> {
     let incarnation = Incarnation::from_slice(&wire.incarnation)
-        .ok_or_else(|| malformed(format!("node {:?} has a bad id", wire.name)))?;
+        .ok_or_else(|| malformed(format!("node {:?} has an invalid id", wire.name)))?;
     Ok(NodeStats {
         name: wire.name,
         state: wire.state,

@@ -108,7 +108,7 @@ async fn get(
 }
 
 fn report(located: &Located, kind: TransportKind, error: &TransferError) {
-    tracing::warn!(version = %located.version, ?kind, %error, "a range does not match its checksums");
+    tracing::warn!(version = %located.version, ?kind, %error, "checksum mismatch in a range");
 }
 
 /// Why a range was not read.
@@ -164,14 +164,14 @@ async fn read(
     if results.len() != expected.len() {
         return Err(ReadError::Failed(TransferError {
             code: Code::Internal,
-            message: "a link answered other than it was asked".to_owned(),
+            message: "the link's answer does not match the request".to_owned(),
         }));
     }
     for (result, expected) in results.into_iter().zip(expected) {
         let sum = result.map_err(ReadError::Failed)?;
         if sum != expected {
             return Err(ReadError::Failed(mismatch(format!(
-                "a chunk has checksum {sum}, the node says {expected}"
+                "checksum mismatch: a chunk has {sum}, the node recorded {expected}"
             ))));
         }
     }
@@ -185,7 +185,7 @@ fn check_sums(located: &Located, sums: &[Checksum]) -> Result<(), TransferError>
         Ok(())
     } else {
         Err(mismatch(format!(
-            "{} chunk checksums make up {whole}, the block has {}",
+            "checksum mismatch: {} chunk checksums combine to {whole}, the block has {}",
             sums.len(),
             located.checksum
         )))

@@ -296,7 +296,7 @@ impl Releases {
                     .send(held, Call::by(Deadline::after(PATIENCE)).aside())
                     .await
             {
-                tracing::debug!(%error, "leases are left to run out");
+                tracing::debug!(%error, "leases not released, they expire by themselves");
             }
             tokio::time::sleep(GATHER).await;
         }

@@ -34,7 +34,7 @@ pub(crate) async fn send(control: &Control, reports: Vec<Report>, call: Call) {
             .collect(),
     };
     if let Err(error) = control.call(request, call).await {
-        tracing::debug!(%error, count = reports.len(), "replicas that failed are not reported");
+        tracing::debug!(%error, count = reports.len(), "failed replicas not reported to the master");
     }
 }
 

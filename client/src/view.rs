@@ -64,7 +64,8 @@ pub(crate) async fn get_view(
             // after the extent was freed.
             return Err(GetError::Failed {
                 code: Code::NotLeader,
-                message: "kvmaster gives no leases at present, so no view can be taken".to_owned(),
+                message: "the master is read-only and gives no leases; a view needs a lease"
+                    .to_owned(),
             });
         };
         let replica = target.choice.replica.clone();
@@ -115,7 +116,7 @@ pub(crate) async fn get_view(
                 let error = TransferError {
                     code: Code::ChecksumMismatch,
                     message: format!(
-                        "the pinned bytes have checksum {summed}, the block has {}",
+                        "checksum mismatch: the pinned bytes have {summed}, the block has {}",
                         target.located.checksum
                     ),
                 };
@@ -141,6 +142,6 @@ pub(crate) async fn get_view(
 fn late(node: &kvpool_types::NodeName) -> TransferError {
     TransferError {
         code: Code::DeadlineExceeded,
-        message: format!("node {node} did not give the view in time"),
+        message: format!("the view on node {node} timed out"),
     }
 }

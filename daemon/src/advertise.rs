@@ -37,7 +37,7 @@ impl fmt::Display for Advertised {
 pub enum AdvertiseError {
     /// The daemon listens on every interface, and which of its addresses peers reach is not known.
     #[error(
-        "{listen} means every interface and is no address that a peer could connect to: pass \
+        "{listen} means every interface, and no peer can connect to that: pass \
          --advertise HOST:PORT with the address or name by which others reach this host"
     )]
     Unspecified {
@@ -97,7 +97,7 @@ fn from_text(given: &str, port: u16) -> Result<Advertised, AdvertiseError> {
     let (host, port) = match given.rsplit_once(':') {
         None => (given, port),
         Some((host, port)) => match port.parse() {
-            Err(_) => return Err(unparsable("what follows the colon is no port")),
+            Err(_) => return Err(unparsable("the text after the colon is not a port")),
             Ok(0) => return Err(unparsable("no peer can connect to port 0")),
             Ok(port) => (host, port),
         },

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 pub enum BindError {
     /// The text is no address.
     #[error(
-        "`{addr}` is no address for {what}: {reason}; write HOST:PORT, for instance 127.0.0.1:9000, \
+        "`{addr}` is not an address for {what}: {reason}; write HOST:PORT, for example 127.0.0.1:9000, \
          or 0.0.0.0:9000 for every interface"
     )]
     Unparsable {
@@ -23,7 +23,7 @@ pub enum BindError {
     },
     /// Another process listens there.
     #[error(
-        "{addr} is in use, {what} cannot listen on it: stop what listens there (`ss -ltnp` shows it) \
+        "{addr} is in use, {what} cannot listen on it: stop the process that listens there (`ss -ltnp` shows it) \
          or choose another port"
     )]
     InUse {
@@ -34,7 +34,7 @@ pub enum BindError {
     },
     /// The process may not listen there.
     #[error(
-        "not permitted to listen on {addr} for {what}: ports below 1024 need privileges, choose a \
+        "no permission to listen on {addr} for {what}: ports below 1024 need privileges; choose a \
          higher one"
     )]
     NotPermitted {
@@ -45,7 +45,7 @@ pub enum BindError {
     },
     /// The address belongs to another machine.
     #[error(
-        "{addr} is no address of this host, {what} cannot listen on it: listen on one that `ip addr` \
+        "{addr} is not an address of this host, {what} cannot listen on it: choose one that `ip addr` \
          shows, and tell others a different one with --advertise"
     )]
     NotLocal {
@@ -94,19 +94,19 @@ async fn resolve(addr: &str, what: &str) -> Result<SocketAddr, BindError> {
         .rsplit_once(':')
         .ok_or_else(|| unparsable("it has no port".into()))?;
     if port.parse::<u16>().is_err() {
-        return Err(unparsable(format!("`{port}` is no port")));
+        return Err(unparsable(format!("`{port}` is not a port")));
     }
     if host.is_empty() {
         return Err(unparsable("it has no host".into()));
     }
     if host.contains([':', '[', ']']) {
         return Err(unparsable(format!(
-            "`{host}` is no IPv6 address in brackets"
+            "`{host}` is not an IPv6 address in brackets"
         )));
     }
     tokio::net::lookup_host(addr)
         .await
-        .map_err(|error| unparsable(format!("`{host}` cannot be resolved ({error})")))?
+        .map_err(|error| unparsable(format!("cannot resolve `{host}` ({error})")))?
         .next()
         .ok_or_else(|| unparsable(format!("`{host}` has no address")))
 }
@@ -118,7 +118,7 @@ pub fn warn_if_exposed(addr: SocketAddr, authenticated: bool) -> bool {
     if exposed {
         tracing::warn!(
             %addr,
-            "listening beyond loopback without authentication: whoever reaches this port can use it"
+            "listening beyond loopback without authentication: anyone who reaches this port can use the pool"
         );
     }
     exposed

@@ -105,7 +105,7 @@ impl Present {
 
     fn displace(&mut self, number: u64) {
         if let Some(entry) = self.remove(number) {
-            tracing::debug!("too many callers have not said who they are: one is displaced");
+            tracing::debug!("too many callers before hello, closing the oldest");
             entry.displaced.notify_one();
         }
     }

@@ -60,7 +60,7 @@ pub enum ConfigError {
         expected: String,
     },
     /// A setting holds a value that it cannot have.
-    #[error("bad value for `{key}` in {origin}: {reason}")]
+    #[error("invalid value for `{key}` in {origin}: {reason}")]
     BadValue {
         /// The dotted key.
         key: String,
@@ -234,7 +234,7 @@ fn explain(error: figment::Error) -> ConfigError {
         Kind::UnknownVariant(found, expected) => ConfigError::BadValue {
             key: path.join("."),
             origin,
-            reason: format!("`{found}` is none of its choices, {}", one_of(expected)),
+            reason: format!("`{found}` is not one of {}", one_of(expected)),
         },
         kind => ConfigError::BadValue {
             key: path.join("."),

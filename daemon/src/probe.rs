@@ -144,7 +144,7 @@ pub async fn serve(
             }
             Err(error) => {
                 // Most likely there are no descriptors left. Callers hold some.
-                tracing::warn!(%error, "an HTTP connection could not be accepted");
+                tracing::warn!(%error, "cannot accept an HTTP connection");
                 if !callers.displace_oldest() {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -198,11 +198,11 @@ async fn converse(stream: TcpStream, router: Router, caller: Caller, places: Arc
     tokio::select! {
         ended = tokio::time::timeout(LONGEST, connection) => match ended {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "an HTTP connection failed"),
-            Err(_) => tracing::debug!("an HTTP connection was not over in {LONGEST:?}"),
+            Ok(Err(error)) => tracing::debug!(%error, "HTTP connection failed"),
+            Err(_) => tracing::debug!("HTTP connection closed: still open after {LONGEST:?}"),
         },
         () = caller.displaced() => {}
-        () = silent => tracing::debug!("no request came in {HEAD:?}"),
+        () = silent => tracing::debug!("HTTP connection closed: no request within {HEAD:?}"),
     }
 }
 

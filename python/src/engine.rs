@@ -450,7 +450,7 @@ fn way(write: bool) -> Way {
 fn seconds(timeout: f64) -> PyResult<Duration> {
     if timeout.is_nan() || timeout < 0.0 {
         return Err(PyValueError::new_err(format!(
-            "a timeout of {timeout} s is none"
+            "{timeout} s is not a valid timeout"
         )));
     }
     Ok(Duration::from_secs_f64(timeout.min(MAX_TIMEOUT)))
@@ -458,7 +458,7 @@ fn seconds(timeout: f64) -> PyResult<Duration> {
 
 fn no_memory(address: usize, length: u64) -> PyErr {
     PyValueError::new_err(format!(
-        "{length} bytes at {address:#x} are not memory that this process can use so"
+        "{length} bytes at {address:#x} are not memory of this process with the needed access"
     ))
 }
 

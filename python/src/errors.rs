@@ -46,8 +46,7 @@ impl Fault {
             code: "forked",
             is_retryable: false,
             is_connecting: false,
-            message: "the pool was connected by the process that this one was forked from"
-                .to_owned(),
+            message: "the parent process of this fork connected the pool".to_owned(),
         }
     }
 
@@ -55,7 +54,7 @@ impl Fault {
     pub(crate) fn fork_of(parent: u32) -> Self {
         Self {
             message: format!(
-                "this process is a fork of process {parent}, which had connections at the time; connect \
+                "this process is a fork of process {parent}, which had connections when it forked; connect \
                  after the fork alone, or start processes by spawn"
             ),
             ..Self::forked()

@@ -85,7 +85,7 @@ fn with_key<T>(
         }
         Some(Err(error)) => {
             return Ok(Err(Fault::invalid(format!(
-                "a key is no Unicode text: {error}"
+                "a key must be valid Unicode: {error}"
             ))));
         }
     };

@@ -53,7 +53,7 @@ impl Registered {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegisterError {
     /// It is empty, or no memory can be there.
-    #[error("{length} bytes at {address:#x} cannot be memory")]
+    #[error("{length} bytes at {address:#x} are not a valid memory range")]
     NoMemory {
         /// Where it would begin.
         address: usize,
@@ -61,7 +61,7 @@ pub(crate) enum RegisterError {
         length: u64,
     },
     /// The system refused, for one because it cannot lock so much memory.
-    #[error("memory cannot be registered: {0}")]
+    #[error("cannot register memory: {0}")]
     Refused(#[from] std::io::Error),
 }
 

@@ -414,7 +414,7 @@ impl Pool {
         let limit = client.limits().max_block;
         if length > limit.0 {
             let message =
-                format!("{length} bytes are over the pool's limit of {limit} for a block");
+                format!("a block of {length} bytes exceeds the pool's limit of {limit} bytes");
             return Err(Fault::invalid(message).into());
         }
         let room = Unwritten::new(py, Length(length))?;
@@ -517,7 +517,7 @@ impl Pool {
             Code::Leased => Err(Fault::new(code, "a lease or a pin protects the block")),
             other => Err(Fault::new(
                 other,
-                "no answer came: the block may be gone or not",
+                "no answer: the block may be removed or not",
             )),
         });
         let outcomes = merge(plan, outcomes.collect());

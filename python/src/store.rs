@@ -58,7 +58,7 @@ impl ObjectStore {
             0 => Ok(None),
             process if process == std::process::id() => Ok(self.pool.read().clone()),
             process => Err(PyRuntimeError::new_err(format!(
-                "this store was set up in process {process}, of which this is a fork; start processes by spawn, or make stores after the fork alone"
+                "process {process} set up this store, and this process is its fork; start processes by spawn, or create stores after the fork"
             ))),
         }
     }

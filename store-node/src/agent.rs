@@ -115,7 +115,7 @@ impl Agent {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the agent's thread panicked");
+            tracing::error!("the master session's thread panicked");
         }
     }
 }
@@ -124,8 +124,13 @@ impl Agent {
 /// it; the thread's own runtime is what keeps it apart from the data port.
 fn run_sooner() {
     match rustix::process::setpriority_process(None, NICE) {
-        Ok(()) => tracing::debug!(nice = NICE, "the agent's thread runs before others"),
-        Err(error) => tracing::debug!(%error, "the agent's thread has no raised priority"),
+        Ok(()) => tracing::debug!(
+            nice = NICE,
+            "raised the priority of the master session's thread"
+        ),
+        Err(error) => {
+            tracing::debug!(%error, "cannot raise the priority of the master session's thread")
+        }
     }
 }
 
@@ -166,7 +171,7 @@ impl Context {
                     tracing::warn!(
                         master,
                         why,
-                        "this incarnation is over: the node begins anew, empty"
+                        "the master ended this incarnation: the node starts a new one, without blocks"
                     );
                     if !keep_cluster {
                         self.seen = Seen::default();
@@ -175,11 +180,11 @@ impl Context {
                     Before::Anew(&master, backoff.next(GONE))
                 }
                 End::Again(why) => {
-                    tracing::info!(master, why, "registering again");
+                    tracing::info!(master, why, "registering with the master again");
                     Before::Anew(&master, backoff.next(GONE))
                 }
                 End::Failed(failure) => {
-                    tracing::warn!(master, error = %failure, "the session has ended");
+                    tracing::warn!(master, error = %failure, "session with the master ended");
                     leader.push_str(failure.not_leader().unwrap_or_default());
                     Before::Lost(&master)
                 }

@@ -116,11 +116,14 @@ impl Config {
         if !(ratio > 0.0 && ratio <= 1.0) {
             return invalid(
                 "max_held_ratio",
-                format!("{ratio} is not above 0 and at most 1"),
+                format!("{ratio}: the ratio must be above 0 and at most 1"),
             );
         }
         if self.no_rdma && !self.rdma_device.is_empty() {
-            return invalid("rdma_device", "RDMA is switched off by no_rdma");
+            return invalid(
+                "rdma_device",
+                "no_rdma switches RDMA off: remove one of the two settings",
+            );
         }
         self.rdma_options()
             .validate()
@@ -129,7 +132,10 @@ impl Config {
                 problem: error.to_string(),
             })?;
         if self.max_connections == 0 {
-            return invalid("max_connections", "0 would let nobody in");
+            return invalid(
+                "max_connections",
+                "0 would refuse every connection: set 1 or more",
+            );
         }
         Ok(())
     }
@@ -149,7 +155,7 @@ impl Config {
         if self.segment.is_empty() {
             return invalid(
                 "segment",
-                "a node contributes at least one segment of memory: pass for instance --segment 8GiB",
+                "a node needs at least one segment of memory: pass for example --segment 8GiB",
             );
         }
         let (unit, what) = if self.hugepages {
@@ -173,7 +179,7 @@ impl Config {
             .iter()
             .try_fold(0u64, |sum, size| sum.checked_add(size.0));
         if total.is_none() {
-            return invalid("segment", "all segments together have over 2^64 bytes");
+            return invalid("segment", "all segments together exceed 2^64 bytes");
         }
         Ok(())
     }
@@ -200,7 +206,7 @@ impl Config {
                 return invalid(
                     "master",
                     format!(
-                        "`{master}` is no address: write http://HOST:PORT, or etcd://HOST:PORT/CLUSTER"
+                        "`{master}` is not an address: write http://HOST:PORT, or etcd://HOST:PORT/CLUSTER"
                     ),
                 );
             }
@@ -237,7 +243,9 @@ fn check_name(name: &str) -> Result<(), InvalidSetting> {
     if name.len() > 64 || name.starts_with('.') || !name.chars().all(fits) {
         return invalid(
             "name",
-            format!("`{name}`: a name has 1 to 64 letters, digits, `-`, `_` or `.`, none first"),
+            format!(
+                "`{name}`: a name has 1 to 64 letters, digits, `-`, `_` or `.`, and does not start with `.`"
+            ),
         );
     }
     Ok(())

@@ -40,12 +40,12 @@ async fn run() -> anyhow::Result<()> {
     let node = tokio::select! {
         node = Node::start(config) => node?,
         signal = &mut shutdown => {
-            tracing::info!(%signal, "stopped before it served");
+            tracing::info!(%signal, "received a signal during start, stopping");
             return Ok(());
         }
     };
     let signal = shutdown.await;
-    tracing::info!(%signal, "draining");
+    tracing::info!(%signal, "received a signal, draining");
     node.drain().await;
     Ok(())
 }

@@ -49,25 +49,37 @@ impl Metrics {
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new_custom(Some("kvpool_node".into()), None)?;
         let metrics = Self {
-            read_bytes: IntCounter::new("read_bytes_total", "Bytes of blocks served.")?,
-            written_bytes: IntCounter::new("written_bytes_total", "Bytes of blocks taken.")?,
+            read_bytes: IntCounter::new("read_bytes_total", "Bytes of blocks that clients read.")?,
+            written_bytes: IntCounter::new(
+                "written_bytes_total",
+                "Bytes of blocks that clients wrote.",
+            )?,
             refused: IntCounterVec::new(
-                Opts::new("refused_total", "Requests refused, by stable code."),
+                Opts::new("refused_total", "Requests refused, by error code."),
                 &["code"],
             )?,
             verified: IntCounterVec::new(
-                Opts::new("verified_total", "Blocks checked again for a master."),
+                Opts::new(
+                    "verified_total",
+                    "Blocks whose checksum was verified again at the master's request.",
+                ),
                 &["outcome"],
             )?,
             lateness: Gauge::new(
                 "heartbeat_lateness_seconds",
-                "How late the last heartbeat left.",
+                "Delay of the last heartbeat behind its schedule.",
             )?,
-            sessions: IntCounter::new("sessions_total", "Welcomes by a master.")?,
-            session_open: IntGauge::new("session_open", "Whether a master hears this node.")?,
+            sessions: IntCounter::new("sessions_total", "Sessions that a master accepted.")?,
+            session_open: IntGauge::new(
+                "session_open",
+                "1 while the node has a session with a master, else 0.",
+            )?,
             heartbeats: IntCounter::new("heartbeats_total", "Heartbeats sent.")?,
-            fenced: IntCounter::new("fenced_total", "Fence tickets reported.")?,
-            segment_bytes: IntGauge::new("segment_bytes", "Memory contributed.")?,
+            fenced: IntCounter::new("fenced_total", "Fence tickets answered to the master.")?,
+            segment_bytes: IntGauge::new(
+                "segment_bytes",
+                "Bytes of memory that the node contributes.",
+            )?,
             registry,
         };
         let collectors: [Box<dyn Collector>; 10] = [
@@ -133,23 +145,41 @@ impl Metrics {
 type Reading = fn(&Census) -> u64;
 
 const READINGS: [(&str, &str, Reading); 9] = [
-    ("receives", "Receives over TCP in progress.", |c| c.receives),
-    ("holds", "Announced shared-memory writes.", |c| c.holds),
-    ("pins", "Pins of views.", |c| c.pins),
-    ("held_bytes", "Bytes of announced writes and views.", |c| {
-        c.held.0
-    }),
-    ("boards", "Pin boards of connections.", |c| c.boards),
+    ("receives", "TCP receives in progress.", |c| c.receives),
+    (
+        "holds",
+        "Announced writes (shared memory and RDMA) in progress.",
+        |c| c.holds,
+    ),
+    ("pins", "Pins of views in place.", |c| c.pins),
+    (
+        "held_bytes",
+        "Bytes held by announced writes and by views.",
+        |c| c.held.0,
+    ),
+    (
+        "boards",
+        "Pin boards, at most one per shared-memory connection.",
+        |c| c.boards,
+    ),
     (
         "over_cap",
-        "Processes that hold more than one may, by pins on boards.",
+        "Client processes whose pins on boards exceed max_held_ratio.",
         |c| c.over_cap,
     ),
-    ("fence_waiting", "Fence tickets that wait.", |c| c.tickets),
-    ("extents", "Written extents.", |c| c.records),
-    ("floors", "Ranges kept to refuse closed grants.", |c| {
-        c.floors
+    (
+        "fence_waiting",
+        "Fence tickets that wait for a write or a view to end.",
+        |c| c.tickets,
+    ),
+    ("extents", "Extents that hold a written block.", |c| {
+        c.records
     }),
+    (
+        "floors",
+        "Fenced ranges that the node remembers to refuse late writes.",
+        |c| c.floors,
+    ),
 ];
 
 /// Gauges that are read from the store when they are asked for.
@@ -167,7 +197,7 @@ impl Watch {
             .collect::<Result<_, prometheus::Error>>()?;
         Ok(Self {
             store,
-            epoch: IntGauge::new("epoch", "The present epoch.")?,
+            epoch: IntGauge::new("epoch", "The epoch of the node's last session.")?,
             gauges,
         })
     }

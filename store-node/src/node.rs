@@ -38,7 +38,7 @@ pub enum StartError {
     #[error(transparent)]
     Setting(#[from] InvalidSetting),
     /// There is no memory for a segment.
-    #[error("segment {index} of {size}: {source}")]
+    #[error("cannot allocate segment {index} ({size}): {source}")]
     Segment {
         /// Which of the configured segments, from 0 on.
         index: usize,
@@ -55,9 +55,9 @@ pub enum StartError {
     Advertise(#[from] AdvertiseError),
     /// Only this host reaches the node, and a master is on another.
     #[error(
-        "only this host can reach {advertised}, and {master} is not on it: pass --listen \
+        "{advertised} is reachable from this host only, and the master {master} is on another: pass --listen \
          0.0.0.0:{port} and --advertise HOST, the name or address by which others reach this host; \
-         or --advertise {advertised} if all workers are on this one"
+         or --advertise {advertised} if all workers are on this host"
     )]
     OutOfReach {
         /// What others would be told to connect to.
@@ -68,7 +68,7 @@ pub enum StartError {
         master: String,
     },
     /// The Unix socket cannot be served.
-    #[error("the Unix socket {}: {source}; choose another with --shm-path, or pass --no-shm", path.display())]
+    #[error("cannot serve the Unix socket {}: {source}; choose another path with --shm-path, or pass --no-shm", path.display())]
     Socket {
         /// Where it was to be.
         path: PathBuf,
@@ -76,7 +76,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// RDMA was asked for and cannot be had.
-    #[error("RDMA: {0}")]
+    #[error("cannot use RDMA as configured: {0}; check --rdma-device, or pass --no-rdma")]
     Rdma(String),
     /// The machine's boot id, by which clients know that they share memory with the node, is missing.
     #[error("{0}")]
@@ -137,7 +137,7 @@ impl Node {
             tracing::warn!(
                 advertised,
                 master,
-                "only workers on this host can use this node"
+                "the advertised address is loopback: only workers on this host can use this node"
             );
         }
         warn_if_exposed(data_address, false);
@@ -181,7 +181,7 @@ impl Node {
                 },
             },
         )
-        .map_err(system("the agent's thread"))?;
+        .map_err(system("the master session's thread"))?;
         let agent = Arc::new(parking_lot::RwLock::new(Some(agent)));
 
         let (stop_http, mut stopped) = watch::channel(false);
@@ -281,8 +281,8 @@ impl Node {
         self.stop_http.send_replace(true);
         match (&mut self.http_task).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the HTTP port failed"),
-            Err(error) => tracing::error!(%error, "the HTTP port's task failed"),
+            Ok(Err(error)) => tracing::warn!(%error, "HTTP server failed"),
+            Err(error) => tracing::error!(%error, "HTTP server's task failed"),
         }
         tracing::info!(cut_off = !(idle && ended), "kvstore-node stopped");
         idle && ended
@@ -299,7 +299,7 @@ impl Node {
                     receives = census.receives,
                     holds = census.holds,
                     pins = census.pins,
-                    "work in progress is cut off"
+                    "drain timeout passed, cutting off work in progress"
                 );
                 return false;
             }
@@ -336,7 +336,7 @@ struct Probes {
 impl Health for Probes {
     fn healthy(&self) -> Result<(), String> {
         match &*self.agent.read() {
-            Some(agent) if !agent.is_alive() => Err("the agent's thread has ended".into()),
+            Some(agent) if !agent.is_alive() => Err("the master session's thread has ended".into()),
             _ => Ok(()),
         }
     }
@@ -406,7 +406,7 @@ async fn serve_rdma(store: &Store, config: &Config) -> Result<Option<Arc<Serving
         for whole in &memory {
             serving.register(whole).map_err(|error| {
                 format!(
-                    "{} of memory cannot be registered: {error} (is `ulimit -l` unlimited?)",
+                    "cannot register {} of memory: {error} (`ulimit -l` must allow it)",
                     ByteSize(whole.length().0)
                 )
             })?;

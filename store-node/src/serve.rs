@@ -228,7 +228,7 @@ impl Store {
 
     fn refuse(&self, refused: Refused) -> Refused {
         self.shared.metrics.refused(refused.code);
-        tracing::debug!(code = %refused.code, refused.message, "refused");
+        tracing::debug!(code = %refused.code, refused.message, "request refused");
         refused
     }
 
@@ -498,7 +498,7 @@ impl Host for Store {
 
     fn peer_gone(&self, peer: &Peer) {
         let key = PeerKey::from(peer);
-        tracing::debug!(peer = %key, "gone, and what it held is free");
+        tracing::debug!(peer = %key, "client is gone, its writes and pins are released");
         self.change(|fence| fence.peer_gone(key));
     }
 

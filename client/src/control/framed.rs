@@ -82,7 +82,7 @@ impl Framed {
         let limit = deadline.at_most(CONNECT_TIMEOUT);
         let opened = limit.run(self.open(greeting(), limit));
         let opened = opened.await.unwrap_or_else(|_| {
-            let why = "kvmaster did not greet back in time";
+            let why = "the master did not answer the hello in time";
             Err(ControlError::new(Code::Unreachable, why))
         });
         match opened {
@@ -95,7 +95,7 @@ impl Framed {
                 if !self.told.swap(true, Ordering::AcqRel) {
                     tracing::warn!(
                         master = self.address, %error,
-                        "no framed connection to this master: gRPC is used for all calls, which take longer"
+                        "framed connection failed, using gRPC for all calls (slower)"
                     );
                 }
                 *not_before = Some(Instant::now() + AGAIN);
@@ -206,7 +206,7 @@ pub(super) async fn call(
         if deadline.has_passed() {
             return Err(TransferError {
                 code: Code::DeadlineExceeded,
-                message: "it was not answered in time".to_owned(),
+                message: "no answer in time".to_owned(),
             });
         }
         let there = deadline.at_most(PING_TIMEOUT).run(channel.ping(epoch));
@@ -224,7 +224,7 @@ pub(super) async fn call(
 fn silent() -> TransferError {
     TransferError {
         code: Code::Unreachable,
-        message: "it does not answer".to_owned(),
+        message: "the master does not answer".to_owned(),
     }
 }
 

@@ -67,7 +67,7 @@ impl Known {
         if epoch > before {
             Counting::one(&self.counting.epochs_seen);
             self.locations.purge_all();
-            tracing::info!(%epoch, %before, master = address, "a new term of the master");
+            tracing::info!(%epoch, %before, master = address, "new term: the master's epoch changed");
         }
         Ok(())
     }

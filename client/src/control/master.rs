@@ -75,7 +75,7 @@ impl Master {
             reason,
         };
         let Some(authority) = address.strip_prefix("http://") else {
-            return Err(bad("it does not begin with http://".to_owned()));
+            return Err(bad("it does not start with http://".to_owned()));
         };
         let endpoint = Endpoint::from_shared(address.to_owned())
             .map_err(|error| bad(error.to_string()))?

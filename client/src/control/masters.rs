@@ -110,7 +110,7 @@ struct State {
     probe_at: Instant,
     searched_at: Option<Instant>,
     discovered_at: Option<Instant>,
-    /// Why etcd did not say where the masters are, the last time.
+    /// Why master discovery through etcd failed, the last time.
     undiscovered: Option<String>,
     /// Where the next search begins.
     turn: usize,
@@ -268,7 +268,8 @@ impl Masters {
         }
         let master = Master::new(address, self.spin, &self.background);
         let master = master.map(Arc::new);
-        let master = master.inspect_err(|error| tracing::warn!(%error, "a master's address"));
+        let master =
+            master.inspect_err(|error| tracing::warn!(%error, "invalid master address, ignored"));
         state.masters.extend(master.as_ref().ok().cloned());
         master.ok()
     }
@@ -338,7 +339,7 @@ impl Masters {
             why.message = format!("{}; {more}", why.message);
         }
         if state.nobody.as_ref() != Some(&why) {
-            tracing::debug!(%why, "no master can be called");
+            tracing::debug!(%why, "no usable master");
         }
         state.nobody = Some(why);
         state.seeking = state.waiting > 0 && !state.usable;
@@ -354,7 +355,7 @@ impl Masters {
                 master = route.master.address,
                 leader = route.leader.as_ref().map(|leader| &leader.address),
                 read_only = route.read_only,
-                "this is where calls go now"
+                "route to the leader changed"
             );
         }
         state.routes += 1;
@@ -432,8 +433,8 @@ impl Masters {
                         }
                     }
                     Err(error) => {
-                        tracing::debug!(%error, "etcd did not say where the masters are");
-                        let why = format!("etcd does not say where they are: {error}");
+                        tracing::debug!(%error, "master discovery through etcd failed");
+                        let why = format!("master discovery through etcd failed: {error}");
                         masters.state.lock().undiscovered = Some(why);
                     }
                 }

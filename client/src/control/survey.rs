@@ -35,10 +35,7 @@ pub(crate) async fn survey(
         let found = location.masters(timeout).await;
         let found = found.map_err(|error| refused(address, error.to_string()))?;
         if found.is_empty() {
-            return Err(refused(
-                address,
-                "no kvmaster is announced there".to_owned(),
-            ));
+            return Err(refused(address, "no master is announced there".to_owned()));
         }
         given.extend(found);
     }

@@ -35,7 +35,7 @@ pub(super) fn judge(
         _ => Judged::Wrong(TransferError {
             code: Code::ChecksumMismatch,
             message: format!(
-                "the bytes read have checksum {checksum}, the block has {}",
+                "checksum mismatch: the bytes read have {checksum}, the block has {}",
                 located.checksum
             ),
         }),

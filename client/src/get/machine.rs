@@ -166,15 +166,21 @@ impl<'a> GetBatch<'a> {
             let released = self.inner.releases.send(self.holding.take(), Call::by(by));
             match by.at_most(RELEASE_PATIENCE).run(released).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(%error, "leases are left to run out"),
-                Err(Passed) => tracing::debug!("no answer to a release is waited for any longer"),
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "leases not released, they expire by themselves")
+                }
+                Err(Passed) => tracing::debug!("release not confirmed in time"),
             }
         }
         self.items
             .into_iter()
             .map(|item| {
-                item.outcome
-                    .unwrap_or_else(|| Err(failed(Code::Internal, "the get came to no outcome")))
+                item.outcome.unwrap_or_else(|| {
+                    Err(failed(
+                        Code::Internal,
+                        "internal fault: the get has no outcome",
+                    ))
+                })
             })
             .collect()
     }
@@ -335,7 +341,7 @@ impl<'a> GetBatch<'a> {
             };
             let Some(choice) = item.tried.choose(&located, &inner.links) else {
                 if inner.reaches_none(&located) {
-                    let message = "only shared memory may be used, and no replica is on this host";
+                    let message = "the transport is set to shared memory only, and no replica is on this host";
                     self.settle(at, Err(failed(Code::Unreachable, message)));
                 } else {
                     again.push(at);
@@ -455,7 +461,7 @@ impl<'a> GetBatch<'a> {
                     Counting::one(&self.inner.counting.leases_outrun);
                     TransferError {
                         code: Code::LeaseEnded,
-                        message: "the lease ended before the read did".to_owned(),
+                        message: "the lease expired during the read".to_owned(),
                     }
                 }
                 Judged::Wrong(error) => error,
@@ -469,7 +475,7 @@ impl<'a> GetBatch<'a> {
                 Counting::one(&self.inner.counting.checksum_mismatches);
                 tracing::warn!(
                     node = %done.node.name, extent = ?located.replica(segment).map(|r| r.extent),
-                    version = %located.version, "the bytes read do not match their checksum"
+                    version = %located.version, "checksum mismatch, trying another replica"
                 );
             }
             if verdict == Next::ReportUnreachable {
@@ -576,6 +582,6 @@ fn failed(code: Code, message: impl Into<String>) -> GetError {
 fn overdue(node: &Node) -> TransferError {
     TransferError {
         code: Code::DeadlineExceeded,
-        message: format!("node {} did not end the transfer in time", node.name),
+        message: format!("the transfer from node {} timed out", node.name),
     }
 }

@@ -97,7 +97,7 @@ impl Staging {
             return Err(NotStaged {
                 code: Code::TooLarge,
                 message: format!(
-                    "a block of {length} bytes is over the staging memory for GPUs, {}",
+                    "a block of {length} bytes exceeds the GPU staging memory, {}",
                     self.budget
                 ),
             });
@@ -105,7 +105,7 @@ impl Staging {
         let waiting = Arc::clone(&self.room).acquire_many_owned(pages);
         let room = deadline.run(waiting).await.map_err(|_| NotStaged {
             code: Code::DeadlineExceeded,
-            message: "no staging memory for a GPU's blocks became free in time".to_owned(),
+            message: "no GPU staging memory became free in time".to_owned(),
         })?;
         let Ok(room) = room else {
             unreachable!("invariant: the semaphore is never closed")
@@ -147,7 +147,7 @@ impl Staging {
             let registered = fabric.register_buffer(&memory.whole());
             registered.map_err(|error| NotStaged {
                 code: Code::Internal,
-                message: format!("staging memory cannot be registered for RDMA: {error}"),
+                message: format!("cannot register GPU staging memory for RDMA: {error}"),
             })
         });
         Ok(Piece {
@@ -202,7 +202,7 @@ impl Staged {
             if deadline.has_passed() {
                 return Err(NotStaged {
                     code: Code::DeadlineExceeded,
-                    message: "the time was over before the GPU's copy began".to_owned(),
+                    message: "the deadline passed before the GPU copy began".to_owned(),
                 });
             }
             copy(&*taken.staging.engine, taken.device).map_err(NotStaged::from)
@@ -236,7 +236,7 @@ impl From<GpuError> for NotStaged {
 fn panicked(error: &tokio::task::JoinError) -> NotStaged {
     NotStaged {
         code: Code::Internal,
-        message: format!("a copy of a GPU's memory failed: {error}"),
+        message: format!("a GPU copy failed: {error}"),
     }
 }
 

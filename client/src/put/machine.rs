@@ -642,6 +642,6 @@ fn transfer_failed(error: TransferError) -> PutError {
 fn overdue(node: &kvpool_types::NodeName) -> TransferError {
     TransferError {
         code: Code::DeadlineExceeded,
-        message: format!("node {node} did not end the transfer in time"),
+        message: format!("the transfer to node {node} timed out"),
     }
 }

@@ -78,7 +78,10 @@ impl Reservations {
             expect_answers(length, asked)?;
         }
         if columns.macs.len() != asked * MAC_BYTES {
-            return Err(malformed(format!("{} bytes of proofs", columns.macs.len())));
+            return Err(malformed(format!(
+                "grant proofs of {} bytes in total",
+                columns.macs.len()
+            )));
         }
         Ok(Self::Columns(columns))
     }
@@ -102,7 +105,7 @@ impl Reservations {
         let grant = |version, node, segment, offset, mac: &[u8]| {
             let mac = mac
                 .try_into()
-                .map_err(|_| malformed(format!("a proof of {} bytes", mac.len())))?;
+                .map_err(|_| malformed(format!("a grant proof of {} bytes", mac.len())))?;
             let extent = Extent {
                 segment: SegmentId(segment),
                 offset: Offset(offset),

@@ -70,7 +70,7 @@ async fn revoke(control: &Control, tickets: Vec<Ticket>) {
             .under(epoch)
             .aside();
         if let Err(error) = control.call(request, call).await {
-            tracing::debug!(%error, count = tickets.len(), "reservations are left to expire");
+            tracing::debug!(%error, count = tickets.len(), "reservations not revoked, they expire by themselves");
         }
     }
 }

@@ -70,7 +70,10 @@ async fn where_nothing_is_announced_connecting_says_so() {
     assert!(error.to_string().contains("announced"), "{error}");
     etcd.kill().unwrap();
     let error = Client::connect(impatient).await.unwrap_err();
-    assert!(error.to_string().contains("etcd does not say"), "{error}");
+    assert!(
+        error.to_string().contains("discovery through etcd failed"),
+        "{error}"
+    );
     let misspelt = options(vec!["etcd://127.0.0.1:1".to_owned()]);
     let error = Client::connect(misspelt).await.unwrap_err();
     assert!(matches!(error, ConnectError::BadAddress { .. }), "{error}");

@@ -130,7 +130,7 @@ pub(crate) fn name(
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
         if holds_objects(object)? {
             return Ok(Some(Err(Fault::invalid(
-                "memory of Python objects is no block: their addresses mean nothing elsewhere",
+                "an array of Python objects cannot be a block: object addresses are valid only in this process",
             ))));
         }
         let taken = Taken::new(object, usage)?;
@@ -246,7 +246,7 @@ fn cuda_array_of(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Resul
     let typestr: String = shown.get_item("typestr")?.extract()?;
     let item: Option<u64> = typestr.get(2..).and_then(|size| size.parse().ok());
     let Some(item) = item.filter(|_| !typestr.contains('O')) else {
-        let message = format!("elements of type {typestr:?} are no bytes of a block");
+        let message = format!("elements of type {typestr:?} cannot be bytes of a block");
         return Ok(Some(Err(Fault::invalid(message))));
     };
     let strides = shown.call_method1("get", ("strides",))?;
@@ -317,7 +317,7 @@ impl<'a, 'py> Buffers<'a, 'py> {
             (_, true) => Ok(Block::Host(on_host)),
             (true, false) => Ok(Block::Device(on_device)),
             (false, false) => Err(Fault::invalid(
-                "the buffers of one block lie in this host's memory and in a GPU's",
+                "the buffers of one block are in host memory and in GPU memory; use one kind",
             )),
         })
     }
@@ -342,7 +342,7 @@ impl<'a, 'py> Buffers<'a, 'py> {
         }
         let slice = slice.ok_or_else(|| {
             Fault::invalid(format!(
-                "{length} bytes at {address:#x} are no memory of this host"
+                "{length} bytes at {address:#x} are not host memory"
             ))
         })?;
         Ok(Piece::Host(slice))
@@ -406,8 +406,11 @@ pub(crate) struct Unwritten(Py<PyBytes>);
 impl Unwritten {
     /// Room for so many bytes. Raises MemoryError when there is none.
     pub(crate) fn new(py: Python<'_>, length: Length) -> PyResult<Self> {
-        let size = ffi::Py_ssize_t::try_from(length.0)
-            .map_err(|_| pyo3::exceptions::PyMemoryError::new_err("no room for so long a block"))?;
+        let size = ffi::Py_ssize_t::try_from(length.0).map_err(|_| {
+            pyo3::exceptions::PyMemoryError::new_err(
+                "cannot allocate memory for a block of this length",
+            )
+        })?;
         // SAFETY: without bytes to copy the call makes an object of this length, or fails.
         let object = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
         // SAFETY: the object is new and owned, or null with an exception set.

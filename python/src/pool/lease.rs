@@ -63,7 +63,7 @@ impl Lease {
         self.home.check()?;
         self.pool.get()?;
         let Some(mut lease) = self.take()? else {
-            return Err(Fault::closed("the lease is released, or being renewed").into());
+            return Err(Fault::closed("the lease was released, or is being renewed").into());
         };
         let (lease, renewed) = py.detach(|| {
             let renewed = lease.get_mut().renew();

@@ -31,7 +31,10 @@ pub(super) fn merge<T, E: Into<Fault>>(
     let mut outcomes = outcomes.into_iter();
     let mut next = || match outcomes.next() {
         Some(outcome) => outcome.map_err(Into::into),
-        None => Err(Fault::new(Code::Internal, "the call came to no outcome")),
+        None => Err(Fault::new(
+            Code::Internal,
+            "internal fault: the call has no outcome",
+        )),
     };
     plan.into_iter()
         .map(|fault| fault.map_or_else(&mut next, Err))
@@ -82,7 +85,12 @@ pub(super) fn answers<'py, T>(
 /// The one outcome of a batch of one.
 pub(super) fn only<T>(outcomes: Vec<Result<T, Fault>>) -> Result<T, Fault> {
     let outcome = outcomes.into_iter().next();
-    outcome.unwrap_or_else(|| Err(Fault::new(Code::Internal, "the call came to no outcome")))
+    outcome.unwrap_or_else(|| {
+        Err(Fault::new(
+            Code::Internal,
+            "internal fault: the call has no outcome",
+        ))
+    })
 }
 
 /// A Python bool.

@@ -84,7 +84,7 @@ fn register(open: &Open, range: Range) -> Result<(), Fault> {
     }
     if !open.registered.lock().insert(address) {
         return Err(Fault::invalid(format!(
-            "memory at {address:#x} is registered already"
+            "memory at {address:#x} is already registered"
         )));
     }
     let with_ports = |memory: &_| open.client.register_buffer(memory);
@@ -104,7 +104,7 @@ impl Drop for Registration {
             return;
         }
         if let Err(fault) = Python::attach(|py| self.end(py)) {
-            tracing::warn!(%fault, "memory could not be unregistered");
+            tracing::warn!(%fault, "cannot unregister memory");
         }
     }
 }

@@ -98,11 +98,11 @@ impl BufferHandle {
         let handle = slf.get();
         if !handle.is_here() {
             return Err(PyBufferError::new_err(
-                "the buffer lies in memory that a child made by fork does not have",
+                "the buffer is in memory that a forked child does not have",
             ));
         }
         let length = ffi::Py_ssize_t::try_from(handle.length)
-            .map_err(|_| PyBufferError::new_err("the block is larger than memory"))?;
+            .map_err(|_| PyBufferError::new_err("the block exceeds the addressable memory"))?;
         const READ_ONLY: c_int = 1;
         // SAFETY: the memory is `length` bytes that live as long as this object, which the filled
         // structure counts; it is shown as read-only, which views are.

@@ -92,7 +92,7 @@ impl<'m> Lent<'m> {
         })?;
         if !buffer.is_c_contiguous() {
             return Err(PyBufferError::new_err(
-                "the bytes of a value must lie in one piece",
+                "the bytes of a value must be contiguous",
             ));
         }
         let address = buffer.buf_ptr().expose_provenance();
@@ -101,7 +101,7 @@ impl<'m> Lent<'m> {
         // everything lent is back. A put only reads from what it is given.
         let slice = unsafe { self.loan.lend(address, length) };
         self.objects.push(buffer);
-        slice.ok_or_else(|| PyBufferError::new_err("the value's bytes are nowhere"))
+        slice.ok_or_else(|| PyBufferError::new_err("the value has no bytes in memory"))
     }
 
     /// A new `bytes` object of `length` bytes, and its memory to be filled. It must reach no Python
@@ -112,7 +112,7 @@ impl<'m> Lent<'m> {
         length: u64,
     ) -> PyResult<(Bound<'py, PyBytes>, Slice)> {
         let size = pyo3::ffi::Py_ssize_t::try_from(length)
-            .map_err(|_| PyBufferError::new_err("the value is larger than memory"))?;
+            .map_err(|_| PyBufferError::new_err("the value exceeds the addressable memory"))?;
         // SAFETY: without a source, this makes an object whose bytes are ours to fill.
         let made = unsafe { pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
         // SAFETY: the object is new, so its one count is ours; null, with an error set, is looked for.
@@ -123,7 +123,7 @@ impl<'m> Lent<'m> {
         let address = unsafe { pyo3::ffi::PyBytes_AsString(bytes.as_ptr()) }.expose_provenance();
         // SAFETY: as above.
         let slice = unsafe { self.loan.lend(address, length) }
-            .ok_or_else(|| PyBufferError::new_err("the value's bytes are nowhere"))?;
+            .ok_or_else(|| PyBufferError::new_err("the value has no bytes in memory"))?;
         Ok((bytes, slice))
     }
 

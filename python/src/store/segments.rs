@@ -15,13 +15,13 @@ const DRAIN: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SegmentError {
     /// The node's threads cannot be started.
-    #[error("the segment's threads cannot be started: {0}")]
+    #[error("cannot start the segment's threads: {0}")]
     NoRuntime(std::io::Error),
     /// The node cannot be started.
-    #[error("the segment cannot be served: {0}")]
+    #[error("cannot serve the segment: {0}")]
     Start(#[from] StartError),
     /// No master answers.
-    #[error("no master took the segment within {0:?}")]
+    #[error("no master accepted the segment within {0:?}")]
     NotWelcome(Duration),
 }
 

@@ -112,7 +112,7 @@ impl Sessions {
 /// Gives a lease back. When that fails it runs out by itself.
 fn give_back(lease: Lease) {
     if let Err(error) = lease.release() {
-        tracing::debug!(%error, "the lease of a session is left to run out");
+        tracing::debug!(%error, "session lease not released, it expires by itself");
     }
 }
 
@@ -148,7 +148,7 @@ fn renew(client: &Client, held: &Held) {
     };
     match leased.lease.renew() {
         Ok(lost) => leased.lapsed |= lost > 0,
-        Err(error) => tracing::warn!(%error, "the lease of a session is not renewed"),
+        Err(error) => tracing::warn!(%error, "cannot renew a session's lease, retrying"),
     }
     if !leased.lapsed {
         return;
@@ -160,12 +160,12 @@ fn renew(client: &Client, held: &Held) {
             tracing::warn!(
                 keys = keys.len(),
                 gone,
-                "the lease of a session ran out and is taken anew"
+                "a session's lease expired, took a new one"
             );
             let lapsed = false;
             let before = std::mem::replace(leased, Leased { lease, lapsed });
             give_back(before.lease);
         }
-        Err(error) => tracing::warn!(%error, "the lease of a session ran out"),
+        Err(error) => tracing::warn!(%error, "a session's lease expired, cannot take a new one"),
     }
 }

@@ -37,7 +37,7 @@ impl ObjectStore {
         patience: TimeoutMillis,
     ) -> PyResult<(i64, String)> {
         if self.pool()?.is_some() {
-            return Ok((codes::PARAMETERS, "the store is set up already".into()));
+            return Ok((codes::PARAMETERS, "the store is already set up".into()));
         }
         let resident =
             Resident::new().map_err(|fault| PyRuntimeError::new_err(fault.message().to_owned()))?;
@@ -92,7 +92,7 @@ impl ObjectStore {
         let (Some(pool), Some(size)) = (self.pool()?, size.value()) else {
             return Ok((
                 codes::PARAMETERS,
-                "the store is not set up, or no size".into(),
+                "the store is not set up, or the size is missing".into(),
             ));
         };
         let wanted = Wanted {

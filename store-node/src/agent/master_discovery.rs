@@ -197,7 +197,11 @@ impl MasterDiscovery {
             master.due = now + master.backoff.next(cap);
             let text = failure.to_string();
             if master.told.as_ref() != Some(&text) {
-                tracing::warn!(master = address, error = text, "no session with the master");
+                tracing::warn!(
+                    master = address,
+                    error = text,
+                    "cannot open a session with the master, retrying"
+                );
                 master.told = Some(text);
             }
         }
@@ -227,13 +231,15 @@ impl MasterDiscovery {
                         self.names(address);
                     }
                 }
-                addresses.is_empty().then(|| "none is announced".to_owned())
+                addresses
+                    .is_empty()
+                    .then(|| "no master is announced".to_owned())
             }
             Err(error) => Some(error.to_string()),
         };
         if problem != self.undiscovered {
             if let Some(error) = &problem {
-                tracing::warn!(error, "etcd does not say where the masters are");
+                tracing::warn!(error, "master discovery through etcd failed, retrying");
             }
             self.undiscovered = problem;
         }

@@ -29,13 +29,13 @@ pub(super) struct Seen {
 /// What a message of the master holds that it must not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
-    #[error("protocol version {0} is not spoken here")]
+    #[error("protocol version {0} is not supported by this node")]
     Version(u32),
-    #[error("the cluster id has not 16 bytes")]
+    #[error("the cluster id is not 16 bytes long")]
     Cluster,
-    #[error("the grant key has not 32 bytes")]
+    #[error("the grant key is not 32 bytes long")]
     Key,
-    #[error("heartbeats every 0 ms")]
+    #[error("the heartbeat interval is 0 ms")]
     Interval,
     #[error("a message without an extent")]
     Extent,

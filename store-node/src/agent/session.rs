@@ -61,7 +61,7 @@ pub(super) enum Failure {
     #[error("the master ended the stream")]
     Ended,
     #[error(
-        "no answer to the registration in {}",
+        "no answer to the registration within {}",
         humantime::format_duration(REGISTER)
     )]
     Unanswered,
@@ -77,13 +77,13 @@ pub(super) enum Failure {
     Term(#[from] TermError),
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    #[error("the master answered {0} where a welcome belongs")]
+    #[error("the master answered {0} instead of a welcome")]
     Unexpected(&'static str),
     #[error("heartbeats have not been answered for {}", humantime::format_duration(*.0))]
     Silent(Duration),
     #[error("the master is in epoch {theirs}, the session began in {ours}")]
     TermOver { theirs: u64, ours: u64 },
-    #[error("the master does not read: {OUTBOX} messages wait")]
+    #[error("the master does not read: {OUTBOX} messages are queued")]
     Stuck,
 }
 
@@ -234,7 +234,9 @@ impl Session {
     /// Keeps the session until it ends.
     pub(super) async fn run(mut self, context: &mut Context) -> End {
         if self.untold {
-            return End::Again("extents are held from before, and now they can be named");
+            return End::Again(
+                "extents are still held from an earlier epoch and can be reported now",
+            );
         }
         let failed = self.converse(context).await;
         failed.err().unwrap_or(End::Left)
@@ -345,7 +347,7 @@ impl Session {
             let matches = store.verify(&extent, checksum);
             store.metrics().verified(matches);
             if !matches {
-                tracing::warn!(%extent, %checksum, "a block's bytes are not what they were");
+                tracing::warn!(%extent, %checksum, "checksum mismatch on re-verification");
             }
             permit.send(proto::Verified { ticket, matches });
         });
@@ -391,7 +393,7 @@ impl Session {
         }
         let ended = async { while let Ok(Some(_)) = self.inbox.message().await {} };
         if timeout(GOODBYE, ended).await.is_err() {
-            tracing::debug!("the master has not ended the session after the goodbye");
+            tracing::debug!("the master did not close the session after the goodbye");
         }
     }
 }

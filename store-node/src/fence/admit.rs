@@ -31,7 +31,7 @@ impl Fence {
             return Err(refused(
                 Code::GrantRefused,
                 format!(
-                    "grant {} for {} is not signed for here",
+                    "grant {} for {} has an invalid signature",
                     grant.id, grant.extent
                 ),
             ));
@@ -66,7 +66,7 @@ impl Fence {
             Code::Ok => Ok(()),
             code => Err(refused(
                 code,
-                format!("{count} chunk checksums do not fit grant {grant}"),
+                format!("{count} chunk checksums do not match the length of grant {grant}"),
             )),
         }
     }
@@ -152,7 +152,7 @@ impl Fence {
             return Err(refused(
                 Code::OutOfRange,
                 format!(
-                    "{} bytes from {} on lie outside extent {}",
+                    "the range of {} bytes at offset {} exceeds extent {}",
                     item.length, item.from, item.extent
                 ),
             ));
@@ -340,11 +340,11 @@ impl Fence {
         let mut records = space.records.overlapping(span.range);
         if let Some((_, record)) = records.find(|(_, record)| record.epoch == proven.epoch) {
             let (code, what) = if record.grant > grant {
-                (Code::GrantEnded, "is over: the extent belongs to grant")
+                (Code::GrantEnded, "has ended: the extent belongs to grant")
             } else {
                 (
                     Code::AlreadyWritten,
-                    "comes late: the extent was written under grant",
+                    "is too late: the extent was written under grant",
                 )
             };
             return Err(refused(
@@ -363,7 +363,7 @@ impl Fence {
         if let Some((_, touch)) = space.touches.overlapping(span.range).next() {
             return Err(refused(
                 Code::InProgress,
-                format!("{extent} is being used by another: {touch:?}"),
+                format!("{extent} is in use by another client: {touch:?}"),
             ));
         }
         Ok(span)
@@ -382,7 +382,10 @@ impl Fence {
         if incarnation != self.incarnation {
             return Err(refused(
                 Code::WrongIncarnation,
-                format!("{incarnation} is asked for, this is {}", self.incarnation),
+                format!(
+                    "the request names incarnation {incarnation}, this node is {}",
+                    self.incarnation
+                ),
             ));
         }
         Ok(())
@@ -391,7 +394,10 @@ impl Fence {
     fn stale(&self, epoch: Epoch) -> Refused {
         refused(
             Code::StaleEpoch,
-            format!("epoch {epoch} is named, this node is in {}", self.epoch()),
+            format!(
+                "the request names epoch {epoch}, this node is in {}",
+                self.epoch()
+            ),
         )
     }
 
@@ -404,7 +410,7 @@ impl Fence {
         if bytes > 0 && bytes.saturating_add(more.0) > cap {
             return Err(refused(
                 Code::TooManyHeld,
-                format!("{peer} holds {bytes} of {cap} bytes and asks for {more} more"),
+                format!("{peer} holds {bytes} of at most {cap} bytes and requests {more} more"),
             ));
         }
         Ok(())

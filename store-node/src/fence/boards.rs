@@ -133,7 +133,7 @@ impl Fence {
         if self.boards.len() >= MOST_BOARDS {
             return Err(refused(
                 Code::TooManyHeld,
-                format!("this node keeps {MOST_BOARDS} pin boards at most"),
+                format!("this node has its maximum of {MOST_BOARDS} pin boards"),
             ));
         }
         // Before the first welcome the epoch is 0, in which a board is closed.
