@@ -1,5 +1,5 @@
-//! All addresses that a name stands for, tried in the order of happy eyeballs (RFC 8305): families in turn, the
-//! next one when the last has failed or has not answered for a while. The first that succeeds is taken.
+//! Connects to any of a name's addresses, in the order of happy eyeballs (RFC 8305): families in turn. The
+//! next attempt begins when the last one has failed or is slow. The first that succeeds is used.
 //!
 //! An attempt is more than a TCP connection: it ends with the greeting. Where a name stands for an address at
 //! which somebody else listens, as with `localhost` for two families, the next one is tried.

@@ -1,4 +1,4 @@
-//! What is given to and comes back from the operations of a client.
+//! The arguments and outcomes of a client's operations.
 
 use crate::lease::Lease;
 use kvpool_transport::Slice;
@@ -37,7 +37,7 @@ pub struct PutOptions {
     pub timeout: Option<Duration>,
 }
 
-/// What became of a put.
+/// The outcome of a put that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
     /// The bytes were moved, and the block is visible and durable.
@@ -64,13 +64,12 @@ pub struct GetBlock<B = Slice> {
 pub struct GetOptions {
     /// How long the call may take; [`crate::Timeouts::get`] when not said.
     pub timeout: Option<Duration>,
-    /// Wait until the master has taken the call's leases back, and remember no locations. Without it
-    /// the leases are given back a moment later. What the call found is not held back for long: a master
-    /// that does not confirm the release within 0.1 s is waited for no longer.
+    /// Wait until the master has released the call's leases, and cache no locations. Otherwise the leases
+    /// are released a moment later. The wait is at most 0.1 s.
     pub release: bool,
 }
 
-/// What a get found.
+/// The outcome of a get that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GetOutcome {
     /// The bytes are in the buffers and their checksum is right.
@@ -141,9 +140,9 @@ pub struct Removed {
     pub removed: u64,
     /// How many were kept because a lease or a pin protects them.
     pub kept: u64,
-    /// For [`Remove::Keys`], one outcome a key, in order: ok, missing or leased. Where only some of the
-    /// messages of a large removal were answered, a key of another has the code of why; it may be gone
-    /// or not.
+    /// For [`Remove::Keys`], one outcome per key, in order: ok, missing or leased. If a message of a large
+    /// removal was not answered, its keys have the code of that failure; their blocks may be removed or
+    /// not.
     pub codes: Vec<Code>,
 }
 

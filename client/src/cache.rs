@@ -1,10 +1,9 @@
 //! Where blocks lie, remembered for as long as the lease that came with the answer would have run.
 //!
-//! That lease belongs to the read that asked, and ends with it. A location from here has no lease: it is
-//! good for a copy that is compared with the block's checksum, and for nothing else (a view needs a lease).
-//! Where the extents have been freed meanwhile the checksum differs, and the master is asked again. So
-//! the worst that a remembered location can do is to lead to the previous version of a block, whole, and
-//! no longer than until the deadline; it is used only in the epoch that gave it.
+//! The lease itself ends with the read that asked for it, so a cached location has no lease. It serves only
+//! reads that verify the checksum; a view needs a lease. If the extent was freed meanwhile, the checksum
+//! differs, and the client asks the master again. At worst a cached location leads to the whole previous
+//! version of a block, until the deadline passes. A location is used only in the epoch that gave it.
 
 use crate::clock::BootTime;
 use hashbrown::DefaultHashBuilder;

@@ -52,8 +52,13 @@ pub(crate) struct Inner {
 }
 
 impl Client {
-    /// Connects to the pool: agrees on a version with the master and makes the namespace known.
-    /// Must be called on a tokio runtime, whose tasks the client then uses.
+    /// Connects to the pool: agrees on a version with the master and announces the namespace.
+    /// Call it on a tokio runtime; the client runs its tasks there.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`] when the options are invalid, when no master accepts the client within
+    /// [`crate::Timeouts::connect`], or when RDMA is required and not available.
     pub async fn connect(options: Options) -> Result<Self, ConnectError> {
         Self::connect_on(options, Handle::current()).await
     }
@@ -122,8 +127,20 @@ impl Client {
         })
     }
 
-    /// Puts blocks: one outcome a block, in order. A block that is present is left as it is unless
-    /// [`PutOptions::upsert`] is set. Of several blocks with one key the first is put.
+    /// Puts blocks: one outcome per block, in order. A block that is present is left as it is unless
+    /// [`PutOptions::upsert`] is set. Of several blocks with one key the first is put. A put waits for free
+    /// room within its timeout.
+    ///
+    /// # Errors
+    ///
+    /// Per block: [`PutError::Empty`], [`PutError::TooLarge`], or [`PutError::Failed`] with the code of the
+    /// last attempt once the timeout has passed. [`PutError::OutcomeUnknown`] means that the answer to
+    /// the commit was lost.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future revokes the reservations that are not committed. A commit that was sent may
+    /// still make its block visible. Buffers must not change until the timeout has passed.
     pub async fn batch_put(
         &self,
         blocks: Vec<PutBlock>,
@@ -159,8 +176,18 @@ impl Client {
             })
     }
 
-    /// Gets blocks into the caller's memory: one outcome a block, in order. The bytes of a hit have
-    /// been compared with the checksum that their writer committed.
+    /// Gets blocks into the caller's memory: one outcome per block, in order. The client has verified the
+    /// bytes of a hit against the checksum that the writer committed.
+    ///
+    /// # Errors
+    ///
+    /// Per block: [`GetError::BufferTooSmall`], or [`GetError::Failed`] with the code of the last attempt
+    /// when no replica could be read within the timeout. An absent block is [`GetOutcome::Miss`].
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future releases its leases. Transfers under way may write into the buffers until the
+    /// timeout has passed.
     pub async fn batch_get(
         &self,
         gets: Vec<GetBlock>,
@@ -170,6 +197,10 @@ impl Client {
     }
 
     /// Gets one block as owned bytes; `None` when it is absent.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::batch_get`].
     pub async fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, GetError> {
         let mut memory = None;
         let mut place = |length| Some(memory.insert(Region::allocate(length)).whole());
@@ -224,8 +255,12 @@ impl Client {
         }
     }
 
-    /// Gets a part of a block: as many bytes from `from` on as `buffers` hold. Only the 64 KiB
+    /// Gets a part of a block: as many bytes from offset `from` as `buffers` hold. Only the 64 KiB
     /// chunks that the range touches are moved and verified.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::OutsideBlock`] when the range exceeds the block; else as [`Client::batch_get`].
     pub async fn get_range(
         &self,
         key: &Key,
@@ -238,6 +273,10 @@ impl Client {
 
     /// Takes a view of a block that has a replica on this host, to be read in place; `None` when the
     /// block is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::NotLocal`] when shared memory reaches no replica; else as [`Client::batch_get`].
     pub async fn get_view(
         &self,
         key: &Key,
@@ -246,12 +285,14 @@ impl Client {
         Box::pin(view::get_view(&self.inner, key, options)).await
     }
 
-    /// Registers memory with the RDMA ports of this host, for buffers that blocks are put from and got
-    /// into again and again; it stays registered while what is returned lives. Without it, memory is
-    /// registered when it is first used, and kept so for a while. Where there is no RDMA it does
-    /// nothing. Blocks while the pages are locked.
+    /// Registers memory with the RDMA ports of this host, for buffers that are used again and again. It
+    /// stays registered until the returned value is dropped. Without this call, memory is registered at
+    /// its first use and kept for a while. Without RDMA the call does nothing. It blocks while the
+    /// system locks the pages.
     ///
-    /// Fails when the system cannot lock so much memory (see `ulimit -l`).
+    /// # Errors
+    ///
+    /// When the system cannot lock so much memory (see `ulimit -l`).
     pub fn register_buffer(&self, memory: &Slice) -> std::io::Result<RegisteredBuffer> {
         match &self.inner.rdma {
             Some(fabric) => fabric.register_buffer(memory),

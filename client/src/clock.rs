@@ -68,8 +68,8 @@ impl Deadline {
         self.min(Self::after(timeout))
     }
 
-    /// The deadline of one attempt when up to `attempts` are to fit: an equal part of what is left,
-    /// but no less than moving `bytes` may take on a slow network.
+    /// The deadline of one attempt of up to `attempts`: an equal share of the time left. The share is at
+    /// least the time that moving `bytes` takes on a slow network.
     pub(crate) fn share(self, attempts: u32, bytes: Length) -> Self {
         const LEAST: Duration = Duration::from_millis(100);
         const SLOW_BYTES_PER_SECOND: u64 = 200_000_000;
@@ -118,8 +118,8 @@ impl Deadline {
     }
 }
 
-/// The pauses between attempts: they double up to a bound, and each is cut by chance to between
-/// half and all of it, so that clients that failed together do not come back together.
+/// The pauses between attempts: they double up to a bound. Each is shortened at random to between half and
+/// all of its length, so that clients that failed together do not retry together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
     first: Duration,

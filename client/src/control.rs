@@ -1,10 +1,10 @@
 //! Calls to kvmaster: who calls, which term is known, and what is done when a call fails.
 //!
-//! Every reply carries its master's epoch. One below the highest seen comes from a deposed leader
-//! and is refused; one above it ends the use of every location that was remembered. A call that
-//! fails with a retryable code is repeated, where this master is gone or does not lead on the one
-//! that does ([`masters`]), until its deadline; a call whose repetition would do harm says so
-//! ([`Call::once`], [`Call::unless_done`]).
+//! Every reply carries its master's epoch. A reply below the highest epoch seen comes from a deposed
+//! leader and is refused. A higher epoch drops every cached location. A call that fails with a
+//! retryable code is repeated until its deadline; if this master is gone or does not lead, on the
+//! leader ([`masters`]). Calls that must not be repeated are marked ([`Call::once`],
+//! [`Call::unless_done`]).
 
 mod framed;
 mod known;

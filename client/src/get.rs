@@ -6,8 +6,8 @@
 //!                 └─ absent: miss
 //! ```
 //!
-//! One batch is one machine of steps that run at the same time: reads of one node go together, and
-//! a node that hangs holds up only the blocks that lie there.
+//! A batch is one state machine whose steps run concurrently. Reads from one node go together, and a node
+//! that hangs delays only its own blocks.
 
 mod judge;
 mod machine;

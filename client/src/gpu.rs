@@ -5,9 +5,8 @@
 //!  get   device memory ◄─copy in── staging (pinned) ◄─ get, verified
 //! ```
 //!
-//! A batch is cut into groups of blocks, each of which has a piece of staging memory of its own, so that
-//! the copies of one group go on while another's bytes are on their way. How much is staged at a time is
-//! bounded, over all calls of a client.
+//! A batch is split into groups of blocks. Each group has its own piece of staging memory, so that one
+//! group is copied while another is in transfer. All calls of a client share one bound on staged bytes.
 //!
 //! ADR 0015 says why bytes pass through pinned host memory.
 

@@ -20,8 +20,8 @@
 //!              └────────────────────────────────────────┘
 //! ```
 //!
-//! Hot calls (reserve, commit, lookup, exist, match_prefix, renew, release) travel in frames over one
-//! connection; gRPC carries the others, and all calls where frames cannot be used. The way to a node is
+//! Hot calls (reserve, commit, lookup, exist, match_prefix, renew, release) travel in frames. gRPC
+//! carries the other calls, and all calls where frames cannot be used. The way to a node is
 //! shared memory on the same host, then RDMA, then TCP ([`TransportChoice`] restricts it).
 //!
 //! This crate is not a tool for operators (`kvctl` is, built on this crate). It stores no blocks.

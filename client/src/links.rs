@@ -1,8 +1,8 @@
 //! Links to store nodes: opened when first needed, shared by all calls, opened anew when they fail.
 //!
-//! There is one link a node incarnation and transport. Opening is single-flight: who comes while a
-//! link is being opened waits for it. After a failure the next attempt waits a while, and who comes
-//! meanwhile is told the last failure at once.
+//! There is one link per node incarnation and transport. Opening is single-flight: a call that comes while
+//! a link is being opened waits for it. After a failure the next attempt is delayed; calls that come
+//! meanwhile get the last failure at once.
 
 use crate::cache::Node;
 use crate::clock::{Backoff, Deadline};
@@ -100,7 +100,7 @@ impl Links {
     pub(crate) fn ways(&self, node: &Node) -> &'static [TransportKind] {
         use TransportKind::{Rdma, Shm, Tcp};
         let near = node.host == self.host && !node.shm_path.is_empty();
-        let rdma = self.rdma && !self.rdma_cooldown_until(node);
+        let rdma = self.rdma && !self.is_in_rdma_cooldown(node);
         match (self.choice, near, rdma) {
             (TransportChoice::Auto, true, true) => &[Shm, Rdma, Tcp],
             (TransportChoice::Auto, true, false) => &[Shm, Tcp],
@@ -210,7 +210,7 @@ impl Links {
         Err(last)
     }
 
-    /// Prefer other nodes for a while: this one failed.
+    /// Makes reads prefer other nodes for [`DEPRIORITIZED_FOR`], because this node failed.
     pub(crate) fn deprioritize(&self, node: &Node) {
         *self.of(node).deprioritized_until.lock() = Some(Instant::now() + DEPRIORITIZED_FOR);
     }
@@ -221,14 +221,14 @@ impl Links {
         matches!(code, Code::Unreachable | Code::TooManyHeld)
     }
 
-    /// Takes other ways than RDMA to a node for a while: a transfer failed on a link that had been opened.
+    /// Uses no RDMA to a node for [`RDMA_COOLDOWN`], because a transfer failed on an open link.
     pub(crate) fn rdma_cooldown(&self, node: &Node, kind: TransportKind) {
         if kind == TransportKind::Rdma {
             *self.of(node).rdma_cooldown_until.lock() = Some(Instant::now() + RDMA_COOLDOWN);
         }
     }
 
-    fn rdma_cooldown_until(&self, node: &Node) -> bool {
+    fn is_in_rdma_cooldown(&self, node: &Node) -> bool {
         let nodes = self.nodes.lock();
         nodes.get(&node.incarnation).is_some_and(|links| {
             let until = *links.rdma_cooldown_until.lock();
@@ -236,7 +236,7 @@ impl Links {
         })
     }
 
-    /// Whether other nodes are to be preferred.
+    /// Whether a failure of this node was so recent that other nodes are preferred.
     pub(crate) fn is_deprioritized(&self, node: &Node) -> bool {
         let links = self.nodes.lock().get(&node.incarnation).map(Arc::clone);
         links.is_some_and(|links| {

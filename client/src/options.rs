@@ -7,7 +7,7 @@ use kvpool_types::namespace::Namespace;
 use kvpool_types::{Length, Token};
 use std::time::Duration;
 
-/// How a client reaches the pool and how long it is patient.
+/// How a client reaches the pool, and its timeouts and limits.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The masters, as `http://host:port`; or where they are announced, as
@@ -63,8 +63,9 @@ impl Default for Options {
     }
 }
 
-/// Each connection has two busy threads while bytes stream, so there are no more than cores; a second
-/// one always pays, since either end of the first waits for the other now and then.
+/// The default number of TCP connections per node. A streaming connection keeps two threads busy, so more
+/// connections than cores do not help. A second one always does, because each end of the first sometimes
+/// waits for the other.
 fn connections() -> usize {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     cores.clamp(2, 4)

@@ -7,9 +7,9 @@
 //!               └─ exists: nothing to do
 //! ```
 //!
-//! One batch is one machine of steps that run at the same time: a block whose node hangs or whose
-//! key another client is writing does not hold up its neighbours. A block is committed in the same
-//! call as its parent or after it, so that the master can link the two.
+//! A batch is one state machine whose steps run concurrently. A block whose node hangs, or whose key
+//! another client is writing, does not delay the other blocks. A block is committed in the same call as
+//! its parent or after it, so that the master can link the two.
 
 mod machine;
 mod requests;
@@ -138,8 +138,8 @@ fn cost_of_parent(block: &PutBlock) -> usize {
     parent.map_or(0, |parent| cost(parent.as_ref()))
 }
 
-/// Whether a block's parent lies in another run than the block: then the runs must go one after
-/// the other, since a parent is linked only when it is committed first.
+/// Whether some block's parent is in another run than the block. Such runs must be put one after the
+/// other, since the master links a parent only if it is committed first.
 fn crosses(runs: &[std::ops::Range<usize>], blocks: &[(usize, PutBlock)]) -> bool {
     if runs.len() < 2 {
         return false;

@@ -1,8 +1,8 @@
 //! Range gets: a part of a block, verified without the rest of it.
 //!
-//! The node keeps the checksums of a block's 64 KiB chunks. Their combination must be the block's
-//! checksum, which came from the master; then each chunk that the range touches is read whole, its
-//! parts beyond the range into memory of our own, and compared with its checksum.
+//! The node keeps the checksums of a block's 64 KiB chunks. Their combination must equal the block's
+//! checksum, which came from the master. The client then reads each chunk that the range touches whole
+//! and compares it with its checksum. Parts of a chunk outside the range go into the client's own memory.
 
 use crate::api::{GetOptions, GetOutcome};
 use crate::cache::Located;
@@ -207,9 +207,8 @@ struct Chunk {
     sum: Checksum,
 }
 
-/// The chunks of a block of `block` bytes that a range touches, and where their bytes go: into the
-/// range's buffers, and what lies beyond the range into memory of its own. `None` when the range
-/// does not lie in the block.
+/// The chunks of a block of `block` bytes that a range touches, and the memory for their bytes: the range's
+/// buffers, and separate memory for bytes outside the range. `None` when the range exceeds the block.
 fn plan(block: Length, from: Offset, buffers: &[Slice], sums: &[Checksum]) -> Option<Vec<Chunk>> {
     let end = from.0.checked_add(total_length(buffers).0)?;
     if end > block.0 {

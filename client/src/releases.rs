@@ -8,9 +8,9 @@
 //!
 //! The lease of a view stays a moment for another view of the block.
 //!
-//! Nobody waits for a release. The first goes out at once and those of the next milliseconds follow
-//! together, so a reader in a loop costs the master a few hundred messages a second and no more. Each is
-//! sent at most once: a lease whose release is lost runs out by itself.
+//! No caller waits for a release. The first goes out at once; those of the next milliseconds follow in one
+//! message. So a reader in a loop costs the master at most a few hundred messages per second. Each release
+//! is sent at most once: if it is lost, the lease expires by itself.
 //!
 //! ADR 0024 says why a lease ends with its operation.
 
@@ -36,8 +36,8 @@ use std::time::Duration;
 const GATHER: Duration = Duration::from_millis(5);
 /// The most time that one message may take. Meanwhile others gather.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long the lease of a view stays for another view of the block: a pin needs a lease, and to ask for one
-/// each time would take many times as long as the view.
+/// How long a view's lease is kept for another view of the same block. A pin needs a lease, and a request
+/// for one takes many times as long as the view itself.
 const LINGER: Duration = Duration::from_millis(50);
 /// The most leases that stay so.
 const MOST_LINGERING: usize = 64;

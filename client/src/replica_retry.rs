@@ -1,4 +1,4 @@
-//! The search for a replica of one block that can be worked with: what range gets and views share.
+//! Tries the replicas of one block until one serves; range gets and views share this.
 
 use crate::cache::{Begun, Leased, Located};
 use crate::client::Inner;
@@ -12,7 +12,7 @@ use kvpool_transport::{TransferError, TransportKind};
 use kvpool_types::{Code, Key, Length};
 use std::sync::Arc;
 
-/// One block, and what has been tried to reach it.
+/// One block, and the replicas and transports that have failed so far.
 pub(crate) struct ReplicaRetry<'a> {
     inner: &'a Inner,
     key: &'a Key,
@@ -29,7 +29,7 @@ pub(crate) struct ReplicaRetry<'a> {
     last: Option<GetError>,
 }
 
-/// What failed before another replica served, or before it was given up, is still to be told.
+/// Failures of replicas are reported even when another replica served, or when the operation ended.
 impl Drop for ReplicaRetry<'_> {
     fn drop(&mut self) {
         let reports = std::mem::take(&mut self.reports);

@@ -35,9 +35,9 @@ impl Tried {
         }
     }
 
-    /// The replica to read next: one that has not failed before one that has failed over another
-    /// transport, then nodes that work before those that failed a moment ago, then shared memory
-    /// before TCP, then by chance. `None` when all have failed every way.
+    /// The replica to read next; `None` when every replica has failed over every transport. The order:
+    /// replicas that have not failed; nodes that are not deprioritized; shared memory before TCP; at
+    /// random.
     pub(crate) fn choose(&self, located: &Located, links: &Links) -> Option<Choice> {
         located
             .replicas

@@ -38,9 +38,9 @@ pub(crate) async fn send(control: &Control, reports: Vec<Report>, call: Call) {
     }
 }
 
-/// Tells the master before a block is looked up again. It waits for the answer where that decides what the
-/// lookup says: a replica whose bytes are wrong is hidden at once, whereas one that could not be reached is
-/// left where it is until its node falls silent.
+/// Reports failed replicas to the master before a block is looked up again. For a checksum mismatch it waits
+/// for the answer, since the master hides that replica at once and the lookup must see this. An
+/// unreachable replica stays until its node falls silent, so that report is not waited for.
 pub(crate) async fn send_before_lookup(
     control: &Arc<Control>,
     reports: Vec<Report>,

@@ -10,8 +10,8 @@ use kvpool_transport::checksum::sum_shared;
 use kvpool_transport::{Slice, TransferError, TransportKind};
 use kvpool_types::{Code, Key, Length, Offset, Version};
 
-/// A block in place, without a copy. The node keeps the extent for as long as the view or a clone of
-/// it lives, whatever becomes of the block's lease; so hold it no longer than it is read.
+/// A block that is read in place, without a copy. The node keeps the extent while the view or a clone of
+/// it lives, even after the lease has expired. Drop a view soon: its extent cannot be reused before.
 #[derive(Clone, Debug)]
 pub struct View {
     memory: Slice,

@@ -5,9 +5,9 @@
 //! key and the place it came from, since a value that is silently ignored is found out in production.
 //!
 //! **Environment.** With the prefix `KVMASTER_`, the variable `KVMASTER_EVICTION__HIGH_WATERMARK`
-//! sets `eviction.high_watermark`. A value for a field that holds text by default is taken as it
-//! stands; any other may be a number, `true`, `[a, b]` or `{k = v}`, and is text when it is none of
-//! these or stands in double quotes. An empty value counts as not set. What is given for a list, here
+//! sets `eviction.high_watermark`. A field whose default is text takes the value verbatim. For any
+//! other field the value may be a number, `true`, `[a, b]` or `{k = v}`; otherwise, or in double quotes,
+//! it is text. An empty value counts as not set. What is given for a list, here
 //! and in a flag, is split at its commas, but for those inside `etcd://a,b/c`. The variables that Kubernetes
 //! makes for every service (`KVMASTER_SERVICE_HOST`, `KVMASTER_PORT=tcp://...`) are passed over.
 //!

@@ -1,9 +1,9 @@
 //! A fault of the daemon's own ends it.
 //!
 //! A thread that panics has left its work half done, and what it held may be half changed: no other thread
-//! can tell. So a panic in any thread of a daemon (its own, those of the runtime, those of a library) ends
-//! the process, with one line that says which and where. systemd or Kubernetes starts it again, and a start
-//! reads back what is durable.
+//! can tell. So a panic in any thread of the process, a library's threads included, ends the daemon. One line names
+//! the thread and the place. systemd or Kubernetes starts the daemon again, and it reads back what is
+//! durable.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;

@@ -1,8 +1,8 @@
 //! Who may touch which bytes, and when an extent can no longer be touched.
 //!
-//! One [`Fence`] holds all that a node must know to keep the pool's third invariant: an extent is
-//! given to another block only once nothing can read or write it as the old one. It is plain state
-//! behind the caller's lock; it does no I/O and reads no clock.
+//! One [`Fence`] holds the state by which a node keeps the pool's third invariant: no extent is reused
+//! while anything can still read or write it. It is plain state behind the caller's lock. It does no
+//! I/O and reads no clock.
 //!
 //! ```text
 //!              prove (mac, term)      admitted             finished
@@ -16,11 +16,10 @@
 //! They never overlap: a write is refused while anything touches a byte of its extent, and only
 //! a written extent, whole, can be pinned.
 //!
-//! Views are also pinned on *boards* in memory that clients share with the node, of which nobody tells
-//! it. So it looks at them whenever it decides on an extent, and again every now and then while a
-//! ticket waits for what it found there. A client that pins more there than it may keep is not
-//! overlooked: what an extent is named in is never reported fenced. It is counted, and refused all that
-//! it has to ask for.
+//! Clients also pin views on *boards*, in memory that they share with the node, without a message. So the
+//! node reads all boards whenever it decides on an extent, and again from time to time while a ticket
+//! waits for a pin. An extent that a board names is never reported fenced. A client that pins more than
+//! its share is counted, and the node refuses its requests.
 //!
 //! All state is kept by the place in the node's own memory, not by the master's segment numbers. A
 //! new incarnation gets new numbers, but who holds the memory holds it still.

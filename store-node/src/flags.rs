@@ -14,12 +14,12 @@ Start a kvmaster first, then a node on every host that has memory to give:
 
     kvstore-node --master http://HOST:7070 --segment 8GiB --listen 0.0.0.0:7072 --advertise THIS_HOST
 
-The memory is taken and touched at start, so that a lack of it shows then. SIGTERM lets work in
-progress end and tells the master that the node's blocks are gone.
+The node allocates and touches its memory at start, so that a lack of memory shows then. After SIGTERM
+it waits for work in progress, then tells the master that its blocks are gone.
 
 Every flag can also be set in a TOML file (--config) under the same name with underscores, or in the
-environment (KVSTORE_NODE_DRAIN_TIMEOUT=5s); those that repeat have their items separated by commas
-there. Flags win over the environment, it over the file.";
+environment (KVSTORE_NODE_DRAIN_TIMEOUT=5s). There, commas separate the items of a repeated flag. Flags
+override the environment, which overrides the file.";
 
 /// What the command line gave.
 #[derive(Debug, clap::Parser, Serialize)]
@@ -38,27 +38,26 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip)]
     pub print_config: bool,
-    /// Register with the kvmaster here, or with those announced at etcd://HOST:PORT[,HOST:PORT]/CLUSTER;
-    /// repeat for others, or separate them by commas: the one that leads is found from any [default:
-    /// http://127.0.0.1:7070]
+    /// Address of a kvmaster, or etcd://HOST:PORT[,HOST:PORT]/CLUSTER where masters are announced; repeat, or
+    /// separate by commas. Any master leads the node to the leader [default: http://127.0.0.1:7070]
     #[arg(long, value_name = "URL")]
     master: Vec<String>,
-    /// Call the node this, in every life of it [default: host name and data port]
+    /// Name of the node, the same across restarts [default: host name and data port]
     #[arg(long)]
     name: Option<String>,
     /// Contribute a segment of memory of this size, for instance 8GiB; repeat for more, or separate by
     /// commas
     #[arg(long, value_name = "SIZE")]
     segment: Vec<String>,
-    /// Make segments of 2 MiB pages; the host must have set enough aside (vm.nr_hugepages)
+    /// Allocate segments from 2 MiB pages; the host must have reserved enough (vm.nr_hugepages)
     #[arg(long)]
     #[serde(skip_serializing_if = "is_false")]
     hugepages: bool,
-    /// Serve blocks over TCP here [default: 127.0.0.1:7072]
+    /// Listen here for data connections over TCP [default: 127.0.0.1:7072]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
-    /// Tell others to connect here; needed when listening on 0.0.0.0. Loopback is taken for a master
-    /// elsewhere only from here [default: the listening address]
+    /// Address that clients use to connect; required with --listen 0.0.0.0. To use a loopback address with
+    /// a master on another host, give it here [default: the listening address]
     #[arg(long, value_name = "HOST[:PORT]")]
     advertise: Option<String>,
     /// Serve /metrics, /healthz and /readyz here [default: 127.0.0.1:7073]
@@ -72,7 +71,7 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "is_false")]
     no_shm: bool,
-    /// Serve no RDMA, also where there is a device
+    /// Serve no RDMA, even if the host has a device
     #[arg(long, conflicts_with = "rdma_device")]
     #[serde(skip_serializing_if = "is_false")]
     no_rdma: bool,
@@ -83,7 +82,7 @@ pub struct Flags {
     /// Use this entry of the RDMA ports' GID tables [default: by type, RoCE v2 first]
     #[arg(long, value_name = "INDEX")]
     rdma_gid_index: Option<u8>,
-    /// Send RDMA packets of at most so many bytes: 256, 512, 1024, 2048 or 4096 [default: the port's]
+    /// Path MTU for RDMA in bytes: 256, 512, 1024, 2048 or 4096 [default: the port's]
     #[arg(long, value_name = "BYTES")]
     rdma_mtu: Option<u32>,
     /// Mark RDMA packets with this traffic class [default: 0]
@@ -93,16 +92,16 @@ pub struct Flags {
     /// [default: 0.25]
     #[arg(long, value_name = "SHARE")]
     max_held_ratio: Option<f64>,
-    /// Serve at most so many data connections at once [default: 1024]
+    /// Maximum number of data connections at once [default: 1024]
     #[arg(long, value_name = "N")]
     max_connections: Option<usize>,
-    /// Let work in progress go on for this long after SIGTERM [default: 10s]
+    /// After SIGTERM, wait this long for work in progress [default: 10s]
     #[arg(long, value_name = "TIME")]
     drain_timeout: Option<String>,
     /// Write the addresses to this file, as JSON, once the node serves
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
-    /// Write log lines like this [default: text]
+    /// Format of log lines [default: text]
     #[arg(long, value_enum)]
     log_format: Option<LogFormat>,
 }

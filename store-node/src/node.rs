@@ -255,9 +255,9 @@ impl Node {
         self.agent.read().as_ref().is_some_and(Agent::is_connected)
     }
 
-    /// Ends in order: the master places nothing here any more, new writes and views are refused,
-    /// what is in progress may end until the configured timeout, and then the node takes its leave.
-    /// True when nothing had to be cut off.
+    /// Drains the node: the master places nothing more here, and new writes and views are refused. Work in
+    /// progress may end until `drain_timeout`; then the node says goodbye to the master. Returns true when
+    /// nothing was cut off.
     pub async fn drain(mut self) -> bool {
         let deadline = Instant::now() + self.drain_timeout;
         // First: once the master is told, it is true.

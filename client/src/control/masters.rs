@@ -298,9 +298,9 @@ impl Masters {
         }
     }
 
-    /// Whom to ask, in order: each time another first. In the first round of a search a master that did
-    /// not answer comes last, and one that said that it does not lead first, since it may know who
-    /// does.
+    /// The masters in the order to ask them; each call starts with another one. In the first round of a
+    /// search a master that said it does not lead comes first, since it may know the leader. A master
+    /// that did not answer comes last.
     pub(super) fn in_order(&self, first_round: bool) -> Vec<Arc<Master>> {
         let mut state = self.state.lock();
         state.turn = state.turn.wrapping_add(1);

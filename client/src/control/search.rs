@@ -1,9 +1,8 @@
 //! The search for the leader: rounds of questions to the masters, until one is found that leads.
 //!
-//! In a round the next master is asked when the one before it has answered something of no use, or
-//! has not answered for a while. Whom an answer names as the leader is asked at once: only its own
-//! word counts, since the others may be behind. When it does not answer, the one that named it is to
-//! pass calls on.
+//! In a round, the client asks the next master when the previous answer was of no use or is late. A master
+//! that an answer names as leader is asked at once: only its own answer counts, since others may be
+//! behind. If the leader does not answer, the master that named it forwards the calls.
 
 use super::known::Known;
 use super::master::Master;
@@ -233,8 +232,8 @@ impl Heard {
         Some(Route::to(Arc::clone(standby), Some(masters.at(leader)?)))
     }
 
-    /// What is left when nobody more is to be asked: a leader that is read-only, or a master that was
-    /// not understood, which is called as those were before they could be asked.
+    /// The route when no master is left to ask: a read-only leader, or a master whose answer was not
+    /// understood. Such a master is older than the question and is called as a leader.
     fn conclude(&self, masters: &Masters) -> Option<Route> {
         let read_only = self.read_only.as_ref();
         if let Some((_, master)) = read_only.filter(|(epoch, _)| *epoch >= masters.epoch()) {

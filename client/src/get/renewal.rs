@@ -94,8 +94,8 @@ impl<'a> Renewal<'a> {
             .min()
     }
 
-    /// Renews those that are half over. What the master does not renew runs out, and the block is read
-    /// again under a new lease; false when the master could not be asked, and so all run out.
+    /// Renews those that are half over. A lease that the master does not renew expires, and its
+    /// block is read again under a new lease. False when the call failed, so that all expire.
     async fn renew_due(&self, deadline: Deadline) -> bool {
         let now = BootTime::now();
         let mut due: HashMap<u64, Vec<usize>> = HashMap::new();

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// The first wait is at most this long.
 const FIRST: Duration = Duration::from_millis(100);
 
-/// Waits that double up to a cap, each cut by chance to between half and all of it, so that the
-/// nodes of a pool do not all come back at the same moment.
+/// Waits that double up to a cap. Each is shortened at random to between half and all of its length, so
+/// that the nodes of a pool do not all come back at the same moment.
 #[derive(Debug)]
 pub(super) struct Backoff {
     limit: Duration,

@@ -1,9 +1,9 @@
-//! The discovery for a master that welcomes the node.
+//! Finds a master that accepts the node's registration.
 //!
-//! All masters that are known are attempted at, each at a pace of its own: one that hangs keeps the node
-//! from no other, and a standby hears that the node is alive while the leader does not. What a standby
-//! names as the leader is gone to at once. The first welcome ends the discovery, and what else is under
-//! way with it. Where masters are announced in etcd, it is asked for them meanwhile.
+//! The node tries all known masters, each at its own pace, so that one that hangs delays no other. The
+//! attempts also tell a standby that the node is alive while the leader is away. A leader that a standby
+//! names is tried at once. The first welcome ends the discovery and cancels the other attempts. If
+//! masters are announced in etcd, the node asks etcd for them meanwhile.
 
 use super::backoff::Backoff;
 use super::session::{self, End, Failure, Session};
@@ -14,16 +14,16 @@ use kvpool_etcd::discover::Location;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// After so long without a welcome the next master is attempted at too.
+/// After this long without a welcome the node also tries the next master.
 const STAGGER: Duration = Duration::from_millis(20);
-/// The longest wait before a master is attempted at again, while any of them answers that it does not
-/// lead: soon one will.
+/// The longest wait before the next attempt at a master while any master answers as a standby: one of
+/// them will lead soon.
 const STANDING_BY: Duration = Duration::from_millis(250);
-/// The same while none answers so.
+/// The longest wait before the next attempt at a master while no standby answers.
 pub(super) const GONE: Duration = Duration::from_secs(1);
-/// One master is attempted at no sooner than this after the last time, whoever names it.
+/// The least time between two attempts at one master, even if another master names it.
 const LEAST_WAIT: Duration = Duration::from_millis(20);
-/// When a session ends because the node is to begin anew, how long its master has for itself.
+/// When a node must register again, how long it tries only the master of its last session.
 const ALONE: Duration = Duration::from_millis(500);
 /// How long etcd may take to say where the masters are, each of its endpoints.
 const ETCD_TIMEOUT: Duration = Duration::from_millis(500);

@@ -8,9 +8,9 @@ use kvpool_types::{Checksum, Code, Epoch, Extent, Grant, GrantId, Incarnation, L
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-/// A grant whose proof was found good for one incarnation and epoch. Checking a proof takes longer
-/// than everything else, so it is done under a shared lock; what was proven is compared with the
-/// present term again when the write is admitted.
+/// A grant whose proof was found good for one incarnation and epoch. Checking a proof is the
+/// slowest step, so it happens under a shared lock. The term is compared again when the write is
+/// admitted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Proven {
     incarnation: Incarnation,

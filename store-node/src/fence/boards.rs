@@ -1,8 +1,8 @@
 //! What clients have pinned on their boards: pins that nobody asked the node for.
 //!
-//! The memory-order argument is [`kvpool_transport::shm::board`]'s. What it asks of the node is kept
-//! here: a board is opened anew, or closed, before anything that was pinned under the old term may be
-//! overlooked, and every decision on an extent looks at all boards.
+//! The memory-order argument is [`kvpool_transport::shm::board`]'s. This module keeps
+//! the node's side of it. Before a pin of the old term may be ignored, its board is closed or opened
+//! anew. Every decision on an extent reads all boards.
 
 use super::admit::draining;
 use super::{Fence, PeerKey, Range, Span, refused};
@@ -143,8 +143,8 @@ impl Fence {
         Ok(())
     }
 
-    /// Whether a ticket waits for a pin on a board, so that [`Fence::look_again`] is to be called
-    /// every now and then: nobody tells the node when such a pin is gone.
+    /// Whether a ticket waits for a pin on a board. If so, call [`Fence::look_again`] from time to time:
+    /// the node gets no message when such a pin ends.
     pub(crate) fn waits_for_boards(&self) -> bool {
         !self.on_boards.is_empty()
     }
