@@ -190,7 +190,7 @@ fn tables(cluster: &Cluster) -> String {
 
 fn leader(cluster: &Cluster) -> String {
     let leader = cluster.leader.clone();
-    leader.unwrap_or_else(|| "none".to_owned())
+    leader.unwrap_or_else(|| "none: the pool has no leader".to_owned())
 }
 
 fn snapshots(snapshots: &Snapshots) -> String {
@@ -264,7 +264,7 @@ mod tests {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         let text = tables(&status(None).into());
-        assert!(text.contains("nobody leads"), "{text}");
+        assert!(text.contains("the pool has no leader"), "{text}");
     }
 
     #[test]
