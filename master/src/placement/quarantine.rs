@@ -5,7 +5,7 @@
 //!                                 (journal)        (delayed)      (tickets)
 //! ```
 //!
-//! What has been here for longer than [`PATIENCE`] is *stuck*: a process holds it, a lease runs, or its
+//! What has been here for longer than `PATIENCE` is *stuck*: a process holds it, a lease runs, or its
 //! node is silent. Eviction counts on the rest as free room to come, and on what is stuck no more.
 //!
 //! Small neighbours that are freed together are fenced together, as one range under the highest of their
