@@ -35,7 +35,7 @@ pub(crate) async fn begin(
             let moved_to = set_aside(&directory)?;
             tracing::warn!(
                 error = %damage, moved_to = %moved_to.display(),
-                "--accept-empty-store: the metadata is set aside, and an empty pool begins"
+                "damaged metadata set aside (--accept-empty-store), starting an empty pool"
             );
             try_once(config, clock, metrics).await
         }

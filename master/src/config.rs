@@ -41,7 +41,7 @@ pub struct Config {
     pub etcd_cert: Option<PathBuf>,
     /// Its key, PEM.
     pub etcd_key: Option<PathBuf>,
-    /// How long a leader leads that etcd does not hear of.
+    /// Leader lease TTL in etcd: without a renewal for this long, another master may lead.
     #[serde(with = "humantime_serde")]
     pub leader_ttl: Duration,
     /// Whether the leader compacts etcd's history and defragments its files. That is of the whole etcd:
@@ -230,10 +230,7 @@ impl Config {
             );
         }
         if self.etcd_password_file.is_some() && self.etcd_user.is_empty() {
-            return invalid(
-                "etcd_password_file",
-                "given without etcd_user: whose password it is is not known".into(),
-            );
+            return invalid("etcd_password_file", "requires etcd_user".into());
         }
         if self.etcd_cert.is_some() != self.etcd_key.is_some() {
             let (given, missing) = match self.etcd_cert {
@@ -247,23 +244,23 @@ impl Config {
         {
             return invalid(
                 "etcd_ca",
-                "not given: etcd's certificates cannot be checked".into(),
+                "required to verify etcd's certificate: name the CA file".into(),
             );
         }
         if self.max_batch_keys == 0 {
-            return invalid("max_batch_keys", "zero".into());
+            return invalid("max_batch_keys", "must be at least 1".into());
         }
         if self.max_waiting < LEAST_WAITING {
             return invalid(
                 "max_waiting",
                 format!(
-                    "{} is less than {LEAST_WAITING}, what one call may take",
+                    "{} is less than {LEAST_WAITING}, the most that one call may hold",
                     self.max_waiting
                 ),
             );
         }
         if self.max_connections == 0 {
-            return invalid("max_connections", "0 would let nobody in".into());
+            return invalid("max_connections", "0 would refuse every connection".into());
         }
         Ok(())
     }

@@ -7,25 +7,25 @@ use kvpool_daemon::telemetry::LogFormat;
 use serde::Serialize;
 use std::path::PathBuf;
 
-const ABOUT: &str = "kvmaster knows which block of the pool lies where.
+const ABOUT: &str = "kvmaster holds the pool's metadata: which block lies on which store node.
 
-It hands out room for puts, answers where blocks are, and makes room by evicting the least recently
-used. It never touches a block's bytes: these go between clients and kvstore-nodes.
+It reserves room for puts, answers lookups, and evicts blocks when the pool is full. Block bytes
+never pass through it: clients and kvstore-nodes exchange them directly.
 
-Start one, then nodes that point at it:
+Start a master, then nodes that point at it:
 
     kvmaster --data-dir /var/lib/kvmaster --listen 0.0.0.0:7070 --advertise HOST
     kvstore-node --master http://HOST:7070 --segment 8GiB --listen 0.0.0.0:7072 --advertise THIS_HOST
 
 Every flag can also be set in a TOML file (--config) under the same name with underscores, or in the
-environment (KVMASTER_LEASE_TTL=10s). Flags win over the environment, it over the file.";
+environment (KVMASTER_LEASE_TTL=10s). Flags override the environment, which overrides the file.";
 
 /// What the command line gave.
 #[derive(Debug, clap::Parser, Serialize)]
 #[command(
     name = "kvmaster",
     version,
-    about = "Knows which block of the pool lies where",
+    about = "Holds the metadata of a kvpool: which block lies on which store node",
     long_about = ABOUT
 )]
 pub struct Flags {
@@ -33,28 +33,28 @@ pub struct Flags {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
-    /// Print the settings that would be used, as TOML, and exit
+    /// Print the effective settings as TOML and exit
     #[arg(long)]
     #[serde(skip)]
     pub print_config: bool,
-    /// Serve clients and nodes here, in gRPC and in frames [default: 127.0.0.1:7070]
+    /// Address that serves clients and nodes, over gRPC and frames [default: 127.0.0.1:7070]
     #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     listen: Option<String>,
-    /// Serve /metrics, /healthz, /readyz and /api/v1 here [default: 127.0.0.1:7071]
+    /// Address that serves /metrics, /healthz, /readyz and /api/v1 [default: 127.0.0.1:7071]
     #[arg(long, value_name = "HOST:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     http_listen: Option<String>,
-    /// Tell others to reach --listen here; needed with etcd when listening on 0.0.0.0 [default: the
-    /// listening address, or nothing on 0.0.0.0]
+    /// Address of --listen as other machines reach it; required with etcd when listening on 0.0.0.0
+    /// [default: the listening address, or none on 0.0.0.0]
     #[arg(long, value_name = "HOST[:PORT]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     advertise: Option<String>,
-    /// Keep the metadata in etcd: its servers, separated by commas
+    /// Keep the metadata in etcd: URLs of its servers, separated by commas
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd: Option<Vec<String>>,
-    /// The pool's name in etcd's keys, the same for all its masters [default: default]
+    /// Name of the pool in etcd's keys; the same on all masters of the pool [default: default]
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     cluster: Option<String>,
@@ -62,28 +62,28 @@ pub struct Flags {
     #[arg(long, value_name = "USER")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd_user: Option<String>,
-    /// The file that holds the password of --etcd-user
+    /// File that holds the password of --etcd-user
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd_password_file: Option<PathBuf>,
-    /// Check etcd's certificates against these
+    /// CA certificates that verify etcd's certificate
     #[arg(long, value_name = "PEM")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd_ca: Option<PathBuf>,
-    /// Show etcd this certificate
+    /// Client certificate that this master presents to etcd
     #[arg(long, value_name = "PEM")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd_cert: Option<PathBuf>,
-    /// The certificate's key
+    /// Private key of --etcd-cert
     #[arg(long, value_name = "PEM")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd_key: Option<PathBuf>,
-    /// Another master may lead when etcd has not heard of this one for so long [default: 3s]
+    /// Leader lease TTL in etcd: without a renewal for this long, another master may lead [default: 3s]
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     leader_ttl: Option<String>,
-    /// Whether the leader compacts etcd's history and defragments its files, of the whole etcd and not of
-    /// its own keys alone; say false where others share it [default: true]
+    /// Let the leader compact and defragment etcd. Both act on the whole etcd: set false if other
+    /// applications share it [default: true]
     #[arg(long, value_name = "BOOL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd_compact: Option<bool>,
@@ -91,83 +91,84 @@ pub struct Flags {
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     data_dir: Option<PathBuf>,
-    /// When the metadata in --data-dir is damaged, incomplete or foreign: set it aside and begin an empty
+    /// If the metadata in --data-dir is damaged, incomplete or foreign, set it aside and start an empty
     /// pool, instead of refusing to start
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     accept_empty_store: bool,
-    /// Answer a commit once it is on disk, or at once from memory: a crash then loses the commits of about
-    /// the last 50 ms, or, while the disk or etcd stalls, up to some 32,768 of however long that lasts
+    /// Answer a commit when it is on stable storage (durable), or at once (memory). With memory, a crash
+    /// loses about the last 50 ms of commits; if the disk or etcd stalls, up to about 32,768 commits
     /// [default: durable]
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     commit_ack: Option<CommitAck>,
-    /// Never use more than this share of a segment; reaching it starts eviction [default: 0.95]
+    /// High watermark: the largest share of a segment that may be used [default: 0.95]
     #[arg(long, value_name = "SHARE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     eviction_high_watermark_ratio: Option<f64>,
-    /// Evict down to the high watermark less this share of the pool [default: 0.05]
+    /// Reserve below the high watermark, as a share of the pool. Eviction starts when less than half of
+    /// the reserve is free and stops when all of it is free [default: 0.05]
     #[arg(long, value_name = "SHARE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     eviction_ratio: Option<f64>,
-    /// Evict leaves of chains first, oldest first (prefix), or plainly the oldest (lru) [default:
-    /// prefix]
+    /// Eviction order: the oldest leaf of a chain first (prefix), or the oldest block first (lru)
+    /// [default: prefix]
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     eviction_policy: Option<Policy>,
-    /// Protect what a reader was told for this long [default: 5s]
+    /// Lease TTL: how long a lookup protects a block against eviction [default: 5s]
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     lease_ttl: Option<String>,
-    /// Let no put write for longer than this [default: 60s]
+    /// Longest time that a put may take to write its bytes [default: 60s]
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_grant_ttl: Option<String>,
-    /// Let no put wait for room longer than this [default: 60s]
+    /// Longest time that a put may wait for room [default: 60s]
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_wait: Option<String>,
-    /// Have nodes speak this often [default: 500ms]
+    /// Interval between a node's heartbeats [default: 500ms]
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     heartbeat_interval: Option<String>,
-    /// Avoid a node that has been silent for this long, and keep its blocks [default: 3s]
+    /// Suspect a node after this long without a heartbeat: it is avoided, its blocks stay [default: 3s]
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     suspect_after: Option<String>,
-    /// Give up a node that has been silent for this long, and its blocks [default: 10m]
+    /// Drop a node and its blocks after this long without a heartbeat [default: 10m]
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     drop_after: Option<String>,
-    /// Refuse larger blocks [default: 1GiB, which is also the most]
+    /// Largest block that a put may store; at most 1GiB [default: 1GiB]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_block_size: Option<String>,
-    /// Refuse requests of more keys; clients split theirs [default: 16384]
+    /// Most keys in one request; clients split larger batches [default: 16384]
     #[arg(long, value_name = "KEYS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_batch_keys: Option<u32>,
-    /// Let waiting commits hold this much memory, and other waiting calls as much [default: 1GiB]
+    /// Memory limit of waiting commits; other waiting calls get the same limit [default: 1GiB]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_waiting: Option<String>,
-    /// Refuse to create more namespaces [default: 65536]
+    /// Most namespaces that the pool may have [default: 65536]
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_namespaces: Option<u32>,
-    /// Serve this many connections of clients and nodes; a client has three and a node one [default: 8192]
+    /// Most connections of clients and nodes; a client opens three, a node one [default: 8192]
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_connections: Option<usize>,
-    /// Use so much memory to carry a store of format 1 over, once [default: 2MiB]
+    /// Memory for the one-time migration of a store of format 1 [default: 2MiB]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     store_cache: Option<String>,
-    /// Write the addresses to this file as JSON once serving
+    /// Write the addresses to this file as JSON when the master serves
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     ready_file: Option<PathBuf>,
-    /// Log lines for people (text) or for collectors (json) [default: text]
+    /// Format of log lines: for people (text) or for collectors (json) [default: text]
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     log_format: Option<LogFormat>,

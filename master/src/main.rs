@@ -37,7 +37,7 @@ async fn run() -> anyhow::Result<()> {
     let server = tokio::select! {
         server = Server::start(config) => server?,
         signal = &mut shutdown => {
-            tracing::info!(%signal, "stopped before it served");
+            tracing::info!(%signal, "stopped during start");
             return Ok(());
         }
     };
@@ -45,12 +45,12 @@ async fn run() -> anyhow::Result<()> {
         signal = shutdown => tracing::info!(%signal, "stopping"),
         why = server.failed() => {
             server.stop().await;
-            anyhow::bail!("ended, since it cannot go on: {why}");
+            anyhow::bail!("kvmaster cannot continue and stopped: {why}");
         }
         later = server.superseded() => {
             server.stop().await;
             let epoch = later?;
-            anyhow::bail!("a node knows a later term: epoch {epoch} is stored, start again to lead");
+            anyhow::bail!("a node reported a later term: stored epoch {epoch}; restart kvmaster to lead");
         }
     }
     server.stop().await;

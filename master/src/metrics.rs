@@ -77,89 +77,104 @@ impl Metrics {
         };
         let eviction_seconds = Histogram::with_opts(HistogramOpts::new(
             "kvpool_master_eviction_round_seconds",
-            "How long eviction rounds took.",
+            "Duration of eviction rounds, in seconds.",
         ))?;
         registry.register(Box::new(eviction_seconds.clone()))?;
         Ok(Self {
-            keys_looked_up: counter("keys_looked_up_total", "Keys that lookups asked for.")?,
-            keys_found: counter("keys_found_total", "Keys that lookups found.")?,
+            keys_looked_up: counter("keys_looked_up_total", "Keys that clients looked up.")?,
+            keys_found: counter("keys_found_total", "Keys that lookups found in the pool.")?,
             prefix_blocks_asked: counter(
                 "prefix_blocks_asked_total",
-                "Blocks of the chains that match_prefix was asked about.",
+                "Blocks in the chains of match_prefix requests.",
             )?,
             prefix_blocks_matched: counter(
                 "prefix_blocks_matched_total",
-                "Leading blocks that match_prefix found.",
+                "Leading blocks of those chains found in the pool.",
             )?,
-            blocks_committed: counter("blocks_committed_total", "Blocks made visible.")?,
-            bytes_committed: counter("bytes_committed_total", "Bytes of blocks made visible.")?,
-            blocks_removed: counter("blocks_removed_total", "Blocks removed at someone's word.")?,
+            blocks_committed: counter(
+                "blocks_committed_total",
+                "Blocks committed: readers can find them.",
+            )?,
+            bytes_committed: counter("bytes_committed_total", "Bytes of committed blocks.")?,
+            blocks_removed: counter(
+                "blocks_removed_total",
+                "Blocks removed by explicit request.",
+            )?,
             blocks_evicted: counter("blocks_evicted_total", "Blocks evicted to make room.")?,
-            bytes_evicted: counter("bytes_evicted_total", "Bytes of the blocks evicted.")?,
+            bytes_evicted: counter("bytes_evicted_total", "Bytes of evicted blocks.")?,
             put_waits: counter("put_waits_total", "Puts that had to wait for room.")?,
             puts_called: counter(
                 "puts_called_total",
-                "Calls of puts that waited for room, when there was some.",
+                "Times a waiting put was woken to take room.",
             )?,
             put_passes: counter(
                 "put_passes_total",
-                "Passes over batches of puts: one a put, and one a call or an end of another writer.",
+                "Passes over batches of puts: one per put, plus one per wake-up or end of another writer.",
             )?,
-            eviction_rounds: counter("eviction_rounds_total", "Eviction rounds.")?,
+            eviction_rounds: counter("eviction_rounds_total", "Eviction rounds run.")?,
             eviction_rounds_beyond_target: counter(
                 "eviction_rounds_beyond_target_total",
-                "Eviction rounds that took a whole block more than their target.",
+                "Eviction rounds whose last victim was not needed to reach their target.",
             )?,
             eviction_seconds,
-            grants_expired: counter("grants_expired_total", "Puts whose grants ran out.")?,
+            grants_expired: counter(
+                "grants_expired_total",
+                "Puts whose grants expired before the commit.",
+            )?,
             blocks_lost: counter(
                 "blocks_lost_total",
-                "Blocks whose last copy went with its node.",
+                "Blocks whose last replica was lost with its node.",
             )?,
             checksum_reports: counter(
                 "checksum_reports_total",
-                "Copies that clients reported as not matching their checksum.",
+                "Replicas that clients reported with a checksum mismatch.",
             )?,
             unreachable_reports: counter(
                 "unreachable_reports_total",
-                "Copies that clients reported as unreachable.",
+                "Replicas that clients reported as unreachable.",
             )?,
             replicas_corrupt: counter(
                 "replicas_corrupt_total",
-                "Copies that their own node found not to match their checksum.",
+                "Replicas whose own node found a checksum mismatch.",
             )?,
-            used_bytes: gauge("used_bytes", "Bytes of blocks, grants and quarantine.")?,
-            capacity_bytes: gauge("capacity_bytes", "Bytes of the segments of live nodes.")?,
-            quarantine_bytes: gauge("quarantine_bytes", "Bytes on their way to being free.")?,
+            used_bytes: gauge("used_bytes", "Used bytes: blocks, grants and quarantine.")?,
+            capacity_bytes: gauge(
+                "capacity_bytes",
+                "Capacity: bytes of the segments of live nodes.",
+            )?,
+            quarantine_bytes: gauge(
+                "quarantine_bytes",
+                "Bytes in quarantine: freed, not yet reusable.",
+            )?,
             above_watermark_ms: gauge(
                 "above_watermark_milliseconds_max",
-                "The longest time for which more than the high watermark was used.",
+                "Longest time that usage stayed above the high watermark.",
             )?,
             standing: Standing {
-                leads: gauge("leads", "1 on the master that leads, 0 on all others.")?,
-                epoch: gauge("epoch", "The latest term that is known here.")?,
+                leads: gauge("leads", "1 on the leader, 0 on all other masters.")?,
+                epoch: gauge("epoch", "Epoch of the latest term that this master knows.")?,
                 log_applied: gauge(
                     "log_applied",
-                    "The last group of the log that is held here.",
+                    "Last group of the log that this master has applied.",
                 )?,
-                log_last: gauge("log_last", "The last group of the log in the store.")?,
-                log_cut: gauge("log_cut", "The groups through this one have been cut.")?,
+                log_last: gauge("log_last", "Last group of the log in the metadata store.")?,
+                log_cut: gauge("log_cut", "Last group that was cut from the log.")?,
                 snapshot_oldest: gauge(
                     "snapshot_oldest",
-                    "The last group that the oldest snapshot contains.",
+                    "Last group that the oldest snapshot contains.",
                 )?,
-                store_bytes: gauge("store_bytes", "Bytes that the metadata store takes.")?,
+                store_bytes: gauge("store_bytes", "Size of the metadata store, in bytes.")?,
                 store_in_use_bytes: gauge(
                     "store_in_use_bytes",
-                    "Bytes of the metadata store that are not free.",
+                    "Bytes of the metadata store in use.",
                 )?,
-                store_alarms: gauge("store_alarms", "Alarms that etcd has raised.")?,
+                store_alarms: gauge("store_alarms", "Active etcd alarms.")?,
                 term_left_ms: gauge(
                     "term_left_milliseconds",
-                    "How long the term lasts if etcd hears no more of this master.",
+                    "Time until the leader lease expires without a renewal.",
                 )?,
             },
-            terms_begun: counter("terms_begun_total", "Terms that this master has led.")?,
+            terms_begun: counter("terms_begun_total", "Terms that this master began.")?,
             above_for: Mutex::default(),
             registry,
         })

@@ -98,7 +98,7 @@ impl Server {
             write_ready_file(&file, addresses.0, addresses.1)?;
         }
         let (grpc, http) = addresses;
-        tracing::info!(%grpc, %http, role = seat.role().label(), "kvmaster serves");
+        tracing::info!(%grpc, %http, role = seat.role().label(), "kvmaster serving");
         Ok(Self {
             lead,
             grpc,

@@ -56,7 +56,7 @@ impl Candidate {
             Ok(store) => Some(store),
             // It may come: until then the seat says what is waited for.
             Err(error) if error.is_retryable() => {
-                tracing::warn!(%error, "etcd is waited for");
+                tracing::warn!(%error, "etcd not available, retrying");
                 seat.wait(error.to_string());
                 None
             }
@@ -82,7 +82,7 @@ impl Candidate {
         if let Some(task) = self.task.lock().await.take()
             && task.await.is_err()
         {
-            tracing::error!("the task of the election ended on a fault");
+            tracing::error!("election task panicked");
         }
     }
 }
@@ -144,7 +144,7 @@ impl Stand {
                 },
                 Err(error) => error.to_string(),
             };
-            tracing::warn!(reason, "the metadata store cannot be opened");
+            tracing::warn!(reason, "metadata store not opened, retrying");
             self.seat.wait(reason);
             sleep(RETRY).await;
         }

@@ -76,7 +76,7 @@ async fn keep(
         match EtcdStore::open(options).await {
             Ok(store) => break store,
             Err(error) => {
-                tracing::warn!(%error, "the connection that renews the lease cannot be opened");
+                tracing::warn!(%error, "leader lease: renewal connection failed, retrying");
                 tokio::time::sleep(RETRY).await;
             }
         }
@@ -91,7 +91,7 @@ async fn keep(
             }
             Ok(None) => return,
             Err(error) => {
-                tracing::warn!(%error, "the leader's lease was not renewed");
+                tracing::warn!(%error, "leader lease: renewal failed, retrying");
                 RETRY
             }
         };

@@ -44,7 +44,7 @@ impl Groups {
                     let _left = sender.send(Err(error)).await;
                     return;
                 }
-                tracing::debug!(%error, "the log is followed again");
+                tracing::debug!(%error, "log watch failed, retrying");
                 sleep(RETRY).await;
             }
         });
@@ -80,7 +80,7 @@ async fn look_at_cut(store: Arc<EtcdStore>, cut: Arc<AtomicU64>) {
         sleep(LOOK_AT_CUT).await;
         match store.log_span().await {
             Ok(span) => cut.store(span.cut.0, Ordering::Relaxed),
-            Err(error) => tracing::debug!(%error, "where the log was cut is not known"),
+            Err(error) => tracing::debug!(%error, "log cut position not read"),
         }
     }
 }

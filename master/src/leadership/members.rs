@@ -54,7 +54,7 @@ pub(super) async fn tell(seat: Arc<Seat>, store: Arc<EtcdStore>, claim: Claim, c
     loop {
         times.tick().await;
         if let Err(error) = tell_once(&seat, &store, &claim, cluster, &mut lease).await {
-            tracing::debug!(%error, "the other masters were not told of this one");
+            tracing::debug!(%error, "member list or store status not updated, retrying");
             lease = None;
         }
     }
@@ -136,7 +136,7 @@ pub async fn report_alone(seat: Arc<Seat>, store: Arc<dyn MetadataStore>) {
                 });
             }
             Err(StoreError::Closed) => return,
-            Err(error) => tracing::debug!(%error, "the store did not say how it is"),
+            Err(error) => tracing::debug!(%error, "metadata store status not read"),
         }
     }
 }

@@ -34,7 +34,7 @@ impl Observer {
         let task = tokio::spawn(async move {
             loop {
                 if let Err(error) = watch(&store, &told).await {
-                    tracing::warn!(%error, "the leader's key cannot be watched");
+                    tracing::warn!(%error, "watch of the leader key failed, retrying");
                 }
                 tokio::time::sleep(RETRY).await;
             }

@@ -212,9 +212,9 @@ impl Seat {
             epoch: epoch.max(state.known.epoch),
         };
         state.reason = if leader.is_empty() {
-            "nobody leads at the moment".to_owned()
+            "no master leads at the moment".to_owned()
         } else {
-            format!("this master stands by; {leader} leads")
+            format!("this master is a standby; {leader} leads")
         };
     }
 

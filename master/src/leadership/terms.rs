@@ -39,7 +39,7 @@ const REVOKING: Duration = Duration::from_secs(1);
 /// Why standing by ended without a lead.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("the metadata store: {0}")]
+    #[error("metadata store: {0}")]
     Store(#[from] StoreError),
     #[error("the metadata cannot be loaded: {0}")]
     Load(#[from] RecoveryError),
@@ -47,11 +47,11 @@ enum Failure {
     Apply(#[from] ApplyError),
     #[error("the term could not begin: {0}")]
     Start(#[from] StartError),
-    #[error("the term could not begin in {}", humantime::format_duration(*.0))]
+    #[error("the term did not begin within {}", humantime::format_duration(*.0))]
     Slow(Duration),
     #[error("a thread cannot be started: {0}")]
     Thread(#[from] std::io::Error),
-    #[error("loading the metadata ended on a fault")]
+    #[error("the thread that loads the metadata panicked")]
     Fault,
 }
 
@@ -147,7 +147,7 @@ impl Run {
                         _ => RETRY,
                     };
                     let retry = humantime::format_duration(wait);
-                    tracing::warn!(%error, %retry, "standing by begins anew");
+                    tracing::warn!(%error, %retry, "standby failed, reloading the metadata");
                     self.stand
                         .seat
                         .wait(format!("{error}; next try in {retry}"));
@@ -184,7 +184,7 @@ impl Run {
                         // The watch will say who won.
                         Ok(None) => {}
                         Err(error) => {
-                            tracing::warn!(%error, "the election could not be held");
+                            tracing::warn!(%error, "campaign failed, retrying");
                             self.stand.seat.wait(error.to_string());
                             if matches!(error, Failure::Store(StoreError::NoSpace)) {
                                 self.make_room().await;
@@ -264,7 +264,7 @@ impl Run {
         tracing::warn!(
             leader = leader.claim.address,
             epoch = %leader.epoch,
-            "nobody listens where the leader should: its lease is revoked"
+            "leader refuses connections, revoking its lease"
         );
         self.revoked = Some(Instant::now());
         self.revoke(leader.lease).await;
@@ -273,16 +273,16 @@ impl Run {
     async fn revoke(&self, lease: LeaseId) {
         match timeout(REVOKING, self.store.revoke_lease(lease)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "a lease was not revoked: it runs out"),
-            Err(_) => tracing::warn!("a lease was not revoked in time: it runs out"),
+            Ok(Err(error)) => tracing::warn!(%error, "lease not revoked, it will expire"),
+            Err(_) => tracing::warn!("lease not revoked in time, it will expire"),
         }
     }
 
     /// A full etcd takes no lease. Who leads makes room in it; when nobody does, whoever would does.
     async fn make_room(&self) {
         match self.store.maintain(kvpool_types::Epoch(0)).await {
-            Ok(done) => tracing::info!(?done, "room was to be made in etcd"),
-            Err(error) => tracing::warn!(%error, "no room was made in etcd"),
+            Ok(done) => tracing::info!(?done, "etcd full: maintenance done"),
+            Err(error) => tracing::warn!(%error, "etcd full: maintenance failed"),
         }
         // History is kept for some seconds before it may be forgotten.
         sleep(MAKE_ROOM).await;
@@ -391,13 +391,13 @@ impl Run {
         let tending = tokio::spawn(tend(Arc::clone(&self.store), Arc::clone(&elected.term)));
         let why = loop {
             tokio::select! {
-                () = told(&mut stopped) => break "it is stopped".to_owned(),
+                () = told(&mut stopped) => break "kvmaster is stopping".to_owned(),
                 () = elected.keeper.lost() => {
                     break "etcd no longer knows this master's lease".to_owned();
                 }
                 later = pool.superseded() => break match pool.give_way(later).await {
-                    Ok(_) => format!("a node knows epoch {later}"),
-                    Err(error) => format!("a node knows epoch {later}, and {error}"),
+                    Ok(_) => format!("a node reported the later epoch {later}"),
+                    Err(error) => format!("a node reported the later epoch {later}, and {error}"),
                 },
                 _ = leading.changed() => {
                     let now = leading.borrow_and_update().clone();
@@ -420,7 +420,7 @@ impl Run {
                         leads_since = Instant::now();
                     }
                     if leads_since.elapsed() >= SILENCE * 2 && self.is_cut_off(pool) {
-                        break "nobody reaches this master, and standbys are called".to_owned();
+                        break "no client and fewer than half of the nodes reach this master, but a standby is reached".to_owned();
                     }
                 }
             }
@@ -459,7 +459,7 @@ impl Run {
     }
 
     async fn step_down(&self, elected: Elected, pool: &Arc<Pool>, why: String) {
-        tracing::warn!(epoch = %pool.epoch, why, "steps down");
+        tracing::warn!(epoch = %pool.epoch, why, "stepping down");
         let is_stopping = *self.stand.stopped.borrow();
         elected.term.end();
         if !is_stopping {
@@ -493,8 +493,8 @@ async fn tend(store: Arc<EtcdStore>, term: Arc<Term>) {
     while !term.is_over() {
         times.tick().await;
         match store.maintain(term.epoch).await {
-            Ok(done) => tracing::debug!(?done, "the metadata store was tended"),
-            Err(error) => tracing::warn!(%error, "the metadata store was not tended"),
+            Ok(done) => tracing::debug!(?done, "metadata store maintained"),
+            Err(error) => tracing::warn!(%error, "metadata store maintenance failed"),
         }
     }
 }

@@ -255,7 +255,7 @@ impl Node {
                 NodeState::Live
             };
             self.set_state(state);
-            tracing::info!(node = %self.name, "node is {}", state.label());
+            tracing::info!(node = %self.name, state = state.label(), "node state changed");
         }
         welcomed || back
     }

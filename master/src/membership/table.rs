@@ -129,7 +129,7 @@ impl Members {
                 lost.push(Arc::clone(node));
             } else if silent >= patience && node.is_readable() {
                 node.set_state(NodeState::Suspect);
-                tracing::warn!(node = %node.name, silent_ms = silent.as_millis(), "node is suspect");
+                tracing::warn!(node = %node.name, silent_ms = silent.as_millis(), "node suspect: no heartbeat");
             }
         }
         lost

@@ -91,7 +91,7 @@ impl Replica {
                 key = %dropped.key,
                 segment = %place.segment,
                 offset = %place.offset,
-                "a block is said to lie where a later one lies, or outside its segment: it is left out"
+                "replica dropped from the metadata: its extent overlaps a later block or exceeds its segment"
             );
         }
     }
@@ -199,7 +199,7 @@ impl Replica {
                     key = %block.key,
                     segment = %id,
                     %offset,
-                    "two blocks are said to lie in one place: the later one is left out"
+                    "replica dropped from the metadata: its extent is not free or exceeds its segment"
                 ),
             }
         }

@@ -204,7 +204,7 @@ async fn converse(pool: &Arc<Pool>, node: &Arc<Node>, inbox: &mut Streaming<prot
             Ok(Some(message)) => message,
             Ok(None) => return,
             Err(error) => {
-                tracing::info!(node = %node.name, %error, "session broke");
+                tracing::info!(node = %node.name, %error, "node session failed");
                 return;
             }
         };
@@ -238,7 +238,7 @@ async fn converse(pool: &Arc<Pool>, node: &Arc<Node>, inbox: &mut Streaming<prot
                 return;
             }
             FromNode::Register(_) => {
-                tracing::warn!(node = %node.name, "a session registers once: it is ended");
+                tracing::warn!(node = %node.name, "second registration in one session, closing the session");
                 return;
             }
         }

@@ -180,7 +180,7 @@ impl Connection {
                     let answers = Arc::clone(&self.answers);
                     let answered = async move {
                         if let Err(error) = answers.send_from_task(call.await).await {
-                            tracing::debug!(%error, "an answer was not sent");
+                            tracing::debug!(%error, "reply not sent");
                         }
                     };
                     waiting.spawn(place, answered, runtime);

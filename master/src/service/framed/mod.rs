@@ -140,13 +140,13 @@ async fn accept_all(
                 greetings.spawn(async move {
                     match sort(&shared, stream, peer, caller, &grpc).await {
                         Ok(()) => {}
-                        Err(error) => tracing::debug!(%peer, %error, "a caller failed"),
+                        Err(error) => tracing::debug!(%peer, %error, "connection failed"),
                     }
                 });
             }
             Err(error) => {
                 // Most likely there are no descriptors left. Callers hold some.
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "connection not accepted; check the limit of open files");
                 if !shared.callers.displace_oldest() {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
