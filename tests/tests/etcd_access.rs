@@ -102,8 +102,11 @@ async fn what_etcd_refuses_ends_kvmaster_with_the_reason() {
         (all.clone(), "invalid user ID or password"),
         (no_user, "permission denied"),
         (without(&all, "--etcd-key"), "given without etcd_key"),
-        (without(&all, "--etcd-ca"), "certificates cannot be checked"),
-        (without(&all, "--etcd-user"), "given without etcd_user"),
+        (
+            without(&all, "--etcd-ca"),
+            "required to verify etcd's certificate",
+        ),
+        (without(&all, "--etcd-user"), "requires etcd_user"),
     ] {
         let ended = Daemon::start("kvmaster", directory.path(), "kvmaster", &flags).unwrap_err();
         let said = ended.to_string();
