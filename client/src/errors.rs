@@ -72,7 +72,7 @@ pub enum PutError {
     /// All bytes were written, and the answer to the commit was lost: the block may be visible or
     /// not. Putting it again settles it.
     #[error(
-        "the answer to the commit was lost ({code}: {message}): the block may be visible or not; put it again to be sure"
+        "the answer to the commit was lost ({code}: {message}): the block may be visible or not; put it again"
     )]
     OutcomeUnknown {
         /// The stable code of the last attempt.

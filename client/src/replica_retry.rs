@@ -85,7 +85,7 @@ impl<'a> ReplicaRetry<'a> {
             }
             if !self.is_reachable(&located) {
                 return Err(GetError::NotLocal(
-                    "no replica is on a node of this host that serves shared memory, or shared memory is switched off".into(),
+                    "no node of this host serves a replica over shared memory, or shared memory is off".into(),
                 ));
             }
             // All have failed. The master hears of it and is asked again; if it still names them

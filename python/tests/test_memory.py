@@ -183,7 +183,7 @@ def test_an_array_on_a_gpu_that_cannot_be_used_as_asked_says_why(pool: kvpool.Po
     wrong = {
         "contiguous": CudaArray(memory, strides=memory.T.strides),
         "read-only": CudaArray(memory, data=(int(memory.ctypes.data), True)),
-        "no bytes": CudaArray(memory, typestr="|O8"),
+        "cannot be bytes": CudaArray(memory, typestr="|O8"),
     }
     for why, array in wrong.items():
         (failed,) = pool.batch_get([next(_keys)], [array])

@@ -68,7 +68,7 @@ pub enum StartError {
         master: String,
     },
     /// The Unix socket cannot be served.
-    #[error("cannot serve the Unix socket {}: {source}; choose another path with --shm-path, or pass --no-shm", path.display())]
+    #[error("cannot serve the Unix socket {}: {source}; set --shm-path, or --no-shm", path.display())]
     Socket {
         /// Where it was to be.
         path: PathBuf,

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! * [`Seat`] is what the ports see of it: the pool that is led here, or who leads elsewhere.
-//! * [`Candidate`] starts and ends the task that goes through this (`terms`); `keeper` renews the term on a thread of its
-//!   own; `watchdog` tells whether anything listens where the leader should.
+//! * [`Candidate`] starts and ends the task that goes through this (`terms`); `keeper` renews the term on a thread of
+//!   its own; `watchdog` tells whether anything listens where the leader should.
 //! * `members` tells the other masters of this one, and this one of them and of the store.
 //!
 //! **Architecture Invariant:** safety rests on the store alone. Every write of a term is compared with

@@ -420,7 +420,7 @@ impl Run {
                         leads_since = Instant::now();
                     }
                     if leads_since.elapsed() >= SILENCE * 2 && self.is_cut_off(pool) {
-                        break "no client and fewer than half of the nodes reach this master, but a standby is reached".to_owned();
+                        break "fewer than half of the nodes and no client reach this master".to_owned();
                     }
                 }
             }

@@ -104,8 +104,8 @@ fn tenth(moment: Millis) -> u64 {
     moment.0 / 100
 }
 
-/// Under which key an extent counts as room to come. Leases of the term before are a guess: a put that waited for all of
-/// them would stall after a restart.
+/// Under which key an extent counts as room to come. Leases of the term before are a guess: a put that waited for
+/// all of them would stall after a restart.
 fn coming_key(item: &Freed) -> Option<(u64, SegmentId)> {
     let counts = item.stuck && item.grant.is_some();
     counts.then(|| (tenth(item.not_before), item.segment.id))

@@ -1,8 +1,8 @@
 //! The blocks that were put in this term, while a floor of leases lasts.
 //!
-//! After a restart or a fail-over nobody knows the leases of the term before. Its blocks count as leased until one lease
-//! has passed. Blocks that were put since have no such leases, so they alone may be evicted meanwhile: oldest put first,
-//! since they are few and have hardly been used.
+//! After a restart or a fail-over nobody knows the leases of the term before. Its blocks count as leased until one
+//! lease has passed. Blocks that were put since have no such leases, so they alone may be evicted meanwhile: oldest
+//! put first, since they are few and have hardly been used.
 //!
 //! ADR 0022 says why the floor does not protect these blocks.
 

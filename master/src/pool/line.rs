@@ -5,7 +5,8 @@
 //! before it. A put that is called makes one pass over its own batch and leaves, or stays where it stands.
 //!
 //! A demand may be larger than eviction can make room for while leases run. The first in line therefore keeps
-//! its place for [`HOLD`] at most after eviction has made room last. It then takes what there is. If that is nothing, it stands behind the others.
+//! its place for [`HOLD`] at most after eviction has made room last. It then takes what there is. If that is
+//! nothing, it stands behind the others.
 //!
 //! ADR 0022 says why waiting puts form a queue.
 

@@ -162,7 +162,7 @@ impl Connection {
                 Begun::Goes(mut call) => {
                     // Reading on is what lets the client end leases, and hear that this is there.
                     let Some(place) = waiting.place(&header) else {
-                        let reason = "the calls that wait hold as much memory as they may (max_waiting, or 64 MiB a connection)";
+                        let reason = "waiting calls hold all the memory they may (max_waiting, or 64 MiB a connection)";
                         let refused = refused(Code::TooManyHeld, reason);
                         let frame = failure(header.request, calls.epoch(), &refused);
                         self.answers.send(&frame)?;

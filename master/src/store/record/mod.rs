@@ -11,8 +11,9 @@
 //!
 //! A key is the number of an entry in the group's dictionary, then 32 bytes of digest or the text. An entry has
 //! a namespace and the text around the digest; it is spelled out at its first use. A version is its
-//! distance from the version before. So a block of one replica costs about 55 bytes. `shards` is the number of shards that the directory
-//! was cut into when a snapshot was made; 0 in the log. The CRC covers everything before it.
+//! distance from the version before. So a block of one replica costs about 55 bytes. `shards` is the number of
+//! shards that the directory was cut into when a snapshot was made; 0 in the log. The CRC covers everything before
+//! it.
 //!
 //! **What a later version may add** (ADR 0020). A new kind of record is *extended*: its fields are a protobuf
 //! message behind its length. A reader that does not know the kind skips it. At a record marked
