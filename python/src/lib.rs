@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Every call that can wait lets other Python threads run meanwhile ([`pyo3::Python::detach`]), and has
-//! a deadline; signals are heard meanwhile ([`interrupts`]). Memory that a caller names is lent for the length
-//! of the call only ([`loan`]).
+//! a deadline; signals are heard meanwhile (`interrupts`). Memory that a caller names is lent for the length
+//! of the call only (`loan`).
 //!
 //! ADR 0016 says why there is one module and two wheels.
 
