@@ -56,6 +56,8 @@ pub(crate) struct Settings {
     pub(crate) quick: bool,
     /// How many bytes transfers cycle through on each side.
     pub(crate) span: u64,
+    /// How long puts are measured after a node's death.
+    pub(crate) node_loss: Duration,
     /// How to reach pools; with a master, the pool that there is.
     pub(crate) connection: Connection,
     /// Between clients and daemons, and between the limits; without it all are on loopback.

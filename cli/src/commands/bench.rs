@@ -13,7 +13,7 @@ use bytesize::ByteSize;
 use clap::value_parser;
 use indicatif::ProgressBar;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Measure the pool against the limits of this machine
 ///
@@ -60,6 +60,9 @@ pub(crate) struct Args {
     /// Add the cases with 1,000,000 blocks in a pool
     #[arg(long)]
     large: bool,
+    /// How long full/node-loss measures puts after the node's death
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "9s")]
+    node_loss: Duration,
     /// Also write all results to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -125,6 +128,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             pairs,
             quick: args.quick,
             span,
+            node_loss: args.node_loss,
             connection: context.connection.clone(),
             veth,
         })

@@ -162,7 +162,9 @@ impl Runner {
             }
             tokio::time::sleep(LOOK * 10).await;
         }
-        let after = self.cost_of_a_put(running, "after", AFTER * 3).await?;
+        let after = self
+            .cost_of_a_put(running, "after", self.settings.node_loss)
+            .await?;
         Ok(after / before)
     }
 
