@@ -124,6 +124,9 @@ pub trait MetadataStore: Send + Sync + 'static {
     /// Adds a group at the position behind the last.
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError>;
 
+    /// Does what no caller of an append has to wait for. The journal calls it once the callers have their answers.
+    fn tidy_after_append(&self) {}
+
     /// Makes sure that the next append of `bytes` finds room, where that can be said beforehand.
     async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
         let _any = bytes;

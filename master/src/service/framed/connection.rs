@@ -11,7 +11,7 @@ use super::wire::{Error, answer, failure};
 use super::{Place, Shared};
 use crate::service::calls::Calls;
 use crate::service::refused::{Refused, refused};
-use crate::store::journal::lend_thread;
+use crate::store::journal::{end_loan, lend_thread};
 use futures::future::BoxFuture;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::frame::{Header, Op};
@@ -175,6 +175,7 @@ impl Connection {
                     };
                     if let Some(frame) = wait_for(&mut call, patience) {
                         self.answers.send(&frame)?;
+                        end_loan();
                         continue;
                     }
                     let answers = Arc::clone(&self.answers);

@@ -151,10 +151,16 @@ impl Log {
         self.write(Kind::Group, seq, epoch, group)?;
         self.span.last = seq;
         self.epoch = self.epoch.max(epoch);
-        if let Err(error) = self.active.mark_end(seq, epoch) {
+        Ok(())
+    }
+
+    /// Marks the end of the log, for [`Active::mark_end`]'s reason. A missing mark does no harm.
+    pub(super) fn mark_end(&mut self) {
+        if self.broken.is_none()
+            && let Err(error) = self.active.mark_end(self.span.last, self.epoch)
+        {
             tracing::debug!(%error, "the end of the log was not marked");
         }
-        Ok(())
     }
 
     fn write(

@@ -243,6 +243,15 @@ impl MetadataStore for EmbeddedStore {
         })
     }
 
+    fn tidy_after_append(&self) {
+        // Whoever holds the lock appends, and tidies up after that.
+        if let Some(mut open) = self.open.try_lock()
+            && let Some(open) = open.as_mut()
+        {
+            open.log.mark_end();
+        }
+    }
+
     async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
         self.with(|open| open.log.make_room(bytes))
     }

@@ -32,6 +32,7 @@ async fn filled(directory: &Path, closes: bool) {
     let epoch = store.begin_epoch(Epoch(3)).await.unwrap();
     for seq in 1..=GROUPS {
         store.append(epoch, LogSeq(seq), group(seq)).await.unwrap();
+        store.tidy_after_append();
         if LogSeq(seq) == CUT {
             for shard in [ShardIndex(0), ShardIndex::SYSTEM] {
                 let parts = vec![part(1), part(2)];

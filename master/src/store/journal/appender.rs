@@ -34,6 +34,7 @@ impl Thread {
                     if done.send(outcome).is_err() || !journal.send(Message::Appended) {
                         return;
                     }
+                    store.tidy_after_append();
                 }
             })?;
         Ok(Self {

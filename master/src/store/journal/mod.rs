@@ -9,12 +9,12 @@
 //! ```
 //!
 //! Every submission that waits when an append ends joins the next group. So any number of callers share one
-//! flush a group. The append thread appends a group with submissions that were answered from memory. The
-//! journal answers later submissions meanwhile.
+//! flush a group. The append thread appends a group for which no caller waits, because its submissions were answered
+//! from memory or are past events. The journal answers later submissions meanwhile.
 //!
 //! Architecture invariants:
 //! * Each callback runs once, under the journal's lock and in the order of the log. It runs after its group is
-//!   durable, except for [`Ack::Memory`].
+//!   durable, except for [`Ack::Memory`]. A past event holds up no [`Ack::Memory`] behind it.
 //! * A callback runs on the journal's thread. With nothing before it, it runs on the submitter's thread if
 //!   that thread is lent or the answer comes from memory.
 //! * A shard is captured while no append is under way and the next group is empty. The callbacks have then
@@ -49,7 +49,7 @@ pub enum Ack {
     /// In its turn, before its records are durable. They are appended up to 50 ms later together with others,
     /// and are lost if the master dies before. While the store stalls, the group under way and the next group,
     /// up to its full size, are answered so; later submissions wait. A submission behind a durable one waits
-    /// for it. Room in the queue is given back when the records are durable.
+    /// for it, unless that is a past event ([`Journal::insist`]). Room in the queue is given back when the records are durable.
     Memory,
 }
 
@@ -163,6 +163,8 @@ const FEW: usize = 32;
 thread_local! {
     /// Whether this thread may wait for the disk.
     static LENT: Cell<bool> = const { Cell::new(false) };
+    /// The store that this thread appended to while it was lent, until [`end_loan`].
+    static APPENDED: Cell<Option<Arc<dyn MetadataStore>>> = const { Cell::new(None) };
 }
 
 /// Runs `f` with this thread lent to the journal: an idle journal appends submissions of `f` on this thread.
@@ -178,6 +180,23 @@ pub(crate) fn lend_thread<T>(f: impl FnOnce() -> T) -> T {
     LENT.set(true);
     let _back = Back;
     f()
+}
+
+/// Does what an append on this lent thread left undone. The lender calls it once it has sent its answer, which a
+/// small write to the log would delay by some microseconds.
+pub(crate) fn end_loan() {
+    if let Some(store) = APPENDED.take() {
+        store.tidy_after_append();
+    }
+}
+
+/// Lets `store` tidy up after an append on this thread: at once, or at the end of the loan.
+fn after_loan(store: &Arc<dyn MetadataStore>) {
+    if LENT.get() {
+        APPENDED.set(Some(Arc::clone(store)));
+    } else {
+        store.tidy_after_append();
+    }
 }
 
 /// A handle to a running journal. When the last one is dropped, the journal writes what is queued

@@ -268,6 +268,73 @@ async fn memory_acks_come_at_once_but_never_before_a_durable_one_in_front() {
     assert_eq!(logged(&store).await, [gone(0), gone(1), gone(2)]);
 }
 
+/// Waits until `count` submissions are answered.
+async fn answered(seen: &Seen, count: usize) {
+    let limit = Instant::now() + Duration::from_secs(10);
+    while seen.lock().len() < count {
+        assert!(Instant::now() < limit, "a submission is not answered");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_past_event_that_waits_for_the_disk_holds_up_no_memory_ack_behind_it() {
+    let setup = setup(JournalOptions::default()).await;
+    let (store, journal) = (&setup.store, &setup.journal);
+    let seen = Seen::default();
+    let shut = store.gate.lock().await;
+    journal.insist(vec![gone(0)], Ack::Durable, note(&seen, 0));
+    in_append(store, 1).await;
+    let submit = async |id, ack| {
+        let submitted = journal.submit(vec![gone(id)], ack, note(&seen, id));
+        submitted.await.unwrap();
+    };
+    submit(1, Ack::Memory).await;
+    answered(&seen, 1).await;
+    journal.insist(vec![gone(2)], Ack::Durable, note(&seen, 2));
+    submit(3, Ack::Memory).await;
+    answered(&seen, 2).await;
+    submit(4, Ack::Durable).await;
+    submit(5, Ack::Memory).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(
+        seen.lock().len(),
+        2,
+        "5 waits for 4, which waits for the disk"
+    );
+    drop(shut);
+    journal.flush().await.unwrap();
+    let order: Vec<u32> = seen.lock().iter().map(|(id, _)| *id).collect();
+    assert_eq!(order, [1, 3, 0, 2, 4, 5]);
+    let all: Vec<Record> = (0..6).map(gone).collect();
+    assert_eq!(logged(store).await, all);
+}
+
+#[tokio::test]
+async fn a_memory_ack_that_came_before_a_past_event_in_time_stays_behind_it_in_the_log() {
+    let setup = setup(JournalOptions::default()).await;
+    let (store, journal) = (&setup.store, &setup.journal);
+    let seen = Seen::default();
+    let shut = store.gate.lock().await;
+    journal.insist(vec![gone(0)], Ack::Durable, note(&seen, 0));
+    in_append(store, 1).await;
+    let submitted = journal.submit(vec![gone(1)], Ack::Memory, note(&seen, 1));
+    submitted.await.unwrap();
+    answered(&seen, 1).await;
+    store.full.store(true, Ordering::SeqCst);
+    drop(shut);
+    let limit = Instant::now() + Duration::from_secs(10);
+    while journal.has_room().is_ok() {
+        assert!(Instant::now() < limit, "the append was not tried");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    store.full.store(false, Ordering::SeqCst);
+    answered(&seen, 2).await;
+    assert!(seen.lock().iter().all(|(_, outcome)| outcome.is_ok()));
+    journal.close().await;
+    assert_eq!(logged(store).await, [gone(0), gone(1)]);
+}
+
 #[tokio::test]
 async fn memory_acks_do_not_wait_for_the_append_of_others_and_the_queue_stays_bounded() {
     let options = JournalOptions {

@@ -11,7 +11,6 @@ use crate::store::record::{Encoder, Record};
 use crate::store::{LogSeq, MetadataStore, ShardIndex, StoreError};
 use kvpool_types::{Epoch, Length};
 use parking_lot::Mutex;
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
@@ -180,29 +179,28 @@ impl Drop for Fault {
 struct Group {
     encoder: Encoder,
     records: usize,
+    /// In the order of the log.
+    entries: Vec<Entry>,
+    /// The first entry that [`Worker::answer_from_memory`] has not passed.
+    next: usize,
+    /// Entries without an answer.
+    waiting: usize,
+    /// Of these the ones that are no past events: no later submission is answered before them.
+    ordered: usize,
     /// Whether a submission has been answered from memory.
     answered: bool,
-    waiting: VecDeque<Waiting>,
-    /// Submissions that were answered from memory, with their room.
-    settled: Vec<Settled>,
     /// When the first record came.
     begun: Option<Instant>,
 }
 
-/// A submission that is not answered yet.
-struct Waiting {
+/// A submission of a group. It keeps its records for the case that the store has no room for the group.
+struct Entry {
     records: Vec<Record>,
     ack: Ack,
     has_happened: bool,
-    callback: Callback,
+    /// `None` once the submission has been answered.
+    callback: Option<Callback>,
     room: Option<OwnedSemaphorePermit>,
-}
-
-/// A submission that has been answered and is not durable yet. The records are kept for the case that
-/// the store has no room for their group.
-struct Settled {
-    records: Vec<Record>,
-    _room: Option<OwnedSemaphorePermit>,
 }
 
 /// A group that the append thread has.
@@ -216,7 +214,7 @@ impl Group {
     /// How much longer the group may wait for more records; `None` when it is empty, or a submitter waits for
     /// it.
     fn lingers(&self) -> Option<Duration> {
-        let begun = self.begun.filter(|_| self.waiting.is_empty())?;
+        let begun = self.begun.filter(|_| self.waiting == 0)?;
         if self.encoder.len() >= WORTH {
             return Some(Duration::ZERO);
         }
@@ -225,41 +223,60 @@ impl Group {
 
     /// Answers everything that waits.
     fn answer(&mut self, outcome: &Result<LogSeq, JournalError>) {
-        for Waiting { callback, room, .. } in self.waiting.drain(..) {
-            callback.call(outcome.clone());
+        for Entry { callback, room, .. } in self.entries.drain(..) {
+            if let Some(callback) = callback {
+                callback.call(outcome.clone());
+            }
             drop(room);
         }
+        (self.next, self.waiting, self.ordered) = (0, 0, 0);
     }
 
-    /// Adds records that are to be in the group.
-    fn push(&mut self, records: &[Record]) {
-        for record in records {
+    /// Adds a submission to the end of the group.
+    fn push(&mut self, entry: Entry) {
+        for record in &entry.records {
             self.encoder.push(record);
         }
-        if !records.is_empty() {
+        if !entry.records.is_empty() {
             self.begun.get_or_insert_with(Instant::now);
         }
-        self.records += records.len();
+        self.records += entry.records.len();
+        if entry.callback.is_some() {
+            self.waiting += 1;
+            self.ordered += usize::from(!entry.has_happened);
+        } else {
+            self.answered = true;
+        }
+        self.entries.push(entry);
     }
 
-    /// Joins two consecutive groups after `error`. It keeps answered submissions and past events, and refuses
-    /// all others.
+    /// Answers the submissions that need not be durable first. A past event that waits for the disk holds up no
+    /// later submission: its callback changes nothing that a reader or a put sees.
+    fn answer_from_memory(&mut self, position: LogSeq) {
+        while let Some(entry) = self.entries.get_mut(self.next) {
+            if entry.ack == Ack::Memory {
+                if let Some(callback) = entry.callback.take() {
+                    self.waiting -= 1;
+                    self.ordered -= usize::from(!entry.has_happened);
+                    self.answered = true;
+                    callback.call(Ok(position));
+                }
+            } else if !entry.has_happened {
+                return;
+            }
+            self.next += 1;
+        }
+    }
+
+    /// Joins two consecutive groups after `error`. It keeps answered submissions and past events, in their order,
+    /// and refuses all others.
     fn shed(self, next: Self, error: &JournalError) -> Self {
         let mut kept = Self::default();
-        for group in [self, next] {
-            // Answered submissions came before waiting ones.
-            for settled in group.settled {
-                kept.push(&settled.records);
-                kept.settled.push(settled);
-                kept.answered = true;
-            }
-            for waiting in group.waiting {
-                if waiting.has_happened {
-                    kept.push(&waiting.records);
-                    kept.waiting.push_back(waiting);
-                } else {
-                    waiting.callback.call(Err(error.clone()));
-                }
+        for mut entry in self.entries.into_iter().chain(next.entries) {
+            if entry.has_happened || entry.callback.is_none() {
+                kept.push(entry);
+            } else if let Some(callback) = entry.callback.take() {
+                callback.call(Err(error.clone()));
             }
         }
         kept
@@ -298,10 +315,8 @@ impl Worker {
     /// Appends a submission on the submitter's own thread, where nothing else is under way; gives it back
     /// otherwise. Whether the journal's thread has something to do after it.
     pub(super) fn append_here(&mut self, submission: Submission) -> Result<bool, Submission> {
-        let idle = self.in_flight.is_none()
-            && self.full_until.is_none()
-            && self.group.begun.is_none()
-            && self.group.waiting.is_empty();
+        let idle =
+            self.in_flight.is_none() && self.full_until.is_none() && self.group.entries.is_empty();
         // Other calls of the connection wait behind a lent thread. A slow disk must not hold them as well.
         if !idle || self.parts.options.appends_aside || self.last_flush > LENT_FLUSH_LIMIT {
             return Err(submission);
@@ -388,35 +403,23 @@ impl Worker {
             callback.call(Err(error.for_later()));
             return;
         }
-        self.group.push(&records);
-        self.group.waiting.push_back(Waiting {
+        self.group.push(Entry {
             records,
             ack,
             has_happened,
-            callback,
+            callback: Some(callback),
             room,
         });
         self.answer_from_memory();
     }
 
-    /// Answers submissions that need not be durable first, in order: none overtakes a durable one.
+    /// Answers submissions that need not be durable first, unless the append under way has one to be answered
+    /// before them.
     fn answer_from_memory(&mut self) {
         let before = self.in_flight.as_ref();
-        if before.is_some_and(|before| !before.group.waiting.is_empty()) {
-            return;
-        }
-        let position = self.position();
-        let group = &mut self.group;
-        let is_next = |group: &Group| group.waiting.front().is_some_and(|w| w.ack == Ack::Memory);
-        while is_next(group)
-            && let Some(first) = group.waiting.pop_front()
-        {
-            group.answered = true;
-            group.settled.push(Settled {
-                records: first.records,
-                _room: first.room,
-            });
-            first.callback.call(Ok(position));
+        if before.is_none_or(|before| before.group.ordered == 0) {
+            let position = self.position();
+            self.group.answer_from_memory(position);
         }
     }
 
@@ -429,8 +432,8 @@ impl Worker {
         }
     }
 
-    /// Makes the group durable and calls back. The append thread does so if a submission of the group was
-    /// answered from memory. No append may be under way.
+    /// Makes the group durable and calls back. The append thread does so if nobody waits for the group: the journal
+    /// can then answer later submissions meanwhile. No append may be under way.
     fn append(&mut self) {
         let seq = self.position();
         let mut group = std::mem::take(&mut self.group);
@@ -441,7 +444,8 @@ impl Worker {
         } else {
             let bytes = std::mem::take(&mut group.encoder).finish(0);
             let size = bytes.len() as u64;
-            let in_background = group.answered || self.parts.options.appends_aside;
+            let in_background =
+                group.answered || group.ordered == 0 || self.parts.options.appends_aside;
             self.parts.last = seq;
             self.parts.position.store(seq.0, Ordering::Release);
             self.in_flight = Some(InFlight { seq, size, group });
@@ -453,6 +457,7 @@ impl Worker {
                 let outcome = self.runtime.block_on(append);
                 self.last_flush = begun.elapsed();
                 self.appended(outcome);
+                super::after_loan(&self.parts.store);
             }
         }
     }
