@@ -5,7 +5,7 @@
 //!
 //! It prints the bytes of etcd per block after the snapshots are written. It prints the time of a cold
 //! start until the master leads, and the time in which a warm standby takes over. Then it writes new versions
-//! of ten times as many blocks, and prints the size after each tenth.
+//! of ten times as many blocks. After each tenth it prints the size, and the resident memory of leader and standby.
 
 use kvpool_tests::commits::Drive;
 use kvpool_tests::masters::{self, Options, Pool};
@@ -66,10 +66,12 @@ fn main() -> anyhow::Result<()> {
         most = most.max(now.bytes);
         rates.push(churned.rate());
         println!(
-            "each in version {}: {:.0} a second; {}",
+            "each in version {}: {:.0} a second; {}; resident: leader {} MiB, standby {} MiB",
             round + 1,
             churned.rate(),
-            now.text(blocks)
+            now.text(blocks),
+            pool.master(leader).resident_bytes()? >> 20,
+            pool.master(1 - leader).resident_bytes()? >> 20
         );
     }
     println!("at rest: {}", rest(&pool)?.text(blocks));

@@ -214,6 +214,77 @@ fn a_leader_that_is_cut_off_from_clients_and_nodes_stops_nobody() {
     inside(&net, &fault);
 }
 
+/// The usual state of a cache: every put needs an eviction.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_pool_takes_puts_again_when_its_leader_is_killed() {
+    const BLOCK: usize = 64 << 10;
+    /// Twice the bytes of the pool.
+    const FILL: u64 = 2 * (512 << 20) / BLOCK as u64;
+    const GOAL: Duration = Duration::from_secs(1);
+    /// The newest blocks: plain LRU does not evict these within a run.
+    const NEWEST: usize = 256;
+    if !masters::available("a_full_pool_takes_puts_again_when_its_leader_is_killed") {
+        return;
+    }
+    let kills = std::env::var("KVPOOL_FAILOVERS").ok();
+    let kills: u32 = kills.and_then(|text| text.parse().ok()).unwrap_or(2);
+    let mut pool = Pool::start(Options::default()).unwrap();
+    let load = Load {
+        readers: 0,
+        length: BLOCK,
+        standing: FILL,
+        rest: Duration::from_millis(1),
+        ..Load::default()
+    };
+    let mut load = load.start(&pool.client_options()).await.unwrap();
+    let name = "kill -9 of the leader of a full pool";
+    for _ in 0..kills {
+        let leader = pool.wait_settled().unwrap();
+        pool.wait_live(2).unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (used, capacity) = (pool.gauge("used_bytes"), pool.gauge("capacity_bytes"));
+        let (used, capacity) = (used.unwrap(), capacity.unwrap());
+        assert!(
+            used * 10 > capacity * 8,
+            "{used} of {capacity} bytes are used"
+        );
+        load.event(name);
+        pool.kill(leader.index).unwrap();
+        let next = pool.wait_leader(leader.epoch).unwrap();
+        println!("{name}: {leader:?}, then {next:?}");
+        let recovered = load.wait_success(&[What::Put], Instant::now(), LIMIT).await;
+        recovered.unwrap_or_else(|error| panic!("{error}\n{}", pool.logs()));
+        // Leases of the last term end meanwhile.
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        load.event("the same, when it is over");
+        pool.restart(leader.index).unwrap();
+    }
+    let report = load.end().await.unwrap();
+    let mut summary = Summary::default();
+    summary.add(&report);
+    let worst = summary.worst(name).put;
+    let verdict = if worst < GOAL { "met" } else { "missed" };
+    println!(
+        "{summary}the goal of {GOAL:?} is {verdict}; {} puts acknowledged, failed {:?}",
+        report.acknowledged(),
+        report.failures(What::Put)
+    );
+    assert!(worst < LIMIT, "{worst:?}");
+    assert!(
+        report.failures(What::Put).is_empty(),
+        "{:?}",
+        report.failures(What::Put)
+    );
+    assert!(report.epochs_gone_back().is_empty());
+    let client = pool.client().await.unwrap();
+    let newest = report.newest(NEWEST, &client).await.unwrap();
+    assert_eq!(
+        newest,
+        (0, 0),
+        "lost and wrong of the newest {NEWEST} blocks"
+    );
+}
+
 /// Both at once: what a rack sees whose switch died.
 #[test]
 fn a_leader_that_is_cut_off_from_everything_is_followed() {

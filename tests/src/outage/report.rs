@@ -138,9 +138,25 @@ impl Report {
     /// Gets every acknowledged block, those that stood before the load among them: how many are lost
     /// and how many are wrong. Nothing may have been evicted.
     pub async fn lost_and_wrong(&self, client: &Client) -> anyhow::Result<(usize, usize)> {
-        let (mut lost, mut wrong) = (0, 0);
         let put = self.done(What::Put).map(|operation| operation.block);
-        let mut blocks: Vec<u64> = (0..self.standing).chain(put).collect();
+        self.lost_and_wrong_of((0..self.standing).chain(put).collect(), client)
+            .await
+    }
+
+    /// Gets the `count` blocks that were acknowledged last: how many are lost and how many are wrong.
+    pub async fn newest(&self, count: usize, client: &Client) -> anyhow::Result<(usize, usize)> {
+        let put: Vec<u64> = self.done(What::Put).map(|o| o.block).collect();
+        let newest = put.get(put.len().saturating_sub(count)..);
+        self.lost_and_wrong_of(newest.unwrap_or_default().to_vec(), client)
+            .await
+    }
+
+    async fn lost_and_wrong_of(
+        &self,
+        mut blocks: Vec<u64>,
+        client: &Client,
+    ) -> anyhow::Result<(usize, usize)> {
+        let (mut lost, mut wrong) = (0, 0);
         blocks.sort_unstable();
         for run in blocks.chunk_by(|one, next| one + 1 == *next) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else {
