@@ -4,7 +4,7 @@
 //! `cargo bench -p kvpool-master --bench hot_path [-- exist [BLOCKS] | prefix | put]`
 
 use kvpool_master::clock::BootClock;
-use kvpool_master::membership::{Node, Registration, Reported};
+use kvpool_master::membership::{Registration, Reported, StoreNode};
 use kvpool_master::metrics::Metrics;
 use kvpool_master::pool::{CommitItem, Pool, ReserveOptions, Written};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
@@ -48,7 +48,7 @@ fn key(n: u64) -> Key {
 /// A pool with one node that fences whatever it is asked to.
 struct Bench {
     pool: Arc<Pool>,
-    node: Arc<Node>,
+    node: Arc<StoreNode>,
     _directory: tempfile::TempDir,
 }
 

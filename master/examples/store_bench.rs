@@ -73,9 +73,9 @@ fn resident() -> u64 {
 
 fn quantiles(mut times: Vec<Duration>) -> String {
     times.sort();
-    let at = |part: usize| {
+    let at = |chunk: usize| {
         times
-            .get(times.len() * part / 1000)
+            .get(times.len() * chunk / 1000)
             .copied()
             .unwrap_or_default()
     };

@@ -1,5 +1,5 @@
 //! Time as the master measures it. Everything that needs the time is given a [`Clock`] or a
-//! [`Millis`], so that tests and simulations own it.
+//! [`BootInstant`], so that tests and simulations own it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,9 +8,9 @@ use std::time::Duration;
 /// A moment, in milliseconds on a clock that never goes back and does not stop while the machine
 /// sleeps. It means nothing on another machine or after a reboot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Millis(pub u64);
+pub struct BootInstant(pub u64);
 
-impl Millis {
+impl BootInstant {
     /// The moment `wait` later, rounded down to a millisecond; the last moment if there is none.
     pub fn after(self, wait: Duration) -> Self {
         Self(
@@ -25,7 +25,7 @@ impl Millis {
     }
 }
 
-impl fmt::Display for Millis {
+impl fmt::Display for BootInstant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ms", self.0)
     }
@@ -34,7 +34,7 @@ impl fmt::Display for Millis {
 /// What tells the time.
 pub trait Clock: Send + Sync {
     /// The present moment.
-    fn now(&self) -> Millis;
+    fn now(&self) -> BootInstant;
 }
 
 /// The machine's clock since boot (`CLOCK_BOOTTIME`), which no one can set.
@@ -42,11 +42,11 @@ pub trait Clock: Send + Sync {
 pub struct BootClock;
 
 impl Clock for BootClock {
-    fn now(&self) -> Millis {
+    fn now(&self) -> BootInstant {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
         let nanoseconds = u64::try_from(time.tv_nsec).unwrap_or(0);
-        Millis(seconds * 1000 + nanoseconds / 1_000_000)
+        BootInstant(seconds * 1000 + nanoseconds / 1_000_000)
     }
 }
 
@@ -56,20 +56,20 @@ pub struct ManualClock(AtomicU64);
 
 impl ManualClock {
     /// A clock that shows `now`.
-    pub const fn new(now: Millis) -> Self {
+    pub const fn new(now: BootInstant) -> Self {
         Self(AtomicU64::new(now.0))
     }
 
     /// Moves the clock forward.
     pub fn advance(&self, by: Duration) {
-        let by = Millis(0).after(by).0;
+        let by = BootInstant(0).after(by).0;
         self.0.fetch_add(by, Ordering::AcqRel);
     }
 }
 
 impl Clock for ManualClock {
-    fn now(&self) -> Millis {
-        Millis(self.0.load(Ordering::Acquire))
+    fn now(&self) -> BootInstant {
+        BootInstant(self.0.load(Ordering::Acquire))
     }
 }
 
@@ -86,11 +86,11 @@ mod tests {
 
     #[test]
     fn a_manual_clock_moves_only_when_told() {
-        let clock = ManualClock::new(Millis(5));
-        assert_eq!(clock.now(), Millis(5));
+        let clock = ManualClock::new(BootInstant(5));
+        assert_eq!(clock.now(), BootInstant(5));
         clock.advance(Duration::from_millis(7));
-        assert_eq!(clock.now(), Millis(12));
-        assert_eq!(clock.now().since(Millis(5)), Duration::from_millis(7));
-        assert_eq!(Millis(5).since(clock.now()), Duration::ZERO);
+        assert_eq!(clock.now(), BootInstant(12));
+        assert_eq!(clock.now().since(BootInstant(5)), Duration::from_millis(7));
+        assert_eq!(BootInstant(5).since(clock.now()), Duration::ZERO);
     }
 }

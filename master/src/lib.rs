@@ -10,7 +10,6 @@
 
 #![forbid(unsafe_code)]
 
-mod alone;
 pub mod clock;
 mod config;
 pub mod directory;
@@ -21,10 +20,11 @@ pub mod metrics;
 pub mod namespaces;
 pub mod placement;
 pub mod pool;
-pub mod replica;
 pub mod reservations;
 mod server;
 pub mod service;
+mod standalone;
+pub mod standby;
 pub mod store;
 pub mod term;
 pub mod writers;

@@ -11,7 +11,7 @@
 //! **Architecture Invariant:** a commit publishes its block before its reservation ends, so whoever
 //! finds neither under the reservation's lock knows that the key is free.
 
-use crate::clock::Millis;
+use crate::clock::BootInstant;
 use crate::directory::slab::{Rare, Slab};
 use crate::directory::{Copies, Replica};
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -34,7 +34,7 @@ pub struct Pending {
     /// The extents that it may write.
     pub replicas: Copies,
     /// When its grants end.
-    pub expires: Millis,
+    pub expires: BootInstant,
     /// For how long its block is to be evicted last, from commit on.
     pub soft_pin: Option<std::time::Duration>,
     /// Whether its block is never to be evicted.
@@ -53,7 +53,7 @@ impl Pending {
             version,
             length,
             replicas,
-            expires: Millis(u64::MAX),
+            expires: BootInstant(u64::MAX),
             soft_pin: None,
             hard_pin: false,
             request: 0,
@@ -111,7 +111,7 @@ struct Put {
     namespace: NamespaceId,
     key: Key,
     hash: u64,
-    lot: LotId,
+    expiry_batch: ExpiryBatchId,
     pending: Pending,
     watched: Watched,
 }
@@ -123,13 +123,13 @@ impl Put {
 }
 
 /// A lot by the end of its grants, and then by its number.
-type LotId = (Millis, u64);
+type ExpiryBatchId = (BootInstant, u64);
 
 /// The puts that one batch was granted together: they expire together.
 #[derive(Debug, Default)]
-struct Lot {
+struct ExpiryBatch {
     /// The places of its puts; those that have ended since may be others' now.
-    places: Vec<u32>,
+    slots: Vec<u32>,
     /// How many have not ended.
     left: usize,
 }
@@ -139,8 +139,8 @@ struct Inner {
     puts: Slab<Rare<Put>>,
     by_key: HashTable<u32>,
     hasher: DefaultHashBuilder,
-    lots: BTreeMap<LotId, Lot>,
-    next_lot: u64,
+    expiry_batches: BTreeMap<ExpiryBatchId, ExpiryBatch>,
+    next_expiry_batch: u64,
 }
 
 impl Inner {
@@ -150,30 +150,30 @@ impl Inner {
 
     fn find(&self, namespace: NamespaceId, key: KeyRef<'_>) -> Option<u32> {
         let hash = self.hash(namespace, key);
-        let is = |place: &u32| self.puts.at(*place).held().is_of(namespace, key);
+        let is = |slot: &u32| self.puts.at(*slot).held().is_of(namespace, key);
         self.by_key.find(hash, is).copied()
     }
 
-    fn put(&self, place: u32) -> Option<&Put> {
-        self.puts.get(place).map(Rare::held)
+    fn put(&self, slot: u32) -> Option<&Put> {
+        self.puts.get(slot).map(Rare::held)
     }
 
     /// Takes a put out, but for its place in its lot.
-    fn remove(&mut self, place: u32) -> Put {
-        let put = self.puts.remove(place).into_held();
-        if let Ok(found) = self.by_key.find_entry(put.hash, |other| *other == place) {
+    fn remove(&mut self, slot: u32) -> Put {
+        let put = self.puts.remove(slot).into_held();
+        if let Ok(found) = self.by_key.find_entry(put.hash, |other| *other == slot) {
             found.remove();
         }
         put
     }
 
     /// Takes a put out.
-    fn end(&mut self, place: u32) -> Pending {
-        let put = self.remove(place);
-        if let Some(lot) = self.lots.get_mut(&put.lot) {
-            lot.left -= 1;
-            if lot.left == 0 {
-                self.lots.remove(&put.lot);
+    fn end(&mut self, slot: u32) -> Pending {
+        let put = self.remove(slot);
+        if let Some(expiry_batch) = self.expiry_batches.get_mut(&put.expiry_batch) {
+            expiry_batch.left -= 1;
+            if expiry_batch.left == 0 {
+                self.expiry_batches.remove(&put.expiry_batch);
             }
         }
         put.pending
@@ -184,7 +184,7 @@ impl Inner {
 pub struct Locked<'a> {
     inner: MutexGuard<'a, Inner>,
     /// The lot that puts of this batch go into.
-    lot: Option<LotId>,
+    expiry_batch: Option<ExpiryBatchId>,
 }
 
 impl Reservations {
@@ -192,7 +192,7 @@ impl Reservations {
     pub fn lock(&self) -> Locked<'_> {
         Locked {
             inner: self.inner.lock(),
-            lot: None,
+            expiry_batch: None,
         }
     }
 
@@ -207,29 +207,29 @@ impl Reservations {
     }
 
     /// Takes out those whose grants have ended, except those that are committing.
-    pub fn take_expired(&self, now: Millis) -> Vec<Pending> {
+    pub fn take_expired(&self, now: BootInstant) -> Vec<Pending> {
         let mut inner = self.inner.lock();
         let mut expired = Vec::new();
         let mut committing = Vec::new();
-        while let Some(entry) = inner.lots.first_entry()
+        while let Some(entry) = inner.expiry_batches.first_entry()
             && entry.key().0 <= now
         {
-            let (id, lot) = entry.remove_entry();
-            let mut kept = Lot::default();
-            for place in lot.places {
-                match inner.put(place) {
-                    Some(put) if put.lot != id => {}
-                    Some(put) if put.pending.committing => kept.places.push(place),
-                    Some(_) => expired.push(inner.remove(place).pending),
+            let (id, expiry_batch) = entry.remove_entry();
+            let mut kept = ExpiryBatch::default();
+            for slot in expiry_batch.slots {
+                match inner.put(slot) {
+                    Some(put) if put.expiry_batch != id => {}
+                    Some(put) if put.pending.committing => kept.slots.push(slot),
+                    Some(_) => expired.push(inner.remove(slot).pending),
                     None => {}
                 }
             }
-            kept.left = kept.places.len();
+            kept.left = kept.slots.len();
             if kept.left > 0 {
                 committing.push((id, kept));
             }
         }
-        inner.lots.extend(committing);
+        inner.expiry_batches.extend(committing);
         expired
     }
 }
@@ -242,8 +242,8 @@ impl Locked<'_> {
 
     /// The end of the put of the key that is under way.
     pub fn end_of(&mut self, namespace: NamespaceId, key: KeyRef<'_>) -> Option<Arc<End>> {
-        let place = self.inner.find(namespace, key)?;
-        let put = self.inner.puts.at_mut(place).held_mut();
+        let slot = self.inner.find(namespace, key)?;
+        let put = self.inner.puts.at_mut(slot).held_mut();
         Some(Arc::clone(put.watched.0.get_or_insert_default()))
     }
 
@@ -252,11 +252,11 @@ impl Locked<'_> {
     pub fn look_at<'k>(&self, namespace: NamespaceId, keys: impl Iterator<Item = KeyRef<'k>>) {
         let inner = &*self.inner;
         let seen = keys.fold(0, |seen, key| {
-            let place = inner
+            let slot = inner
                 .by_key
                 .find(inner.hash(namespace, key), |_| true)
                 .copied();
-            let put = place.and_then(|place| inner.put(place));
+            let put = slot.and_then(|slot| inner.put(slot));
             put.map_or(seen, |put| {
                 seen ^ put.hash ^ put.pending.version.0 ^ put.pending.expires.0
             })
@@ -271,29 +271,31 @@ impl Locked<'_> {
             inner.find(namespace, key).is_none(),
             "a key was reserved twice"
         );
-        let lot = match self.lot {
-            Some(lot) if lot.0 == pending.expires => lot,
+        let expiry_batch = match self.expiry_batch {
+            Some(expiry_batch) if expiry_batch.0 == pending.expires => expiry_batch,
             _ => {
-                inner.next_lot += 1;
-                *self.lot.insert((pending.expires, inner.next_lot))
+                inner.next_expiry_batch += 1;
+                *self
+                    .expiry_batch
+                    .insert((pending.expires, inner.next_expiry_batch))
             }
         };
         let hash = inner.hash(namespace, key);
-        let place = inner.puts.insert(Rare::Held(Put {
+        let slot = inner.puts.insert(Rare::Held(Put {
             namespace,
             key: key.to_key(),
             hash,
-            lot,
+            expiry_batch,
             pending,
             watched: Watched::default(),
         }));
         let puts = &inner.puts;
         inner
             .by_key
-            .insert_unique(hash, place, |place| puts.at(*place).held().hash);
-        let lot = inner.lots.entry(lot).or_default();
-        lot.places.push(place);
-        lot.left += 1;
+            .insert_unique(hash, slot, |slot| puts.at(*slot).held().hash);
+        let expiry_batch = inner.expiry_batches.entry(expiry_batch).or_default();
+        expiry_batch.slots.push(slot);
+        expiry_batch.left += 1;
     }
 
     /// Marks a put as committing and returns it, so that it can neither expire nor be revoked.
@@ -304,10 +306,10 @@ impl Locked<'_> {
         version: Version,
         length: Length,
         written: &[SegmentId],
-        now: Millis,
+        now: BootInstant,
     ) -> Result<(PutId, Pending), Code> {
-        let place = self.inner.find(namespace, key).ok_or(Code::GrantEnded)?;
-        let pending = &mut self.inner.puts.at_mut(place).held_mut().pending;
+        let slot = self.inner.find(namespace, key).ok_or(Code::GrantEnded)?;
+        let pending = &mut self.inner.puts.at_mut(slot).held_mut().pending;
         if pending.version != version {
             return Err(Code::GrantEnded);
         }
@@ -322,13 +324,13 @@ impl Locked<'_> {
             return Err(Code::InvalidArgument);
         }
         pending.committing = true;
-        Ok((PutId(place), pending.clone()))
+        Ok((PutId(slot), pending.clone()))
     }
 
     /// The same of puts that are committing.
     pub fn look_at_committing(&self, ids: impl Iterator<Item = PutId>) {
-        let seen = ids.fold(0, |seen, PutId(place)| {
-            let put = self.inner.put(place);
+        let seen = ids.fold(0, |seen, PutId(slot)| {
+            let put = self.inner.put(slot);
             put.map_or(seen, |put| seen ^ put.hash ^ put.pending.version.0)
         });
         std::hint::black_box(seen);
@@ -351,10 +353,10 @@ impl Locked<'_> {
         key: KeyRef<'_>,
         version: Version,
     ) -> Option<Pending> {
-        let place = self.inner.find(namespace, key)?;
-        let pending = &self.inner.puts.at(place).held().pending;
+        let slot = self.inner.find(namespace, key)?;
+        let pending = &self.inner.puts.at(slot).held().pending;
         let revocable = pending.version == version && !pending.committing;
-        revocable.then(|| self.inner.end(place))
+        revocable.then(|| self.inner.end(slot))
     }
 
     /// Ends the put of a key that was granted to one of these requests, which are sorted: its owner never heard of the
@@ -368,10 +370,10 @@ impl Locked<'_> {
         if requests.is_empty() {
             return None;
         }
-        let place = self.inner.find(namespace, key)?;
-        let pending = &self.inner.puts.at(place).held().pending;
+        let slot = self.inner.find(namespace, key)?;
+        let pending = &self.inner.puts.at(slot).held().pending;
         let is_lost = pending.request != 0 && requests.binary_search(&pending.request).is_ok();
-        (is_lost && !pending.committing).then(|| self.inner.end(place))
+        (is_lost && !pending.committing).then(|| self.inner.end(slot))
     }
 
     /// Ends every put that was to write to one of `segments`, except those that are committing.
@@ -386,16 +388,13 @@ impl Locked<'_> {
     }
 
     fn take_where(&mut self, ends: impl Fn(&Pending) -> bool) -> Vec<Pending> {
-        let places: Vec<u32> = (0..self.inner.puts.high())
-            .filter(|place| {
-                let put = self.inner.put(*place);
+        let slots: Vec<u32> = (0..self.inner.puts.high())
+            .filter(|slot| {
+                let put = self.inner.put(*slot);
                 put.is_some_and(|put| !put.pending.committing && ends(&put.pending))
             })
             .collect();
-        places
-            .into_iter()
-            .map(|place| self.inner.end(place))
-            .collect()
+        slots.into_iter().map(|slot| self.inner.end(slot)).collect()
     }
 }
 

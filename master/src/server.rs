@@ -1,12 +1,12 @@
 //! A running kvmaster: its seat behind its two ports.
 
-use crate::alone;
 use crate::clock::BootClock;
 use crate::config::Config;
 use crate::leadership::{self, Seat};
 use crate::metrics::Metrics;
 use crate::pool::Pool;
 use crate::service::{self, NodesService, PoolService, framed};
+use crate::standalone;
 use crate::store::{EmbeddedStore, StoreError};
 use anyhow::Context;
 use kvpool_daemon::advertise::{self, AdvertiseError, Advertised};
@@ -74,7 +74,7 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let mut tasks = JoinSet::new();
         let lead = if config.etcd.is_empty() {
-            let (store, pool) = alone::begin(config, clock, metrics).await?;
+            let (store, pool) = standalone::begin(config, clock, metrics).await?;
             seat.lead(Arc::clone(&pool), &address);
             let report = leadership::report_alone(Arc::clone(&seat), Arc::clone(&store) as _);
             let stopping = told(stopped.clone());

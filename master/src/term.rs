@@ -1,6 +1,6 @@
 //! One term of leading: its number, and until when its master may act on it.
 
-use crate::clock::Millis;
+use crate::clock::BootInstant;
 use kvpool_types::Epoch;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl Term {
     }
 
     /// A term that has to be renewed before `deadline`.
-    pub const fn until(epoch: Epoch, deadline: Millis) -> Self {
+    pub const fn until(epoch: Epoch, deadline: BootInstant) -> Self {
         Self {
             epoch,
             deadline: AtomicU64::new(deadline.0),
@@ -39,12 +39,12 @@ impl Term {
     }
 
     /// Whether its master may grant and change anything.
-    pub fn leads(&self, now: Millis) -> bool {
+    pub fn leads(&self, now: BootInstant) -> bool {
         now.0 < self.deadline.load(Ordering::Acquire)
     }
 
     /// Moves the deadline to a later moment; a term that is over stays so.
-    pub fn renew(&self, deadline: Millis) {
+    pub fn renew(&self, deadline: BootInstant) {
         // Fails when the term is over, or lasts longer already.
         let _kept = self
             .deadline
@@ -64,14 +64,14 @@ impl Term {
     }
 
     /// How long it lasts if nobody renews it; `None` without a deadline.
-    pub fn left(&self, now: Millis) -> Option<Duration> {
+    pub fn left(&self, now: BootInstant) -> Option<Duration> {
         let deadline = self.deadline.load(Ordering::Acquire);
-        (deadline != NEVER).then(|| Millis(deadline).since(now))
+        (deadline != NEVER).then(|| BootInstant(deadline).since(now))
     }
 
     /// For how long the deadline has been passed.
-    pub fn overdue(&self, now: Millis) -> Duration {
-        now.since(Millis(self.deadline.load(Ordering::Acquire)))
+    pub fn overdue(&self, now: BootInstant) -> Duration {
+        now.since(BootInstant(self.deadline.load(Ordering::Acquire)))
     }
 }
 
@@ -81,27 +81,27 @@ mod tests {
 
     #[test]
     fn past_its_deadline_a_term_leads_no_more_until_it_is_renewed() {
-        let term = Term::until(Epoch(3), Millis(100));
-        assert!(term.leads(Millis(99)));
-        assert!(!term.leads(Millis(100)));
-        term.renew(Millis(200));
-        assert!(term.leads(Millis(199)));
+        let term = Term::until(Epoch(3), BootInstant(100));
+        assert!(term.leads(BootInstant(99)));
+        assert!(!term.leads(BootInstant(100)));
+        term.renew(BootInstant(200));
+        assert!(term.leads(BootInstant(199)));
         // An answer that comes late speaks of an earlier moment.
-        term.renew(Millis(150));
-        assert!(term.leads(Millis(199)));
-        assert_eq!(term.overdue(Millis(260)), Duration::from_millis(60));
+        term.renew(BootInstant(150));
+        assert!(term.leads(BootInstant(199)));
+        assert_eq!(term.overdue(BootInstant(260)), Duration::from_millis(60));
     }
 
     #[test]
     fn a_term_that_is_over_is_never_renewed() {
-        let term = Term::until(Epoch(3), Millis(100));
+        let term = Term::until(Epoch(3), BootInstant(100));
         term.end();
-        term.renew(Millis(500));
-        assert!(!term.leads(Millis(1)));
+        term.renew(BootInstant(500));
+        assert!(!term.leads(BootInstant(1)));
         assert!(term.is_over());
         let unlimited = Term::unlimited(Epoch(1));
-        assert!(unlimited.leads(Millis(u64::MAX - 1)));
+        assert!(unlimited.leads(BootInstant(u64::MAX - 1)));
         unlimited.end();
-        assert!(!unlimited.leads(Millis(0)));
+        assert!(!unlimited.leads(BootInstant(0)));
     }
 }

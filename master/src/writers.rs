@@ -13,7 +13,7 @@
 //!
 //! ADR 0024 says which puts still wait for their grants to end.
 
-use crate::clock::Millis;
+use crate::clock::BootInstant;
 use hashbrown::HashMap;
 use kvpool_types::ClientId;
 use parking_lot::Mutex;
@@ -35,7 +35,7 @@ pub struct Writers {
 struct Writer {
     connections: usize,
     /// When the last one closed.
-    left: Option<Millis>,
+    left: Option<BootInstant>,
 }
 
 impl Writers {
@@ -48,7 +48,7 @@ impl Writers {
     }
 
     /// Counts it out.
-    pub fn leave(&self, client: ClientId, now: Millis) {
+    pub fn leave(&self, client: ClientId, now: BootInstant) {
         let mut clients = self.clients.lock();
         if let Some(writer) = clients.get_mut(&client) {
             writer.connections -= 1;
@@ -60,7 +60,7 @@ impl Writers {
     }
 
     /// Takes out the clients that have been without a connection for the grace.
-    pub fn take_gone(&self, now: Millis) -> Vec<ClientId> {
+    pub fn take_gone(&self, now: BootInstant) -> Vec<ClientId> {
         if !self.leaving.load(Ordering::Acquire) {
             return Vec::new();
         }
@@ -84,7 +84,7 @@ mod tests {
     fn a_client_is_gone_when_its_last_connection_has_been_for_the_grace() {
         let writers = Writers::default();
         let (one, other) = (ClientId(1), ClientId(2));
-        let begun = Millis(1000);
+        let begun = BootInstant(1000);
         for client in [one, one, other] {
             writers.enter(client);
         }

@@ -3,7 +3,7 @@
 mod support;
 
 use kvpool_master::Config;
-use kvpool_master::placement::Wish;
+use kvpool_master::placement::PlacementHints;
 use kvpool_master::pool::{Pool, ReserveOptions};
 use kvpool_types::{Code, Key, KeyRef, Length};
 use std::sync::Arc;
@@ -259,9 +259,9 @@ async fn a_batch_as_large_as_the_pool_does_not_empty_it() {
     let names: Vec<Key> = (0..13).map(|n| key(1_000_000 + n)).collect();
     let keys: Vec<KeyRef<'_>> = names.iter().map(Key::as_ref).collect();
     let options = ReserveOptions {
-        wish: Wish {
+        hints: PlacementHints {
             replicas: 1,
-            ..Wish::default()
+            ..PlacementHints::default()
         },
         timeout: PATIENCE,
         ..ReserveOptions::default()

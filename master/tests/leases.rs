@@ -1,7 +1,7 @@
 //! Invariant 7 and the rules of leases and grants, on a clock that the test owns.
 
-use kvpool_master::clock::{Clock, ManualClock, Millis};
-use kvpool_master::membership::{Node, Outbox, Registration, Reported};
+use kvpool_master::clock::{BootInstant, Clock, ManualClock};
+use kvpool_master::membership::{Outbox, Registration, Reported, StoreNode};
 use kvpool_master::metrics::Metrics;
 use kvpool_master::pool::{CommitItem, Holder, Pool, ReserveOptions};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
@@ -24,7 +24,7 @@ const TTL: Duration = Duration::from_secs(5);
 struct Bench {
     pool: Arc<Pool>,
     clock: Arc<ManualClock>,
-    node: Arc<Node>,
+    node: Arc<StoreNode>,
     inbox: UnboundedReceiver<Result<proto::MasterMessage, tonic::Status>>,
     _directory: TempDir,
 }
@@ -53,7 +53,7 @@ impl Bench {
     async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
-        let clock = Arc::new(ManualClock::new(Millis(1_000_000)));
+        let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
         let config = Config {
             eviction_high_watermark_ratio: 1.0,
             eviction_ratio: 0.0,
@@ -116,7 +116,7 @@ impl Bench {
         assert_eq!(self.commit(name, version).await, Code::Ok);
     }
 
-    fn lease(&self, name: &str) -> Millis {
+    fn lease(&self, name: &str) -> BootInstant {
         let key = Key::parse(name).unwrap();
         let leased = self.pool.exist(NS, &[key.as_ref()], true);
         assert_eq!(leased.answer, [true]);
@@ -366,7 +366,7 @@ async fn a_new_node_is_not_taken_for_one_that_has_long_been_silent() {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
     // The machine has been up for longer than any node may be silent.
-    let clock = Arc::new(ManualClock::new(Millis(1 << 40)));
+    let clock = Arc::new(ManualClock::new(BootInstant(1 << 40)));
     let pool = Pool::start(Config::default(), Arc::new(store), clock, metrics())
         .await
         .unwrap();

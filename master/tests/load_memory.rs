@@ -10,11 +10,11 @@
 mod counting;
 
 use kvpool_master::Config;
-use kvpool_master::clock::{BootClock, Millis};
-use kvpool_master::directory::{Directory, Options, PARTS};
+use kvpool_master::clock::{BootClock, BootInstant};
+use kvpool_master::directory::{Directory, Options, SHARDS};
 use kvpool_master::metrics::Metrics;
-use kvpool_master::pool::{Beginning, Pool};
-use kvpool_master::replica::Replica;
+use kvpool_master::pool::{Pool, TermStart};
+use kvpool_master::standby::Standby;
 use kvpool_master::store::record::{self, Commit, Remove, Seed, Segment, encode_group};
 use kvpool_master::store::{
     EmbeddedOptions, EmbeddedStore, JournalOptions, LogSeq, MetadataStore, Record, ShardIndex,
@@ -108,14 +108,14 @@ async fn stored(directory: &Path, kind: Kind, all: u64) -> EmbeddedStore {
             size,
         })
     }));
-    let mut of_parts: Vec<Vec<u32>> = vec![Vec::new(); PARTS as usize];
-    let shards = Directory::new(Options::new(SEED), Millis(0));
+    let mut of_parts: Vec<Vec<u32>> = vec![Vec::new(); SHARDS as usize];
+    let shards = Directory::new(Options::new(SEED), BootInstant(0));
     for n in 0..all {
-        let part = shards.part_of_key(SPACE, key(kind, n).as_ref());
+        let part = shards.shard_of_key(SPACE, key(kind, n).as_ref());
         of_parts[part as usize].push(u32::try_from(n).unwrap());
     }
     let put = async |shard, records: &mut dyn Iterator<Item = Record>| {
-        let parts = record::encode_snapshot(PARTS, records);
+        let parts = record::encode_snapshot(SHARDS, records);
         let put = store.put_snapshot(epoch, shard, LogSeq(1), parts);
         put.await.unwrap();
     };
@@ -167,13 +167,13 @@ async fn load(kind: Kind) {
     let store = Arc::new(store) as Arc<dyn MetadataStore>;
     let (config, clock) = (Config::default(), Arc::new(BootClock));
     let started = Instant::now();
-    let replica = Replica::load(&*store, &config, Arc::clone(&clock) as _);
-    let replica = replica.await.unwrap();
+    let standby = Standby::load(&*store, &config, Arc::clone(&clock) as _);
+    let standby = standby.await.unwrap();
     let took = started.elapsed();
-    assert_eq!(replica.blocks(), all);
+    assert_eq!(standby.blocks(), all);
     let loading = counting::take_peak() - before;
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
-    let beginning = Beginning {
+    let start = TermStart {
         config,
         cluster: ClusterId(1),
         store: Arc::clone(&store),
@@ -182,7 +182,7 @@ async fn load(kind: Kind) {
         metrics: Arc::new(Metrics::new().unwrap()),
     };
     let promoted = Instant::now();
-    let pool = Pool::lead(beginning, replica, Arc::new(Term::unlimited(epoch)));
+    let pool = Pool::lead(start, standby, Arc::new(Term::unlimited(epoch)));
     let pool = pool.await.unwrap();
     let promotion = promoted.elapsed();
     let promoting = counting::take_peak() - before;

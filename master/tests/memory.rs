@@ -7,7 +7,7 @@
 )]
 // UNSAFETY: the allocator hands every call on to the system's and only counts.
 
-use kvpool_master::clock::Millis;
+use kvpool_master::clock::BootInstant;
 use kvpool_master::directory::{Directory, NewBlock, Options, Replica, Tick};
 use kvpool_master::placement::Extents;
 use kvpool_types::ids::NamespaceId;
@@ -64,7 +64,7 @@ fn key(n: u64) -> Key {
 /// Fills a directory and a segment; returns the bytes a block and what the directory itself counts.
 fn fill(parents: bool) -> (f64, f64) {
     let before = LIVE.load(Ordering::Relaxed);
-    let directory = Directory::new(Options::new(1), Millis(0));
+    let directory = Directory::new(Options::new(1), BootInstant(0));
     let mut extents = Extents::new(Length(BLOCKS << 16));
     for batch in 0..BLOCKS / BATCH {
         let numbers = batch * BATCH..(batch + 1) * BATCH;

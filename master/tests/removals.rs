@@ -3,7 +3,7 @@
 mod support;
 
 use kvpool_master::Config;
-use kvpool_master::membership::Node;
+use kvpool_master::membership::StoreNode;
 use kvpool_master::pool::{Pool, RemoveReport, ReserveOptions};
 use kvpool_master::store::record::{Record, decode};
 use kvpool_master::store::{LogSeq, MetadataStore};
@@ -28,7 +28,7 @@ async fn put(pool: &Arc<Pool>, key: &Key, bytes: u64) -> Result<(), Code> {
 }
 
 /// Joins a node of 256 MiB and puts `blocks` blocks of 64 bytes on it. Returns the node and the keys.
-async fn join_filled(pool: &Arc<Pool>, blocks: usize) -> (Arc<Node>, Vec<Key>) {
+async fn join_filled(pool: &Arc<Pool>, blocks: usize) -> (Arc<StoreNode>, Vec<Key>) {
     let node = join(pool, "n", 7, 256 << 20).await;
     let keys: Vec<Key> = (0..blocks)
         .map(|number| Key::parse(&number.to_string()).unwrap())

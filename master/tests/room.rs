@@ -79,7 +79,7 @@ async fn a_wish_for_more_copies_than_there_are_nodes_evicts_no_more() {
         put(&pool, n, 60 * KIB).await;
     }
     let options = ReserveOptions {
-        wish: kvpool_master::placement::Wish {
+        hints: kvpool_master::placement::PlacementHints {
             replicas: usize::MAX,
             ..Default::default()
         },
@@ -100,7 +100,7 @@ async fn a_block_gets_a_copy_on_each_node_that_it_fits_into() {
     join(&pool, "small", 1, KIB << 10).await;
     join(&pool, "large", 2, KIB << 12).await;
     let options = ReserveOptions {
-        wish: kvpool_master::placement::Wish {
+        hints: kvpool_master::placement::PlacementHints {
             replicas: 2,
             ..Default::default()
         },
@@ -124,7 +124,7 @@ async fn copies_find_room_on_a_full_node_beside_an_empty_one() {
     }
     join(&pool, "empty", 2, KIB << 12).await;
     let options = ReserveOptions {
-        wish: kvpool_master::placement::Wish {
+        hints: kvpool_master::placement::PlacementHints {
             replicas: 2,
             ..Default::default()
         },

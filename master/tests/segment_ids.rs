@@ -10,10 +10,10 @@ use etcd::{open, started};
 use kvpool_etcd::testing::Etcd;
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
-use kvpool_master::membership::Node;
+use kvpool_master::membership::StoreNode;
 use kvpool_master::metrics::Metrics;
-use kvpool_master::pool::{Beginning, Pool, ReserveOptions};
-use kvpool_master::replica::Replica;
+use kvpool_master::pool::{Pool, ReserveOptions, TermStart};
+use kvpool_master::standby::Standby;
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, MetadataStore};
 use kvpool_master::term::Term;
 use kvpool_types::{ClusterId, Code, Epoch, Key, KeyRef, Length, NodeName, SegmentId, Version};
@@ -45,7 +45,7 @@ struct World {
     store: Arc<dyn MetadataStore>,
     pool: Arc<Pool>,
     /// The nodes that are there, with their incarnations.
-    nodes: BTreeMap<String, (u128, Arc<Node>)>,
+    nodes: BTreeMap<String, (u128, Arc<StoreNode>)>,
     puts: BTreeMap<String, Put>,
     ids: HashSet<SegmentId>,
     lives: u128,
@@ -59,9 +59,9 @@ async fn lead(store: &Arc<dyn MetadataStore>) -> Arc<Pool> {
     };
     let clock = Arc::new(BootClock);
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
-    let replica = Replica::load(&**store, &config, Arc::clone(&clock) as _);
-    let replica = replica.await.unwrap();
-    let beginning = Beginning {
+    let standby = Standby::load(&**store, &config, Arc::clone(&clock) as _);
+    let standby = standby.await.unwrap();
+    let start = TermStart {
         config,
         cluster: ClusterId(1),
         store: Arc::clone(store),
@@ -76,7 +76,7 @@ async fn lead(store: &Arc<dyn MetadataStore>) -> Arc<Pool> {
         metrics: Arc::new(Metrics::new().unwrap()),
     };
     let term = Arc::new(Term::unlimited(epoch));
-    Pool::lead(beginning, replica, term).await.unwrap()
+    Pool::lead(start, standby, term).await.unwrap()
 }
 
 impl World {
@@ -130,7 +130,7 @@ impl World {
             timeout: Duration::from_secs(10),
             ..ReserveOptions::default()
         };
-        options.wish.preferred = Some(NodeName(name));
+        options.hints.preferred = Some(NodeName(name));
         let keys: Vec<Key> = (self.keys..self.keys + count)
             .map(|n| Key::parse(&format!("block-{n}")).unwrap())
             .collect();

@@ -10,8 +10,8 @@
 mod counting;
 
 use kvpool_master::Config;
-use kvpool_master::clock::{ManualClock, Millis};
-use kvpool_master::replica::Replica;
+use kvpool_master::clock::{BootInstant, ManualClock};
+use kvpool_master::standby::Standby;
 use kvpool_master::store::record::{Commit, Seed, Segment, encode_group};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, LogSeq, Record};
 use kvpool_types::ids::NamespaceId;
@@ -58,10 +58,10 @@ async fn a_standby_takes_no_more_memory_however_long_it_follows() {
     let all = groups();
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
-    let clock = Arc::new(ManualClock::new(Millis(1)));
+    let clock = Arc::new(ManualClock::new(BootInstant(1)));
     let config = Config::default();
-    let replica = Replica::load(&store, &config, Arc::clone(&clock) as _);
-    let mut replica = replica.await.unwrap();
+    let standby = Standby::load(&store, &config, Arc::clone(&clock) as _);
+    let mut standby = standby.await.unwrap();
     let seed = Record::Seed(Seed { seed: 7 });
     let segment = Record::Segment(Segment {
         id: SegmentId(1),
@@ -71,21 +71,21 @@ async fn a_standby_takes_no_more_memory_however_long_it_follows() {
         size: Length(KEYS * 16 * BLOCK),
     });
     let group = encode_group(&[seed, segment]);
-    replica.apply(LogSeq(1), &group).unwrap();
+    standby.apply(LogSeq(1), &group).unwrap();
     let early = all / 4;
     let mut before = (0, 0);
     for seq in 2..=all {
         let group = encode_group(&[put(seq)]);
-        replica.apply(LogSeq(seq), &group).unwrap();
+        standby.apply(LogSeq(seq), &group).unwrap();
         clock.advance(Duration::from_millis(2));
         if seq % LOOKS == 0 {
-            replica.forget(LogSeq(seq.saturating_sub(KEPT)));
+            standby.forget(LogSeq(seq.saturating_sub(KEPT)));
         }
         if seq == early {
-            before = (counting::live(), replica.remembered());
+            before = (counting::live(), standby.remembered());
         }
     }
-    let after = (counting::live(), replica.remembered());
+    let after = (counting::live(), standby.remembered());
     println!(
         "after {early} groups {} KiB and {} runs, after {all} {} KiB and {} runs",
         before.0 >> 10,

@@ -93,16 +93,16 @@ async fn the_file_stays_small_however_often_snapshots_are_replaced() {
     })
     .unwrap();
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
-    let part = Bytes::from(vec![3u8; 256 << 10]);
+    let chunk = Bytes::from(vec![3u8; 256 << 10]);
     let mut sizes = Vec::new();
     for seq in 1..=40 {
         store
-            .append(epoch, LogSeq(seq), part.clone())
+            .append(epoch, LogSeq(seq), chunk.clone())
             .await
             .unwrap();
-        let parts = vec![part.clone(); 8];
+        let chunks = vec![chunk.clone(); 8];
         store
-            .put_snapshot(epoch, ShardIndex(0), LogSeq(seq), parts)
+            .put_snapshot(epoch, ShardIndex(0), LogSeq(seq), chunks)
             .await
             .unwrap();
         store.truncate_log(epoch, LogSeq(seq)).await.unwrap();

@@ -340,7 +340,7 @@ async fn parts_of_an_interrupted_snapshot_go_with_the_next_term() {
     assert_eq!(parts().await, 6);
     for shard in store.snapshots().await.unwrap() {
         let read = store.read_snapshot(shard).await.unwrap().unwrap();
-        assert_eq!(read.parts, [group(1), group(2)]);
+        assert_eq!(read.chunks, [group(1), group(2)]);
     }
     let positions = store.snapshot_positions().await.unwrap();
     assert_eq!(positions[&ShardIndex(7)], (LogSeq(2), 14));

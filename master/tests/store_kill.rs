@@ -18,7 +18,7 @@ const CHILD: &str = "KVPOOL_STORE_KILL_CHILD";
 const KILLS: &str = "KVPOOL_STORE_KILLS";
 const SHARDS: u32 = 4;
 
-/// The bytes of a group or a part follow from its number alone.
+/// The bytes of a group or a chunk follow from its number alone.
 fn body(number: u64, length: usize) -> Bytes {
     let mut bytes = vec![0; length];
     StdRng::seed_from_u64(number).fill(&mut bytes[..]);
@@ -35,7 +35,7 @@ fn group(seq: LogSeq) -> Bytes {
 }
 
 /// More than one step of the store, so that a kill may fall between a snapshot's transactions.
-fn parts(shard: ShardIndex, seq: LogSeq) -> Vec<Bytes> {
+fn chunks(shard: ShardIndex, seq: LogSeq) -> Vec<Bytes> {
     (0..10)
         .map(|n| body(seq.0 << 16 | u64::from(shard.0) << 8 | n, 150_000))
         .collect()
@@ -77,7 +77,7 @@ async fn append_for_ever(directory: &Path) {
                 .unwrap();
             let shard = ShardIndex(oldest);
             store
-                .put_snapshot(epoch, shard, seq, parts(shard, seq))
+                .put_snapshot(epoch, shard, seq, chunks(shard, seq))
                 .await
                 .unwrap();
             positions[oldest as usize] = seq;
@@ -174,7 +174,11 @@ async fn an_acknowledged_group_survives_kill_9() {
             );
             if *position > LogSeq(0) {
                 let held = store.read_snapshot(shard).await.unwrap().unwrap();
-                assert_eq!(held.parts, parts(shard, *position), "kill {kill}: {shard}");
+                assert_eq!(
+                    held.chunks,
+                    chunks(shard, *position),
+                    "kill {kill}: {shard}"
+                );
             }
         }
         assert!(

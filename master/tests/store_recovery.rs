@@ -398,15 +398,15 @@ async fn a_damaged_snapshot_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let (store, epoch) = logged(directory.path(), 3).await;
     let shard = ShardIndex(2);
-    let mut parts = record::encode_snapshot(SHARDS, [commit(1, 1)]);
-    parts.push(parts[0].slice(1..));
+    let mut chunks = record::encode_snapshot(SHARDS, [commit(1, 1)]);
+    chunks.push(chunks[0].slice(1..));
     store
-        .put_snapshot(epoch, shard, LogSeq(3), parts)
+        .put_snapshot(epoch, shard, LogSeq(3), chunks)
         .await
         .unwrap();
     let error = recovery_error(&store).await;
     assert!(
-        matches!(error, RecoveryError::DamagedSnapshot { shard: s, part: 1, .. } if s == shard),
+        matches!(error, RecoveryError::DamagedSnapshot { shard: s, chunk: 1, .. } if s == shard),
         "{error}"
     );
 }
@@ -415,7 +415,7 @@ async fn a_damaged_snapshot_is_named() {
 async fn a_log_that_was_cut_too_far_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
     let (store, epoch) = logged(directory.path(), 3).await;
-    let parts = record::encode_snapshot(SHARDS, []);
+    let chunks = record::encode_snapshot(SHARDS, []);
     for shard in [
         ShardIndex::SYSTEM,
         ShardIndex(0),
@@ -423,7 +423,7 @@ async fn a_log_that_was_cut_too_far_is_noticed() {
         ShardIndex(2),
     ] {
         store
-            .put_snapshot(epoch, shard, LogSeq(3), parts.clone())
+            .put_snapshot(epoch, shard, LogSeq(3), chunks.clone())
             .await
             .unwrap();
     }
@@ -445,9 +445,9 @@ async fn a_log_that_was_cut_too_far_is_noticed() {
 async fn another_number_of_shards_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let (store, epoch) = logged(directory.path(), 1).await;
-    let parts = record::encode_snapshot(SHARDS + 1, []);
+    let chunks = record::encode_snapshot(SHARDS + 1, []);
     store
-        .put_snapshot(epoch, ShardIndex(0), LogSeq(1), parts)
+        .put_snapshot(epoch, ShardIndex(0), LogSeq(1), chunks)
         .await
         .unwrap();
     let error = recovery_error(&store).await;

@@ -1,13 +1,13 @@
 //! What a master does past its own deadline, and after its term.
 
 use kvpool_master::Config;
-use kvpool_master::clock::{Clock, ManualClock, Millis};
+use kvpool_master::clock::{BootInstant, Clock, ManualClock};
 use kvpool_master::leadership::{Role, Seat};
-use kvpool_master::membership::{Node, Registration, Reported};
+use kvpool_master::membership::{Registration, Reported, StoreNode};
 use kvpool_master::metrics::Metrics;
-use kvpool_master::pool::{Beginning, Pool};
-use kvpool_master::replica::Replica;
+use kvpool_master::pool::{Pool, TermStart};
 use kvpool_master::service::PoolService;
+use kvpool_master::standby::Standby;
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, JournalOptions, MetadataStore};
 use kvpool_master::term::Term;
 use kvpool_proto as proto;
@@ -28,7 +28,7 @@ struct Bench {
     service: PoolService,
     clock: Arc<ManualClock>,
     term: Arc<Term>,
-    node: Arc<Node>,
+    node: Arc<StoreNode>,
     store: Arc<dyn MetadataStore>,
     _directory: TempDir,
 }
@@ -57,7 +57,7 @@ impl Bench {
         let directory = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
         let store: Arc<dyn MetadataStore> = Arc::new(store);
-        let clock = Arc::new(ManualClock::new(Millis(1_000_000)));
+        let clock = Arc::new(ManualClock::new(BootInstant(1_000_000)));
         let (seat, pool, term) = Self::lead(&store, &clock, config).await;
         let node = Self::register(&pool).await.unwrap();
         Self {
@@ -82,10 +82,10 @@ impl Bench {
         let seat = Seat::new(config.clone(), Arc::clone(&metrics), Arc::clone(clock) as _);
         let seat = Arc::new(seat);
         let epoch = store.begin_epoch(Epoch(5)).await.unwrap();
-        let replica = Replica::load(&**store, &config, Arc::clone(clock) as _);
-        let replica = replica.await.unwrap();
+        let standby = Standby::load(&**store, &config, Arc::clone(clock) as _);
+        let standby = standby.await.unwrap();
         let term = Arc::new(Term::until(epoch, clock.now().after(TTL)));
-        let beginning = Beginning {
+        let start = TermStart {
             config,
             cluster: ClusterId(1),
             store: Arc::clone(store),
@@ -93,13 +93,13 @@ impl Bench {
             clock: Arc::clone(clock) as _,
             metrics,
         };
-        let pool = Pool::lead(beginning, replica, Arc::clone(&term));
+        let pool = Pool::lead(start, standby, Arc::clone(&term));
         let pool = pool.await.unwrap();
         seat.lead(Arc::clone(&pool), "http://here:1");
         (seat, pool, term)
     }
 
-    async fn register(pool: &Arc<Pool>) -> Result<Arc<Node>, Code> {
+    async fn register(pool: &Arc<Pool>) -> Result<Arc<StoreNode>, Code> {
         let registration = registration();
         let node = pool.register(&registration).await.map_err(|e| e.code)?;
         // Nobody reads what the master says: the test is about what it does.
@@ -313,7 +313,7 @@ async fn a_new_term_keeps_the_name_of_a_node_for_it_while_it_may_come_back() {
     assert_eq!(refused.code, Code::InProgress, "{refused}");
     term.renew(bench.clock.now().after(TTL * 3));
     bench.clock.advance(Config::default().suspect_after);
-    wait(|| pool.is_settled()).await;
+    wait(|| pool.have_nodes_returned()).await;
     pool.register(&newcomer).await.unwrap();
     wait(|| pool.blocks() == 0).await;
 }

@@ -170,7 +170,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 4,
         what: "a master refuses whoever knows a later term",
-        file: "master/src/service/batch.rs",
+        file: "master/src/service/request.rs",
         on: "if caller.epoch > pool.epoch.0 {",
         off: "if caller.epoch > pool.epoch.0 && caller.epoch == 0 {",
         package: "kvpool-tests",
@@ -197,7 +197,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 3,
         what: "what the last leader freed stays shut for a whole lease",
-        file: "master/src/replica/freed.rs",
+        file: "master/src/standby/recently_freed.rs",
         on: "let is_over = now.since(left.since) >= lease_ttl;",
         off: "let is_over = now.since(left.since) <= lease_ttl;",
         package: "kvpool-master",
@@ -215,7 +215,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 5,
         what: "a standby forgets what the log no longer holds",
-        file: "master/src/replica/apply.rs",
+        file: "master/src/standby/apply.rs",
         on: "self.state.runs.forget(cut);",
         off: "",
         package: "kvpool-master",
@@ -242,7 +242,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 5,
         what: "a pool whose metadata is missing or changed does not become a new one",
-        file: "master/src/store/embedded/place.rs",
+        file: "master/src/store/embedded/data_directory.rs",
         on: "if self.holds_something()? {",
         off: "if false {",
         package: "kvpool-master",
@@ -297,7 +297,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 8,
         what: "what lies on a node that takes no blocks is met once",
-        file: "master/src/directory/shard.rs",
+        file: "master/src/directory/stripe.rs",
         on: "self.queues.set_aside(&mut self.entries, slot, group);",
         off: "self.queues.park(&mut self.entries, slot, u64::from(group).min(0));",
         package: "kvpool-master",
@@ -342,7 +342,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 8,
         what: "a put as large as the pool is served in parts",
-        file: "master/src/pool/line.rs",
+        file: "master/src/pool/put_queue.rs",
         on: "self.bytes.min(most.max(one))",
         off: "self.bytes.max(most.min(one))",
         package: "kvpool-master",

@@ -1,8 +1,8 @@
 //! Blocks as the directory's callers see them.
 
 use super::common::Common;
-use super::shard::Shard;
-use crate::clock::Millis;
+use super::stripe::Stripe;
+use crate::clock::BootInstant;
 use crate::placement::{ExtentIndex, Extents};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Key, Length, Offset, SegmentId, Version};
@@ -49,10 +49,10 @@ pub type Copies = SmallVec<[Replica; 1]>;
 
 /// The copies of a block: a slice of at least one.
 #[derive(Clone, Copy, Debug)]
-pub struct Replicas<'a>(Held<'a>);
+pub struct Replicas<'a>(ReplicaSlice<'a>);
 
 #[derive(Clone, Copy, Debug)]
-enum Held<'a> {
+enum ReplicaSlice<'a> {
     One([Replica; 1]),
     Many(&'a [Replica]),
 }
@@ -62,19 +62,19 @@ impl Deref for Replicas<'_> {
 
     fn deref(&self) -> &[Replica] {
         match &self.0 {
-            Held::One(one) => one,
-            Held::Many(many) => many,
+            ReplicaSlice::One(one) => one,
+            ReplicaSlice::Many(many) => many,
         }
     }
 }
 
 impl<'a> Replicas<'a> {
     pub(super) fn one(replica: Replica) -> Self {
-        Self(Held::One([replica]))
+        Self(ReplicaSlice::One([replica]))
     }
 
     pub(super) fn many(replicas: &'a [Replica]) -> Self {
-        Self(Held::Many(replicas))
+        Self(ReplicaSlice::Many(replicas))
     }
 }
 
@@ -96,7 +96,7 @@ pub struct NewBlock {
     /// The block before it in its chain.
     pub parent: Option<Key>,
     /// Until when it is evicted last.
-    pub soft_pin_until: Option<Millis>,
+    pub soft_pin_until: Option<BootInstant>,
     /// Whether it is never evicted.
     pub hard_pin: bool,
     /// When it was last used.
@@ -128,7 +128,7 @@ pub struct Removed {
     /// Where it lay.
     pub replicas: Copies,
     /// When its last lease ends; zero if nobody held one.
-    pub lease_until: Millis,
+    pub lease_until: BootInstant,
 }
 
 impl Removed {
@@ -163,7 +163,7 @@ pub struct Dropped {
     /// Where the replica lay.
     pub replica: Replica,
     /// When the block's last lease ends; zero if nobody holds one.
-    pub lease_until: Millis,
+    pub lease_until: BootInstant,
     /// The block itself, when this was its last replica; it holds the replica too.
     pub removed: Option<Removed>,
 }
@@ -188,36 +188,36 @@ pub enum Removal {
     Removed(Removed),
 }
 
-/// A block, seen while its shard is locked.
+/// A block, seen while its stripe is locked.
 #[derive(Clone, Copy)]
 pub struct BlockRef<'a> {
     pub(super) common: &'a Common,
-    pub(super) shard: &'a Shard,
+    pub(super) stripe: &'a Stripe,
     pub(super) slot: u32,
 }
 
 impl<'a> BlockRef<'a> {
     fn entry(&self) -> &'a super::entry::Entry {
-        self.shard.entries.at(self.slot)
+        self.stripe.entries.at(self.slot)
     }
 
     /// Where it is in the directory.
     pub fn id(&self) -> BlockId {
-        self.shard.id(self.slot)
+        self.stripe.id(self.slot)
     }
 
     /// Its namespace.
     pub fn namespace(&self) -> NamespaceId {
-        self.shard.namespace(self.slot, self.common)
+        self.stripe.namespace(self.slot, self.common)
     }
 
     /// Its key.
     pub fn key(&self) -> Key {
-        self.shard.key(self.slot, self.common)
+        self.stripe.key(self.slot, self.common)
     }
 
     fn rest(&self) -> &'a super::entry::Rest {
-        self.shard.entries.rest(self.slot)
+        self.stripe.entries.rest(self.slot)
     }
 
     /// Its version.
@@ -237,13 +237,13 @@ impl<'a> BlockRef<'a> {
 
     /// Where it lies.
     pub fn replicas(&self) -> Replicas<'a> {
-        self.shard.replicas(self.slot)
+        self.stripe.replicas(self.slot)
     }
 
     /// The segment of its only replica; `None` when it has several.
     #[inline]
     pub fn only_segment(&self) -> Option<SegmentId> {
-        self.shard.only_segment(self.slot)
+        self.stripe.only_segment(self.slot)
     }
 
     /// When it was last used.
@@ -252,18 +252,18 @@ impl<'a> BlockRef<'a> {
     }
 
     /// When its last lease ends or ended; zero if nobody holds one.
-    pub fn lease_until(&self) -> Millis {
+    pub fn lease_until(&self) -> BootInstant {
         self.common.absolute(self.entry().lease_until())
     }
 
     /// Whether someone holds a lease; before `floor` everything counts as leased.
-    pub fn is_leased(&self, now: Millis, floor: Millis) -> bool {
+    pub fn is_leased(&self, now: BootInstant, floor: BootInstant) -> bool {
         now < floor || self.lease_until() > now
     }
 
     /// Until when it is evicted last, if it is soft-pinned and eviction has not seen that run out.
-    pub fn soft_pin_until(&self) -> Option<Millis> {
-        self.shard.soft_until(self.slot)
+    pub fn soft_pin_until(&self) -> Option<BootInstant> {
+        self.stripe.soft_until(self.slot)
     }
 
     /// Whether it is never evicted.
@@ -272,10 +272,10 @@ impl<'a> BlockRef<'a> {
     }
 }
 
-/// A block, seen and changed while its shard is locked.
+/// A block, seen and changed while its stripe is locked.
 pub struct BlockMut<'a> {
     pub(super) common: &'a Common,
-    pub(super) shard: &'a mut Shard,
+    pub(super) stripe: &'a mut Stripe,
     pub(super) slot: u32,
 }
 
@@ -285,7 +285,7 @@ impl BlockMut<'_> {
     pub fn view(&self) -> BlockRef<'_> {
         BlockRef {
             common: self.common,
-            shard: self.shard,
+            stripe: self.stripe,
             slot: self.slot,
         }
     }
@@ -307,52 +307,52 @@ impl BlockMut<'_> {
 
     /// Where it lies.
     pub fn replicas(&self) -> Replicas<'_> {
-        self.shard.replicas(self.slot)
+        self.stripe.replicas(self.slot)
     }
 
     /// When its last lease ends or ended; zero if nobody holds one.
-    pub fn lease_until(&self) -> Millis {
+    pub fn lease_until(&self) -> BootInstant {
         self.view().lease_until()
     }
 
     /// Whether someone holds a lease; before `floor` everything counts as leased.
-    pub fn is_leased(&self, now: Millis, floor: Millis) -> bool {
+    pub fn is_leased(&self, now: BootInstant, floor: BootInstant) -> bool {
         self.view().is_leased(now, floor)
     }
 
-    /// Notes a use. An orphan that is used is an ordinary block again.
+    /// Notes a use. A root that is used is an ordinary block again.
     pub fn touch(&mut self, tick: Tick) {
-        self.shard.touch(self.slot, tick.0);
+        self.stripe.touch(self.slot, tick.0);
     }
 
     /// Adds a holder of the block's lease, whose token is `until`.
-    pub fn lease(&mut self, until: Millis, now: Millis) {
+    pub fn lease(&mut self, until: BootInstant, now: BootInstant) {
         let (until, now) = (self.common.relative(until), self.common.relative(now));
-        self.shard.entries.at_mut(self.slot).lease(until, now);
+        self.stripe.entries.at_mut(self.slot).lease(until, now);
     }
 
     /// Notes a use by a new holder of the block's lease: [`BlockMut::lease`] and [`BlockMut::touch`].
     #[inline]
-    pub fn lease_used(&mut self, until: Millis, now: Millis, tick: Tick) {
+    pub fn lease_used(&mut self, until: BootInstant, now: BootInstant, tick: Tick) {
         let (until, now) = (self.common.relative(until), self.common.relative(now));
-        self.shard.lease_used(self.slot, until, now, tick.0);
+        self.stripe.lease_used(self.slot, until, now, tick.0);
     }
 
     /// Takes a holder away, who had the lease until `token`; the last one ends the lease. A token
     /// that has run out does nothing, since its holder no longer counts.
-    pub fn release(&mut self, token: Millis, now: Millis) {
+    pub fn release(&mut self, token: BootInstant, now: BootInstant) {
         let (token, now) = (self.common.relative(token), self.common.relative(now));
-        if self.shard.entries.at_mut(self.slot).release(token, now) {
-            self.shard.unpark(self.slot);
+        if self.stripe.entries.at_mut(self.slot).release(token, now) {
+            self.stripe.unpark(self.slot);
         }
     }
 
     /// Extends the lease of a holder who has it until `token`. Returns false when that has run out:
     /// the block may be gone at any time.
-    pub fn renew(&mut self, token: Millis, until: Millis, now: Millis) -> bool {
+    pub fn renew(&mut self, token: BootInstant, until: BootInstant, now: BootInstant) -> bool {
         let relative = |moment| self.common.relative(moment);
         let (token, until, now) = (relative(token), relative(until), relative(now));
-        self.shard
+        self.stripe
             .entries
             .at_mut(self.slot)
             .renew(token, until, now)

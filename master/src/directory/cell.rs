@@ -1,12 +1,12 @@
-//! A shard behind its lock, and what is known of it without locking.
+//! A stripe behind its lock, and what is known of it without locking.
 
 use super::queues::Rank;
-use super::shard::Shard;
+use super::stripe::Stripe;
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is known of a shard without locking it. It lags behind by no more than the lock is held.
+/// What is known of a stripe without locking it. It lags behind by no more than the lock is held.
 #[derive(Debug)]
 pub(super) struct Gauges {
     oldest: [AtomicU64; 3],
@@ -21,9 +21,9 @@ pub(super) const NEVER: u64 = u64::MAX;
 impl Gauges {
     /// The tick of the first block to be evicted of a rank, or [`NEVER`].
     pub(super) fn oldest(&self, rank: Rank) -> u64 {
-        let [orphans, ordinary, soft] = &self.oldest;
+        let [roots, ordinary, soft] = &self.oldest;
         let gauge = match rank {
-            Rank::Orphans => orphans,
+            Rank::Roots => roots,
             Rank::Ordinary => ordinary,
             Rank::Soft => soft,
         };
@@ -35,26 +35,26 @@ impl Gauges {
         self.timer.load(Ordering::Acquire)
     }
 
-    fn publish(&self, shard: &Shard) {
+    fn publish(&self, stripe: &Stripe) {
         for (gauge, rank) in self.oldest.iter().zip(Rank::ALL) {
-            let oldest = shard.queues.first(rank);
+            let oldest = stripe.queues.first(rank);
             gauge.store(oldest.map_or(NEVER, |(tick, _)| tick), Ordering::Release);
         }
         self.timer.store(
-            shard.queues.next_timer().unwrap_or(NEVER),
+            stripe.queues.next_timer().unwrap_or(NEVER),
             Ordering::Release,
         );
         self.blocks
-            .store(u64::from(shard.entries.len()), Ordering::Release);
-        self.bytes.store(shard.bytes, Ordering::Release);
+            .store(u64::from(stripe.entries.len()), Ordering::Release);
+        self.bytes.store(stripe.bytes, Ordering::Release);
     }
 }
 
-/// A shard behind its lock. Aligned, so that the gauges of two shards share no cache line.
+/// A stripe behind its lock. Aligned, so that the gauges of two stripes share no cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Cell {
-    shard: Mutex<Shard>,
+    stripe: Mutex<Stripe>,
     pub(super) gauges: Gauges,
 }
 
@@ -62,7 +62,7 @@ impl Cell {
     pub(super) fn new(number: u32, bits: u32) -> Self {
         let never = || AtomicU64::new(NEVER);
         Self {
-            shard: Mutex::new(Shard::new(number, bits)),
+            stripe: Mutex::new(Stripe::new(number, bits)),
             gauges: Gauges {
                 oldest: [never(), never(), never()],
                 timer: never(),
@@ -74,41 +74,41 @@ impl Cell {
 
     pub(super) fn lock(&self) -> Locked<'_> {
         Locked {
-            shard: self.shard.lock(),
+            stripe: self.stripe.lock(),
             gauges: &self.gauges,
         }
     }
 }
 
 impl Cell {
-    /// Locks the shard for one who changes nothing.
-    pub(super) fn lock_to_look(&self) -> impl Deref<Target = Shard> + '_ {
-        self.shard.lock()
+    /// Locks the stripe for one who changes nothing.
+    pub(super) fn lock_to_look(&self) -> impl Deref<Target = Stripe> + '_ {
+        self.stripe.lock()
     }
 }
 
-/// A locked shard, which brings its gauges up to date when it is let go.
+/// A locked stripe, which brings its gauges up to date when it is let go.
 pub(super) struct Locked<'a> {
-    shard: MutexGuard<'a, Shard>,
+    stripe: MutexGuard<'a, Stripe>,
     gauges: &'a Gauges,
 }
 
 impl Deref for Locked<'_> {
-    type Target = Shard;
+    type Target = Stripe;
 
-    fn deref(&self) -> &Shard {
-        &self.shard
+    fn deref(&self) -> &Stripe {
+        &self.stripe
     }
 }
 
 impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut Shard {
-        &mut self.shard
+    fn deref_mut(&mut self) -> &mut Stripe {
+        &mut self.stripe
     }
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.gauges.publish(&self.shard);
+        self.gauges.publish(&self.stripe);
     }
 }

@@ -1,67 +1,67 @@
-//! What the shards of a directory share, and keys made ready to be looked up in one.
+//! What the stripes of a directory share, and keys made ready to be looked up in one.
 
 use super::entry::MAX_LEASE;
 use super::hash::Seed;
+use super::interner::{Interner, NOT_INTERNED};
 use super::lineage::Lineage;
-use super::spaces::{NO_SPACE, Spaces};
-use super::{BlockId, PARTS, Policy};
-use crate::clock::Millis;
+use super::{BlockId, Policy, SHARDS};
+use crate::clock::BootInstant;
 use kvpool_types::KeyRef;
 use kvpool_types::ids::NamespaceId;
 use parking_lot::Mutex;
 
-/// What the shards of a directory share. Lock order: shards in the order of their numbers, then one of these.
+/// What the stripes of a directory share. Lock order: stripes in the order of their numbers, then one of these.
 #[derive(Debug)]
 pub(super) struct Common {
     pub(super) seed: Seed,
-    pub(super) spaces: Spaces,
+    pub(super) interner: Interner,
     pub(super) lineage: Mutex<Lineage>,
     pub(super) policy: Policy,
-    pub(super) start: Millis,
-    /// The low bits of a block's id that name its shard.
-    pub(super) shard_bits: u32,
+    pub(super) start: BootInstant,
+    /// The low bits of a block's id that name its stripe.
+    pub(super) stripe_bits: u32,
 }
 
 impl Common {
     /// A moment as leases are stored: in milliseconds after the directory's start.
     #[inline]
-    pub(super) fn relative(&self, moment: Millis) -> u64 {
+    pub(super) fn relative(&self, moment: BootInstant) -> u64 {
         moment.0.saturating_sub(self.start.0).min(MAX_LEASE)
     }
 
     /// The moment that is stored as `relative`; zero stands for none.
-    pub(super) fn absolute(&self, relative: u64) -> Millis {
+    pub(super) fn absolute(&self, relative: u64) -> BootInstant {
         if relative == 0 {
-            Millis(0)
+            BootInstant(0)
         } else {
-            Millis(self.start.0 + relative)
+            BootInstant(self.start.0 + relative)
         }
     }
 
     #[inline]
-    pub(super) fn shard_of_hash(&self, hash: u64) -> usize {
-        self.shard_of_part(part_of_hash(hash))
+    pub(super) fn stripe_of_hash(&self, hash: u64) -> usize {
+        self.stripe_of_shard(shard_of_hash(hash))
     }
 
-    /// A part is in one shard, and a shard is some whole parts.
+    /// A part is in one stripe, and a stripe is some whole parts.
     #[inline]
-    pub(super) fn shard_of_part(&self, part: u32) -> usize {
-        part as usize & ((1 << self.shard_bits) - 1)
+    pub(super) fn stripe_of_shard(&self, shard: u32) -> usize {
+        shard as usize & ((1 << self.stripe_bits) - 1)
     }
 
-    pub(super) fn shard_of(&self, block: BlockId) -> usize {
-        (block.0 & ((1 << self.shard_bits) - 1)) as usize
+    pub(super) fn stripe_of(&self, block: BlockId) -> usize {
+        (block.0 & ((1 << self.stripe_bits) - 1)) as usize
     }
 
     pub(super) fn slot_of(&self, block: BlockId) -> u32 {
-        block.0 >> self.shard_bits
+        block.0 >> self.stripe_bits
     }
 }
 
 /// The part of snapshots that a key of this hash is in.
 #[inline]
-pub(super) fn part_of_hash(hash: u64) -> u32 {
-    ((hash >> 32) as u32) % PARTS
+pub(super) fn shard_of_hash(hash: u64) -> u32 {
+    ((hash >> 32) as u32) % SHARDS
 }
 
 /// A key ready to be looked up.
@@ -70,8 +70,8 @@ pub(super) struct Prepared<'k> {
     pub(super) namespace: NamespaceId,
     pub(super) key: KeyRef<'k>,
     pub(super) hash: u64,
-    /// The space of a digest; [`NO_SPACE`] for strings and where affixes are not interned.
-    pub(super) space: u32,
+    /// The space of a digest; [`NOT_INTERNED`] for strings and where affixes are not interned.
+    pub(super) affixes: u32,
 }
 
 /// Makes keys of one namespace ready. Remembers what it found of keys without affixes, and of the
@@ -96,46 +96,48 @@ impl<'d, 'k> Preparer<'d, 'k> {
     #[inline]
     pub(super) fn prepare(&mut self, key: KeyRef<'k>) -> Prepared<'k> {
         let (namespace, seed) = (self.namespace, &self.common.seed);
-        let (hash, space) = match key {
-            KeyRef::Text(text) => (seed.text(namespace, text), NO_SPACE),
+        let (hash, affixes) = match key {
+            KeyRef::Text(text) => (seed.text(namespace, text), NOT_INTERNED),
             KeyRef::Digest {
                 prefix,
                 suffix,
                 digest,
             } => {
-                let (affixes, space) = self.space(prefix, suffix);
-                (seed.digest(affixes, digest), space)
+                let (affixes_hash, affixes) = self.intern_lookup(prefix, suffix);
+                (seed.digest(affixes_hash, digest), affixes)
             }
         };
         Prepared {
             namespace,
             key,
             hash,
-            space,
+            affixes,
         }
     }
 
-    /// The hash of a digest's affixes, and their space.
+    /// The hash of a digest's affixes, and their number in the interner.
     #[inline]
-    fn space(&mut self, prefix: &'k str, suffix: &'k str) -> (u64, u32) {
+    fn intern_lookup(&mut self, prefix: &'k str, suffix: &'k str) -> (u64, u32) {
         let find = || {
-            let affixes = self.common.seed.affixes(self.namespace, prefix, suffix);
+            let affixes_hash = self.common.seed.affixes(self.namespace, prefix, suffix);
             let found = self
                 .common
-                .spaces
-                .find(self.namespace, prefix, suffix, affixes);
-            (affixes, found.unwrap_or(NO_SPACE))
+                .interner
+                .find(self.namespace, prefix, suffix, affixes_hash);
+            (affixes_hash, found.unwrap_or(NOT_INTERNED))
         };
         // Without affixes there is nothing to compare, and nearly all keys are such.
         if prefix.is_empty() && suffix.is_empty() {
             return *self.bare.get_or_insert_with(find);
         }
         match self.last {
-            Some((p, s, affixes, space)) if p == prefix && s == suffix => (affixes, space),
+            Some((p, s, affixes_hash, affixes)) if p == prefix && s == suffix => {
+                (affixes_hash, affixes)
+            }
             _ => {
-                let (affixes, space) = find();
-                self.last = Some((prefix, suffix, affixes, space));
-                (affixes, space)
+                let (affixes_hash, affixes) = find();
+                self.last = Some((prefix, suffix, affixes_hash, affixes));
+                (affixes_hash, affixes)
             }
         }
     }

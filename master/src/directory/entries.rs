@@ -1,4 +1,4 @@
-//! The blocks of one shard, by slot, in columns.
+//! The blocks of one stripe, by slot, in columns.
 //!
 //! ```text
 //!  slot ─┬─► Entry   64 bytes: key, recency, lease, the replica
@@ -124,7 +124,7 @@ impl Entries {
     /// wants it to be in the processor's caches.
     #[inline]
     pub(super) fn read(&self, slot: u32) -> u32 {
-        let entry = self.entries.get(slot).map_or(0, |entry| entry.space);
+        let entry = self.entries.get(slot).map_or(0, |entry| entry.affixes);
         entry ^ self.links.get(slot).map_or(0, |links| links.next)
     }
 

@@ -16,22 +16,22 @@ const TICK_BITS: u32 = 56;
 const PLACE: u8 = 0b111;
 const HARD_PIN: u8 = 1 << 3;
 const SOFT_PIN: u8 = 1 << 4;
-const ORPHANED: u8 = 1 << 5;
+const LOST_PARENT: u8 = 1 << 5;
 const SPREAD: u8 = 1 << 6;
 const VACANT: u8 = 1 << 7;
 
-/// In which of its shard's queues a block waits for eviction.
+/// In which of its stripe's queues a block waits for eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Place {
+pub(super) enum QueueState {
     /// The list of ordinary blocks, which is ordered by tick.
     Listed = 0,
     /// The set of ordinary blocks whose tick does not fit at the list's end.
     Stray = 1,
     /// The set of blocks that lost their parent.
-    Orphan = 2,
+    Root = 2,
     /// The same, and it has children.
-    Frontier = 3,
+    RootWithChildren = 3,
     /// The set of soft-pinned blocks.
     Soft = 4,
     /// None: eviction met it leased, or on a node that takes no blocks. A timer or a recall brings it back.
@@ -42,12 +42,12 @@ pub(super) enum Place {
     Fixed = 7,
 }
 
-impl Place {
+impl QueueState {
     const ALL: [Self; 8] = [
         Self::Listed,
         Self::Stray,
-        Self::Orphan,
-        Self::Frontier,
+        Self::Root,
+        Self::RootWithChildren,
         Self::Soft,
         Self::Parked,
         Self::Inner,
@@ -63,9 +63,9 @@ pub(super) struct Entry {
     pub(super) digest: Digest,
     /// The tick in the low 56 bits, the high 8 bits of the lease's deadline above.
     recency: u64,
-    /// The space of the digest; [`super::spaces::NO_SPACE`] when the key is stored beside the entry,
+    /// The space of the digest; [`super::spaces::NOT_INTERNED`] when the key is stored beside the entry,
     /// under the number in the digest's first four bytes. Of a vacant slot, the next one.
-    pub(super) space: u32,
+    pub(super) affixes: u32,
     lease_low: u32,
     /// The only replica; with [`SPREAD`] set, `extent` numbers a list of replicas instead.
     pub(super) segment: u32,
@@ -123,13 +123,13 @@ impl Entry {
         Self {
             digest: [0; 32],
             recency: 0,
-            space: 0,
+            affixes: 0,
             lease_low: 0,
             segment: 0,
             extent: 0,
             offset_low: 0,
             offset_high: 0,
-            flags: Place::Inner as u8,
+            flags: QueueState::Inner as u8,
             holders: 0,
         }
     }
@@ -138,34 +138,34 @@ impl Entry {
     pub(super) fn vacant(next: u32) -> Self {
         let mut entry = Self::new();
         entry.flags = VACANT;
-        entry.space = next;
+        entry.affixes = next;
         entry
     }
 
     /// The next vacant slot if this stands in one.
     #[inline]
     pub(super) fn next_vacant(&self) -> Option<u32> {
-        (self.flags & VACANT != 0).then_some(self.space)
+        (self.flags & VACANT != 0).then_some(self.affixes)
     }
 
     #[inline]
-    pub(super) fn place(&self) -> Place {
-        let [first, ..] = Place::ALL;
-        Place::ALL
+    pub(super) fn queue_state(&self) -> QueueState {
+        let [first, ..] = QueueState::ALL;
+        QueueState::ALL
             .get(usize::from(self.flags & PLACE))
             .copied()
             .unwrap_or(first)
     }
 
     #[inline]
-    pub(super) fn set_place(&mut self, place: Place) {
+    pub(super) fn set_queue_state(&mut self, place: QueueState) {
         self.flags = self.flags & !PLACE | place as u8;
     }
 
     /// Whether it waits in the list of ordinary blocks, and nothing else is to be minded of it.
     #[inline]
     pub(super) fn is_plainly_listed(&self) -> bool {
-        self.flags & !SPREAD == Place::Listed as u8
+        self.flags & !SPREAD == QueueState::Listed as u8
     }
 
     pub(super) fn is_hard_pinned(&self) -> bool {
@@ -184,12 +184,12 @@ impl Entry {
         self.set(SOFT_PIN, on);
     }
 
-    pub(super) fn is_orphaned(&self) -> bool {
-        self.flags & ORPHANED != 0
+    pub(super) fn has_lost_parent(&self) -> bool {
+        self.flags & LOST_PARENT != 0
     }
 
-    pub(super) fn set_orphaned(&mut self, on: bool) {
-        self.set(ORPHANED, on);
+    pub(super) fn set_lost_parent(&mut self, on: bool) {
+        self.set(LOST_PARENT, on);
     }
 
     pub(super) fn is_spread(&self) -> bool {
@@ -321,12 +321,12 @@ mod tests {
         entry.set_tick(0);
         assert_eq!((entry.tick(), entry.lease_until()), (0, MAX_LEASE));
         assert_eq!(entry.offset(), MAX_OFFSET - 1);
-        for place in Place::ALL {
-            entry.set_place(place);
+        for place in QueueState::ALL {
+            entry.set_queue_state(place);
             entry.set_soft_pinned(true);
-            assert_eq!(entry.place(), place);
+            assert_eq!(entry.queue_state(), place);
         }
-        assert!(!entry.is_hard_pinned() && !entry.is_orphaned() && !entry.is_spread());
+        assert!(!entry.is_hard_pinned() && !entry.has_lost_parent() && !entry.is_spread());
         entry.set_long_key(0x0102_0304);
         assert_eq!(entry.long_key(), 0x0102_0304);
     }

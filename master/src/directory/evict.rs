@@ -1,7 +1,7 @@
 //! Making room.
 //!
-//! Victims go one by one, always the oldest of all shards: each shard shows its oldest ticks without
-//! being locked. Orphans go first, ordinary blocks next, soft-pinned ones last. A block that is met
+//! Victims go one by one, always the oldest of all stripes: each stripe shows its oldest ticks without
+//! being locked. Roots go first, ordinary blocks next, soft-pinned ones last. A block that is met
 //! leased is set aside until its lease ends, so a round costs what it evicts and no block is met in
 //! vain twice. A block whose node takes no blocks now (it is not heard, or drains) would make no room where
 //! room is sought. It is set aside until [`Directory::recall`] names its segment, so a dead node's blocks
@@ -10,10 +10,10 @@
 use super::Directory;
 use super::block::{BlockId, Removed};
 use super::cell::NEVER;
-use super::entry::Place;
+use super::entry::QueueState;
 use super::lineage::Aftermath;
 use super::queues::{Rank, SPREAD};
-use crate::clock::Millis;
+use crate::clock::BootInstant;
 use crate::placement::Extents;
 use kvpool_types::{Length, SegmentId, Version};
 
@@ -28,7 +28,7 @@ pub enum Single {
     Gone,
 }
 
-/// How many blocks of a shard are recalled before its lock is let go once.
+/// How many blocks of a stripe are recalled before its lock is let go once.
 const RECALL_STEP: usize = 256;
 
 impl Directory {
@@ -38,17 +38,17 @@ impl Directory {
     pub fn evict(
         &self,
         goal: u64,
-        now: Millis,
+        now: BootInstant,
         gives_room: impl Fn(SegmentId) -> bool,
     ) -> Vec<Removed> {
         let mut evicted = Vec::new();
         self.wake(now);
         let mut bytes = 0;
         while bytes < goal {
-            let Some((shard, rank)) = self.oldest() else {
+            let Some((stripe, rank)) = self.oldest() else {
                 break;
             };
-            if let Some(removed) = self.evict_oldest(shard, rank, now, &gives_room) {
+            if let Some(removed) = self.evict_oldest(stripe, rank, now, &gives_room) {
                 bytes += removed.footprint_on(&gives_room);
                 evicted.push(removed);
             }
@@ -61,42 +61,42 @@ impl Directory {
         &self,
         id: BlockId,
         version: Version,
-        now: Millis,
+        now: BootInstant,
         gives_room: impl Fn(SegmentId) -> bool,
     ) -> Single {
         let mut aftermath = Aftermath::default();
         let removed = {
-            let Some((mut shard, slot)) = self.lock_block(id) else {
+            let Some((mut stripe, slot)) = self.lock_block(id) else {
                 return Single::Gone;
             };
-            if shard.entries.rest(slot).version != version {
+            if stripe.entries.rest(slot).version != version {
                 return Single::Gone;
             }
-            let entry = shard.entries.at(slot);
+            let entry = stripe.entries.at(slot);
             if entry.is_leased(self.common.relative(now))
                 || entry.is_hard_pinned()
                 || entry.is_soft_pinned()
-                || self.has_children(shard.entries.rest(slot).lineage)
-                || !shard.replicas(slot).iter().any(|r| gives_room(r.segment))
+                || self.has_children(stripe.entries.rest(slot).lineage)
+                || !stripe.replicas(slot).iter().any(|r| gives_room(r.segment))
             {
                 return Single::Stays;
             }
-            shard.remove(slot, &self.common, &mut aftermath)
+            stripe.remove(slot, &self.common, &mut aftermath)
         };
-        self.settle(aftermath);
+        self.apply_aftermath(aftermath);
         Single::Evicted(removed)
     }
 
     /// The bytes of one extent of the block that is to go first; zero when there is none.
     pub fn first_footprint(&self) -> u64 {
-        let Some((shard, rank)) = self.oldest() else {
+        let Some((stripe, rank)) = self.oldest() else {
             return 0;
         };
-        let shard = self.lock(shard);
-        let Some((_, slot)) = shard.queues.first(rank) else {
+        let stripe = self.lock(stripe);
+        let Some((_, slot)) = stripe.queues.first(rank) else {
             return 0;
         };
-        let length = Length(u64::from(shard.entries.rest(slot).length));
+        let length = Length(u64::from(stripe.entries.rest(slot).length));
         Extents::rounded(length).0
     }
 
@@ -104,70 +104,70 @@ impl Directory {
     pub fn recall(&self, segments: impl Iterator<Item = SegmentId>) {
         let groups = segments.map(|segment| segment.0);
         for group in groups.chain(std::iter::once(SPREAD)) {
-            for cell in &self.shards {
+            for cell in &self.stripes {
                 while cell.lock().recall(group, RECALL_STEP) {}
             }
         }
     }
 
     /// Looks at blocks whose soft pin or lease has run out.
-    pub(super) fn wake(&self, now: Millis) {
-        for cell in &self.shards {
+    pub(super) fn wake(&self, now: BootInstant) {
+        for cell in &self.stripes {
             if cell.gauges.timer() <= now.0 {
                 cell.lock().wake(now, &self.common);
             }
         }
     }
 
-    /// The shard with the oldest block of the first rank that has any.
+    /// The stripe with the oldest block of the first rank that has any.
     fn oldest(&self) -> Option<(usize, Rank)> {
         Rank::ALL.into_iter().find_map(|rank| {
-            let ticks = self.shards.iter().map(|cell| cell.gauges.oldest(rank));
-            let (shard, tick) = ticks.enumerate().min_by_key(|(_, tick)| *tick)?;
-            (tick != NEVER).then_some((shard, rank))
+            let ticks = self.stripes.iter().map(|cell| cell.gauges.oldest(rank));
+            let (stripe, tick) = ticks.enumerate().min_by_key(|(_, tick)| *tick)?;
+            (tick != NEVER).then_some((stripe, rank))
         })
     }
 
-    /// Evicts the first block of a rank of a shard, or takes it out of the way: each call that
+    /// Evicts the first block of a rank of a stripe, or takes it out of the way: each call that
     /// evicts nothing leaves one block less to look at.
     fn evict_oldest(
         &self,
-        shard: usize,
+        stripe: usize,
         rank: Rank,
-        now: Millis,
+        now: BootInstant,
         gives_room: impl Fn(SegmentId) -> bool,
     ) -> Option<Removed> {
         let mut aftermath = Aftermath::default();
         let removed = {
-            let mut locked = self.lock(shard);
-            let shard: &mut super::shard::Shard = &mut locked;
-            let (_, slot) = shard.queues.first(rank)?;
-            let entry = shard.entries.at(slot);
-            if entry.place() == Place::Frontier {
-                // The orphan's children are preferred victims in its stead; when the last one has
+            let mut locked = self.lock(stripe);
+            let stripe: &mut super::stripe::Stripe = &mut locked;
+            let (_, slot) = stripe.queues.first(rank)?;
+            let entry = stripe.entries.at(slot);
+            if entry.queue_state() == QueueState::RootWithChildren {
+                // The root's children are preferred victims in its stead; when the last one has
                 // gone, it is one again.
                 let lineage = self.common.lineage.lock();
                 let children: Vec<BlockId> = lineage
-                    .children(shard.entries.rest(slot).lineage)
+                    .children(stripe.entries.rest(slot).lineage)
                     .map(|(block, _)| block)
                     .collect();
                 drop(lineage);
-                shard.queues.take(&mut shard.entries, slot);
+                stripe.queues.take(&mut stripe.entries, slot);
                 drop(locked);
-                children.into_iter().for_each(|child| self.orphan(child));
+                children.into_iter().for_each(|child| self.mark_root(child));
                 return None;
             }
             if entry.is_leased(self.common.relative(now)) {
-                shard.park(slot, &self.common);
+                stripe.park(slot, &self.common);
                 return None;
             }
-            if !shard.replicas(slot).iter().any(|r| gives_room(r.segment)) {
-                shard.set_aside(slot);
+            if !stripe.replicas(slot).iter().any(|r| gives_room(r.segment)) {
+                stripe.set_aside(slot);
                 return None;
             }
-            shard.remove(slot, &self.common, &mut aftermath)
+            stripe.remove(slot, &self.common, &mut aftermath)
         };
-        self.settle(aftermath);
+        self.apply_aftermath(aftermath);
         Some(removed)
     }
 }

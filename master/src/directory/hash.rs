@@ -1,5 +1,5 @@
 //! Hashes of keys, under a secret seed: clients choose digests and strings, and must not be able to
-//! choose them so that they meet in one shard or one bucket.
+//! choose them so that they meet in one stripe or one bucket.
 
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::key::Digest;
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_spread_over_shards_and_buckets() {
+    fn hashes_spread_over_stripes_and_buckets() {
         let seed = Seed::new(3);
         let base = seed.affixes(NamespaceId(0), "", "");
         for shift in [0, 32, 57] {

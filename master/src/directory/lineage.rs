@@ -1,8 +1,8 @@
 //! Which block comes before which in its chain: a forest over those blocks that have a parent or
-//! children, apart from the shards because its links cross them.
+//! children, apart from the stripes because its links cross them.
 //!
 //! A node belongs to its block's entry and leaves with it. Everything here is done under the lock of
-//! the shard of one of the blocks concerned; the other one is recognised by its node.
+//! the stripe of one of the blocks concerned; the other one is recognised by its node.
 
 use super::BlockId;
 use super::slab::{NONE, Slab, Slot};
@@ -15,7 +15,7 @@ const LONGEST_WALK: usize = 4096;
 const PENDING: u32 = u32::MAX - 1;
 
 #[derive(Debug)]
-struct Node {
+struct LineageNode {
     block: u32,
     parent: u32,
     first_child: u32,
@@ -24,7 +24,7 @@ struct Node {
     next: u32,
 }
 
-impl Slot for Node {
+impl Slot for LineageNode {
     const CHUNK: usize = 1024;
 
     fn vacant(next: u32) -> Self {
@@ -42,25 +42,25 @@ impl Slot for Node {
     }
 }
 
-/// What is to be done for other blocks, in other shards, after a block has left.
+/// What is to be done for other blocks, in other stripes, after a block has left.
 #[derive(Debug, Default)]
 pub(super) struct Aftermath {
     /// Parents that have no children any more.
     pub(super) leaves: Vec<BlockId>,
     /// Children that have no parent any more.
-    pub(super) orphans: Vec<BlockId>,
+    pub(super) roots: Vec<BlockId>,
 }
 
 /// The forest.
 #[derive(Debug, Default)]
 pub(super) struct Lineage {
-    nodes: Slab<Node>,
+    nodes: Slab<LineageNode>,
 }
 
 impl Lineage {
     /// A node for a block that has none.
     pub(super) fn add(&mut self, block: BlockId) -> u32 {
-        let node = Node {
+        let node = LineageNode {
             block: block.0,
             parent: NONE,
             first_child: NONE,
@@ -112,7 +112,7 @@ impl Lineage {
 
     /// Takes out the node of a block that leaves.
     pub(super) fn remove(&mut self, node: u32, aftermath: &mut Aftermath) {
-        let Node {
+        let LineageNode {
             parent,
             first_child,
             prev,
@@ -134,10 +134,10 @@ impl Lineage {
             }
         }
         let mut child = first_child;
-        while let Some(orphan) = self.nodes.get_mut(child) {
-            child = std::mem::replace(&mut orphan.next, NONE);
-            (orphan.parent, orphan.prev) = (NONE, NONE);
-            aftermath.orphans.push(BlockId(orphan.block));
+        while let Some(root) = self.nodes.get_mut(child) {
+            child = std::mem::replace(&mut root.next, NONE);
+            (root.parent, root.prev) = (NONE, NONE);
+            aftermath.roots.push(BlockId(root.block));
         }
     }
 
@@ -279,7 +279,7 @@ mod tests {
         }
         let mut aftermath = Aftermath::default();
         lineage.remove(nodes[3], &mut aftermath);
-        assert!(aftermath.leaves.is_empty() && aftermath.orphans.is_empty());
+        assert!(aftermath.leaves.is_empty() && aftermath.roots.is_empty());
         let children: Vec<_> = lineage
             .children(nodes[1])
             .map(|(block, _)| block.0)
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(children, [4, 2]);
         lineage.remove(nodes[1], &mut aftermath);
         assert_eq!(aftermath.leaves, [BlockId(0)]);
-        assert_eq!(aftermath.orphans, [BlockId(4), BlockId(2)]);
+        assert_eq!(aftermath.roots, [BlockId(4), BlockId(2)]);
         assert!(lineage.parent(nodes[2]).is_none() && !lineage.has_children(nodes[0]));
     }
 }

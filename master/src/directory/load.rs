@@ -1,10 +1,10 @@
-//! Filling a directory with what is stored. Blocks come shard by shard, in no order, and before it is known where
+//! Filling a directory with what is stored. Blocks come stripe by stripe, in no order, and before it is known where
 //! they lie in their segments' tables: their recency, their places and their parents are settled at the end.
 //!
 //! Each pass below takes one list of 16 bytes a block, which is a tenth of what the directory itself takes.
 
 use super::block::{BlockId, Dropped, Removed};
-use super::common::{Preparer, part_of_hash};
+use super::common::{Preparer, shard_of_hash};
 use super::lineage::Aftermath;
 use super::{Directory, Policy};
 use crate::placement::ExtentIndex;
@@ -18,7 +18,7 @@ pub const UNPLACED: ExtentIndex = ExtentIndex(u32::MAX);
 
 /// Where a replica of a block begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct ReplicaStart {
     /// The segment.
     pub segment: SegmentId,
     /// Where in the segment.
@@ -29,28 +29,28 @@ pub struct Place {
 
 impl Directory {
     /// Takes out every block of a part.
-    pub(crate) fn forget_part(&self, part: u32) {
+    pub(crate) fn forget_shard(&self, shard: u32) {
         let mut aftermath = Aftermath::default();
         {
-            let mut shard = self.lock(self.common.shard_of_part(part));
-            for slot in 0..shard.entries.high() {
-                let is_it = shard.entries.get(slot).is_some()
-                    && part_of_hash(shard.hash(slot, &self.common)) == part;
+            let mut stripe = self.lock(self.common.stripe_of_shard(shard));
+            for slot in 0..stripe.entries.high() {
+                let is_it = stripe.entries.get(slot).is_some()
+                    && shard_of_hash(stripe.hash(slot, &self.common)) == shard;
                 if is_it {
-                    shard.remove(slot, &self.common, &mut aftermath);
+                    stripe.remove(slot, &self.common, &mut aftermath);
                 }
             }
         }
-        self.settle(aftermath);
+        self.apply_aftermath(aftermath);
     }
 
     /// Where a key's block is.
     pub(crate) fn find(&self, namespace: NamespaceId, key: KeyRef<'_>) -> Option<BlockId> {
         let key = Preparer::new(&self.common, namespace).prepare(key);
-        let shard = self
-            .cell(self.common.shard_of_hash(key.hash))
+        let stripe = self
+            .cell(self.common.stripe_of_hash(key.hash))
             .lock_to_look();
-        shard.find(&key).map(|slot| shard.id(slot))
+        stripe.find(&key).map(|slot| stripe.id(slot))
     }
 
     /// Links blocks to their parents, both of which were found: in the order of the blocks' versions over all
@@ -75,62 +75,62 @@ impl Directory {
     }
 
     /// Where all replicas lie, by segment and offset.
-    pub(crate) fn places(&self) -> Vec<Place> {
+    pub(crate) fn replica_starts(&self) -> Vec<ReplicaStart> {
         let mut count = 0;
-        self.each_block(|shard, slot| count += shard.replicas(slot).len());
-        let mut places = Vec::with_capacity(count);
-        self.each_block(|shard, slot| {
-            let block = shard.id(slot);
-            places.extend(shard.replicas(slot).iter().map(|replica| Place {
+        self.each_block(|stripe, slot| count += stripe.replicas(slot).len());
+        let mut starts = Vec::with_capacity(count);
+        self.each_block(|stripe, slot| {
+            let block = stripe.id(slot);
+            starts.extend(stripe.replicas(slot).iter().map(|replica| ReplicaStart {
                 segment: replica.segment,
                 offset: replica.offset,
                 block,
             }));
         });
-        places.sort_unstable();
-        places
+        starts.sort_unstable();
+        starts
     }
 
     /// Counts all blocks as used in the order of their versions.
     pub(crate) fn order_by_version(&self) {
         let mut order = Vec::with_capacity(usize::try_from(self.blocks()).unwrap_or(0));
-        self.each_block(|shard, slot| {
-            order.push((shard.entries.rest(slot).version, shard.id(slot)));
+        self.each_block(|stripe, slot| {
+            order.push((stripe.entries.rest(slot).version, stripe.id(slot)));
         });
         order.sort_unstable();
         let ticks = self.ticks(order.len());
         // A batch of ticks has the latest first.
         for ((_, block), index) in order.iter().zip((0..order.len()).rev()) {
-            if let Some((mut shard, slot)) = self.lock_block(*block) {
-                shard.touch(slot, ticks.of(index).0);
+            if let Some((mut stripe, slot)) = self.lock_block(*block) {
+                stripe.touch(slot, ticks.of(index).0);
             }
         }
     }
 
     /// The bytes and the version of a block.
     pub(crate) fn size_and_version(&self, block: BlockId) -> Option<(Length, Version)> {
-        let (shard, slot) = self.lock_block(block)?;
-        let rest = shard.entries.rest(slot);
+        let (stripe, slot) = self.lock_block(block)?;
+        let rest = stripe.entries.rest(slot);
         Some((Length(u64::from(rest.length)), rest.version))
     }
 
     /// Notes which extent a block's replica was given.
-    pub(crate) fn set_extent(&self, place: &Place, extent: ExtentIndex) {
-        if let Some((mut shard, slot)) = self.lock_block(place.block) {
-            shard.set_extent(slot, place.segment, place.offset, extent);
+    pub(crate) fn set_extent(&self, start: &ReplicaStart, extent: ExtentIndex) {
+        if let Some((mut stripe, slot)) = self.lock_block(start.block) {
+            stripe.set_extent(slot, start.segment, start.offset, extent);
         }
     }
 
     /// Takes a replica out, and the block with its last one.
-    pub(crate) fn drop_place(&self, place: &Place) -> Option<Dropped> {
+    pub(crate) fn drop_replica_at(&self, start: &ReplicaStart) -> Option<Dropped> {
         let mut aftermath = Aftermath::default();
         let dropped = {
-            let (mut shard, slot) = self.lock_block(place.block)?;
-            shard.drop_replica(slot, &self.common, &mut aftermath, |replica| {
-                replica.segment == place.segment && replica.offset == place.offset
+            let (mut stripe, slot) = self.lock_block(start.block)?;
+            stripe.drop_replica(slot, &self.common, &mut aftermath, |replica| {
+                replica.segment == start.segment && replica.offset == start.offset
             })
         };
-        self.settle(aftermath);
+        self.apply_aftermath(aftermath);
         dropped
     }
 
@@ -148,12 +148,12 @@ impl Directory {
             .flatten()
     }
 
-    fn each_block(&self, mut f: impl FnMut(&super::shard::Shard, u32)) {
-        for cell in &self.shards {
-            let shard = cell.lock_to_look();
-            for slot in 0..shard.entries.high() {
-                if shard.entries.get(slot).is_some() {
-                    f(&shard, slot);
+    fn each_block(&self, mut f: impl FnMut(&super::stripe::Stripe, u32)) {
+        for cell in &self.stripes {
+            let stripe = cell.lock_to_look();
+            for slot in 0..stripe.entries.high() {
+                if stripe.entries.get(slot).is_some() {
+                    f(&stripe, slot);
                 }
             }
         }
@@ -166,7 +166,7 @@ impl Directory {
         };
         let linked = self
             .lock_block(parent)
-            .is_some_and(|(mut shard, slot)| self.attach(&mut shard, slot, node, block, version));
+            .is_some_and(|(mut stripe, slot)| self.attach(&mut stripe, slot, node, block, version));
         if !linked {
             let mut lineage = self.common.lineage.lock();
             lineage.withdraw(node, block, version);

@@ -1,12 +1,12 @@
 //! Making blocks visible, and linking them to their parents.
 
-use super::batch::{Borrowed, Item};
 use super::block::{BlockId, NewBlock, Published};
 use super::cell::Locked;
 use super::common::{Prepared, Preparer};
-use super::entry::Place;
+use super::entry::QueueState;
+use super::interner::NOT_INTERNED;
 use super::slab::NONE;
-use super::spaces::NO_SPACE;
+use super::stripe_order::{Borrowed, Item};
 use super::{Directory, Policy};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{KeyRef, Version};
@@ -39,15 +39,19 @@ impl Directory {
         ];
         let mut links = Vec::new();
         let items = (0u32..).zip(blocks).map(|(index, block)| {
-            let Prepared { hash, space, .. } =
+            let Prepared { hash, affixes, .. } =
                 Preparer::new(&self.common, block.namespace).prepare(block.key.as_ref());
-            Item { hash, index, space }
+            Item {
+                hash,
+                index,
+                affixes,
+            }
         });
         let mut scratch = Borrowed::take();
         let scratch = scratch.get();
         scratch.sort(self, items);
-        for (shard, group, _) in scratch.groups() {
-            let mut shard = self.lock(shard);
+        for (stripe, group, _) in scratch.groups() {
+            let mut stripe = self.lock(stripe);
             for item in group {
                 let index = item.index as usize;
                 let (Some(block), Some(outcome)) = (blocks.get(index), outcomes.get_mut(index))
@@ -58,14 +62,14 @@ impl Directory {
                     namespace: block.namespace,
                     key: block.key.as_ref(),
                     hash: item.hash,
-                    space: item.space,
+                    affixes: item.affixes,
                 };
                 // Affixes that were new when the batch was sorted may have come with another version of
                 // the same key since.
-                if key.space == NO_SPACE && matches!(key.key, KeyRef::Digest { .. }) {
+                if key.affixes == NOT_INTERNED && matches!(key.key, KeyRef::Digest { .. }) {
                     key = Preparer::new(&self.common, block.namespace).prepare(key.key);
                 }
-                *outcome = self.publish_one(&mut shard, block, &key);
+                *outcome = self.publish_one(&mut stripe, block, &key);
                 if let (Some(id), None, Some(parent)) =
                     (outcome.id, &outcome.replaced, &block.parent)
                 {
@@ -84,7 +88,7 @@ impl Directory {
 
     fn publish_one(
         &self,
-        shard: &mut Locked<'_>,
+        stripe: &mut Locked<'_>,
         block: &NewBlock,
         key: &Prepared<'_>,
     ) -> Published {
@@ -98,19 +102,19 @@ impl Directory {
         if block.replicas.is_empty() {
             return refused;
         }
-        match shard.find(key) {
-            Some(slot) if shard.entries.rest(slot).version >= block.version => refused,
+        match stripe.find(key) {
+            Some(slot) if stripe.entries.rest(slot).version >= block.version => refused,
             Some(slot) => {
-                let replaced = shard.replace(slot, block, length, &self.common);
+                let replaced = stripe.replace(slot, block, length, &self.common);
                 Published {
-                    id: Some(shard.id(slot)),
+                    id: Some(stripe.id(slot)),
                     replaced: Some(Box::new(replaced)),
                 }
             }
             None => {
-                let slot = shard.insert(key, block, length, &self.common);
+                let slot = stripe.insert(key, block, length, &self.common);
                 Published {
-                    id: Some(shard.id(slot)),
+                    id: Some(stripe.id(slot)),
                     replaced: None,
                 }
             }
@@ -119,7 +123,7 @@ impl Directory {
 
     /// Links blocks to their parents, in the order of their versions: those that are still there,
     /// have no parent yet, and whose parent is there. For blocks that were made visible without
-    /// their parents, as in a recovery shard by shard; [`Directory::publish`] does it by itself.
+    /// their parents, as in a recovery stripe by stripe; [`Directory::publish`] does it by itself.
     pub fn link(&self, links: &mut [Link<'_>]) {
         if self.common.policy == Policy::Lru {
             return;
@@ -137,11 +141,11 @@ impl Directory {
             return;
         };
         let parent = Preparer::new(&self.common, link.namespace).prepare(link.parent);
-        let mut shard = self.lock(self.common.shard_of_hash(parent.hash));
-        let linked = shard
+        let mut stripe = self.lock(self.common.stripe_of_hash(parent.hash));
+        let linked = stripe
             .find(&parent)
-            .is_some_and(|slot| self.attach(&mut shard, slot, node, link.block, link.version));
-        drop(shard);
+            .is_some_and(|slot| self.attach(&mut stripe, slot, node, link.block, link.version));
+        drop(stripe);
         if !linked {
             self.common
                 .lineage
@@ -153,14 +157,14 @@ impl Directory {
     /// Links a block that was announced under the one in `slot`.
     pub(super) fn attach(
         &self,
-        shard: &mut Locked<'_>,
+        stripe: &mut Locked<'_>,
         slot: u32,
         node: u32,
         block: BlockId,
         version: Version,
     ) -> bool {
-        let id = shard.id(slot);
-        let rest = shard.entries.rest_mut(slot);
+        let id = stripe.id(slot);
+        let rest = stripe.entries.rest_mut(slot);
         let mut lineage = self.common.lineage.lock();
         if rest.lineage == NONE {
             if id == block {
@@ -171,15 +175,15 @@ impl Directory {
         let linked = lineage.attach(rest.lineage, node, block, version);
         drop(lineage);
         if linked {
-            has_children_now(shard, slot);
+            has_children_now(stripe, slot);
         }
         linked
     }
 
-    /// Gives the block a node, marked so that it is recognised when its own shard is let go.
+    /// Gives the block a node, marked so that it is recognised when its own stripe is let go.
     pub(super) fn announce(&self, block: BlockId, version: Version) -> Option<u32> {
-        let (mut shard, slot) = self.lock_block(block)?;
-        let rest = shard.entries.rest_mut(slot);
+        let (mut stripe, slot) = self.lock_block(block)?;
+        let rest = stripe.entries.rest_mut(slot);
         if rest.version != version {
             return None;
         }
@@ -194,13 +198,16 @@ impl Directory {
 }
 
 /// Takes a block that has got its first child out of the queues.
-fn has_children_now(shard: &mut Locked<'_>, slot: u32) {
-    match shard.entries.at(slot).place() {
-        Place::Inner | Place::Frontier => {}
-        Place::Orphan => shard.entries.at_mut(slot).set_place(Place::Frontier),
+fn has_children_now(stripe: &mut Locked<'_>, slot: u32) {
+    match stripe.entries.at(slot).queue_state() {
+        QueueState::Inner | QueueState::RootWithChildren => {}
+        QueueState::Root => stripe
+            .entries
+            .at_mut(slot)
+            .set_queue_state(QueueState::RootWithChildren),
         _ => {
-            let shard: &mut super::shard::Shard = shard;
-            shard.queues.take(&mut shard.entries, slot);
+            let stripe: &mut super::stripe::Stripe = stripe;
+            stripe.queues.take(&mut stripe.entries, slot);
         }
     }
 }

@@ -1,9 +1,9 @@
-//! In which order the blocks of one shard are to be evicted.
+//! In which order the blocks of one stripe are to be evicted.
 //!
 //! ```text
 //!  list     ordinary blocks, oldest first; a use moves one to the end
 //!  strays   ordinary blocks whose tick did not fit near the list's end
-//!  orphans  blocks that lost their parent: they go first
+//!  roots  blocks that lost their parent: they go first
 //!  soft     soft-pinned blocks: they go last
 //!  timers   when soft pins run out, and when to look again at blocks that eviction met leased
 //!  aside    blocks that eviction met on nodes that take no blocks, by segment, until that changes
@@ -13,39 +13,39 @@
 //! wait in the timers alone. Eviction so never looks at the same block twice in vain.
 
 use super::entries::Entries;
-use super::entry::{Links, Place};
+use super::entry::{Links, QueueState};
 use super::slab::NONE;
 use hashbrown::HashMap;
 use std::collections::BTreeSet;
 
 /// How far from the list's end a place is looked for: batches that run at the same time arrive in
-/// each shard a little out of order.
+/// each stripe a little out of order.
 const LONGEST_WALK: usize = 8;
 
 /// The order in which kinds of blocks are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rank {
-    Orphans,
+    Roots,
     Ordinary,
     Soft,
 }
 
 impl Rank {
-    pub(super) const ALL: [Self; 3] = [Self::Orphans, Self::Ordinary, Self::Soft];
+    pub(super) const ALL: [Self; 3] = [Self::Roots, Self::Ordinary, Self::Soft];
 }
 
-/// The queues of one shard.
+/// The queues of one stripe.
 #[derive(Debug)]
 pub(super) struct Queues {
     head: u32,
     tail: u32,
-    /// The tick of the block at the list's head, which every use of the shard asks for: the block
+    /// The tick of the block at the list's head, which every use of the stripe asks for: the block
     /// itself is the one that has been out of the processor's caches for longest.
     head_tick: u64,
     /// The tick of the block at its tail, which every use of a block is compared with.
     tail_tick: u64,
     strays: BTreeSet<(u64, u32)>,
-    orphans: BTreeSet<(u64, u32)>,
+    roots: BTreeSet<(u64, u32)>,
     soft: BTreeSet<(u64, u32)>,
     timers: BTreeSet<(u64, u32)>,
     timer_of: HashMap<u32, u64>,
@@ -65,7 +65,7 @@ impl Default for Queues {
             head_tick: 0,
             tail_tick: 0,
             strays: BTreeSet::new(),
-            orphans: BTreeSet::new(),
+            roots: BTreeSet::new(),
             soft: BTreeSet::new(),
             timers: BTreeSet::new(),
             timer_of: HashMap::new(),
@@ -81,35 +81,35 @@ impl Queues {
         let entry = entries.at_mut(slot);
         let key = (entry.tick(), slot);
         if entry.is_hard_pinned() {
-            entry.set_place(Place::Fixed);
+            entry.set_queue_state(QueueState::Fixed);
         } else if let Some(until) = soft_until {
-            entry.set_place(Place::Soft);
+            entry.set_queue_state(QueueState::Soft);
             self.soft.insert(key);
             self.set_timer(slot, until);
-        } else if entry.is_orphaned() {
-            entry.set_place(Place::Orphan);
-            self.orphans.insert(key);
+        } else if entry.has_lost_parent() {
+            entry.set_queue_state(QueueState::Root);
+            self.roots.insert(key);
         } else {
             self.put_ordinary(entries, slot);
         }
     }
 
-    /// Puts an orphan with children where eviction finds it early, to go on to the children.
+    /// Puts a root with children where eviction finds it early, to go on to the children.
     pub(super) fn put_frontier(&mut self, entries: &mut Entries, slot: u32) {
         let entry = entries.at_mut(slot);
-        entry.set_place(Place::Frontier);
-        self.orphans.insert((entry.tick(), slot));
+        entry.set_queue_state(QueueState::RootWithChildren);
+        self.roots.insert((entry.tick(), slot));
     }
 
     /// Sets a block aside until `until`.
     pub(super) fn park(&mut self, entries: &mut Entries, slot: u32, until: u64) {
-        entries.at_mut(slot).set_place(Place::Parked);
+        entries.at_mut(slot).set_queue_state(QueueState::Parked);
         self.set_timer(slot, until);
     }
 
     /// Sets a block aside until its group is recalled: the number of its segment, or [`SPREAD`].
     pub(super) fn set_aside(&mut self, entries: &mut Entries, slot: u32, group: u32) {
-        entries.at_mut(slot).set_place(Place::Parked);
+        entries.at_mut(slot).set_queue_state(QueueState::Parked);
         self.aside.insert((group, slot));
         self.group_of.insert(slot, group);
     }
@@ -120,38 +120,38 @@ impl Queues {
         of_group.next().map(|(_, slot)| *slot)
     }
 
-    /// Takes a block out of wherever it waits. Its place is [`Place::Inner`] then.
+    /// Takes a block out of wherever it waits. Its place is [`QueueState::Inner`] then.
     pub(super) fn take(&mut self, entries: &mut Entries, slot: u32) {
         let entry = entries.at_mut(slot);
         let key = (entry.tick(), slot);
-        let place = entry.place();
-        entry.set_place(Place::Inner);
+        let place = entry.queue_state();
+        entry.set_queue_state(QueueState::Inner);
         match place {
-            Place::Listed => self.unlink(entries, slot),
-            Place::Stray => {
+            QueueState::Listed => self.unlink(entries, slot),
+            QueueState::Stray => {
                 self.strays.remove(&key);
             }
-            Place::Orphan | Place::Frontier => {
-                self.orphans.remove(&key);
+            QueueState::Root | QueueState::RootWithChildren => {
+                self.roots.remove(&key);
             }
-            Place::Soft => {
+            QueueState::Soft => {
                 self.soft.remove(&key);
                 self.clear_timer(slot);
             }
-            Place::Parked => {
+            QueueState::Parked => {
                 self.clear_timer(slot);
                 if let Some(group) = self.group_of.remove(&slot) {
                     self.aside.remove(&(group, slot));
                 }
             }
-            Place::Inner | Place::Fixed => {}
+            QueueState::Inner | QueueState::Fixed => {}
         }
     }
 
     /// The first block to be evicted of a rank, with its tick.
     pub(super) fn first(&self, rank: Rank) -> Option<(u64, u32)> {
         match rank {
-            Rank::Orphans => self.orphans.first().copied(),
+            Rank::Roots => self.roots.first().copied(),
             Rank::Soft => self.soft.first().copied(),
             Rank::Ordinary => {
                 let head = (self.head != NONE).then_some((self.head_tick, self.head));
@@ -182,7 +182,7 @@ impl Queues {
     /// An estimate of the bytes of memory taken up beside the entries.
     pub(super) fn memory_bytes(&self) -> u64 {
         // Nodes of a B-tree are between half full and full.
-        let in_trees = self.strays.len() + self.orphans.len() + self.soft.len() + self.timers.len();
+        let in_trees = self.strays.len() + self.roots.len() + self.soft.len() + self.timers.len();
         let maps = self.timer_of.allocation_size() + self.group_of.allocation_size();
         (in_trees * 24 + self.aside.len() * 12 + maps) as u64
     }
@@ -205,12 +205,12 @@ impl Queues {
             match entries.get(after) {
                 Some(entry) if entry.tick() > tick => after = entries.links(after).prev,
                 _ => {
-                    entries.at_mut(slot).set_place(Place::Listed);
+                    entries.at_mut(slot).set_queue_state(QueueState::Listed);
                     return self.link(entries, slot, tick, after);
                 }
             }
         }
-        entries.at_mut(slot).set_place(Place::Stray);
+        entries.at_mut(slot).set_queue_state(QueueState::Stray);
         self.strays.insert((tick, slot));
     }
 

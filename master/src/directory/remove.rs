@@ -2,7 +2,7 @@
 
 use super::Directory;
 use super::block::{BlockId, BlockRef, Dropped, Removal, Removed, Verdict};
-use super::entry::Place;
+use super::entry::QueueState;
 use super::lineage::Aftermath;
 use super::slab::NONE;
 use crate::placement::Extents;
@@ -21,23 +21,23 @@ impl Directory {
     ) -> Vec<Removal> {
         let mut outcomes = vec![Removal::Missing; keys.len()];
         let mut aftermath = Aftermath::default();
-        self.each(namespace, keys, |shard, index, key| {
-            let (Some(slot), Some(outcome)) = (shard.find(key), outcomes.get_mut(index)) else {
+        self.each(namespace, keys, |stripe, index, key| {
+            let (Some(slot), Some(outcome)) = (stripe.find(key), outcomes.get_mut(index)) else {
                 return;
             };
             let verdict = allow(&BlockRef {
                 common: &self.common,
-                shard,
+                stripe,
                 slot,
             });
             *outcome = match verdict {
                 Verdict::Keep => Removal::Kept,
                 Verdict::Remove => {
-                    Removal::Removed(shard.remove(slot, &self.common, &mut aftermath))
+                    Removal::Removed(stripe.remove(slot, &self.common, &mut aftermath))
                 }
             };
         });
-        self.settle(aftermath);
+        self.apply_aftermath(aftermath);
         outcomes
     }
 
@@ -51,18 +51,18 @@ impl Directory {
     ) -> Option<Removed> {
         let mut aftermath = Aftermath::default();
         let removed = {
-            let (mut shard, slot) = self.lock_block(id)?;
+            let (mut stripe, slot) = self.lock_block(id)?;
             let block = BlockRef {
                 common: &self.common,
-                shard: &shard,
+                stripe: &stripe,
                 slot,
             };
             if block.version() != version || allow(&block) == Verdict::Keep {
                 return None;
             }
-            shard.remove(slot, &self.common, &mut aftermath)
+            stripe.remove(slot, &self.common, &mut aftermath)
         };
-        self.settle(aftermath);
+        self.apply_aftermath(aftermath);
         Some(removed)
     }
 
@@ -77,21 +77,21 @@ impl Directory {
     ) -> Option<Dropped> {
         let mut aftermath = Aftermath::default();
         let mut dropped = None;
-        self.each(namespace, &[key], |shard, _, key| {
-            let found = shard.find(key);
-            let found = found.filter(|slot| shard.entries.rest(*slot).version == version);
+        self.each(namespace, &[key], |stripe, _, key| {
+            let found = stripe.find(key);
+            let found = found.filter(|slot| stripe.entries.rest(*slot).version == version);
             if let Some(slot) = found {
-                dropped = shard
+                dropped = stripe
                     .drop_replica(slot, &self.common, &mut aftermath, |r| r.segment == segment);
             }
         });
-        self.settle(aftermath);
+        self.apply_aftermath(aftermath);
         dropped
     }
 
     /// Takes out the replicas on a segment, as far as `limit` places of its table of extents go:
     /// call it with place 0 first, then with the place returned, until that is `None`. `extents`
-    /// locks the table; it is not locked while a shard is.
+    /// locks the table; it is not locked while a stripe is.
     pub fn drop_segment<T: Deref<Target = Extents>>(
         &self,
         segment: SegmentId,
@@ -103,61 +103,68 @@ impl Directory {
         let mut all = Vec::with_capacity(owned.len());
         let mut aftermath = Aftermath::default();
         for (extent, block) in owned {
-            if let Some((mut shard, slot)) = self.lock_block(block) {
+            if let Some((mut stripe, slot)) = self.lock_block(block) {
                 all.extend(
-                    shard.drop_replica(slot, &self.common, &mut aftermath, |replica| {
+                    stripe.drop_replica(slot, &self.common, &mut aftermath, |replica| {
                         replica.segment == segment && replica.extent == extent
                     }),
                 );
             }
         }
-        self.settle(aftermath);
+        self.apply_aftermath(aftermath);
         (all, next)
     }
 
-    /// Does for other blocks what the leaving of some has made due. No shard may be locked.
-    pub(super) fn settle(&self, aftermath: Aftermath) {
+    /// Does for other blocks what the leaving of some has made due. No stripe may be locked.
+    pub(super) fn apply_aftermath(&self, aftermath: Aftermath) {
         for block in aftermath.leaves {
             self.may_be_leaf(block);
         }
-        for block in aftermath.orphans {
-            self.orphan(block);
+        for block in aftermath.roots {
+            self.mark_root(block);
         }
     }
 
     /// Lets a block that has lost its last child wait for eviction again.
     fn may_be_leaf(&self, block: BlockId) {
-        let Some((mut shard, slot)) = self.lock_block(block) else {
+        let Some((mut stripe, slot)) = self.lock_block(block) else {
             return;
         };
-        let entry = shard.entries.at(slot);
-        let waits_for_children = matches!(entry.place(), Place::Inner | Place::Frontier);
+        let entry = stripe.entries.at(slot);
+        let waits_for_children = matches!(
+            entry.queue_state(),
+            QueueState::Inner | QueueState::RootWithChildren
+        );
         // It may have got another child since, or be another block.
-        let node = shard.entries.rest(slot).lineage;
+        let node = stripe.entries.rest(slot).lineage;
         let has_children = node != NONE && self.common.lineage.lock().has_children(node);
         if waits_for_children && !has_children {
-            let shard: &mut super::shard::Shard = &mut shard;
-            shard.queues.take(&mut shard.entries, slot);
-            shard.put_back(slot);
+            let stripe: &mut super::stripe::Stripe = &mut stripe;
+            stripe.queues.take(&mut stripe.entries, slot);
+            stripe.put_back(slot);
         }
     }
 
     /// Makes a block whose chain is broken above it a preferred victim. Should the block have left
     /// and another have come in its place, that one is evicted early, which does no harm.
-    pub(super) fn orphan(&self, block: BlockId) {
-        let Some((mut shard, slot)) = self.lock_block(block) else {
+    pub(super) fn mark_root(&self, block: BlockId) {
+        let Some((mut stripe, slot)) = self.lock_block(block) else {
             return;
         };
-        let shard: &mut super::shard::Shard = &mut shard;
-        let entry = shard.entries.at_mut(slot);
-        entry.set_orphaned(true);
-        match entry.place() {
-            Place::Inner => shard.queues.put_frontier(&mut shard.entries, slot),
-            Place::Listed | Place::Stray => {
-                shard.queues.take(&mut shard.entries, slot);
-                shard.put_back(slot);
+        let stripe: &mut super::stripe::Stripe = &mut stripe;
+        let entry = stripe.entries.at_mut(slot);
+        entry.set_lost_parent(true);
+        match entry.queue_state() {
+            QueueState::Inner => stripe.queues.put_frontier(&mut stripe.entries, slot),
+            QueueState::Listed | QueueState::Stray => {
+                stripe.queues.take(&mut stripe.entries, slot);
+                stripe.put_back(slot);
             }
-            Place::Orphan | Place::Frontier | Place::Soft | Place::Parked | Place::Fixed => {}
+            QueueState::Root
+            | QueueState::RootWithChildren
+            | QueueState::Soft
+            | QueueState::Parked
+            | QueueState::Fixed => {}
         }
     }
 }

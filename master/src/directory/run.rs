@@ -6,7 +6,7 @@ use super::block::{BlockId, Removed};
 use super::lineage::Aftermath;
 use super::queues::Rank;
 use super::slab::NONE;
-use crate::clock::Millis;
+use crate::clock::BootInstant;
 use crate::placement::extents::{Range, Use};
 use crate::placement::{ExtentIndex, Extents};
 use hashbrown::HashMap;
@@ -28,15 +28,15 @@ const OLDEST: u64 = 256;
 
 /// Until when blocks count as leased because nobody knows their leases, and which: those of earlier terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Floor {
+pub struct LeaseFloor {
     /// When the last of these leases has ended.
-    pub until: Millis,
+    pub until: BootInstant,
     /// The first version of this term.
     pub before: Version,
 }
 
-impl Floor {
-    fn covers(&self, version: Version, now: Millis) -> bool {
+impl LeaseFloor {
+    fn covers(&self, version: Version, now: BootInstant) -> bool {
         now < self.until && version < self.before
     }
 }
@@ -59,14 +59,14 @@ impl Directory {
     /// bytes and recency, of those that begin around the oldest blocks and the longest
     /// free ranges. A block goes with all its descendants or not at all. `None` when no run was
     /// found, or it was used again meanwhile. `extents` locks the segment's table; it is not locked
-    /// while a shard is.
+    /// while a stripe is.
     pub fn evict_run<T: Deref<Target = Extents>>(
         &self,
         segment: SegmentId,
         extents: impl Fn() -> T,
         length: Length,
-        now: Millis,
-        floor: Floor,
+        now: BootInstant,
+        floor: LeaseFloor,
     ) -> Option<Vec<Removed>> {
         if length.0 == 0 {
             return None;
@@ -82,8 +82,8 @@ impl Directory {
         segment: SegmentId,
         extents: impl Fn() -> T,
         length: Length,
-        now: Millis,
-        floor: Floor,
+        now: BootInstant,
+        floor: LeaseFloor,
     ) -> Option<Vec<Victim>> {
         let oldest = self.oldest_on(segment);
         let starts = starts(&extents(), &oldest);
@@ -103,19 +103,19 @@ impl Directory {
     }
 
     /// Evicts those victims that may still go: nothing was locked since they were chosen.
-    pub(super) fn evict_planned(&self, victims: Vec<Victim>, now: Millis) -> Vec<Removed> {
+    pub(super) fn evict_planned(&self, victims: Vec<Victim>, now: BootInstant) -> Vec<Removed> {
         let mut evicted = Vec::with_capacity(victims.len());
         let mut aftermath = Aftermath::default();
         for victim in victims {
-            if let Some((mut shard, slot)) = self.lock_block(victim.id)
-                && shard.entries.rest(slot).version == victim.version
-                && !shard.entries.at(slot).is_leased(self.common.relative(now))
-                && !self.has_children(shard.entries.rest(slot).lineage)
+            if let Some((mut stripe, slot)) = self.lock_block(victim.id)
+                && stripe.entries.rest(slot).version == victim.version
+                && !stripe.entries.at(slot).is_leased(self.common.relative(now))
+                && !self.has_children(stripe.entries.rest(slot).lineage)
             {
-                evicted.push(shard.remove(slot, &self.common, &mut aftermath));
+                evicted.push(stripe.remove(slot, &self.common, &mut aftermath));
             }
         }
-        self.settle(aftermath);
+        self.apply_aftermath(aftermath);
         evicted
     }
 
@@ -126,13 +126,13 @@ impl Directory {
     /// Extents on `segment` of blocks that are among the first to go.
     fn oldest_on(&self, segment: SegmentId) -> Vec<ExtentIndex> {
         let mut found = Vec::new();
-        for cell in &self.shards {
-            let shard = cell.lock();
+        for cell in &self.stripes {
+            let stripe = cell.lock();
             for rank in Rank::ALL {
-                let Some((tick, slot)) = shard.queues.first(rank) else {
+                let Some((tick, slot)) = stripe.queues.first(rank) else {
                     continue;
                 };
-                let replicas = shard.replicas(slot);
+                let replicas = stripe.replicas(slot);
                 if let Some(replica) = replicas.iter().find(|r| r.segment == segment) {
                     found.push((rank as u8, tick, replica.extent));
                 }
@@ -209,14 +209,19 @@ fn reach<T: Deref<Target = Extents>>(
 struct Search<'d> {
     directory: &'d Directory,
     segment: SegmentId,
-    now: Millis,
-    floor: Floor,
+    now: BootInstant,
+    floor: LeaseFloor,
     newest_tick: u64,
     prices: HashMap<ExtentIndex, Option<Price>>,
 }
 
 impl<'d> Search<'d> {
-    fn new(directory: &'d Directory, segment: SegmentId, now: Millis, floor: Floor) -> Self {
+    fn new(
+        directory: &'d Directory,
+        segment: SegmentId,
+        now: BootInstant,
+        floor: LeaseFloor,
+    ) -> Self {
         let newest_tick = directory.next_tick.load(Ordering::Relaxed).max(1);
         Self {
             directory,
@@ -280,10 +285,10 @@ impl<'d> Search<'d> {
 
     fn price_of_block(&self, block: BlockId, extent: ExtentIndex) -> Option<Price> {
         let node = {
-            let (shard, slot) = self.directory.lock_block(block)?;
+            let (stripe, slot) = self.directory.lock_block(block)?;
             let here = |r: &super::Replica| r.segment == self.segment && r.extent == extent;
-            shard.replicas(slot).iter().find(|replica| here(replica))?;
-            shard.entries.rest(slot).lineage
+            stripe.replicas(slot).iter().find(|replica| here(replica))?;
+            stripe.entries.rest(slot).lineage
         };
         let family = if node == NONE {
             vec![block]
@@ -301,22 +306,22 @@ impl<'d> Search<'d> {
     }
 
     fn victim(&self, id: BlockId) -> Option<Victim> {
-        let (shard, slot) = self.directory.lock_block(id)?;
-        let entry = shard.entries.at(slot);
+        let (stripe, slot) = self.directory.lock_block(id)?;
+        let entry = stripe.entries.at(slot);
         let leased = entry.is_leased(self.directory.common.relative(self.now));
-        let version = shard.entries.rest(slot).version;
+        let version = stripe.entries.rest(slot).version;
         if leased || entry.is_hard_pinned() || self.floor.covers(version, self.now) {
             return None;
         }
-        // A soft-pinned block goes last, like one that was just used; an orphan first.
-        let age = match (entry.is_soft_pinned(), entry.is_orphaned()) {
+        // A soft-pinned block goes last, like one that was just used; a root first.
+        let age = match (entry.is_soft_pinned(), entry.has_lost_parent()) {
             (true, _) => self.newest_tick,
             (false, true) => 0,
             (false, false) => entry.tick().min(self.newest_tick),
         };
         let scaled = u128::from(NEWEST - OLDEST) * u128::from(age) / u128::from(self.newest_tick);
         let weight = OLDEST + u64::try_from(scaled).unwrap_or(NEWEST);
-        let cost = shard.weight(slot).saturating_mul(weight);
+        let cost = stripe.weight(slot).saturating_mul(weight);
         Some(Victim { id, version, cost })
     }
 }

@@ -2,9 +2,9 @@
 
 use super::Directory;
 use super::block::{BlockId, BlockRef, Replica};
-use super::common::part_of_hash;
+use super::common::shard_of_hash;
 use super::slab::NONE;
-use crate::clock::Millis;
+use crate::clock::BootInstant;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Key, Length, Version};
 
@@ -18,7 +18,7 @@ pub struct BadPage;
 
 /// What a snapshot keeps of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct StoredBlock {
     /// Its namespace.
     pub namespace: NamespaceId,
     /// Its key.
@@ -34,7 +34,7 @@ pub struct Record {
     /// The block before it in its chain, if it is linked to one.
     pub parent: Option<Key>,
     /// Until when it is evicted last.
-    pub soft_pin_until: Option<Millis>,
+    pub soft_pin_until: Option<BootInstant>,
     /// Whether it is never evicted.
     pub hard_pin: bool,
 }
@@ -51,50 +51,50 @@ impl Directory {
     ) -> Result<Option<Vec<u8>>, BadPage> {
         let (mut number, mut slot) = parse(page)?;
         let mut left = limit.max(1);
-        while let Some(cell) = self.shards.get(number as usize) {
-            let shard = cell.lock();
-            let end = shard.entries.high().min(slot.saturating_add(STRIDE));
+        while let Some(cell) = self.stripes.get(number as usize) {
+            let stripe = cell.lock();
+            let end = stripe.entries.high().min(slot.saturating_add(STRIDE));
             while slot < end && left > 0 {
-                if shard.entries.get(slot).is_some() {
+                if stripe.entries.get(slot).is_some() {
                     f(BlockRef {
                         common: &self.common,
-                        shard: &shard,
+                        stripe: &stripe,
                         slot,
                     });
                     left -= 1;
                 }
                 slot += 1;
             }
-            if slot >= shard.entries.high() {
+            if slot >= stripe.entries.high() {
                 (number, slot) = (number + 1, 0);
             }
             if left == 0 {
                 break;
             }
         }
-        let more = (number as usize) < self.shards.len();
+        let more = (number as usize) < self.stripes.len();
         Ok(more.then(|| [number.to_le_bytes(), slot.to_le_bytes()].concat()))
     }
 
-    /// Every block of one of the [`PARTS`](super::PARTS). The part's lock, which is that of others too, is
+    /// Every block of one of the [`SHARDS`](super::SHARDS). The part's lock, which is that of others too, is
     /// let go every few hundred blocks. Nothing may be published meanwhile; a block that leaves may be among
     /// the records or not. Parents are those that are linked when the block is met and still there a little
     /// later.
-    pub fn snapshot(&self, part: u32) -> Vec<Record> {
+    pub fn snapshot(&self, shard: u32) -> Vec<StoredBlock> {
         let mut records = Vec::new();
         let mut parents: Vec<(usize, BlockId, u32)> = Vec::new();
-        let number = self.common.shard_of_part(part);
+        let number = self.common.stripe_of_shard(shard);
         let mut slot = 0;
         loop {
-            let shard = self.lock(number);
-            let high = shard.entries.high();
+            let stripe = self.lock(number);
+            let high = stripe.entries.high();
             let end = high.min(slot + STRIDE);
             for slot in slot..end {
-                let in_part = || part_of_hash(shard.hash(slot, &self.common)) == part;
-                if shard.entries.get(slot).is_none() || !in_part() {
+                let in_shard = || shard_of_hash(stripe.hash(slot, &self.common)) == shard;
+                if stripe.entries.get(slot).is_none() || !in_shard() {
                     continue;
                 }
-                let node = shard.entries.rest(slot).lineage;
+                let node = stripe.entries.rest(slot).lineage;
                 if node != NONE
                     && let Some((parent, node)) = self.common.lineage.lock().parent(node)
                 {
@@ -102,10 +102,10 @@ impl Directory {
                 }
                 let block = BlockRef {
                     common: &self.common,
-                    shard: &shard,
+                    stripe: &stripe,
                     slot,
                 };
-                records.push(Record {
+                records.push(StoredBlock {
                     namespace: block.namespace(),
                     key: block.key(),
                     version: block.version(),
@@ -124,10 +124,10 @@ impl Directory {
         }
         for (record, parent, node) in parents {
             if let Some(record) = records.get_mut(record)
-                && let Some((shard, slot)) = self.lock_block(parent)
-                && shard.entries.rest(slot).lineage == node
+                && let Some((stripe, slot)) = self.lock_block(parent)
+                && stripe.entries.rest(slot).lineage == node
             {
-                record.parent = Some(shard.key(slot, &self.common));
+                record.parent = Some(stripe.key(slot, &self.common));
             }
         }
         records

@@ -14,8 +14,8 @@ use kvpool_types::{Checksum, Key, Length, Offset, SegmentId, Version};
 use smallvec::smallvec;
 
 const NS: NamespaceId = NamespaceId(3);
-const NOW: Millis = Millis(1_000_000);
-const NO_FLOOR: Millis = Millis(0);
+const NOW: BootInstant = BootInstant(1_000_000);
+const NO_FLOOR: BootInstant = BootInstant(0);
 /// Room is wanted on every segment.
 const ANYWHERE: fn(SegmentId) -> bool = |_| true;
 /// A multiple of what extents are rounded up to.
@@ -24,7 +24,7 @@ const SIZE: u64 = 128;
 fn directory(policy: Policy) -> Directory {
     Directory::new(
         Options {
-            shards: 8,
+            stripes: 8,
             policy,
             ..Options::new(7)
         },
@@ -99,7 +99,7 @@ fn touch(directory: &Directory, n: u64) {
     with(directory, n, |mut block| block.touch(tick)).expect("present");
 }
 
-fn lease(directory: &Directory, n: u64, until: Millis, now: Millis) {
+fn lease(directory: &Directory, n: u64, until: BootInstant, now: BootInstant) {
     with(directory, n, |mut block| block.lease(until, now)).expect("present");
 }
 
@@ -114,7 +114,7 @@ fn remove(directory: &Directory, n: u64) -> Removal {
 }
 
 /// Evicts `count` blocks of [`SIZE`]; returns their numbers in order.
-fn evict(directory: &Directory, count: u64, now: Millis) -> Vec<u64> {
+fn evict(directory: &Directory, count: u64, now: BootInstant) -> Vec<u64> {
     let removed = directory.evict(count * SIZE, now, ANYWHERE);
     removed.iter().map(|removed| number(&removed.key)).collect()
 }

@@ -1,27 +1,27 @@
 //! Looking up a batch of keys.
 
 use super::Directory;
-use super::batch::{Borrowed, Item};
 use super::block::{BlockMut, BlockRef};
 use super::cell::Locked;
 use super::common::{Prepared, Preparer};
-use super::shard::Shard;
 use super::slab::NONE;
+use super::stripe::Stripe;
+use super::stripe_order::{Borrowed, Item};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
 use smallvec::SmallVec;
 use std::ops::Deref;
 
-/// Up to here locking a shard for each key costs less than sorting the keys by shard.
+/// Up to here locking a stripe for each key costs less than sorting the keys by stripe.
 const SMALL: usize = 16;
-/// So many keys are looked up together, though that takes the locks of as many shards at a time: about
-/// as many reads as a core waits for at once. Shards are locked in the order of their numbers, by
+/// So many keys are looked up together, though that takes the locks of as many stripes at a time: about
+/// as many reads as a core waits for at once. Stripes are locked in the order of their numbers, by
 /// everyone who locks several.
 const WAVE: usize = 16;
 
 impl Directory {
-    /// Hands each key's block, or `None`, with the key's index to `f`, under the lock of its shard.
-    /// Each shard is locked once, and its keys come from last to first; with few keys, each locks
+    /// Hands each key's block, or `None`, with the key's index to `f`, under the lock of its stripe.
+    /// Each stripe is locked once, and its keys come from last to first; with few keys, each locks
     /// for itself, and all come from last to first. A key that comes twice is handed over twice.
     pub fn visit<'k>(
         &self,
@@ -31,18 +31,18 @@ impl Directory {
     ) {
         let keys = keys.into();
         let common = &self.common;
-        let mut call = |shard: &mut Shard, index, slot| {
+        let mut call = |stripe: &mut Stripe, index, slot| {
             let block = (slot != NONE).then_some(BlockMut {
                 common,
-                shard,
+                stripe,
                 slot,
             });
             f(index, block);
         };
         if keys.len() <= SMALL {
-            self.one_by_one(namespace, &keys, |shard, index, key| {
-                let slot = shard.find(key).unwrap_or(NONE);
-                call(shard, index, slot);
+            self.one_by_one(namespace, &keys, |stripe, index, key| {
+                let slot = stripe.find(key).unwrap_or(NONE);
+                call(stripe, index, slot);
             });
             return;
         }
@@ -54,18 +54,18 @@ impl Directory {
         while groups.peek().is_some() {
             let mut count = 0;
             while count < WAVE
-                && let Some((shard, group, slots)) = groups.next()
+                && let Some((stripe, group, slots)) = groups.next()
             {
                 count += group.len();
-                wave.push((self.lock(shard), group, slots));
+                wave.push((self.lock(stripe), group, slots));
             }
             look_up(namespace, &keys, &mut wave);
-            for (shard, _, slots) in &wave {
-                look_at_neighbours(shard, slots);
+            for (stripe, _, slots) in &wave {
+                look_at_neighbours(stripe, slots);
             }
-            for (shard, group, slots) in &mut wave {
+            for (stripe, group, slots) in &mut wave {
                 for (item, slot) in group.iter().zip(slots.iter()) {
-                    call(shard, item.index as usize, *slot);
+                    call(stripe, item.index as usize, *slot);
                 }
             }
             wave.clear();
@@ -84,10 +84,10 @@ impl Directory {
     ) -> usize {
         let keys = chain.into();
         let common = &self.common;
-        let is_wanted = |shard: &Shard, slot| {
+        let is_wanted = |stripe: &Stripe, slot| {
             let block = BlockRef {
                 common,
-                shard,
+                stripe,
                 slot,
             };
             slot != NONE && wanted(&block)
@@ -96,19 +96,19 @@ impl Directory {
         let scratch = scratch.get();
         scratch.sort(self, self.items(namespace, &keys));
         let mut found = keys.len();
-        for (shard, group, slots) in scratch.groups() {
-            // Nothing is changed here, so the shard's gauges need not be brought up to date.
-            let mut looked = [(self.cell(shard).lock_to_look(), group, slots)];
+        for (stripe, group, slots) in scratch.groups() {
+            // Nothing is changed here, so the stripe's gauges need not be brought up to date.
+            let mut looked = [(self.cell(stripe).lock_to_look(), group, slots)];
             look_up(namespace, &keys, &mut looked);
-            let [(shard, group, slots)] = looked;
+            let [(stripe, group, slots)] = looked;
             for (item, slot) in group.iter().zip(slots) {
-                if !is_wanted(&shard, *slot) {
+                if !is_wanted(&stripe, *slot) {
                     found = found.min(item.index as usize);
                 }
             }
         }
         let mut leading = found;
-        for (shard, group, slots) in scratch.groups() {
+        for (stripe, group, slots) in scratch.groups() {
             let index = |item: &Item| item.index as usize;
             // From last to first: what is beyond the leading blocks comes before all that is not.
             let beyond = group.partition_point(|item| index(item) >= found);
@@ -118,21 +118,21 @@ impl Directory {
             if group.is_empty() {
                 continue;
             }
-            let mut shard = self.lock(shard);
-            let shard: &mut Shard = &mut shard;
+            let mut stripe = self.lock(stripe);
+            let stripe: &mut Stripe = &mut stripe;
             // The look before says where the blocks were. Those that have moved are looked up again.
             for (item, slot) in group.iter().zip(slots.iter_mut()) {
                 let key = item.prepared(namespace, &keys);
-                if !shard.is(*slot, &key) {
-                    *slot = shard.find(&key).unwrap_or(NONE);
+                if !stripe.is(*slot, &key) {
+                    *slot = stripe.find(&key).unwrap_or(NONE);
                 }
             }
-            look_at_neighbours(shard, slots);
+            look_at_neighbours(stripe, slots);
             for (item, slot) in group.iter().zip(slots) {
-                if is_wanted(shard, *slot) {
+                if is_wanted(stripe, *slot) {
                     let block = BlockMut {
                         common,
-                        shard,
+                        stripe,
                         slot: *slot,
                     };
                     f(index(item), block);
@@ -144,7 +144,7 @@ impl Directory {
         leading
     }
 
-    /// Calls `f` with each key's shard, locked.
+    /// Calls `f` with each key's stripe, locked.
     pub(super) fn each<'k>(
         &self,
         namespace: NamespaceId,
@@ -159,16 +159,16 @@ impl Directory {
         let mut scratch = Borrowed::take();
         let scratch = scratch.get();
         scratch.sort(self, self.items(namespace, &keys));
-        for (shard, group, _) in scratch.groups() {
-            let mut shard = self.lock(shard);
+        for (stripe, group, _) in scratch.groups() {
+            let mut stripe = self.lock(stripe);
             for item in group {
                 let key = item.prepared(namespace, &keys);
-                f(&mut shard, item.index as usize, &key);
+                f(&mut stripe, item.index as usize, &key);
             }
         }
     }
 
-    /// Calls `f` with each key's shard, locked for this key alone, from last to first.
+    /// Calls `f` with each key's stripe, locked for this key alone, from last to first.
     fn one_by_one(
         &self,
         namespace: NamespaceId,
@@ -178,8 +178,8 @@ impl Directory {
         let mut preparer = Preparer::new(&self.common, namespace);
         for (index, key) in keys.iter().enumerate().rev() {
             let key = preparer.prepare(key);
-            let shard = self.common.shard_of_hash(key.hash);
-            f(&mut self.lock(shard), index, &key);
+            let stripe = self.common.stripe_of_hash(key.hash);
+            f(&mut self.lock(stripe), index, &key);
         }
     }
 
@@ -190,42 +190,46 @@ impl Directory {
     ) -> impl Iterator<Item = Item> + 'a {
         let mut preparer = Preparer::new(&self.common, namespace);
         (0u32..).zip(keys.iter()).map(move |(index, key)| {
-            let Prepared { hash, space, .. } = preparer.prepare(key);
-            Item { hash, index, space }
+            let Prepared { hash, affixes, .. } = preparer.prepare(key);
+            Item {
+                hash,
+                index,
+                affixes,
+            }
         })
     }
 }
 
-/// Finds the slots of the blocks of the keys of some shards, [`NONE`] for those that are not there.
+/// Finds the slots of the blocks of the keys of some stripes, [`NONE`] for those that are not there.
 ///
 /// In a large pool nearly every look is at memory that no cache holds. The index is asked for all
 /// keys before any block is looked at, and every block is read, for nothing but to have it in the
 /// processor's caches, before any is compared: so many waits overlap. One key after the other, each
 /// would be waited out alone.
 #[inline]
-fn look_up<S: Deref<Target = Shard>>(
+fn look_up<S: Deref<Target = Stripe>>(
     namespace: NamespaceId,
     keys: &KeyBatch<'_>,
     wave: &mut [(S, &[Item], &mut [u32])],
 ) {
-    for (shard, group, slots) in wave.iter_mut() {
+    for (stripe, group, slots) in wave.iter_mut() {
         for (item, slot) in group.iter().zip(slots.iter_mut()) {
-            *slot = shard.candidate(item.hash).unwrap_or(NONE);
+            *slot = stripe.candidate(item.hash).unwrap_or(NONE);
         }
     }
     let mut read = 0;
-    for (shard, _, slots) in wave.iter() {
+    for (stripe, _, slots) in wave.iter() {
         read = slots
             .iter()
-            .fold(read, |read, slot| read ^ shard.entries.read(*slot));
+            .fold(read, |read, slot| read ^ stripe.entries.read(*slot));
     }
     std::hint::black_box(read);
-    for (shard, group, slots) in wave.iter_mut() {
+    for (stripe, group, slots) in wave.iter_mut() {
         for (item, slot) in group.iter().zip(slots.iter_mut()) {
             let key = item.prepared(namespace, keys);
             // What the index names first is nearly always the block, or there is none.
-            if *slot != NONE && !shard.is(*slot, &key) {
-                *slot = shard.find(&key).unwrap_or(NONE);
+            if *slot != NONE && !stripe.is(*slot, &key) {
+                *slot = stripe.find(&key).unwrap_or(NONE);
             }
         }
     }
@@ -234,13 +238,13 @@ fn look_up<S: Deref<Target = Shard>>(
 /// Reads the links beside those of each slot, for nothing but to have them in the processor's caches
 /// when the blocks are moved in the list.
 #[inline]
-fn look_at_neighbours(shard: &Shard, slots: &[u32]) {
+fn look_at_neighbours(stripe: &Stripe, slots: &[u32]) {
     let mut seen = 0;
     for slot in slots.iter().filter(|slot| **slot != NONE) {
-        let links = shard.entries.links(*slot);
+        let links = stripe.entries.links(*slot);
         for neighbour in [links.prev, links.next] {
             if neighbour != NONE {
-                seen ^= shard.entries.links(neighbour).next;
+                seen ^= stripe.entries.links(neighbour).next;
             }
         }
     }

@@ -81,8 +81,8 @@ async fn tell_once(
         http_address: claim.http_address.clone(),
         role: seat.role().label().to_owned(),
         applied: seat.position().0,
-        heard_nodes: seat.heard.nodes() as u64,
-        heard_clients: seat.heard.clients() as u64,
+        heard_nodes: seat.contacts.nodes() as u64,
+        heard_clients: seat.contacts.clients() as u64,
         version: VERSION.to_owned(),
     };
     let told = serde_json::to_vec(&own).map_err(|error| StoreError::Corrupt {

@@ -1,12 +1,12 @@
 //! What this kvmaster is at the moment, for whoever serves its ports.
 
-use super::heard::Heard;
+use super::recent_contacts::RecentContacts;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::pool::Pool;
-use crate::service::framed::Open;
-use crate::service::places::Places;
+use crate::service::framed::OpenConnections;
+use crate::service::wait_budget::WaitBudget;
 use crate::store::LogSeq;
 use kvpool_proto as proto;
 use kvpool_types::{ClusterId, Epoch};
@@ -80,10 +80,10 @@ pub struct Seat {
     /// What the process counts.
     pub metrics: Arc<Metrics>,
     /// Who has turned to this master lately.
-    pub heard: Heard,
-    connections: Arc<Open>,
+    pub contacts: RecentContacts,
+    connections: Arc<OpenConnections>,
     /// For calls that wait.
-    pub(crate) places: Places,
+    pub(crate) wait_budget: WaitBudget,
     state: RwLock<State>,
     report: RwLock<Report>,
 }
@@ -112,10 +112,10 @@ impl Seat {
     pub fn new(config: Config, metrics: Arc<Metrics>, clock: Arc<dyn Clock>) -> Self {
         let most_waiting = usize::try_from(config.max_waiting.as_u64()).unwrap_or(usize::MAX);
         Self {
-            places: Places::new(most_waiting),
+            wait_budget: WaitBudget::new(most_waiting),
             config,
             metrics,
-            heard: Heard::new(clock),
+            contacts: RecentContacts::new(clock),
             connections: Arc::default(),
             state: RwLock::new(State {
                 pool: None,
@@ -142,7 +142,7 @@ impl Seat {
     }
 
     /// The framed connections, each of which belongs to the pool that was led when it began.
-    pub fn connections(&self) -> Arc<Open> {
+    pub fn connections(&self) -> Arc<OpenConnections> {
         Arc::clone(&self.connections)
     }
 

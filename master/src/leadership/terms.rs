@@ -5,8 +5,8 @@ use super::log::Groups;
 use super::observer::{Leading, Observer};
 use super::{Seat, members, watchdog};
 use crate::clock::Clock;
-use crate::pool::{Beginning, Pool, StartError};
-use crate::replica::{ApplyError, Replica};
+use crate::pool::{Pool, StartError, TermStart};
+use crate::standby::{ApplyError, Standby};
 use crate::store::etcd::{Campaign, Claim, EtcdOptions, EtcdStore, Leader, LeaseId};
 use crate::store::{JournalOptions, MetadataStore, RecoveryError, StoreError};
 use crate::term::Term;
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How often the store is tended.
 const MAINTAIN: Duration = Duration::from_secs(1);
 /// A leader whose silence towards everybody is at least this long asks who is heard elsewhere.
-const SILENCE: Duration = super::heard::LATELY;
+const SILENCE: Duration = super::recent_contacts::RECENT;
 /// A standby revokes a leader's lease no more often than this: where no master can be reached at
 /// what it advertises, they would depose each other for ever.
 const REVOKE: Duration = Duration::from_secs(3);
@@ -69,9 +69,9 @@ impl Failure {
 }
 
 /// How long is waited after failures that come one after another: each time twice as long.
-struct Patience(Duration);
+struct RetryBackoff(Duration);
 
-impl Patience {
+impl RetryBackoff {
     const MOST: Duration = Duration::from_secs(60);
 
     const fn new() -> Self {
@@ -125,7 +125,7 @@ impl Run {
             self.stand.claim.clone(),
             self.cluster,
         ));
-        let mut patience = Patience::new();
+        let mut backoff = RetryBackoff::new();
         loop {
             let began = Instant::now();
             let led = tokio::select! {
@@ -141,9 +141,9 @@ impl Run {
                     let wait = match &error {
                         // A long load that fails has not gone well for a while.
                         Failure::Load(_) | Failure::Fault if error.is_of_what_is_stored() => {
-                            patience.failed(Duration::ZERO)
+                            backoff.failed(Duration::ZERO)
                         }
-                        error if error.is_of_what_is_stored() => patience.failed(began.elapsed()),
+                        error if error.is_of_what_is_stored() => backoff.failed(began.elapsed()),
                         _ => RETRY,
                     };
                     let retry = humantime::format_duration(wait);
@@ -167,10 +167,10 @@ impl Run {
     /// Loads what is there, follows the log, and campaigns whenever nobody leads, until an election is
     /// won and its term has begun.
     async fn stand_by(&mut self) -> Result<(Elected, Arc<Pool>), Failure> {
-        let mut replica = self.load().await?;
-        self.stand.seat.follow(replica.applied());
+        let mut standby = self.load().await?;
+        self.stand.seat.follow(standby.applied());
         let mut leading = self.observer.view();
-        let mut groups = Groups::follow(&self.store, replica.applied());
+        let mut groups = Groups::follow(&self.store, standby.applied());
         loop {
             let now = leading.borrow_and_update().clone();
             self.note(&now);
@@ -179,7 +179,7 @@ impl Run {
                     match self.campaign().await {
                         Ok(Some(elected)) => {
                             drop(groups);
-                            return self.begin(elected, replica).await;
+                            return self.begin(elected, standby).await;
                         }
                         // The watch will say who won.
                         Ok(None) => {}
@@ -212,8 +212,8 @@ impl Run {
                 tokio::select! {
                     group = groups.next() => {
                         let (seq, group) = group?;
-                        replica.apply(seq, &group)?;
-                        replica.forget(groups.cut());
+                        standby.apply(seq, &group)?;
+                        standby.forget(groups.cut());
                         self.stand.seat.follow(seq);
                     }
                     changed = leading.changed() => {
@@ -232,12 +232,12 @@ impl Run {
         }
     }
 
-    async fn load(&self) -> Result<Replica, Failure> {
+    async fn load(&self) -> Result<Standby, Failure> {
         let (store, config) = (Arc::clone(&self.store), self.stand.seat.config.clone());
         let clock = Arc::clone(&self.stand.clock);
         // It is long work without a pause.
         let loading = tokio::task::spawn_blocking(move || {
-            Handle::current().block_on(Replica::load(&*store, &config, clock))
+            Handle::current().block_on(Standby::load(&*store, &config, clock))
         });
         Ok(loading.await.map_err(|_| Failure::Fault)??)
     }
@@ -321,14 +321,14 @@ impl Run {
     async fn begin(
         &self,
         elected: Elected,
-        replica: Replica,
+        standby: Standby,
     ) -> Result<(Elected, Arc<Pool>), Failure> {
-        let patience = self.stand.seat.config.leader_ttl * 3;
+        let backoff = self.stand.seat.config.leader_ttl * 3;
         let begun = tokio::select! {
-            begun = timeout(patience, self.promote(&elected, replica)) => {
-                begun.unwrap_or(Err(Failure::Slow(patience)))
+            begun = timeout(backoff, self.promote(&elected, standby)) => {
+                begun.unwrap_or(Err(Failure::Slow(backoff)))
             }
-            () = elected.keeper.lost() => Err(Failure::Slow(patience)),
+            () = elected.keeper.lost() => Err(Failure::Slow(backoff)),
         };
         match begun {
             Ok(pool) => {
@@ -346,15 +346,15 @@ impl Run {
         }
     }
 
-    async fn promote(&self, elected: &Elected, mut replica: Replica) -> Result<Arc<Pool>, Failure> {
+    async fn promote(&self, elected: &Elected, mut standby: Standby) -> Result<Arc<Pool>, Failure> {
         let began = Instant::now();
         // Nobody else can append from here on, so this is the end of the log.
         let span = self.store.log_span().await?;
-        if replica.applied() < span.cut {
-            replica = self.load().await?;
+        if standby.applied() < span.cut {
+            standby = self.load().await?;
         }
-        while replica.applied() < span.last {
-            let groups = self.store.read_log(replica.applied(), READ_BYTES).await?;
+        while standby.applied() < span.last {
+            let groups = self.store.read_log(standby.applied(), READ_BYTES).await?;
             if groups.is_empty() {
                 return Err(StoreError::Corrupt {
                     reason: format!("the log ends before group {}", span.last),
@@ -362,11 +362,11 @@ impl Run {
                 .into());
             }
             for (seq, group) in groups {
-                replica.apply(seq, &group)?;
+                standby.apply(seq, &group)?;
             }
         }
-        replica.note(span.cut, self.store.snapshot_positions().await?);
-        let beginning = Beginning {
+        standby.note(span.cut, self.store.snapshot_positions().await?);
+        let start = TermStart {
             config: self.stand.seat.config.clone(),
             cluster: self.cluster,
             store: Arc::clone(&self.store) as _,
@@ -374,7 +374,7 @@ impl Run {
             clock: Arc::clone(&self.stand.clock),
             metrics: Arc::clone(&self.stand.seat.metrics),
         };
-        let pool = Pool::lead(beginning, replica, Arc::clone(&elected.term)).await?;
+        let pool = Pool::lead(start, standby, Arc::clone(&elected.term)).await?;
         let took_ms = began.elapsed().as_millis();
         tracing::info!(epoch = %pool.epoch, blocks = pool.blocks(), took_ms, "promoted");
         Ok(pool)
@@ -445,8 +445,9 @@ impl Run {
             return false;
         }
         let nodes = pool.members.all();
-        let heard =
-            |node: &&Arc<crate::membership::Node>| pool.age_ms(node.last_heard()) < millis(SILENCE);
+        let heard = |node: &&Arc<crate::membership::StoreNode>| {
+            pool.age_ms(node.last_heard()) < millis(SILENCE)
+        };
         let live = nodes.iter().filter(heard).count();
         if live * 2 >= nodes.len().max(1) {
             return false;

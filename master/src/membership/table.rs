@@ -1,7 +1,7 @@
 //! The table of nodes, by name.
 
-use super::{Node, NodeState};
-use crate::clock::Millis;
+use super::{NodeState, StoreNode};
+use crate::clock::BootInstant;
 use bytes::Bytes;
 use kvpool_types::{Epoch, Extent, HostId, Incarnation, Length, LifeSecret, NodeName, SegmentId};
 use parking_lot::{Mutex, RwLock};
@@ -37,7 +37,7 @@ pub struct Registration {
 /// Every node that holds or may hold blocks.
 #[derive(Debug, Default)]
 pub struct Members {
-    nodes: RwLock<BTreeMap<NodeName, Arc<Node>>>,
+    nodes: RwLock<BTreeMap<NodeName, Arc<StoreNode>>>,
     dropped: Mutex<Dropped>,
 }
 
@@ -68,12 +68,12 @@ impl Dropped {
 
 impl Members {
     /// The present incarnation of a node.
-    pub fn get(&self, name: &NodeName) -> Option<Arc<Node>> {
+    pub fn get(&self, name: &NodeName) -> Option<Arc<StoreNode>> {
         self.nodes.read().get(name).cloned()
     }
 
     /// Every node, by name.
-    pub fn all(&self) -> Vec<Arc<Node>> {
+    pub fn all(&self) -> Vec<Arc<StoreNode>> {
         self.nodes.read().values().cloned().collect()
     }
 
@@ -82,7 +82,7 @@ impl Members {
         self.nodes.read().len()
     }
 
-    pub(crate) fn insert(&self, node: Arc<Node>) {
+    pub(crate) fn insert(&self, node: Arc<StoreNode>) {
         self.nodes.write().insert(node.name.clone(), node);
     }
 
@@ -112,11 +112,11 @@ impl Members {
     /// been silent for `drop_after`.
     pub fn judge(
         &self,
-        now: Millis,
+        now: BootInstant,
         suspect_after: Duration,
         broken_after: Duration,
         drop_after: Duration,
-    ) -> Vec<Arc<Node>> {
+    ) -> Vec<Arc<StoreNode>> {
         let mut lost = Vec::new();
         for node in self.nodes.read().values() {
             let silent = Duration::from_millis(now.0.saturating_sub(node.last_heard().0));

@@ -53,7 +53,7 @@ pub struct Range {
 
 /// Twenty bytes, since there is one for every replica in the pool.
 #[derive(Debug)]
-struct Node {
+struct ExtentNode {
     offset_low: u32,
     offset_high: u16,
     vacant: bool,
@@ -62,7 +62,7 @@ struct Node {
     next: u32,
 }
 
-impl Node {
+impl ExtentNode {
     fn new(granule: u64, owner: u32, prev: u32, next: u32) -> Self {
         let [a, b, c, d, e, f, ..] = granule.to_le_bytes();
         Self {
@@ -80,7 +80,7 @@ impl Node {
     }
 }
 
-impl Slot for Node {
+impl Slot for ExtentNode {
     const CHUNK: usize = 1024;
 
     fn vacant(next: u32) -> Self {
@@ -98,7 +98,7 @@ impl Slot for Node {
 /// The extents of one segment.
 #[derive(Debug)]
 pub struct Extents {
-    nodes: Slab<Node>,
+    nodes: Slab<ExtentNode>,
     first: u32,
     /// All counts below are in granules.
     capacity: u64,
@@ -119,7 +119,7 @@ impl Extents {
             free_by_offset: BTreeMap::new(),
         };
         if extents.capacity > 0 {
-            extents.first = extents.nodes.insert(Node::new(0, FREE, NONE, NONE));
+            extents.first = extents.nodes.insert(ExtentNode::new(0, FREE, NONE, NONE));
             extents.index_free(extents.first);
         }
         extents
@@ -170,7 +170,7 @@ impl Extents {
         // What was freed last. It is not in the indexes yet.
         let mut open: Option<u32> = None;
         for ExtentIndex(mut node) in indexes {
-            let Some(&Node {
+            let Some(&ExtentNode {
                 prev, next, owner, ..
             }) = self.nodes.get(node)
             else {
@@ -332,7 +332,9 @@ impl Extents {
     /// Cuts a free node in two at `granule`; returns the second part.
     fn split(&mut self, node: u32, granule: u64) -> u32 {
         let next = self.nodes.at(node).next;
-        let part = self.nodes.insert(Node::new(granule, FREE, node, next));
+        let part = self
+            .nodes
+            .insert(ExtentNode::new(granule, FREE, node, next));
         self.nodes.at_mut(node).next = part;
         if let Some(next) = self.nodes.get_mut(next) {
             next.prev = part;
@@ -355,7 +357,7 @@ impl Extents {
         let end = self
             .nodes
             .get(node.next)
-            .map_or(self.capacity, Node::granule);
+            .map_or(self.capacity, ExtentNode::granule);
         end - node.granule()
     }
 

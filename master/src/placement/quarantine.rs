@@ -18,8 +18,8 @@
 //! ADR 0004 says why every extent is freed by one rule, ADR 0017 how neighbours are fenced together.
 
 use super::Segment;
-use crate::clock::Millis;
-use crate::membership::{Node, NodeState};
+use crate::clock::BootInstant;
+use crate::membership::{NodeState, StoreNode};
 use crate::placement::ExtentIndex;
 use kvpool_proto as proto;
 use kvpool_types::{Extent, GrantId, SegmentId};
@@ -49,9 +49,9 @@ pub struct Freed {
     /// The grant that it was last written under; `None` when that is of an older epoch.
     pub grant: Option<GrantId>,
     /// When the last lease on it ends.
-    pub not_before: Millis,
+    pub not_before: BootInstant,
     /// When it left the directory.
-    pub since: Millis,
+    pub since: BootInstant,
     /// Whether it is taking so long that eviction no longer counts on it.
     pub stuck: bool,
 }
@@ -93,14 +93,14 @@ pub struct Quarantine {
 /// What leases hold shut, by the end of these.
 #[derive(Debug, Default)]
 struct Delayed {
-    items: BTreeMap<(Millis, u64), Freed>,
+    items: BTreeMap<(BootInstant, u64), Freed>,
     /// The bytes of this term's stuck extents, by the tenth of a second in which their leases end and by segment.
-    /// What is not stuck counts as free in [`Segment::settled`].
+    /// What is not stuck counts as free in [`Segment::used_after_quarantine`].
     coming: BTreeMap<(u64, SegmentId), u64>,
 }
 
 /// The tenth of a second that a moment lies in.
-fn tenth(moment: Millis) -> u64 {
+fn tenth(moment: BootInstant) -> u64 {
     moment.0 / 100
 }
 
@@ -120,8 +120,8 @@ impl Delayed {
     }
 
     /// Takes out what waited for leases that are over now.
-    fn take_over(&mut self, now: Millis) -> Vec<Freed> {
-        let waiting = self.items.split_off(&(Millis(now.0 + 1), 0));
+    fn take_over(&mut self, now: BootInstant) -> Vec<Freed> {
+        let waiting = self.items.split_off(&(BootInstant(now.0 + 1), 0));
         let over = std::mem::replace(&mut self.items, waiting);
         let over: Vec<Freed> = over.into_values().collect();
         for item in &over {
@@ -141,7 +141,7 @@ impl Delayed {
 impl Quarantine {
     /// The bytes that leases alone hold shut on segments that take blocks, and that become free when these end,
     /// before `until`.
-    pub fn coming(&self, until: Millis, takes: impl Fn(SegmentId) -> bool) -> u64 {
+    pub fn coming(&self, until: BootInstant, takes: impl Fn(SegmentId) -> bool) -> u64 {
         let delayed = self.delayed.lock();
         let before = delayed.coming.range(..(tenth(until), SegmentId(0)));
         let taking = before.filter(|((_, segment), _)| takes(*segment));
@@ -154,7 +154,7 @@ impl Quarantine {
     }
 
     /// Takes extents whose freeing is durable; asks the nodes to fence those without leases.
-    pub fn take(&self, freed: Vec<Freed>, now: Millis) {
+    pub fn take(&self, freed: Vec<Freed>, now: BootInstant) {
         let mut ready = Vec::with_capacity(freed.len());
         let mut delayed = self.delayed.lock();
         for mut item in freed {
@@ -173,7 +173,7 @@ impl Quarantine {
     }
 
     /// Asks the nodes to fence what waited for leases that are over now.
-    pub fn tick(&self, now: Millis) {
+    pub fn tick(&self, now: BootInstant) {
         let mut delayed = self.delayed.lock();
         let mut over = delayed.take_over(now);
         drop(delayed);
@@ -189,7 +189,7 @@ impl Quarantine {
 
     /// Marks what a node has not fenced in good time. Tickets are in order of time, so this looks at
     /// those that are due and no others: `seen` is the last ticket that it has looked at.
-    pub fn mark_stuck(&self, node: &Node, now: Millis) {
+    pub fn mark_stuck(&self, node: &StoreNode, now: BootInstant) {
         let mut seen = node.stuck_through();
         for (number, ticket) in node.tickets().range_mut(*seen + 1..) {
             if let Ticket::Fence(run) = ticket {
@@ -206,7 +206,7 @@ impl Quarantine {
     }
 
     fn ask(&self, ready: Vec<Freed>) {
-        let mut by_node: HashMap<*const Node, Vec<Freed>> = HashMap::new();
+        let mut by_node: HashMap<*const StoreNode, Vec<Freed>> = HashMap::new();
         for item in ready {
             by_node
                 .entry(Arc::as_ptr(&item.segment.node))
@@ -236,7 +236,7 @@ impl Quarantine {
     }
 
     /// Repeats to a node whose session is new all that it has not answered.
-    pub fn repeat(&self, node: &Node) {
+    pub fn repeat(&self, node: &StoreNode) {
         let (mut fences, mut verifies) = (Vec::new(), Vec::new());
         for (number, ticket) in node.tickets().iter() {
             match ticket {
@@ -251,7 +251,7 @@ impl Quarantine {
     }
 
     /// Frees what a node says that nothing can touch any more; returns the bytes.
-    pub fn fenced(&self, node: &Node, tickets: &[u64]) -> u64 {
+    pub fn fenced(&self, node: &StoreNode, tickets: &[u64]) -> u64 {
         let fenced: Vec<Run> = {
             let mut waiting = node.tickets();
             let taken = tickets.iter().filter_map(|ticket| waiting.remove(ticket));
@@ -273,7 +273,7 @@ impl Quarantine {
     }
 
     /// Asks a node to check bytes that a client found wrong.
-    pub fn verify(&self, node: &Node, suspected: Suspected) {
+    pub fn verify(&self, node: &StoreNode, suspected: Suspected) {
         let mut tickets = node.tickets();
         let number = self.number();
         let message = verify(number, &suspected);
@@ -283,7 +283,7 @@ impl Quarantine {
     }
 
     /// Takes back the question that a node has answered.
-    pub fn verified(&self, node: &Node, ticket: u64) -> Option<Suspected> {
+    pub fn verified(&self, node: &StoreNode, ticket: u64) -> Option<Suspected> {
         match node.tickets().remove(&ticket) {
             Some(Ticket::Verify(suspected)) => Some(suspected),
             _ => None,
@@ -321,7 +321,7 @@ fn joins(run: &Run, item: &Freed) -> bool {
 
 /// Asks for any number of fences: what is freed at once, or waits for a node that comes back, may be
 /// more than one message takes.
-fn send_fences(node: &Node, mut fences: Vec<proto::FenceItem>) {
+fn send_fences(node: &StoreNode, mut fences: Vec<proto::FenceItem>) {
     while !fences.is_empty() {
         let later = fences.split_off(fences.len().min(proto::MAX_TICKETS));
         node.send(proto::master_message::Body::Fence(proto::Fence {

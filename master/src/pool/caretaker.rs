@@ -2,7 +2,7 @@
 //! It also sweeps the blocks of dropped nodes out of the directory.
 
 use super::Pool;
-use crate::clock::Millis;
+use crate::clock::BootInstant;
 use kvpool_types::ClientId;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,7 +45,7 @@ impl Pool {
     /// Whether the term lasts. Once it does not, nodes are let go, so that they look for another leader, and
     /// whoever waits for the store is told;
     /// when it is confirmed after all they are given the time to come back.
-    fn mind_term(&self, now: Millis) -> bool {
+    fn mind_term(&self, now: BootInstant) -> bool {
         let leads = self.leads();
         if self.leading.swap(leads, Ordering::AcqRel) != leads {
             self.lapse_told.notify_waiters();
@@ -62,7 +62,7 @@ impl Pool {
     }
 
     /// Ends the puts of clients that died: others need not wait for their keys until the grants end.
-    fn end_puts_of_gone(&self, now: Millis) {
+    fn end_puts_of_gone(&self, now: BootInstant) {
         // Locked first: the next put of a client that comes back meanwhile is not among those that end.
         let mut reservations = self.reservations.lock();
         let gone = self.writers.take_gone(now);
@@ -92,7 +92,7 @@ impl Pool {
 
     fn tend(self: &Arc<Self>) {
         let now = self.now();
-        self.settle();
+        self.check_nodes_returned();
         // Without a term nothing is given up: it could not be made durable.
         if !self.mind_term(now) {
             return;
@@ -115,7 +115,7 @@ impl Pool {
             self.drop_node(&node);
         }
         // Room also comes without an event: a node takes blocks again, a demand has held the line for long enough.
-        self.call_waiting();
+        self.wake_waiting_puts();
         self.metrics.watch_usage(&self.placement.usage(), TICK);
     }
 }

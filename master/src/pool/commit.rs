@@ -1,7 +1,7 @@
 //! From written to visible: records made durable, then published.
 
-use super::{Left, Pool};
-use crate::clock::Millis;
+use super::{FreedReplicas, Pool};
+use crate::clock::BootInstant;
 use crate::directory::{Copies, NewBlock, Replica, Tick};
 use crate::placement::quarantine::Freed;
 use crate::reservations::PutId;
@@ -208,11 +208,11 @@ impl Pool {
         }
         let freed = self.freed(published.iter().zip(&accepted).flat_map(|(published, a)| {
             let replaced = published.replaced.as_deref().map(|old| self.left(old));
-            let unwritten = (!a.unwritten.is_empty()).then_some(Left {
+            let unwritten = (!a.unwritten.is_empty()).then_some(FreedReplicas {
                 replicas: &a.unwritten,
                 version: a.version,
                 length: a.length,
-                not_before: Millis(0),
+                not_before: BootInstant(0),
             });
             replaced.into_iter().chain(unwritten)
         }));

@@ -12,9 +12,9 @@
 //! ADR 0005 says why the watermark is a cap, ADR 0022 why there is a reserve.
 
 use super::Pool;
-use super::line::{Demanded, counted_at_once};
-use crate::clock::Millis;
-use crate::directory::{Floor, Removed};
+use super::put_queue::{QueuedDemand, counted_at_once};
+use crate::clock::BootInstant;
+use crate::directory::{LeaseFloor, Removed};
 use crate::placement::{Segment, Usage, share};
 use kvpool_types::{Length, SegmentId};
 use std::collections::{HashMap, HashSet};
@@ -44,12 +44,12 @@ pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
 fn run(pool: &Arc<Pool>) {
     let mut runs = Runs::default();
     while !pool.is_stopping() {
-        let patience = if pool.line.is_empty() {
+        let patience = if pool.put_queue.is_empty() {
             Duration::from_millis(500)
         } else {
             RETRY
         };
-        pool.demand.wait(patience);
+        pool.evictor_wake.wait(patience);
         if !pool.is_stopping() && pool.leads() {
             pool.evict_round(&mut runs);
         }
@@ -58,11 +58,11 @@ fn run(pool: &Arc<Pool>) {
 
 /// The last run that was sought on each segment: for which put, and when.
 #[derive(Default)]
-struct Runs(HashMap<SegmentId, (u64, Millis)>);
+struct Runs(HashMap<SegmentId, (u64, BootInstant)>);
 
 impl Runs {
     /// Whether a run for the put is to be sought on a segment now.
-    fn is_due(&self, segment: SegmentId, put: u64, now: Millis) -> bool {
+    fn is_due(&self, segment: SegmentId, put: u64, now: BootInstant) -> bool {
         let last = self.0.get(&segment);
         last.is_none_or(|(other, since)| *other != put || now.since(*since) >= RUN_PATIENCE)
     }
@@ -76,13 +76,13 @@ impl Pool {
 
     /// Whether a round of eviction is due though nobody waits.
     pub(super) fn is_low(&self, usage: &Usage) -> bool {
-        usage.settled > usage.limit - self.reserve_bytes(usage) / 2
+        usage.used_after_quarantine > usage.limit - self.reserve_bytes(usage) / 2
     }
 
     /// How many bytes a round has to free now; zero when none is needed.
-    fn eviction_goal(&self, usage: &Usage, demanded: Option<&Demanded>) -> u64 {
+    fn eviction_goal(&self, usage: &Usage, demanded: Option<&QueuedDemand>) -> u64 {
         let demand = demanded.map_or(0, |demanded| demanded.bytes);
-        let wanted = usage.settled.saturating_add(demand);
+        let wanted = usage.used_after_quarantine.saturating_add(demand);
         let reserve = self.reserve_bytes(usage);
         if wanted <= usage.limit - reserve / 2 {
             return 0;
@@ -92,14 +92,14 @@ impl Pool {
         wanted
             .saturating_sub(usage.limit - reserve)
             .saturating_sub(coming)
-            .min(usage.settled)
+            .min(usage.used_after_quarantine)
     }
 
     /// The bytes that become free without eviction before the first of the waiting puts gives up.
-    fn coming(&self, demanded: Option<&Demanded>) -> u64 {
-        let until = demanded.map_or(Millis(u64::MAX), |demanded| {
+    fn coming(&self, demanded: Option<&QueuedDemand>) -> u64 {
+        let until = demanded.map_or(BootInstant(u64::MAX), |demanded| {
             let margin = u64::try_from(MARGIN.as_millis()).unwrap_or(u64::MAX);
-            Millis(demanded.until.0.saturating_sub(margin))
+            BootInstant(demanded.until.0.saturating_sub(margin))
         });
         let taking = self.placement.placeable();
         self.quarantine.coming(until, |id| taking.contains(&id))
@@ -107,7 +107,7 @@ impl Pool {
 
     fn evict_round(self: &Arc<Self>, runs: &mut Runs) {
         let usage = self.placement.usage();
-        let demanded = self.line.demanded(counted_at_once(usage.limit));
+        let demanded = self.put_queue.demanded(counted_at_once(usage.limit));
         let goal = self.eviction_goal(&usage, demanded.as_ref());
         let mut freed = 0;
         if let Some(demanded) = &demanded {
@@ -130,7 +130,7 @@ impl Pool {
             self.submit_victims(victims);
         }
         if freed > 0 {
-            self.line.progress(self.now());
+            self.put_queue.progress(self.now());
             self.metrics
                 .eviction_round(goal, freed, last, started.elapsed());
             tracing::debug!(goal, freed, "eviction round");
@@ -141,19 +141,19 @@ impl Pool {
     /// would not give it. Returns the bytes that it evicted.
     fn make_range(
         self: &Arc<Self>,
-        demanded: &Demanded,
+        demanded: &QueuedDemand,
         usage: &Usage,
         is_full: bool,
         runs: &mut Runs,
     ) -> u64 {
-        let ask = &demanded.ask;
-        let (length, now) = (Length(ask.largest), self.now());
+        let demand = &demanded.demand;
+        let (length, now) = (Length(demand.largest), self.now());
         // The oldest blocks go one by one, and each gives room for one of its size.
         if is_full && self.directory.first_footprint() >= length.0 {
             return 0;
         }
         // Its bytes are to come from what leases hold shut.
-        if !is_full && usage.settled.saturating_add(ask.bytes) > usage.limit {
+        if !is_full && usage.used_after_quarantine.saturating_add(demand.bytes) > usage.limit {
             return 0;
         }
         let mut segments: Vec<_> = {
@@ -170,12 +170,12 @@ impl Pool {
         ranged.sort_by_key(|segment| segment.shortfall(length));
         let mut nodes = HashSet::new();
         ranged.retain(|segment| nodes.insert(Arc::as_ptr(&segment.node)));
-        if ranged.len() >= ask.copies {
+        if ranged.len() >= demand.copies {
             if is_full {
                 return 0;
             }
             // There is room in the pool, but not below the watermark of segments that have it in one piece.
-            let needed = ranged.iter().take(ask.copies);
+            let needed = ranged.iter().take(demand.copies);
             return needed
                 .map(|segment| self.evict_on(segment, segment.shortfall(length)))
                 .sum();
@@ -188,8 +188,8 @@ impl Pool {
             }
             runs.0.insert(segment.id, (demanded.first, now));
             // The blocks of a batch lie together where that is possible.
-            let counted = ask.counted(counted_at_once(usage.limit));
-            let together = counted / ask.copies.max(1) as u64;
+            let counted = demand.counted(counted_at_once(usage.limit));
+            let together = counted / demand.copies.max(1) as u64;
             let together = Length(together.min(LONGEST_RUN).max(length.0));
             let _until_submitted = self.evicting.read();
             let takers = self.takers();
@@ -237,8 +237,8 @@ impl Pool {
     }
 
     /// Before the floor blocks of earlier terms count as leased.
-    fn floor(&self) -> Floor {
-        Floor {
+    fn floor(&self) -> LeaseFloor {
+        LeaseFloor {
             until: self.lease_floor,
             before: self.first_version,
         }

@@ -6,7 +6,7 @@
 //!
 //! ADR 0022 says why the floor does not protect these blocks.
 
-use crate::clock::Millis;
+use crate::clock::BootInstant;
 use crate::directory::{BlockId, Directory, Removed, Single};
 use kvpool_types::{SegmentId, Version};
 use parking_lot::Mutex;
@@ -42,7 +42,7 @@ impl Fresh {
         &self,
         directory: &Directory,
         goal: u64,
-        now: Millis,
+        now: BootInstant,
         gives_room: impl Fn(SegmentId) -> bool,
     ) -> Vec<Removed> {
         let (mut evicted, mut bytes) = (Vec::new(), 0);

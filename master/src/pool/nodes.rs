@@ -2,8 +2,8 @@
 
 use super::Pool;
 use super::sweep::Sweep;
-use crate::clock::Millis;
-use crate::membership::{Address, Node, NodeState, Outbox, Registration, Reported};
+use crate::clock::BootInstant;
+use crate::membership::{Address, NodeState, Outbox, Registration, Reported, StoreNode};
 use crate::placement::Segment;
 use crate::placement::quarantine::Freed;
 use crate::store::journal::Ack;
@@ -36,7 +36,7 @@ impl Pool {
     pub async fn register(
         self: &Arc<Self>,
         registration: &Registration,
-    ) -> Result<Arc<Node>, RegisterError> {
+    ) -> Result<Arc<StoreNode>, RegisterError> {
         let _one_at_a_time = self.registration.lock().await;
         self.check_registration(registration)?;
         let known = self.members.get(&registration.name);
@@ -53,7 +53,7 @@ impl Pool {
                     node.name, node.incarnation
                 ),
             )),
-            Some(node) if node.state() == NodeState::Unreported && !self.is_settled() => {
+            Some(node) if node.state() == NodeState::Unreported && !self.have_nodes_returned() => {
                 Err(refuse(
                     Code::InProgress,
                     format!(
@@ -80,7 +80,7 @@ impl Pool {
 
     fn check_segments(
         &self,
-        node: &Node,
+        node: &StoreNode,
         registration: &Registration,
     ) -> Result<(), RegisterError> {
         let segments = self.placement.segments();
@@ -107,7 +107,7 @@ impl Pool {
     async fn welcome_new(
         self: &Arc<Self>,
         registration: &Registration,
-    ) -> Result<Arc<Node>, RegisterError> {
+    ) -> Result<Arc<StoreNode>, RegisterError> {
         let Registration {
             name,
             incarnation,
@@ -115,7 +115,7 @@ impl Pool {
             ..
         } = registration;
         let key = GrantKey(rand::random());
-        let node = Arc::new(Node::new(name.clone(), *incarnation, key, self.now()));
+        let node = Arc::new(StoreNode::new(name.clone(), *incarnation, key, self.now()));
         let mut records = Vec::with_capacity(segments.len());
         let mut added = Vec::with_capacity(segments.len());
         let count = u32::try_from(segments.len()).unwrap_or(u32::MAX);
@@ -178,7 +178,7 @@ impl Pool {
     /// kept shut until it can.
     pub fn activate(
         self: &Arc<Self>,
-        node: &Arc<Node>,
+        node: &Arc<StoreNode>,
         registration: &Registration,
         outbox: Outbox,
     ) -> u64 {
@@ -199,7 +199,7 @@ impl Pool {
 
     /// A held range that no block and no grant of this term covers is what is left of a put of an
     /// earlier term: its writer may still be writing.
-    fn shut_held(&self, node: &Node, registration: &Registration) {
+    fn shut_held(&self, node: &StoreNode, registration: &Registration) {
         // A node speaks for its own memory.
         let own = node.segments();
         let segments = self.placement.segments();
@@ -216,7 +216,7 @@ impl Pool {
                     index,
                     extent: Extent { ..*extent },
                     grant: None,
-                    not_before: Millis(0),
+                    not_before: BootInstant(0),
                     since: self.now(),
                     stuck: false,
                 });
@@ -227,43 +227,43 @@ impl Pool {
     }
 
     /// Notes a heartbeat.
-    pub fn heard(&self, node: &Node, reported: Option<Reported>) {
+    pub fn heard(&self, node: &StoreNode, reported: Option<Reported>) {
         if node.heard(self.now(), reported) {
-            self.settle();
+            self.check_nodes_returned();
             self.changed.notify_waiters();
-            self.call_waiting();
+            self.wake_waiting_puts();
         }
     }
 
     /// Frees what a node has fenced.
-    pub fn fenced(&self, node: &Node, tickets: &[u64]) {
+    pub fn fenced(&self, node: &StoreNode, tickets: &[u64]) {
         let bytes = self.quarantine.fenced(node, tickets);
         if bytes > 0 {
-            self.call_waiting();
+            self.wake_waiting_puts();
         }
     }
 
     /// Hears what a node found when it checked bytes again.
-    pub fn heard_verified(self: &Arc<Self>, node: &Node, ticket: u64, matches: bool) {
+    pub fn heard_verified(self: &Arc<Self>, node: &StoreNode, ticket: u64, matches: bool) {
         if let Some(suspected) = self.quarantine.verified(node, ticket) {
             self.verified(suspected, matches);
         }
     }
 
     /// Stops placing blocks on a node that is shutting down.
-    pub fn draining(&self, node: &Node) {
+    pub fn draining(&self, node: &StoreNode) {
         node.drain();
         tracing::info!(node = %node.name, "node is draining");
     }
 
     /// Ends a session. The node is judged by its silence from now on.
-    pub fn detach(&self, node: &Node, session: u64) {
+    pub fn detach(&self, node: &StoreNode, session: u64) {
         node.detach(session);
     }
 
     /// Gives up an incarnation and its blocks, for ever. Nobody is led to one of them once this has
     /// returned; they leave the directory a little later.
-    pub fn drop_node(self: &Arc<Self>, node: &Arc<Node>) {
+    pub fn drop_node(self: &Arc<Self>, node: &Arc<StoreNode>) {
         node.set_state(NodeState::Gone);
         node.hang_up();
         self.members.drop_incarnation(&node.name, node.incarnation);

@@ -2,7 +2,7 @@
 
 use super::Pool;
 use super::remove::STEP;
-use crate::clock::Millis;
+use crate::clock::BootInstant;
 use crate::directory::{BadPage, BlockMut, BlockRef, Copies, Replica};
 use crate::placement::Segments;
 use kvpool_types::ids::NamespaceId;
@@ -32,7 +32,7 @@ pub struct Leased<T> {
     /// The answer.
     pub answer: T,
     /// The lease's end on this master's clock: what renew and release must name.
-    pub token: Millis,
+    pub token: BootInstant,
     /// How long the lease lasts; zero when none was taken.
     pub ttl: Duration,
 }
@@ -41,7 +41,7 @@ pub struct Leased<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The lease's end, as the master told it.
-    pub token: Millis,
+    pub token: BootInstant,
     /// The latest version that the leased block can have. A later version of the key is another block,
     /// put after the leased one was lost or removed: its leases are others'.
     pub newest: Version,
@@ -49,7 +49,7 @@ pub struct Holder {
 
 impl Holder {
     /// A holder that names no version.
-    pub const fn of_any(token: Millis) -> Self {
+    pub const fn of_any(token: BootInstant) -> Self {
         Self {
             token,
             newest: Version(u64::MAX),
@@ -207,12 +207,12 @@ impl Pool {
     }
 
     /// The end of a lease that begins now, and its length.
-    fn lease_end(&self, lease: bool) -> (Millis, Duration) {
+    fn lease_end(&self, lease: bool) -> (BootInstant, Duration) {
         if lease {
             let ttl = self.config.lease_ttl;
             (self.now().after(ttl), ttl)
         } else {
-            (Millis(0), Duration::ZERO)
+            (BootInstant(0), Duration::ZERO)
         }
     }
 
@@ -396,8 +396,8 @@ impl Pool {
             };
         });
         // What was leased may be what a waiting put needs.
-        if !self.line.is_empty() {
-            self.demand.wake();
+        if !self.put_queue.is_empty() {
+            self.evictor_wake.wake();
         }
         codes
     }
@@ -493,7 +493,7 @@ impl Pool {
     }
 }
 
-fn view_of_pin(block: &BlockMut<'_>, now: Millis) -> Duration {
+fn view_of_pin(block: &BlockMut<'_>, now: BootInstant) -> Duration {
     block
         .view()
         .soft_pin_until()

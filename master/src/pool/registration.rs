@@ -3,7 +3,7 @@
 
 use super::Pool;
 use super::nodes::{RegisterError, refuse};
-use crate::membership::{Node, NodeState, Registration};
+use crate::membership::{NodeState, Registration, StoreNode};
 use bytes::Bytes;
 use kvpool_types::{Code, NodeName, TermProver};
 
@@ -94,7 +94,7 @@ impl Pool {
     /// the secret of its life. A node without one waits until it is suspect.
     pub(super) fn check_life(
         &self,
-        node: &Node,
+        node: &StoreNode,
         registration: &Registration,
     ) -> Result<(), RegisterError> {
         let is_live = node.is_connected() && node.state() != NodeState::Suspect;

@@ -1,7 +1,7 @@
 //! Removal at an operator's or a client's word, and replicas that were found wrong.
 
-use super::{Left, Pool};
-use crate::clock::Millis;
+use super::{FreedReplicas, Pool};
+use crate::clock::BootInstant;
 use crate::directory::{BlockId, BlockRef, Removed, Replica, Verdict};
 use crate::placement::quarantine::Suspected;
 use crate::store::journal::Ack;
@@ -266,7 +266,7 @@ impl Pool {
 
     /// That a block has left. What nobody held a lease on is open at once after a load, so that the reserve of free
     /// room carries the puts of a new term.
-    fn removal_record(&self, block: &Removed, now: Millis) -> Record {
+    fn removal_record(&self, block: &Removed, now: BootInstant) -> Record {
         Record::Remove(record::Remove {
             namespace: block.namespace,
             key: block.key.clone(),
@@ -377,7 +377,7 @@ impl Pool {
             Some(block) => self.submit_left(&[block]),
             None => {
                 let not_before = dropped.lease_until.max(self.lease_floor_of(version));
-                let freed = self.freed(std::iter::once(Left {
+                let freed = self.freed(std::iter::once(FreedReplicas {
                     replicas: &[dropped.replica],
                     version,
                     length: extent.length,

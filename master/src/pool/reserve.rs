@@ -1,11 +1,11 @@
 //! Room for puts: grants, and the wait for them.
 
-use super::line::{Ask, Class, Place};
+use super::put_queue::{Class, Demand, QueuedPut};
 use super::read::View;
-use super::{Left, Pool};
-use crate::clock::Millis;
+use super::{FreedReplicas, Pool};
+use crate::clock::BootInstant;
 use crate::directory::Copies;
-use crate::placement::{Extents, NoRoom, Wish};
+use crate::placement::{Extents, NoRoom, PlacementHints};
 use crate::reservations::{End, Pending};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
@@ -18,7 +18,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct ReserveOptions {
     /// Where copies are wished.
-    pub wish: Wish,
+    pub hints: PlacementHints,
     /// Whether present keys get a new version.
     pub upsert: bool,
     /// How long to wait for room, or for another writer of a key.
@@ -96,27 +96,27 @@ impl Pool {
         let mut outcomes: Vec<Outcome> = lengths.iter().map(|l| self.judge_length(*l)).collect();
         let deadline = tokio::time::Instant::now() + options.timeout.min(self.config.max_wait);
         let until = self.now().after(options.timeout.min(self.config.max_wait));
-        let mut place: Option<Place<'_>> = None;
+        let mut queued: Option<QueuedPut<'_>> = None;
         let mut called = false;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let may_take = called || (place.is_none() && self.line.is_empty());
+            let may_take = called || (queued.is_none() && self.put_queue.is_empty());
             let open =
                 self.reserve_open(namespace, &keys, lengths, options, may_take, &mut outcomes);
             if open.is_done() || open.granted || self.is_stopping() {
                 break;
             }
-            let ask = Ask {
+            let demand = Demand {
                 bytes: open.demand,
                 largest: open.largest,
                 copies: open.copies,
                 until,
             };
-            match &place {
-                _ if open.demand == 0 => place = None,
-                Some(place) => place.ask(ask),
-                None => place = Some(self.stand_in_line(Class::default(), ask)),
+            match &queued {
+                _ if open.demand == 0 => queued = None,
+                Some(queued) => queued.set_demand(demand),
+                None => queued = Some(self.enqueue_put(Class::default(), demand)),
             }
             // The wait for nodes has no event of its own for every way in which one can come back.
             let patience = if open.no_nodes {
@@ -127,7 +127,7 @@ impl Pool {
             // In this order, so that room or a key that came in time is taken, also at the deadline.
             called = tokio::select! {
                 biased;
-                () = turn(place.as_ref()) => true,
+                () = turn(queued.as_ref()) => true,
                 () = any_end(&open.writers) => false,
                 () = tokio::time::sleep_until(patience) => {
                     if tokio::time::Instant::now() >= deadline {
@@ -138,7 +138,7 @@ impl Pool {
                 () = changed => false,
             };
         }
-        drop(place);
+        drop(queued);
         outcomes
             .into_iter()
             .map(|outcome| outcome.unwrap_or(Err(Code::Full)))
@@ -170,7 +170,7 @@ impl Pool {
         // Taken once, for all of this: a thread that locks the segments again while somebody waits to
         // change them waits behind him, and he for it.
         let view = self.view();
-        let mut room = view.segments.room(&options.wish);
+        let mut room = view.segments.allocator(&options.hints);
         let mut reservations = self.reservations.lock();
         if !options.upsert {
             self.settle_present(&view, namespace, keys, outcomes);
@@ -235,7 +235,7 @@ impl Pool {
         let is_low = open.granted && self.is_low(&view.segments.usage());
         drop(view);
         if is_low {
-            self.demand.wake();
+            self.evictor_wake.wake();
         }
         self.end_reservations(lost);
         open
@@ -300,20 +300,20 @@ impl Pool {
         if ended.is_empty() {
             return;
         }
-        let freed = self.freed(ended.iter().map(|pending| Left {
+        let freed = self.freed(ended.iter().map(|pending| FreedReplicas {
             replicas: &pending.replicas,
             version: pending.version,
             length: pending.length,
-            not_before: Millis(0),
+            not_before: BootInstant(0),
         }));
         self.free(freed);
     }
 }
 
 /// Waits for the turn of a put that stands in line; for ever where it does not.
-async fn turn(place: Option<&Place<'_>>) {
-    match place {
-        Some(place) => place.called().await,
+async fn turn(queued: Option<&QueuedPut<'_>>) {
+    match queued {
+        Some(queued) => queued.woken().await,
         None => std::future::pending().await,
     }
 }

@@ -1,7 +1,7 @@
 //! What the journal takes snapshots of.
 
 use super::Pool;
-use crate::directory::PARTS;
+use crate::directory::SHARDS;
 use crate::store::ShardIndex;
 use crate::store::journal::SnapshotSource;
 use crate::store::record::{self, Record};
@@ -20,7 +20,7 @@ impl Source {
 
 impl SnapshotSource for Source {
     fn shards(&self) -> u32 {
-        PARTS
+        SHARDS
     }
 
     fn capture(&self, shard: ShardIndex) -> Vec<Record> {
@@ -28,7 +28,7 @@ impl SnapshotSource for Source {
             return Vec::new();
         };
         let blocks = pool.directory.snapshot(shard.0);
-        let commit = |block: crate::directory::Record| {
+        let commit = |block: crate::directory::StoredBlock| {
             Record::Commit(record::Commit {
                 namespace: block.namespace,
                 key: block.key,

@@ -18,7 +18,7 @@ fn pending(n: u8, version: u64, expires: u64) -> Pending {
         offset: Offset(0),
     };
     Pending {
-        expires: Millis(expires),
+        expires: BootInstant(expires),
         ..Pending::granted(Version(version), SIZE, [replica].into_iter().collect())
     }
 }
@@ -77,7 +77,7 @@ proptest! {
                 }
                 Step::Commit(n) => {
                     let mut locked = reservations.lock();
-                    let at = Millis(now);
+                    let at = BootInstant(now);
                     let mut begin = |version| {
                         locked.begin_commit(NS, key(n).as_ref(), Version(version), SIZE, &[], at)
                     };
@@ -114,7 +114,7 @@ proptest! {
                 }
                 Step::Expire(time) => {
                     now += time;
-                    let ended = versions(&reservations.take_expired(Millis(now)));
+                    let ended = versions(&reservations.take_expired(BootInstant(now)));
                     let over = model.extract_if(.., |_, known| known.1 <= now && known.2.is_none());
                     let mut expected: Vec<u64> = over.map(|(_, known)| known.0).collect();
                     expected.sort_unstable();
@@ -131,7 +131,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(reservations.len(), model.len());
-            let left: usize = reservations.inner.lock().lots.values().map(|lot| lot.left).sum();
+            let left: usize = reservations.inner.lock().expiry_batches.values().map(|expiry_batch| expiry_batch.left).sum();
             prop_assert_eq!(left, model.len());
         }
     }
@@ -158,7 +158,7 @@ fn a_put_whose_grant_was_never_heard_of_ends_by_the_name_of_its_request() {
     assert_eq!(lost(1, &[70]), None);
     // What has no name is nobody's.
     assert_eq!(lost(2, &[0]), None);
-    let begun = locked.begin_commit(NS, key(3).as_ref(), Version(3), SIZE, &[], Millis(0));
+    let begun = locked.begin_commit(NS, key(3).as_ref(), Version(3), SIZE, &[], BootInstant(0));
     assert!(begun.is_ok());
     assert!(locked.take_lost(NS, key(3).as_ref(), &[70]).is_none());
 }

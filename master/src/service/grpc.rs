@@ -3,8 +3,8 @@
 use super::calls::{Calls, calls_at};
 use super::framed::Origin;
 use super::passing::{Called, Passing};
-use super::places::Place;
 use super::refused::{Refused, refused};
+use super::wait_budget::WaitPermit;
 use crate::leadership::Seat;
 use kvpool_proto as proto;
 use kvpool_types::Code;
@@ -30,10 +30,10 @@ impl PoolService {
         }
     }
 
-    /// A place for a call that may have to wait.
-    fn place(&self, message: &impl Message) -> Result<Place, Refused> {
-        let place = self.seat.places.for_other(message.encoded_len());
-        place.ok_or_else(too_many_wait)
+    /// A permit for a call that may have to wait.
+    fn permit(&self, message: &impl Message) -> Result<WaitPermit, Refused> {
+        let permit = self.seat.wait_budget.for_other(message.encoded_len());
+        permit.ok_or_else(too_many_wait)
     }
 
     async fn answer<M: Called, R, Here, There>(
@@ -96,7 +96,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::CreateNamespaceRequest>,
     ) -> Result<Response<proto::CreateNamespaceReply>, Status> {
         answer!(self, request, create_namespace, |calls, message| {
-            let _place = self.place(&message)?;
+            let _permit = self.permit(&message)?;
             calls.create_namespace(message).await
         })
     }
@@ -106,8 +106,8 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::ReserveRequest>,
     ) -> Result<Response<proto::ReserveReply>, Status> {
         answer!(self, request, reserve, |calls, message| {
-            let _place = self.place(&message)?;
-            calls.settled().await;
+            let _permit = self.permit(&message)?;
+            calls.nodes_returned().await;
             calls.reserve(message).await
         })
     }
@@ -117,8 +117,8 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::CommitRequest>,
     ) -> Result<Response<proto::Outcomes>, Status> {
         answer!(self, request, commit, |calls, message| {
-            let place = self.seat.places.for_commit(message.encoded_len());
-            let _place = place.ok_or_else(too_many_wait)?;
+            let permit = self.seat.wait_budget.for_commit(message.encoded_len());
+            let _permit = permit.ok_or_else(too_many_wait)?;
             calls.commit(message).await
         })
     }
@@ -136,7 +136,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::LookupRequest>,
     ) -> Result<Response<proto::LookupReply>, Status> {
         answer!(self, request, lookup, |calls, message| {
-            calls.settled().await;
+            calls.nodes_returned().await;
             calls.lookup(message)
         })
     }
@@ -146,7 +146,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::ExistRequest>,
     ) -> Result<Response<proto::ExistReply>, Status> {
         answer!(self, request, exist, |calls, message| {
-            calls.settled().await;
+            calls.nodes_returned().await;
             calls.exist(message)
         })
     }
@@ -156,7 +156,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::MatchPrefixRequest>,
     ) -> Result<Response<proto::MatchPrefixReply>, Status> {
         answer!(self, request, match_prefix, |calls, message| {
-            calls.settled().await;
+            calls.nodes_returned().await;
             calls.match_prefix(message)
         })
     }
@@ -181,7 +181,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::RemoveRequest>,
     ) -> Result<Response<proto::RemoveReply>, Status> {
         answer!(self, request, remove, |calls, message| {
-            let _place = self.place(&message)?;
+            let _permit = self.permit(&message)?;
             calls.remove(message).await
         })
     }

@@ -3,7 +3,7 @@
 use super::framed::Origin;
 use super::status::status;
 use crate::leadership::Seat;
-use crate::membership::{Node, Outbox, Registration, Reported};
+use crate::membership::{Outbox, Registration, Reported, StoreNode};
 use crate::pool::{Pool, RegisterError};
 use kvpool_proto as proto;
 use kvpool_types::{
@@ -64,7 +64,7 @@ impl proto::nodes_server::Nodes for NodesService {
             let pool = match seat.pool() {
                 Ok(pool) => pool,
                 Err(elsewhere) => {
-                    seat.heard.node(&first.name);
+                    seat.contacts.node(&first.name);
                     let refusal = proto::Refusal {
                         code: Code::NotLeader.to_wire().into(),
                         message: elsewhere.reason,
@@ -109,7 +109,7 @@ async fn begin(
     pool: &Arc<Pool>,
     register: &proto::Register,
     outbox: &Outbox,
-) -> Result<(Arc<Node>, u64), RegisterError> {
+) -> Result<(Arc<StoreNode>, u64), RegisterError> {
     let registration = read_registration(pool, register)?;
     let node = pool.register(&registration).await?;
     send(
@@ -198,7 +198,11 @@ fn read_registration(
 }
 
 /// Hears a node out until its stream ends.
-async fn converse(pool: &Arc<Pool>, node: &Arc<Node>, inbox: &mut Streaming<proto::NodeMessage>) {
+async fn converse(
+    pool: &Arc<Pool>,
+    node: &Arc<StoreNode>,
+    inbox: &mut Streaming<proto::NodeMessage>,
+) {
     loop {
         let message = match inbox.message().await {
             Ok(Some(message)) => message,

@@ -1,6 +1,6 @@
 //! What every [`MetadataStore`] has to do, as one suite that each implementation's tests run.
 //!
-//! A check panics when the store breaks a rule, so only tests may call it. The suite is part of the library
+//! A check panics when the store breaks a rule, so only tests may call it. The suite is chunk of the library
 //! so that the tests of every implementation reach it.
 
 use super::{LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, StoreError};
@@ -163,9 +163,9 @@ async fn a_snapshot_replaces_the_last_one_whole(bench: &dyn Bench) {
     let (store, epoch) = with_log(bench, 9).await;
     let large: Vec<Bytes> = (0..30u8).map(|n| Bytes::from(vec![n; 100_000])).collect();
     let small = vec![Bytes::from_static(b"only"), Bytes::new()];
-    let snapshot = |seq, parts: &[Bytes]| Snapshot {
+    let snapshot = |seq, chunks: &[Bytes]| Snapshot {
         seq: LogSeq(seq),
-        parts: parts.to_vec(),
+        chunks: chunks.to_vec(),
     };
     for shard in [ShardIndex::SYSTEM, ShardIndex(300), ShardIndex(2)] {
         expect(

@@ -31,15 +31,15 @@ pub enum RecoveryError {
         /// What is wrong with it.
         source: RecordError,
     },
-    /// A part of a snapshot cannot be read.
-    #[error("part {part} of the snapshot of {shard} at {seq} cannot be read: {source}")]
+    /// A chunk of a snapshot cannot be read.
+    #[error("chunk {chunk} of the snapshot of {shard} at {seq} cannot be read: {source}")]
     DamagedSnapshot {
         /// The shard.
         shard: ShardIndex,
         /// The position that the snapshot contains.
         seq: LogSeq,
-        /// The part, from 0.
-        part: usize,
+        /// The chunk, from 0.
+        chunk: usize,
         /// What is wrong with it.
         source: RecordError,
     },
@@ -237,13 +237,13 @@ impl<T: Target> Load<'_, T> {
     fn snapshot(&mut self, shard: ShardIndex, snapshot: Snapshot) -> Result<(), RecoveryError> {
         let seq = snapshot.seq;
         let mut size = 0;
-        // Each part is let go of once it was applied.
-        for (part, bytes) in snapshot.parts.into_iter().enumerate() {
+        // Each chunk is let go of once it was applied.
+        for (chunk, bytes) in snapshot.chunks.into_iter().enumerate() {
             let decoded =
                 record::decode(&bytes).map_err(|source| RecoveryError::DamagedSnapshot {
                     shard,
                     seq,
-                    part,
+                    chunk,
                     source,
                 })?;
             if decoded.shards != self.shards {

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
-use kvpool_master::membership::{Node, Registration, Reported};
+use kvpool_master::membership::{Registration, Reported, StoreNode};
 use kvpool_master::metrics::Metrics;
 use kvpool_master::pool::{CommitItem, Granted, Pool, ReserveOptions};
 use kvpool_master::store::{
@@ -55,9 +55,9 @@ impl MetadataStore for Gated {
         epoch: Epoch,
         shard: ShardIndex,
         seq: LogSeq,
-        parts: Vec<Bytes>,
+        chunks: Vec<Bytes>,
     ) -> Result<(), StoreError> {
-        self.store.put_snapshot(epoch, shard, seq, parts).await
+        self.store.put_snapshot(epoch, shard, seq, chunks).await
     }
     async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError> {
         self.store.read_snapshot(shard).await
@@ -108,7 +108,12 @@ pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registr
 }
 
 /// A node with one segment, which fences whatever it is asked to.
-pub(crate) async fn join(pool: &Arc<Pool>, name: &str, incarnation: u128, bytes: u64) -> Arc<Node> {
+pub(crate) async fn join(
+    pool: &Arc<Pool>,
+    name: &str,
+    incarnation: u128,
+    bytes: u64,
+) -> Arc<StoreNode> {
     let registration = registration(name, incarnation, bytes);
     let node = pool.register(&registration).await.unwrap();
     let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();

@@ -25,9 +25,9 @@ fn the_goal_is_reached_and_not_exceeded_by_a_block() {
 fn before_the_floor_everything_counts_as_leased() {
     let directory = directory(Policy::Prefix);
     put(&directory, 1);
-    let floor = Millis(NOW.0 + 5);
+    let floor = BootInstant(NOW.0 + 5);
     with(&directory, 1, |block| {
-        assert!(block.is_leased(Millis(NOW.0 + 4), floor));
+        assert!(block.is_leased(BootInstant(NOW.0 + 4), floor));
         assert!(!block.is_leased(floor, floor));
     });
 }
@@ -95,7 +95,7 @@ fn the_blocks_of_a_dead_node_are_met_once_and_not_again() {
         looks.set(looks.get() + 1);
         segment == SegmentId(2)
     };
-    let minute = |n: u64| Millis(NOW.0 + n * 60_000);
+    let minute = |n: u64| BootInstant(NOW.0 + n * 60_000);
     for n in 0..20 {
         assert_eq!(directory.evict(1, minute(n), alive).len(), 1);
     }
@@ -117,7 +117,7 @@ fn a_leased_block_keeps_its_place_in_the_order_for_when_its_lease_ends() {
     for n in 0..6 {
         put(&directory, n);
     }
-    let until = Millis(NOW.0 + 100);
+    let until = BootInstant(NOW.0 + 100);
     for n in 0..4 {
         lease(&directory, n, until, NOW);
     }
@@ -129,15 +129,15 @@ fn a_leased_block_keeps_its_place_in_the_order_for_when_its_lease_ends() {
     assert_eq!(
         with(&directory, 0, |mut block| block.renew(
             until,
-            Millis(NOW.0 + 200),
+            BootInstant(NOW.0 + 200),
             NOW
         )),
         Some(true)
     );
     assert_eq!(evict(&directory, 2, until), [1, 3]);
     assert_eq!(evict(&directory, 9, until), [5]);
-    assert_eq!(evict(&directory, 9, Millis(NOW.0 + 199)), [0; 0]);
-    assert_eq!(evict(&directory, 9, Millis(NOW.0 + 200)), [0]);
+    assert_eq!(evict(&directory, 9, BootInstant(NOW.0 + 199)), [0; 0]);
+    assert_eq!(evict(&directory, 9, BootInstant(NOW.0 + 200)), [0]);
 }
 
 #[test]
@@ -150,17 +150,17 @@ fn leased_blocks_are_met_once_not_in_every_round() {
             .collect::<Vec<_>>(),
     );
     for n in 0..blocks {
-        lease(&directory, n, Millis(NOW.0 + 100), NOW);
+        lease(&directory, n, BootInstant(NOW.0 + 100), NOW);
     }
     assert!(evict(&directory, 1, NOW).is_empty(), "meets each of them");
     let parked: usize = directory
-        .shards
+        .stripes
         .iter()
         .map(|cell| {
-            let shard = cell.lock();
+            let stripe = cell.lock();
             super::super::queues::Rank::ALL
                 .iter()
-                .filter(|rank| shard.queues.first(**rank).is_some())
+                .filter(|rank| stripe.queues.first(**rank).is_some())
                 .count()
         })
         .sum();
@@ -170,7 +170,7 @@ fn leased_blocks_are_met_once_not_in_every_round() {
     );
     assert!(evict(&directory, 1, NOW).is_empty());
     assert_eq!(
-        evict(&directory, blocks, Millis(NOW.0 + 100)).len() as u64,
+        evict(&directory, blocks, BootInstant(NOW.0 + 100)).len() as u64,
         blocks
     );
 }
@@ -179,7 +179,7 @@ fn leased_blocks_are_met_once_not_in_every_round() {
 fn soft_pins_go_last_and_count_no_more_when_they_run_out() {
     let directory = directory(Policy::Prefix);
     for (n, ttl) in [(0, 50), (1, 100), (2, 0), (3, 70)] {
-        let soft_pin_until = (ttl > 0).then_some(Millis(NOW.0 + ttl));
+        let soft_pin_until = (ttl > 0).then_some(BootInstant(NOW.0 + ttl));
         put_block(
             &directory,
             NewBlock {
@@ -192,16 +192,16 @@ fn soft_pins_go_last_and_count_no_more_when_they_run_out() {
     assert_eq!(evict(&directory, 1, NOW), [2], "an older one is pinned");
     put(&directory, 5);
     assert_eq!(
-        evict(&directory, 2, Millis(NOW.0 + 50)),
+        evict(&directory, 2, BootInstant(NOW.0 + 50)),
         [0, 4],
         "its pin is over"
     );
     assert_eq!(
-        evict(&directory, 2, Millis(NOW.0 + 50)),
+        evict(&directory, 2, BootInstant(NOW.0 + 50)),
         [5, 1],
         "only pinned ones are left"
     );
-    assert_eq!(evict(&directory, 2, Millis(NOW.0 + 50)), [3]);
+    assert_eq!(evict(&directory, 2, BootInstant(NOW.0 + 50)), [3]);
 }
 
 #[test]
@@ -215,8 +215,8 @@ fn a_hard_pin_is_for_good() {
         },
     );
     touch(&directory, 1);
-    lease(&directory, 1, Millis(NOW.0 + 5), NOW);
-    assert!(evict(&directory, 1, Millis(NOW.0 + 1000)).is_empty());
+    lease(&directory, 1, BootInstant(NOW.0 + 5), NOW);
+    assert!(evict(&directory, 1, BootInstant(NOW.0 + 1000)).is_empty());
     assert!(is_present(&directory, 1));
     // A new version without the pin can go.
     put_block(
@@ -226,14 +226,14 @@ fn a_hard_pin_is_for_good() {
             ..block(&directory, 1)
         },
     );
-    assert_eq!(evict(&directory, 1, Millis(NOW.0 + 1000)), [1]);
+    assert_eq!(evict(&directory, 1, BootInstant(NOW.0 + 1000)), [1]);
 }
 
 #[test]
 fn tokens_that_have_run_out_do_nothing() {
     let directory = directory(Policy::Prefix);
     put(&directory, 1);
-    let at = |ms| Millis(NOW.0 + ms);
+    let at = |ms| BootInstant(NOW.0 + ms);
     lease(&directory, 1, at(10), NOW);
     // The first holder's lease has run out; another takes one.
     lease(&directory, 1, at(100), at(20));

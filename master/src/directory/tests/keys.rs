@@ -79,8 +79,8 @@ fn keys_of_all_forms_and_namespaces_are_told_apart() {
 #[test]
 fn keys_beyond_the_bound_of_interning_are_found_before_and_after_room_comes_back() {
     let options = Options {
-        spaces: SpacesLimit {
-            spaces: 2,
+        interner: InternerLimit {
+            pairs: 2,
             bytes: 1000,
         },
         ..Options::new(1)
@@ -205,7 +205,7 @@ fn only_a_later_version_replaces() {
         let outcome = directory.publish(vec![again]).remove(0);
         assert!(outcome.id.is_none() && outcome.replaced.is_none());
     }
-    lease(&directory, 1, Millis(NOW.0 + 50), NOW);
+    lease(&directory, 1, BootInstant(NOW.0 + 50), NOW);
     let new = NewBlock {
         version: Version(6),
         length: Length(7),
@@ -222,7 +222,7 @@ fn only_a_later_version_replaces() {
     assert_eq!(replaced.replicas[..], [replica(1)]);
     assert_eq!(
         replaced.lease_until,
-        Millis(NOW.0 + 50),
+        BootInstant(NOW.0 + 50),
         "its extents wait for its readers"
     );
     assert_eq!(directory.bytes(), 14);
@@ -299,7 +299,7 @@ fn removal_asks_first_and_by_id_minds_the_version() {
         },
     );
     put(&directory, 2);
-    lease(&directory, 2, Millis(NOW.0 + 10), NOW);
+    lease(&directory, 2, BootInstant(NOW.0 + 10), NOW);
     let keys = [1, 2, 3].map(key);
     let refs: Vec<_> = keys.iter().map(Key::as_ref).collect();
     let kept = directory.remove(NS, &refs, |block| {
@@ -374,23 +374,23 @@ fn snapshots_of_all_parts_hold_everything() {
     put_block(
         &first,
         NewBlock {
-            soft_pin_until: Some(Millis(NOW.0 + 9)),
+            soft_pin_until: Some(BootInstant(NOW.0 + 9)),
             ..block(&first, 1)
         },
     );
     for n in 2..50 {
         put_block(&first, child(&first, n, n - 1));
     }
-    let mut records: Vec<Record> = Vec::new();
-    for part in 0..PARTS {
-        let of_part = first.snapshot(part);
+    let mut records: Vec<StoredBlock> = Vec::new();
+    for shard in 0..SHARDS {
+        let of_shard = first.snapshot(shard);
         assert!(
-            of_part
+            of_shard
                 .iter()
-                .all(|r| first.part_of_key(r.namespace, r.key.as_ref()) == part),
-            "a part is the same however many shards there are"
+                .all(|r| first.shard_of_key(r.namespace, r.key.as_ref()) == shard),
+            "a part is the same however many stripes there are"
         );
-        records.extend(of_part);
+        records.extend(of_shard);
     }
     assert_eq!(records.len(), 50);
     for record in &records {
@@ -402,7 +402,10 @@ fn snapshots_of_all_parts_hold_everything() {
         );
         assert_eq!(record.replicas, [replica(n)]);
         assert_eq!(record.hard_pin, n == 0);
-        assert_eq!(record.soft_pin_until, (n == 1).then_some(Millis(NOW.0 + 9)));
+        assert_eq!(
+            record.soft_pin_until,
+            (n == 1).then_some(BootInstant(NOW.0 + 9))
+        );
     }
     // Rebuilt part by part: the links come when all blocks are there.
     let second = directory(Policy::Prefix);

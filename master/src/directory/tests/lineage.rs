@@ -75,12 +75,15 @@ fn a_protected_descendant_protects_all_before_it() {
     let directory = directory(Policy::Prefix);
     put_chain(&directory, 0..5, None);
     put(&directory, 9);
-    lease(&directory, 4, Millis(NOW.0 + 10), NOW);
+    lease(&directory, 4, BootInstant(NOW.0 + 10), NOW);
     assert_eq!(evict(&directory, 99, NOW), [9]);
     // Another branch can go.
     put_chain(&directory, 20..23, Some(2));
     assert_eq!(evict(&directory, 99, NOW), [22, 21, 20]);
-    assert_eq!(evict(&directory, 99, Millis(NOW.0 + 10)), [4, 3, 2, 1, 0]);
+    assert_eq!(
+        evict(&directory, 99, BootInstant(NOW.0 + 10)),
+        [4, 3, 2, 1, 0]
+    );
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn children_of_a_removed_parent_go_first_with_all_that_follows_them() {
 }
 
 #[test]
-fn an_orphan_that_is_used_is_an_ordinary_block_again() {
+fn a_root_that_is_used_is_an_ordinary_block_again() {
     let directory = directory(Policy::Prefix);
     put(&directory, 100);
     put_chain(&directory, 0..3, None);
@@ -212,7 +215,7 @@ fn late_word_that_the_last_child_has_gone_does_not_expose_a_parent_of_another() 
     put_block(&directory, child(&directory, 1, 0));
     // What a thread does that has removed another child of block 0, before block 1 was linked.
     let leaves = vec![id];
-    directory.settle(super::super::lineage::Aftermath {
+    directory.apply_aftermath(super::super::lineage::Aftermath {
         leaves,
         ..Default::default()
     });
@@ -273,7 +276,7 @@ proptest! {
                 }
                 Step::Lease(n, ttl) => {
                     if parents.contains_key(&n) {
-                        lease(&directory, n, Millis(now + ttl), Millis(now));
+                        lease(&directory, n, BootInstant(now + ttl), BootInstant(now));
                         let until = leases.entry(n).or_default();
                         *until = (*until).max(now + ttl);
                     }
@@ -284,7 +287,7 @@ proptest! {
                 }
                 Step::Wait(time) => now += time,
                 Step::Evict(count) => {
-                    let gone = evict(&directory, count, Millis(now));
+                    let gone = evict(&directory, count, BootInstant(now));
                     for n in &gone {
                         prop_assert!(parents.values().all(|parent| *parent != Some(*n)), "{n} has children");
                         prop_assert!(leases.get(n).is_none_or(|until| *until <= now), "{n} is leased");
@@ -309,7 +312,7 @@ proptest! {
             }
         }
         let left = parents.len() as u64;
-        prop_assert_eq!(evict(&directory, 1000, Millis(now + 1000)).len() as u64, left);
+        prop_assert_eq!(evict(&directory, 1000, BootInstant(now + 1000)).len() as u64, left);
         prop_assert_eq!(directory.linked(), 0);
     }
 }

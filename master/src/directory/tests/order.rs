@@ -1,4 +1,4 @@
-//! Least recently used over all shards, exactly: against a model that knows everything.
+//! Least recently used over all stripes, exactly: against a model that knows everything.
 
 use super::*;
 use proptest::prelude::*;
@@ -84,7 +84,7 @@ proptest! {
                     put_block(&directory, NewBlock {
                         version: Version(version),
                         length: Length(length),
-                        soft_pin_until: soft.map(|ttl| Millis(now + ttl)),
+                        soft_pin_until: soft.map(|ttl| BootInstant(now + ttl)),
                         hard_pin: hard,
                         replicas: smallvec![replica(n); copies],
                         tick,
@@ -113,7 +113,7 @@ proptest! {
                 }
                 Step::Lease(n, ttl) => {
                     if let Some(block) = model.get_mut(&n) {
-                        lease(&directory, n, Millis(now + ttl), Millis(now));
+                        lease(&directory, n, BootInstant(now + ttl), BootInstant(now));
                         block.leased = block.leased.max(now + ttl);
                     }
                 }
@@ -124,7 +124,7 @@ proptest! {
                 Step::Wait(time) => now += time,
                 Step::Evict(goal) => {
                     let wanted = expected(&model, goal, now);
-                    let evicted = directory.evict(goal, Millis(now), ANYWHERE);
+                    let evicted = directory.evict(goal, BootInstant(now), ANYWHERE);
                     let got: Vec<u64> = evicted.iter().map(|r| number(&r.key)).collect();
                     prop_assert_eq!(&got, &wanted);
                     for n in got {

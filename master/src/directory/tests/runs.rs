@@ -54,7 +54,7 @@ impl Full {
             || self.extents.lock(),
             length,
             NOW,
-            Floor::default(),
+            LeaseFloor::default(),
         )?;
         self.free(&removed);
         assert!(
@@ -95,7 +95,7 @@ fn free_ranges_between_neighbours_are_used() {
 fn leased_neighbours_end_a_run() {
     let full = Full::new(32, |_| None);
     for n in (3..32).step_by(4) {
-        lease(&full.directory, n, Millis(NOW.0 + 10), NOW);
+        lease(&full.directory, n, BootInstant(NOW.0 + 10), NOW);
     }
     assert_eq!(full.run(4), None);
     assert_eq!(full.directory.blocks(), 32, "nothing is evicted in vain");
@@ -107,8 +107,8 @@ fn leased_neighbours_end_a_run() {
             || full.extents.lock(),
             Length(UNIT),
             NOW,
-            Floor {
-                until: Millis(NOW.0 + 1),
+            LeaseFloor {
+                until: BootInstant(NOW.0 + 1),
                 before: Version(u64::MAX),
             }
         ),
@@ -177,10 +177,16 @@ fn victims_that_are_protected_after_they_were_chosen_stay() {
     let all = Length(UNIT * 8);
     let plan = full
         .directory
-        .plan_run(SEGMENT, || full.extents.lock(), all, NOW, Floor::default())
+        .plan_run(
+            SEGMENT,
+            || full.extents.lock(),
+            all,
+            NOW,
+            LeaseFloor::default(),
+        )
         .unwrap();
     assert_eq!(plan.len(), 8);
-    lease(&full.directory, 1, Millis(NOW.0 + 10), NOW);
+    lease(&full.directory, 1, BootInstant(NOW.0 + 10), NOW);
     put_block(&full.directory, child(&full.directory, 100, 2));
     put_block(
         &full.directory,

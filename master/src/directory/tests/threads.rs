@@ -1,4 +1,4 @@
-use super::super::entry::Place;
+use super::super::entry::QueueState;
 use super::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -37,8 +37,8 @@ fn four_threads_at_once_leave_a_directory_that_adds_up() {
                             directory.visit(NS, &refs, |index, block| {
                                 if let Some(mut block) = block {
                                     block.touch(ticks.of(index));
-                                    block.lease(Millis(NOW.0 + 10), NOW);
-                                    block.release(Millis(NOW.0 + 10), NOW);
+                                    block.lease(BootInstant(NOW.0 + 10), NOW);
+                                    block.release(BootInstant(NOW.0 + 10), NOW);
                                 }
                             });
                         }
@@ -61,15 +61,18 @@ fn four_threads_at_once_leave_a_directory_that_adds_up() {
     let mut seen = 0;
     assert_eq!(directory.scan(&[], usize::MAX, |_| seen += 1), Ok(None));
     assert_eq!(seen, left);
-    for cell in &directory.shards {
-        let shard = cell.lock();
-        for slot in 0..shard.entries.high() {
-            let Some(entry) = shard.entries.get(slot) else {
+    for cell in &directory.stripes {
+        let stripe = cell.lock();
+        for slot in 0..stripe.entries.high() {
+            let Some(entry) = stripe.entries.get(slot) else {
                 continue;
             };
-            let node = shard.entries.rest(slot).lineage;
+            let node = stripe.entries.rest(slot).lineage;
             let has_children = directory.common.lineage.lock().has_children(node);
-            let waits = matches!(entry.place(), Place::Inner | Place::Frontier);
+            let waits = matches!(
+                entry.queue_state(),
+                QueueState::Inner | QueueState::RootWithChildren
+            );
             assert_eq!(has_children, waits, "who has children waits for them to go");
         }
     }

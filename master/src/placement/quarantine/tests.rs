@@ -3,7 +3,7 @@ use kvpool_types::{GrantKey, Incarnation, Length, NodeName, Offset, SegmentId};
 use proto::master_message::Body;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-const NOW: Millis = Millis(1000);
+const NOW: BootInstant = BootInstant(1000);
 const KIB: u64 = 1 << 10;
 
 /// A node with one segment, and what it is told.
@@ -16,7 +16,7 @@ struct Told {
 impl Told {
     fn new() -> Self {
         let name = NodeName("n".to_owned());
-        let node = Node::new(name, Incarnation(1), GrantKey([1; 32]), NOW);
+        let node = StoreNode::new(name, Incarnation(1), GrantKey([1; 32]), NOW);
         let (outbox, inbox) = unbounded_channel();
         node.attach(Default::default(), outbox, NOW);
         let size = Length(1024 * KIB);
@@ -41,7 +41,7 @@ impl Told {
                 length,
             },
             grant: grant.map(GrantId),
-            not_before: Millis(0),
+            not_before: BootInstant(0),
             since: NOW,
             stuck: false,
         }
@@ -128,11 +128,18 @@ fn a_run_that_takes_long_is_stuck_whole_and_freed_whole() {
         .collect();
     told.quarantine.take(freed, NOW);
     let node = Arc::clone(&told.segment.node);
-    assert_eq!(told.segment.settled(), 0, "they are as good as free");
+    assert_eq!(
+        told.segment.used_after_quarantine(),
+        0,
+        "they are as good as free"
+    );
     told.quarantine.mark_stuck(&node, NOW.after(PATIENCE));
-    assert_eq!(told.segment.settled(), 3 * KIB);
+    assert_eq!(told.segment.used_after_quarantine(), 3 * KIB);
     assert_eq!(told.quarantine.fenced(&node, &[1]), 3 * KIB);
-    assert_eq!(told.segment.settled() + told.segment.used(), 0);
+    assert_eq!(
+        told.segment.used_after_quarantine() + told.segment.used(),
+        0
+    );
 }
 
 #[test]
@@ -149,13 +156,13 @@ fn only_what_is_stuck_behind_leases_counts_as_room_to_come() {
         let until = NOW.after(Duration::from_millis(after));
         told.quarantine.coming(until, |_| true)
     };
-    assert_eq!(told.segment.settled(), 8 * KIB);
+    assert_eq!(told.segment.used_after_quarantine(), 8 * KIB);
     assert_eq!(
         [300, 500, 5000].map(coming),
         [0, 4 * KIB, 8 * KIB],
         "by the end of the leases"
     );
-    let away = told.quarantine.coming(Millis(u64::MAX), |_| false);
+    let away = told.quarantine.coming(BootInstant(u64::MAX), |_| false);
     assert_eq!(away, 0, "its node takes no blocks");
     told.quarantine.tick(NOW.after(Duration::from_millis(500)));
     assert_eq!(coming(5000), 4 * KIB);

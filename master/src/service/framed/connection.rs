@@ -6,9 +6,9 @@
 //! of a connection that has ended are dropped.
 
 use super::greeting::Greeted;
-use super::waiting::Waiting;
+use super::waiting_calls::WaitingCalls;
 use super::wire::{Error, answer, failure};
-use super::{Place, Shared};
+use super::{ConnectionSlot, Shared};
 use crate::service::calls::Calls;
 use crate::service::refused::{Refused, refused};
 use crate::store::journal::{end_loan, lend_thread};
@@ -154,14 +154,14 @@ impl Connection {
 
     fn converse(&mut self, incoming: &mut Incoming, runtime: &Handle) -> Result<(), Error> {
         let (calls, spin) = (self.greeted.calls.clone(), self.greeted.spin);
-        let mut waiting = Waiting::new(self.shared.seat.places.clone());
+        let mut waiting = WaitingCalls::new(self.shared.seat.wait_budget.clone());
         loop {
             let (header, meta) = self.next(incoming, spin)?;
             match begin(&calls, &header, meta) {
                 Begun::Answered(frame) => self.answers.send(&frame)?,
                 Begun::Goes(mut call) => {
                     // Reading on is what lets the client end leases, and hear that this is there.
-                    let Some(place) = waiting.place(&header) else {
+                    let Some(permits) = waiting.permit(&header) else {
                         let reason = "waiting calls hold all the memory they may (max_waiting, or 64 MiB a connection)";
                         let refused = refused(Code::TooManyHeld, reason);
                         let frame = failure(header.request, calls.epoch(), &refused);
@@ -184,7 +184,7 @@ impl Connection {
                             tracing::debug!(%error, "reply not sent");
                         }
                     };
-                    waiting.spawn(place, answered, runtime);
+                    waiting.spawn(permits, answered, runtime);
                 }
             }
         }
@@ -226,7 +226,7 @@ impl Connection {
         spin: Duration,
     ) -> Result<Option<(Header, Bytes)>, Error> {
         let shared = Arc::clone(&self.shared);
-        let Some(_place) = Place::take(&shared.spinning, shared.most_spinning) else {
+        let Some(_slot) = ConnectionSlot::take(&shared.spinning, shared.most_spinning) else {
             return Ok(None);
         };
         let until = Instant::now() + spin;
@@ -255,11 +255,11 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
         header.op,
         Op::Reserve | Op::Lookup | Op::Exist | Op::MatchPrefix
     );
-    if asks && !calls.is_settled() {
+    if asks && !calls.have_nodes_returned() {
         // Aside, so that pings are answered meanwhile: the master is there.
         let (calls, header) = (calls.clone(), *header);
         return Begun::Goes(Box::pin(async move {
-            calls.settled().await;
+            calls.nodes_returned().await;
             match begin(&calls, &header, meta) {
                 Begun::Answered(frame) => frame,
                 Begun::Goes(call) => call.await,

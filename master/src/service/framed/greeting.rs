@@ -33,7 +33,7 @@ pub(super) struct Greeted {
     /// What answers the greeting.
     pub(super) reply: Vec<u8>,
     /// Held for as long as the connection lives.
-    pub(super) _place: OwnedSemaphorePermit,
+    pub(super) _permit: OwnedSemaphorePermit,
     /// The note that the client is there, for as long.
     pub(super) _presence: Option<Presence>,
 }
@@ -90,7 +90,7 @@ fn judge(shared: &Shared, header: &Header, meta: &[u8]) -> Result<Greeted, Refus
     let spin = MOST_SPIN.min(Duration::from_micros(request.spin_us.into()));
     let client = request.caller.clone();
     let reply = calls.hello(request)?;
-    let place = shared.take_place()?;
+    let permit = shared.take_permit()?;
     let presence = client.and_then(|client| calls.come_from(&client));
     let reply = answer(Op::Reply, header.request, calls.epoch(), |out| {
         out.reserve(reply.encoded_len());
@@ -102,7 +102,7 @@ fn judge(shared: &Shared, header: &Header, meta: &[u8]) -> Result<Greeted, Refus
         calls,
         spin,
         reply,
-        _place: place,
+        _permit: permit,
         _presence: presence,
     })
 }

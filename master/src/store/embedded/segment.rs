@@ -94,7 +94,7 @@ pub(super) fn number_of(path: &Path) -> Option<u64> {
 
 /// A group where it lies.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct GroupPosition {
     pub(super) seq: LogSeq,
     at: usize,
     length: usize,
@@ -103,7 +103,7 @@ pub(super) struct Place {
 /// A segment as it was read.
 pub(super) struct Read {
     pub(super) header: Header,
-    pub(super) groups: Vec<Place>,
+    pub(super) groups: Vec<GroupPosition>,
     pub(super) epoch: Epoch,
     /// The largest position that a frame says the log is cut through.
     pub(super) cut: LogSeq,
@@ -137,7 +137,7 @@ impl Read {
     }
 
     /// The bytes of a group.
-    pub(super) fn group(&self, place: Place) -> Bytes {
+    pub(super) fn group(&self, place: GroupPosition) -> Bytes {
         let body = self.bytes.get(place.at..place.at + place.length);
         Bytes::copy_from_slice(body.unwrap_or_default())
     }
@@ -185,7 +185,7 @@ pub(super) fn read(path: &Path) -> Result<Read, StoreError> {
                         "group {found} lies at byte {at} where group {expected} belongs"
                     )));
                 }
-                read.groups.push(Place {
+                read.groups.push(GroupPosition {
                     seq: head.seq,
                     at: body,
                     length: head.length as usize,

@@ -1,7 +1,7 @@
 //! Snapshots: a file for each shard, which is replaced whole.
 //!
 //! ```text
-//!  magic │ store u128 │ shard u32 │ parts u32 │ position u64 │ (length u64, CRC u64) a part │ CRC │ parts
+//!  magic │ store u128 │ shard u32 │ chunks u32 │ position u64 │ (length u64, CRC u64) a chunk │ CRC │ chunks
 //! ```
 
 use super::files;
@@ -14,13 +14,13 @@ use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"KVPSNAP2");
-/// The bytes before the table of parts.
+/// The bytes before the table of chunks.
 const FIXED: usize = 40;
-/// Of the table, for each part.
+/// Of the table, for each chunk.
 const ENTRY: usize = 16;
 /// The bytes of a snapshot between two flushes. A flush of the log waits behind no more than these.
 const STEP_BYTES: usize = 1 << 20;
-/// The most parts that a file may say it has; more is damage.
+/// The most chunks that a file may say it has; more is damage.
 const MOST_PARTS: u32 = 1 << 24;
 
 /// The snapshots of one store.
@@ -37,8 +37,8 @@ pub(super) struct Snapshots {
 /// What the head of a file says.
 struct Head {
     seq: LogSeq,
-    /// The length and CRC of each part.
-    parts: Vec<(u64, u64)>,
+    /// The length and CRC of each chunk.
+    chunks: Vec<(u64, u64)>,
 }
 
 impl Snapshots {
@@ -58,7 +58,7 @@ impl Snapshots {
                 continue;
             };
             let (_, head) = open(&path, store, shard)?;
-            let bytes = head.parts.iter().map(|(length, _)| length).sum();
+            let bytes = head.chunks.iter().map(|(length, _)| length).sum();
             positions.insert(shard, (head.seq, bytes));
         }
         Ok(Self {
@@ -112,22 +112,22 @@ impl Snapshots {
         }
         let path = self.directory.join(name(shard));
         let (mut file, head) = open(&path, self.store, shard)?;
-        let mut parts = Vec::with_capacity(head.parts.len());
-        for (number, (length, expected)) in head.parts.iter().enumerate() {
-            let mut part = vec![0; usize::try_from(*length).unwrap_or(usize::MAX)];
-            file.read_exact(&mut part)
-                .map_err(|error| damaged(&path, &format!("part {number}: {error}")))?;
-            if crc(&part) != *expected {
+        let mut chunks = Vec::with_capacity(head.chunks.len());
+        for (number, (length, expected)) in head.chunks.iter().enumerate() {
+            let mut chunk = vec![0; usize::try_from(*length).unwrap_or(usize::MAX)];
+            file.read_exact(&mut chunk)
+                .map_err(|error| damaged(&path, &format!("chunk {number}: {error}")))?;
+            if crc(&chunk) != *expected {
                 return Err(damaged(
                     &path,
-                    &format!("part {number} of the snapshot of {shard} has changed"),
+                    &format!("chunk {number} of the snapshot of {shard} has changed"),
                 ));
             }
-            parts.push(Bytes::from(part));
+            chunks.push(Bytes::from(chunk));
         }
         Ok(Some(Snapshot {
             seq: head.seq,
-            parts,
+            chunks,
         }))
     }
 }
@@ -159,7 +159,7 @@ impl Writer {
         &self,
         shard: ShardIndex,
         seq: LogSeq,
-        parts: &[Bytes],
+        chunks: &[Bytes],
     ) -> Result<Written, StoreError> {
         let written = Written {
             partial: self
@@ -168,15 +168,15 @@ impl Writer {
                 .with_extension(files::PARTIAL),
             shard,
             seq,
-            bytes: parts.iter().map(|part| part.len() as u64).sum(),
+            bytes: chunks.iter().map(|chunk| chunk.len() as u64).sum(),
         };
         let write = || -> io::Result<()> {
             let mut file = File::create(&written.partial)?;
-            file.write_all(&self.head(shard, seq, parts))?;
+            file.write_all(&self.head(shard, seq, chunks))?;
             let mut unflushed = 0;
-            for part in parts {
-                file.write_all(part)?;
-                unflushed += part.len();
+            for chunk in chunks {
+                file.write_all(chunk)?;
+                unflushed += chunk.len();
                 if unflushed >= STEP_BYTES {
                     file.sync_data()?;
                     unflushed = 0;
@@ -190,17 +190,17 @@ impl Writer {
         Ok(written)
     }
 
-    fn head(&self, shard: ShardIndex, seq: LogSeq, parts: &[Bytes]) -> Vec<u8> {
-        let mut out = Vec::with_capacity(FIXED + parts.len() * ENTRY + 8);
+    fn head(&self, shard: ShardIndex, seq: LogSeq, chunks: &[Bytes]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(FIXED + chunks.len() * ENTRY + 8);
         out.extend_from_slice(&MAGIC.to_le_bytes());
         out.extend_from_slice(&self.store.0.to_le_bytes());
         out.extend_from_slice(&shard.0.to_le_bytes());
-        let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
         out.extend_from_slice(&count.to_le_bytes());
         out.extend_from_slice(&seq.0.to_le_bytes());
-        for part in parts {
-            out.extend_from_slice(&(part.len() as u64).to_le_bytes());
-            out.extend_from_slice(&crc(part).to_le_bytes());
+        for chunk in chunks {
+            out.extend_from_slice(&(chunk.len() as u64).to_le_bytes());
+            out.extend_from_slice(&crc(chunk).to_le_bytes());
         }
         let own = crc(&out);
         out.extend_from_slice(&own.to_le_bytes());
@@ -234,7 +234,7 @@ fn damaged(path: &Path, reason: &str) -> StoreError {
     }
 }
 
-/// Opens a shard's snapshot and reads its head; the file stands at the first part.
+/// Opens a shard's snapshot and reads its head; the file stands at the first chunk.
 fn open(path: &Path, store: StoreId, shard: ShardIndex) -> Result<(File, Head), StoreError> {
     let mut file = File::open(path).map_err(|error| StoreError::Unavailable {
         reason: format!("{}: {error}", path.display()),
@@ -279,8 +279,8 @@ fn open(path: &Path, store: StoreId, shard: ShardIndex) -> Result<(File, Head), 
         return Err(damaged(path, &format!("the file was that of {its_shard}")));
     }
     let entries = table.as_chunks::<ENTRY>().0.iter();
-    let parts: Vec<(u64, u64)> = entries.map(|e| (word(e, 0), word(e, 8))).collect();
-    let bytes = parts
+    let chunks: Vec<(u64, u64)> = entries.map(|e| (word(e, 0), word(e, 8))).collect();
+    let bytes = chunks
         .iter()
         .try_fold(0u64, |sum, (length, _)| sum.checked_add(*length));
     let whole = (FIXED + table.len() + 8) as u64;
@@ -291,5 +291,5 @@ fn open(path: &Path, store: StoreId, shard: ShardIndex) -> Result<(File, Head), 
         ));
     }
     let seq = LogSeq(word(&fixed, 32));
-    Ok((file, Head { seq, parts }))
+    Ok((file, Head { seq, chunks }))
 }

@@ -21,8 +21,8 @@ fn group(seq: u64) -> Bytes {
     Bytes::from(format!("group {seq} ").repeat(100))
 }
 
-fn part(number: u64) -> Bytes {
-    Bytes::from(format!("part {number} ").repeat(50))
+fn chunk(number: u64) -> Bytes {
+    Bytes::from(format!("chunk {number} ").repeat(50))
 }
 
 /// Makes a store with some segments and two snapshots; `closes` says whether its master ended in order.
@@ -35,8 +35,8 @@ async fn filled(directory: &Path, closes: bool) {
         store.tidy_after_append();
         if LogSeq(seq) == CUT {
             for shard in [ShardIndex(0), ShardIndex::SYSTEM] {
-                let parts = vec![part(1), part(2)];
-                store.put_snapshot(epoch, shard, CUT, parts).await.unwrap();
+                let chunks = vec![chunk(1), chunk(2)];
+                store.put_snapshot(epoch, shard, CUT, chunks).await.unwrap();
             }
             store.truncate_log(epoch, CUT).await.unwrap();
         }
@@ -66,7 +66,7 @@ async fn contents(directory: &Path) -> Result<(), String> {
             return Err("a snapshot is missing".to_owned());
         };
         assert_eq!(snapshot.seq, CUT);
-        assert_eq!(snapshot.parts, [part(1), part(2)]);
+        assert_eq!(snapshot.chunks, [chunk(1), chunk(2)]);
     }
     assert_eq!(store.cluster_id(ClusterId(8)).await.unwrap(), ClusterId(7));
     assert_eq!(store.epoch().await.unwrap(), Epoch(3));
@@ -259,7 +259,7 @@ fn of_format_1(directory: &Path) {
     const LOG: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("log");
     const SNAPSHOT: TableDefinition<'_, u32, (u64, u64)> = TableDefinition::new("snapshot");
     const PART: TableDefinition<'_, (u64, u32), &[u8]> = TableDefinition::new("part");
-    let database = redb::Database::create(directory.join(carry::FILE_NAME)).unwrap();
+    let database = redb::Database::create(directory.join(redb_import::FILE_NAME)).unwrap();
     let t = database.begin_write().unwrap();
     {
         let mut meta = t.open_table(META).unwrap();
@@ -276,12 +276,12 @@ fn of_format_1(directory: &Path) {
         for seq in CUT.0 + 1..=GROUPS {
             log.insert(seq, group(seq).as_ref()).unwrap();
         }
-        let (mut snapshot, mut parts) =
+        let (mut snapshot, mut chunks) =
             (t.open_table(SNAPSHOT).unwrap(), t.open_table(PART).unwrap());
         for (generation, shard) in [(4, ShardIndex(0)), (5, ShardIndex::SYSTEM)] {
             snapshot.insert(shard.0, (CUT.0, generation)).unwrap();
-            parts.insert((generation, 0), part(1).as_ref()).unwrap();
-            parts.insert((generation, 1), part(2).as_ref()).unwrap();
+            chunks.insert((generation, 0), chunk(1).as_ref()).unwrap();
+            chunks.insert((generation, 1), chunk(2).as_ref()).unwrap();
         }
     }
     t.commit().unwrap();
@@ -293,7 +293,7 @@ async fn a_store_of_format_1_is_carried_over_and_shut_to_those_who_know_only_tha
     of_format_1(directory.path());
     contents(directory.path()).await.unwrap();
     contents(directory.path()).await.unwrap();
-    let old = directory.path().join(carry::FILE_NAME);
+    let old = directory.path().join(redb_import::FILE_NAME);
     assert!(redb::Database::create(&old).is_err());
     // As after a crash before the identity was written.
     std::fs::remove_file(&old).unwrap();
@@ -320,7 +320,7 @@ async fn what_snapshots_contain_is_known_without_reading_them() {
     let store = EmbeddedStore::open(&options(directory.path())).unwrap();
     std::fs::remove_dir_all(directory.path().join("snapshots")).unwrap();
     let positions = store.snapshot_positions().await.unwrap();
-    let bytes = (part(1).len() + part(2).len()) as u64;
+    let bytes = (chunk(1).len() + chunk(2).len()) as u64;
     assert_eq!(positions.len(), 2);
     assert_eq!(positions[&ShardIndex(0)], (CUT, bytes));
 }
@@ -340,8 +340,8 @@ async fn a_snapshot_beyond_the_end_of_the_log_is_refused() {
     let store = EmbeddedStore::open(&options(directory.path())).unwrap();
     let (epoch, seq) = (Epoch(3), LogSeq(GROUPS + 1));
     store.append(epoch, seq, group(seq.0)).await.unwrap();
-    let parts = vec![part(3)];
-    let put = store.put_snapshot(epoch, ShardIndex(0), seq, parts);
+    let chunks = vec![chunk(3)];
+    let put = store.put_snapshot(epoch, ShardIndex(0), seq, chunks);
     put.await.unwrap();
     store.close().await.unwrap();
     // A log from a backup, beside the snapshots of today.

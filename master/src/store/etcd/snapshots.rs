@@ -154,7 +154,7 @@ impl EtcdStore {
             let pointer = Pointer::read(shard, &found.value)?;
             if let Some(parts) = self.load_parts(shard, pointer).await? {
                 let seq = LogSeq(pointer.seq);
-                return Ok(Some(Snapshot { seq, parts }));
+                return Ok(Some(Snapshot { seq, chunks: parts }));
             }
             // It was replaced while it was read, so there is another pointer now.
             if before.replace(pointer) == Some(pointer) {

@@ -10,7 +10,7 @@ use crate::store::{LogRuns, LogSeq, LogState, ShardIndex};
 pub(super) struct Retention {
     /// The groups that are not cut yet.
     log: LogRuns,
-    shards: Vec<Held>,
+    shards: Vec<ShardSnapshot>,
     least_bytes: u64,
     ratio: u64,
     /// Shards are captured together up to so many bytes of snapshots.
@@ -20,7 +20,7 @@ pub(super) struct Retention {
 }
 
 #[derive(Debug)]
-struct Held {
+struct ShardSnapshot {
     shard: ShardIndex,
     seq: LogSeq,
     bytes: u64,
@@ -39,7 +39,7 @@ impl Retention {
     pub(super) fn new(state: &LogState, shards: u32, options: &JournalOptions) -> Self {
         let held = |shard| {
             let (seq, bytes) = state.snapshots.get(&shard).copied().unwrap_or_default();
-            Held { shard, seq, bytes }
+            ShardSnapshot { shard, seq, bytes }
         };
         let all = [ShardIndex::SYSTEM]
             .into_iter()
@@ -70,7 +70,7 @@ impl Retention {
     /// The snapshots to take next with the log ending at `last`: the oldest one, and more as long as
     /// all are small.
     pub(super) fn due(&self, last: LogSeq) -> Due {
-        let mut oldest: Vec<&Held> = self.shards.iter().collect();
+        let mut oldest: Vec<&ShardSnapshot> = self.shards.iter().collect();
         oldest.sort_by_key(|held| held.seq);
         // Keys spread evenly over the shards, so each has grown by its part of the log at most.
         let growth = self.log.bytes() / self.shards.len() as u64;

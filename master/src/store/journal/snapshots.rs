@@ -95,9 +95,9 @@ async fn write(
 ) -> Result<Vec<(ShardIndex, u64)>, StoreError> {
     let mut written = Vec::with_capacity(captured.len());
     for (shard, records) in captured {
-        let parts = encode_snapshot(shards, records);
-        written.push((shard, parts.iter().map(|part| part.len() as u64).sum()));
-        store.put_snapshot(epoch, shard, seq, parts).await?;
+        let chunks = encode_snapshot(shards, records);
+        written.push((shard, chunks.iter().map(|chunk| chunk.len() as u64).sum()));
+        store.put_snapshot(epoch, shard, seq, chunks).await?;
     }
     store.truncate_log(epoch, cut).await?;
     Ok(written)

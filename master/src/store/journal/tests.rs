@@ -77,9 +77,9 @@ impl MetadataStore for Faulty {
         epoch: Epoch,
         shard: ShardIndex,
         seq: LogSeq,
-        parts: Vec<Bytes>,
+        chunks: Vec<Bytes>,
     ) -> Result<(), StoreError> {
-        self.store.put_snapshot(epoch, shard, seq, parts).await
+        self.store.put_snapshot(epoch, shard, seq, chunks).await
     }
     async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError> {
         self.store.read_snapshot(shard).await
@@ -440,9 +440,9 @@ async fn a_snapshot_holds_the_log_through_its_position_though_memory_acks_run_ah
             continue;
         };
         let held: usize = snapshot
-            .parts
+            .chunks
             .iter()
-            .map(|part| record::decode(part).unwrap().records.len())
+            .map(|chunk| record::decode(chunk).unwrap().records.len())
             .sum();
         let behind = store.read_log(snapshot.seq, 1).await.unwrap();
         // A later snapshot may have come in between, and the log been cut behind that one.

@@ -54,7 +54,7 @@ pub enum RecordError {
     Malformed(#[from] DecodeError),
 }
 
-/// What a group or part holds.
+/// What a group or chunk holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoded {
     /// How many shards the directory had when the snapshot was made; 0 in the log.
@@ -63,7 +63,7 @@ pub struct Decoded {
     pub records: Vec<Record>,
 }
 
-/// Reads a group or a part.
+/// Reads a group or a chunk.
 pub fn decode(bytes: &[u8]) -> Result<Decoded, RecordError> {
     let (body, tail) = bytes
         .split_last_chunk::<CRC_BYTES>()

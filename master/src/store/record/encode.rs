@@ -10,10 +10,10 @@ use hashbrown::{Equivalent, HashMap};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{ChecksumAlgorithm, Key, KeyRef, NodeName, Version};
 
-/// The size at which a part of a snapshot ends: its last record may exceed it.
+/// The size at which a chunk of a snapshot ends: its last record may exceed it.
 const PART_BYTES: usize = 256 << 10;
 
-/// Writes one group of the log or one part of a snapshot.
+/// Writes one group of the log or one chunk of a snapshot.
 #[derive(Debug, Default)]
 pub struct Encoder {
     body: Vec<u8>,
@@ -261,19 +261,19 @@ pub fn encode_group<'a>(records: impl IntoIterator<Item = &'a Record>) -> Bytes 
     encoder.finish(0)
 }
 
-/// The parts of a snapshot of one of `shards` shards. There is at least one, so that the number of
+/// The chunks of a snapshot of one of `shards` shards. There is at least one, so that the number of
 /// shards is always said.
 pub fn encode_snapshot(shards: u32, records: impl IntoIterator<Item = Record>) -> Vec<Bytes> {
-    let mut parts = Vec::new();
+    let mut chunks = Vec::new();
     let mut encoder = Encoder::default();
     for record in records {
         encoder.push(&record);
         if encoder.len() >= PART_BYTES {
-            parts.push(std::mem::take(&mut encoder).finish(shards));
+            chunks.push(std::mem::take(&mut encoder).finish(shards));
         }
     }
-    if parts.is_empty() || !encoder.is_empty() {
-        parts.push(encoder.finish(shards));
+    if chunks.is_empty() || !encoder.is_empty() {
+        chunks.push(encoder.finish(shards));
     }
-    parts
+    chunks
 }

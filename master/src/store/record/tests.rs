@@ -149,13 +149,13 @@ proptest! {
     }
 
     #[test]
-    fn a_snapshots_parts_hold_all_records_in_order(
+    fn a_snapshots_chunks_hold_all_records_in_order(
         records in vec(records(), 0..40),
         shards in any::<u32>(),
     ) {
         let mut read = Vec::new();
-        for part in encode_snapshot(shards, records.clone()) {
-            let decoded = decode(&part).unwrap();
+        for chunk in encode_snapshot(shards, records.clone()) {
+            let decoded = decode(&chunk).unwrap();
             prop_assert_eq!(decoded.shards, shards);
             read.extend(decoded.records);
         }
@@ -196,10 +196,10 @@ fn a_block_of_one_replica_costs_at_most_60_bytes() {
 }
 
 #[test]
-fn snapshots_are_cut_into_small_parts() {
-    let parts = encode_snapshot(4, (0..20_000).map(|n| block(n, None)));
-    assert!(parts.len() > 1);
-    assert!(parts.iter().all(|part| part.len() <= (256 << 10) + 256));
+fn snapshots_are_cut_into_small_chunks() {
+    let chunks = encode_snapshot(4, (0..20_000).map(|n| block(n, None)));
+    assert!(chunks.len() > 1);
+    assert!(chunks.iter().all(|chunk| chunk.len() <= (256 << 10) + 256));
     assert_eq!(encode_snapshot(4, []).len(), 1);
 }
 

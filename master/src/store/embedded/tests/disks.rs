@@ -70,9 +70,9 @@ async fn what_was_acknowledged_is_there_after_the_power_is_cut() {
             seq += 1;
             store.append(epoch, LogSeq(seq), group(seq)).await.unwrap();
         }
-        let parts = vec![part(seq)];
+        let chunks = vec![chunk(seq)];
         store
-            .put_snapshot(epoch, ShardIndex(1), LogSeq(seq), parts)
+            .put_snapshot(epoch, ShardIndex(1), LogSeq(seq), chunks)
             .await
             .unwrap();
         let through = LogSeq(seq.saturating_sub(20));
@@ -94,7 +94,7 @@ async fn what_was_acknowledged_is_there_after_the_power_is_cut() {
         // A snapshot is durable when the log is cut behind it.
         if through > LogSeq(0) {
             let snapshot = found.read_snapshot(ShardIndex(1)).await.unwrap().unwrap();
-            assert_eq!((snapshot.seq, snapshot.parts), (last, vec![part(seq)]));
+            assert_eq!((snapshot.seq, snapshot.chunks), (last, vec![chunk(seq)]));
         }
         assert_eq!(found.epoch().await.unwrap(), epoch);
         assert_eq!(found.cluster_id(ClusterId(1)).await.unwrap(), ClusterId(7));
@@ -282,8 +282,8 @@ async fn a_full_disk_refuses_a_group_whole_and_takes_it_once_there_is_room() {
         let more = group(1).len() as u64;
         assert!(store.make_room(more).await.is_err());
         // Neither is a snapshot put, and the one before it stays.
-        let parts = vec![Bytes::from(vec![7; 512 << 10])];
-        let refused = store.put_snapshot(epoch, ShardIndex(0), seq, parts).await;
+        let chunks = vec![Bytes::from(vec![7; 512 << 10])];
+        let refused = store.put_snapshot(epoch, ShardIndex(0), seq, chunks).await;
         assert!(
             matches!(refused, Err(StoreError::DirectoryFull { .. })),
             "{refused:?}"

@@ -1,0 +1,311 @@
+//! The store nodes: who is there, how they can be reached, and in what state they are.
+//!
+//! ```text
+//!        register, first heartbeat     silence > suspect_after
+//!  (recovered) ────────► live ───────────────────────────────► suspect
+//!   unreported            ▲  ◄──────────── speaks again ─────────┘ │
+//!                         │ draining (SIGTERM)                     │ silence > drop_after
+//!                         ▼                                        ▼
+//!                      draining ── goodbye / new incarnation ──► gone (its blocks are dropped)
+//! ```
+//!
+//! A draining node becomes suspect like a live one, and draining again when it speaks.
+//!
+//! **Architecture Invariant:** a slow peer is not a dead peer. Silence alone never drops a block
+//! before `drop_after`; it only makes the node suspect.
+
+mod table;
+
+pub use table::{Members, Registration};
+
+use crate::clock::BootInstant;
+use crate::placement::quarantine::Ticket;
+use kvpool_proto as proto;
+use kvpool_types::{GrantKey, GrantSigner, HostId, Incarnation, NodeName, SegmentId};
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// How the master sees a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum NodeState {
+    /// Known from the metadata store; it has not spoken in this term.
+    Unreported = 0,
+    /// Speaks in time.
+    Live = 1,
+    /// Has been silent for longer than it should: avoided, its blocks kept.
+    Suspect = 2,
+    /// Is shutting down: read from, not placed on.
+    Draining = 3,
+    /// Has been dropped with its blocks.
+    Gone = 4,
+}
+
+impl NodeState {
+    const ALL: [Self; 5] = [
+        Self::Unreported,
+        Self::Live,
+        Self::Suspect,
+        Self::Draining,
+        Self::Gone,
+    ];
+
+    /// The word for it in tables, JSON and labels.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Unreported => "unreported",
+            Self::Live => "live",
+            Self::Suspect => "suspect",
+            Self::Draining => "draining",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// How clients reach a node.
+#[derive(Clone, Debug, Default)]
+pub struct Address {
+    /// `host:port` of the data port.
+    pub data: String,
+    /// The Unix socket; empty for none.
+    pub shm_path: String,
+    /// The machine it runs on.
+    pub host: HostId,
+}
+
+/// What a session writes to its node.
+pub type Outbox = UnboundedSender<Result<proto::MasterMessage, tonic::Status>>;
+
+/// The figures that the last heartbeat brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reported {
+    /// Bytes in shared-memory writes and views.
+    pub held_bytes: u64,
+    /// Open data connections.
+    pub connections: u64,
+    /// Bytes served since the node started.
+    pub read_bytes: u64,
+    /// Bytes taken since the node started.
+    pub written_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct NodeSession {
+    number: u64,
+    outbox: Option<Outbox>,
+    last_heard: BootInstant,
+    reported: Reported,
+}
+
+/// One incarnation of one store node.
+#[derive(Debug)]
+pub struct StoreNode {
+    /// Its name, the same over its lives.
+    pub name: NodeName,
+    /// This life.
+    pub incarnation: Incarnation,
+    /// What its grants are signed with in this term.
+    pub key: GrantKey,
+    /// That key, ready to sign.
+    pub signer: GrantSigner,
+    address: RwLock<Address>,
+    segments: RwLock<Vec<SegmentId>>,
+    state: AtomicU8,
+    /// Whether it has said that it is shutting down: a life never takes that back.
+    drains: AtomicBool,
+    session: Mutex<NodeSession>,
+    tickets: Mutex<BTreeMap<u64, Ticket>>,
+    stuck_through: Mutex<u64>,
+    next_session: AtomicU64,
+}
+
+impl StoreNode {
+    /// A node that has not spoken in this term; its silence is counted from `now`.
+    pub(crate) fn new(
+        name: NodeName,
+        incarnation: Incarnation,
+        key: GrantKey,
+        now: BootInstant,
+    ) -> Self {
+        Self {
+            name,
+            incarnation,
+            signer: key.signer(),
+            key,
+            address: RwLock::default(),
+            segments: RwLock::default(),
+            state: AtomicU8::new(NodeState::Unreported as u8),
+            drains: AtomicBool::new(false),
+            session: Mutex::new(NodeSession {
+                last_heard: now,
+                ..NodeSession::default()
+            }),
+            tickets: Mutex::default(),
+            stuck_through: Mutex::default(),
+            next_session: AtomicU64::new(1),
+        }
+    }
+
+    /// The node's state.
+    pub fn state(&self) -> NodeState {
+        let raw = usize::from(self.state.load(Ordering::Acquire));
+        NodeState::ALL.get(raw).copied().unwrap_or(NodeState::Gone)
+    }
+
+    pub(crate) fn set_state(&self, state: NodeState) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    /// Notes that it is shutting down.
+    pub(crate) fn drain(&self) {
+        self.drains.store(true, Ordering::Release);
+        // A message of an old session brings no dropped node back.
+        if self.state() != NodeState::Gone {
+            self.set_state(NodeState::Draining);
+        }
+    }
+
+    /// Whether its blocks may be handed out.
+    pub fn is_readable(&self) -> bool {
+        matches!(self.state(), NodeState::Live | NodeState::Draining)
+    }
+
+    /// Whether new blocks may be placed on it.
+    pub fn is_placeable(&self) -> bool {
+        self.state() == NodeState::Live
+    }
+
+    /// How clients reach it.
+    pub fn address(&self) -> Address {
+        self.address.read().clone()
+    }
+
+    /// Its segments, in the order in which it offers them.
+    pub fn segments(&self) -> Vec<SegmentId> {
+        self.segments.read().clone()
+    }
+
+    pub(crate) fn add_segment(&self, id: SegmentId) {
+        self.segments.write().push(id);
+    }
+
+    /// When it was last heard.
+    pub fn last_heard(&self) -> BootInstant {
+        self.session.lock().last_heard
+    }
+
+    /// Counts its silence from `now` on.
+    pub(crate) fn wait_from(&self, now: BootInstant) {
+        self.session.lock().last_heard = now;
+    }
+
+    /// What it last reported of itself.
+    pub fn reported(&self) -> Reported {
+        self.session.lock().reported
+    }
+
+    /// Whether a session with it is open.
+    pub fn is_connected(&self) -> bool {
+        self.session.lock().outbox.is_some()
+    }
+
+    /// Opens a session over `outbox`, in place of any other; returns its number.
+    pub(crate) fn attach(&self, address: Address, outbox: Outbox, now: BootInstant) -> u64 {
+        *self.address.write() = address;
+        let number = self.next_session.fetch_add(1, Ordering::Relaxed);
+        let mut session = self.session.lock();
+        session.number = number;
+        session.outbox = Some(outbox);
+        session.last_heard = now;
+        number
+    }
+
+    /// Closes a session, unless another has taken its place.
+    pub(crate) fn detach(&self, number: u64) {
+        let mut session = self.session.lock();
+        if session.number == number {
+            session.outbox = None;
+        }
+    }
+
+    /// Ends the session, whichever it is: the node comes back and is told why.
+    pub(crate) fn hang_up(&self) {
+        self.session.lock().outbox = None;
+    }
+
+    /// Notes that the node spoke; true when that changed its state. A suspect node that speaks is what
+    /// it was before. A heartbeat is sent only by a node that has taken the term's welcome in, so the first
+    /// one makes an unreported node live.
+    pub(crate) fn heard(&self, now: BootInstant, reported: Option<Reported>) -> bool {
+        {
+            let mut session = self.session.lock();
+            session.last_heard = now;
+            if let Some(reported) = reported {
+                session.reported = reported;
+            }
+        }
+        let welcomed = self.state() == NodeState::Unreported && reported.is_some();
+        let back = self.state() == NodeState::Suspect;
+        if welcomed || back {
+            let state = if self.drains.load(Ordering::Acquire) {
+                NodeState::Draining
+            } else {
+                NodeState::Live
+            };
+            self.set_state(state);
+            tracing::info!(node = %self.name, state = state.label(), "node state changed");
+        }
+        welcomed || back
+    }
+
+    /// Sends a message if a session is open.
+    pub(crate) fn send(&self, body: proto::master_message::Body) {
+        if let Some(outbox) = &self.session.lock().outbox {
+            // A failed send means that the session is ending: tickets are sent again on the next.
+            let _ended = outbox.send(Ok(proto::MasterMessage { body: Some(body) }));
+        }
+    }
+
+    /// The tickets that wait for the node's word, in the order in which they were given.
+    pub(crate) fn tickets(&self) -> parking_lot::MutexGuard<'_, BTreeMap<u64, Ticket>> {
+        self.tickets.lock()
+    }
+
+    /// The last ticket that was looked at for being stuck.
+    pub(crate) fn stuck_through(&self) -> parking_lot::MutexGuard<'_, u64> {
+        self.stuck_through.lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[test]
+    fn a_draining_node_that_was_silent_for_a_while_still_drains() {
+        let key = GrantKey([1; 32]);
+        let node = StoreNode::new(NodeName("n".into()), Incarnation(7), key, BootInstant(0));
+        let node = Arc::new(node);
+        let members = Members::default();
+        members.insert(Arc::clone(&node));
+        node.heard(BootInstant(0), Some(Reported::default()));
+        assert_eq!(node.state(), NodeState::Live);
+        for drains in [false, true] {
+            if drains {
+                node.drain();
+            }
+            let before = node.state();
+            let now = BootInstant(node.last_heard().0 + 5000);
+            let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+            assert!(members.judge(now, second, second, hour).is_empty());
+            assert_eq!(node.state(), NodeState::Suspect);
+            assert!(node.heard(now, None));
+            assert_eq!(node.state(), before);
+            assert_eq!(node.is_placeable(), !drains);
+        }
+    }
+}

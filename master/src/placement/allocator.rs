@@ -1,0 +1,272 @@
+//! The choice of segments for the blocks of one batch.
+//!
+//! ADR 0019 says why free room decides.
+
+use super::draws::Draws;
+use super::{Extents, PlacementHints, Segment};
+use crate::directory::Copies;
+use crate::membership::StoreNode;
+use kvpool_types::Length;
+use smallvec::SmallVec;
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Why no room was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRoom {
+    /// No node is there that takes blocks, or that takes one so long: such a one may come back.
+    NoNodes,
+    /// The block would not fit into any segment, were it empty.
+    TooLarge,
+    /// Eviction may make room.
+    Full,
+}
+
+/// The segments that the blocks of one batch can be placed on, those to try first in front.
+#[derive(Debug)]
+pub struct Allocator<'a> {
+    candidates: Vec<Candidate<'a>>,
+    /// How many copies of each block are wished for, one at least.
+    wished: usize,
+    /// Of each node that takes blocks, the most bytes of a block that fit into one of its segments.
+    longest_by_node: SmallVec<[u64; 8]>,
+    /// The most bytes of a block that fit into any of them.
+    longest: u64,
+    /// The same of all segments, those of nodes that take no blocks now among them.
+    longest_of_all: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate<'a> {
+    segment: &'a Arc<Segment>,
+    rank: Rank,
+}
+
+/// Where a segment stands among the others: those that were wished for, then by turns.
+#[derive(Clone, Copy, Debug)]
+struct Rank {
+    not_preferred: bool,
+    not_near: bool,
+    turn: Turn,
+}
+
+/// When a segment takes its next block, in a time in which it takes blocks at the rate of its free room.
+///
+/// The first turn is drawn from the exponential distribution of that rate, so the chance of a segment to be the
+/// first is its share of the free room. The turns after it are evenly spaced: a batch is spread over all
+/// segments by the same shares. Nodes so fill at the same pace, and a node that joins empty does not take every
+/// put of the cluster. A segment without room has its turn at infinity.
+#[derive(Clone, Copy, Debug)]
+struct Turn(f64);
+
+impl Turn {
+    fn first(segment: &Segment, draws: &Draws) -> Self {
+        Self(draws.exponential() / free_room(segment))
+    }
+
+    fn next(self, segment: &Segment) -> Self {
+        Self(self.0 + free_room(segment).recip())
+    }
+}
+
+impl Rank {
+    fn before(&self, other: &Self) -> Ordering {
+        let wished = |rank: &Self| (rank.not_preferred, rank.not_near);
+        wished(self)
+            .cmp(&wished(other))
+            .then(self.turn.0.total_cmp(&other.turn.0))
+    }
+}
+
+/// The bytes that may still be used on a segment.
+fn free_room(segment: &Segment) -> f64 {
+    segment.limit.saturating_sub(segment.used()) as f64
+}
+
+impl<'a> Candidate<'a> {
+    fn is_on(&self, node: &Arc<StoreNode>) -> bool {
+        Arc::ptr_eq(&self.segment.node, node)
+    }
+}
+
+impl<'a> Allocator<'a> {
+    pub(super) fn new(
+        segments: impl Iterator<Item = &'a Arc<Segment>>,
+        hints: &PlacementHints,
+        draws: &Draws,
+    ) -> Self {
+        let mut longest_of_all = 0;
+        let mut candidates: Vec<Candidate<'a>> = segments
+            .inspect(|segment| longest_of_all = longest_of_all.max(segment.limit))
+            .filter(|segment| segment.node.is_placeable())
+            .map(|segment| {
+                let node = &segment.node;
+                Candidate {
+                    segment,
+                    rank: Rank {
+                        not_preferred: hints.preferred.as_ref() != Some(&node.name),
+                        not_near: hints.host.is_none_or(|host| host != node.address().host),
+                        turn: Turn::first(segment, draws),
+                    },
+                }
+            })
+            .collect();
+        candidates.sort_unstable_by(|one, other| one.rank.before(&other.rank));
+        let mut by_node: HashMap<*const StoreNode, u64> = HashMap::new();
+        for Candidate { segment, .. } in &candidates {
+            let longest = by_node.entry(Arc::as_ptr(&segment.node)).or_default();
+            *longest = segment.limit.max(*longest);
+        }
+        let longest_by_node: SmallVec<[u64; 8]> = by_node.into_values().collect();
+        Self {
+            wished: hints.replicas.max(1),
+            longest: longest_by_node.iter().copied().max().unwrap_or(0),
+            longest_by_node,
+            longest_of_all,
+            candidates,
+        }
+    }
+
+    /// How many copies a block of `length` bytes gets: those wished, or one on each node that it fits into where these
+    /// are fewer; one at least.
+    pub fn copies(&self, length: Length) -> usize {
+        let rounded = Extents::rounded(length).0;
+        let fit = |longest: &&u64| **longest >= rounded;
+        let nodes = self.longest_by_node.iter().filter(fit);
+        nodes.take(self.wished).count().max(1)
+    }
+
+    /// Whether `length` bytes could be placed if eviction made room.
+    pub fn judge(&self, length: Length) -> Result<(), NoRoom> {
+        if self.candidates.is_empty() {
+            return Err(NoRoom::NoNodes);
+        }
+        let rounded = Extents::rounded(length).0;
+        if rounded <= self.longest {
+            Ok(())
+        } else if rounded > self.longest_of_all {
+            Err(NoRoom::TooLarge)
+        } else {
+            Err(NoRoom::NoNodes)
+        }
+    }
+
+    /// Finds room for `length` bytes on [`Allocator::copies`] nodes; all or none.
+    pub fn allocate(&mut self, length: Length) -> Result<Copies, NoRoom> {
+        self.judge(length)?;
+        let wanted = self.copies(length);
+        let mut copies = Copies::new();
+        let mut chosen: SmallVec<[usize; 4]> = SmallVec::new();
+        for (at, candidate) in self.candidates.iter().enumerate() {
+            let other = |at: &usize| self.candidates.get(*at);
+            let mut others = chosen.iter().filter_map(other);
+            if others.any(|other| other.is_on(&candidate.segment.node)) {
+                continue;
+            }
+            if let Some(replica) = candidate.segment.allocate(length) {
+                copies.push(replica);
+                chosen.push(at);
+                if chosen.len() == wanted {
+                    break;
+                }
+            }
+        }
+        if copies.len() < wanted {
+            for (replica, at) in copies.iter().zip(chosen) {
+                if let Some(candidate) = self.candidates.get(at) {
+                    candidate.segment.free(replica.extent);
+                }
+            }
+            return Err(NoRoom::Full);
+        }
+        // From the last on, so that those in front stay where they were found.
+        for at in chosen.into_iter().rev() {
+            self.requeue(at);
+        }
+        Ok(copies)
+    }
+
+    /// Moves a candidate that has taken a block behind those whose turn comes before its next one.
+    fn requeue(&mut self, mut at: usize) {
+        if let Some(candidate) = self.candidates.get_mut(at) {
+            candidate.rank.turn = candidate.rank.turn.next(candidate.segment);
+        }
+        while let Some([one, next]) = self
+            .candidates
+            .get_mut(at..)
+            .and_then(|c| c.first_chunk_mut())
+            && next.rank.before(&one.rank).is_lt()
+        {
+            std::mem::swap(one, next);
+            at += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::BootInstant;
+    use crate::membership::Reported;
+    use kvpool_types::{GrantKey, Incarnation, NodeName, SegmentId};
+    use std::collections::BTreeMap;
+
+    const BLOCK: Length = Length(1 << 10);
+
+    fn segment(number: u32, blocks: u64) -> Arc<Segment> {
+        let name = NodeName(format!("n{number}"));
+        let key = GrantKey([0; 32]);
+        let node = StoreNode::new(name, Incarnation(number.into()), key, BootInstant(0));
+        node.heard(BootInstant(0), Some(Reported::default()));
+        let size = Length(blocks * BLOCK.0);
+        Arc::new(Segment::new(SegmentId(number), Arc::new(node), size, 1.0))
+    }
+
+    /// How many blocks of each of these batches every segment is given.
+    fn fill(segments: &[Arc<Segment>], draws: &Draws, batches: &[usize]) -> BTreeMap<u32, usize> {
+        let mut taken = BTreeMap::new();
+        for batch in batches {
+            let mut allocator = Allocator::new(segments.iter(), &PlacementHints::default(), draws);
+            for _ in 0..*batch {
+                for replica in allocator.allocate(BLOCK).expect("there is room") {
+                    *taken.entry(replica.segment.0).or_default() += 1;
+                }
+            }
+        }
+        taken
+    }
+
+    #[test]
+    fn an_empty_node_does_not_take_every_put() {
+        let draws = Draws::new(1);
+        let old: Vec<_> = (1..=3).map(|number| segment(number, 8192)).collect();
+        fill(&old, &draws, &[3 * 4096]);
+        let all = [old, vec![segment(4, 8192)]].concat();
+        // A fifth of the pool is not used up by these, so the shares stay about the same: 2 of 5 to the empty one.
+        let taken = fill(&all, &draws, &[1; 800]);
+        assert!((240..400).contains(&taken[&4]), "{taken:?}");
+        for number in 1..=3 {
+            assert!((100..240).contains(&taken[&number]), "{taken:?}");
+        }
+    }
+
+    #[test]
+    fn a_batch_is_spread_over_segments_by_their_free_room() {
+        let draws = Draws::new(2);
+        let segments = [segment(1, 3000), segment(2, 1000)];
+        let taken = fill(&segments, &draws, &[400]);
+        assert!((280..=320).contains(&taken[&1]), "{taken:?}");
+    }
+
+    #[test]
+    fn every_segment_is_filled_to_its_last_block() {
+        let draws = Draws::new(3);
+        let segments = [segment(1, 500), segment(2, 40), segment(3, 7)];
+        let taken = fill(&segments, &draws, &[13; 547 / 13]);
+        let rest = fill(&segments, &draws, &[547 % 13]);
+        assert_eq!(taken.values().chain(rest.values()).sum::<usize>(), 547);
+        let mut allocator = Allocator::new(segments.iter(), &PlacementHints::default(), &draws);
+        assert_eq!(allocator.allocate(BLOCK).unwrap_err(), NoRoom::Full);
+    }
+}

@@ -1,0 +1,229 @@
+//! The start of a term: a pool over what is durable.
+//!
+//! Segments come with their nodes unreported: nothing on them is handed out or granted until the node
+//! has registered in this term, which closes every grant of earlier ones.
+
+use super::segment_ids::SegmentIds;
+use super::{EvictorWake, Pool, caretaker, evictor, snapshot};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::placement::quarantine::{Freed, Quarantine};
+use crate::reservations::Reservations;
+use crate::standby::Standby;
+use crate::store::journal::{Ack, Journal, JournalOptions};
+use crate::store::record::{self, Record};
+use crate::store::{MetadataStore, RecoveryError, StoreError};
+use crate::term::Term;
+use crate::writers::Writers;
+use kvpool_types::{ClusterId, Code, Epoch, Extent, Version};
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// How many versions a term sets aside at a time.
+const VERSION_WINDOW: u64 = 1 << 40;
+
+/// Why a term could not begin.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The store does not answer.
+    #[error("the metadata store: {0}")]
+    Store(#[from] StoreError),
+    /// What it holds cannot be read back.
+    #[error("the metadata cannot be recovered: {0}")]
+    Recovery(#[from] RecoveryError),
+    /// The log takes nothing.
+    #[error("the metadata log: {0}")]
+    Log(Code),
+    /// A thread cannot be started.
+    #[error("a thread cannot be started: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The journal cannot be started.
+    #[error(transparent)]
+    Journal(#[from] crate::store::journal::StartError),
+}
+
+/// What a term is begun with, besides what is durable.
+#[derive(Clone)]
+pub struct TermStart {
+    /// The settings.
+    pub config: Config,
+    /// The pool's id.
+    pub cluster: ClusterId,
+    /// Where the log goes.
+    pub store: Arc<dyn MetadataStore>,
+    /// How the log is grouped and kept short.
+    pub journal: JournalOptions,
+    /// The clock of leases and grants.
+    pub clock: Arc<dyn Clock>,
+    /// What the process counts, over all its terms.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Pool {
+    /// Begins a term over a store that has one master: above every earlier one, with every block that
+    /// they made durable.
+    pub async fn start(
+        config: Config,
+        store: Arc<dyn MetadataStore>,
+        clock: Arc<dyn Clock>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Arc<Self>, StartError> {
+        let cluster = store.cluster_id(ClusterId(rand::random())).await?;
+        let epoch = store.begin_epoch(Epoch(1)).await?;
+        let standby = Standby::load(&*store, &config, Arc::clone(&clock)).await?;
+        let start = TermStart {
+            config,
+            cluster,
+            store,
+            journal: JournalOptions::default(),
+            clock,
+            metrics,
+        };
+        Self::lead(start, standby, Arc::new(Term::unlimited(epoch))).await
+    }
+
+    /// Begins `term` with what a replica holds, which has to be everything that is durable. Answers
+    /// once the term may grant.
+    pub async fn lead(
+        start: TermStart,
+        standby: Standby,
+        term: Arc<Term>,
+    ) -> Result<Arc<Self>, StartError> {
+        let TermStart {
+            config,
+            cluster,
+            store,
+            journal,
+            clock,
+            metrics,
+        } = start;
+        let now = clock.now();
+        let epoch = term.epoch;
+        let Standby {
+            directory,
+            namespaces,
+            members,
+            placement,
+            seed,
+            is_seed_stored,
+            versions: first_version,
+            next_segment,
+            state,
+            mut recently_freed,
+            ..
+        } = standby;
+        // What follows a leader has seen them speak to it and not to itself.
+        for node in members.all() {
+            node.wait_from(now);
+        }
+        let recently_freed = recently_freed.take();
+        let lease_floor = if directory.blocks() == 0 && recently_freed.is_empty() {
+            crate::clock::BootInstant(0)
+        } else {
+            now.after(config.lease_ttl)
+        };
+        let pool = Arc::new(Self {
+            cluster,
+            epoch,
+            term,
+            metrics,
+            members,
+            placement,
+            started: now,
+            directory,
+            seed,
+            namespaces,
+            namespace_creation: tokio::sync::Mutex::default(),
+            registration: tokio::sync::Mutex::default(),
+            reservations: Reservations::default(),
+            writers: Writers::default(),
+            quarantine: Quarantine::default(),
+            journal: std::sync::OnceLock::new(),
+            lease_floor,
+            first_version,
+            next_version: AtomicU64::new(first_version.0),
+            versions_until: AtomicU64::new(first_version.0 + VERSION_WINDOW),
+            segment_ids: SegmentIds::new(next_segment),
+            hidden: RwLock::default(),
+            changed: tokio::sync::Notify::new(),
+            put_queue: super::put_queue::PutQueue::default(),
+            fresh: super::fresh::Fresh::default(),
+            evictor_wake: EvictorWake::default(),
+            stopping: AtomicBool::new(false),
+            superseded: Mutex::default(),
+            superseded_told: tokio::sync::Notify::new(),
+            nodes_returned: AtomicBool::new(false),
+            nodes_returned_told: tokio::sync::Notify::new(),
+            evicting: RwLock::default(),
+            takers: parking_lot::Mutex::default(),
+            sweeps: parking_lot::Mutex::default(),
+            leading: AtomicBool::new(true),
+            lapse_told: tokio::sync::Notify::new(),
+            heard_client: AtomicU64::new(now.0),
+            store: Arc::clone(&store),
+            clock,
+            config,
+        });
+        let freed = recently_freed.into_iter().map(|left| Freed {
+            extent: Extent {
+                segment: left.segment.id,
+                offset: left.offset,
+                length: left.length,
+            },
+            segment: left.segment,
+            index: left.index,
+            grant: None,
+            not_before: lease_floor,
+            since: now,
+            stuck: false,
+        });
+        pool.free(freed.collect());
+        pool.check_nodes_returned();
+        let source = Arc::new(snapshot::Source(Arc::downgrade(&pool)));
+        let journal = Journal::start(store, epoch, &state, source, journal)?;
+        let _first = pool.journal.set(journal);
+        let until = Version(pool.versions_until.load(Ordering::Acquire));
+        let mut records = vec![
+            Record::VersionsGranted(record::VersionsGranted { until }),
+            pool.segment_ids.record(),
+        ];
+        if !is_seed_stored {
+            records.push(Record::Seed(record::Seed { seed }));
+        }
+        pool.log(records, || {}).await.map_err(StartError::Log)?;
+        evictor::start(&pool)?;
+        caretaker::start(&pool)?;
+        tracing::info!(
+            %cluster,
+            %epoch,
+            blocks = pool.blocks(),
+            log = %state.span.last,
+            took_ms = pool.uptime_ms(),
+            "term begins"
+        );
+        Ok(pool)
+    }
+
+    /// Sets more versions aside before those at hand run out.
+    pub(super) fn top_up_versions(self: &Arc<Self>) {
+        let until = self.versions_until.load(Ordering::Acquire);
+        let next = self.next_version.load(Ordering::Acquire);
+        if until.saturating_sub(next) > VERSION_WINDOW / 2 {
+            return;
+        }
+        let further = until + VERSION_WINDOW;
+        let record = Record::VersionsGranted(record::VersionsGranted {
+            until: Version(further),
+        });
+        let pool = Arc::clone(self);
+        self.journal()
+            .submit_now(vec![record], Ack::Durable, move |durable| {
+                if durable.is_ok() {
+                    pool.versions_until.fetch_max(further, Ordering::AcqRel);
+                }
+            });
+    }
+}

@@ -1,0 +1,17 @@
+//! How the pool is asked: framed connections for hot calls, gRPC for all calls of clients and nodes,
+//! HTTP for probes and people.
+
+mod calls;
+pub mod framed;
+mod grpc;
+mod http;
+mod nodes;
+mod passing;
+mod refused;
+mod request;
+mod status;
+pub(crate) mod wait_budget;
+
+pub use grpc::PoolService;
+pub use http::router;
+pub use nodes::NodesService;

@@ -1,0 +1,222 @@
+//! What is asked now and then: namespaces, removals, listings, reports, counters.
+
+use super::{Calls, millis, wire};
+use crate::pool::Removal;
+use crate::service::refused::{Refused, refused};
+use crate::service::request::{check_lengths, check_term, unpack};
+use kvpool_proto as proto;
+use kvpool_types::{Code, SegmentId, Version};
+use regex::Regex;
+
+impl Calls {
+    pub(in crate::service) async fn create_namespace(
+        &self,
+        request: proto::CreateNamespaceRequest,
+    ) -> Result<proto::CreateNamespaceReply, Refused> {
+        if let Some(caller) = &request.caller {
+            check_term(&self.pool, caller)?;
+        }
+        let asked = request
+            .namespace
+            .ok_or_else(|| refused(Code::Malformed, "the request holds no namespace"))?;
+        let namespace = kvpool_types::namespace::Namespace {
+            name: asked.name,
+            model: asked.model,
+            dtype: asked.dtype,
+            parallel_rank: asked.parallel_rank,
+            salt: asked.salt,
+        };
+        let namespace = kvpool_types::namespace::Namespace {
+            name: namespace.name_or_default().to_owned(),
+            ..namespace
+        };
+        namespace
+            .validate()
+            .map_err(|error| refused(Code::InvalidArgument, error.to_string()))?;
+        let name = namespace.name.clone();
+        let created = self
+            .pool
+            .create_namespace(namespace)
+            .await
+            .map_err(|code| {
+                let why = match code {
+                    Code::NotLeader => "cannot be made now: this master is read-only",
+                    Code::StoreFailed => "could not be made durable",
+                    Code::TooManyHeld => "is one too many: the pool has max_namespaces of them",
+                    _ => "is there with other fields",
+                };
+                refused(code, format!("namespace {name:?} {why}"))
+            })?;
+        Ok(proto::CreateNamespaceReply {
+            epoch: self.pool.epoch.0,
+            created,
+        })
+    }
+
+    pub(in crate::service) async fn remove(
+        &self,
+        request: proto::RemoveRequest,
+    ) -> Result<proto::RemoveReply, Refused> {
+        use proto::remove_request::What;
+        let caller = self.writer(request.caller.as_ref())?;
+        let what = request.what.ok_or_else(|| {
+            refused(
+                Code::InvalidArgument,
+                "the request does not say what to remove",
+            )
+        })?;
+        let report = match what {
+            What::Keys(packed) => {
+                let keys = unpack(&self.pool, &packed)?;
+                let keys: Vec<_> = keys.iter().collect();
+                self.pool
+                    .remove(caller.namespace, &keys, request.force)
+                    .await
+            }
+            What::Pattern(text) => {
+                let removal = Removal::Pattern(caller.namespace, pattern(&text)?);
+                self.pool.remove_all(&removal, request.force).await
+            }
+            What::Namespace(true) => {
+                let removal = Removal::Namespace(caller.namespace);
+                self.pool.remove_all(&removal, request.force).await
+            }
+            What::Everything(true) => {
+                self.pool
+                    .remove_all(&Removal::Everything, request.force)
+                    .await
+            }
+            What::Namespace(false) | What::Everything(false) => {
+                return Err(refused(
+                    Code::InvalidArgument,
+                    "false names nothing to remove",
+                ));
+            }
+        };
+        let report =
+            report.map_err(|code| refused(code, "the removal could not be made durable"))?;
+        Ok(proto::RemoveReply {
+            epoch: self.pool.epoch.0,
+            removed: report.removed,
+            kept: report.kept,
+            codes: wire(&report.codes),
+        })
+    }
+
+    pub(in crate::service) async fn list(
+        &self,
+        request: proto::ListRequest,
+    ) -> Result<proto::ListReply, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let wanted = match request.pattern.as_str() {
+            "" => None,
+            text => Some(pattern(text)?),
+        };
+        let limit = match request.limit {
+            0 => 1000,
+            limit => limit.min(10_000) as usize,
+        };
+        let page = self
+            .pool
+            .list(caller.namespace, wanted.as_ref(), &request.page, limit)
+            .await
+            .map_err(|error| refused(Code::InvalidArgument, error.to_string()))?;
+        Ok(proto::ListReply {
+            epoch: self.pool.epoch.0,
+            blocks: page
+                .blocks
+                .into_iter()
+                .map(|block| proto::ListedBlock {
+                    key: block.key,
+                    length: block.length.0,
+                    replicas: u32::try_from(block.replicas).unwrap_or(u32::MAX),
+                    leased: block.leased,
+                    pinned: block.pinned,
+                })
+                .collect(),
+            next_page: page.next.into(),
+        })
+    }
+
+    pub(in crate::service) fn describe(
+        &self,
+        request: proto::DescribeRequest,
+    ) -> Result<proto::DescribeReply, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        let descriptions = self
+            .pool
+            .describe(caller.namespace, &keys)
+            .into_iter()
+            .map(|described| match described {
+                Some(block) => proto::Description {
+                    code: Code::Ok.to_wire().into(),
+                    length: block.length.0,
+                    checksum: block.checksum.0,
+                    version: block.version.0,
+                    replicas: block
+                        .replicas
+                        .into_iter()
+                        .map(|replica| proto::DescribedReplica {
+                            node: replica.node.0,
+                            segment: replica.segment.0,
+                            offset: replica.offset.0,
+                            state: replica.state.into(),
+                        })
+                        .collect(),
+                    lease_left_ms: millis(block.lease_left),
+                    soft_pin_left_ms: millis(block.soft_pin_left),
+                    hard_pin: block.hard_pin,
+                },
+                None => proto::Description {
+                    code: Code::Missing.to_wire().into(),
+                    ..Default::default()
+                },
+            })
+            .collect();
+        Ok(proto::DescribeReply {
+            epoch: self.pool.epoch.0,
+            descriptions,
+        })
+    }
+
+    pub(in crate::service) fn report_replicas(
+        &self,
+        request: proto::ReportReplicasRequest,
+    ) -> Result<proto::Outcomes, Refused> {
+        let caller = self.writer(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        check_lengths("reports", request.reports.len(), keys.len())?;
+        let mut reports = Vec::with_capacity(keys.len());
+        for (key, report) in keys.iter().zip(&request.reports) {
+            let code = u16::try_from(report.code).ok().and_then(Code::from_wire);
+            let code = code.ok_or_else(|| {
+                refused(
+                    Code::InvalidArgument,
+                    format!("there is no code {}", report.code),
+                )
+            })?;
+            reports.push((
+                key,
+                Version(report.version),
+                SegmentId(report.segment),
+                code,
+            ));
+        }
+        Ok(self.outcomes(&self.pool.report(caller.namespace, &reports)))
+    }
+
+    pub(in crate::service) fn stats(
+        &self,
+        request: proto::StatsRequest,
+    ) -> Result<proto::StatsReply, Refused> {
+        if let Some(caller) = &request.caller {
+            check_term(&self.pool, caller)?;
+        }
+        Ok(crate::service::http::stats(&self.pool))
+    }
+}
+
+fn pattern(text: &str) -> Result<Regex, Refused> {
+    Regex::new(text).map_err(|error| refused(Code::InvalidArgument, error.to_string()))
+}

@@ -1,0 +1,186 @@
+//! Questions about blocks, and the leases on the answers.
+
+use super::{Calls, NodeTable, bytes, millis, wire};
+use crate::clock::BootInstant;
+use crate::pool::{Holder, Leased};
+use crate::service::refused::{Refused, refused};
+use crate::service::request::{check_lengths, check_term, unpack};
+use kvpool_proto as proto;
+use kvpool_types::wire::features::Features;
+use kvpool_types::{ChecksumAlgorithm, Code, Version};
+
+impl Calls {
+    pub(in crate::service) fn hello(
+        &self,
+        request: proto::HelloRequest,
+    ) -> Result<proto::HelloReply, Refused> {
+        if request.max_version < proto::MIN_VERSION || request.min_version > proto::VERSION {
+            return Err(refused(
+                Code::VersionMismatch,
+                format!(
+                    "the caller speaks versions {} to {}, this master {} to {}",
+                    request.min_version,
+                    request.max_version,
+                    proto::MIN_VERSION,
+                    proto::VERSION
+                ),
+            ));
+        }
+        let shared = Features(request.features).shared();
+        shared.map_err(|error| refused(error.code(), error.to_string()))?;
+        if let Some(caller) = &request.caller {
+            check_term(&self.pool, caller)?;
+        }
+        Ok(proto::HelloReply {
+            version: request.max_version.min(proto::VERSION),
+            cluster_id: bytes(&self.pool.cluster.to_bytes()),
+            epoch: self.pool.epoch.0,
+            lease_ttl_ms: millis(self.pool.config.lease_ttl),
+            max_block_bytes: self.pool.config.max_block_size.as_u64(),
+            max_batch_keys: self.pool.config.max_batch_keys,
+            checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u32,
+            features: Features::OURS.0,
+        })
+    }
+
+    pub(in crate::service) fn lookup(
+        &self,
+        request: proto::LookupRequest,
+    ) -> Result<proto::LookupReply, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        let found = self.pool.lookup(caller.namespace, &keys, !request.no_lease);
+        let lease = self.lease(&found);
+        let mut table = NodeTable::default();
+        let segments = self.pool.placement.segments();
+        let locations = found
+            .answer
+            .into_iter()
+            .map(|found| match found {
+                Some(found) => proto::Location {
+                    code: Code::Ok.to_wire().into(),
+                    length: found.length.0,
+                    checksum: found.checksum.0,
+                    version: found.version.0,
+                    replicas: found
+                        .replicas
+                        .iter()
+                        .filter_map(|replica| {
+                            Some(proto::ReplicaLocation {
+                                node: table.index(&segments, replica)?,
+                                segment: replica.segment.0,
+                                offset: replica.offset.0,
+                            })
+                        })
+                        .collect(),
+                },
+                None => proto::Location {
+                    code: Code::Missing.to_wire().into(),
+                    ..Default::default()
+                },
+            })
+            .collect();
+        Ok(proto::LookupReply {
+            epoch: self.pool.epoch.0,
+            nodes: table.into_wire(),
+            locations,
+            lease,
+        })
+    }
+
+    pub(in crate::service) fn exist(
+        &self,
+        request: proto::ExistRequest,
+    ) -> Result<proto::ExistReply, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        let found = self
+            .pool
+            .exist_bits(caller.namespace, &keys, !request.no_lease);
+        let lease = self.lease(&found);
+        Ok(proto::ExistReply {
+            epoch: self.pool.epoch.0,
+            present: found.answer.into_bytes().into(),
+            lease,
+        })
+    }
+
+    pub(in crate::service) fn match_prefix(
+        &self,
+        request: proto::MatchPrefixRequest,
+    ) -> Result<proto::MatchPrefixReply, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let chain = unpack(&self.pool, &request.keys)?;
+        let matched = self
+            .pool
+            .match_prefix(caller.namespace, &chain, !request.no_lease);
+        Ok(proto::MatchPrefixReply {
+            epoch: self.pool.epoch.0,
+            blocks: u32::try_from(matched.answer).unwrap_or(u32::MAX),
+            lease: self.lease(&matched),
+        })
+    }
+
+    pub(in crate::service) fn renew(
+        &self,
+        request: proto::RenewRequest,
+    ) -> Result<proto::RenewReply, Refused> {
+        let caller = self.writer(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        let newest = newest(&request.versions, keys.len())?;
+        let token = BootInstant(request.token);
+        let renewed = self.pool.renew(caller.namespace, &keys, |at| Holder {
+            token,
+            newest: newest(at),
+        });
+        let lease = self.lease(&renewed);
+        Ok(proto::RenewReply {
+            epoch: self.pool.epoch.0,
+            codes: wire(&renewed.answer),
+            lease,
+        })
+    }
+
+    pub(in crate::service) fn release(
+        &self,
+        request: proto::ReleaseRequest,
+    ) -> Result<proto::Outcomes, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        let newest = newest(&request.versions, keys.len())?;
+        let tokens = &request.tokens;
+        if !tokens.is_empty() {
+            check_lengths("tokens", tokens.len(), keys.len())?;
+        }
+        let known = request.caller.as_ref().map_or(0, |caller| caller.epoch);
+        if known != 0 && known < self.pool.epoch.0 {
+            // The caller knows no later term, so its tokens are of an earlier one, whose clock was
+            // another: here they could end leases of others.
+            return Ok(self.outcomes(&vec![Code::LeaseEnded; keys.len()]));
+        }
+        let codes = self.pool.release(caller.namespace, &keys, |at| Holder {
+            token: BootInstant(tokens.get(at).copied().unwrap_or(request.token)),
+            newest: newest(at),
+        });
+        Ok(self.outcomes(&codes))
+    }
+
+    fn lease<T>(&self, leased: &Leased<T>) -> Option<proto::Lease> {
+        Some(proto::Lease {
+            token: leased.token.0,
+            ttl_ms: millis(leased.ttl),
+            newest: self.pool.newest_version().0,
+        })
+    }
+}
+
+/// The latest version that each key's block can have, of those that a request names.
+fn newest(versions: &[u64], keys: usize) -> Result<impl Fn(usize) -> Version, Refused> {
+    if !versions.is_empty() {
+        check_lengths("versions", versions.len(), keys)?;
+    }
+    Ok(move |at| match versions.get(at) {
+        Some(0) | None => Version(u64::MAX),
+        Some(version) => Version(*version),
+    })
+}

@@ -1,0 +1,111 @@
+//! From the wish to put blocks to their being visible.
+
+use super::encoding::{Items, Signing};
+use super::{Calls, millis, optional_ms};
+use crate::placement::PlacementHints;
+use crate::pool::ReserveOptions;
+use crate::service::refused::{Refused, refused};
+use crate::service::request::{check_leads, check_lengths, check_room, unpack};
+use kvpool_proto as proto;
+use kvpool_types::{Code, Length, NodeName, Version};
+use std::time::Duration;
+
+impl Calls {
+    pub(in crate::service) async fn reserve(
+        &self,
+        request: proto::ReserveRequest,
+    ) -> Result<proto::ReserveReply, Refused> {
+        let caller = self.writer(request.caller.as_ref())?;
+        check_room(&self.pool)?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        check_lengths("lengths", request.lengths.len(), keys.len())?;
+        let lengths: Vec<Length> = request.lengths.iter().map(|l| Length(*l)).collect();
+        let preferred = request.preferred_node;
+        let mut instead_of = request.instead_of;
+        instead_of.sort_unstable();
+        let options = ReserveOptions {
+            hints: PlacementHints {
+                replicas: request.replicas as usize,
+                preferred: (!preferred.is_empty()).then_some(NodeName(preferred)),
+                host: caller.host.filter(|_| request.prefer_same_host),
+            },
+            upsert: request.upsert,
+            timeout: Duration::from_millis(request.timeout_ms),
+            grant_ttl: Duration::from_millis(request.grant_ttl_ms),
+            soft_pin: optional_ms(request.soft_pin_ttl_ms),
+            hard_pin: request.hard_pin,
+            request: request.request,
+            instead_of,
+            writer: self.writer,
+        };
+        let outcomes = self
+            .pool
+            .reserve(caller.namespace, &keys, &lengths, &options)
+            .await;
+        // The term may have run out while this waited for room. What was granted ends by itself.
+        check_leads(&self.pool)?;
+        // What waited for room in the pool may have waited for evictions that cannot be logged.
+        if outcomes.iter().all(Result::is_err) {
+            check_room(&self.pool)?;
+        }
+        let grant_ttl_ms = millis(self.pool.grant_ttl(options.grant_ttl));
+        let epoch = self.pool.epoch;
+        let mut signing = Signing::new(epoch, self.pool.placement.segments());
+        let columns = request
+            .columns
+            .then(|| signing.columns(&outcomes, &lengths));
+        let columns = columns.flatten();
+        let reservations = match columns {
+            Some(_) => Vec::new(),
+            None => signing.each(&outcomes, &lengths),
+        };
+        Ok(proto::ReserveReply {
+            epoch: epoch.0,
+            nodes: signing.into_nodes(),
+            reservations,
+            grant_ttl_ms,
+            columns,
+        })
+    }
+
+    pub(in crate::service) async fn commit(
+        &self,
+        request: proto::CommitRequest,
+    ) -> Result<proto::Outcomes, Refused> {
+        let caller = self.writer(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        let parents = unpack(&self.pool, &request.parents)?;
+        let wire = Items::read(&request, keys.len())?;
+        let named = |at: usize| {
+            keys.get(at)
+                .or_else(|| parents.get(at.checked_sub(keys.len())?))
+        };
+        let mut items = Vec::with_capacity(keys.len());
+        for (at, key) in keys.iter().enumerate() {
+            let (mut item, parent) = wire.get(at, key.to_key());
+            if let Some(at) = (parent as usize).checked_sub(1) {
+                let parent = named(at).ok_or_else(|| {
+                    refused(
+                        Code::InvalidArgument,
+                        format!("there is no parent {parent}"),
+                    )
+                })?;
+                item.parent = Some(parent.to_key());
+            }
+            items.push(item);
+        }
+        let codes = self.pool.commit(caller.namespace, items).await;
+        Ok(self.outcomes(&codes))
+    }
+
+    pub(in crate::service) fn revoke(
+        &self,
+        request: proto::RevokeRequest,
+    ) -> Result<proto::Outcomes, Refused> {
+        let caller = self.writer(request.caller.as_ref())?;
+        let keys = unpack(&self.pool, &request.keys)?;
+        check_lengths("versions", request.versions.len(), keys.len())?;
+        let versions: Vec<Version> = request.versions.iter().map(|v| Version(*v)).collect();
+        Ok(self.outcomes(&self.pool.revoke(caller.namespace, &keys, &versions)))
+    }
+}

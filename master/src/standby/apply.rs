@@ -1,0 +1,207 @@
+//! Keeping up with the log as it grows.
+
+use super::recently_freed::FreedExtent;
+use super::{ApplyError, Standby};
+use crate::directory::{self, Directory, Removal, Removed, Replica, Verdict};
+use crate::store::LogSeq;
+use crate::store::record::{self, Commit, Record};
+use kvpool_types::{KeyRef, Length, SegmentId, Version};
+use std::sync::Arc;
+
+/// How many places of a segment's table one step of its dropping looks at.
+const STEP: u32 = 4096;
+
+impl Standby {
+    /// Applies the group behind the last one. Should this fail, the replica is to be loaded anew.
+    pub fn apply(&mut self, seq: LogSeq, group: &[u8]) -> Result<(), ApplyError> {
+        let applied = self.applied();
+        if seq != applied.next() {
+            return Err(ApplyError::Gap {
+                found: seq,
+                applied,
+            });
+        }
+        let decoded =
+            record::decode(group).map_err(|source| ApplyError::Damaged { seq, source })?;
+        // Commits that come one after another are published together.
+        let mut commits: Vec<Commit> = Vec::new();
+        for record in decoded.records {
+            if let Record::Commit(commit) = record {
+                commits.push(commit);
+                continue;
+            }
+            self.commit(std::mem::take(&mut commits));
+            self.apply_one(seq, record)?;
+        }
+        self.commit(commits);
+        self.state.span.last = seq;
+        self.state.runs.push(seq, group.len() as u64);
+        self.recently_freed.tick(self.clock.now());
+        Ok(())
+    }
+
+    /// Forgets what the log no longer holds, and takes note of the snapshots that are there instead.
+    pub fn note(
+        &mut self,
+        cut: LogSeq,
+        snapshots: impl IntoIterator<Item = (crate::store::ShardIndex, (LogSeq, u64))>,
+    ) {
+        self.forget(cut);
+        self.state.snapshots = snapshots.into_iter().collect();
+    }
+
+    /// Forgets what the log no longer holds. A standby is told so all along: it may follow for months.
+    pub fn forget(&mut self, cut: LogSeq) {
+        if cut > self.state.span.cut {
+            self.state.span.cut = cut;
+            self.state.runs.forget(cut);
+        }
+    }
+
+    /// How many runs of the log's groups are remembered.
+    pub fn remembered(&self) -> usize {
+        self.state.runs.len()
+    }
+
+    fn commit(&mut self, commits: Vec<Commit>) {
+        if commits.is_empty() {
+            return;
+        }
+        let published = self.publish(commits);
+        for replaced in published.into_iter().filter_map(|p| p.replaced) {
+            self.freed(&replaced);
+        }
+    }
+
+    fn apply_one(&mut self, seq: LogSeq, record: Record) -> Result<(), ApplyError> {
+        match record {
+            Record::Commit(commit) => self.commit(vec![commit]),
+            Record::Remove(gone) => {
+                let removed = self.take_out(gone.namespace, gone.key.as_ref(), |version| {
+                    version == gone.version
+                });
+                match removed {
+                    Some(removed) if gone.unleased => self.open(&removed),
+                    Some(removed) => self.freed(&removed),
+                    None => {}
+                }
+            }
+            Record::ReplicaGone(gone) => {
+                let dropped = self.directory.drop_replica(
+                    gone.namespace,
+                    gone.key.as_ref(),
+                    gone.version,
+                    gone.segment,
+                );
+                if let Some(dropped) = dropped {
+                    self.freed_copies(&[dropped.replica], dropped.length);
+                }
+            }
+            Record::Namespace(created) => self.namespaces.insert(created.id, created.namespace),
+            Record::Segment(segment) => self.add_segment(segment),
+            Record::SegmentGone(gone) => self.drop_segment(gone.id),
+            Record::IncarnationDropped(dropped) => self
+                .members
+                .drop_incarnation(&dropped.node, dropped.incarnation),
+            Record::Seed(secret) => self.reseed(seq, secret.seed)?,
+            Record::VersionsGranted(granted) => {
+                self.versions = self.versions.max(granted.until);
+            }
+            Record::SegmentsGranted(granted) => {
+                self.next_segment = self.next_segment.max(granted.until.0);
+            }
+        }
+        Ok(())
+    }
+
+    /// The first term makes the secret: a replica that was loaded before it has none but a guess.
+    fn reseed(&mut self, seq: LogSeq, seed: u64) -> Result<(), ApplyError> {
+        if seed != self.seed {
+            if self.directory.blocks() > 0 {
+                return Err(ApplyError::Reseeded { seq });
+            }
+            self.seed = seed;
+            self.options = directory::Options {
+                seed,
+                ..self.options
+            };
+            self.directory = Directory::new(self.options, self.clock.now());
+        }
+        self.is_seed_stored = true;
+        Ok(())
+    }
+
+    /// Ends the version before a block that cannot be placed.
+    pub(super) fn take_out_older(&mut self, block: &Commit) {
+        let older = self.take_out(block.namespace, block.key.as_ref(), |version| {
+            version < block.version
+        });
+        if let Some(older) = older {
+            self.freed(&older);
+        }
+    }
+
+    fn take_out(
+        &mut self,
+        namespace: kvpool_types::ids::NamespaceId,
+        key: KeyRef<'_>,
+        is_it: impl Fn(Version) -> bool,
+    ) -> Option<Removed> {
+        let outcomes = self.directory.remove(namespace, &[key], |block| {
+            if is_it(block.version()) {
+                Verdict::Remove
+            } else {
+                Verdict::Keep
+            }
+        });
+        outcomes.into_iter().find_map(|outcome| match outcome {
+            Removal::Removed(removed) => Some(removed),
+            Removal::Kept | Removal::Missing => None,
+        })
+    }
+
+    /// Opens extents that nobody held a lease on. What a process still holds of them is reported by its node
+    /// when it registers with the next leader.
+    fn open(&mut self, removed: &Removed) {
+        let segments = self.placement.segments();
+        for copy in &removed.replicas {
+            if let Some(segment) = segments.get(copy.segment) {
+                segment.quarantine([copy.extent]);
+                segment.free_quarantined([(copy.extent, false)].into_iter());
+            }
+        }
+    }
+
+    fn drop_segment(&mut self, id: SegmentId) {
+        let Some(segment) = self.placement.remove(id) else {
+            return;
+        };
+        let mut place = Some(0);
+        while let Some(from) = place {
+            let (_, next) = self
+                .directory
+                .drop_segment(id, || segment.extents(), from, STEP);
+            place = next;
+        }
+        self.recently_freed.forget(id);
+    }
+
+    fn freed(&mut self, removed: &Removed) {
+        self.freed_copies(&removed.replicas, removed.length);
+    }
+
+    fn freed_copies(&mut self, copies: &[Replica], length: Length) {
+        let segments = self.placement.segments();
+        for copy in copies {
+            if let Some(segment) = segments.get(copy.segment) {
+                self.recently_freed.keep(FreedExtent {
+                    segment: Arc::clone(segment),
+                    index: copy.extent,
+                    offset: copy.offset,
+                    length,
+                    since: self.clock.now(),
+                });
+            }
+        }
+    }
+}

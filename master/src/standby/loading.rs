@@ -1,0 +1,372 @@
+//! What is read back, shard by shard, straight into the directory: nothing holds all blocks a second time.
+//!
+//! ```text
+//!  snapshots ─► directory (places as they are said) ─► parents linked ─► log ─► places settled ─► Standby
+//! ```
+//!
+//! Snapshots are of different positions, so on the way two blocks may be said to lie in one place, and blocks on
+//! segments that have gone. At the end of the log neither is so: extents are allocated then.
+//!
+//! ADR 0021 says why extents are allocated last.
+
+use super::freed_ranges::FreedRanges;
+use crate::clock::BootInstant;
+use crate::directory::{
+    self, BlockId, Copies, Directory, NewBlock, Published, Removal, Removed, Replica, UNPLACED,
+    Verdict,
+};
+use crate::store::record::{self, Commit, Record};
+use crate::store::{LogSeq, RecoveryError, ShardIndex, Target};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Key, Length, SegmentId, Version};
+use std::collections::BTreeMap;
+
+/// How many blocks are published at once.
+const BATCH: usize = 1024;
+
+/// The parent of a block that came from a snapshot. It may be in a shard that has not been read yet.
+struct Parent {
+    namespace: NamespaceId,
+    block: BlockId,
+    version: Version,
+    key: Key,
+}
+
+/// See the module's documentation.
+pub(super) struct Loading {
+    options: directory::Options,
+    start: BootInstant,
+    pub(super) directory: Directory,
+    pub(super) seed: Option<u64>,
+    pub(super) versions: Version,
+    pub(super) namespaces: BTreeMap<NamespaceId, record::Namespace>,
+    pub(super) segments: BTreeMap<SegmentId, record::Segment>,
+    pub(super) next_segment: u32,
+    pub(super) dropped: Vec<record::IncarnationDropped>,
+    /// Extents that blocks have left, as far as the log still tells: leases on them may last.
+    pub(super) left: FreedRanges,
+    /// Of the blocks of each shard's snapshot.
+    parents: BTreeMap<ShardIndex, Vec<Parent>>,
+    /// Commits that are published together.
+    batch: Vec<Commit>,
+    /// Whose snapshot the batch is of; `None` in the log.
+    batch_of: Option<ShardIndex>,
+}
+
+impl Loading {
+    /// An empty one. The directory's secret is `guess` unless one is stored.
+    pub(super) fn new(options: directory::Options, start: BootInstant) -> Self {
+        Self {
+            options,
+            start,
+            directory: Directory::new(options, start),
+            seed: None,
+            versions: Version(0),
+            namespaces: BTreeMap::new(),
+            segments: BTreeMap::new(),
+            next_segment: 1,
+            dropped: Vec::new(),
+            left: FreedRanges::default(),
+            parents: BTreeMap::new(),
+            batch: Vec::new(),
+            batch_of: None,
+        }
+    }
+
+    /// Publishes what is still gathered.
+    pub(super) fn finish(&mut self) {
+        self.flush();
+    }
+
+    /// Notes that a segment id has been given. What was stored before ids were set aside tells in no other way.
+    fn given(&mut self, id: SegmentId) {
+        self.next_segment = self.next_segment.max(id.0.saturating_add(1));
+    }
+
+    /// Whether a segment is there or may yet be said to be: ids are given in order, so one below another that is
+    /// there, and not there itself, has gone.
+    fn may_be_there(&self, id: SegmentId) -> bool {
+        self.segments.contains_key(&id)
+            || self
+                .segments
+                .last_key_value()
+                .is_none_or(|(last, _)| *last < id)
+    }
+
+    /// Makes the stored secret the directory's; false when blocks have been placed under another.
+    fn reseed(&mut self, seed: u64) -> bool {
+        if self.seed == Some(seed) {
+            return true;
+        }
+        self.flush();
+        if self.directory.blocks() > 0 {
+            return false;
+        }
+        self.seed = Some(seed);
+        self.options.seed = seed;
+        self.directory = Directory::new(self.options, self.start);
+        true
+    }
+
+    /// Applies what is about no block.
+    fn system(&mut self, record: Record) {
+        match record {
+            Record::VersionsGranted(granted) => self.versions = self.versions.max(granted.until),
+            Record::SegmentsGranted(granted) => {
+                self.next_segment = self.next_segment.max(granted.until.0);
+            }
+            Record::Namespace(created) => {
+                self.namespaces.insert(created.id, created);
+            }
+            Record::Segment(segment) => {
+                self.given(segment.id);
+                self.segments.insert(segment.id, segment);
+            }
+            Record::SegmentGone(gone) => {
+                self.given(gone.id);
+                self.segments.remove(&gone.id);
+            }
+            Record::IncarnationDropped(dropped) => self.dropped.push(dropped),
+            Record::Seed(_) | Record::Commit(_) | Record::Remove(_) | Record::ReplicaGone(_) => {}
+        }
+    }
+
+    /// Adds a commit to those that are published together.
+    fn gather(&mut self, of: Option<ShardIndex>, commit: Commit) {
+        if self.batch_of != of || self.batch.len() >= BATCH {
+            self.flush();
+            self.batch_of = of;
+        }
+        self.batch.push(commit);
+    }
+
+    fn flush(&mut self) {
+        let commits = std::mem::take(&mut self.batch);
+        if commits.is_empty() {
+            return;
+        }
+        let of = self.batch_of;
+        let ticks = self.directory.ticks(commits.len());
+        let mut parents = Vec::new();
+        let mut blocks = Vec::with_capacity(commits.len());
+        for (at, commit) in commits.into_iter().enumerate() {
+            let copy = |(segment, offset): &(SegmentId, _)| Replica {
+                segment: *segment,
+                extent: UNPLACED,
+                offset: *offset,
+            };
+            let replicas: Copies = commit.replicas.iter().map(copy).collect();
+            // A parent in a shard that is not there yet is found at the end of the snapshots.
+            let (parent, later) = match of {
+                None => (commit.parent, None),
+                Some(_) => (None, commit.parent),
+            };
+            parents.push(later);
+            blocks.push(NewBlock {
+                namespace: commit.namespace,
+                key: commit.key,
+                version: commit.version,
+                length: commit.length,
+                checksum: commit.checksum,
+                replicas,
+                parent,
+                soft_pin_until: None,
+                hard_pin: commit.hard_pin,
+                // A shard takes its blocks from last to first. Later ticks for the first keep all of them in its
+                // list; one whose tick does not fit there costs 30 bytes in a set until the order is settled.
+                tick: ticks.of(at),
+            });
+        }
+        let published = self.directory.publish(&blocks);
+        if let Some(shard) = of {
+            let found = published.iter().zip(&blocks).zip(parents);
+            let known = self.parents.entry(shard).or_default();
+            known.extend(found.filter_map(|((published, block), key)| {
+                Some(Parent {
+                    namespace: block.namespace,
+                    block: published.id?,
+                    version: block.version,
+                    key: key?,
+                })
+            }));
+        }
+        if of.is_none() {
+            // Whoever was there before has no lease any more. Should one of these have left already, that comes
+            // next.
+            for block in &blocks {
+                self.takes(block);
+            }
+            for (Published { id, replaced }, block) in published.into_iter().zip(&blocks) {
+                if id.is_none() {
+                    // A later version of the key is among these: this one was there before it.
+                    self.left_by(&block.replicas, block.length);
+                }
+                if let Some(replaced) = replaced {
+                    self.leaves(&replaced);
+                }
+            }
+        }
+    }
+
+    fn leaves(&mut self, removed: &Removed) {
+        self.left_by(&removed.replicas, removed.length);
+    }
+
+    fn left_by(&mut self, replicas: &[Replica], length: Length) {
+        for replica in replicas {
+            self.left.add(replica.segment, replica.offset, length);
+        }
+    }
+
+    fn takes(&mut self, block: &NewBlock) {
+        for replica in &block.replicas {
+            self.left
+                .take(replica.segment, replica.offset, block.length);
+        }
+    }
+
+    fn block_logged(&mut self, record: Record) {
+        match record {
+            Record::Commit(mut commit) => {
+                for (id, _) in &commit.replicas {
+                    self.given(*id);
+                }
+                // A segment that is not there has gone, and the copy with it.
+                commit
+                    .replicas
+                    .retain(|(id, _)| self.segments.contains_key(id));
+                if commit.replicas.is_empty() {
+                    self.flush();
+                    let key = commit.key.as_ref();
+                    let older = self
+                        .directory
+                        .remove_older(commit.namespace, key, commit.version);
+                    if let Some(older) = older {
+                        self.leaves(&older);
+                    }
+                } else {
+                    self.gather(None, commit);
+                }
+            }
+            Record::Remove(gone) => {
+                self.flush();
+                let is_it = |block: &directory::BlockRef<'_>| {
+                    if block.version() == gone.version {
+                        Verdict::Remove
+                    } else {
+                        Verdict::Keep
+                    }
+                };
+                let outcomes = self
+                    .directory
+                    .remove(gone.namespace, &[gone.key.as_ref()], is_it);
+                for outcome in outcomes {
+                    // What a process still holds of the others is reported by its node.
+                    if let Removal::Removed(removed) = outcome
+                        && !gone.unleased
+                    {
+                        self.leaves(&removed);
+                    }
+                }
+            }
+            Record::ReplicaGone(gone) => {
+                self.flush();
+                let dropped = self.directory.drop_replica(
+                    gone.namespace,
+                    gone.key.as_ref(),
+                    gone.version,
+                    gone.segment,
+                );
+                if let Some(dropped) = dropped {
+                    let replica = dropped.replica;
+                    self.left
+                        .add(replica.segment, replica.offset, dropped.length);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Target for Loading {
+    fn shard_of(&self, namespace: NamespaceId, key: &Key) -> ShardIndex {
+        ShardIndex(self.directory.shard_of_key(namespace, key.as_ref()))
+    }
+
+    fn forget(&mut self, shard: ShardIndex) {
+        self.flush();
+        if shard == ShardIndex::SYSTEM {
+            // Whatever else there was is in the next snapshot too.
+            self.segments.clear();
+        } else {
+            self.parents.remove(&shard);
+            self.directory.forget_shard(shard.0);
+            self.left = FreedRanges::default();
+        }
+    }
+
+    fn snapshot(&mut self, shard: ShardIndex, record: Record) {
+        match record {
+            Record::Seed(secret) => {
+                // There is one such record; a second would be a repetition of it.
+                self.reseed(secret.seed);
+            }
+            Record::Commit(mut commit) => {
+                for (id, _) in &commit.replicas {
+                    self.given(*id);
+                }
+                commit.replicas.retain(|(id, _)| self.may_be_there(*id));
+                if !commit.replicas.is_empty() {
+                    self.gather(Some(shard), commit);
+                }
+            }
+            record => self.system(record),
+        }
+    }
+
+    fn snapshot_ends(&mut self, shard: ShardIndex) {
+        self.flush();
+        if let Some(parents) = self.parents.get_mut(&shard) {
+            parents.shrink_to_fit();
+        }
+    }
+
+    fn snapshots_end(&mut self) {
+        self.flush();
+        let directory = &self.directory;
+        let find = |parent: Parent| {
+            let above = directory.find(parent.namespace, parent.key.as_ref())?;
+            Some((parent.version, parent.block, above))
+        };
+        // The keys of each shard are let go of as their blocks are found.
+        let parents = std::mem::take(&mut self.parents).into_values();
+        let found = parents.map(|of_shard| {
+            // A list of its own: one that is collected in place would keep the room of the keys.
+            let mut found = Vec::with_capacity(of_shard.len());
+            found.extend(of_shard.into_iter().filter_map(find));
+            found
+        });
+        directory.link_found(found.collect());
+    }
+
+    fn logged(&mut self, seq: LogSeq, record: Record) -> Result<(), RecoveryError> {
+        match record {
+            Record::Seed(secret) => {
+                if !self.reseed(secret.seed) {
+                    return Err(RecoveryError::Reseeded { seq });
+                }
+            }
+            record if record.place().is_some() => self.block_logged(record),
+            record => self.system(record),
+        }
+        Ok(())
+    }
+
+    fn contained(&mut self, record: &Record) {
+        match record {
+            Record::Segment(segment) => self.given(segment.id),
+            Record::SegmentGone(gone) => self.given(gone.id),
+            _ => {}
+        }
+    }
+}

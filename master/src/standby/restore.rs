@@ -1,0 +1,208 @@
+//! Putting blocks in their places: those that were loaded, and those of one group of the log.
+
+use super::Standby;
+use super::freed_ranges::FreedRanges;
+use super::recently_freed::FreedExtent;
+use crate::directory::{Copies, NewBlock, Published, Replica, ReplicaStart, UNPLACED};
+use crate::membership::StoreNode;
+use crate::placement::{ExtentIndex, Extents, Segment};
+use crate::store::record::{self, Commit};
+use kvpool_types::{GrantKey, Length, Version};
+use std::sync::Arc;
+
+/// A block that has taken its place.
+struct Placed {
+    place: ReplicaStart,
+    length: Length,
+    version: Version,
+    extent: ExtentIndex,
+}
+
+impl Placed {
+    /// Takes the extent; false when not all of it is free.
+    fn take(&mut self, segment: &Segment) -> bool {
+        let taken = segment.allocate_at(self.place.offset, self.length);
+        self.extent = taken.unwrap_or(UNPLACED);
+        taken.is_some()
+    }
+
+    /// Whether a later block is said to begin within this one.
+    fn is_older_under(&self, next: &Self) -> bool {
+        let end = self.place.offset.0 + Extents::rounded(self.length).0;
+        self.version < next.version
+            && self.place.segment == next.place.segment
+            && next.place.offset.0 < end
+    }
+}
+
+impl Standby {
+    /// Takes the extents that the blocks lie in, in the order of their addresses: so no more than one range of
+    /// a segment is free at a time behind what was taken. Where a block lies nothing is left of one before it.
+    pub(super) fn allocate_extents(&self, left: &mut FreedRanges) {
+        let segments = self.placement.segments();
+        let mut before: Option<Placed> = None;
+        for place in self.directory.replica_starts() {
+            let Some(segment) = segments.get(place.segment) else {
+                // A segment that is not there has gone, and the copy with it.
+                self.directory.drop_replica_at(&place);
+                continue;
+            };
+            let Some((length, version)) = self.directory.size_and_version(place.block) else {
+                continue;
+            };
+            let mut next = Placed {
+                place,
+                length,
+                version,
+                extent: UNPLACED,
+            };
+            if next.take(segment) {
+                self.set_extent(segment, &next);
+            } else if let Some(other) = before.take_if(|other| other.is_older_under(&next)) {
+                segment.let_go(other.extent);
+                if next.take(segment) {
+                    self.leave_out(&other.place);
+                    self.set_extent(segment, &next);
+                } else {
+                    self.leave_out(&next.place);
+                    next = other;
+                    next.take(segment);
+                    self.set_extent(segment, &next);
+                }
+            } else {
+                self.leave_out(&place);
+                continue;
+            }
+            left.take(place.segment, place.offset, length);
+            before = Some(next);
+        }
+    }
+
+    fn set_extent(&self, segment: &Segment, placed: &Placed) {
+        segment
+            .extents()
+            .set_owner(placed.extent, placed.place.block);
+        self.directory.set_extent(&placed.place, placed.extent);
+    }
+
+    fn leave_out(&self, place: &ReplicaStart) {
+        if let Some(dropped) = self.directory.drop_replica_at(place) {
+            tracing::error!(
+                key = %dropped.key,
+                segment = %place.segment,
+                offset = %place.offset,
+                "replica dropped from the metadata: its extent overlaps a later block or exceeds its segment"
+            );
+        }
+    }
+
+    /// Keeps ranges shut that blocks have left before this was loaded.
+    pub(super) fn keep_shut(&mut self, left: FreedRanges) {
+        let segments = self.placement.segments();
+        for (id, offset, length) in left.into_ranges() {
+            if let Some(segment) = segments.get(id)
+                && let Some(index) = segment.allocate_at(offset, length)
+            {
+                self.recently_freed.keep(FreedExtent {
+                    segment: Arc::clone(segment),
+                    index,
+                    offset,
+                    length,
+                    since: self.clock.now(),
+                });
+            }
+        }
+    }
+
+    /// Adds a segment, and its node if it is the first of that incarnation.
+    pub(super) fn add_segment(&mut self, segment: record::Segment) {
+        self.next_segment = self.next_segment.max(segment.id.0.saturating_add(1));
+        let node = match self.members.get(&segment.node) {
+            Some(node) if node.incarnation == segment.incarnation => node,
+            _ => {
+                let key = GrantKey(rand::random());
+                let now = self.clock.now();
+                let node = Arc::new(StoreNode::new(segment.node, segment.incarnation, key, now));
+                self.members.insert(Arc::clone(&node));
+                node
+            }
+        };
+        node.add_segment(segment.id);
+        let high = self.high_watermark;
+        self.placement
+            .insert(Arc::new(Segment::new(segment.id, node, segment.size, high)));
+    }
+
+    /// Makes blocks visible where they lie; what each replaced is returned in their order. The last
+    /// one counts as used last. A block none of whose segments is there any more only ends the
+    /// version before it.
+    pub(super) fn publish(&mut self, commits: Vec<Commit>) -> Vec<Published> {
+        let ticks = self.directory.ticks(commits.len());
+        let count = commits.len();
+        let mut placed = Vec::with_capacity(count);
+        for (at, block) in commits.into_iter().enumerate() {
+            let replicas = self.place(&block);
+            if replicas.is_empty() {
+                self.take_out_older(&block);
+                continue;
+            }
+            placed.push(NewBlock {
+                namespace: block.namespace,
+                key: block.key,
+                version: block.version,
+                length: block.length,
+                checksum: block.checksum,
+                replicas,
+                parent: block.parent,
+                soft_pin_until: None,
+                hard_pin: block.hard_pin,
+                tick: ticks.of(count - 1 - at),
+            });
+        }
+        let published = self.directory.publish(&placed);
+        let segments = self.placement.segments();
+        let owned = published
+            .iter()
+            .zip(&placed)
+            .flat_map(|(published, block)| {
+                let id = published.id;
+                block.replicas.iter().filter_map(move |r| Some((r, id?)))
+            });
+        segments.set_owners(owned);
+        drop(segments);
+        // A commit that is older than what is there takes no room.
+        for (published, block) in published.iter().zip(&placed) {
+            if published.id.is_none() {
+                self.placement.segments().release(&block.replicas);
+            }
+        }
+        published
+    }
+
+    /// Takes the extents that a block lies in.
+    fn place(&mut self, block: &Commit) -> Copies {
+        let segments = self.placement.segments();
+        let mut replicas = Copies::new();
+        for (id, offset) in &block.replicas {
+            // A segment that is not there has gone, and the copy with it.
+            let Some(segment) = segments.get(*id) else {
+                continue;
+            };
+            self.recently_freed.give_up(*id, *offset, block.length);
+            match segment.allocate_at(*offset, block.length) {
+                Some(extent) => replicas.push(Replica {
+                    segment: *id,
+                    extent,
+                    offset: *offset,
+                }),
+                None => tracing::error!(
+                    key = %block.key,
+                    segment = %id,
+                    %offset,
+                    "replica dropped from the metadata: its extent is not free or exceeds its segment"
+                ),
+            }
+        }
+        replicas
+    }
+}

@@ -1,0 +1,352 @@
+//! A replica that keeps up holds what one that is loaded holds, whatever the log says.
+
+mod busy;
+mod recorded;
+
+use super::*;
+use crate::clock::{BootInstant, ManualClock};
+use crate::placement::Extents;
+use crate::store::record::{self, Commit, Record, encode_group};
+use crate::store::{EmbeddedOptions, EmbeddedStore, ShardIndex};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Checksum, Epoch, Incarnation, Key, Length, NodeName, Offset, SegmentId};
+use proptest::prelude::*;
+use smallvec::smallvec;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const GRANULE: u64 = 4096;
+const PLACES: u64 = 16;
+
+/// A change that a leader may log. Places are chosen so that live blocks never share one, as a leader
+/// guarantees.
+#[derive(Clone, Debug)]
+enum Change {
+    Put { key: u8, child_of: Option<u8> },
+    Remove { key: u8 },
+    DropNode,
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        6 => (0u8..12, prop::option::of(0u8..12))
+            .prop_map(|(key, child_of)| Change::Put { key, child_of }),
+        3 => (0u8..12).prop_map(|key| Change::Remove { key }),
+        1 => Just(Change::DropNode),
+    ]
+}
+
+fn key(number: u8) -> Key {
+    Key::from_digest([number; 32])
+}
+
+/// What a leader knows, as far as the test needs it.
+#[derive(Default)]
+struct Leader {
+    next_version: u64,
+    life: u128,
+    segment: u32,
+    live: BTreeMap<u8, (Version, u64)>,
+}
+
+impl Leader {
+    fn new_node(&mut self) -> Record {
+        self.life += 1;
+        self.segment += 1;
+        Record::Segment(record::Segment {
+            id: SegmentId(self.segment),
+            node: NodeName("node".into()),
+            incarnation: Incarnation(self.life),
+            index: 0,
+            size: Length(PLACES * GRANULE),
+        })
+    }
+
+    fn records(&mut self, change: &Change) -> Vec<Record> {
+        match change {
+            Change::Put {
+                key: number,
+                child_of,
+            } => {
+                let taken: Vec<u64> = self.live.values().map(|(_, place)| *place).collect();
+                let Some(place) = (0..PLACES).find(|place| !taken.contains(place)) else {
+                    return Vec::new();
+                };
+                self.next_version += 1;
+                let version = Version(self.next_version);
+                self.live.insert(*number, (version, place));
+                vec![Record::Commit(Commit {
+                    namespace: NamespaceId(0),
+                    key: key(*number),
+                    version,
+                    length: Length(100),
+                    checksum: Checksum(version.0),
+                    replicas: smallvec![(SegmentId(self.segment), Offset(place * GRANULE))],
+                    parent: child_of.filter(|parent| parent != number).map(key),
+                    hard_pin: false,
+                })]
+            }
+            Change::Remove { key: number } => match self.live.remove(number) {
+                Some((version, _)) => vec![Record::Remove(record::Remove {
+                    namespace: NamespaceId(0),
+                    key: key(*number),
+                    version,
+                    unleased: false,
+                })],
+                None => Vec::new(),
+            },
+            Change::DropNode => {
+                self.live.clear();
+                vec![
+                    Record::SegmentGone(record::SegmentGone {
+                        id: SegmentId(self.segment),
+                    }),
+                    Record::IncarnationDropped(record::IncarnationDropped {
+                        node: NodeName("node".into()),
+                        incarnation: Incarnation(self.life),
+                    }),
+                    self.new_node(),
+                ]
+            }
+        }
+    }
+}
+
+/// A block and its places.
+type Place = (Key, Version, Vec<(SegmentId, Offset)>);
+
+fn contents(standby: &Standby) -> Vec<Place> {
+    let mut all: Vec<_> = (0..directory::SHARDS)
+        .flat_map(|shard| standby.directory.snapshot(shard))
+        .map(|block| {
+            let places = block.replicas.iter().map(|r| (r.segment, r.offset));
+            (block.key, block.version, places.collect())
+        })
+        .collect();
+    all.sort_by_key(|(_, version, _)| *version);
+    all
+}
+
+/// The bytes that are used of each segment.
+fn used(standby: &Standby) -> Vec<u64> {
+    let segments = standby.placement.segments();
+    segments.iter().map(|segment| segment.used()).collect()
+}
+
+async fn load(store: &EmbeddedStore) -> Standby {
+    let clock = Arc::new(ManualClock::new(BootInstant(1)));
+    Standby::load(store, &Config::default(), clock)
+        .await
+        .unwrap()
+}
+
+/// One for which every lease of before is over.
+async fn load_settled(store: &EmbeddedStore) -> Standby {
+    let mut standby = load(store).await;
+    standby
+        .recently_freed
+        .tick(BootInstant(1).after(Config::default().lease_ttl * 2));
+    standby
+}
+
+/// Appends each change as a group of its own, with the follower's clock moved between them.
+async fn compare(all: Vec<Change>, wait: Duration) {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let clock = Arc::new(ManualClock::new(BootInstant(1)));
+    let mut follower = Standby::load(&store, &Config::default(), Arc::clone(&clock) as _)
+        .await
+        .unwrap();
+    let mut leader = Leader::default();
+    let mut seq = LogSeq(0);
+    let beginning = vec![Record::Seed(record::Seed { seed: 7 }), leader.new_node()];
+    let groups = std::iter::once(beginning);
+    for records in groups.chain(
+        all.iter()
+            .map(|change| leader.records(change))
+            .collect::<Vec<_>>(),
+    ) {
+        if records.is_empty() {
+            continue;
+        }
+        seq = seq.next();
+        let group = encode_group(&records);
+        store.append(epoch, seq, group.clone()).await.unwrap();
+        follower.apply(seq, &group).unwrap();
+        clock.advance(wait);
+    }
+    let loaded = load_settled(&store).await;
+    assert_eq!(contents(&follower), contents(&loaded));
+    assert_eq!(follower.applied(), loaded.applied());
+    assert_eq!(follower.state.runs, loaded.state.runs);
+    assert_eq!(follower.next_segment, loaded.next_segment);
+    // Once every lease is over, nothing is shut that a loaded one would grant.
+    clock.advance(Config::default().lease_ttl);
+    follower.recently_freed.tick(clock.now());
+    assert_eq!(follower.recently_freed.len(), 0);
+    assert_eq!(used(&follower), used(&loaded));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn following_the_log_and_loading_it_come_to_the_same(
+        all in prop::collection::vec(change(), 1..60),
+        wait_ms in prop_oneof![Just(0u64), Just(700), Just(6000)],
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(compare(all, Duration::from_millis(wait_ms)));
+    }
+}
+
+#[tokio::test]
+async fn a_group_out_of_turn_and_a_damaged_one_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    let mut standby = load(&store).await;
+    let group = encode_group(&[Record::Seed(record::Seed { seed: 7 })]);
+    let late = standby.apply(LogSeq(2), &group);
+    assert!(matches!(late, Err(ApplyError::Gap { .. })), "{late:?}");
+    let mut damaged = group.to_vec();
+    if let Some(byte) = damaged.last_mut() {
+        *byte ^= 1;
+    }
+    let damaged = standby.apply(LogSeq(1), &damaged);
+    assert!(
+        matches!(damaged, Err(ApplyError::Damaged { .. })),
+        "{damaged:?}"
+    );
+    assert_eq!(standby.applied(), LogSeq(0));
+    standby.apply(LogSeq(1), &group).unwrap();
+}
+
+/// Readers of the leader may still hold leases on what it removed a moment ago.
+#[tokio::test]
+async fn what_was_freed_stays_shut_for_a_lease_unless_the_leader_grants_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    let clock = Arc::new(ManualClock::new(BootInstant(1)));
+    let mut standby = Standby::load(&store, &Config::default(), Arc::clone(&clock) as _)
+        .await
+        .unwrap();
+    let mut leader = Leader::default();
+    let mut seq = LogSeq(0);
+    let put = |key| Change::Put {
+        key,
+        child_of: None,
+    };
+    let mut groups = vec![vec![leader.new_node()]];
+    for change in [
+        put(1),
+        put(2),
+        Change::Remove { key: 1 },
+        Change::Remove { key: 2 },
+        put(3),
+    ] {
+        groups.push(leader.records(&change));
+    }
+    for records in groups {
+        seq = seq.next();
+        standby.apply(seq, &encode_group(&records)).unwrap();
+    }
+    // The third block lies where the first did; where the second was is still shut.
+    assert_eq!(standby.recently_freed.len(), 1);
+    clock.advance(Config::default().lease_ttl - Duration::from_millis(1));
+    standby.recently_freed.tick(clock.now());
+    assert_eq!(standby.recently_freed.len(), 1);
+    clock.advance(Config::default().lease_ttl / 10);
+    standby.recently_freed.tick(clock.now());
+    assert_eq!(standby.recently_freed.len(), 0);
+}
+
+/// A master that dies and is back at once has leases to honour too.
+#[tokio::test]
+async fn what_the_log_says_was_freed_stays_shut_for_a_lease_after_a_load() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
+    let mut leader = Leader::default();
+    let put = |key| Change::Put {
+        key,
+        child_of: None,
+    };
+    let mut groups = vec![vec![leader.new_node()]];
+    for change in [
+        put(1),
+        put(2),
+        put(3),
+        put(3),
+        Change::Remove { key: 1 },
+        put(4),
+        Change::Remove { key: 2 },
+    ] {
+        groups.push(leader.records(&change));
+    }
+    for (seq, records) in (1..).zip(&groups) {
+        let group = encode_group(records);
+        store.append(epoch, LogSeq(seq), group).await.unwrap();
+    }
+    let one = Extents::rounded(Length(100)).0;
+    let loaded = load(&store).await;
+    assert_eq!(contents(&loaded).len(), 2);
+    // Where the second block and the third's first version were. The fourth lies where the first did.
+    assert_eq!(
+        (loaded.recently_freed.len(), used(&loaded)),
+        (2, vec![4 * one])
+    );
+    let settled = load_settled(&store).await;
+    assert_eq!(
+        (settled.recently_freed.len(), used(&settled)),
+        (0, vec![2 * one])
+    );
+}
+
+/// A master that acknowledges from memory logs them together.
+#[tokio::test]
+async fn two_versions_of_a_key_in_one_group_are_one_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    let mut standby = load(&store).await;
+    let mut leader = Leader::default();
+    let put = Change::Put {
+        key: 1,
+        child_of: None,
+    };
+    let mut group = vec![leader.new_node()];
+    group.extend(leader.records(&put));
+    group.extend(leader.records(&put));
+    // Of a model that no key was of before.
+    for record in &mut group {
+        if let Record::Commit(commit) = record {
+            commit.key = Key::parse(&format!("model@{:064x}@0", 1)).unwrap();
+        }
+    }
+    standby.apply(LogSeq(1), &encode_group(&group)).unwrap();
+    let versions: Vec<Version> = contents(&standby).into_iter().map(|b| b.1).collect();
+    assert_eq!(versions, [Version(2)]);
+    assert_eq!(used(&standby), [Extents::rounded(Length(100)).0]);
+}
+
+#[tokio::test]
+async fn a_commit_that_is_older_than_what_is_there_takes_no_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
+    let mut standby = load(&store).await;
+    let mut leader = Leader::default();
+    let node = leader.new_node();
+    let put = |key| Change::Put {
+        key,
+        child_of: None,
+    };
+    let older = leader.records(&put(1));
+    let newer = leader.records(&put(1));
+    for (seq, records) in [vec![node], newer, older].iter().enumerate() {
+        let seq = LogSeq(seq as u64 + 1);
+        standby.apply(seq, &encode_group(records)).unwrap();
+    }
+    let one = Extents::rounded(Length(100)).0;
+    assert_eq!(used(&standby), [one]);
+    assert_eq!(contents(&standby).len(), 1);
+}

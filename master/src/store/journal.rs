@@ -1,0 +1,561 @@
+//! The only writer of the log: it groups submitted records, makes each group durable, then calls back.
+//!
+//! ```text
+//!  submit ──► queue (bounded in bytes) ──► [journal thread]  encode ─► append ─► callbacks
+//!                                               │                     (or [append thread])
+//!                                               │ between groups: capture some shards
+//!                                               ▼
+//!                                          [snapshot thread] put_snapshot ─► truncate_log
+//! ```
+//!
+//! Every submission that waits when an append ends joins the next group. So any number of callers share one
+//! flush a group. The append thread appends a group for which no caller waits, because its submissions were answered
+//! from memory or are past events. The journal answers later submissions meanwhile.
+//!
+//! Architecture invariants:
+//! * Each callback runs once, under the journal's lock and in the order of the log. It runs after its group is
+//!   durable, except for [`Ack::Memory`]. A past event holds up no [`Ack::Memory`] behind it.
+//! * A callback runs on the journal's thread. With nothing before it, it runs on the submitter's thread if
+//!   that thread is lent or the answer comes from memory.
+//! * A shard is captured while no append is under way and the next group is empty. The callbacks have then
+//!   applied the log through its last position, and nothing else.
+//! * After a failed append the journal appends and acknowledges nothing more.
+//! * A full store changes nothing. The journal then refuses unanswered submissions. It keeps answered ones, and
+//!   records of past events, and appends these first when there is room.
+//!
+//! ADR 0002 says why there is one log and one snapshot for each shard.
+
+mod appender;
+mod retention;
+mod snapshots;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use super::{LogSeq, LogState, MetadataStore, Record, ShardIndex, StoreError};
+use bytesize::ByteSize;
+use kvpool_types::{Code, Epoch, Length};
+use parking_lot::Mutex;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// When a submission is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ack {
+    /// Once its records are durable.
+    Durable,
+    /// In its turn, before its records are durable. They are appended up to 50 ms later together with others,
+    /// and are lost if the master dies before. While the store stalls, the group under way and the next group,
+    /// up to its full size, are answered so; later submissions wait. A submission behind a durable one waits
+    /// for it, unless that is a past event ([`Journal::insist`]). Room in the queue is given back when the records are durable.
+    Memory,
+}
+
+/// Why records were not acknowledged.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// The append failed, and whether the records are durable is unknown: only the next start,
+    /// which reads the log, can say.
+    #[error("the metadata log could not be written: {0}")]
+    Unknown(Arc<StoreError>),
+    /// The records were not logged, because the store refused them or an earlier append failed.
+    #[error("the metadata log takes no more records: {0}")]
+    Refused(Arc<StoreError>),
+    /// The records were not logged: the journal is closed, or the submitter did not wait for room.
+    #[error("the records were given up before they were logged")]
+    Abandoned,
+    /// The journal's thread ended on a fault. Whether the records are durable is unknown.
+    #[error("the journal's thread ended on a fault")]
+    Died,
+}
+
+impl JournalError {
+    /// Whether the same call may succeed later, perhaps at the master's next start.
+    pub fn is_retryable(&self) -> bool {
+        self.code().is_retryable()
+    }
+
+    /// Whether the records may be durable all the same.
+    pub const fn is_outcome_unknown(&self) -> bool {
+        matches!(self, Self::Unknown(_) | Self::Died)
+    }
+
+    /// The reason alone, for a caller that does not know of the log.
+    pub fn told(&self) -> String {
+        match self {
+            Self::Unknown(error) | Self::Refused(error) => error.to_string(),
+            Self::Abandoned | Self::Died => self.to_string(),
+        }
+    }
+
+    /// The stable code that a client is told.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Unknown(_) | Self::Died => Code::StoreFailed,
+            Self::Refused(error) => match **error {
+                StoreError::Fenced { .. } => Code::NotLeader,
+                StoreError::DirectoryFull { .. } => Code::StoreFull,
+                _ => Code::StoreFailed,
+            },
+            Self::Abandoned => Code::Draining,
+        }
+    }
+}
+
+/// Why a journal could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("the journal's threads cannot be started: {0}")]
+pub struct StartError(#[from] std::io::Error);
+
+/// What a journal takes snapshots of: the directory.
+pub trait SnapshotSource: Send + Sync + 'static {
+    /// How many shards it is cut into.
+    fn shards(&self) -> u32;
+
+    /// The records that make up a shard now. Called on the journal's thread between two groups.
+    fn capture(&self, shard: ShardIndex) -> Vec<Record>;
+
+    /// The records that belong to no shard now. Called on the journal's thread between two groups.
+    fn capture_system(&self) -> Vec<Record>;
+}
+
+/// How a journal groups and when it takes snapshots.
+#[derive(Clone, Debug)]
+pub struct JournalOptions {
+    /// A group that has reached this size is appended (a submission is never split).
+    pub group_bytes: ByteSize,
+    /// A group that has reached this many records is appended.
+    pub group_records: usize,
+    /// The records that may wait, by their size in memory; beyond that [`Journal::submit`] waits.
+    pub queue_bytes: ByteSize,
+    /// The log may always grow to this size before a shard is captured.
+    pub log_bytes: ByteSize,
+    /// The log may grow to this many times the size of all snapshots before a shard is captured.
+    pub log_ratio: u64,
+    /// Shards are captured together up to so many bytes of snapshots. In a small pool the flush of a snapshot
+    /// costs more than its bytes.
+    pub capture_bytes: ByteSize,
+    /// Whether every append runs on the append thread, so that the journal gathers the next group meanwhile. It
+    /// costs a wake-up, which pays for a remote store.
+    pub appends_aside: bool,
+}
+
+impl Default for JournalOptions {
+    fn default() -> Self {
+        Self {
+            group_bytes: ByteSize::mib(1),
+            group_records: 16_384,
+            queue_bytes: ByteSize::mib(16),
+            log_bytes: ByteSize::mib(16),
+            log_ratio: 2,
+            capture_bytes: ByteSize::mib(1),
+            appends_aside: false,
+        }
+    }
+}
+
+/// So many records are answered from memory, or appended, on their submitter's thread.
+const FEW: usize = 32;
+
+thread_local! {
+    /// Whether this thread may wait for the disk.
+    static LENT: Cell<bool> = const { Cell::new(false) };
+    /// The store that this thread appended to while it was lent, until [`end_loan`].
+    static APPENDED: Cell<Option<Arc<dyn MetadataStore>>> = const { Cell::new(None) };
+}
+
+/// Runs `f` with this thread lent to the journal: an idle journal appends submissions of `f` on this thread.
+/// Two wake-ups between threads would take about as long as a small put. No other work may wait for this
+/// thread, and it must be outside a runtime.
+pub(crate) fn lend_thread<T>(f: impl FnOnce() -> T) -> T {
+    struct EndLend;
+    impl Drop for EndLend {
+        fn drop(&mut self) {
+            LENT.set(false);
+        }
+    }
+    LENT.set(true);
+    let _back = EndLend;
+    f()
+}
+
+/// Does what an append on this lent thread left undone. The lender calls it once it has sent its answer, which a
+/// small write to the log would delay by some microseconds.
+pub(crate) fn end_loan() {
+    if let Some(store) = APPENDED.take() {
+        store.tidy_after_append();
+    }
+}
+
+/// Lets `store` tidy up after an append on this thread: at once, or at the end of the loan.
+fn after_loan(store: &Arc<dyn MetadataStore>) {
+    if LENT.get() {
+        APPENDED.set(Some(Arc::clone(store)));
+    } else {
+        store.tidy_after_append();
+    }
+}
+
+/// A handle to a running journal. When the last one is dropped, the journal writes what is queued
+/// and ends.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    shared: Arc<JournalShared>,
+}
+
+struct JournalShared {
+    sender: Sender,
+    /// `None` once the journal's thread has ended.
+    worker: Weak<Mutex<worker::Worker>>,
+    room: Arc<Semaphore>,
+    queue_bytes: u32,
+    health: Arc<Health>,
+    position: Arc<AtomicU64>,
+}
+
+impl std::fmt::Debug for JournalShared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journal")
+            .field("health", &self.health)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The way into the journal's queue.
+#[derive(Clone, Debug)]
+struct Sender {
+    sender: mpsc::Sender<Message>,
+    queued: Arc<AtomicU64>,
+}
+
+impl Sender {
+    /// Queues a message; false when the journal's thread has ended.
+    fn send(&self, message: Message) -> bool {
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        self.sender.send(message).is_ok()
+    }
+
+    /// Whether everything that was sent has been taken in.
+    fn is_idle(&self) -> bool {
+        self.queued.load(Ordering::Acquire) == 0
+    }
+}
+
+impl Drop for JournalShared {
+    fn drop(&mut self) {
+        // Fails when the thread has ended already, which is what is asked.
+        let _ended = self.sender.send(Message::Close(None));
+    }
+}
+
+/// Why the journal takes nothing.
+#[derive(Debug, Default)]
+struct Health {
+    /// Why it never will again; `None` while it may.
+    failed: Mutex<Option<JournalError>>,
+    /// Why it takes nothing for a while: the store has no room.
+    full: Mutex<Option<Arc<StoreError>>>,
+}
+
+impl Health {
+    /// Whether the journal goes on.
+    fn check(&self) -> Result<(), JournalError> {
+        self.failed.lock().clone().map_or(Ok(()), Err)
+    }
+
+    /// Whether records can be made durable now.
+    fn check_room(&self) -> Result<(), JournalError> {
+        self.check()?;
+        let full = self.full.lock().clone();
+        full.map_or(Ok(()), |full| Err(JournalError::Refused(full)))
+    }
+
+    /// Keeps the first reason.
+    fn fail(&self, error: JournalError) {
+        self.failed.lock().get_or_insert(error);
+    }
+
+    fn set_full(&self, full: Option<Arc<StoreError>>) {
+        *self.full.lock() = full;
+    }
+}
+
+type OnDurable = Box<dyn FnOnce(Result<LogSeq, JournalError>) + Send>;
+
+/// A callback that is called exactly once, with an error if it is dropped.
+struct Callback(Option<OnDurable>);
+
+impl Callback {
+    fn call(mut self, outcome: Result<LogSeq, JournalError>) {
+        if let Some(call) = self.0.take() {
+            call(outcome);
+        }
+    }
+}
+
+impl Drop for Callback {
+    fn drop(&mut self) {
+        if let Some(call) = self.0.take() {
+            let error = if std::thread::panicking() {
+                JournalError::Died
+            } else {
+                JournalError::Abandoned
+            };
+            call(Err(error));
+        }
+    }
+}
+
+struct Submission {
+    records: Vec<Record>,
+    ack: Ack,
+    /// Whether the records are of past events: the journal keeps them until the store has room.
+    has_happened: bool,
+    callback: Callback,
+    /// Room in the queue, given back when the records are durable. `None` for a submission that did not wait.
+    room: Option<OwnedSemaphorePermit>,
+}
+
+enum Message {
+    Submit(Submission),
+    /// The outcome lies in a channel of its own, where it does not wait behind submissions.
+    SnapshotDone,
+    /// The same of an append.
+    Appended,
+    Close(Option<oneshot::Sender<()>>),
+}
+
+impl Journal {
+    /// Starts a journal that appends under `epoch`, behind what `state` says is there.
+    pub fn start(
+        store: Arc<dyn MetadataStore>,
+        epoch: Epoch,
+        state: &LogState,
+        source: Arc<dyn SnapshotSource>,
+        options: JournalOptions,
+    ) -> Result<Self, StartError> {
+        let (sender, receiver) = mpsc::channel();
+        let queued = Arc::new(AtomicU64::new(0));
+        let sender = Sender {
+            sender,
+            queued: Arc::clone(&queued),
+        };
+        let queue_bytes = u32::try_from(options.queue_bytes.as_u64())
+            .unwrap_or(u32::MAX)
+            .max(1);
+        let room = Arc::new(Semaphore::new(Length(queue_bytes.into()).as_usize()));
+        let health = Arc::new(Health::default());
+        let snapshots =
+            snapshots::Thread::start(Arc::clone(&store), epoch, source.shards(), sender.clone())?;
+        let appender = appender::Thread::start(Arc::clone(&store), epoch, sender.clone())?;
+        let position = Arc::new(AtomicU64::new(state.span.last.0));
+        let parts = worker::Parts {
+            store,
+            epoch,
+            retention: retention::Retention::new(state, source.shards(), &options),
+            source,
+            options,
+            last: state.span.last,
+            position: Arc::clone(&position),
+            room: Arc::clone(&room),
+            health: Arc::clone(&health),
+            snapshots,
+            appender,
+        };
+        let worker = worker::start(parts, receiver, queued)?;
+        Ok(Self {
+            shared: Arc::new(JournalShared {
+                sender,
+                worker,
+                room,
+                queue_bytes,
+                health,
+                position,
+            }),
+        })
+    }
+
+    /// Submits records that are to be durable together, and waits for room in the queue if need
+    /// be. `on_durable` is called once in any case: with the position of the records, or with why they
+    /// are not acknowledged; it must not block. It is called on the journal's thread, or for
+    /// [`Ack::Memory`] and on a lent thread perhaps on this one, which therefore holds no lock. If this future is
+    /// dropped before there was room, that is [`JournalError::Abandoned`]. An error that is
+    /// answered here is told to `on_durable` too.
+    pub async fn submit(
+        &self,
+        records: Vec<Record>,
+        ack: Ack,
+        on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) -> Result<(), JournalError> {
+        let callback = Callback(Some(Box::new(on_durable)));
+        let size = self.queued_size(&records);
+        let room = Arc::clone(&self.shared.room).acquire_many_owned(size).await;
+        // The room is closed when the thread ends.
+        let room = room.map_err(|_| JournalError::Abandoned)?;
+        let submission = Submission {
+            records,
+            ack,
+            has_happened: false,
+            callback,
+            room: Some(room),
+        };
+        // Waking another thread takes longer than answering a few records from memory does. With many
+        // the submitter has better things to do meanwhile.
+        let left = match ack {
+            Ack::Memory if submission.records.len() <= FEW => {
+                self.take_here(submission, worker::Worker::take_here)
+            }
+            Ack::Durable if submission.records.len() <= FEW && LENT.get() => {
+                self.take_here(submission, worker::Worker::append_here)
+            }
+            _ => Some(submission),
+        };
+        left.map_or(Ok(()), |submission| self.enqueue(submission))
+    }
+
+    /// Submits records from code that cannot wait. A full queue takes them as well, and
+    /// [`Journal::submit`] waits the longer. So another limit must bound them: the number of blocks bounds
+    /// removals, for example. `on_durable` as with [`Journal::submit`].
+    pub fn submit_now(
+        &self,
+        records: Vec<Record>,
+        ack: Ack,
+        on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) {
+        self.submit_at_once(records, ack, false, on_durable);
+    }
+
+    /// Submits records of past events, such as an eviction, as [`Journal::submit_now`] does. While the store has
+    /// no room the journal keeps the records and retries.
+    pub fn insist(
+        &self,
+        records: Vec<Record>,
+        ack: Ack,
+        on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) {
+        self.submit_at_once(records, ack, true, on_durable);
+    }
+
+    fn submit_at_once(
+        &self,
+        records: Vec<Record>,
+        ack: Ack,
+        has_happened: bool,
+        on_durable: impl FnOnce(Result<LogSeq, JournalError>) + Send + 'static,
+    ) {
+        let size = self.queued_size(&records);
+        let room = Arc::clone(&self.shared.room)
+            .try_acquire_many_owned(size)
+            .ok();
+        // The callback is told of an error.
+        let _told = self.enqueue(Submission {
+            records,
+            ack,
+            has_happened,
+            callback: Callback(Some(Box::new(on_durable))),
+            room,
+        });
+    }
+
+    /// Waits until everything submitted before is durable; answers the log's last position then.
+    pub async fn flush(&self) -> Result<LogSeq, JournalError> {
+        let (done, durable) = oneshot::channel();
+        self.submit(Vec::new(), Ack::Durable, |outcome| {
+            let _caller_left = done.send(outcome);
+        })
+        .await?;
+        durable.await.unwrap_or(Err(JournalError::Died))
+    }
+
+    /// The position of the last group that was handed to the store.
+    pub fn position(&self) -> LogSeq {
+        LogSeq(self.shared.position.load(Ordering::Acquire))
+    }
+
+    /// Whether the journal goes on: once it does not, only another start helps.
+    pub fn healthy(&self) -> Result<(), JournalError> {
+        self.shared.health.check()
+    }
+
+    /// Whether records can be made durable now: what `/readyz` asks. Where the store has no room, that
+    /// ends by itself when there is some.
+    pub fn has_room(&self) -> Result<(), JournalError> {
+        self.shared.health.check_room()
+    }
+
+    /// Makes durable what has been submitted, waits for a snapshot in progress, and ends. Whatever
+    /// is submitted afterwards is [`JournalError::Abandoned`].
+    pub async fn close(&self) {
+        let (done, ended) = oneshot::channel();
+        if self.shared.sender.send(Message::Close(Some(done))) {
+            // An error says that the thread has ended without an answer: it has ended.
+            let _ended = ended.await;
+        }
+    }
+
+    fn enqueue(&self, submission: Submission) -> Result<(), JournalError> {
+        if let Err(error) = self.healthy() {
+            submission.callback.call(Err(error.clone().for_later()));
+            return Err(error.for_later());
+        }
+        // Dropping the message tells the callback.
+        if self.shared.sender.send(Message::Submit(submission)) {
+            Ok(())
+        } else {
+            Err(JournalError::Abandoned)
+        }
+    }
+
+    /// Takes a submission in on this thread when the journal is free and nothing is before it; gives
+    /// it back otherwise.
+    fn take_here(
+        &self,
+        submission: Submission,
+        take: impl FnOnce(&mut worker::Worker, Submission) -> Result<bool, Submission>,
+    ) -> Option<Submission> {
+        let Some(worker) = self.shared.worker.upgrade() else {
+            return Some(submission);
+        };
+        let taken = match worker.try_lock() {
+            // A message that was sent earlier comes first.
+            Some(mut worker) if self.shared.sender.is_idle() => take(&mut worker, submission),
+            _ => Err(submission),
+        };
+        match taken {
+            Ok(true) => {
+                // Where the thread has ended, that has been told already.
+                let _told = self.shared.sender.send(Message::Appended);
+                None
+            }
+            Ok(false) => None,
+            Err(submission) => Some(submission),
+        }
+    }
+
+    /// Roughly what records take in memory, and no more than there is room.
+    fn queued_size(&self, records: &[Record]) -> u32 {
+        let size: usize = records
+            .iter()
+            .map(|record| {
+                let text = record.place().map_or(0, |(_, key)| key.as_ref().text_len());
+                size_of::<Record>() + text
+            })
+            .sum();
+        u32::try_from(size)
+            .unwrap_or(u32::MAX)
+            .min(self.shared.queue_bytes)
+    }
+}
+
+impl JournalError {
+    /// What records are told that come after the failure: they were certainly not logged.
+    fn for_later(self) -> Self {
+        match self {
+            Self::Unknown(error) => Self::Refused(error),
+            other => other,
+        }
+    }
+}
