@@ -5,7 +5,7 @@ mod support;
 use kvpool_master::Config;
 use kvpool_master::membership::Registration;
 use kvpool_types::{
-    Code, Epoch, Extent, Length, LifeSecret, NodeName, Offset, SegmentId, TermProver,
+    Code, Epoch, Extent, IncarnationSecret, Length, NodeName, Offset, SegmentId, TermProver,
 };
 use std::time::Duration;
 use support::{join, pool, registration};
@@ -131,14 +131,14 @@ async fn what_no_node_offers_is_refused_and_changes_nothing() {
 async fn a_second_session_of_a_life_shows_its_secret() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), Config::default()).await;
-    let secret = LifeSecret::new([9; 32]);
+    let secret = IncarnationSecret::new([9; 32]);
     let mut own = registration("n", secret.incarnation().0, MIB);
     own.secret = Some(secret);
     let stranger = |secret| Registration {
         secret,
         ..own.clone()
     };
-    let other = Some(LifeSecret::new([8; 32]));
+    let other = Some(IncarnationSecret::new([8; 32]));
     // Nobody is before the node, as after a restart of the master.
     assert_eq!(refused(&pool, &stranger(None)).await, Code::GrantRefused);
     assert_eq!(

@@ -17,7 +17,7 @@ use crate::home::{Home, Resident};
 use crate::loan::Loan;
 use crate::memory::Memory;
 use batches::{Batches, Status};
-use kvpool_transport::peer::{Endpoint, EndpointOptions, Move, Route, Secret, Way};
+use kvpool_transport::peer::{Direction, Endpoint, EndpointOptions, Move, Route, Secret};
 use kvpool_transport::rdma::{RdmaOptions, RegisteredBuffer};
 use kvpool_transport::{Slice, TransferError, TransportKind};
 use kvpool_types::{Code, Offset};
@@ -65,7 +65,7 @@ struct Session {
 /// A transfer as the caller asked for it.
 struct Asked {
     target: String,
-    way: Way,
+    direction: Direction,
     moves: Vec<Move>,
     loan: Loan,
     message: Option<Vec<u8>>,
@@ -181,7 +181,7 @@ impl PeerEngine {
             let (moves, loan) = session.lend(write, &addresses, &remotes, &lengths)?;
             let asked = Asked {
                 target,
-                way: way(write),
+                direction: direction(write),
                 moves,
                 loan,
                 message,
@@ -212,7 +212,7 @@ impl PeerEngine {
             let (moves, loan) = session.lend(write, &addresses, &remotes, &lengths)?;
             let asked = Asked {
                 target,
-                way: way(write),
+                direction: direction(write),
                 moves,
                 loan,
                 message,
@@ -409,13 +409,13 @@ impl Session {
     fn carry_out(&self, asked: Asked) -> Result<(), TransferError> {
         let Asked {
             target,
-            way,
+            direction,
             moves,
             loan,
             message,
             deadline,
         } = asked;
-        let mut outcome = self.endpoint.transfer(&target, way, &moves, deadline);
+        let mut outcome = self.endpoint.transfer(&target, direction, &moves, deadline);
         drop(moves);
         if let Err(error) = loan.returned() {
             outcome = Err(TransferError {
@@ -443,8 +443,12 @@ fn told(route: Route) -> Told {
     (kind, route.why.map(|why| why.to_string()))
 }
 
-fn way(write: bool) -> Way {
-    if write { Way::Write } else { Way::Read }
+fn direction(write: bool) -> Direction {
+    if write {
+        Direction::Write
+    } else {
+        Direction::Read
+    }
 }
 
 fn seconds(timeout: f64) -> PyResult<Duration> {

@@ -14,7 +14,7 @@ use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
 use kvpool_types::wire::frame;
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantId, HostId,
-    Incarnation, Length, LifeSecret, NodeName, Offset, SegmentId,
+    Incarnation, IncarnationSecret, Length, NodeName, Offset, SegmentId,
 };
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -39,7 +39,7 @@ pub(crate) struct Snapshot {
     pub(crate) cluster: Option<ClusterId>,
     pub(crate) incarnation: Incarnation,
     /// What shows that it is this life.
-    pub(crate) secret: LifeSecret,
+    pub(crate) secret: IncarnationSecret,
     /// Each segment's size, and its number once a master has given it one.
     pub(crate) segments: Vec<(Length, Option<SegmentId>)>,
     pub(crate) held: Vec<Extent>,
@@ -58,7 +58,7 @@ struct Shared {
     fence: RwLock<Fence>,
     cluster: RwLock<Option<ClusterId>>,
     /// The secret of the present life. Changed with the fence's incarnation, under its lock.
-    secret: Mutex<LifeSecret>,
+    secret: Mutex<IncarnationSecret>,
     fenced: Notify,
     /// The connections whose devices may touch the memory.
     touching: Mutex<Vec<Weak<dyn Abort>>>,
@@ -73,7 +73,7 @@ impl Store {
         metrics: Metrics,
     ) -> Self {
         let sizes: Vec<Length> = segments.iter().map(|segment| segment.size()).collect();
-        let secret = LifeSecret::new(rand::random());
+        let secret = IncarnationSecret::new(rand::random());
         Self {
             shared: Arc::new(Shared {
                 identity,
@@ -132,7 +132,7 @@ impl Store {
 
     /// Begins a new life: the old one's blocks are forgotten and its grants closed.
     pub(crate) fn renew(&self, keep_cluster: bool) {
-        let secret = LifeSecret::new(rand::random());
+        let secret = IncarnationSecret::new(rand::random());
         abort_all(self.change(|fence| {
             let incarnation = secret.incarnation();
             *self.shared.secret.lock() = secret;

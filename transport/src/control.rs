@@ -4,10 +4,10 @@
 //! a thread takes longer; a thread sends the rest. Another receives and runs the callbacks, which
 //! therefore must be quick.
 
-use crate::batch::{Batch, unreachable};
 use crate::frame::{decode_header, encode_head, failure, receive_meta, status};
 use crate::link::{ReadOp, TransferError, WriteOp};
 use crate::memory::Slice;
+use crate::outcomes::{Batch, unreachable};
 use crate::shm::fds::receive_with_fd;
 use crate::socket::{Gather, send_some, shut_down, wait_to_receive};
 use crate::split::{pack, source};
@@ -34,17 +34,17 @@ pub(crate) struct Answer {
 type Callback = Box<dyn FnOnce(Result<Answer, TransferError>) + Send>;
 
 /// The socket, closed once everything that was queued has been sent.
-pub(crate) struct Control(Arc<Shared>);
+pub(crate) struct Control(Arc<ControlShared>);
 
-struct Shared {
+struct ControlShared {
     socket: OwnedFd,
-    state: Mutex<State>,
+    state: Mutex<ControlState>,
     changed: Condvar,
-    /// Set with [`State::failed`], for those who only want to know whether.
+    /// Set with [`ControlState::failed`], for those who only want to know whether.
     has_failed: AtomicBool,
 }
 
-struct State {
+struct ControlState {
     /// What is still to be sent, in order: of the first frame perhaps only the end.
     queue: VecDeque<Vec<u8>>,
     /// Whether somebody is sending: all others queue what they have.
@@ -81,9 +81,9 @@ impl Answer {
 impl Control {
     /// Takes over a socket that has said hello. Its threads are called `kvpool-NAME-recv` and `-send`.
     pub(crate) fn start(socket: OwnedFd, name: &str) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ControlShared {
             socket,
-            state: Mutex::new(State {
+            state: Mutex::new(ControlState {
                 queue: VecDeque::new(),
                 sending: false,
                 pending: HashMap::new(),
@@ -288,7 +288,7 @@ impl Drop for Control {
     }
 }
 
-impl Shared {
+impl ControlShared {
     /// Sends as much of a frame as the socket takes; the rest, also of what others have queued
     /// meanwhile, is for the sending thread. So is an error: it comes again, and callbacks of others
     /// are not for this thread.

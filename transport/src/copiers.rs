@@ -15,16 +15,16 @@ const GROUP_BYTES: u64 = 1 << 20;
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// A few threads with one queue. Dropping it lets them finish what is queued, then end.
-pub(crate) struct Copiers(Arc<Shared>);
+pub(crate) struct Copiers(Arc<CopierShared>);
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct CopierShared {
+    state: Mutex<CopierState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct CopierState {
     jobs: VecDeque<Job>,
     closing: bool,
 }
@@ -65,7 +65,7 @@ impl Drop for Copiers {
     }
 }
 
-impl Shared {
+impl CopierShared {
     fn next(&self) -> Option<Job> {
         let mut state = self.state.lock();
         loop {

@@ -1,6 +1,6 @@
 //! What a link has in progress, and the thread that ends it when its deadline passes.
 
-use crate::batch::{Batch, Outcomes};
+use crate::outcomes::{Batch, Outcomes};
 use crate::timer::Timer;
 use parking_lot::Mutex;
 use std::io;

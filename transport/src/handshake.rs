@@ -1,9 +1,9 @@
 //! How connections of all transports begin, and the requests that all transports answer alike.
 
-use crate::batch::unreachable;
 use crate::frame::{self, ReceiveError, receive_by, refuse, send};
 use crate::host::{Host, Refused};
 use crate::link::TransferError;
+use crate::outcomes::unreachable;
 use crate::service::FirstFrame;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Failure, Hello, HelloReply, Meta, ReadRequest, SumsReply};
@@ -121,7 +121,7 @@ pub(crate) fn say_hello(
     let received = match (receive_by(socket, deadline), sent) {
         (Ok(received), _) => received,
         (Err(ReceiveError::Io(error)), _) if error.kind() == io::ErrorKind::TimedOut => {
-            return Err(crate::batch::deadline_exceeded());
+            return Err(crate::outcomes::deadline_exceeded());
         }
         (Err(ReceiveError::Decode { error, .. }), _) => {
             return Err(TransferError {

@@ -4,7 +4,6 @@
 //! or [`shm`]; a [`channel`] carries what is small. [`peer`] gives a process's own memory to others in the
 //! same way. Nothing here knows keys, leases or the master.
 
-mod batch;
 pub mod channel;
 pub mod checksum;
 mod control;
@@ -14,11 +13,12 @@ mod frame;
 pub mod gpu;
 mod handshake;
 pub mod host;
+mod inline;
 pub mod link;
 pub mod machine;
 pub mod memory;
+mod outcomes;
 pub mod peer;
-mod quick;
 pub mod rdma;
 mod service;
 pub mod shm;

@@ -16,12 +16,12 @@
     reason = "owns raw memory behind a safe, copying interface"
 )]
 
-mod own;
+mod own_process;
 mod populate;
 mod segment;
 pub(crate) mod streaming;
 
-pub(crate) use own::OwnProcess;
+pub(crate) use own_process::OwnProcess;
 pub(crate) use populate::{Populate, populate_step};
 pub(crate) use segment::create_small;
 pub use segment::{create_segment, read_only_fd};

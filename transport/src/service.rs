@@ -5,13 +5,13 @@
 //! idle ──begin──► busy ──finish──► idle        drain: idle ones end now, busy ones when they finish
 //! ```
 
-mod door;
+mod acceptor;
 
 use crate::handshake::{Admitted, End};
 use crate::host::Abort;
 use crate::socket::shut_down;
-use door::Door;
-pub(crate) use door::FirstFrame;
+use acceptor::Acceptor;
+pub(crate) use acceptor::FirstFrame;
 use kvpool_types::Epoch;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
@@ -107,11 +107,11 @@ pub(crate) trait Serve: Send + Sync + 'static {
 
 /// An accepting thread and the threads of its connections. Dropping it aborts them all.
 pub(crate) struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceShared>,
     accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Shared {
+struct ServiceShared {
     serve: Arc<dyn Serve>,
     name: &'static str,
     limit: usize,
@@ -136,7 +136,7 @@ impl Service {
         limit: usize,
         serve: Arc<dyn Serve>,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServiceShared {
             serve,
             name,
             limit,
@@ -144,7 +144,7 @@ impl Service {
             connections: Mutex::default(),
             ended: Condvar::new(),
         });
-        let mut door = Door::open(shared.clone(), listener)?;
+        let mut door = Acceptor::open(shared.clone(), listener)?;
         let accepting = std::thread::Builder::new()
             .name(format!("{name}-accept"))
             .spawn(move || door.attend())?;
@@ -211,7 +211,7 @@ impl Drop for Service {
     }
 }
 
-impl Shared {
+impl ServiceShared {
     fn wait_until_empty(
         &self,
         connections: &mut parking_lot::MutexGuard<'_, Connections>,
@@ -274,7 +274,7 @@ impl Shared {
 }
 
 struct Closed<'a> {
-    shared: &'a Shared,
+    shared: &'a ServiceShared,
     number: u64,
 }
 

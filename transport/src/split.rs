@@ -1,9 +1,9 @@
 //! Cuts batches into frames.
 
-use crate::batch::invalid;
 use crate::checksum::combine;
 use crate::link::{ReadOp, TransferError, TransferResult, WriteOp};
 use crate::memory::{Slice, total_length};
+use crate::outcomes::invalid;
 use kvpool_types::wire::data::ReadItem;
 use kvpool_types::wire::frame::MAX_PAYLOAD_BYTES;
 use kvpool_types::{Checksum, Code, Extent, Length, Offset};

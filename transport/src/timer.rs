@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// One thread that calls `scan` whenever a deadline may have passed. Stops when dropped.
-pub(crate) struct Timer(Arc<Shared>);
+pub(crate) struct Timer(Arc<TimerShared>);
 
-struct Shared {
-    state: Mutex<State>,
+struct TimerShared {
+    state: Mutex<TimerState>,
     changed: Condvar,
 }
 
-struct State {
+struct TimerState {
     /// When to scan next; `None` waits until something is due.
     next: Option<Instant>,
     stopped: bool,
@@ -25,8 +25,8 @@ impl Timer {
         name: &str,
         mut scan: impl FnMut(Instant) -> Option<Instant> + Send + 'static,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State {
+        let shared = Arc::new(TimerShared {
+            state: Mutex::new(TimerState {
                 next: None,
                 stopped: false,
             }),
@@ -58,7 +58,7 @@ impl Drop for Timer {
     }
 }
 
-impl Shared {
+impl TimerShared {
     /// Waits until a scan is due; false when the timer has stopped.
     fn wait(&self) -> bool {
         let mut state = self.state.lock();

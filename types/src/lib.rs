@@ -13,9 +13,9 @@ pub mod extent;
 pub mod grant;
 pub mod hash64;
 pub mod ids;
+pub mod incarnation_secret;
 pub mod key;
 pub mod key_strings;
-pub mod life;
 pub mod namespace;
 pub mod term_proof;
 pub mod token;
@@ -30,8 +30,8 @@ pub use ids::{
     ClientId, ClusterId, Epoch, GrantId, HostId, Incarnation, Length, NamespaceId, NodeName,
     Offset, SegmentId, Version,
 };
+pub use incarnation_secret::IncarnationSecret;
 pub use key::{Key, KeyRef};
-pub use life::LifeSecret;
 pub use namespace::Namespace;
 pub use term_proof::TermProver;
 pub use token::Token;

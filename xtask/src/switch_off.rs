@@ -70,7 +70,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 10,
         what: "over the bound the oldest caller makes room",
-        file: "transport/src/service/door.rs",
+        file: "transport/src/service/acceptor.rs",
         on: "while self.callers.len() >= MOST_CALLERS {",
         off: "while false && self.callers.len() >= MOST_CALLERS {",
         package: "kvpool-transport",
@@ -79,7 +79,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 10,
         what: "a first frame is judged by its header, before room is made for it",
-        file: "transport/src/service/door.rs",
+        file: "transport/src/service/acceptor.rs",
         on: "} else if u64::from(header.meta) > MAX_HELLO_BYTES {",
         off: "} else if false && u64::from(header.meta) > MAX_HELLO_BYTES {",
         package: "kvpool-transport",

@@ -3,7 +3,9 @@
 use super::{NodeState, StoreNode};
 use crate::clock::BootInstant;
 use bytes::Bytes;
-use kvpool_types::{Epoch, Extent, HostId, Incarnation, Length, LifeSecret, NodeName, SegmentId};
+use kvpool_types::{
+    Epoch, Extent, HostId, Incarnation, IncarnationSecret, Length, NodeName, SegmentId,
+};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -25,7 +27,7 @@ pub struct Registration {
     /// The highest epoch that it was ever welcomed to.
     pub epoch_seen: Epoch,
     /// What shows that its life is its own; `None` from nodes whose lives have no secret.
-    pub secret: Option<LifeSecret>,
+    pub secret: Option<IncarnationSecret>,
     /// What shows that `epoch_seen` was; empty for nothing.
     pub epoch_proof: Bytes,
     /// The size of each segment, with its id if a welcome gave it one.

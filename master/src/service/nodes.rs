@@ -7,8 +7,8 @@ use crate::membership::{Outbox, Registration, Reported, StoreNode};
 use crate::pool::{Pool, RegisterError};
 use kvpool_proto as proto;
 use kvpool_types::{
-    ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, HostId, Incarnation, Length, LifeSecret,
-    NodeName, Offset, SegmentId,
+    ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, HostId, Incarnation, IncarnationSecret,
+    Length, NodeName, Offset, SegmentId,
 };
 use proto::master_message::Body as ToNode;
 use proto::node_message::Body as FromNode;
@@ -170,7 +170,7 @@ fn read_registration(
     let secret = match register.life_secret.as_ref() {
         [] => None,
         bytes => Some(
-            LifeSecret::from_slice(bytes)
+            IncarnationSecret::from_slice(bytes)
                 .ok_or_else(|| refuse(Code::Malformed, "a life's secret has 32 bytes".into()))?,
         ),
     };

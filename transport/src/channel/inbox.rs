@@ -1,8 +1,8 @@
 //! What has come in over a channel, and who waits for it.
 
-use crate::batch::unreachable;
 use crate::frame::failure;
 use crate::link::TransferError;
+use crate::outcomes::unreachable;
 use kvpool_types::Epoch;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::frame::Op;
@@ -33,12 +33,12 @@ type Answer = Result<Reply, TransferError>;
 
 #[derive(Debug)]
 pub(super) struct Inbox {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingCalls>,
     incoming: Mutex<Incoming>,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct WaitingCalls {
     slots: HashMap<u64, Arc<Slot>>,
     failed: Option<TransferError>,
 }

@@ -2,16 +2,16 @@
 
 use super::exposed::{ExposeError, StillTouched};
 use super::host::{INDEX, MAILBOX, PeerHost};
-use super::known::Known;
 use super::mailbox::MAX_MESSAGE;
-use super::moving::Moving;
 use super::plan::{Move, joined};
 use super::secret::Secret;
+use super::targets::Targets;
+use super::transfer::PeerTransfer;
 use super::wait::wait_for;
-use crate::batch::{deadline_exceeded, invalid};
 use crate::copiers::Copiers;
 use crate::link::{ReadOp, TransferError, TransferResult, TransportKind};
 use crate::memory::{Region, Slice};
+use crate::outcomes::{deadline_exceeded, invalid};
 use crate::rdma::{Fabric, RdmaOptions, Serving};
 use crate::tcp::{Server, ServerHandle, ServerOptions};
 use kvpool_types::{Code, Epoch, Extent, Length, Offset};
@@ -31,7 +31,7 @@ pub type Message = Vec<u8>;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the peer's memory into this process's.
     Read,
     /// From this process's memory into the peer's.
@@ -67,7 +67,7 @@ pub struct Endpoint {
     // Dropped in this order: no peer touches memory any more once the rest goes.
     server: ServerHandle,
     host: Arc<PeerHost>,
-    known: Known,
+    targets: Targets,
     /// The names of its RDMA ports, or why it uses none.
     ports: Result<Vec<String>, Arc<str>>,
     next_grant: AtomicU64,
@@ -108,7 +108,7 @@ impl Endpoint {
         Ok(Self {
             server: Server::start(listener, host.clone(), serving)?,
             host,
-            known: Known::new(options.secret, rdma),
+            targets: Targets::new(options.secret, rdma),
             ports,
             next_grant: AtomicU64::new(1),
             background: OnceLock::new(),
@@ -125,13 +125,13 @@ impl Endpoint {
 
     /// How the bytes of a peer go; connects to it unless it is connected.
     pub fn route(&self, target: &str, deadline: Instant) -> Result<Route, TransferError> {
-        Ok(self.known.open(target, deadline)?.route())
+        Ok(self.targets.open(target, deadline)?.route())
     }
 
     /// How peers' bytes have come to go since the last call: a peer is named when it is first reached, and
     /// when it is reached in another way than before.
     pub fn news(&self) -> Vec<(String, Route)> {
-        self.known.news()
+        self.targets.route_changes()
     }
 
     /// Where peers find it.
@@ -149,16 +149,16 @@ impl Endpoint {
     /// `patience`, then receives into it are broken off. Reads over RDMA are broken off at once, for
     /// nobody here hears of them. False when none begins there. After an error nothing new touches it, but
     /// it must not be freed.
-    pub fn withdraw(&self, address: u64, patience: Duration) -> Result<bool, StillTouched> {
-        self.host.withdraw(address, patience)
+    pub fn withdraw(&self, address: u64, timeout: Duration) -> Result<bool, StillTouched> {
+        self.host.withdraw(address, timeout)
     }
 
     /// Takes back all that is exposed, and breaks off what touches it; false when something still does.
     pub fn withdraw_all(&self) -> bool {
-        let patience = Duration::from_millis(100);
+        let timeout = Duration::from_millis(100);
         let mut all = true;
         for start in self.host.exposed.starts() {
-            all &= self.withdraw(start, patience).is_ok();
+            all &= self.withdraw(start, timeout).is_ok();
         }
         all
     }
@@ -187,7 +187,7 @@ impl Endpoint {
     pub fn transfer(
         &self,
         target: &str,
-        way: Way,
+        direction: Direction,
         moves: &[Move],
         deadline: Instant,
     ) -> Result<(), TransferError> {
@@ -205,12 +205,12 @@ impl Endpoint {
         let over_rdma = Cell::new(false);
         let once = || {
             over_rdma.set(false);
-            let peer = self.known.open(target, deadline)?;
+            let peer = self.targets.open(target, deadline)?;
             over_rdma.set(peer.rdma.is_ok());
-            let moving = Moving {
+            let moving = PeerTransfer {
                 peer: &peer,
                 grants: &self.next_grant,
-                way,
+                direction,
                 deadline,
             };
             moving.run(&joined(moves), moves)
@@ -231,7 +231,7 @@ impl Endpoint {
             && over_rdma.get()
             && let Err(error) = &outcome
         {
-            self.known.rest(target, error, deadline);
+            self.targets.cool_down(target, error, deadline);
             outcome = once();
         }
         outcome
@@ -250,17 +250,17 @@ impl Endpoint {
                 message.len()
             )));
         }
-        let peer = self.known.open(target, deadline)?;
+        let peer = self.targets.open(target, deadline)?;
         let extent = Extent {
             segment: MAILBOX,
             offset: Offset(0),
             length: Length(message.len() as u64),
         };
         let memory = Region::from(message.to_vec()).whole();
-        let moving = Moving {
+        let moving = PeerTransfer {
             peer: &peer,
             grants: &self.next_grant,
-            way: Way::Write,
+            direction: Direction::Write,
             deadline,
         };
         let write = moving.signed(extent, vec![memory]);
@@ -275,7 +275,7 @@ impl Endpoint {
         deadline: Instant,
     ) -> Result<Option<u64>, TransferError> {
         let ask = || {
-            let peer = self.known.open(target, deadline)?;
+            let peer = self.targets.open(target, deadline)?;
             let answer = Region::allocate(Length(8));
             let index = ReadOp {
                 extent: Extent {

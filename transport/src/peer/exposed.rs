@@ -53,8 +53,8 @@ struct Ranges {
 struct Range {
     /// Its hook tells when neither the table nor a transfer has a part of it any more.
     whole: Slice,
-    back: Arc<Back>,
-    writers: Arc<Writers>,
+    drained: Arc<DrainLatch>,
+    receives: Arc<ActiveReceives>,
     /// What lets peers' devices touch it.
     exposure: Option<Exposure>,
     /// Its place in the order of exposing.
@@ -63,36 +63,36 @@ struct Range {
 
 /// The receives into one range.
 #[derive(Default)]
-pub(super) struct Writers(Mutex<Receives>);
+pub(super) struct ActiveReceives(Mutex<ReceiveTable>);
 
 #[derive(Default)]
-struct Receives {
+struct ReceiveTable {
     /// How many there have been.
     count: u64,
     under_way: HashMap<u64, Arc<dyn Abort>>,
 }
 
 /// Keeps a receive on the list of those that a withdrawal ends.
-pub(super) struct Writing {
-    writers: Arc<Writers>,
+pub(super) struct ReceiveGuard {
+    receives: Arc<ActiveReceives>,
     number: u64,
 }
 
-impl Drop for Writing {
+impl Drop for ReceiveGuard {
     fn drop(&mut self) {
-        let gone = self.writers.0.lock().under_way.remove(&self.number);
+        let gone = self.receives.0.lock().under_way.remove(&self.number);
         drop(gone);
     }
 }
 
-impl Writers {
-    pub(super) fn enter(self: &Arc<Self>, abort: Arc<dyn Abort>) -> Writing {
+impl ActiveReceives {
+    pub(super) fn enter(self: &Arc<Self>, abort: Arc<dyn Abort>) -> ReceiveGuard {
         let mut list = self.0.lock();
         list.count += 1;
         let number = list.count;
         list.under_way.insert(number, abort);
-        Writing {
-            writers: Arc::clone(self),
+        ReceiveGuard {
+            receives: Arc::clone(self),
             number,
         }
     }
@@ -106,23 +106,23 @@ impl Writers {
 }
 
 /// Counted by every part that is out.
-struct Slip(Arc<Back>);
+struct DrainToken(Arc<DrainLatch>);
 
 #[derive(Default)]
-struct Back {
+struct DrainLatch {
     is: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Drop for Slip {
+impl Drop for DrainToken {
     fn drop(&mut self) {
         *self.0.is.lock() = true;
         self.0.changed.notify_all();
     }
 }
 
-impl Back {
-    fn by(&self, deadline: Instant) -> bool {
+impl DrainLatch {
+    fn wait_until(&self, deadline: Instant) -> bool {
         let mut is = self.is.lock();
         while !*is {
             if self.changed.wait_until(&mut is, deadline).timed_out() {
@@ -155,13 +155,13 @@ impl Exposed {
                 other: *start,
             });
         }
-        let back = Arc::<Back>::default();
+        let drained = Arc::<DrainLatch>::default();
         let number = ranges.count;
         ranges.count += 1;
         let range = Range {
-            whole: memory.with_hook(Arc::new(Slip(Arc::clone(&back)))),
-            back,
-            writers: Arc::default(),
+            whole: memory.with_hook(Arc::new(DrainToken(Arc::clone(&drained)))),
+            drained,
+            receives: Arc::default(),
             exposure,
             number,
         };
@@ -172,28 +172,28 @@ impl Exposed {
     /// Lets no new transfer touch the range that begins at `address`, and waits for those that do: for
     /// `patience`, after which receives into it are ended. Then no port lets a peer touch it any more,
     /// whose reads nobody hears of otherwise. False when there is none.
-    pub(super) fn remove(&self, address: u64, patience: Duration) -> Result<bool, StillTouched> {
+    pub(super) fn remove(&self, address: u64, timeout: Duration) -> Result<bool, StillTouched> {
         let Some(range) = self.0.lock().by_start.remove(&address) else {
             return Ok(false);
         };
         let Range {
             whole,
-            back,
-            writers,
+            drained,
+            receives,
             exposure,
             ..
         } = range;
         drop(whole);
-        let mut is_back = back.by(Instant::now() + patience);
-        if !is_back {
-            writers.abort();
-            is_back = back.by(Instant::now() + ABORT_GRACE);
+        let mut is_drained = drained.wait_until(Instant::now() + timeout);
+        if !is_drained {
+            receives.abort();
+            is_drained = drained.wait_until(Instant::now() + ABORT_GRACE);
         }
         let ended = exposure.map_or(Ok(()), Exposure::end);
         if let Err(error) = &ended {
             tracing::error!(%error, "memory at {address:#x} could not be deregistered");
         }
-        if is_back && ended.is_ok() {
+        if is_drained && ended.is_ok() {
             return Ok(true);
         }
         Err(StillTouched(address))
@@ -214,11 +214,15 @@ impl Exposed {
     }
 
     /// A part of an exposed range, and who else writes into that; `None` when it does not lie in one.
-    pub(super) fn part(&self, address: u64, length: Length) -> Option<(Slice, Arc<Writers>)> {
+    pub(super) fn part(
+        &self,
+        address: u64,
+        length: Length,
+    ) -> Option<(Slice, Arc<ActiveReceives>)> {
         let ranges = self.0.lock();
         let (start, range) = ranges.by_start.range(..=address).next_back()?;
         let part = range.whole.slice(Offset(address - start), length)?;
-        Some((part, Arc::clone(&range.writers)))
+        Some((part, Arc::clone(&range.receives)))
     }
 
     /// Where the range begins that was exposed before all others that still are.

@@ -1,6 +1,6 @@
 //! A process as its data port sees it: who may connect, and what of its memory may be touched.
 
-use super::exposed::{ExposeError, Exposed, StillTouched, Writers, Writing};
+use super::exposed::{ActiveReceives, ExposeError, Exposed, ReceiveGuard, StillTouched};
 use super::mailbox::{MAX_MESSAGE, Mailbox};
 use super::secret::Secret;
 use crate::checksum::{checksum, sum_shared};
@@ -68,12 +68,12 @@ impl PeerHost {
     }
 
     /// Takes a range back.
-    pub(super) fn withdraw(&self, address: u64, patience: Duration) -> Result<bool, StillTouched> {
-        self.exposed.remove(address, patience)
+    pub(super) fn withdraw(&self, address: u64, timeout: Duration) -> Result<bool, StillTouched> {
+        self.exposed.remove(address, timeout)
     }
 
     /// Where an extent of [`MEMORY`] is, and who writes there.
-    fn touch(&self, extent: &Extent) -> Result<(Slice, Arc<Writers>), Refused> {
+    fn touch(&self, extent: &Extent) -> Result<(Slice, Arc<ActiveReceives>), Refused> {
         check_segment(extent)?;
         self.exposed
             .part(extent.offset.0, extent.length)
@@ -155,7 +155,7 @@ fn no_shm<T>() -> Result<T, Refused> {
 /// A receive into exposed memory.
 struct Receiving {
     target: Slice,
-    _listed: Writing,
+    _listed: ReceiveGuard,
 }
 
 impl WriteGuard for Receiving {

@@ -11,10 +11,10 @@ const MAX_WAITING: usize = 4096;
 const MAX_WAITING_BYTES: usize = 16 << 20;
 
 #[derive(Default)]
-pub(super) struct Mailbox(Mutex<Waiting>);
+pub(super) struct Mailbox(Mutex<Unread>);
 
 #[derive(Default)]
-struct Waiting {
+struct Unread {
     messages: VecDeque<Vec<u8>>,
     bytes: usize,
 }

@@ -39,7 +39,7 @@ pub(super) struct Run {
 
 /// A part of a run that goes by itself.
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
+pub(super) struct RunPiece {
     pub(super) extent: Extent,
     pub(super) local: Vec<Slice>,
 }
@@ -91,9 +91,9 @@ impl Run {
     }
 
     /// Its pieces, in order.
-    pub(super) fn pieces(&self) -> Vec<Piece> {
+    pub(super) fn pieces(&self) -> Vec<RunPiece> {
         let mut pieces = Vec::new();
-        let mut open = Piece {
+        let mut open = RunPiece {
             extent: extent(self.extent.offset.0, 0),
             local: Vec::new(),
         };
@@ -110,7 +110,7 @@ impl Run {
                     let next = open.extent.offset.0.saturating_add(PIECE_BYTES);
                     let full = std::mem::replace(
                         &mut open,
-                        Piece {
+                        RunPiece {
                             extent: extent(next, 0),
                             local: Vec::new(),
                         },

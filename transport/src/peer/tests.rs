@@ -108,7 +108,7 @@ fn bytes_go_both_ways_whatever_their_number() {
         let source = filled(length, 0xa0);
         let moves = whole(&source, address(&target));
         assert_eq!(
-            here.transfer(&name(&there), Way::Write, &moves, soon()),
+            here.transfer(&name(&there), Direction::Write, &moves, soon()),
             Ok(())
         );
         let written = target.slice(Offset(0), Length(length)).unwrap();
@@ -119,7 +119,7 @@ fn bytes_go_both_ways_whatever_their_number() {
         let back = Region::allocate(Length(length));
         let moves = whole(&back, address(&target));
         assert_eq!(
-            here.transfer(&name(&there), Way::Read, &moves, soon()),
+            here.transfer(&name(&there), Direction::Read, &moves, soon()),
             Ok(())
         );
         assert!(
@@ -146,13 +146,13 @@ fn neighbours_that_were_exposed_apart_are_written_in_one_call() {
         })
         .into();
     assert_eq!(
-        here.transfer(&name(&there), Way::Write, &moves, soon()),
+        here.transfer(&name(&there), Direction::Write, &moves, soon()),
         Ok(())
     );
     assert!(region.whole().to_vec() == source.whole().to_vec());
     // As one range it lies in none of the two.
     let whole = whole(&source, address(&region));
-    let refused = here.transfer(&name(&there), Way::Write, &whole, soon());
+    let refused = here.transfer(&name(&there), Direction::Write, &whole, soon());
     assert_eq!(code(refused), Code::OutOfRange);
 }
 
@@ -177,12 +177,12 @@ fn what_is_not_exposed_is_neither_written_nor_read() {
     ] {
         let local = filled(length, 0xff);
         let moves = whole(&local, remote);
-        for way in [Way::Write, Way::Read] {
-            let refused = here.transfer(&name(&there), way, &moves, soon());
+        for direction in [Direction::Write, Direction::Read] {
+            let refused = here.transfer(&name(&there), direction, &moves, soon());
             assert_eq!(
                 code(refused),
                 Code::OutOfRange,
-                "{way:?} {length} at {remote:#x}"
+                "{direction:?} {length} at {remote:#x}"
             );
         }
     }
@@ -199,7 +199,7 @@ fn what_was_withdrawn_is_not_touched_any_more() {
     let source = filled(MIB, 9);
     let moves = whole(&source, address(&target));
     assert_eq!(
-        here.transfer(&name(&there), Way::Write, &moves, soon()),
+        here.transfer(&name(&there), Direction::Write, &moves, soon()),
         Ok(())
     );
     assert_eq!(
@@ -208,7 +208,7 @@ fn what_was_withdrawn_is_not_touched_any_more() {
     );
     let other = filled(MIB, 10);
     let moves = whole(&other, address(&target));
-    let refused = here.transfer(&name(&there), Way::Write, &moves, soon());
+    let refused = here.transfer(&name(&there), Direction::Write, &moves, soon());
     assert_eq!(code(refused), Code::OutOfRange);
     assert!(target.whole().to_vec() == source.whole().to_vec());
 }
@@ -241,10 +241,10 @@ fn a_withdrawal_ends_a_receive_that_stands_still() {
     while !arrived() {
         std::thread::yield_now();
     }
-    let patience = Duration::from_millis(300);
+    let timeout = Duration::from_millis(300);
     let begun = Instant::now();
-    assert_eq!(there.withdraw(address(&target), patience), Ok(true));
-    assert!(begun.elapsed() >= patience && begun.elapsed() < Duration::from_secs(2));
+    assert_eq!(there.withdraw(address(&target), timeout), Ok(true));
+    assert!(begun.elapsed() >= timeout && begun.elapsed() < Duration::from_secs(2));
 }
 
 #[test]
@@ -255,9 +255,9 @@ fn without_the_secret_nothing_is_told_and_nothing_moves() {
     let source = filled(4096, 3);
     for secret in ["wrong", ""] {
         let here = endpoint_with(secret);
-        for way in [Way::Write, Way::Read] {
+        for direction in [Direction::Write, Direction::Read] {
             let moves = whole(&source, address(&target));
-            let refused = here.transfer(&name(&there), way, &moves, soon());
+            let refused = here.transfer(&name(&there), direction, &moves, soon());
             assert_eq!(code(refused), Code::GrantRefused);
         }
         assert!(here.tell(&name(&there), b"hello", soon()).is_err());
@@ -268,7 +268,7 @@ fn without_the_secret_nothing_is_told_and_nothing_moves() {
     let friend = endpoint_with("right");
     let moves = whole(&source, address(&target));
     assert_eq!(
-        friend.transfer(&name(&there), Way::Write, &moves, soon()),
+        friend.transfer(&name(&there), Direction::Write, &moves, soon()),
         Ok(())
     );
 }
@@ -325,7 +325,7 @@ fn a_peer_that_never_answers_costs_no_more_than_the_deadline() {
     let deadline = begun + Duration::from_millis(500);
     let target = silent.local_addr().unwrap().to_string();
     let moves = whole(&filled(16, 0), 4096);
-    let late = here.transfer(&target, Way::Write, &moves, deadline);
+    let late = here.transfer(&target, Direction::Write, &moves, deadline);
     assert_eq!(code(late), Code::DeadlineExceeded);
     assert!(begun.elapsed() < Duration::from_secs(2));
 }
@@ -339,11 +339,11 @@ fn a_peer_that_is_gone_is_reported_and_one_that_is_back_is_found() {
     let target = exposed(&first, 4096);
     let moves = whole(&source, address(&target));
     assert_eq!(
-        here.transfer(&at.to_string(), Way::Write, &moves, soon()),
+        here.transfer(&at.to_string(), Direction::Write, &moves, soon()),
         Ok(())
     );
     drop(first);
-    let gone = here.transfer(&at.to_string(), Way::Write, &moves, soon());
+    let gone = here.transfer(&at.to_string(), Direction::Write, &moves, soon());
     assert_eq!(code(gone), Code::Unreachable);
     let options = EndpointOptions {
         name: "second".to_owned(),
@@ -354,7 +354,7 @@ fn a_peer_that_is_gone_is_reported_and_one_that_is_back_is_found() {
     let second = Endpoint::start(TcpListener::bind(at).unwrap(), options).unwrap();
     second.expose(target.whole()).unwrap();
     assert_eq!(
-        here.transfer(&at.to_string(), Way::Write, &moves, soon()),
+        here.transfer(&at.to_string(), Direction::Write, &moves, soon()),
         Ok(())
     );
 }
@@ -395,7 +395,7 @@ fn bad_targets_are_refused() {
         "127.0.0.1:notaport",
         "127.0.0.1:99999",
     ] {
-        let refused = here.transfer(target, Way::Write, &moves, soon());
+        let refused = here.transfer(target, Direction::Write, &moves, soon());
         assert_eq!(code(refused), Code::InvalidArgument, "{target:?}");
     }
 }

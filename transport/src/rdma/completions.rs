@@ -5,7 +5,7 @@
 //! queue pair reserves room for all completions that it can cause, so the queue never overflows.
 
 // UNSAFETY: makes a completion queue with its channel, and destroys them once. Who uses the queue keeps
-// `Shared`, so nobody does by then.
+// `CompletionState`, so nobody does by then.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 mod thread;
@@ -41,12 +41,12 @@ const ROOM: Duration = Duration::from_millis(500);
 
 /// The thread, which ends with this.
 pub(super) struct Completions {
-    shared: Arc<Shared>,
+    shared: Arc<CompletionState>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What queue pairs, lanes and the thread share.
-pub(super) struct Shared {
+pub(super) struct CompletionState {
     device: Arc<Device>,
     channel: NonNull<sys::Channel>,
     queue: NonNull<sys::Cq>,
@@ -82,24 +82,24 @@ struct Slot {
 
 /// Where a lane is known, as the upper half of the ids of its work requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct LaneSlot {
     slot: u16,
     generation: u16,
 }
 
 /// Room for the completions of one queue pair.
 pub(super) struct Reserved {
-    shared: Arc<Shared>,
+    shared: Arc<CompletionState>,
     entries: u32,
     leaves_completions: bool,
 }
 
 // SAFETY: the library locks the queue and the channel; they belong to no thread.
-unsafe impl Send for Shared {}
+unsafe impl Send for CompletionState {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for CompletionState {}
 
-impl Place {
+impl LaneSlot {
     pub(super) fn id(self, sequence: u32) -> u64 {
         u64::from(self.slot) << 48 | u64::from(self.generation) << 32 | u64::from(sequence)
     }
@@ -117,7 +117,7 @@ impl Place {
 impl Completions {
     /// Makes the queue of a device and starts its thread, which also sweeps the cache.
     pub(super) fn start(device: &Arc<Device>, cache: &Arc<Cache>) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(device)?);
+        let shared = Arc::new(CompletionState::new(device)?);
         let thread = std::thread::Builder::new()
             .name("kvpool-rdma".to_owned())
             .spawn({
@@ -137,7 +137,7 @@ impl Completions {
         })
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<CompletionState> {
         &self.shared
     }
 }
@@ -156,7 +156,7 @@ impl Drop for Completions {
     }
 }
 
-impl Shared {
+impl CompletionState {
     fn new(device: &Arc<Device>) -> io::Result<Self> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let context = device.context.as_ptr();
@@ -237,7 +237,7 @@ impl Shared {
     }
 
     /// Gives a lane a place.
-    pub(super) fn enter(&self, lane: impl FnOnce(Place) -> Arc<Inner>) -> Arc<Inner> {
+    pub(super) fn enter(&self, lane: impl FnOnce(LaneSlot) -> Arc<Inner>) -> Arc<Inner> {
         let mut slots = self.slots.lock();
         let slot = slots.free.pop().unwrap_or_else(|| {
             let slot = u16::try_from(slots.slots.len())
@@ -246,7 +246,7 @@ impl Shared {
             slot
         });
         let entry = &mut slots.slots[usize::from(slot)];
-        let lane = lane(Place {
+        let lane = lane(LaneSlot {
             slot,
             generation: entry.generation,
         });
@@ -255,7 +255,7 @@ impl Shared {
     }
 
     /// Forgets a lane; what still comes for it is passed over.
-    pub(super) fn leave(&self, place: Place) {
+    pub(super) fn leave(&self, place: LaneSlot) {
         let mut slots = self.slots.lock();
         let Some(entry) = slots.slots.get_mut(usize::from(place.slot)) else {
             return;
@@ -314,7 +314,7 @@ impl Shared {
         }
     }
 
-    fn lane(&self, place: Place) -> Option<Arc<Inner>> {
+    fn lane(&self, place: LaneSlot) -> Option<Arc<Inner>> {
         let slots = self.slots.lock();
         let entry = slots.slots.get(usize::from(place.slot))?;
         (entry.generation == place.generation)
@@ -355,7 +355,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for CompletionState {
     fn drop(&mut self) {
         // SAFETY: every queue pair keeps this value, so none uses the queue any more; the thread has
         // acknowledged its events when it ended.

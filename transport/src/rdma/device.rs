@@ -4,10 +4,10 @@
 // given back, once, in `Drop`.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
+use super::cooldowns::PairCooldowns;
 use super::options::{RdmaOptions, Unavailable};
 use super::rail::{Rail, open_rails};
 use super::registry::RegisteredBuffer;
-use super::rests::Rests;
 use super::sys::{self, Library, Zeroed};
 use crate::memory::Slice;
 use std::ffi::c_int;
@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 pub struct Fabric {
     rails: Vec<Arc<Rail>>,
     /// The pairs of ports that have failed.
-    pub(super) rests: Arc<Rests>,
+    pub(super) cooldowns: Arc<PairCooldowns>,
 }
 
 /// An opened device with its protection domain.
@@ -90,7 +90,7 @@ impl Fabric {
         }
         Ok(Arc::new(Self {
             rails,
-            rests: Arc::default(),
+            cooldowns: Arc::default(),
         }))
     }
 

@@ -11,14 +11,14 @@
 // UNSAFETY: posts work requests that name memory. Operations keep it until their work has ended.
 #![allow(unsafe_code, reason = "posts work requests that name memory")]
 
-use super::completions::{DRAIN, Place, Shared};
+use super::completions::{CompletionState, DRAIN, LaneSlot};
 use super::device::Device;
 use super::operation::{Finished, Operation};
 use super::plan::Bounds;
 use super::queue::{Chain, QueuePair};
 use super::sys;
 use super::turns::{Turns, Window};
-use super::work::{Transfer, Way, WorkError};
+use super::work::{Transfer, Verb, WorkError};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -29,25 +29,25 @@ use std::time::Instant;
 /// How many work requests are posted at once.
 const CHAIN: usize = 32;
 
-/// A connected queue pair to submit to. Dropping it is [`Lane::abort`], which may wait for a moment
+/// A connected queue pair to submit to. Dropping it is [`RdmaLane::abort`], which may wait for a moment
 /// when something is in flight.
-pub struct Lane {
+pub struct RdmaLane {
     inner: Arc<Inner>,
 }
 
 /// What the lane shares with the completion thread.
 pub(super) struct Inner {
     device: Arc<Device>,
-    shared: Arc<Shared>,
-    place: Place,
+    shared: Arc<CompletionState>,
+    place: LaneSlot,
     number: u32,
     bounds: Bounds,
     is_open: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<LaneState>,
     changed: Condvar,
 }
 
-struct State {
+struct LaneState {
     phase: Phase,
     queue: Option<QueuePair>,
     operations: HashMap<u64, Operation>,
@@ -73,10 +73,10 @@ struct Posted {
     operation: u64,
     work: usize,
     length: u32,
-    way: Way,
+    verb: Verb,
 }
 
-impl Lane {
+impl RdmaLane {
     /// Takes over a queue pair that has been connected.
     pub fn new(queue: QueuePair) -> Self {
         let limits = queue.rail().limits();
@@ -98,7 +98,7 @@ impl Lane {
                 number: queue.address().number,
                 bounds,
                 is_open: AtomicBool::new(true),
-                state: Mutex::new(State {
+                state: Mutex::new(LaneState {
                     phase: Phase::Open,
                     window: Window::new(queue.depth(), rail.options.window),
                     queue: Some(queue),
@@ -166,15 +166,15 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for RdmaLane {
     fn drop(&mut self) {
         self.abort();
     }
 }
 
-impl fmt::Debug for Lane {
+impl fmt::Debug for RdmaLane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lane")
+        f.debug_struct("RdmaLane")
             .field("number", &self.inner.number)
             .field("is_open", &self.is_open())
             .finish_non_exhaustive()
@@ -201,8 +201,8 @@ impl Inner {
             // Writes without a completion of their own have succeeded if this has. If not, they may
             // have, but nothing says so; and a read without a completion never counts.
             let before = match state.posted.front() {
-                Some(before) if before.way == Way::Write && failure.is_none() => Ok(()),
-                Some(before) if before.way == Way::Read => Err(WorkError::local(
+                Some(before) if before.verb == Verb::Write && failure.is_none() => Ok(()),
+                Some(before) if before.verb == Verb::Read => Err(WorkError::local(
                     "no completion",
                     "a read ended without a word",
                 )),
@@ -296,7 +296,7 @@ impl Inner {
         }
     }
 
-    fn pump_locked(self: &Arc<Self>, state: &mut State, finished: &mut Vec<Finished>) {
+    fn pump_locked(self: &Arc<Self>, state: &mut LaneState, finished: &mut Vec<Finished>) {
         while state.phase == Phase::Open {
             let mut chain = self.fill(state);
             let length = chain.len();
@@ -324,7 +324,7 @@ impl Inner {
     }
 
     /// The next work requests, as many as may go now, counted as posted.
-    fn fill(&self, state: &mut State) -> Chain {
+    fn fill(&self, state: &mut LaneState) -> Chain {
         let mut chain = Chain::default();
         while chain.len() < CHAIN
             && let Some(key) = state.turns.current()
@@ -336,14 +336,14 @@ impl Inner {
             let (work, parts) = operation
                 .next()
                 .expect("invariant: an operation has its turn while it has work");
-            let (length, way) = (work.length, work.way);
+            let (length, verb) = (work.length, work.verb);
             if !state.window.admits(length) {
                 break;
             }
             let sequence = state.first.wrapping_add(
                 u32::try_from(state.posted.len()).expect("invariant: a send queue's depth"),
             );
-            chain.push(self.place.id(sequence), way, work.remote, parts, false);
+            chain.push(self.place.id(sequence), verb, work.remote, parts, false);
             let work = operation.posted();
             let has_more = operation.next().is_some();
             state.turns.took(length, has_more);
@@ -352,11 +352,11 @@ impl Inner {
                 operation: key,
                 work,
                 length,
-                way,
+                verb,
             });
             let (works, bytes) = state.unsignalled;
             let (works, bytes) = (works + 1, bytes + u64::from(length));
-            if way == Way::Read || !has_more || state.window.wants_signal(works, bytes) {
+            if verb == Verb::Read || !has_more || state.window.wants_signal(works, bytes) {
                 chain.signal_last();
                 state.unsignalled = (0, 0);
             } else {
@@ -372,7 +372,7 @@ impl Inner {
 
     fn close_locked(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut LaneState,
         failure: &WorkError,
         finished: &mut Vec<Finished>,
     ) {
@@ -401,7 +401,7 @@ impl Inner {
 
     fn retire_first(
         &self,
-        state: &mut State,
+        state: &mut LaneState,
         outcome: &Result<(), WorkError>,
         finished: &mut Vec<Finished>,
     ) {
@@ -411,7 +411,12 @@ impl Inner {
         }
     }
 
-    fn retire_last(&self, state: &mut State, failure: &WorkError, finished: &mut Vec<Finished>) {
+    fn retire_last(
+        &self,
+        state: &mut LaneState,
+        failure: &WorkError,
+        finished: &mut Vec<Finished>,
+    ) {
         if let Some(posted) = state.posted.pop_back() {
             self.retire(state, posted, &Err(failure.clone()), finished);
         }
@@ -419,7 +424,7 @@ impl Inner {
 
     fn retire(
         &self,
-        state: &mut State,
+        state: &mut LaneState,
         posted: Posted,
         outcome: &Result<(), WorkError>,
         finished: &mut Vec<Finished>,
@@ -443,21 +448,21 @@ fn judge(posted: Posted, completion: &sys::Wc) -> Result<(), WorkError> {
     if completion.status != sys::WC_SUCCESS {
         return Err(WorkError::of_completion(completion));
     }
-    let expected = match posted.way {
-        Way::Read => sys::WC_RDMA_READ,
-        Way::Write => sys::WC_RDMA_WRITE,
+    let expected = match posted.verb {
+        Verb::Read => sys::WC_RDMA_READ,
+        Verb::Write => sys::WC_RDMA_WRITE,
     };
     if completion.opcode != expected {
         return Err(WorkError::local(
             "wrong completion",
             format!(
                 "the completion of a {:?} has the code {}",
-                posted.way, completion.opcode
+                posted.verb, completion.opcode
             ),
         ));
     }
     // Only a read's completion tells how many bytes came.
-    if posted.way == Way::Read && completion.byte_len != posted.length {
+    if posted.verb == Verb::Read && completion.byte_len != posted.length {
         return Err(WorkError::local(
             "short read",
             format!(

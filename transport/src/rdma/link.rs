@@ -1,25 +1,25 @@
 //! The asking side: a connection to agree over, and pairs of lanes on each port, one to read by and one to
 //! write by.
 
+use super::cooldowns::{PairCooldowns, PortPair};
 use super::device::Fabric;
-use super::lane::Lane;
-use super::near::Near;
-use super::pieces::Part;
-use super::places::Places;
+use super::lane::RdmaLane;
+use super::lane_choice::LaneChooser;
+use super::pieces::RegisteredPart;
 use super::queue::{Allows, QueuePair};
 use super::rail::Rail;
-use super::rests::{Pair, Rests};
-use super::work::{Fault, Transfer, Way, WorkError};
+use super::range_cache::RangeCache;
+use super::work::{Fault, Transfer, Verb, WorkError};
 use super::{locate, read, write};
-use crate::batch::{deadline_exceeded, resolve, unreachable};
 use crate::channel::Channel;
 use crate::control::{Control, ask_sums};
 use crate::copiers::Copiers;
 use crate::deadlines::{Deadlines, Expire};
 use crate::frame::{failure, receive_by, send, status};
+use crate::inline::{self, is_small};
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::{Region, Slice};
-use crate::quick::{self, is_small};
+use crate::outcomes::{deadline_exceeded, resolve, unreachable};
 use crate::socket::set_timeouts;
 use crate::split::{check_write, pack};
 use crate::tcp;
@@ -43,8 +43,8 @@ pub(super) const THREADS: usize = 2;
 /// The bytes that a probe reads.
 const PROBE: Length = Length(8);
 /// How long the first answer to a probe may take, and how long the others may take after it.
-const PROBE_MOST: Duration = Duration::from_millis(1500);
-const PROBE_REST: Duration = Duration::from_millis(200);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(1500);
+const PROBE_PAUSE: Duration = Duration::from_millis(200);
 
 /// The most queue pairs that a node takes of one connection.
 const MOST_OFFERS: usize = 64;
@@ -79,17 +79,17 @@ pub(crate) fn open(
     // From here on the deadlines of requests are what ends waiting; without requests nothing comes.
     set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
     // Without a runtime there is no channel, and small writes are announced like large ones.
-    let quick = if tokio::runtime::Handle::try_current().is_ok() {
+    let inline = if tokio::runtime::Handle::try_current().is_ok() {
         let (socket, _) = tcp::open(address, &hello, deadline)?;
         Some(Arc::new(Channel::from_socket(socket).map_err(unreachable)?))
     } else {
         None
     };
     let nodes = ends.iter().map(|ends| ends.rail.numa_node());
-    let open = Arc::new(Open {
-        near: Near::new(nodes.collect()),
+    let open = Arc::new(OpenRdmaLink {
+        chooser: LaneChooser::new(nodes.collect()),
         control: Arc::new(Control::start(socket, "rdma").map_err(unreachable)?),
-        quick,
+        inline,
         incarnation: reply.incarnation,
         ends,
         again,
@@ -107,7 +107,7 @@ pub(crate) fn open(
 
 /// What two hosts have agreed on.
 struct Agreed {
-    ends: Vec<Ends>,
+    ends: Vec<PortLanes>,
     /// When the first of the pairs of ports has rested that are left out of it.
     again: Option<Instant>,
 }
@@ -181,30 +181,30 @@ fn agree(
             );
             continue;
         }
-        let pair = Pair {
+        let pair = PortPair {
             here: reads.address().gid,
             there: its.queue.gid,
         };
-        if let Some(until) = fabric.rests.until(pair, Instant::now()) {
+        if let Some(until) = fabric.cooldowns.until(pair, Instant::now()) {
             agreed.again = Some(agreed.again.map_or(until, |again| again.min(until)));
             continue;
         }
         let connected = reads.connect(&its.queue);
         if let Err(error) = connected.and_then(|()| writes.connect(&theirs.queue)) {
             tracing::debug!(%error, rail = reads.rail().name(), "a queue pair cannot be connected");
-            fabric.rests.failed(pair, Instant::now());
+            fabric.cooldowns.failed(pair, Instant::now());
             continue;
         }
         let there = opened.registered.iter().filter(|r| r.rail == its.rail);
-        agreed.ends.push(Ends {
+        agreed.ends.push(PortLanes {
             rail: reads.rail().clone(),
-            reads: Lane::new(reads),
-            writes: Lane::new(writes),
+            reads: RdmaLane::new(reads),
+            writes: RdmaLane::new(writes),
             load: Arc::default(),
             there: its.rail,
-            places: Places::of_segments(there),
+            ranges: RangeCache::of_segments(there),
             pair,
-            rests: fabric.rests.clone(),
+            cooldowns: fabric.cooldowns.clone(),
         });
     }
     probe(&mut agreed.ends, &opened.registered, deadline)?;
@@ -217,7 +217,7 @@ fn agree(
 /// Reads a few bytes over each pair of ports, and drops those over which none come. A node that has told of
 /// no memory is not probed: its first transfer tells.
 fn probe(
-    ends: &mut Vec<Ends>,
+    ends: &mut Vec<PortLanes>,
     registered: &[Registered],
     deadline: Instant,
 ) -> Result<(), TransferError> {
@@ -237,11 +237,11 @@ fn probe(
             length: PROBE,
         };
         let memory = Region::allocate(PROBE).whole();
-        let into = Part {
+        let into = RegisteredPart {
             of: memory.clone(),
             slice: memory,
         };
-        let transfer = ends.transfer(Way::Read, &range, &[into])?;
+        let transfer = ends.transfer(Verb::Read, &range, &[into])?;
         let tell = tell.clone();
         open.insert(number);
         ends.reads.submit(vec![transfer], move |outcomes| {
@@ -250,7 +250,7 @@ fn probe(
         });
     }
     drop(tell);
-    let mut until = deadline.min(begin + PROBE_MOST);
+    let mut until = deadline.min(begin + PROBE_TIMEOUT);
     while !open.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
         let Ok((number, came)) = told.recv_timeout(left) else {
@@ -260,7 +260,7 @@ fn probe(
             open.remove(&number);
             // Where one came, the others are as quick or do not come at all.
             let now = Instant::now();
-            until = until.min(now + PROBE_REST.max((now - begin) * 2));
+            until = until.min(now + PROBE_PAUSE.max((now - begin) * 2));
         }
     }
     let mut number = 0;
@@ -268,13 +268,13 @@ fn probe(
         let came = !open.contains(&number);
         number += 1;
         if came {
-            ends.rests.worked(ends.pair);
+            ends.cooldowns.worked(ends.pair);
         } else {
             tracing::warn!(
                 rail = ends.rail.name(),
                 "no data arrives over a pair of RDMA ports: the pair enters cooldown"
             );
-            ends.rests.failed(ends.pair, Instant::now());
+            ends.cooldowns.failed(ends.pair, Instant::now());
         }
         came
     });
@@ -284,60 +284,60 @@ fn probe(
 /// A link of queue pairs.
 pub(crate) struct RdmaLink {
     address: SocketAddr,
-    open: Arc<Open>,
+    open: Arc<OpenRdmaLink>,
 }
 
 /// A transfer of the present: its places are not forgotten.
 pub(crate) struct Using {
-    open: Arc<Open>,
+    open: Arc<OpenRdmaLink>,
     begun: Vec<u64>,
 }
 
 impl Drop for Using {
     fn drop(&mut self) {
         for (ends, begun) in self.open.ends.iter().zip(&self.begun) {
-            ends.places.end(*begun);
+            ends.ranges.end(*begun);
         }
     }
 }
 
 /// What a link has, until it and all that it was asked to do are done.
-pub(super) struct Open {
+pub(super) struct OpenRdmaLink {
     pub(super) control: Arc<Control>,
     /// For small writes.
-    quick: Option<Arc<Channel>>,
+    inline: Option<Arc<Channel>>,
     pub(super) incarnation: Incarnation,
-    ends: Vec<Ends>,
+    ends: Vec<PortLanes>,
     /// When pairs that rest may be tried again, which takes another link.
     again: Option<Instant>,
     pub(super) copiers: Copiers,
     pub(super) deadlines: Deadlines,
-    near: Near,
+    chooser: LaneChooser,
 }
 
 /// Two lanes of one port, and where it finds the node's memory.
-pub(super) struct Ends {
+pub(super) struct PortLanes {
     rail: Arc<Rail>,
-    reads: Lane,
-    writes: Lane,
+    reads: RdmaLane,
+    writes: RdmaLane,
     /// How many bytes they have to move.
     load: Arc<AtomicU64>,
     /// The node's port at the other end.
     there: u8,
-    places: Places,
-    pair: Pair,
-    rests: Arc<Rests>,
+    ranges: RangeCache,
+    pair: PortPair,
+    cooldowns: Arc<PairCooldowns>,
 }
 
-impl Open {
+impl OpenRdmaLink {
     /// The lanes for transfers from or into this memory.
-    pub(super) fn end_near(&self, memory: Option<&Slice>) -> &Ends {
+    pub(super) fn end_near(&self, memory: Option<&Slice>) -> &PortLanes {
         let load = |number| {
             let ends = self.ends.get(number);
-            ends.map_or(0, |ends: &Ends| ends.load.load(Ordering::Relaxed))
+            ends.map_or(0, |ends: &PortLanes| ends.load.load(Ordering::Relaxed))
         };
         self.ends
-            .get(self.near.lane(memory, load))
+            .get(self.chooser.lane(memory, load))
             .expect("invariant: a link has at least one port")
     }
 
@@ -350,7 +350,7 @@ impl Open {
     pub(super) fn knows(&self, extent: &Extent) -> bool {
         self.ends
             .iter()
-            .all(|ends| ends.places.find(extent).is_some())
+            .all(|ends| ends.ranges.find(extent).is_some())
     }
 
     /// Remembers where the node's ports find memory that an extent lies in.
@@ -362,7 +362,7 @@ impl Open {
         for place in places.iter().filter(|it| it.segment == extent.segment) {
             let ends = self.ends.iter().filter(|ends| ends.there == place.rail);
             for ends in ends {
-                if !ends.places.learn(*place) {
+                if !ends.ranges.learn(*place) {
                     return Err(status(Code::Malformed));
                 }
             }
@@ -381,27 +381,27 @@ impl Open {
     }
 
     fn is_open(&self) -> bool {
-        let lanes = |ends: &Ends| ends.reads.is_open() && ends.writes.is_open();
+        let lanes = |ends: &PortLanes| ends.reads.is_open() && ends.writes.is_open();
         let is_whole = self.again.is_none_or(|again| Instant::now() < again);
         is_whole && self.control.is_open() && self.ends.iter().all(lanes)
     }
 }
 
-impl Ends {
+impl PortLanes {
     /// Moving one range of a segment.
     pub(super) fn transfer(
         &self,
-        way: Way,
+        verb: Verb,
         range: &Extent,
-        local: &[Part],
+        local: &[RegisteredPart],
     ) -> Result<Transfer, TransferError> {
-        let Some(remote) = self.places.find(range) else {
+        let Some(remote) = self.ranges.find(range) else {
             return Err(status(Code::OutOfRange));
         };
-        let register = |part: &Part| match self.rail.cached(&part.of) {
+        let register = |part: &RegisteredPart| match self.rail.cached(&part.of) {
             Ok(registration) => Ok((registration, part.slice.clone())),
             // Some kernels register no memory that may only be read. What is written from there is copied.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported && way == Way::Write => {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported && verb == Verb::Write => {
                 let copy = Region::from(part.slice.to_vec()).whole();
                 Ok((self.rail.cached(&copy)?, copy))
             }
@@ -409,7 +409,7 @@ impl Ends {
         };
         let local: io::Result<Vec<_>> = local.iter().map(register).collect();
         Ok(Transfer {
-            way,
+            verb,
             remote,
             local: local.map_err(|error| local_fault("memory", &error))?,
         })
@@ -418,24 +418,24 @@ impl Ends {
     /// Moves bytes; `done` gets one outcome an item, and must be quick.
     pub(super) fn submit(
         &self,
-        open: &Arc<Open>,
-        way: Way,
+        open: &Arc<OpenRdmaLink>,
+        verb: Verb,
         transfers: Vec<Transfer>,
         deadline: Instant,
         done: impl FnOnce(Vec<Result<(), TransferError>>) + Send + 'static,
     ) {
-        let (pair, rests) = (self.pair, self.rests.clone());
+        let (pair, cooldowns) = (self.pair, self.cooldowns.clone());
         let flight = Arc::new(Flight {
             pair,
-            rests: rests.clone(),
+            cooldowns: cooldowns.clone(),
             open: Arc::downgrade(open),
             is_done: AtomicBool::new(false),
         });
         let tracked: Arc<dyn Expire> = flight.clone();
         open.deadlines.track(deadline, &tracked);
-        let lane = match way {
-            Way::Read => &self.reads,
-            Way::Write => &self.writes,
+        let lane = match verb {
+            Verb::Read => &self.reads,
+            Verb::Write => &self.writes,
         };
         let bytes = transfers.iter().map(Transfer::length).sum();
         self.load.fetch_add(bytes, Ordering::Relaxed);
@@ -448,7 +448,7 @@ impl Ends {
                 matches!(outcome, Err(error) if error.fault == Fault::Path)
             };
             if outcomes.iter().any(is_path) {
-                rests.failed(pair, Instant::now());
+                cooldowns.failed(pair, Instant::now());
             }
             let outcomes = outcomes.into_iter();
             done(
@@ -489,9 +489,9 @@ fn failed(error: &WorkError, late: bool) -> TransferError {
 /// Work on a lane that has to end by a deadline. A device cannot take one work request back, so the
 /// link ends.
 struct Flight {
-    pair: Pair,
-    rests: Arc<Rests>,
-    open: Weak<Open>,
+    pair: PortPair,
+    cooldowns: Arc<PairCooldowns>,
+    open: Weak<OpenRdmaLink>,
     is_done: AtomicBool,
 }
 
@@ -500,7 +500,7 @@ impl Expire for Flight {
         if !self.is_done()
             && let Some(open) = self.open.upgrade()
         {
-            self.rests.failed(self.pair, Instant::now());
+            self.cooldowns.failed(self.pair, Instant::now());
             open.fail(&deadline_exceeded());
         }
     }
@@ -513,7 +513,7 @@ impl Expire for Flight {
 impl RdmaLink {
     /// Keeps what the link learns and finds of the peer's memory while it is held.
     pub(crate) fn using(&self) -> Using {
-        let begun = self.open.ends.iter().map(|ends| ends.places.begin());
+        let begun = self.open.ends.iter().map(|ends| ends.ranges.begin());
         Using {
             begun: begun.collect(),
             open: self.open.clone(),
@@ -560,10 +560,10 @@ impl Link for RdmaLink {
         ops: Vec<WriteOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>> {
-        if let Some(quick) = &self.open.quick
+        if let Some(inline) = &self.open.inline
             && is_small(ops.iter().map(|op| op.grant.extent.length.0))
         {
-            return quick::write(quick.clone(), self.open.incarnation, ops, deadline);
+            return inline::write(inline.clone(), self.open.incarnation, ops, deadline);
         }
         let (batch, outcomes) = self.open.deadlines.batch(ops.len(), deadline);
         let mut writes = Vec::with_capacity(ops.len());
@@ -610,7 +610,7 @@ impl Link for RdmaLink {
     }
 
     fn is_open(&self) -> bool {
-        let quick = self.open.quick.as_ref();
-        self.open.is_open() && quick.is_none_or(|quick| quick.is_open())
+        let inline = self.open.inline.as_ref();
+        self.open.is_open() && inline.is_none_or(|inline| inline.is_open())
     }
 }

@@ -1,10 +1,10 @@
 //! Asking a peer where its registered memory is.
 
-use super::link::Open;
-use crate::batch::{Batch, unreachable};
+use super::link::OpenRdmaLink;
 use crate::control::Answer;
 use crate::frame::status;
 use crate::link::TransferError;
+use crate::outcomes::{Batch, unreachable};
 use crate::split::pack;
 use kvpool_types::wire::data::{ReadItem, ReadRequest};
 use kvpool_types::wire::frame::Op;
@@ -20,7 +20,7 @@ const ANSWER_BYTES: u64 = 1 << 20;
 type Item = (usize, Extent);
 
 /// Asks for what the link does not know yet; an item of the batch each.
-pub(super) fn start(open: &Arc<Open>, batch: &Arc<Batch<()>>, extents: Vec<Extent>) {
+pub(super) fn start(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, extents: Vec<Extent>) {
     let mut unknown = Vec::new();
     for (item, extent) in extents.into_iter().enumerate() {
         if open.knows(&extent) {
@@ -32,7 +32,7 @@ pub(super) fn start(open: &Arc<Open>, batch: &Arc<Batch<()>>, extents: Vec<Exten
     pack(unknown, ANSWER_BYTES, |_, asked| ask(open, batch, asked));
 }
 
-fn ask(open: &Arc<Open>, batch: &Arc<Batch<()>>, asked: Vec<Item>) {
+fn ask(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, asked: Vec<Item>) {
     let whole = |&(_, extent): &Item| ReadItem {
         extent,
         from: Offset(0),
@@ -67,7 +67,7 @@ fn ask(open: &Arc<Open>, batch: &Arc<Batch<()>>, asked: Vec<Item>) {
 
 /// What became of each extent that was asked about.
 fn learned(
-    open: &Open,
+    open: &OpenRdmaLink,
     asked: &[Item],
     answer: Result<Answer, TransferError>,
 ) -> Result<Vec<Result<(), TransferError>>, TransferError> {

@@ -1,17 +1,17 @@
 //! One submission: its plan, its memory, and what has become of each item.
 
-use super::plan::{Bounds, Item, Part, Plan, Work};
+use super::plan::{Bounds, Plan, PlanItem, PlanPart, PlannedWork};
 use super::sys::Sge;
-use super::work::{Fault, Transfer, Way, WorkError};
+use super::work::{Fault, Transfer, Verb, WorkError};
 use crate::rdma::device::Device;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// What became of every item.
-pub(super) type Outcomes = Vec<Result<(), WorkError>>;
+pub(super) type WorkOutcomes = Vec<Result<(), WorkError>>;
 
 /// Called once, with the outcomes.
-pub(super) type Done = Box<dyn FnOnce(Outcomes) + Send>;
+pub(super) type Done = Box<dyn FnOnce(WorkOutcomes) + Send>;
 
 /// A submission that has not ended.
 pub(super) struct Operation {
@@ -20,7 +20,7 @@ pub(super) struct Operation {
     next: usize,
     /// How many work requests have not ended.
     open: usize,
-    outcomes: Outcomes,
+    outcomes: WorkOutcomes,
     /// What the work requests name; kept until all have ended.
     transfers: Vec<Transfer>,
     done: Done,
@@ -29,7 +29,7 @@ pub(super) struct Operation {
 /// A submission that has ended, and whose submitter is to be told: not under a lock.
 pub(super) struct Finished {
     transfers: Vec<Transfer>,
-    outcomes: Outcomes,
+    outcomes: WorkOutcomes,
     done: Done,
 }
 
@@ -62,7 +62,7 @@ impl Operation {
     }
 
     /// The next work request to post and the memory that it names.
-    pub(super) fn next(&self) -> Option<(&Work, &[Sge])> {
+    pub(super) fn next(&self) -> Option<(&PlannedWork, &[Sge])> {
         let work = self.plan.works().get(self.next)?;
         Some((work, self.plan.parts(work)))
     }
@@ -132,7 +132,7 @@ impl Finished {
 }
 
 /// A transfer by addresses and keys.
-fn item(transfer: &Transfer, device: &Arc<Device>) -> Result<Item, WorkError> {
+fn item(transfer: &Transfer, device: &Arc<Device>) -> Result<PlanItem, WorkError> {
     if transfer
         .remote
         .address
@@ -159,20 +159,20 @@ fn item(transfer: &Transfer, device: &Arc<Device>) -> Result<Item, WorkError> {
                 ));
             }
             let can_receive = registration.can_receive() && slice.is_writable();
-            if transfer.way == Way::Read && !can_receive {
+            if transfer.verb == Verb::Read && !can_receive {
                 return Err(WorkError::invalid(
                     "the memory is only read, and cannot be read into",
                 ));
             }
-            Ok(Part {
+            Ok(PlanPart {
                 address,
                 length,
                 lkey: registration.lkey(),
             })
         })
         .collect::<Result<_, _>>()?;
-    Ok(Item {
-        way: transfer.way,
+    Ok(PlanItem {
+        verb: transfer.verb,
         remote: transfer.remote,
         parts,
     })

@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(super) const PIECE_BYTES: u64 = 16 * CHUNK;
 
 /// One transfer of a batch.
-pub(super) struct Item<T> {
+pub(super) struct PieceItem<T> {
     /// Which of the batch it is.
     pub(super) number: usize,
     /// What stays with it until it has ended.
@@ -27,7 +27,7 @@ pub(super) struct Item<T> {
 }
 
 /// A part of an item's memory, with the memory that it is a part of: that is registered as one.
-pub(super) struct Part {
+pub(super) struct RegisteredPart {
     pub(super) of: Slice,
     pub(super) slice: Slice,
 }
@@ -35,26 +35,26 @@ pub(super) struct Part {
 /// A range of an item.
 pub(super) struct Piece<T, S> {
     pub(super) range: Extent,
-    pub(super) memory: Vec<Part>,
-    pub(super) place: Place<T, S>,
+    pub(super) memory: Vec<RegisteredPart>,
+    pub(super) place: PieceSlot<T, S>,
 }
 
 /// Where the outcome of a piece belongs.
-pub(super) struct Place<T, S> {
-    pub(super) whole: Arc<Whole<T, S>>,
+pub(super) struct PieceSlot<T, S> {
+    pub(super) whole: Arc<CutItem<T, S>>,
     number: usize,
 }
 
 /// An item in pieces, each of which ends with a sum or an error.
-pub(super) struct Whole<T, S> {
+pub(super) struct CutItem<T, S> {
     /// Which of the batch it is.
     pub(super) number: usize,
     pub(super) tag: T,
     pub(super) length: Length,
-    state: Mutex<State<S>>,
+    state: Mutex<CutState<S>>,
 }
 
-struct State<S> {
+struct CutState<S> {
     /// How many pieces have not ended.
     left: usize,
     sums: Vec<Option<S>>,
@@ -63,13 +63,13 @@ struct State<S> {
 
 /// Cuts the items of a batch, in order, as pieces are asked for.
 pub(super) struct Cutter<T, S> {
-    items: std::vec::IntoIter<Item<T>>,
-    open: Option<Rest<T, S>>,
+    items: std::vec::IntoIter<PieceItem<T>>,
+    open: Option<Remainder<T, S>>,
 }
 
 /// What is left of an item.
-struct Rest<T, S> {
-    whole: Arc<Whole<T, S>>,
+struct Remainder<T, S> {
+    whole: Arc<CutItem<T, S>>,
     next: usize,
     range: Extent,
     memory: std::iter::Peekable<std::vec::IntoIter<Slice>>,
@@ -78,7 +78,7 @@ struct Rest<T, S> {
 }
 
 impl<T, S> Cutter<T, S> {
-    pub(super) fn new(items: Vec<Item<T>>) -> Self {
+    pub(super) fn new(items: Vec<PieceItem<T>>) -> Self {
         Self {
             items: items.into_iter(),
             open: None,
@@ -94,7 +94,7 @@ impl<T, S> Cutter<T, S> {
     /// item of which nothing has been cut is asked for by `begin`, and passed over where that says no.
     pub(super) fn next_group(
         &mut self,
-        mut begin: impl FnMut(&mut Item<T>) -> bool,
+        mut begin: impl FnMut(&mut PieceItem<T>) -> bool,
     ) -> Vec<Piece<T, S>> {
         let mut group = Vec::new();
         let mut bytes = 0;
@@ -104,7 +104,7 @@ impl<T, S> Cutter<T, S> {
                     .by_ref()
                     .find_map(|mut item| begin(&mut item).then_some(item))
             };
-            let Some(mut rest) = self.open.take().or_else(|| begun().map(Rest::of)) else {
+            let Some(mut rest) = self.open.take().or_else(|| begun().map(Remainder::of)) else {
                 break;
             };
             let piece = rest.cut();
@@ -117,16 +117,16 @@ impl<T, S> Cutter<T, S> {
     }
 }
 
-impl<T, S> Rest<T, S> {
-    fn of(item: Item<T>) -> Self {
+impl<T, S> Remainder<T, S> {
+    fn of(item: PieceItem<T>) -> Self {
         let length = item.range.length;
         let pieces = Length(length.0.div_ceil(PIECE_BYTES)).as_usize();
         Self {
-            whole: Arc::new(Whole {
+            whole: Arc::new(CutItem {
                 number: item.number,
                 tag: item.tag,
                 length,
-                state: Mutex::new(State {
+                state: Mutex::new(CutState {
                     left: pieces,
                     sums: (0..pieces).map(|_| None).collect(),
                     failed: None,
@@ -154,7 +154,7 @@ impl<T, S> Rest<T, S> {
                 .slice(Offset(self.gone), Length(taken))
                 .expect("invariant: a part of what is left of the slice");
             if taken > 0 {
-                memory.push(Part {
+                memory.push(RegisteredPart {
                     of: slice.clone(),
                     slice: part,
                 });
@@ -177,7 +177,7 @@ impl<T, S> Rest<T, S> {
         Piece {
             range,
             memory,
-            place: Place {
+            place: PieceSlot {
                 whole: self.whole.clone(),
                 number,
             },
@@ -185,7 +185,7 @@ impl<T, S> Rest<T, S> {
     }
 }
 
-impl<T, S> Place<T, S> {
+impl<T, S> PieceSlot<T, S> {
     /// Notes what became of the piece. When it was the last of its item: the sums of all pieces, in
     /// order, or the first error.
     pub(super) fn ended(&self, outcome: Result<S, TransferError>) -> Option<Outcome<S>> {

@@ -1,7 +1,7 @@
 //! Transfers as work requests: neighbours become one, what is too long becomes several.
 
 use super::sys::Sge;
-use super::work::{Remote, Way};
+use super::work::{Remote, Verb};
 use std::ops::Range;
 
 /// What a work request is held to.
@@ -15,15 +15,15 @@ pub(super) struct Bounds {
 
 /// One item of a submission, by addresses and keys.
 #[derive(Clone, Debug)]
-pub(super) struct Item {
-    pub(super) way: Way,
+pub(super) struct PlanItem {
+    pub(super) verb: Verb,
     pub(super) remote: Remote,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<PlanPart>,
 }
 
 /// A part of an item's memory here.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct PlanPart {
     pub(super) address: u64,
     pub(super) length: u64,
     pub(super) lkey: u32,
@@ -31,8 +31,8 @@ pub(super) struct Part {
 
 /// One work request to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Work {
-    pub(super) way: Way,
+pub(super) struct PlannedWork {
+    pub(super) verb: Verb,
     pub(super) remote: Remote,
     pub(super) length: u32,
     /// Which items it moves bytes of.
@@ -43,19 +43,19 @@ pub(super) struct Work {
 /// The work requests of one submission, in the order of its items.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    works: Vec<Work>,
+    works: Vec<PlannedWork>,
     parts: Vec<Sge>,
 }
 
 impl Plan {
     /// Plans the next item. What continues the item before it, at the peer, becomes part of the same
     /// work request; what continues it here too becomes part of the same part.
-    pub(super) fn add(&mut self, number: usize, item: &Item, bounds: Bounds) {
+    pub(super) fn add(&mut self, number: usize, item: &PlanItem, bounds: Bounds) {
         let mut remote = item.remote;
         for part in &item.parts {
             let mut part = *part;
             while part.length > 0 {
-                let taken = self.take(number, item.way, remote, part, bounds);
+                let taken = self.take(number, item.verb, remote, part, bounds);
                 remote.address = remote.address.wrapping_add(u64::from(taken));
                 part.address = part.address.wrapping_add(u64::from(taken));
                 part.length -= u64::from(taken);
@@ -63,21 +63,28 @@ impl Plan {
         }
     }
 
-    pub(super) fn works(&self) -> &[Work] {
+    pub(super) fn works(&self) -> &[PlannedWork] {
         &self.works
     }
 
     /// The parts of memory here that a work request names.
-    pub(super) fn parts(&self, work: &Work) -> &[Sge] {
+    pub(super) fn parts(&self, work: &PlannedWork) -> &[Sge] {
         &self.parts[work.parts.clone()]
     }
 
     /// Plans as much of a part as one work request takes; how much that is.
-    fn take(&mut self, number: usize, way: Way, remote: Remote, part: Part, bounds: Bounds) -> u32 {
-        let room = self.room(way, remote, part, bounds);
+    fn take(
+        &mut self,
+        number: usize,
+        verb: Verb,
+        remote: Remote,
+        part: PlanPart,
+        bounds: Bounds,
+    ) -> u32 {
+        let room = self.room(verb, remote, part, bounds);
         let room = if room == 0 {
-            self.works.push(Work {
-                way,
+            self.works.push(PlannedWork {
+                verb,
                 remote,
                 length: 0,
                 items: number..number,
@@ -108,12 +115,12 @@ impl Plan {
     }
 
     /// How many bytes of a part the last work request still takes.
-    fn room(&self, way: Way, remote: Remote, part: Part, bounds: Bounds) -> u32 {
+    fn room(&self, verb: Verb, remote: Remote, part: PlanPart, bounds: Bounds) -> u32 {
         let Some(work) = self.works.last() else {
             return 0;
         };
         let end = work.remote.address.wrapping_add(u64::from(work.length));
-        if work.way != way || work.remote.rkey != remote.rkey || end != remote.address {
+        if work.verb != verb || work.remote.rkey != remote.rkey || end != remote.address {
             return 0;
         }
         let parts = self.parts(work);
@@ -125,7 +132,7 @@ impl Plan {
     }
 }
 
-fn continues(last: &Sge, part: Part) -> bool {
+fn continues(last: &Sge, part: PlanPart) -> bool {
     last.lkey == part.lkey && last.addr.wrapping_add(u64::from(last.length)) == part.address
 }
 

@@ -9,8 +9,8 @@
 //! all pieces of a batch queued at once, nothing that has landed would be summed or reported before the last
 //! one is posted. So a thread takes one piece and gets back in the line.
 
-use super::link::{Open, THREADS};
-use super::pieces::{Cutter, Item, Piece};
+use super::link::{OpenRdmaLink, THREADS};
+use super::pieces::{Cutter, Piece, PieceItem};
 use crate::copiers::Job;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ pub(super) trait Moves: Send + Sync + Sized + 'static {
     type Sum: Send + 'static;
 
     /// Begins an item; false when it has ended already.
-    fn begin(&self, open: &Open, item: &mut Item<Self::Tag>) -> bool;
+    fn begin(&self, open: &OpenRdmaLink, item: &mut PieceItem<Self::Tag>) -> bool;
 
     /// Posts pieces. Calls `others` once memory has been registered, before what takes its time.
-    fn post(&self, open: &Arc<Open>, group: Group<Self>, others: impl FnOnce());
+    fn post(&self, open: &Arc<OpenRdmaLink>, group: Group<Self>, others: impl FnOnce());
 }
 
 /// Pieces that are posted together.
@@ -35,7 +35,7 @@ pub(super) type Group<M> = Vec<Piece<<M as Moves>::Tag, <M as Moves>::Sum>>;
 
 /// A batch that is being posted.
 pub(super) struct Posting<M: Moves> {
-    open: Arc<Open>,
+    open: Arc<OpenRdmaLink>,
     moves: M,
     cutter: Mutex<Cutter<M::Tag, M::Sum>>,
     threads: AtomicUsize,
@@ -43,7 +43,7 @@ pub(super) struct Posting<M: Moves> {
 
 impl<M: Moves> Posting<M> {
     /// Has the items moved.
-    pub(super) fn start(open: &Arc<Open>, moves: M, items: Vec<Item<M::Tag>>) {
+    pub(super) fn start(open: &Arc<OpenRdmaLink>, moves: M, items: Vec<PieceItem<M::Tag>>) {
         if items.is_empty() {
             return;
         }
@@ -63,7 +63,7 @@ impl<M: Moves> Posting<M> {
     }
 
     fn run(self: Arc<Self>) {
-        let begin = |item: &mut Item<M::Tag>| self.moves.begin(&self.open, item);
+        let begin = |item: &mut PieceItem<M::Tag>| self.moves.begin(&self.open, item);
         let (group, has_more) = {
             let mut cutter = self.cutter.lock();
             (cutter.next_group(begin), !cutter.is_empty())

@@ -12,7 +12,7 @@ use super::completions::Reserved;
 use super::device::{check, mtu_number};
 use super::rail::Rail;
 use super::sys::{self, Zeroed};
-use super::work::{Remote, Way};
+use super::work::{Remote, Verb};
 pub use kvpool_types::wire::rdma::Queue as QueueAddress;
 use std::ffi::{c_int, c_uint};
 use std::io;
@@ -274,7 +274,7 @@ impl Chain {
     pub(super) fn push(
         &mut self,
         id: u64,
-        way: Way,
+        verb: Verb,
         remote: Remote,
         parts: &[sys::Sge],
         is_signalled: bool,
@@ -283,9 +283,9 @@ impl Chain {
         request.wr_id = id;
         request.num_sge =
             c_int::try_from(parts.len()).expect("invariant: a work request has a handful of parts");
-        request.opcode = match way {
-            Way::Read => sys::WR_RDMA_READ,
-            Way::Write => sys::WR_RDMA_WRITE,
+        request.opcode = match verb {
+            Verb::Read => sys::WR_RDMA_READ,
+            Verb::Write => sys::WR_RDMA_WRITE,
         };
         request.send_flags = if is_signalled { sys::SEND_SIGNALED } else { 0 };
         request.remote_addr = remote.address;

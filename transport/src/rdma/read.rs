@@ -2,29 +2,29 @@
 //! when it is here. Nobody is asked, and the caller's lease and the block's checksum say whether what was
 //! read counts.
 
-use super::link::Open;
-use super::pieces::{Item, Place};
+use super::link::OpenRdmaLink;
+use super::pieces::{PieceItem, PieceSlot};
 use super::posting::{Group, Moves, Posting};
-use super::work::Way;
-use crate::batch::Batch;
+use super::work::Verb;
 use crate::checksum::{Sum, combine};
 use crate::control::judged;
 use crate::copiers::Job;
 use crate::link::{ReadOp, TransferError};
 use crate::memory::Slice;
+use crate::outcomes::Batch;
 use kvpool_types::{Checksum, Length, Offset};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Has the batch read.
 pub(super) fn start(
-    open: &Arc<Open>,
+    open: &Arc<OpenRdmaLink>,
     batch: &Arc<Batch<Checksum>>,
     ops: Vec<ReadOp>,
     deadline: Instant,
 ) {
     let reads = judged(&open.control, batch, ops).into_iter();
-    let items = reads.map(|read| Item {
+    let items = reads.map(|read| PieceItem {
         number: read.item,
         tag: (),
         range: read.source,
@@ -48,24 +48,24 @@ type Summed = (Checksum, Length);
 /// A piece that is on its way.
 struct Flying {
     into: Vec<Slice>,
-    place: Place<(), Summed>,
+    place: PieceSlot<(), Summed>,
 }
 
 impl Moves for Reading {
     type Tag = ();
     type Sum = Summed;
 
-    fn begin(&self, _open: &Open, item: &mut Item<()>) -> bool {
+    fn begin(&self, _open: &OpenRdmaLink, item: &mut PieceItem<()>) -> bool {
         self.batch.begin(item.number)
     }
 
-    fn post(&self, open: &Arc<Open>, group: Group<Self>, others: impl FnOnce()) {
+    fn post(&self, open: &Arc<OpenRdmaLink>, group: Group<Self>, others: impl FnOnce()) {
         let memory = group.first().and_then(|piece| piece.memory.first());
         let ends = open.end_near(memory.map(|part| &part.of));
         let mut transfers = Vec::with_capacity(group.len());
         let mut flying = Vec::with_capacity(group.len());
         for piece in group {
-            match ends.transfer(Way::Read, &piece.range, &piece.memory) {
+            match ends.transfer(Verb::Read, &piece.range, &piece.memory) {
                 Ok(transfer) => {
                     transfers.push(transfer);
                     flying.push(Flying {
@@ -84,17 +84,23 @@ impl Moves for Reading {
             return;
         }
         let (asked, batch) = (open.clone(), self.batch.clone());
-        ends.submit(open, Way::Read, transfers, self.deadline, move |outcomes| {
-            let open = asked.clone();
-            let job: Job = Box::new(move || land(&open, &batch, flying, outcomes));
-            asked.copiers.submit(std::iter::once(job));
-        });
+        ends.submit(
+            open,
+            Verb::Read,
+            transfers,
+            self.deadline,
+            move |outcomes| {
+                let open = asked.clone();
+                let job: Job = Box::new(move || land(&open, &batch, flying, outcomes));
+                asked.copiers.submit(std::iter::once(job));
+            },
+        );
     }
 }
 
 /// Sums what has come.
 fn land(
-    open: &Open,
+    open: &OpenRdmaLink,
     batch: &Batch<Checksum>,
     pieces: Vec<Flying>,
     outcomes: Vec<Result<(), TransferError>>,
@@ -121,7 +127,11 @@ fn land(
 }
 
 /// Ends a piece, and its block when it was the last one.
-fn end(batch: &Batch<Checksum>, place: &Place<(), Summed>, summed: Result<Summed, TransferError>) {
+fn end(
+    batch: &Batch<Checksum>,
+    place: &PieceSlot<(), Summed>,
+    summed: Result<Summed, TransferError>,
+) {
     if let Some(outcome) = place.ended(summed) {
         let whole = outcome.map(|pieces| {
             let pieces = pieces.into_iter();

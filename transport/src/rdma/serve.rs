@@ -121,13 +121,13 @@ fn connected(rail: &Arc<Rail>, offer: &Offer) -> io::Result<QueuePair> {
 }
 
 /// What one connection has agreed on.
-pub(crate) struct Session {
+pub(crate) struct RdmaSession {
     // Dropped in this order: no byte comes any more once a guard goes.
     queues: Vec<QueuePair>,
     guards: HashMap<GrantId, Box<dyn WriteGuard>>,
 }
 
-impl Session {
+impl RdmaSession {
     /// Makes the other ends of a client's queue pairs.
     pub(crate) fn open(
         serving: &Serving,
@@ -247,7 +247,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for RdmaSession {
     fn drop(&mut self) {
         let announced = self.guards.len();
         tracing::debug!(queues = self.queues.len(), announced, "an RDMA link ends");

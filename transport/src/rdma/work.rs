@@ -7,7 +7,7 @@ use std::io;
 
 /// Which way the bytes go, seen from who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum Verb {
     /// From the peer's memory into ours.
     Read,
     /// From our memory into the peer's.
@@ -28,7 +28,7 @@ pub struct Remote {
 #[derive(Clone, Debug)]
 pub struct Transfer {
     /// Which way.
-    pub way: Way,
+    pub verb: Verb,
     /// Where at the peer it begins.
     pub remote: Remote,
     /// Our side; the total length is what is moved.

@@ -9,16 +9,16 @@
 //! The bytes are summed where they lie while the device reads them too. A caller that changes them
 //! meanwhile stores a block that no reader takes for good.
 
-use super::link::Open;
-use super::pieces::{Item, Place};
+use super::link::OpenRdmaLink;
+use super::pieces::{PieceItem, PieceSlot};
 use super::posting::{Group, Moves, Posting};
-use super::work::Way;
-use crate::batch::Batch;
+use super::work::Verb;
 use crate::checksum::{ChunkedSum, combine_chunks};
 use crate::control::{Answer, admitted, codes};
 use crate::copiers::Job;
 use crate::frame::status;
 use crate::link::{TransferError, WriteOp};
+use crate::outcomes::Batch;
 use kvpool_types::wire::data::{WriteEnd, WriteRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Code, Epoch, GrantId, Offset};
@@ -29,7 +29,7 @@ use std::time::Instant;
 /// Announces the writes and has the rest done as answers come. The batch keeps the memory until a write
 /// is begun.
 pub(super) fn start(
-    open: &Arc<Open>,
+    open: &Arc<OpenRdmaLink>,
     batch: Arc<Batch<Checksum>>,
     items: Vec<(usize, WriteOp)>,
     deadline: Instant,
@@ -49,14 +49,14 @@ pub(super) fn start(
 
 /// Has the admitted writes done, and ends the others.
 fn begun(
-    open: &Arc<Open>,
+    open: &Arc<OpenRdmaLink>,
     batch: Arc<Batch<Checksum>>,
     items: Vec<(usize, WriteOp)>,
     answer: Result<Answer, TransferError>,
     deadline: Instant,
 ) {
     let admitted = admitted(answer, &batch, items).into_iter();
-    let items = admitted.map(|(number, write)| Item {
+    let items = admitted.map(|(number, write)| PieceItem {
         number,
         tag: write.grant.id,
         range: write.grant.extent,
@@ -77,7 +77,7 @@ impl Moves for Writing {
     type Tag = GrantId;
     type Sum = Chunks;
 
-    fn begin(&self, open: &Open, item: &mut Item<GrantId>) -> bool {
+    fn begin(&self, open: &OpenRdmaLink, item: &mut PieceItem<GrantId>) -> bool {
         let Some(memory) = self.batch.take(item.number) else {
             // The node need not take it for a write in progress any more.
             let items = vec![(item.tag, Vec::new())];
@@ -90,14 +90,14 @@ impl Moves for Writing {
         true
     }
 
-    fn post(&self, open: &Arc<Open>, group: Group<Self>, others: impl FnOnce()) {
+    fn post(&self, open: &Arc<OpenRdmaLink>, group: Group<Self>, others: impl FnOnce()) {
         let memory = group.first().and_then(|piece| piece.memory.first());
         let ends = open.end_near(memory.map(|part| &part.of));
         let mut transfers = Vec::with_capacity(group.len());
         let mut flying = Vec::with_capacity(group.len());
         let mut places = Vec::with_capacity(group.len());
         for piece in group {
-            match ends.transfer(Way::Write, &piece.range, &piece.memory) {
+            match ends.transfer(Verb::Write, &piece.range, &piece.memory) {
                 Ok(transfer) => {
                     transfers.push(transfer);
                     flying.push(piece.memory);
@@ -122,7 +122,7 @@ impl Moves for Writing {
         let landed = landing.clone();
         ends.submit(
             open,
-            Way::Write,
+            Verb::Write,
             transfers,
             self.deadline,
             move |outcomes| landed.landed(outcomes),
@@ -143,22 +143,22 @@ impl Moves for Writing {
 
 /// Pieces of which two things have to come to an end, in either order.
 struct Landing {
-    open: Arc<Open>,
+    open: Arc<OpenRdmaLink>,
     batch: Arc<Batch<Checksum>>,
-    places: Vec<Place<GrantId, Chunks>>,
+    places: Vec<PieceSlot<GrantId, Chunks>>,
     half: Mutex<Option<Half>>,
 }
 
-type Outcomes = Vec<Result<(), TransferError>>;
+type EndOutcomes = Vec<Result<(), TransferError>>;
 
 enum Half {
-    Landed(Outcomes),
+    Landed(EndOutcomes),
     Summed(Vec<Chunks>),
 }
 
 impl Landing {
     /// Notes one half; both, when it was the second.
-    fn both(&self, half: Half) -> Option<(Outcomes, Vec<Chunks>)> {
+    fn both(&self, half: Half) -> Option<(EndOutcomes, Vec<Chunks>)> {
         let mut kept = self.half.lock();
         let Some(other) = kept.take() else {
             *kept = Some(half);
@@ -172,7 +172,7 @@ impl Landing {
     }
 
     /// Called on the thread of the device, which has others to serve.
-    fn landed(self: &Arc<Self>, outcomes: Outcomes) {
+    fn landed(self: &Arc<Self>, outcomes: EndOutcomes) {
         if let Some((outcomes, sums)) = self.both(Half::Landed(outcomes)) {
             let landing = self.clone();
             let job: Job = Box::new(move || landing.end(outcomes, sums));
@@ -186,7 +186,7 @@ impl Landing {
         }
     }
 
-    fn end(&self, outcomes: Outcomes, sums: Vec<Chunks>) {
+    fn end(&self, outcomes: EndOutcomes, sums: Vec<Chunks>) {
         let failure = outcomes.iter().find_map(|o| o.as_ref().err().cloned());
         if let Some(error) = &failure {
             // The lane has closed, and what of it the node has got is not known: the node is to end
@@ -201,9 +201,14 @@ impl Landing {
 
 /// Takes what became of pieces, and tells the node of the blocks of which they were the last.
 fn finish<'p>(
-    open: &Open,
+    open: &OpenRdmaLink,
     batch: &Arc<Batch<Checksum>>,
-    pieces: impl IntoIterator<Item = (&'p Place<GrantId, Chunks>, Result<Chunks, TransferError>)>,
+    pieces: impl IntoIterator<
+        Item = (
+            &'p PieceSlot<GrantId, Chunks>,
+            Result<Chunks, TransferError>,
+        ),
+    >,
 ) {
     let mut items = Vec::new();
     let mut told = Vec::new();

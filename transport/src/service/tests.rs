@@ -165,7 +165,10 @@ fn callers_before_hello_take_no_place_and_no_thread() {
 fn a_hello_has_a_bounded_size_and_a_bounded_time() {
     let (_service, address) = start(2);
     // The header alone is enough to be refused by: nothing of what it announces is waited for.
-    let large = head(Op::Hello, u32::try_from(door::MAX_HELLO_BYTES + 1).unwrap());
+    let large = head(
+        Op::Hello,
+        u32::try_from(acceptor::MAX_HELLO_BYTES + 1).unwrap(),
+    );
     assert_eq!(refused(address, &large), Code::Oversized);
     assert_eq!(refused(address, &head(Op::Ping, 0)), Code::Malformed);
     // Bytes that trickle in buy no time.

@@ -4,16 +4,16 @@ use super::board::Pinner;
 use super::read;
 use super::segments::Segments;
 use super::write::{self, Writes};
-use crate::batch::{deadline_exceeded, invalid, resolve, unreachable};
 use crate::channel::Channel;
 use crate::control::{Answer, Control, ask_sums};
 use crate::copiers::Copiers;
 use crate::deadlines::Deadlines;
 use crate::frame::status;
 use crate::handshake::say_hello;
+use crate::inline::{self, is_small};
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::{OwnProcess, Slice};
-use crate::quick::{self, is_small};
+use crate::outcomes::{deadline_exceeded, invalid, resolve, unreachable};
 use crate::socket::set_timeouts;
 use crate::split::{check_write, pack};
 use futures::future::{BoxFuture, FutureExt};
@@ -62,7 +62,7 @@ pub fn connect_with(
     }
     let (socket, reply) = greet(path, &hello, deadline)?;
     // Without a runtime there is no channel, and small writes are announced like large ones.
-    let quick = if tokio::runtime::Handle::try_current().is_ok() {
+    let inline = if tokio::runtime::Handle::try_current().is_ok() {
         // To the same life of the node.
         let hello = Hello {
             incarnation: reply.incarnation,
@@ -74,11 +74,11 @@ pub fn connect_with(
         None
     };
     let control = Arc::new(Control::start(socket, "shm").map_err(unreachable)?);
-    let link = ShmLink(Arc::new(Open {
+    let link = ShmLink(Arc::new(OpenShmLink {
         segments: Segments::new(control.clone(), reply.incarnation),
         board: ask_for_board(&control, reply.incarnation),
         control,
-        quick,
+        inline,
         incarnation: reply.incarnation,
         process: OwnProcess::mark().map_err(unreachable)?,
         copiers: Copiers::start("kvpool-shm-copy", options.copy_threads).map_err(unreachable)?,
@@ -149,13 +149,13 @@ fn open_socket(path: &Path, deadline: Instant) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-struct ShmLink(Arc<Open>);
+struct ShmLink(Arc<OpenShmLink>);
 
 /// What a link has, until it and all that it was asked to do are done.
-pub(super) struct Open {
+pub(super) struct OpenShmLink {
     pub(super) control: Arc<Control>,
     /// For small writes.
-    quick: Option<Arc<Channel>>,
+    inline: Option<Arc<Channel>>,
     pub(super) incarnation: Incarnation,
     pub(super) segments: Segments,
     pub(super) copiers: Copiers,
@@ -165,7 +165,7 @@ pub(super) struct Open {
     deadlines: Deadlines,
 }
 
-impl Open {
+impl OpenShmLink {
     /// Whether a thread of the caller may touch the mappings: the link has not failed, and the caller
     /// is no child of the process that opened it, for a child does not inherit them.
     pub(super) fn is_usable(&self) -> bool {
@@ -209,10 +209,10 @@ impl Link for ShmLink {
         ops: Vec<WriteOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>> {
-        if let Some(quick) = &self.0.quick
+        if let Some(inline) = &self.0.inline
             && is_small(ops.iter().map(|op| op.grant.extent.length.0))
         {
-            return quick::write(quick.clone(), self.0.incarnation, ops, deadline);
+            return inline::write(inline.clone(), self.0.incarnation, ops, deadline);
         }
         let (batch, outcomes) = self.0.deadlines.batch(ops.len(), deadline);
         let mut writes = Vec::with_capacity(ops.len());
@@ -318,8 +318,8 @@ impl Link for ShmLink {
     }
 
     fn is_open(&self) -> bool {
-        let quick = self.0.quick.as_ref();
-        self.0.control.is_open() && quick.is_none_or(|quick| quick.is_open())
+        let inline = self.0.inline.as_ref();
+        self.0.control.is_open() && inline.is_none_or(|inline| inline.is_open())
     }
 }
 

@@ -16,30 +16,30 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// All processes that have connected and are not known to be gone. One thread watches them.
-pub(super) struct Peers(Arc<Shared>);
+pub(super) struct Peers(Arc<PeersShared>);
 
-struct Shared {
+struct PeersShared {
     /// Told of each client whose process is gone.
     told: Box<dyn Fn(&Peer) + Send + Sync>,
-    state: Mutex<State>,
+    state: Mutex<PeersState>,
     /// Written to when there is one more to watch, or when watching is to end.
     wake: OwnedFd,
 }
 
 #[derive(Default)]
-struct State {
+struct PeersState {
     stopped: bool,
-    processes: Vec<Process>,
+    processes: Vec<ClientProcess>,
 }
 
-struct Process {
+struct ClientProcess {
     pidfd: Arc<OwnedFd>,
     identity: ProcessIdentity,
     gone: bool,
-    clients: Vec<Client>,
+    clients: Vec<ProcessClient>,
 }
 
-struct Client {
+struct ProcessClient {
     peer: Peer,
     connections: Vec<Arc<Connection>>,
 }
@@ -47,7 +47,7 @@ struct Client {
 impl Peers {
     /// Watches processes from now on. `told` hears of each client whose process is gone.
     pub(super) fn watch(told: impl Fn(&Peer) + Send + Sync + 'static) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PeersShared {
             told: Box::new(told),
             state: Mutex::default(),
             wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -79,7 +79,7 @@ impl Peers {
                 process.identity == identity && !process.gone && !is_gone(&process.pidfd)
             });
         let index = known.unwrap_or_else(|| {
-            state.processes.push(Process {
+            state.processes.push(ClientProcess {
                 pidfd: Arc::new(pidfd),
                 identity,
                 gone: false,
@@ -103,7 +103,7 @@ impl Peers {
             .find(|known| known.peer.client == client)
         {
             Some(known) => known.connections.push(connection.clone()),
-            None => process.clients.push(Client {
+            None => process.clients.push(ProcessClient {
                 peer: peer.clone(),
                 connections: vec![connection.clone()],
             }),
@@ -137,7 +137,7 @@ impl Drop for Peers {
     }
 }
 
-impl Shared {
+impl PeersShared {
     fn wake(&self) {
         match rustix::io::write(&self.wake, &1u64.to_ne_bytes()) {
             // It is full when the watcher is about to wake up anyway.
@@ -248,7 +248,7 @@ mod tests {
     fn a_process_that_cannot_be_seen_keeps_what_it_holds_when_another_dies() {
         type Identify = fn(&OwnedFd, ClientId) -> ProcessIdentity;
         let by_kernel: Identify = |pidfd, client| identify(pidfd, 0, client).unwrap();
-        let by_client: Identify = |_, client| ProcessIdentity::Client(client);
+        let by_client: Identify = |_, client| ProcessIdentity::ProcessClient(client);
         for identity in [by_kernel, by_client] {
             let (gone, heard) = mpsc::channel();
             let peers = Peers::watch(move |peer| gone.send(peer.client).unwrap()).unwrap();

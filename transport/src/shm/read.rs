@@ -1,14 +1,14 @@
 //! A batch of reads: straight out of the mapping. Nobody is asked, and the caller's lease and the
 //! block's checksum say whether what was copied counts.
 
-use super::link::Open;
-use crate::batch::{Batch, deadline_exceeded};
+use super::link::OpenShmLink;
 use crate::checksum::{Private, copy_with_whole_sum};
 use crate::control::{Read, judged};
 use crate::copiers::{Job, by_segment, grouped};
 use crate::frame::status;
 use crate::link::{ReadOp, TransferError, TransferResult};
 use crate::memory::{Region, Slice, total_length};
+use crate::outcomes::{Batch, deadline_exceeded};
 use crate::split::source;
 use kvpool_types::{Checksum, Code, Extent, SegmentId};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const INLINE_BYTES: u64 = 64 << 10;
 
 /// Has the batch copied by the copy threads.
 pub(super) fn start(
-    open: &Arc<Open>,
+    open: &Arc<OpenShmLink>,
     batch: &Arc<Batch<Checksum>>,
     ops: Vec<ReadOp>,
     deadline: Instant,
@@ -48,7 +48,11 @@ pub(super) fn start(
 
 /// Copies a small batch here and now; `None` when that would take waiting, or longer than being
 /// woken does.
-pub(super) fn now(open: &Open, ops: &[ReadOp], deadline: Instant) -> Option<Vec<TransferResult>> {
+pub(super) fn now(
+    open: &OpenShmLink,
+    ops: &[ReadOp],
+    deadline: Instant,
+) -> Option<Vec<TransferResult>> {
     let bytes = ops.iter().fold(0u64, |bytes, op| {
         bytes.saturating_add(total_length(&op.into).0)
     });
@@ -82,7 +86,7 @@ pub(super) fn now(open: &Open, ops: &[ReadOp], deadline: Instant) -> Option<Vec<
 
 /// Queues the reads of one segment.
 fn submit(
-    open: &Open,
+    open: &OpenShmLink,
     region: &Region,
     batch: &Arc<Batch<Checksum>>,
     reads: Vec<Read>,

@@ -2,7 +2,7 @@
 
 use super::fds::{identify, peer_credentials, peer_process};
 use super::peers::Peers;
-use super::session::Session;
+use super::session::ShmSession;
 use crate::handshake::{Admitted, End, judge_hello};
 use crate::host::{Host, Refused};
 use crate::service::{Connection, FirstFrame, Serve, Service};
@@ -155,7 +155,7 @@ impl ShmServe {
             peer: &peer,
             connection,
         };
-        let end = Session::new(connection, &*self.host, &peer).serve();
+        let end = ShmSession::new(connection, &*self.host, &peer).serve();
         drop(removed);
         end
     }

@@ -7,7 +7,7 @@ use crate::frame::{
 };
 use crate::handshake::{End, answer_sums};
 use crate::host::{Host, Peer, Refused};
-use crate::quick::WHOLE_BYTES;
+use crate::inline::WHOLE_BYTES;
 use crate::service::Connection;
 use crate::socket::wait_to_receive;
 use kvpool_types::wire::DecodeError;
@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// The state of one connection.
-pub(super) struct Session<'a> {
+pub(super) struct ShmSession<'a> {
     connection: &'a Arc<Connection>,
     host: &'a dyn Host,
     peer: &'a Peer,
@@ -30,7 +30,7 @@ pub(super) struct Session<'a> {
     board: OnceCell<Arc<Board>>,
 }
 
-impl<'a> Session<'a> {
+impl<'a> ShmSession<'a> {
     pub(super) fn new(connection: &'a Arc<Connection>, host: &'a dyn Host, peer: &'a Peer) -> Self {
         Self {
             connection,

@@ -5,14 +5,14 @@
 //!                └ deadline, or no mapping ──► WriteEnd without: given up
 //! ```
 
-use super::link::Open;
-use crate::batch::{Batch, deadline_exceeded};
+use super::link::OpenShmLink;
 use crate::checksum::{BlockSums, Private, copy_with_sum};
 use crate::control::{Answer, Control, admitted, codes};
 use crate::copiers::{Job, by_segment, grouped};
 use crate::frame::status;
 use crate::link::{TransferError, WriteOp};
 use crate::memory::Region;
+use crate::outcomes::{Batch, deadline_exceeded};
 use kvpool_types::wire::data::{WriteEnd, WriteRequest};
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Checksum, Code, Epoch, Extent, GrantId, Length};
@@ -33,7 +33,7 @@ pub(super) struct Writes {
 }
 
 /// Announces the writes and has the rest done as answers come.
-pub(super) fn start(open: &Arc<Open>, writes: Writes) {
+pub(super) fn start(open: &Arc<OpenShmLink>, writes: Writes) {
     let epoch = writes
         .items
         .iter()
@@ -57,7 +57,7 @@ pub(super) fn start(open: &Arc<Open>, writes: Writes) {
 }
 
 /// Has the admitted writes copied, in groups, and ends the others.
-fn begun(open: &Arc<Open>, writes: Writes, answer: Result<Answer, TransferError>) {
+fn begun(open: &Arc<OpenShmLink>, writes: Writes, answer: Result<Answer, TransferError>) {
     let Writes {
         batch,
         items,
@@ -74,14 +74,14 @@ fn begun(open: &Arc<Open>, writes: Writes, answer: Result<Answer, TransferError>
 
 /// Queues the writes to one segment: small ones are copied together.
 fn submit(
-    open: &Arc<Open>,
+    open: &Arc<OpenShmLink>,
     mapped: &Result<Region, TransferError>,
     batch: &Arc<Batch<Checksum>>,
     writes: Vec<(usize, WriteOp)>,
     deadline: Instant,
 ) {
     let groups = grouped(writes, |(_, write)| write.grant.extent.length);
-    let ends = Arc::new(Mutex::new(Ends {
+    let ends = Arc::new(Mutex::new(SegmentEnds {
         copied: Vec::new(),
         bytes: 0,
         groups: groups.len(),
@@ -91,13 +91,13 @@ fn submit(
         let (open, mapped, batch, ends) =
             (open.clone(), mapped.clone(), batch.clone(), ends.clone());
         Box::new(move || {
-            let copied = group.into_iter().map(|(item, write)| End {
+            let copied = group.into_iter().map(|(item, write)| WriteEnding {
                 item,
                 grant: write.grant.id,
                 length: write.grant.extent.length,
                 sums: copy(&mapped, &batch, item, write.grant.extent, deadline),
             });
-            let copied: Vec<End> = copied.collect();
+            let copied: Vec<WriteEnding> = copied.collect();
             let due = ends.lock().add(copied);
             if !due.is_empty() {
                 end(&open.control, &batch, due);
@@ -107,16 +107,16 @@ fn submit(
 }
 
 /// The writes to one segment that are copied and of which the node is still to be told.
-struct Ends {
-    copied: Vec<End>,
+struct SegmentEnds {
+    copied: Vec<WriteEnding>,
     bytes: u64,
     /// How many groups are not copied yet.
     groups: usize,
 }
 
-impl Ends {
+impl SegmentEnds {
     /// Adds a group; those that the node is to be told of now.
-    fn add(&mut self, copied: Vec<End>) -> Vec<End> {
+    fn add(&mut self, copied: Vec<WriteEnding>) -> Vec<WriteEnding> {
         self.groups -= 1;
         self.bytes += copied.iter().map(|end| end.length.0).sum::<u64>();
         self.copied.extend(copied);
@@ -129,7 +129,7 @@ impl Ends {
 }
 
 /// A write that is to be ended: with sums when its bytes are in place.
-struct End {
+struct WriteEnding {
     item: usize,
     grant: GrantId,
     length: Length,
@@ -169,10 +169,10 @@ fn copy(
 
 /// Tells the node that a group of writes has ended. Those that were given up are told too, so that
 /// the node need not take them for writes in progress.
-fn end(control: &Control, batch: &Arc<Batch<Checksum>>, ends: Vec<End>) {
+fn end(control: &Control, batch: &Arc<Batch<Checksum>>, ends: Vec<WriteEnding>) {
     let mut items = Vec::with_capacity(ends.len());
     let mut done = Vec::with_capacity(ends.len());
-    for End {
+    for WriteEnding {
         item, grant, sums, ..
     } in ends
     {
@@ -211,12 +211,12 @@ fn end(control: &Control, batch: &Arc<Batch<Checksum>>, ends: Vec<End>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{END_BYTES, End, Ends};
+    use super::{END_BYTES, SegmentEnds, WriteEnding};
     use kvpool_types::{GrantId, Length};
 
-    fn group(items: std::ops::Range<usize>, bytes: u64) -> Vec<End> {
+    fn group(items: std::ops::Range<usize>, bytes: u64) -> Vec<WriteEnding> {
         items
-            .map(|item| End {
+            .map(|item| WriteEnding {
                 item,
                 grant: GrantId(item as u64),
                 length: Length(bytes),
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn the_node_is_told_of_many_groups_at_once_and_of_every_one() {
-        let mut ends = Ends {
+        let mut ends = SegmentEnds {
             copied: Vec::new(),
             bytes: 0,
             groups: 7,

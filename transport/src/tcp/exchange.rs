@@ -3,9 +3,9 @@
 //! Whoever touches the memory of an exchange holds it, and its items end when the last holder lets
 //! go: so no outcome is told while a thread may still be touching the caller's memory.
 
-use crate::batch::{Batch, unreachable};
 use crate::link::TransferError;
 use crate::memory::Slice;
+use crate::outcomes::{Batch, unreachable};
 use kvpool_types::wire::data::ReadItem;
 use kvpool_types::{Checksum, Epoch, Extent, Grant};
 use parking_lot::Mutex;
@@ -17,42 +17,42 @@ pub(super) struct Exchange {
     pub(super) epoch: Epoch,
     pub(super) deadline: Instant,
     pub(super) work: Work,
-    load: Load,
+    load: LaneLoad,
 }
 
 pub(super) enum Work {
     Read {
         items: Vec<ReadItem>,
         into: Vec<Vec<Slice>>,
-        outcomes: Outcomes<Checksum>,
+        outcomes: ExchangeOutcomes<Checksum>,
     },
     Write {
         grants: Vec<Grant>,
         from: Vec<Vec<Slice>>,
         /// The checksum of each block that has been sent.
         sent: Mutex<Vec<Checksum>>,
-        outcomes: Outcomes<Checksum>,
+        outcomes: ExchangeOutcomes<Checksum>,
     },
     Sums {
         extents: Vec<Extent>,
-        outcomes: Outcomes<Vec<Checksum>>,
+        outcomes: ExchangeOutcomes<Vec<Checksum>>,
     },
 }
 
 /// The bytes that a lane has yet to move, counted while an exchange lives.
-struct Load {
+struct LaneLoad {
     lane: Arc<AtomicU64>,
     bytes: u64,
 }
 
-impl Load {
+impl LaneLoad {
     fn new(lane: Arc<AtomicU64>, bytes: u64) -> Self {
         lane.fetch_add(bytes, Ordering::Relaxed);
         Self { lane, bytes }
     }
 }
 
-impl Drop for Load {
+impl Drop for LaneLoad {
     fn drop(&mut self) {
         self.lane.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -71,7 +71,7 @@ impl Exchange {
             epoch,
             deadline,
             work,
-            load: Load::new(lane, bytes),
+            load: LaneLoad::new(lane, bytes),
         })
     }
 
@@ -92,17 +92,17 @@ impl Exchange {
 }
 
 /// The outcomes of an exchange's items, told to the batch when this is dropped.
-pub(super) struct Outcomes<T> {
+pub(super) struct ExchangeOutcomes<T> {
     batch: Arc<Batch<T>>,
     /// Which item of the batch each item of the exchange is.
     items: Vec<usize>,
-    known: Mutex<Option<Known<T>>>,
+    known: Mutex<Option<ExchangeResult<T>>>,
 }
 
 /// One outcome an item, or one error for all.
-type Known<T> = Result<Vec<Result<T, TransferError>>, TransferError>;
+type ExchangeResult<T> = Result<Vec<Result<T, TransferError>>, TransferError>;
 
-impl<T> Outcomes<T> {
+impl<T> ExchangeOutcomes<T> {
     pub(super) fn new(batch: Arc<Batch<T>>, items: Vec<usize>) -> Self {
         Self {
             batch,
@@ -112,12 +112,12 @@ impl<T> Outcomes<T> {
     }
 
     /// Records the outcomes, unless they are known already.
-    pub(super) fn set(&self, outcomes: Known<T>) {
+    pub(super) fn set(&self, outcomes: ExchangeResult<T>) {
         self.known.lock().get_or_insert(outcomes);
     }
 }
 
-impl<T> Drop for Outcomes<T> {
+impl<T> Drop for ExchangeOutcomes<T> {
     fn drop(&mut self) {
         let known = self.known.get_mut().take();
         match known.unwrap_or_else(|| Err(unreachable("it was closed"))) {

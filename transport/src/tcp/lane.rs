@@ -5,9 +5,9 @@ use super::exchange::Exchange;
 use super::link::ConnectOptions;
 use super::receive::receive_answers;
 use super::send::send_request;
-use crate::batch::{deadline_exceeded, unreachable};
 use crate::handshake::say_hello;
 use crate::link::TransferError;
+use crate::outcomes::{deadline_exceeded, unreachable};
 use crate::socket::{notice_lost_peer, set_timeouts, shut_down};
 use kvpool_types::wire::data::{Hello, HelloReply};
 use kvpool_types::{Code, Incarnation};
@@ -22,34 +22,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-pub(super) struct Lane {
+pub(super) struct TcpLane {
     address: SocketAddr,
     /// What is said on each connection; it names the incarnation that the first one found.
     hello: Hello,
     options: ConnectOptions,
-    state: Mutex<State>,
+    state: Mutex<LaneState>,
     changed: Condvar,
     load: Arc<AtomicU64>,
     next_request: AtomicU64,
 }
 
-struct State {
+struct LaneState {
     /// What no socket has been given yet.
     queue: VecDeque<Arc<Exchange>>,
-    wire: Option<Arc<Wire>>,
+    wire: Option<Arc<TcpConnection>>,
     /// Why nothing can be sent any more.
     closed: Option<TransferError>,
 }
 
 /// One connection that has said hello.
-pub(super) struct Wire {
+pub(super) struct TcpConnection {
     socket: OwnedFd,
     dead: AtomicBool,
     /// What has been given to the socket and not been answered; `None` once it is dead.
     pending: Mutex<Option<HashMap<u64, Arc<Exchange>>>>,
 }
 
-impl Wire {
+impl TcpConnection {
     fn new(socket: OwnedFd) -> Arc<Self> {
         Arc::new(Self {
             socket,
@@ -128,7 +128,7 @@ impl Wire {
     }
 }
 
-impl Lane {
+impl TcpLane {
     /// Makes a lane out of a connection that has said hello, and starts its threads.
     pub(super) fn start(
         address: SocketAddr,
@@ -140,7 +140,7 @@ impl Lane {
             address,
             hello,
             options,
-            state: Mutex::new(State {
+            state: Mutex::new(LaneState {
                 queue: VecDeque::new(),
                 wire: None,
                 closed: None,
@@ -150,7 +150,7 @@ impl Lane {
             next_request: AtomicU64::new(1),
         });
         if let Some(socket) = socket {
-            let wire = Wire::new(socket);
+            let wire = TcpConnection::new(socket);
             start_receiver(&wire)?;
             lane.state.lock().wire = Some(wire);
         }
@@ -266,7 +266,7 @@ impl Lane {
     }
 
     /// The connection, a new one when the last has failed.
-    fn live_wire(&self) -> Result<Arc<Wire>, TransferError> {
+    fn live_wire(&self) -> Result<Arc<TcpConnection>, TransferError> {
         if let Some(wire) = &self.state.lock().wire
             && !wire.is_dead()
         {
@@ -275,7 +275,7 @@ impl Lane {
         let deadline = Instant::now() + self.options.reconnect;
         let (socket, reply) = open(self.address, &self.hello, deadline)?;
         check_incarnation(self.hello.incarnation, &reply)?;
-        let wire = Wire::new(socket);
+        let wire = TcpConnection::new(socket);
         let mut state = self.state.lock();
         if let Some(error) = &state.closed {
             return Err(error.clone());
@@ -286,7 +286,7 @@ impl Lane {
     }
 }
 
-fn start_receiver(wire: &Arc<Wire>) -> io::Result<()> {
+fn start_receiver(wire: &Arc<TcpConnection>) -> io::Result<()> {
     let wire = wire.clone();
     std::thread::Builder::new()
         .name("kvpool-tcp-recv".to_owned())

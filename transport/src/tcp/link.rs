@@ -1,12 +1,12 @@
 //! The asking side.
 
-use super::exchange::{Exchange, Outcomes, Work};
-use super::lane::{Lane, open};
-use crate::batch::{Batch, invalid, resolve, unreachable};
+use super::exchange::{Exchange, ExchangeOutcomes, Work};
+use super::lane::{TcpLane, open};
 use crate::channel::Channel;
+use crate::inline::{self, is_small};
 use crate::link::{Link, ReadOp, TransferError, TransferResult, TransportKind, WriteOp};
 use crate::memory::Slice;
-use crate::quick::{self, is_small};
+use crate::outcomes::{Batch, invalid, resolve, unreachable};
 use crate::split::{Part, cut_read, join_parts, pack, spread, write_payload};
 use crate::timer::Timer;
 use futures::future::{BoxFuture, FutureExt};
@@ -65,7 +65,7 @@ pub fn connect_with(
         ..hello
     };
     // Without a runtime there is no channel, and small batches go over the lanes too.
-    let (quick, mut first) = if tokio::runtime::Handle::try_current().is_ok() {
+    let (inline, mut first) = if tokio::runtime::Handle::try_current().is_ok() {
         let channel = Channel::from_socket(socket).map_err(unreachable)?;
         (Some(Arc::new(channel)), None)
     } else {
@@ -74,19 +74,19 @@ pub fn connect_with(
     let mut lanes = Vec::with_capacity(options.connections);
     // Those without a socket connect when they get something to send.
     for _ in 0..options.connections {
-        let lane = Lane::start(address, hello.clone(), options.clone(), first.take());
+        let lane = TcpLane::start(address, hello.clone(), options.clone(), first.take());
         lanes.push(lane.map_err(unreachable)?);
     }
-    let lanes: Arc<[Arc<Lane>]> = lanes.into();
+    let lanes: Arc<[Arc<TcpLane>]> = lanes.into();
     let timer = Timer::start("kvpool-tcp-timer", {
         let lanes = lanes.clone();
         move |now| lanes.iter().filter_map(|lane| lane.expire(now)).min()
     })
     .map_err(unreachable)?;
-    let link = TcpLink(Arc::new(Open {
+    let link = TcpLink(Arc::new(OpenTcpLink {
         address,
         incarnation: reply.incarnation,
-        quick,
+        inline,
         lanes,
         timer,
         turn: Mutex::new(0),
@@ -94,21 +94,21 @@ pub fn connect_with(
     Ok((Arc::new(link), reply))
 }
 
-struct TcpLink(Arc<Open>);
+struct TcpLink(Arc<OpenTcpLink>);
 
 /// The lanes of a link, closed when the link and all futures that it gave are gone.
-struct Open {
+struct OpenTcpLink {
     address: SocketAddr,
     incarnation: Incarnation,
     /// For what is small.
-    quick: Option<Arc<Channel>>,
-    lanes: Arc<[Arc<Lane>]>,
+    inline: Option<Arc<Channel>>,
+    lanes: Arc<[Arc<TcpLane>]>,
     timer: Timer,
     /// Which lane comes next among equally loaded ones.
     turn: Mutex<usize>,
 }
 
-impl Drop for Open {
+impl Drop for OpenTcpLink {
     fn drop(&mut self) {
         for lane in self.lanes.iter() {
             lane.close(unreachable("the link was closed"));
@@ -116,7 +116,7 @@ impl Drop for Open {
     }
 }
 
-impl Open {
+impl OpenTcpLink {
     fn submit(&self, epoch: Epoch, deadline: Instant, bytes: u64, work: Work) {
         let lane = self.least_loaded();
         // Queued first: a scan that came before would not know of it.
@@ -131,12 +131,12 @@ impl Open {
     }
 
     /// The channel, when there is one and such a batch is small enough for it.
-    fn quick(&self, payloads: impl ExactSizeIterator<Item = u64>) -> Option<Arc<Channel>> {
-        let quick = self.quick.as_ref()?;
-        is_small(payloads).then(|| quick.clone())
+    fn inline(&self, payloads: impl ExactSizeIterator<Item = u64>) -> Option<Arc<Channel>> {
+        let inline = self.inline.as_ref()?;
+        is_small(payloads).then(|| inline.clone())
     }
 
-    fn least_loaded(&self) -> &Lane {
+    fn least_loaded(&self) -> &TcpLane {
         let mut turn = self.turn.lock();
         let (first, second) = self.lanes.split_at(*turn);
         *turn = (*turn + 1) % self.lanes.len();
@@ -165,8 +165,8 @@ impl Link for TcpLink {
         ops: Vec<ReadOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>> {
-        if let Some(quick) = self.0.quick(ops.iter().map(|op| op.length().0)) {
-            return quick::read(quick, self.0.incarnation, epoch, ops, deadline);
+        if let Some(inline) = self.0.inline(ops.iter().map(|op| op.length().0)) {
+            return inline::read(inline, self.0.incarnation, epoch, ops, deadline);
         }
         let mut parts: Vec<Part> = Vec::with_capacity(ops.len());
         let early: Vec<Option<TransferError>> = ops
@@ -198,7 +198,7 @@ impl Link for TcpLink {
             let work = Work::Read {
                 items,
                 into,
-                outcomes: Outcomes::new(batch.clone(), indices),
+                outcomes: ExchangeOutcomes::new(batch.clone(), indices),
             };
             self.0.submit(epoch, deadline, bytes, work);
         });
@@ -218,8 +218,8 @@ impl Link for TcpLink {
         ops: Vec<WriteOp>,
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>> {
-        if let Some(quick) = self.0.quick(ops.iter().map(|op| op.grant.extent.length.0)) {
-            return quick::write(quick, self.0.incarnation, ops, deadline);
+        if let Some(inline) = self.0.inline(ops.iter().map(|op| op.grant.extent.length.0)) {
+            return inline::write(inline, self.0.incarnation, ops, deadline);
         }
         let (batch, outcomes) = Batch::<Checksum>::new(ops.len());
         let mut writes = Vec::with_capacity(ops.len());
@@ -248,7 +248,7 @@ impl Link for TcpLink {
                 grants,
                 from,
                 sent: Mutex::default(),
-                outcomes: Outcomes::new(batch.clone(), indices),
+                outcomes: ExchangeOutcomes::new(batch.clone(), indices),
             };
             self.0.submit(epoch, deadline, bytes, work);
         });
@@ -271,7 +271,7 @@ impl Link for TcpLink {
             let (indices, extents) = extents.into_iter().unzip();
             let work = Work::Sums {
                 extents,
-                outcomes: Outcomes::new(batch.clone(), indices),
+                outcomes: ExchangeOutcomes::new(batch.clone(), indices),
             };
             self.0.submit(epoch, deadline, 0, work);
         });
@@ -289,7 +289,8 @@ impl Link for TcpLink {
     }
 
     fn is_open(&self) -> bool {
-        let quick = self.0.quick.as_ref();
-        quick.is_none_or(|quick| quick.is_open()) && self.0.lanes.iter().all(|lane| lane.is_open())
+        let inline = self.0.inline.as_ref();
+        inline.is_none_or(|inline| inline.is_open())
+            && self.0.lanes.iter().all(|lane| lane.is_open())
     }
 }

@@ -1,7 +1,7 @@
 //! Receiving answers, straight into the callers' memory.
 
 use super::exchange::{Exchange, Work};
-use super::lane::Wire;
+use super::lane::TcpConnection;
 use crate::checksum::Sum;
 use crate::frame::{ReceiveError, decode_header, failure, receive_exact, receive_meta, status};
 use crate::link::{TransferError, TransferResult};
@@ -19,7 +19,7 @@ use std::time::Instant;
 const PIECE: u64 = 256 << 10;
 
 /// Receives answers until the connection ends; why it did.
-pub(super) fn receive_answers(wire: &Wire) -> TransferError {
+pub(super) fn receive_answers(wire: &TcpConnection) -> TransferError {
     let mut meta = Vec::new();
     loop {
         if let Err(error) = receive_answer(wire, &mut meta) {
@@ -28,9 +28,9 @@ pub(super) fn receive_answers(wire: &Wire) -> TransferError {
     }
 }
 
-fn receive_answer(wire: &Wire, meta: &mut Vec<u8>) -> Result<(), TransferError> {
+fn receive_answer(wire: &TcpConnection, meta: &mut Vec<u8>) -> Result<(), TransferError> {
     let mut head = [0; HEADER_BYTES];
-    wait_to_receive(wire.socket()).map_err(crate::batch::unreachable)?;
+    wait_to_receive(wire.socket()).map_err(crate::outcomes::unreachable)?;
     receive_exact(wire.socket(), &mut head, |_| true).map_err(receive_error)?;
     let header = decode_header(&head).map_err(receive_error)?;
     receive_meta(wire.socket(), &header, meta).map_err(receive_error)?;
@@ -47,7 +47,7 @@ fn receive_answer(wire: &Wire, meta: &mut Vec<u8>) -> Result<(), TransferError> 
 }
 
 fn answer(
-    wire: &Wire,
+    wire: &TcpConnection,
     header: &Header,
     meta: &[u8],
     exchange: &Exchange,
@@ -85,7 +85,7 @@ fn answer(
                     // The connection ends in the middle of a frame. The deadline was this
                     // exchange's own; to the others on the connection it is just gone.
                     outcomes.set(Err(error));
-                    return Err(crate::batch::unreachable(
+                    return Err(crate::outcomes::unreachable(
                         "it was ended in the middle of an answer",
                     ));
                 }
@@ -138,7 +138,7 @@ struct Target<'a> {
 
 /// Receives the bytes of all items whose code is ok, and sums them as they come.
 fn receive_payload(
-    wire: &Wire,
+    wire: &TcpConnection,
     deadline: Instant,
     items: &[ReadItem],
     into: &[Vec<Slice>],
@@ -165,10 +165,10 @@ fn receive_payload(
     );
     while first < targets.len() {
         if wire.is_dead() {
-            return Err(crate::batch::unreachable("it was closed"));
+            return Err(crate::outcomes::unreachable("it was closed"));
         }
         if Instant::now() >= deadline {
-            return Err(crate::batch::deadline_exceeded());
+            return Err(crate::outcomes::deadline_exceeded());
         }
         let mut received = receive_piece(wire, targets.get(first..).unwrap_or_default())?;
         payload.received(received);
@@ -201,7 +201,7 @@ fn receive_payload(
 }
 
 /// Receives up to [`PIECE`] bytes into the first of the targets; how many came.
-fn receive_piece(wire: &Wire, targets: &[Target<'_>]) -> Result<u64, TransferError> {
+fn receive_piece(wire: &TcpConnection, targets: &[Target<'_>]) -> Result<u64, TransferError> {
     let mut scatter = Scatter::default();
     let mut room = PIECE;
     for target in targets {
@@ -213,11 +213,11 @@ fn receive_piece(wire: &Wire, targets: &[Target<'_>]) -> Result<u64, TransferErr
         }
     }
     match scatter.receive(wire.socket()) {
-        Ok(0) => Err(crate::batch::unreachable(io::Error::from(
+        Ok(0) => Err(crate::outcomes::unreachable(io::Error::from(
             io::ErrorKind::UnexpectedEof,
         ))),
         Ok(count) => Ok(count as u64),
-        Err(error) => Err(crate::batch::unreachable(error)),
+        Err(error) => Err(crate::outcomes::unreachable(error)),
     }
 }
 
@@ -233,7 +233,7 @@ fn statuses(meta: &[u8], count: usize) -> Result<Vec<Code>, TransferError> {
 fn receive_error(error: ReceiveError) -> TransferError {
     match error {
         ReceiveError::Decode { error, .. } => decode_error(&error),
-        other => crate::batch::unreachable(other),
+        other => crate::outcomes::unreachable(other),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Sending the request of an exchange.
 
 use super::exchange::{Exchange, Work};
-use super::lane::Wire;
+use super::lane::TcpConnection;
 use crate::checksum::ChunkedSum;
 use crate::frame::encode_head;
 use crate::memory::Slice;
@@ -19,18 +19,18 @@ const PIECE: u64 = 512 << 10;
 /// What is to be sent by one call.
 #[derive(Default)]
 struct Outgoing {
-    pieces: Vec<Piece>,
+    pieces: Vec<SendPiece>,
     bytes: u64,
 }
 
-enum Piece {
+enum SendPiece {
     Bytes(Vec<u8>),
     Memory(Slice),
 }
 
 /// Sends the request of `exchange` under the number `request`.
 pub(super) fn send_request(
-    wire: &Wire,
+    wire: &TcpConnection,
     incarnation: Incarnation,
     request: u64,
     exchange: &Exchange,
@@ -77,7 +77,7 @@ pub(super) fn send_request(
 /// Sends blocks, each with its chunk checksums behind it, many small ones or a piece of a large one
 /// by one call.
 fn send_blocks(
-    wire: &Wire,
+    wire: &TcpConnection,
     head: Vec<u8>,
     grants: &[Grant],
     from: &[Vec<Slice>],
@@ -94,7 +94,7 @@ fn send_blocks(
                     .slice(Offset(at), Length(length))
                     .expect("invariant: the piece ends where the slice does at the latest");
                 sum.update_private(&piece, Offset(0), Length(length));
-                outgoing.push(Piece::Memory(piece), length);
+                outgoing.push(SendPiece::Memory(piece), length);
                 at += length;
                 outgoing.send_if_full(wire)?;
             }
@@ -108,7 +108,7 @@ fn send_blocks(
             .flat_map(|sum| sum.0.to_le_bytes())
             .collect();
         let length = bytes.len() as u64;
-        outgoing.push(Piece::Bytes(bytes), length);
+        outgoing.push(SendPiece::Bytes(bytes), length);
         outgoing.send_if_full(wire)?;
     }
     outgoing.send(wire)
@@ -117,32 +117,32 @@ fn send_blocks(
 impl Outgoing {
     fn of(head: Vec<u8>) -> Self {
         Self {
-            pieces: vec![Piece::Bytes(head)],
+            pieces: vec![SendPiece::Bytes(head)],
             bytes: 0,
         }
     }
 
-    fn push(&mut self, piece: Piece, bytes: u64) {
+    fn push(&mut self, piece: SendPiece, bytes: u64) {
         self.pieces.push(piece);
         self.bytes += bytes;
     }
 
-    fn send_if_full(&mut self, wire: &Wire) -> io::Result<()> {
+    fn send_if_full(&mut self, wire: &TcpConnection) -> io::Result<()> {
         if self.bytes >= PIECE {
             std::mem::take(self).send(wire)?;
         }
         Ok(())
     }
 
-    fn send(self, wire: &Wire) -> io::Result<()> {
+    fn send(self, wire: &TcpConnection) -> io::Result<()> {
         if wire.is_dead() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         let mut gather = Gather::default();
         for piece in &self.pieces {
             match piece {
-                Piece::Bytes(bytes) => gather.push_bytes(bytes),
-                Piece::Memory(slice) => gather.push_slice(slice),
+                SendPiece::Bytes(bytes) => gather.push_bytes(bytes),
+                SendPiece::Memory(slice) => gather.push_slice(slice),
             }
         }
         gather.send_all(wire.socket())

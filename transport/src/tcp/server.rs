@@ -1,6 +1,6 @@
 //! The serving side.
 
-use super::session::Session;
+use super::session::TcpSession;
 use crate::handshake::{Admitted, End, judge_hello};
 use crate::host::Host;
 use crate::rdma::Serving;
@@ -111,6 +111,6 @@ impl Serve for TcpServe {
         if let Err(error) = rustix::net::sockopt::set_tcp_nodelay(connection.socket(), true) {
             tracing::debug!(%error, "small answers on a connection may be late");
         }
-        Session::new(connection, &*self.host, &self.options).run(&admitted);
+        TcpSession::new(connection, &*self.host, &self.options).run(&admitted);
     }
 }

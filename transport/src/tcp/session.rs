@@ -6,7 +6,7 @@ use crate::frame::{
 };
 use crate::handshake::{Admitted, End, answer_sums};
 use crate::host::{Abort, Admission, Host, Refused, WriteGuard};
-use crate::quick::WHOLE_BYTES;
+use crate::inline::WHOLE_BYTES;
 use crate::rdma;
 use crate::service::Connection;
 use crate::socket::{Gather, LargePayload, Scatter, set_timeouts};
@@ -24,12 +24,12 @@ use std::sync::Arc;
 const MAX_RUN: usize = 64;
 
 /// The state of one connection.
-pub(super) struct Session<'a> {
+pub(super) struct TcpSession<'a> {
     connection: &'a Arc<Connection>,
     host: &'a dyn Host,
     options: &'a ServerOptions,
     /// What was agreed on for RDMA, on a connection that carries what is beside it.
-    rdma: RefCell<Option<rdma::Session>>,
+    rdma: RefCell<Option<rdma::RdmaSession>>,
 }
 
 /// A write that the host has admitted and whose bytes are to come.
@@ -41,7 +41,7 @@ struct Receive {
     sums: Vec<u8>,
 }
 
-impl<'a> Session<'a> {
+impl<'a> TcpSession<'a> {
     pub(super) fn new(
         connection: &'a Arc<Connection>,
         host: &'a dyn Host,
@@ -167,7 +167,7 @@ impl<'a> Session<'a> {
             }),
             Some(serving) => {
                 let abort: Arc<dyn Abort> = self.connection.clone();
-                rdma::Session::open(serving, self.host, Arc::downgrade(&abort), request)
+                rdma::RdmaSession::open(serving, self.host, Arc::downgrade(&abort), request)
             }
             None => Err(Refused {
                 code: Code::InvalidArgument,

@@ -24,7 +24,7 @@ pub(crate) struct TestHost {
     key: GrantKey,
     fd: OwnedFd,
     pub(crate) region: Region,
-    state: Mutex<State>,
+    state: Mutex<TestHostState>,
     changed: Condvar,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Held {
 }
 
 #[derive(Default)]
-struct State {
+struct TestHostState {
     epoch: Epoch,
     incarnation: Incarnation,
     next_grant: u64,
@@ -74,10 +74,10 @@ impl TestHost {
             key: GrantKey([9; 32]),
             fd,
             region,
-            state: Mutex::new(State {
+            state: Mutex::new(TestHostState {
                 epoch: Epoch(5),
                 incarnation: Incarnation(77),
-                ..State::default()
+                ..TestHostState::default()
             }),
             changed: Condvar::new(),
         })
@@ -237,7 +237,7 @@ impl TestHost {
         self.state.lock().written.contains(&grant)
     }
 
-    fn judge(state: &State, epoch: Epoch, incarnation: Incarnation) -> Code {
+    fn judge(state: &TestHostState, epoch: Epoch, incarnation: Incarnation) -> Code {
         if incarnation != state.incarnation {
             Code::WrongIncarnation
         } else if epoch < state.epoch {
@@ -247,7 +247,7 @@ impl TestHost {
         }
     }
 
-    fn judge_write(&self, state: &State, incarnation: Incarnation, grant: &Grant) -> Code {
+    fn judge_write(&self, state: &TestHostState, incarnation: Incarnation, grant: &Grant) -> Code {
         let code = Self::judge(state, grant.epoch, incarnation);
         if code != Code::Ok {
             return code;

@@ -2,7 +2,7 @@
 
 use crate::ends::{Ends, Memory, pair, registrations_fall_to, run, run_one, transfer};
 use kvpool_transport::Region;
-use kvpool_transport::rdma::{Access, Allows, Lane, RdmaOptions, Way};
+use kvpool_transport::rdma::{Access, Allows, RdmaLane, RdmaOptions, Verb};
 use kvpool_types::{Length, Offset};
 
 const MIB: u64 = 1 << 20;
@@ -33,7 +33,7 @@ fn reads_and_writes_of_every_size_move_every_byte() {
         for (round, size) in SIZES.into_iter().enumerate() {
             here.fill(round as u64);
             let to = ends.there.remote(0);
-            let written = transfer(Way::Write, to, vec![here.part(0, size)]);
+            let written = transfer(Verb::Write, to, vec![here.part(0, size)]);
             run_one(&ends.lane, written).unwrap();
             let sent = here.part(0, size).1.to_vec();
             assert!(
@@ -41,7 +41,7 @@ fn reads_and_writes_of_every_size_move_every_byte() {
                 "write of {size}"
             );
             here.fill_with(0);
-            let read = transfer(Way::Read, to, vec![here.part(0, size)]);
+            let read = transfer(Verb::Read, to, vec![here.part(0, size)]);
             run_one(&ends.lane, read).unwrap();
             assert!(here.part(0, size).1.to_vec() == sent, "read of {size}");
         }
@@ -77,7 +77,7 @@ fn scattered_memory_is_gathered_in_order_however_many_parts() {
     let sent = all();
     run_one(
         &ends.lane,
-        transfer(Way::Write, ends.there.remote(3), local()),
+        transfer(Verb::Write, ends.there.remote(3), local()),
     )
     .unwrap();
     let length = sent.len() as u64;
@@ -87,7 +87,7 @@ fn scattered_memory_is_gathered_in_order_however_many_parts() {
     }
     run_one(
         &ends.lane,
-        transfer(Way::Read, ends.there.remote(3), local()),
+        transfer(Verb::Read, ends.there.remote(3), local()),
     )
     .unwrap();
     assert!(all() == sent);
@@ -104,26 +104,26 @@ fn many_transfers_in_one_submission_each_get_their_bytes() {
     let ends = Ends::connect(&rail, Allows::Writes, 32 * MIB);
     let here = Memory::new(&rail, 32 * MIB, Access::Local);
     let size = 256 << 10;
-    for way in [Way::Write, Way::Read] {
-        let (from, to) = match way {
-            Way::Write => (&here, &ends.there),
-            Way::Read => (&ends.there, &here),
+    for verb in [Verb::Write, Verb::Read] {
+        let (from, to) = match verb {
+            Verb::Write => (&here, &ends.there),
+            Verb::Read => (&ends.there, &here),
         };
-        from.fill(way as u64 + 5);
+        from.fill(verb as u64 + 5);
         to.fill_with(0);
         // In an order in which nothing adjoins, and then in one in which everything does.
         for step in [37, 1] {
             let transfers = (0..128)
                 .map(|i| {
                     let at = i * step % 128 * size;
-                    transfer(way, ends.there.remote(at), vec![here.part(at, size)])
+                    transfer(verb, ends.there.remote(at), vec![here.part(at, size)])
                 })
                 .collect();
             let outcomes = run(&ends.lane, transfers);
             assert_eq!(outcomes, vec![Ok(()); 128]);
             assert!(
                 from.slice.to_vec() == to.slice.to_vec(),
-                "{way:?} in steps of {step}"
+                "{verb:?} in steps of {step}"
             );
         }
     }
@@ -141,11 +141,11 @@ fn ends_of_different_packet_sizes_agree() {
     for (asking, serving) in [(&here, &there), (&there, &here)] {
         let (queue, server) = pair(asking, serving, Allows::Writes);
         assert!(server.address().mtu == 1024 || queue.address().mtu == 1024);
-        let lane = Lane::new(queue);
+        let lane = RdmaLane::new(queue);
         let source = Memory::new(asking, MIB, Access::Local);
         let target = Memory::new(serving, MIB, Access::RemoteReadWrite);
         source.fill(9);
-        let write = transfer(Way::Write, target.remote(0), vec![source.part(0, MIB)]);
+        let write = transfer(Verb::Write, target.remote(0), vec![source.part(0, MIB)]);
         run_one(&lane, write).unwrap();
         assert!(source.slice.to_vec() == target.slice.to_vec());
     }
@@ -156,7 +156,7 @@ fn nothing_to_move_succeeds_at_once() {
     let rail = rail!("nothing_to_move_succeeds_at_once");
     let ends = Ends::connect(&rail, Allows::Reads, 4096);
     assert_eq!(run(&ends.lane, Vec::new()), []);
-    let nothing = transfer(Way::Read, ends.there.remote(0), Vec::new());
+    let nothing = transfer(Verb::Read, ends.there.remote(0), Vec::new());
     assert_eq!(run_one(&ends.lane, nothing), Ok(()));
 }
 
@@ -182,7 +182,7 @@ fn cached_registrations_are_found_again_and_never_for_other_memory() {
         // What is gone is let go, here or by the thread that looks for it every second.
         registrations_fall_to(&rail, before + 1);
         let write = transfer(
-            Way::Write,
+            Verb::Write,
             ends.there.remote(0),
             vec![(registration, slice)],
         );
@@ -212,13 +212,13 @@ fn registering_again_or_overlapping_harms_nobody() {
     assert_eq!(rail.registrations(), before + 4);
     drop((first, third));
     let write = transfer(
-        Way::Write,
+        Verb::Write,
         ends.there.remote(0),
         vec![(second, slice.clone())],
     );
     assert_eq!(run_one(&ends.lane, write), Ok(()));
     drop(slice);
-    let write = transfer(Way::Write, ends.there.remote(0), vec![(cached, part)]);
+    let write = transfer(Verb::Write, ends.there.remote(0), vec![(cached, part)]);
     assert_eq!(run_one(&ends.lane, write), Ok(()));
     rail.forget_cached();
     assert_eq!(rail.registrations(), before);

@@ -3,7 +3,7 @@
 use crate::ends::{
     Ends, LIMIT, Memory, pair, registrations_fall_to, run, run_one, start, transfer,
 };
-use kvpool_transport::rdma::{Access, Allows, Fault, Lane, RdmaOptions, Retry, Transfer, Way};
+use kvpool_transport::rdma::{Access, Allows, Fault, RdmaLane, RdmaOptions, Retry, Transfer, Verb};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -28,12 +28,12 @@ fn impatient() -> RdmaOptions {
     }
 }
 
-fn all_of(ends: &Ends, here: &Memory, way: Way, rounds: u64) -> Vec<Transfer> {
+fn all_of(ends: &Ends, here: &Memory, verb: Verb, rounds: u64) -> Vec<Transfer> {
     let pieces = here.slice.length().0 / MIB;
     (0..rounds * pieces)
         .map(|i| {
             let at = i * 7 % pieces * MIB;
-            transfer(way, ends.there.remote(at), vec![here.part(at, MIB)])
+            transfer(verb, ends.there.remote(at), vec![here.part(at, MIB)])
         })
         .collect()
 }
@@ -61,13 +61,13 @@ fn after_an_abort_no_memory_is_touched() {
         ..RdmaOptions::default()
     };
     let rail = rail!("after_an_abort_no_memory_is_touched", options);
-    for way in [Way::Read, Way::Write] {
+    for verb in [Verb::Read, Verb::Write] {
         for wait in [1, 20] {
             let ends = Ends::connect(&rail, Allows::Writes, 32 * MIB);
             let here = Memory::new(&rail, 32 * MIB, Access::Local);
             here.fill(1);
             ends.there.fill(2);
-            let transfers = all_of(&ends, &here, way, 24);
+            let transfers = all_of(&ends, &here, verb, 24);
             let (sender, answer) = mpsc::channel();
             let lane = &ends.lane;
             std::thread::scope(|scope| {
@@ -89,7 +89,7 @@ fn after_an_abort_no_memory_is_touched() {
             assert_eq!(outcomes.len(), 24 * 32);
             assert!(
                 outcomes.iter().any(Result::is_err),
-                "{way:?} was over before the abort"
+                "{verb:?} was over before the abort"
             );
             assert!(!ends.lane.is_open());
             assert_eq!(rail.in_flight(), 0);
@@ -113,7 +113,7 @@ fn after_the_serving_queue_pair_is_gone_no_memory_is_touched() {
     let transfers = (0..256)
         .map(|i| {
             let at = i * 7 % 32 * MIB;
-            transfer(Way::Write, there.remote(at), vec![here.part(at, MIB)])
+            transfer(Verb::Write, there.remote(at), vec![here.part(at, MIB)])
         })
         .collect();
     let (sender, answer) = mpsc::channel();
@@ -136,10 +136,10 @@ fn a_peer_that_vanishes_ends_in_an_error_in_bounded_time() {
         "a_peer_that_vanishes_ends_in_an_error_in_bounded_time",
         impatient()
     );
-    for way in [Way::Read, Way::Write] {
+    for verb in [Verb::Read, Verb::Write] {
         let mut ends = Ends::connect(&rail, Allows::Writes, 32 * MIB);
         let here = Memory::new(&rail, 32 * MIB, Access::Local);
-        let transfers = all_of(&ends, &here, way, 8);
+        let transfers = all_of(&ends, &here, verb, 8);
         let answer = start(&ends.lane, transfers);
         std::thread::sleep(Duration::from_millis(20));
         let other = pair(&rail, &rail, Allows::Writes).1;
@@ -156,7 +156,7 @@ fn a_peer_that_vanishes_ends_in_an_error_in_bounded_time() {
             .filter_map(|outcome| outcome.as_ref().err())
             .map(|e| e.fault)
             .collect();
-        assert!(faults.contains(&Fault::Path), "{way:?}: {faults:?}");
+        assert!(faults.contains(&Fault::Path), "{verb:?}: {faults:?}");
         assert!(!ends.lane.is_open());
     }
 }
@@ -170,7 +170,7 @@ fn a_queue_pair_that_is_failed_answers_for_its_work() {
     let ends = Ends::connect(&rail, Allows::Writes, 8 * MIB);
     let here = Memory::new(&rail, 8 * MIB, Access::Local);
     ends.serving.fail();
-    let write = transfer(Way::Write, ends.there.remote(0), vec![here.part(0, MIB)]);
+    let write = transfer(Verb::Write, ends.there.remote(0), vec![here.part(0, MIB)]);
     let error = run_one(&ends.lane, write).unwrap_err();
     assert!(
         matches!(error.fault, Fault::Path | Fault::Remote),
@@ -182,11 +182,11 @@ fn a_queue_pair_that_is_failed_answers_for_its_work() {
 fn a_queue_pair_that_is_not_connected_takes_no_work() {
     let rail = rail!("a_queue_pair_that_is_not_connected_takes_no_work");
     let queue = kvpool_transport::rdma::QueuePair::create(&rail, Allows::Nothing).unwrap();
-    let lane = Lane::new(queue);
+    let lane = RdmaLane::new(queue);
     let here = Memory::new(&rail, MIB, Access::RemoteReadWrite);
     let remote = here.remote(0);
     let transfers = (0..4)
-        .map(|i| transfer(Way::Write, remote, vec![here.part(i * 2 * 4096, 4096)]))
+        .map(|i| transfer(Verb::Write, remote, vec![here.part(i * 2 * 4096, 4096)]))
         .collect();
     let outcomes = run(&lane, transfers);
     assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
@@ -201,12 +201,12 @@ fn two_hundred_connections_leave_nothing_behind() {
         let ends = Ends::connect(&rail, Allows::Writes, MIB);
         let here = Memory::new(&rail, MIB, Access::Local);
         here.fill(round);
-        let way = if round % 2 == 0 {
-            Way::Write
+        let verb = if round % 2 == 0 {
+            Verb::Write
         } else {
-            Way::Read
+            Verb::Read
         };
-        let one = transfer(way, ends.there.remote(0), vec![here.part(0, MIB)]);
+        let one = transfer(verb, ends.there.remote(0), vec![here.part(0, MIB)]);
         if round % 3 == 0 {
             // Left in the middle.
             ends.lane.submit(vec![one], |_| {});
@@ -238,7 +238,7 @@ fn a_lane_may_be_dropped_at_the_end_of_its_work() {
     let all = (0..64)
         .map(|i| {
             transfer(
-                Way::Write,
+                Verb::Write,
                 there.remote(i * 8192),
                 vec![here.part(i * 8192, 4096)],
             )
@@ -263,7 +263,7 @@ fn who_panics_at_the_end_of_its_work_harms_nobody_else() {
     let rail = rail!("who_panics_at_the_end_of_its_work_harms_nobody_else");
     let ends = Ends::connect(&rail, Allows::Writes, MIB);
     let here = Memory::new(&rail, MIB, Access::Local);
-    let write = transfer(Way::Write, ends.there.remote(0), vec![here.part(0, MIB)]);
+    let write = transfer(Verb::Write, ends.there.remote(0), vec![here.part(0, MIB)]);
     ends.lane
         .submit(vec![write.clone()], |_| panic!("as this test wants it"));
     assert_eq!(run_one(&ends.lane, write), Ok(()));

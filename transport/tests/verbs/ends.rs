@@ -1,8 +1,8 @@
 //! Two connected ends, and what is done between them.
 
 use kvpool_transport::rdma::{
-    Access, Allows, Fabric, Lane, QueuePair, Rail, RdmaOptions, Registration, Remote, Transfer,
-    Way, WorkError,
+    Access, Allows, Fabric, QueuePair, Rail, RdmaLane, RdmaOptions, Registration, Remote, Transfer,
+    Verb, WorkError,
 };
 use kvpool_transport::{Region, Slice};
 use kvpool_types::{Length, Offset};
@@ -36,7 +36,7 @@ pub(crate) fn open(options: &RdmaOptions) -> Result<Arc<Rail>, String> {
 
 /// One connection, and the memory of the end that serves.
 pub(crate) struct Ends {
-    pub(crate) lane: Lane,
+    pub(crate) lane: RdmaLane,
     pub(crate) serving: QueuePair,
     pub(crate) there: Memory,
 }
@@ -107,7 +107,7 @@ impl Ends {
     ) -> Self {
         let (asking, serving) = pair(rail, rail, allows);
         Self {
-            lane: Lane::new(asking),
+            lane: RdmaLane::new(asking),
             serving,
             there: Memory::new(rail, bytes, access),
         }
@@ -123,12 +123,16 @@ pub(crate) fn pair(here: &Arc<Rail>, there: &Arc<Rail>, allows: Allows) -> (Queu
     (asking, serving)
 }
 
-pub(crate) fn transfer(way: Way, remote: Remote, local: Vec<(Registration, Slice)>) -> Transfer {
-    Transfer { way, remote, local }
+pub(crate) fn transfer(verb: Verb, remote: Remote, local: Vec<(Registration, Slice)>) -> Transfer {
+    Transfer {
+        verb,
+        remote,
+        local,
+    }
 }
 
 /// Submits and waits for the outcomes.
-pub(crate) fn run(lane: &Lane, transfers: Vec<Transfer>) -> Vec<Result<(), WorkError>> {
+pub(crate) fn run(lane: &RdmaLane, transfers: Vec<Transfer>) -> Vec<Result<(), WorkError>> {
     start(lane, transfers)
         .recv_timeout(LIMIT)
         .expect("an answer in time")
@@ -136,7 +140,7 @@ pub(crate) fn run(lane: &Lane, transfers: Vec<Transfer>) -> Vec<Result<(), WorkE
 
 /// Submits, to be waited for.
 pub(crate) fn start(
-    lane: &Lane,
+    lane: &RdmaLane,
     transfers: Vec<Transfer>,
 ) -> mpsc::Receiver<Vec<Result<(), WorkError>>> {
     let (sender, receiver) = mpsc::channel();
@@ -147,7 +151,7 @@ pub(crate) fn start(
 }
 
 /// Submits one transfer and waits for its outcome.
-pub(crate) fn run_one(lane: &Lane, transfer: Transfer) -> Result<(), WorkError> {
+pub(crate) fn run_one(lane: &RdmaLane, transfer: Transfer) -> Result<(), WorkError> {
     let mut outcomes = run(lane, vec![transfer]);
     assert_eq!(outcomes.len(), 1);
     outcomes.remove(0)

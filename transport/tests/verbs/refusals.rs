@@ -4,7 +4,7 @@ use crate::ends::{Ends, LIMIT, Memory, run, run_one, transfer};
 use kvpool_transport::Region;
 use kvpool_transport::memory::{create_segment, read_only_fd};
 use kvpool_transport::rdma::{
-    Access, Allows, Fabric, Fault, RdmaOptions, Remote, Transfer, Unavailable, Way, WorkError,
+    Access, Allows, Fabric, Fault, RdmaOptions, Remote, Transfer, Unavailable, Verb, WorkError,
 };
 use kvpool_types::{Length, Offset};
 use std::os::fd::AsFd;
@@ -30,17 +30,17 @@ fn refused(ends: &Ends, forbidden: Transfer) -> WorkError {
 #[test]
 fn a_wrong_key_is_the_peers_refusal() {
     let rail = rail!("a_wrong_key_is_the_peers_refusal");
-    for way in [Way::Read, Way::Write] {
+    for verb in [Verb::Read, Verb::Write] {
         let ends = Ends::connect(&rail, Allows::Writes, SIZE);
         let here = Memory::new(&rail, SIZE, Access::Local);
         here.fill(1);
         let mut remote = ends.there.remote(0);
         remote.rkey ^= 0x5a;
-        let error = refused(&ends, transfer(way, remote, vec![here.part(0, SIZE)]));
+        let error = refused(&ends, transfer(verb, remote, vec![here.part(0, SIZE)]));
         assert_eq!(
             (error.fault, error.status),
             (Fault::Remote, "REM_ACCESS_ERR"),
-            "{way:?}"
+            "{verb:?}"
         );
     }
 }
@@ -48,7 +48,7 @@ fn a_wrong_key_is_the_peers_refusal() {
 #[test]
 fn an_address_out_of_bounds_is_the_peers_refusal() {
     let rail = rail!("an_address_out_of_bounds_is_the_peers_refusal");
-    for way in [Way::Read, Way::Write] {
+    for verb in [Verb::Read, Verb::Write] {
         for from in [-1_i64, 1, 1 << 30] {
             let ends = Ends::connect(&rail, Allows::Writes, SIZE);
             let here = Memory::new(&rail, SIZE, Access::Local);
@@ -57,8 +57,8 @@ fn an_address_out_of_bounds_is_the_peers_refusal() {
                 address: ends.there.registration.address().wrapping_add_signed(from),
                 rkey: ends.there.registration.rkey(),
             };
-            let error = refused(&ends, transfer(way, remote, vec![here.part(0, SIZE)]));
-            assert_eq!(error.fault, Fault::Remote, "{way:?} from {from}: {error}");
+            let error = refused(&ends, transfer(verb, remote, vec![here.part(0, SIZE)]));
+            assert_eq!(error.fault, Fault::Remote, "{verb:?} from {from}: {error}");
         }
     }
 }
@@ -66,7 +66,7 @@ fn an_address_out_of_bounds_is_the_peers_refusal() {
 #[test]
 fn a_revoked_registration_is_the_peers_refusal() {
     let rail = rail!("a_revoked_registration_is_the_peers_refusal");
-    for way in [Way::Read, Way::Write] {
+    for verb in [Verb::Read, Verb::Write] {
         let ends = Ends::connect(&rail, Allows::Writes, SIZE);
         let here = Memory::new(&rail, SIZE, Access::Local);
         let revoked = rail
@@ -76,11 +76,11 @@ fn a_revoked_registration_is_the_peers_refusal() {
             address: revoked.address(),
             rkey: revoked.rkey(),
         };
-        let good = transfer(way, remote, vec![here.part(0, SIZE)]);
+        let good = transfer(verb, remote, vec![here.part(0, SIZE)]);
         assert_eq!(run_one(&ends.lane, good.clone()), Ok(()));
         here.fill(1);
         drop(revoked);
-        assert_eq!(refused(&ends, good).fault, Fault::Remote, "{way:?}");
+        assert_eq!(refused(&ends, good).fault, Fault::Remote, "{verb:?}");
     }
 }
 
@@ -91,12 +91,12 @@ fn a_queue_pair_that_allows_reads_refuses_a_write() {
     let ends = Ends::with_access(&rail, Allows::Reads, Access::RemoteReadWrite, SIZE);
     let here = Memory::new(&rail, SIZE, Access::Local);
     here.fill(1);
-    let read = transfer(Way::Read, ends.there.remote(0), vec![here.part(0, SIZE)]);
+    let read = transfer(Verb::Read, ends.there.remote(0), vec![here.part(0, SIZE)]);
     assert_eq!(run_one(&ends.lane, read), Ok(()));
     here.fill(2);
     let error = refused(
         &ends,
-        transfer(Way::Write, ends.there.remote(0), vec![here.part(0, SIZE)]),
+        transfer(Verb::Write, ends.there.remote(0), vec![here.part(0, SIZE)]),
     );
     assert_eq!(error.fault, Fault::Remote);
 }
@@ -107,7 +107,7 @@ fn memory_registered_for_reading_refuses_a_write() {
     let ends = Ends::with_access(&rail, Allows::Writes, Access::RemoteRead, SIZE);
     let here = Memory::new(&rail, SIZE, Access::Local);
     here.fill(1);
-    let write = transfer(Way::Write, ends.there.remote(0), vec![here.part(0, SIZE)]);
+    let write = transfer(Verb::Write, ends.there.remote(0), vec![here.part(0, SIZE)]);
     assert_eq!(refused(&ends, write).fault, Fault::Remote);
 }
 
@@ -120,7 +120,7 @@ fn one_refusal_ends_all_that_is_behind_it() {
         .map(|i| {
             let mut remote = ends.there.remote((99 - i) * SIZE);
             remote.rkey ^= if i == 50 { 0x5a } else { 0 };
-            transfer(Way::Write, remote, vec![here.part(0, SIZE)])
+            transfer(Verb::Write, remote, vec![here.part(0, SIZE)])
         })
         .collect();
     let outcomes = run(&ends.lane, transfers);
@@ -133,7 +133,7 @@ fn one_refusal_ends_all_that_is_behind_it() {
     // Those before may have been heard of or not, but none failed by itself.
     assert!((0..50).all(|i| matches!(fault(i), None | Some(Fault::Flushed))));
     assert!(!ends.lane.is_open());
-    let after = transfer(Way::Write, ends.there.remote(0), vec![here.part(0, SIZE)]);
+    let after = transfer(Verb::Write, ends.there.remote(0), vec![here.part(0, SIZE)]);
     assert_eq!(
         run_one(&ends.lane, after).unwrap_err().fault,
         Fault::Flushed
@@ -148,13 +148,17 @@ fn nonsense_is_refused_alone_and_the_lane_goes_on() {
     let here = Memory::new(&rail, SIZE, Access::Local);
     let other = Region::allocate(Length(SIZE)).whole();
     let remote = ends.there.remote(0);
-    let uncovered = transfer(Way::Write, remote, vec![(here.registration.clone(), other)]);
-    let mut past_the_end = transfer(Way::Write, remote, vec![here.part(0, SIZE)]);
+    let uncovered = transfer(
+        Verb::Write,
+        remote,
+        vec![(here.registration.clone(), other)],
+    );
+    let mut past_the_end = transfer(Verb::Write, remote, vec![here.part(0, SIZE)]);
     past_the_end.remote.address = u64::MAX - 5;
     let elsewhere = rail!("nonsense_is_refused_alone_and_the_lane_goes_on");
     let foreign = Memory::new(&elsewhere, SIZE, Access::Local);
-    let of_another_rail = transfer(Way::Write, remote, vec![foreign.part(0, SIZE)]);
-    let good = transfer(Way::Write, remote, vec![here.part(0, SIZE)]);
+    let of_another_rail = transfer(Verb::Write, remote, vec![foreign.part(0, SIZE)]);
+    let good = transfer(Verb::Write, remote, vec![here.part(0, SIZE)]);
     let all = vec![uncovered, past_the_end, of_another_rail, good];
     let faults: Vec<Option<Fault>> = run(&ends.lane, all)
         .iter()
@@ -197,9 +201,9 @@ fn memory_that_is_only_read_is_a_source_and_no_destination() {
         Err(error) => return assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{error}"),
     };
     let local = vec![(registration, slice)];
-    let read = transfer(Way::Read, ends.there.remote(0), local.clone());
+    let read = transfer(Verb::Read, ends.there.remote(0), local.clone());
     assert_eq!(run_one(&ends.lane, read).unwrap_err().fault, Fault::Invalid);
-    let write = transfer(Way::Write, ends.there.remote(0), local);
+    let write = transfer(Verb::Write, ends.there.remote(0), local);
     assert_eq!(run_one(&ends.lane, write), Ok(()));
     assert_eq!(ends.there.slice.to_vec(), [7; 64 << 10]);
 }

@@ -1,7 +1,7 @@
 //! Operations share a lane, and an idle rail costs nothing.
 
 use crate::ends::{Ends, LIMIT, Memory, run, start, transfer};
-use kvpool_transport::rdma::{Access, Allows, Lane, Way};
+use kvpool_transport::rdma::{Access, Allows, RdmaLane, Verb};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ fn a_small_submission_does_not_wait_for_a_huge_one() {
     let rail = rail!("a_small_submission_does_not_wait_for_a_huge_one");
     let ends = Ends::connect(&rail, Allows::Writes, 64 * MIB);
     let here = Memory::new(&rail, 64 * MIB, Access::Local);
-    for way in [Way::Write, Way::Read] {
+    for verb in [Verb::Write, Verb::Read] {
         let (sender, receiver) = mpsc::channel();
         let begun = Instant::now();
         let submit = |name: &'static str, transfers| {
@@ -26,13 +26,13 @@ fn a_small_submission_does_not_wait_for_a_huge_one() {
         let huge = (0..512)
             .map(|i| {
                 let at = i * 37 % 64 * MIB;
-                transfer(way, ends.there.remote(at), vec![here.part(at, MIB)])
+                transfer(verb, ends.there.remote(at), vec![here.part(at, MIB)])
             })
             .collect();
         submit("huge", huge);
         let after = begun.elapsed();
         let small = vec![transfer(
-            way,
+            verb,
             ends.there.remote(0),
             vec![here.part(0, 4096)],
         )];
@@ -41,7 +41,7 @@ fn a_small_submission_does_not_wait_for_a_huge_one() {
         let (_, huge) = receiver.recv_timeout(LIMIT).unwrap();
         assert_eq!(first, "small");
         let (small, huge) = (small.saturating_sub(after), huge.saturating_sub(after));
-        assert!(small * 4 < huge, "{way:?}: small {small:?}, huge {huge:?}");
+        assert!(small * 4 < huge, "{verb:?}: small {small:?}, huge {huge:?}");
     }
 }
 
@@ -49,7 +49,7 @@ fn a_small_submission_does_not_wait_for_a_huge_one() {
 fn many_threads_share_one_lane() {
     let rail = rail!("many_threads_share_one_lane");
     let ends = Ends::connect(&rail, Allows::Writes, 8 * MIB);
-    let (lane, there): (Arc<Lane>, _) = (Arc::new(ends.lane), Arc::new(ends.there));
+    let (lane, there): (Arc<RdmaLane>, _) = (Arc::new(ends.lane), Arc::new(ends.there));
     let threads: Vec<_> = (0..8)
         .map(|number| {
             let (lane, there, rail) = (lane.clone(), there.clone(), rail.clone());
@@ -59,17 +59,17 @@ fn many_threads_share_one_lane() {
                     let (length, at) = (MIB / 16, number * MIB);
                     here.fill(number * 1000 + round);
                     let sent = here.slice.to_vec();
-                    for way in [Way::Write, Way::Read] {
+                    for verb in [Verb::Write, Verb::Read] {
                         let transfers = (0..16)
                             .map(|i| {
                                 let from = i * 5 % 16 * length;
                                 let local = vec![here.part(from, length)];
-                                transfer(way, there.remote(at + from), local)
+                                transfer(verb, there.remote(at + from), local)
                             })
                             .collect();
                         assert_eq!(run(&lane, transfers), vec![Ok(()); 16]);
                         assert!(there.part(at, MIB).1.to_vec() == sent);
-                        if way == Way::Write {
+                        if verb == Verb::Write {
                             here.fill_with(0);
                         } else {
                             assert!(here.slice.to_vec() == sent);
@@ -94,12 +94,12 @@ fn a_submission_may_be_made_from_the_end_of_another() {
     let (sender, receiver) = mpsc::channel();
     fn next(
         left: u32,
-        lane: Arc<Lane>,
+        lane: Arc<RdmaLane>,
         here: Arc<Memory>,
         there: Arc<Memory>,
         end: mpsc::Sender<()>,
     ) {
-        let again = transfer(Way::Write, there.remote(0), vec![here.part(0, 4096)]);
+        let again = transfer(Verb::Write, there.remote(0), vec![here.part(0, 4096)]);
         let me = lane.clone();
         lane.submit(vec![again], move |outcomes| {
             assert_eq!(outcomes, [Ok(())]);
@@ -119,7 +119,7 @@ fn an_idle_rail_uses_no_processor() {
     let rail = rail!("an_idle_rail_uses_no_processor");
     let ends = Ends::connect(&rail, Allows::Writes, MIB);
     let here = Memory::new(&rail, MIB, Access::Local);
-    let write = transfer(Way::Write, ends.there.remote(0), vec![here.part(0, MIB)]);
+    let write = transfer(Verb::Write, ends.there.remote(0), vec![here.part(0, MIB)]);
     start(&ends.lane, vec![write]).recv_timeout(LIMIT).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     // Other tests have such threads too, so the idlest one counts.

@@ -2,7 +2,7 @@
 //! Measured by hand: `cargo test -p kvpool-transport --test verbs -- --ignored --nocapture`.
 
 use crate::ends::{Ends, Memory, run, transfer};
-use kvpool_transport::rdma::{Access, Allows, Way};
+use kvpool_transport::rdma::{Access, Allows, Verb};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -15,13 +15,13 @@ fn batches() {
         let ends = Ends::connect(&rail, Allows::Writes, total);
         let here = Memory::new(&rail, total, Access::Local);
         here.fill(3);
-        for way in [Way::Write, Way::Read] {
+        for verb in [Verb::Write, Verb::Read] {
             let batch = || {
                 // In an order in which nothing merges.
                 (0..count)
                     .map(|i| {
                         let at = i * 7 % count * size;
-                        transfer(way, ends.there.remote(at), vec![here.part(at, size)])
+                        transfer(verb, ends.there.remote(at), vec![here.part(at, size)])
                     })
                     .collect()
             };
@@ -33,7 +33,7 @@ fn batches() {
             }
             let each = begun.elapsed() / rounds;
             let speed = total as f64 / each.as_secs_f64() / 1e9;
-            println!("{way:?} {count} x {size}: {speed:.3} GB/s, {each:?} a batch");
+            println!("{verb:?} {count} x {size}: {speed:.3} GB/s, {each:?} a batch");
         }
     }
 }

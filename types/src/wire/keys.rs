@@ -10,9 +10,9 @@
 //!
 //! ADR 0006 says why keys are packed.
 
-mod batch;
+mod key_batch;
 
-pub use batch::{BatchError, KeyBatch};
+pub use key_batch::{BatchError, KeyBatch};
 
 use super::{DecodeError, Reader, reader::put_str16};
 use crate::key::{Digest, Key, KeyRef, MAX_KEY_BYTES};

@@ -5,8 +5,8 @@ use crate::frame::{failure, receive_by, send};
 use crate::link::TransferError;
 use crate::memory::Region;
 use crate::peer::{Endpoint, Secret};
-use crate::rdma::{Allows, Fabric, Lane, QueuePair, Rail, RdmaOptions, Remote, Transfer};
-use crate::rdma::{Way, WorkError};
+use crate::rdma::{Allows, Fabric, QueuePair, Rail, RdmaLane, RdmaOptions, Remote, Transfer};
+use crate::rdma::{Verb, WorkError};
 use crate::socket::shut_down;
 use crate::tcp;
 use kvpool_types::wire::data::{Hello, Meta, ReadItem, ReadRequest, Statuses, WriteRequest};
@@ -116,8 +116,8 @@ pub(super) fn queue_pairs(port: &Arc<Rail>) -> Vec<(QueuePair, bool)> {
 pub(super) struct Intruder {
     pub(super) connection: Connection,
     port: Arc<Rail>,
-    reads: Lane,
-    writes: Lane,
+    reads: RdmaLane,
+    writes: RdmaLane,
 }
 
 impl Intruder {
@@ -128,7 +128,7 @@ impl Intruder {
         let mut lanes = Vec::new();
         for ((queue, _), its) in queues.into_iter().zip(&opened.taken) {
             queue.connect(&its.queue).unwrap();
-            lanes.push(Lane::new(queue));
+            lanes.push(RdmaLane::new(queue));
         }
         let writes = lanes.pop().unwrap();
         Self {
@@ -161,7 +161,7 @@ impl Intruder {
     /// Moves bytes between `local` and an address of the peer's, by a key.
     pub(super) fn run(
         &self,
-        way: Way,
+        verb: Verb,
         address: u64,
         rkey: u32,
         local: &Region,
@@ -169,13 +169,13 @@ impl Intruder {
         let slice = local.whole();
         let registration = self.port.cached(&slice).unwrap();
         let transfer = Transfer {
-            way,
+            verb,
             remote: Remote { address, rkey },
             local: vec![(registration, slice)],
         };
-        let lane = match way {
-            Way::Read => &self.reads,
-            Way::Write => &self.writes,
+        let lane = match verb {
+            Verb::Read => &self.reads,
+            Verb::Write => &self.writes,
         };
         let (sender, outcome) = mpsc::channel();
         lane.submit(vec![transfer], move |mut outcomes| {

@@ -66,11 +66,17 @@ fn round_trip(here: &Endpoint, there: &str, target: &Region, seed: u8) {
     let length = target.whole().length().0;
     let source = filled(length, seed);
     let moves = whole(&source, address(target));
-    assert_eq!(here.transfer(there, Way::Write, &moves, soon()), Ok(()));
+    assert_eq!(
+        here.transfer(there, Direction::Write, &moves, soon()),
+        Ok(())
+    );
     assert!(same(target, &source.whole().to_vec()));
     let back = Region::allocate(Length(length));
     let moves = whole(&back, address(target));
-    assert_eq!(here.transfer(there, Way::Read, &moves, soon()), Ok(()));
+    assert_eq!(
+        here.transfer(there, Direction::Read, &moves, soon()),
+        Ok(())
+    );
     assert!(same(&back, &source.whole().to_vec()));
 }
 
@@ -148,7 +154,7 @@ fn a_key_opens_its_range_and_nothing_beside_it() {
         (address(&elsewhere), 16),
         (0, 16),
     ] {
-        for way in [rdma::Way::Read, rdma::Way::Write] {
+        for way in [rdma::Verb::Read, rdma::Verb::Write] {
             // Refused once, a queue pair is of no use any more.
             let intruder = Intruder::connect(&there, &port);
             let local = filled(length, 0xff);
@@ -169,7 +175,7 @@ fn a_key_opens_its_range_and_nothing_beside_it() {
     assert!(same(&all, &before), "the memory was touched");
     let inside = Region::allocate(Length(4096));
     let intruder = Intruder::connect(&there, &port);
-    let read = intruder.run(rdma::Way::Read, from, place.rkey, &inside);
+    let read = intruder.run(rdma::Verb::Read, from, place.rkey, &inside);
     assert!(read.is_ok() && same(&inside, &before[4096..8192]));
 }
 
@@ -184,7 +190,7 @@ fn keys_of_other_memory_that_the_process_has_registered_open_nothing() {
     let fabric = Fabric::shared(&RdmaOptions::default()).unwrap();
     let exposure = fabric.expose(&segment.whole()).unwrap();
     let place = exposure.places(MEMORY).next().unwrap();
-    for way in [rdma::Way::Read, rdma::Way::Write] {
+    for way in [rdma::Verb::Read, rdma::Verb::Write] {
         let intruder = Intruder::connect(&there, &port);
         let local = filled(4096, 0xff);
         let refused = intruder.run(way, place.address, place.rkey, &local);
@@ -199,7 +205,7 @@ fn a_key_is_void_when_withdraw_has_returned() {
     let port = device!("a_key_is_void_when_withdraw_has_returned");
     let there = over_rdma();
     let target = exposed(&there, MIB);
-    for way in [rdma::Way::Read, rdma::Way::Write] {
+    for way in [rdma::Verb::Read, rdma::Verb::Write] {
         let intruder = Intruder::connect(&there, &port);
         let place = intruder.place(extent(address(&target), MIB)).unwrap();
         let local = filled(MIB, 0xff);
@@ -229,16 +235,16 @@ fn withdraw_ends_the_queue_pairs_of_a_write_that_was_announced_and_does_not_end(
     let place = intruder.place(at).unwrap();
     let of_other = intruder.place(extent(address(&other), MIB)).unwrap();
     assert_eq!(intruder.announce(at), Code::Ok);
-    let patience = Duration::from_millis(300);
+    let timeout = Duration::from_millis(300);
     let begun = Instant::now();
-    assert_eq!(there.withdraw(address(&target), patience), Ok(true));
-    assert!(begun.elapsed() >= patience && begun.elapsed() < Duration::from_secs(3));
+    assert_eq!(there.withdraw(address(&target), timeout), Ok(true));
+    assert!(begun.elapsed() >= timeout && begun.elapsed() < Duration::from_secs(3));
     let canary = refill(&target, 0xca);
     // Not even what is still registered is reached by what was fenced.
     let untouched = other.whole().to_vec();
     for place in [place, of_other] {
         let late = intruder.run(
-            rdma::Way::Write,
+            rdma::Verb::Write,
             place.address,
             place.rkey,
             &filled(MIB, 0xff),
@@ -251,7 +257,7 @@ fn withdraw_ends_the_queue_pairs_of_a_write_that_was_announced_and_does_not_end(
 #[test]
 fn transfers_under_way_end_with_an_error_when_their_range_is_withdrawn() {
     let _device = device!("transfers_under_way_end_with_an_error_when_their_range_is_withdrawn");
-    for way in [Way::Read, Way::Write] {
+    for way in [Direction::Read, Direction::Write] {
         let (here, there) = (over_rdma(), over_rdma());
         let target = exposed(&there, 64 * MIB);
         let local = filled(64 * MIB, 0x0f);
@@ -296,7 +302,7 @@ fn memory_that_is_registered_anew_is_reached_over_rdma_again() {
         there.expose(target.whole()).unwrap();
         let back = Region::allocate(Length(MIB));
         let moves = whole(&back, address(&target));
-        assert_eq!(here.transfer(&to, Way::Read, &moves, soon()), Ok(()));
+        assert_eq!(here.transfer(&to, Direction::Read, &moves, soon()), Ok(()));
         assert!(same(&back, &target.whole().to_vec()));
         assert_eq!(kind(&here, &to), TransportKind::Rdma);
     }
@@ -360,7 +366,7 @@ fn queue_pairs_end_with_the_session_and_with_their_connection() {
         let target = exposed(&there, MIB);
         let intruder = Intruder::connect(&there, &port);
         let place = intruder.place(extent(address(&target), MIB)).unwrap();
-        let (write, source) = (rdma::Way::Write, filled(4096, 0xff));
+        let (write, source) = (rdma::Verb::Write, filled(4096, 0xff));
         assert_eq!(
             intruder.run(write, place.address, place.rkey, &source),
             Ok(())
@@ -486,7 +492,7 @@ fn a_process_with_memory() {
 fn a_peer_that_is_killed_or_stopped_ends_a_transfer_by_its_deadline() {
     let _device = device!("a_peer_that_is_killed_or_stopped_ends_a_transfer_by_its_deadline");
     use rustix::process::Signal;
-    for way in [Way::Read, Way::Write] {
+    for way in [Direction::Read, Direction::Write] {
         for (signal, codes) in [
             (Signal::KILL, [Code::Unreachable, Code::DeadlineExceeded]),
             (Signal::STOP, [Code::DeadlineExceeded; 2]),

@@ -7,7 +7,7 @@
 // live as long as what is shared.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
-use super::{Place, Shared};
+use super::{CompletionState, LaneSlot};
 use crate::rdma::device::check;
 use crate::rdma::lane::Inner;
 use crate::rdma::operation::Finished;
@@ -35,7 +35,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// What the thread has for itself.
 pub(super) struct Loop {
-    shared: Arc<Shared>,
+    shared: Arc<CompletionState>,
     cache: Arc<Cache>,
     batch: Vec<sys::Wc>,
     unacknowledged: c_uint,
@@ -44,7 +44,7 @@ pub(super) struct Loop {
 }
 
 impl Loop {
-    pub(super) fn new(shared: Arc<Shared>, cache: Arc<Cache>) -> Self {
+    pub(super) fn new(shared: Arc<CompletionState>, cache: Arc<Cache>) -> Self {
         Self {
             shared,
             cache,
@@ -98,9 +98,9 @@ impl Loop {
             return false;
         }
         let mut finished = Vec::new();
-        let mut lanes: Vec<(Place, Arc<Inner>)> = Vec::new();
+        let mut lanes: Vec<(LaneSlot, Arc<Inner>)> = Vec::new();
         for completion in &self.batch[..taken] {
-            let (place, sequence) = Place::of_id(completion.wr_id);
+            let (place, sequence) = LaneSlot::of_id(completion.wr_id);
             let known = lanes.iter().position(|(other, _)| *other == place);
             let at = known.or_else(|| {
                 lanes.push((place, self.shared.lane(place)?));

@@ -14,19 +14,19 @@ fn completion(status: i32, opcode: i32, bytes: u32) -> sys::Wc {
     completion
 }
 
-fn posted(way: Way, length: u32) -> Posted {
+fn posted(verb: Verb, length: u32) -> Posted {
     Posted {
         operation: 0,
         work: 0,
         length,
-        way,
+        verb,
     }
 }
 
 #[test]
 fn a_completion_counts_only_with_its_status_its_kind_and_its_bytes() {
-    let read = posted(Way::Read, 100);
-    let write = posted(Way::Write, 100);
+    let read = posted(Verb::Read, 100);
+    let write = posted(Verb::Write, 100);
     let (as_read, as_write) = (sys::WC_RDMA_READ, sys::WC_RDMA_WRITE);
     assert_eq!(judge(read, &completion(0, as_read, 100)), Ok(()));
     // What a write's completion says of bytes is not defined.
@@ -81,11 +81,11 @@ fn a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all() {
         slice: 1 << 20,
         scatter: 1000,
     };
-    let lane = Lane::bounded(asking, bounds);
+    let lane = RdmaLane::bounded(asking, bounds);
     let memory = Region::allocate(Length(1 << 20)).whole();
     let registration = rail.register(&memory, Access::RemoteReadWrite).unwrap();
     let write = |number: u64, parts: u64| Transfer {
-        way: Way::Write,
+        verb: Verb::Write,
         remote: Remote {
             address: registration.address() + number * 65536,
             rkey: registration.rkey(),
@@ -125,9 +125,9 @@ fn a_device_is_closed_after_its_last_user_however_that_ended() {
         let (asking, serving) = connected(&rail);
         let memory = Region::allocate(Length(64 << 20)).whole();
         let registration = rail.register(&memory, Access::RemoteReadWrite).unwrap();
-        let lane = Lane::new(asking);
+        let lane = RdmaLane::new(asking);
         let transfer = Transfer {
-            way: Way::Read,
+            verb: Verb::Read,
             remote: Remote {
                 address: registration.address(),
                 rkey: registration.rkey(),

@@ -3,12 +3,12 @@ use crate::memory::{Region, total_length};
 use kvpool_types::SegmentId;
 use proptest::prelude::*;
 
-fn item(number: usize, from: u64, lengths: &[u64]) -> Item<()> {
+fn item(number: usize, from: u64, lengths: &[u64]) -> PieceItem<()> {
     let memory: Vec<Slice> = lengths
         .iter()
         .map(|length| Region::allocate(Length(*length)).whole())
         .collect();
-    Item {
+    PieceItem {
         number,
         tag: (),
         range: Extent {
@@ -20,7 +20,7 @@ fn item(number: usize, from: u64, lengths: &[u64]) -> Item<()> {
     }
 }
 
-fn groups(items: Vec<Item<()>>) -> Vec<Vec<Piece<(), u64>>> {
+fn groups(items: Vec<PieceItem<()>>) -> Vec<Vec<Piece<(), u64>>> {
     let mut cutter = Cutter::new(items);
     let mut groups = Vec::new();
     while !cutter.is_empty() {
@@ -116,7 +116,7 @@ proptest! {
             .into_iter()
             .map(|mut slices| { slices[0] += 1; slices })
             .collect();
-        let made: Vec<Item<()>> = items
+        let made: Vec<PieceItem<()>> = items
             .iter()
             .enumerate()
             .map(|(number, slices)| item(number, 1000 * number as u64, slices))

@@ -7,16 +7,16 @@ fn bounds(slice: u32, scatter: u32) -> Bounds {
     Bounds { slice, scatter }
 }
 
-fn item(way: Way, remote: u64, parts: &[(u64, u64)]) -> Item {
-    Item {
-        way,
+fn item(verb: Verb, remote: u64, parts: &[(u64, u64)]) -> PlanItem {
+    PlanItem {
+        verb,
         remote: Remote {
             address: remote,
             rkey: 7,
         },
         parts: parts
             .iter()
-            .map(|&(address, length)| Part {
+            .map(|&(address, length)| PlanPart {
                 address,
                 length,
                 lkey: 3,
@@ -25,7 +25,7 @@ fn item(way: Way, remote: u64, parts: &[(u64, u64)]) -> Item {
     }
 }
 
-fn plan(items: &[Item], bounds: Bounds) -> Plan {
+fn plan(items: &[PlanItem], bounds: Bounds) -> Plan {
     let mut plan = Plan::default();
     for (number, item) in items.iter().enumerate() {
         plan.add(number, item, bounds);
@@ -35,10 +35,10 @@ fn plan(items: &[Item], bounds: Bounds) -> Plan {
 
 #[test]
 fn contiguous_runs_merge() {
-    let items: Vec<Item> = [5, 6, 7, 12, 13]
+    let items: Vec<PlanItem> = [5, 6, 7, 12, 13]
         .into_iter()
         .zip([2, 3, 4, 8, 9])
-        .map(|(from, to)| item(Way::Read, from * PAGE, &[(to * PAGE, PAGE)]))
+        .map(|(from, to)| item(Verb::Read, from * PAGE, &[(to * PAGE, PAGE)]))
         .collect();
     let plan = plan(&items, bounds(1 << 20, 16));
     let works = plan.works();
@@ -59,12 +59,12 @@ fn contiguous_runs_merge() {
 
 #[test]
 fn neighbours_of_another_key_or_way_do_not_merge() {
-    let mut other_key = item(Way::Read, PAGE, &[(PAGE, PAGE)]);
+    let mut other_key = item(Verb::Read, PAGE, &[(PAGE, PAGE)]);
     other_key.remote.rkey = 8;
     let items = [
-        item(Way::Read, 0, &[(0, PAGE)]),
+        item(Verb::Read, 0, &[(0, PAGE)]),
         other_key,
-        item(Way::Write, 2 * PAGE, &[(2 * PAGE, PAGE)]),
+        item(Verb::Write, 2 * PAGE, &[(2 * PAGE, PAGE)]),
     ];
     assert_eq!(plan(&items, bounds(1 << 20, 16)).works().len(), 3);
 }
@@ -72,7 +72,7 @@ fn neighbours_of_another_key_or_way_do_not_merge() {
 #[test]
 fn scattered_memory_is_one_work_up_to_the_devices_limit() {
     let parts: Vec<(u64, u64)> = (0..20).map(|i| (i * 2 * PAGE, 100)).collect();
-    let plan = plan(&[item(Way::Write, 0, &parts)], bounds(1 << 20, 16));
+    let plan = plan(&[item(Verb::Write, 0, &parts)], bounds(1 << 20, 16));
     let counts: Vec<usize> = plan
         .works()
         .iter()
@@ -85,14 +85,14 @@ fn scattered_memory_is_one_work_up_to_the_devices_limit() {
 #[test]
 fn what_is_empty_needs_no_work() {
     let items = [
-        item(Way::Read, 0, &[]),
-        item(Way::Read, 0, &[(PAGE, 0), (PAGE, 0)]),
+        item(Verb::Read, 0, &[]),
+        item(Verb::Read, 0, &[(PAGE, 0), (PAGE, 0)]),
     ];
     assert!(plan(&items, bounds(4096, 1)).works().is_empty());
 }
 
 /// Items whose memory and places at the peer often adjoin.
-fn items() -> impl Strategy<Value = Vec<Item>> {
+fn items() -> impl Strategy<Value = Vec<PlanItem>> {
     let part = (0_u64..8, 0_u64..5000, 0_u32..2);
     let one = (any::<bool>(), 0_u64..6, prop::collection::vec(part, 0..6));
     prop::collection::vec(one, 0..20).prop_map(|raw| {
@@ -101,11 +101,11 @@ fn items() -> impl Strategy<Value = Vec<Item>> {
             .map(|(is_read, gap, parts)| {
                 remote += if gap > 3 { gap * PAGE } else { 0 };
                 let mut address = 0;
-                let parts: Vec<Part> = parts
+                let parts: Vec<PlanPart> = parts
                     .into_iter()
                     .map(|(skip, length, lkey)| {
                         address += if skip > 4 { skip * PAGE } else { 0 };
-                        let part = Part {
+                        let part = PlanPart {
                             address,
                             length,
                             lkey,
@@ -116,8 +116,8 @@ fn items() -> impl Strategy<Value = Vec<Item>> {
                     .collect();
                 let start = remote;
                 remote += parts.iter().map(|part| part.length).sum::<u64>();
-                Item {
-                    way: if is_read { Way::Read } else { Way::Write },
+                PlanItem {
+                    verb: if is_read { Verb::Read } else { Verb::Write },
                     remote: Remote {
                         address: start,
                         rkey: 7,
@@ -130,13 +130,13 @@ fn items() -> impl Strategy<Value = Vec<Item>> {
 }
 
 /// Every byte as (item's way, remote address, local address, local key).
-fn bytes_of_items(items: &[Item]) -> Vec<(usize, Way, u64, u64, u32)> {
+fn bytes_of_items(items: &[PlanItem]) -> Vec<(usize, Verb, u64, u64, u32)> {
     let mut bytes = Vec::new();
     for (number, item) in items.iter().enumerate() {
         let mut remote = item.remote.address;
         for part in &item.parts {
             for i in 0..part.length {
-                bytes.push((number, item.way, remote, part.address + i, part.lkey));
+                bytes.push((number, item.verb, remote, part.address + i, part.lkey));
                 remote += 1;
             }
         }
@@ -162,9 +162,9 @@ proptest! {
             let mut remote = work.remote.address;
             for part in parts {
                 for i in 0..u64::from(part.length) {
-                    let (number, way, there, here, lkey) = expected[at];
+                    let (number, verb, there, here, lkey) = expected[at];
                     prop_assert!(work.items.contains(&number));
-                    prop_assert_eq!((work.way, remote, part.addr + i, part.lkey), (way, there, here, lkey));
+                    prop_assert_eq!((work.verb, remote, part.addr + i, part.lkey), (verb, there, here, lkey));
                     remote += 1;
                     at += 1;
                 }

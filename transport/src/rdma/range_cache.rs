@@ -13,69 +13,69 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How many places are remembered before those are forgotten that were used longest ago: those of a peer
 /// that registers other memory for each transfer would grow without end.
-const REMEMBERED: usize = 4096;
+const MAX_RANGES: usize = 4096;
 
 /// Registered ranges that do not overlap.
 #[derive(Default)]
-pub(super) struct Places {
-    known: RwLock<Known>,
+pub(super) struct RangeCache {
+    cached: RwLock<CachedRanges>,
     /// Counts what is asked for and learned.
     clock: AtomicU64,
 }
 
 #[derive(Default)]
-struct Known {
+struct CachedRanges {
     /// By segment and by where in it they begin.
-    ranges: BTreeMap<(SegmentId, u64), Range>,
+    ranges: BTreeMap<(SegmentId, u64), CachedRange>,
     /// When the transfers of the present began, and how many did then. What was used since the first one
     /// is not forgotten.
-    present: BTreeMap<u64, usize>,
+    active: BTreeMap<u64, usize>,
     /// How many ranges there are when it is worth looking again for what can be forgotten.
-    look_at: usize,
+    sweep_at: usize,
 }
 
-struct Range {
+struct CachedRange {
     registered: Registered,
     used: AtomicU64,
 }
 
-impl Places {
+impl RangeCache {
     /// Those of segments that are registered whole.
     pub(super) fn of_segments<'a>(registered: impl Iterator<Item = &'a Registered>) -> Self {
-        let range = |whole: &Registered| Range {
+        let range = |whole: &Registered| CachedRange {
             registered: *whole,
             used: AtomicU64::new(0),
         };
         let ranges = registered.map(|whole| ((whole.segment, 0), range(whole)));
-        let known = Known {
+        let cached = CachedRanges {
             ranges: ranges.collect(),
-            ..Known::default()
+            ..CachedRanges::default()
         };
         Self {
-            known: RwLock::new(known),
+            cached: RwLock::new(cached),
             ..Self::default()
         }
     }
 
-    /// Begins a transfer: what is found or learned from now on is kept until [`Places::end`] is told the
+    /// Begins a transfer: what is found or learned from now on is kept until [`RangeCache::end`] is told the
     /// number that this returns.
     pub(super) fn begin(&self) -> u64 {
-        let mut known = self.known.write();
+        let mut cached = self.cached.write();
         let begun = self.tick();
-        *known.present.entry(begun).or_default() += 1;
+        *cached.active.entry(begun).or_default() += 1;
         begun
     }
 
     /// Ends a transfer.
     pub(super) fn end(&self, begun: u64) {
-        let mut known = self.known.write();
-        if let Some(count) = known.present.get_mut(&begun) {
+        let mut cached = self.cached.write();
+        if let Some(count) = cached.active.get_mut(&begun) {
             *count -= 1;
             if *count == 0 {
-                known.present.remove(&begun);
+                cached.active.remove(&begun);
             }
         }
-        known.look_at = 0;
+        cached.sweep_at = 0;
     }
 
     /// Remembers a range of memory whose offsets are its addresses, in place of what it overlaps. False
@@ -85,11 +85,11 @@ impl Places {
         let Some(end) = start.checked_add(range.length.0) else {
             return false;
         };
-        let mut known = self.known.write();
-        if known.ranges.len() >= known.look_at.max(REMEMBERED) {
-            known.forget();
+        let mut cached = self.cached.write();
+        if cached.ranges.len() >= cached.sweep_at.max(MAX_RANGES) {
+            cached.forget();
         }
-        let ranges = &mut known.ranges;
+        let ranges = &mut cached.ranges;
         while let Some((&key, other)) = ranges.range((segment, 0)..(segment, end)).next_back()
             && key.1.saturating_add(other.registered.length.0) > start
         {
@@ -97,15 +97,15 @@ impl Places {
         }
         let used = AtomicU64::new(self.tick());
         let registered = range;
-        ranges.insert((segment, start), Range { registered, used });
+        ranges.insert((segment, start), CachedRange { registered, used });
         true
     }
 
     /// Where an extent is; `None` when it does not lie in one known range.
     pub(super) fn find(&self, extent: &Extent) -> Option<Remote> {
         let Offset(offset) = extent.offset;
-        let known = self.known.read();
-        let (&(_, start), range) = known
+        let cached = self.cached.read();
+        let (&(_, start), range) = cached
             .ranges
             .range((extent.segment, 0)..=(extent.segment, offset))
             .next_back()?;
@@ -132,11 +132,11 @@ impl Places {
     }
 }
 
-impl Known {
+impl CachedRanges {
     /// Forgets a quarter of what may be remembered, used longest ago first, but nothing that a transfer of
     /// the present has used.
     fn forget(&mut self) {
-        let needed = self.present.keys().next().copied().unwrap_or(u64::MAX);
+        let needed = self.active.keys().next().copied().unwrap_or(u64::MAX);
         let mut over: Vec<(u64, (SegmentId, u64))> = self
             .ranges
             .iter()
@@ -144,13 +144,13 @@ impl Known {
             .filter(|(used, _)| *used < needed)
             .collect();
         over.sort_unstable();
-        let surplus = self.ranges.len().saturating_sub(REMEMBERED / 4 * 3);
+        let surplus = self.ranges.len().saturating_sub(MAX_RANGES / 4 * 3);
         for (_, key) in over.into_iter().take(surplus) {
             self.ranges.remove(&key);
         }
         // Where transfers of the present need more than is remembered otherwise, each look costs as much
         // as has been learned since the last one.
-        self.look_at = self.ranges.len() + self.ranges.len() / 4;
+        self.sweep_at = self.ranges.len() + self.ranges.len() / 4;
     }
 }
 
@@ -171,13 +171,13 @@ mod tests {
         }
     }
 
-    fn found(places: &Places, offset: u64, length: u64) -> Option<(u64, u32)> {
+    fn found(cache: &RangeCache, offset: u64, length: u64) -> Option<(u64, u32)> {
         let extent = Extent {
             segment: MEMORY,
             offset: Offset(offset),
             length: Length(length),
         };
-        let found = places.find(&extent);
+        let found = cache.find(&extent);
         found.map(|remote| (remote.address, remote.rkey))
     }
 
@@ -187,83 +187,83 @@ mod tests {
             segment: SegmentId(9),
             ..range(0x9000, 100, 3)
         };
-        let places = Places::of_segments([range(0x5000, 100, 2), other].iter());
-        assert_eq!(found(&places, 10, 90), Some((0x500a, 2)));
-        assert_eq!(found(&places, 10, 91), None);
-        assert_eq!(found(&places, 0, u64::MAX), None);
-        assert_eq!(found(&places, u64::MAX, 2), None);
+        let cache = RangeCache::of_segments([range(0x5000, 100, 2), other].iter());
+        assert_eq!(found(&cache, 10, 90), Some((0x500a, 2)));
+        assert_eq!(found(&cache, 10, 91), None);
+        assert_eq!(found(&cache, 0, u64::MAX), None);
+        assert_eq!(found(&cache, u64::MAX, 2), None);
     }
 
     #[test]
     fn a_range_is_found_by_its_addresses_and_nothing_beside_it() {
-        let places = Places::default();
-        assert_eq!(found(&places, 0x1000, 1), None);
-        assert!(places.learn(range(0x1000, 0x100, 1)));
-        assert!(places.learn(range(0x1100, 0x100, 2)));
-        assert_eq!(found(&places, 0x1000, 0x100), Some((0x1000, 1)));
-        assert_eq!(found(&places, 0x11ff, 1), Some((0x11ff, 2)));
+        let cache = RangeCache::default();
+        assert_eq!(found(&cache, 0x1000, 1), None);
+        assert!(cache.learn(range(0x1000, 0x100, 1)));
+        assert!(cache.learn(range(0x1100, 0x100, 2)));
+        assert_eq!(found(&cache, 0x1000, 0x100), Some((0x1000, 1)));
+        assert_eq!(found(&cache, 0x11ff, 1), Some((0x11ff, 2)));
         for (from, length) in [(0xfff, 1), (0xfff, 2), (0x10ff, 2), (0x1200, 1)] {
-            assert_eq!(found(&places, from, length), None, "{length} at {from:#x}");
+            assert_eq!(found(&cache, from, length), None, "{length} at {from:#x}");
         }
-        assert!(!places.learn(range(u64::MAX, 2, 3)));
+        assert!(!cache.learn(range(u64::MAX, 2, 3)));
     }
 
     #[test]
     fn what_is_learned_takes_the_place_of_what_it_overlaps() {
-        let places = Places::default();
+        let cache = RangeCache::default();
         for (number, address) in [(1, 0x1000), (2, 0x1100), (3, 0x1200), (4, 0x1300)] {
-            places.learn(range(address, 0x100, number));
+            cache.learn(range(address, 0x100, number));
         }
         // As when memory was given back and larger memory registered where it was.
-        places.learn(range(0x1080, 0x200, 5));
-        assert_eq!(found(&places, 0x1080, 0x200), Some((0x1080, 5)));
-        assert_eq!(found(&places, 0x1000, 1), None);
-        assert_eq!(found(&places, 0x1280, 1), None);
-        assert_eq!(found(&places, 0x1300, 0x100), Some((0x1300, 4)));
+        cache.learn(range(0x1080, 0x200, 5));
+        assert_eq!(found(&cache, 0x1080, 0x200), Some((0x1080, 5)));
+        assert_eq!(found(&cache, 0x1000, 1), None);
+        assert_eq!(found(&cache, 0x1280, 1), None);
+        assert_eq!(found(&cache, 0x1300, 0x100), Some((0x1300, 4)));
     }
 
     /// Learns of ranges of 16 bytes by their number.
-    fn learn(places: &Places, numbers: std::ops::Range<u64>) {
+    fn learn(cache: &RangeCache, numbers: std::ops::Range<u64>) {
         for number in numbers {
-            assert!(places.learn(range(number * 16, 16, 1)));
+            assert!(cache.learn(range(number * 16, 16, 1)));
         }
     }
 
-    fn known(places: &Places, number: u64) -> bool {
-        found(places, number * 16, 16).is_some()
+    fn cached(cache: &RangeCache, number: u64) -> bool {
+        found(cache, number * 16, 16).is_some()
     }
 
     #[test]
     fn what_is_remembered_is_bounded_and_what_was_used_last_stays() {
-        let places = Places::default();
-        let remembered = REMEMBERED as u64;
-        learn(&places, 0..remembered);
-        assert!(known(&places, 0), "it is used again");
-        learn(&places, remembered..remembered + 1);
-        assert!(known(&places, 0) && known(&places, remembered));
-        assert!(!known(&places, 1), "it was used longest ago");
-        assert!(known(&places, remembered / 2));
-        learn(&places, 0..20 * remembered);
-        assert!(places.known.read().ranges.len() <= REMEMBERED);
+        let cache = RangeCache::default();
+        let remembered = MAX_RANGES as u64;
+        learn(&cache, 0..remembered);
+        assert!(cached(&cache, 0), "it is used again");
+        learn(&cache, remembered..remembered + 1);
+        assert!(cached(&cache, 0) && cached(&cache, remembered));
+        assert!(!cached(&cache, 1), "it was used longest ago");
+        assert!(cached(&cache, remembered / 2));
+        learn(&cache, 0..20 * remembered);
+        assert!(cache.cached.read().ranges.len() <= MAX_RANGES);
     }
 
     #[test]
     fn a_transfer_of_more_ranges_than_are_remembered_finds_all_of_them() {
-        let places = Places::default();
-        let remembered = REMEMBERED as u64;
-        learn(&places, 0..remembered);
-        let begun = places.begin();
-        let other = places.begin();
+        let cache = RangeCache::default();
+        let remembered = MAX_RANGES as u64;
+        learn(&cache, 0..remembered);
+        let begun = cache.begin();
+        let other = cache.begin();
         let all = 5 * remembered..9 * remembered;
-        learn(&places, all.clone());
-        assert!(all.clone().all(|number| known(&places, number)));
-        assert!(!known(&places, 0), "nobody needed it");
-        places.end(other);
-        learn(&places, 20 * remembered..21 * remembered);
-        assert!(all.clone().all(|number| known(&places, number)));
-        places.end(begun);
-        learn(&places, 30 * remembered..31 * remembered);
-        assert!(places.known.read().ranges.len() <= REMEMBERED);
-        assert!(places.known.read().present.is_empty());
+        learn(&cache, all.clone());
+        assert!(all.clone().all(|number| cached(&cache, number)));
+        assert!(!cached(&cache, 0), "nobody needed it");
+        cache.end(other);
+        learn(&cache, 20 * remembered..21 * remembered);
+        assert!(all.clone().all(|number| cached(&cache, number)));
+        cache.end(begun);
+        learn(&cache, 30 * remembered..31 * remembered);
+        assert!(cache.cached.read().ranges.len() <= MAX_RANGES);
+        assert!(cache.cached.read().active.is_empty());
     }
 }

@@ -3,12 +3,12 @@
 //! The bytes of small batches go through the frames' own memory: copying 64 KiB takes less time than
 //! the system calls that would spare it.
 
-use crate::batch::{deadline_exceeded, invalid, unreachable};
 use crate::channel::Channel;
 use crate::checksum::{ChunkedSum, Sum, checksum};
 use crate::frame::status;
 use crate::link::{ReadOp, TransferError, TransferResult, WriteOp};
 use crate::memory::Slice;
+use crate::outcomes::{deadline_exceeded, invalid, unreachable};
 use crate::split::{FRAME_ITEMS, check_read, write_payload};
 use futures::future::{BoxFuture, FutureExt};
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, Statuses, WriteRequest};

@@ -19,9 +19,9 @@
 mod inbox;
 mod stream;
 
-use crate::batch::unreachable;
 use crate::frame::encode_head;
 use crate::link::TransferError;
+use crate::outcomes::unreachable;
 use inbox::{Inbox, Waiter};
 use kvpool_types::wire::data::Meta;
 use kvpool_types::wire::frame::Op;

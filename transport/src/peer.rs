@@ -27,14 +27,14 @@
 pub mod endpoint;
 mod exposed;
 mod host;
-mod known;
 mod mailbox;
-mod moving;
 mod plan;
 pub mod secret;
+mod targets;
+mod transfer;
 mod wait;
 
-pub use endpoint::{Endpoint, EndpointOptions, Message, Route, Way};
+pub use endpoint::{Direction, Endpoint, EndpointOptions, Message, Route};
 pub use exposed::{ExposeError, StillTouched};
 pub use host::{CLUSTER, MEMORY};
 pub use plan::Move;

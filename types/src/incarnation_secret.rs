@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// The bytes of a secret.
-pub const LIFE_SECRET_BYTES: usize = 32;
+pub const INCARNATION_SECRET_BYTES: usize = 32;
 
 /// Ends every incarnation that is the hash of a secret. Older nodes draw theirs at random, all 16 bytes:
 /// one in 2^32 of those ends like this.
@@ -17,17 +17,17 @@ const MARK: [u8; 4] = *b"kvL1";
 /// incarnation, and every client does, cannot pass for the node. Nobody has to keep anything for it: a master
 /// that has just begun checks it like any other.
 #[derive(Clone, PartialEq, Eq)]
-pub struct LifeSecret([u8; LIFE_SECRET_BYTES]);
+pub struct IncarnationSecret([u8; INCARNATION_SECRET_BYTES]);
 
-impl fmt::Debug for LifeSecret {
+impl fmt::Debug for IncarnationSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LifeSecret(..)")
+        f.write_str("IncarnationSecret(..)")
     }
 }
 
-impl LifeSecret {
+impl IncarnationSecret {
     /// The secret that `random` bytes make.
-    pub const fn new(random: [u8; LIFE_SECRET_BYTES]) -> Self {
+    pub const fn new(random: [u8; INCARNATION_SECRET_BYTES]) -> Self {
         Self(random)
     }
 
@@ -37,7 +37,7 @@ impl LifeSecret {
     }
 
     /// What a registration carries.
-    pub const fn to_bytes(&self) -> [u8; LIFE_SECRET_BYTES] {
+    pub const fn to_bytes(&self) -> [u8; INCARNATION_SECRET_BYTES] {
         self.0
     }
 
@@ -68,12 +68,12 @@ mod tests {
 
     #[test]
     fn a_life_is_the_hash_of_its_secret() {
-        let secret = LifeSecret::new([7; 32]);
+        let secret = IncarnationSecret::new([7; 32]);
         let life = secret.incarnation();
         assert!(life.has_secret());
-        assert_eq!(LifeSecret::from_slice(&[7; 32]), Some(secret));
-        assert_ne!(LifeSecret::new([8; 32]).incarnation(), life);
-        assert_eq!(LifeSecret::from_slice(&[7; 31]), None);
+        assert_eq!(IncarnationSecret::from_slice(&[7; 32]), Some(secret));
+        assert_ne!(IncarnationSecret::new([8; 32]).incarnation(), life);
+        assert_eq!(IncarnationSecret::from_slice(&[7; 31]), None);
         assert!(!Incarnation(7).has_secret());
         // Nodes and masters of all versions agree on it.
         assert_eq!(life.to_string(), "314c766bb6e47e271007f2095d84dab9");

@@ -5,8 +5,8 @@
 use super::endpoint::Route;
 use super::host::CLUSTER;
 use super::secret::Secret;
-use crate::batch::{deadline_exceeded, invalid, unreachable};
 use crate::link::{Link, TransferError};
+use crate::outcomes::{deadline_exceeded, invalid, unreachable};
 use crate::rdma::{self, Fabric, RdmaLink};
 use crate::tcp;
 use kvpool_types::wire::data::Hello;
@@ -25,10 +25,10 @@ const CONNECT: Duration = Duration::from_secs(10);
 const SWEEP_AT: usize = 64;
 
 /// How much news is kept for whoever never asks.
-const MOST_NEWS: usize = 256;
+const MAX_ROUTE_CHANGES: usize = 256;
 /// How long a peer is not reached over RDMA after that has failed: at first, and at most.
-const FIRST_REST: Duration = Duration::from_secs(1);
-const LONGEST_REST: Duration = Duration::from_secs(60);
+const FIRST_COOLDOWN: Duration = Duration::from_secs(1);
+const LONGEST_COOLDOWN: Duration = Duration::from_secs(60);
 
 /// The open links to one session of a peer.
 #[derive(Clone)]
@@ -68,13 +68,13 @@ impl Connected {
 struct Target {
     connected: Option<Connected>,
     /// The last time that it was not reached over RDMA for a while.
-    rest: Option<Rest>,
+    cooldown: Option<Cooldown>,
     /// How it was reached when that was said last.
-    said: Option<Route>,
+    announced: Option<Route>,
 }
 
 /// A while without RDMA, after that has failed.
-struct Rest {
+struct Cooldown {
     until: Instant,
     pause: Duration,
     why: Arc<str>,
@@ -84,12 +84,14 @@ struct Rest {
 
 impl Target {
     /// Begins a rest, for twice as long as one that has just been.
-    fn rest(&mut self, why: Arc<str>, now: Instant) {
-        let pause = match &self.rest {
-            Some(last) if now < last.until + LONGEST_REST => (last.pause * 2).min(LONGEST_REST),
-            _ => FIRST_REST,
+    fn cool_down(&mut self, why: Arc<str>, now: Instant) {
+        let pause = match &self.cooldown {
+            Some(last) if now < last.until + LONGEST_COOLDOWN => {
+                (last.pause * 2).min(LONGEST_COOLDOWN)
+            }
+            _ => FIRST_COOLDOWN,
         };
-        self.rest = Some(Rest {
+        self.cooldown = Some(Cooldown {
             until: now + pause,
             pause,
             why,
@@ -98,117 +100,117 @@ impl Target {
     }
 
     /// Why it is not reached over RDMA, while it rests. At the end of the rest its links are opened anew.
-    fn resting(&mut self, now: Instant) -> Option<Arc<str>> {
-        let rest = self.rest.as_mut().filter(|rest| rest.is_on)?;
-        if now < rest.until {
-            return Some(rest.why.clone());
+    fn cooling_down(&mut self, now: Instant) -> Option<Arc<str>> {
+        let cooldown = self.cooldown.as_mut().filter(|cooldown| cooldown.is_on)?;
+        if now < cooldown.until {
+            return Some(cooldown.why.clone());
         }
-        rest.is_on = false;
+        cooldown.is_on = false;
         self.connected = None;
         None
     }
 }
 
 /// Whoever opens a target's link holds the lock, so that others wait for the same one.
-type Place = Arc<Mutex<Target>>;
+type SharedTarget = Arc<Mutex<Target>>;
 
 /// All links of this process.
-pub(super) struct Known {
+pub(super) struct Targets {
     client: ClientId,
     secret: Secret,
     /// The ports of this process, or why it has none.
     rdma: Result<Arc<Fabric>, Arc<str>>,
-    places: Mutex<HashMap<String, Place>>,
+    entries: Mutex<HashMap<String, SharedTarget>>,
     /// What has not been asked for yet of how targets came to be reached.
-    news: Mutex<Vec<(String, Route)>>,
+    route_changes: Mutex<Vec<(String, Route)>>,
 }
 
-impl Known {
+impl Targets {
     pub(super) fn new(secret: Secret, rdma: Result<Arc<Fabric>, Arc<str>>) -> Self {
         Self {
             client: ClientId(rand::random()),
             secret,
             rdma,
-            places: Mutex::default(),
-            news: Mutex::default(),
+            entries: Mutex::default(),
+            route_changes: Mutex::default(),
         }
     }
 
     /// The links to a target, "host:port", by `deadline`. Blocks.
     pub(super) fn open(&self, target: &str, deadline: Instant) -> Result<Connected, TransferError> {
-        let place = self.place(target);
-        let mut held = place
+        let entry = self.entry(target);
+        let mut held = entry
             .try_lock_until(deadline)
             .ok_or_else(deadline_exceeded)?;
-        let resting = held.resting(Instant::now());
+        let cooling_down = held.cooling_down(Instant::now());
         if let Some(connected) = &held.connected
             && connected.is_open()
         {
             return Ok(connected.clone());
         }
         held.connected = None;
-        let may_rest = resting.is_none();
-        let rdma = match resting {
+        let may_cool_down = cooling_down.is_none();
+        let rdma = match cooling_down {
             Some(why) => Err(why),
             None => self.rdma.clone(),
         };
         let limit = deadline.min(Instant::now() + CONNECT);
         let (connected, may_pass) = self.connect(target, rdma, limit)?;
-        if may_rest
+        if may_cool_down
             && may_pass
             && let Err(why) = &connected.rdma
         {
             // What one attempt came to is not for the life of the link.
-            held.rest(why.clone(), Instant::now());
+            held.cool_down(why.clone(), Instant::now());
         }
         let route = connected.route();
-        if held.said.as_ref() != Some(&route) {
-            held.said = Some(route.clone());
-            self.say(target, route);
+        if held.announced.as_ref() != Some(&route) {
+            held.announced = Some(route.clone());
+            self.announce(target, route);
         }
         held.connected = Some(connected.clone());
         Ok(connected)
     }
 
     /// Has a target that was reached over RDMA be reached over TCP for a while.
-    pub(super) fn rest(&self, target: &str, why: &TransferError, deadline: Instant) {
-        let place = self.place(target);
-        let Some(mut held) = place.try_lock_until(deadline) else {
+    pub(super) fn cool_down(&self, target: &str, why: &TransferError, deadline: Instant) {
+        let entry = self.entry(target);
+        let Some(mut held) = entry.try_lock_until(deadline) else {
             return;
         };
         let why = format!("transfers over RDMA have failed: {why}");
-        held.rest(why.into(), Instant::now());
+        held.cool_down(why.into(), Instant::now());
         held.connected = None;
     }
 
     /// Says how a target is reached.
-    fn say(&self, target: &str, route: Route) {
+    fn announce(&self, target: &str, route: Route) {
         let why = route.why.as_deref();
         tracing::info!(target, kind = ?route.kind, why, "a peer's memory is reached");
-        let mut news = self.news.lock();
-        if news.len() < MOST_NEWS {
-            news.push((target.to_owned(), route));
+        let mut route_changes = self.route_changes.lock();
+        if route_changes.len() < MAX_ROUTE_CHANGES {
+            route_changes.push((target.to_owned(), route));
         }
     }
 
     /// How targets have come to be reached since the last call.
-    pub(super) fn news(&self) -> Vec<(String, Route)> {
-        std::mem::take(&mut *self.news.lock())
+    pub(super) fn route_changes(&self) -> Vec<(String, Route)> {
+        std::mem::take(&mut *self.route_changes.lock())
     }
 
-    fn place(&self, target: &str) -> Place {
-        let mut places = self.places.lock();
-        if let Some(place) = places.get(target) {
-            return Arc::clone(place);
+    fn entry(&self, target: &str) -> SharedTarget {
+        let mut entries = self.entries.lock();
+        if let Some(entry) = entries.get(target) {
+            return Arc::clone(entry);
         }
-        if places.len() >= SWEEP_AT {
-            places.retain(|_, place| {
+        if entries.len() >= SWEEP_AT {
+            entries.retain(|_, entry| {
                 let is_open =
                     |held: &Target| held.connected.as_ref().is_some_and(Connected::is_open);
-                place.try_lock().is_none_or(|held| is_open(&held))
+                entry.try_lock().is_none_or(|held| is_open(&held))
             });
         }
-        Arc::clone(places.entry(target.to_owned()).or_default())
+        Arc::clone(entries.entry(target.to_owned()).or_default())
     }
 
     /// Opens links; whether another attempt may have queue pairs where this one has none.
@@ -314,19 +316,19 @@ mod tests {
     #[test]
     fn a_peer_that_failed_over_rdma_is_tried_again_after_rests_that_grow() {
         let (mut target, mut now) = (Target::default(), Instant::now());
-        assert_eq!(target.resting(now), None);
+        assert_eq!(target.cooling_down(now), None);
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            target.rest("it failed".into(), now);
-            assert_eq!(target.resting(now).as_deref(), Some("it failed"));
-            let pause = target.rest.as_ref().unwrap().pause;
+            target.cool_down("it failed".into(), now);
+            assert_eq!(target.cooling_down(now).as_deref(), Some("it failed"));
+            let pause = target.cooldown.as_ref().unwrap().pause;
             pauses.push(pause.as_secs());
             now += pause;
-            assert_eq!(target.resting(now), None, "it is tried again");
+            assert_eq!(target.cooling_down(now), None, "it is tried again");
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        now += LONGEST_REST + LONGEST_REST;
-        target.rest("it failed".into(), now);
-        assert_eq!(target.rest.as_ref().unwrap().pause, FIRST_REST);
+        now += LONGEST_COOLDOWN + LONGEST_COOLDOWN;
+        target.cool_down("it failed".into(), now);
+        assert_eq!(target.cooldown.as_ref().unwrap().pause, FIRST_COOLDOWN);
     }
 }

@@ -1,8 +1,8 @@
 //! One transfer over the links to a peer: what the peer admits is moved and checked.
 
-use super::endpoint::Way;
-use super::known::Connected;
+use super::endpoint::Direction;
 use super::plan::{Move, PIECE_BYTES, Run, single};
+use super::targets::Connected;
 use super::wait::wait_for;
 use crate::checksum::combine_chunks;
 use crate::link::{ReadOp, TransferError, WriteOp};
@@ -14,23 +14,23 @@ use std::time::Instant;
 type Outcome = Result<(), TransferError>;
 
 /// A transfer, and what it goes over.
-pub(super) struct Moving<'a> {
+pub(super) struct PeerTransfer<'a> {
     pub(super) peer: &'a Connected,
     /// The number of the next write's grant.
     pub(super) grants: &'a AtomicU64,
-    pub(super) way: Way,
+    pub(super) direction: Direction,
     pub(super) deadline: Instant,
 }
 
-impl Moving<'_> {
+impl PeerTransfer<'_> {
     /// Does runs; those that were joined over a border of exposed ranges are done move by move.
     pub(super) fn run(&self, runs: &[Run], moves: &[Move]) -> Outcome {
         // Where the runs are is known until all of them have been moved.
         let _using = self.peer.rdma.as_ref().ok().map(|rdma| rdma.using());
         let admitted = self.admitted(runs);
-        let outcomes = match self.way {
-            Way::Write => self.write(runs, admitted),
-            Way::Read => self.read(runs, admitted),
+        let outcomes = match self.direction {
+            Direction::Write => self.write(runs, admitted),
+            Direction::Read => self.read(runs, admitted),
         };
         let mut apart = Vec::new();
         for (run, outcome) in runs.iter().zip(outcomes) {
@@ -74,9 +74,9 @@ impl Moving<'_> {
         }
         let mut outcomes = vec![Ok(()); runs.len()];
         let cut = (0..runs.len()).filter(|index| runs.get(*index).is_some_and(Run::is_cut));
-        let cut: Vec<usize> = match self.way {
-            Way::Write => cut.collect(),
-            Way::Read => Vec::new(),
+        let cut: Vec<usize> = match self.direction {
+            Direction::Write => cut.collect(),
+            Direction::Read => Vec::new(),
         };
         if cut.is_empty() {
             return outcomes;

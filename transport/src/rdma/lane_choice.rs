@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The lanes of one link, by their ports' NUMA nodes, and whose turn it is.
 #[derive(Debug)]
-pub(super) struct Near {
+pub(super) struct LaneChooser {
     /// Of each lane's port, if it says so.
     nodes: Vec<Option<u32>>,
     /// Whether it matters where memory is.
@@ -21,7 +21,7 @@ pub(super) struct Near {
     turn: AtomicUsize,
 }
 
-impl Near {
+impl LaneChooser {
     pub(super) fn new(nodes: Vec<Option<u32>>) -> Self {
         Self {
             differ: nodes.iter().any(|node| Some(node) != nodes.first()),
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn lanes_near_the_memory_take_turns_and_others_do_not_come_up() {
-        let near = Near::new(vec![Some(0), Some(1), Some(0), None]);
+        let near = LaneChooser::new(vec![Some(0), Some(1), Some(0), None]);
         let lanes: Vec<_> = (0..4).map(|_| near.lane_for(Some(0), idle)).collect();
         assert_eq!(lanes, [0, 2, 0, 2]);
         let lanes: Vec<_> = (0..2).map(|_| near.lane_for(Some(1), idle)).collect();
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn all_lanes_take_turns_where_none_is_near_or_nobody_knows() {
         for node in [None, Some(7)] {
-            let near = Near::new(vec![Some(0), Some(1), None]);
+            let near = LaneChooser::new(vec![Some(0), Some(1), None]);
             let lanes: Vec<_> = (0..6).map(|_| near.lane_for(node, idle)).collect();
             assert_eq!(lanes, [0, 1, 2, 0, 1, 2], "{node:?}");
         }
@@ -103,7 +103,7 @@ mod tests {
     /// A turn is not waited for behind a lane that is busy, and a far lane does not help a busy near one.
     #[test]
     fn the_lane_with_the_least_to_do_goes_first() {
-        let near = Near::new(vec![Some(0), Some(0), Some(1)]);
+        let near = LaneChooser::new(vec![Some(0), Some(0), Some(1)]);
         let load = |lane: usize| [5, 3, 0][lane];
         for _ in 0..3 {
             assert_eq!(near.lane_for(Some(0), load), 1);
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn one_lane_is_the_lane() {
-        let near = Near::new(vec![None]);
+        let near = LaneChooser::new(vec![None]);
         assert_eq!(
             (near.lane(None, idle), near.lane_for(Some(3), idle)),
             (0, 0)

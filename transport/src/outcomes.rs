@@ -23,10 +23,10 @@ type Outcome<T> = Result<T, TransferError>;
 pub(crate) type Outcomes<T> = oneshot::Receiver<Vec<Outcome<T>>>;
 
 /// The items of one batch. Shared by those who end them.
-pub(crate) struct Batch<T>(Mutex<State<T>>);
+pub(crate) struct Batch<T>(Mutex<BatchState<T>>);
 
-struct State<T> {
-    items: Vec<Item<T>>,
+struct BatchState<T> {
+    items: Vec<ItemState<T>>,
     /// The callers' memory, by item, of those that wait; shorter where none is kept.
     kept: Vec<Vec<Slice>>,
     /// How many have not ended.
@@ -35,7 +35,7 @@ struct State<T> {
     done: Option<oneshot::Sender<Vec<Outcome<T>>>>,
 }
 
-enum Item<T> {
+enum ItemState<T> {
     Waiting,
     Running,
     Ended(Outcome<T>),
@@ -45,8 +45,8 @@ impl<T> Batch<T> {
     /// A batch of `count` items, and what its outcomes come out of.
     pub(crate) fn new(count: usize) -> (Arc<Self>, Outcomes<T>) {
         let (done, outcomes) = oneshot::channel();
-        let batch = Self(Mutex::new(State {
-            items: (0..count).map(|_| Item::Waiting).collect(),
+        let batch = Self(Mutex::new(BatchState {
+            items: (0..count).map(|_| ItemState::Waiting).collect(),
             kept: Vec::new(),
             left: count,
             expired: false,
@@ -59,8 +59,8 @@ impl<T> Batch<T> {
     /// Takes a waiting item to run it; false when it has ended.
     pub(crate) fn begin(&self, item: usize) -> bool {
         match self.0.lock().items.get_mut(item) {
-            Some(state @ Item::Waiting) => {
-                *state = Item::Running;
+            Some(state @ ItemState::Waiting) => {
+                *state = ItemState::Running;
                 true
             }
             _ => false,
@@ -70,7 +70,7 @@ impl<T> Batch<T> {
     /// Keeps the memory of an item until it is begun by [`Batch::take`], or has ended.
     pub(crate) fn keep(&self, item: usize, memory: Vec<Slice>) {
         let mut state = self.0.lock();
-        if state.expired || !matches!(state.items.get(item), Some(Item::Waiting)) {
+        if state.expired || !matches!(state.items.get(item), Some(ItemState::Waiting)) {
             drop(state);
             return drop(memory);
         }
@@ -89,7 +89,7 @@ impl<T> Batch<T> {
             return None;
         }
         match state.items.get_mut(item) {
-            Some(state @ Item::Waiting) => *state = Item::Running,
+            Some(state @ ItemState::Waiting) => *state = ItemState::Running,
             _ => return None,
         }
         Some(state.let_go(item))
@@ -103,7 +103,7 @@ impl<T> Batch<T> {
             return false;
         }
         if let Some(state) = state.items.get_mut(item) {
-            *state = Item::Waiting;
+            *state = ItemState::Waiting;
         }
         true
     }
@@ -126,7 +126,7 @@ impl<T> Batch<T> {
         drop(kept);
         let mut state = self.0.lock();
         for item in 0..state.items.len() {
-            if matches!(state.items.get(item), Some(Item::Waiting)) {
+            if matches!(state.items.get(item), Some(ItemState::Waiting)) {
                 state.end(item, Err(deadline_exceeded()));
             }
         }
@@ -138,7 +138,7 @@ impl<T> Batch<T> {
     }
 }
 
-impl<T> State<T> {
+impl<T> BatchState<T> {
     /// The memory that is kept for an item.
     fn let_go(&mut self, item: usize) -> Vec<Slice> {
         self.kept
@@ -148,8 +148,8 @@ impl<T> State<T> {
     }
 
     fn end(&mut self, item: usize, outcome: Outcome<T>) {
-        if let Some(state @ (Item::Waiting | Item::Running)) = self.items.get_mut(item) {
-            *state = Item::Ended(outcome);
+        if let Some(state @ (ItemState::Waiting | ItemState::Running)) = self.items.get_mut(item) {
+            *state = ItemState::Ended(outcome);
             self.left -= 1;
             self.resolve_if_done();
         }
@@ -163,8 +163,8 @@ impl<T> State<T> {
             let outcomes = std::mem::take(&mut self.items)
                 .into_iter()
                 .map(|item| match item {
-                    Item::Ended(outcome) => outcome,
-                    Item::Waiting | Item::Running => {
+                    ItemState::Ended(outcome) => outcome,
+                    ItemState::Waiting | ItemState::Running => {
                         unreachable!("invariant: no item is left")
                     }
                 })

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Fabric ─► Rail (one port: protection domain, registrations, one completion thread)
-//!              └─ QueuePair ─► Lane: submit ─► plan ─► post ─► completions ─► done
+//!              └─ QueuePair ─► RdmaLane: submit ─► plan ─► post ─► completions ─► done
 //! ```
 //!
 //! - [`options`] what an operator can set, and why there may be no RDMA here
@@ -28,24 +28,24 @@
 //! ADR 0013 says how links are agreed on and fenced.
 
 mod completions;
+mod cooldowns;
 pub mod device;
 mod exposure;
 pub mod lane;
+mod lane_choice;
 mod link;
 mod locate;
 mod matching;
-mod near;
 mod operation;
 pub mod options;
 mod pieces;
-mod places;
 mod plan;
 mod posting;
 pub mod queue;
 pub mod rail;
+mod range_cache;
 mod read;
 pub mod registry;
-mod rests;
 mod serve;
 mod shared;
 mod sys;
@@ -55,7 +55,7 @@ mod write;
 
 pub use device::Fabric;
 pub(crate) use exposure::Exposure;
-pub use lane::Lane;
+pub use lane::RdmaLane;
 pub use link::connect;
 pub(crate) use link::{RdmaLink, open};
 pub use options::{RdmaOptions, Retry, Unavailable};
@@ -63,5 +63,5 @@ pub use queue::{Allows, QueueAddress, QueuePair};
 pub use rail::{Limits, Rail};
 pub use registry::{Access, RegisteredBuffer, Registration};
 pub use serve::Serving;
-pub(crate) use serve::{Session, located};
-pub use work::{Fault, Remote, Transfer, Way, WorkError};
+pub(crate) use serve::{RdmaSession, located};
+pub use work::{Fault, Remote, Transfer, Verb, WorkError};

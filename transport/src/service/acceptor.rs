@@ -12,7 +12,7 @@
 //!
 //! ADR 0027 has the bounds on callers.
 
-use super::{Admitted, Shared};
+use super::{Admitted, ServiceShared};
 use crate::frame::{ReceiveError, decode_header, encode_head};
 use crate::handshake::End;
 use crate::host::Refused;
@@ -67,23 +67,23 @@ enum Stage {
 }
 
 /// What a look at a caller came to.
-enum Seen {
+enum CallerEvent {
     More,
     Whole(FirstFrame),
     End(End),
 }
 
 /// See the module's documentation. It lives on the accepting thread.
-pub(super) struct Door {
-    shared: Arc<Shared>,
+pub(super) struct Acceptor {
+    shared: Arc<ServiceShared>,
     listener: OwnedFd,
     events: OwnedFd,
     callers: BTreeMap<u64, Caller>,
     next: u64,
 }
 
-impl Door {
-    pub(super) fn open(shared: Arc<Shared>, listener: OwnedFd) -> io::Result<Self> {
+impl Acceptor {
+    pub(super) fn open(shared: Arc<ServiceShared>, listener: OwnedFd) -> io::Result<Self> {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let watch = |fd: BorrowedFd<'_>, mark| {
             epoll::add(
@@ -110,8 +110,8 @@ impl Door {
     pub(super) fn attend(&mut self) {
         let mut space = [MaybeUninit::uninit(); 64];
         loop {
-            let patience = self.end_late(Instant::now());
-            let events = match epoll::wait(&self.events, &mut space, patience.as_ref()) {
+            let timeout = self.end_late(Instant::now());
+            let events = match epoll::wait(&self.events, &mut space, timeout.as_ref()) {
                 Ok((events, _)) => events,
                 Err(Errno::INTR) => continue,
                 Err(error) => {
@@ -125,7 +125,7 @@ impl Door {
                 match data.u64() {
                     WAKE => return,
                     LISTENING => self.accept(),
-                    caller => self.look_at(caller),
+                    caller => self.read_caller(caller),
                 }
             }
         }
@@ -136,8 +136,8 @@ impl Door {
         self.callers.retain(|_, caller| caller.until > now);
         let next = self.callers.values().map(|caller| caller.until).min()?;
         // The kernel's clock ticks in whole milliseconds: without one more it would be too early.
-        let patience = next.saturating_duration_since(now) + Duration::from_millis(1);
-        Timespec::try_from(patience).ok()
+        let timeout = next.saturating_duration_since(now) + Duration::from_millis(1);
+        Timespec::try_from(timeout).ok()
     }
 
     fn accept(&mut self) {
@@ -174,18 +174,18 @@ impl Door {
         };
         self.callers.insert(number, caller);
         // Its hello is here already, most times.
-        self.look_at(number);
+        self.read_caller(number);
     }
 
-    fn look_at(&mut self, number: u64) {
+    fn read_caller(&mut self, number: u64) {
         let Some(caller) = self.callers.get_mut(&number) else {
             // It was closed after the kernel had told of it.
             return;
         };
         match caller.look() {
-            Seen::More => {}
-            Seen::End(end) => self.turn_away(number, end),
-            Seen::Whole(frame) => {
+            CallerEvent::More => {}
+            CallerEvent::End(end) => self.turn_away(number, end),
+            CallerEvent::Whole(frame) => {
                 let admitted = self.shared.serve.judge(caller.socket.as_fd(), &frame);
                 match admitted {
                     Ok(admitted) => self.let_in(number, admitted),
@@ -264,7 +264,7 @@ impl Door {
 
 impl Caller {
     /// Reads what is there of its first frame, and nothing behind it.
-    fn look(&mut self) -> Seen {
+    fn look(&mut self) -> CallerEvent {
         loop {
             match &mut self.stage {
                 Stage::Header(bytes) => {
@@ -272,11 +272,11 @@ impl Caller {
                         return seen;
                     }
                     let Some(head) = bytes.first_chunk() else {
-                        return Seen::More;
+                        return CallerEvent::More;
                     };
                     match check(head) {
                         Ok(header) => self.stage = Stage::Meta(header, Vec::new()),
-                        Err(error) => return Seen::End(error.into()),
+                        Err(error) => return CallerEvent::End(error.into()),
                     }
                 }
                 Stage::Meta(header, bytes) => {
@@ -284,7 +284,7 @@ impl Caller {
                     if let Err(seen) = fill(&self.socket, bytes, wanted) {
                         return seen;
                     }
-                    return Seen::Whole(FirstFrame {
+                    return CallerEvent::Whole(FirstFrame {
                         header: *header,
                         meta: std::mem::take(bytes),
                     });
@@ -321,7 +321,7 @@ fn check(head: &[u8; HEADER_BYTES]) -> Result<Header, ReceiveError> {
 }
 
 /// Reads until there are `wanted` bytes.
-fn fill(socket: &OwnedFd, bytes: &mut Vec<u8>, wanted: usize) -> Result<(), Seen> {
+fn fill(socket: &OwnedFd, bytes: &mut Vec<u8>, wanted: usize) -> Result<(), CallerEvent> {
     while bytes.len() < wanted {
         let have = bytes.len();
         bytes.resize(wanted, 0);
@@ -330,20 +330,20 @@ fn fill(socket: &OwnedFd, bytes: &mut Vec<u8>, wanted: usize) -> Result<(), Seen
         let count = received.as_ref().map_or(0, |(_, count)| *count);
         bytes.truncate(have + count);
         match received {
-            Ok((_, 0)) => return Err(Seen::End(End::Over)),
+            Ok((_, 0)) => return Err(CallerEvent::End(End::Over)),
             Ok(_) | Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Err(Seen::More),
-            Err(error) => return Err(Seen::End(End::Io(error.into()))),
+            Err(Errno::AGAIN) => return Err(CallerEvent::More),
+            Err(error) => return Err(CallerEvent::End(End::Io(error.into()))),
         }
     }
     Ok(())
 }
 
 /// Throws away what still comes; over when the other side has closed.
-fn leave(socket: &OwnedFd) -> Seen {
+fn leave(socket: &OwnedFd) -> CallerEvent {
     let mut scratch = [0; SCRATCH];
     match rustix::net::recv(socket, &mut scratch, RecvFlags::DONTWAIT) {
-        Ok((_, 1..)) | Err(Errno::AGAIN | Errno::INTR) => Seen::More,
-        Ok((_, 0)) | Err(_) => Seen::End(End::Over),
+        Ok((_, 1..)) | Err(Errno::AGAIN | Errno::INTR) => CallerEvent::More,
+        Ok((_, 0)) | Err(_) => CallerEvent::End(End::Over),
     }
 }
