@@ -1,18 +1,18 @@
-//! A connection for small frames, without a thread of its own between the caller and the socket.
+//! A connection for small frames. No thread sits between the caller and the socket.
 //!
 //! ```text
 //!  call ──► write to the socket ──► register, wait ──┐
-//!                                                    ├─ whoever is polled reads what is there,
+//!                                                    ├─ the call polled last reads
 //!  call ──► write to the socket ──► register, wait ──┘  for itself and for the others
 //! ```
 //!
-//! Waking a thread takes longer than all the rest of a small request, so nobody is woken who does not
-//! wait for the answer: each call writes its own frame, and of those that wait for answers the one
-//! that was polled last reads them all. When it leaves, answered or dropped, it wakes another one to
-//! take its place. Frames with much payload belong on the connections of [`crate::tcp`], which have
-//! threads.
+//! Waking a thread costs more than the rest of a small request, so a channel wakes only callers
+//! that wait for an answer. Each call writes its own frame. Waiting calls share one reader: the
+//! call that was polled last. When the reader leaves, answered or dropped, it passes the role to
+//! another waiting call. Frames with much payload belong on the connections of [`crate::tcp`],
+//! which have threads.
 //!
-//! A channel belongs to the tokio runtime that it was made on and works only while that runs.
+//! A channel belongs to the tokio runtime that created it and works only while that runtime runs.
 //!
 //! ADR 0008 says why the hot calls use frames.
 
@@ -43,13 +43,17 @@ pub struct Channel {
     stream: Stream,
     inbox: Inbox,
     next_request: AtomicU64,
-    /// Held while a frame is being written, so that no other gets between its bytes.
+    /// Held while a frame is written, so that frames do not interleave.
     writing: tokio::sync::Mutex<()>,
     spin: Duration,
 }
 
 impl Channel {
-    /// Connects to `address`. Calls poll for `spin` for their answers before they sleep.
+    /// Connects to `address`. A call polls for its answer for `spin` before it sleeps.
+    ///
+    /// # Errors
+    ///
+    /// The error of the socket call that failed.
     pub async fn connect(address: SocketAddr, spin: Duration) -> io::Result<Self> {
         Ok(Self::over(Stream::connect(address).await?, spin))
     }
@@ -69,21 +73,27 @@ impl Channel {
         }
     }
 
-    /// False once the connection has failed: it will not come back, make another.
+    /// Whether the connection still works. A failed channel stays failed: open another.
     pub fn is_open(&self) -> bool {
         self.inbox.failure().is_none()
     }
 
-    /// Ends the connection: all calls that wait fail with `error`, and so do those to come.
+    /// Ends the connection: all waiting and all later calls fail with `error`.
     pub fn fail(&self, error: TransferError) {
         self.inbox.fail(error);
         self.stream.shut_down();
     }
 
-    /// Asks, and waits for the answer however long it takes. `encode_meta` writes the frame's meta.
+    /// Sends a request and waits for its answer, without a deadline. `encode_meta` writes the
+    /// frame's meta.
     ///
-    /// Fails with the peer's own code when it answers with a failure, and with
-    /// [`Code::Unreachable`] when the connection fails. Dropping the future gives the answer up.
+    /// Cancellation: dropping the future gives up the answer. A request that was dropped half
+    /// written ends the channel.
+    ///
+    /// # Errors
+    ///
+    /// The peer's own code when it answers with a failure. [`Code::Unreachable`] when the
+    /// connection fails.
     pub async fn call(
         &self,
         op: Op,
@@ -93,7 +103,11 @@ impl Channel {
         self.call_with_payload(op, epoch, &[], encode_meta).await
     }
 
-    /// Asks whether the other side still answers.
+    /// Checks that the peer still answers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Channel::call`].
     pub async fn ping(&self, epoch: Epoch) -> Result<(), TransferError> {
         let reply = self.call(Op::Ping, epoch, |_| {}).await?;
         reply.expect(Op::Pong)
@@ -155,11 +169,11 @@ impl Channel {
             if let Some(answer) = waiter.take() {
                 return Poll::Ready(answer);
             }
-            // Known before the turn to read is tried for: who gives the turn up looks for one to
-            // wake after that.
+            // The waker must be set before the try: a reader that gives up the role wakes a set
+            // waker.
             waiter.wake_with(context.waker());
             let Some(mut reader) = self.inbox.try_read() else {
-                // Another may have left the answer since.
+                // Another reader may have stored the answer since.
                 return waiter.take().map_or(Poll::Pending, Poll::Ready);
             };
             loop {
@@ -172,7 +186,7 @@ impl Channel {
                     }
                     Poll::Ready(Ok(())) => {}
                 }
-                // Where nothing was there the driver has been told so, and is asked again to wake.
+                // A read that finds nothing re-arms the driver, which then wakes this task.
                 if let Err(error) = reader.receive(|room| self.stream.try_read(room)) {
                     drop(reader);
                     self.fail(error);
@@ -187,7 +201,7 @@ impl Channel {
         .await
     }
 
-    /// Reads without sleeping for as long as was set.
+    /// Polls without sleep until `spin` has passed.
     fn poll_busily(&self, waiter: &Waiter<'_>) -> Option<Result<Reply, TransferError>> {
         let until = Instant::now() + self.spin;
         loop {
@@ -210,7 +224,11 @@ impl Channel {
 }
 
 impl Reply {
-    /// Fails unless the answer is an `op`.
+    /// Checks that the answer is an `op`.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::Malformed`] when the answer has another operation.
     pub fn expect(&self, op: Op) -> Result<(), TransferError> {
         if self.op == op {
             return Ok(());
@@ -221,7 +239,7 @@ impl Reply {
         })
     }
 
-    /// The meta of an answer that must be an `op`.
+    /// Decodes the meta of an answer that must be an `op`.
     pub(crate) fn decode<M: Meta>(&self, op: Op) -> Result<M, TransferError> {
         self.expect(op)?;
         M::decode(&self.meta).map_err(|error| TransferError {
@@ -231,8 +249,8 @@ impl Reply {
     }
 }
 
-/// A frame that is being written. Left in the middle, what follows on the stream could not be
-/// understood: the connection is then of no more use.
+/// A frame that is being written. A half-written frame makes all that follows unreadable, so
+/// dropping this ends the connection.
 struct Partial<'a> {
     channel: &'a Channel,
     broken: bool,
@@ -251,7 +269,7 @@ impl Drop for Partial<'_> {
     fn drop(&mut self) {
         if self.broken {
             self.channel
-                .fail(unreachable("a request was given up in the middle"));
+                .fail(unreachable("a request was dropped half written"));
         }
     }
 }

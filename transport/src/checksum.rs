@@ -1,11 +1,11 @@
 //! Checksums of bytes as they move: CRC-64/NVME, whose parts can be combined.
 //!
-//! A block's checksum is the combination of the checksums of its 64 KiB chunks, so that one pass
-//! over the bytes gives both. Shared memory is never summed where it lies: what was summed could
-//! change before it is used. The private side of a copy is.
+//! A block's checksum is the combination of the checksums of its 64 KiB chunks, so one pass gives
+//! both. This module never sums shared memory in place: another process could change the bytes
+//! after the sum. It sums the private side of a copy.
 
-// UNSAFETY: sums bytes of a caller's memory in place, through a reference that lives for the sum of
-// one piece.
+// UNSAFETY: sums a caller's memory in place, through a reference that lives while one piece is
+// summed.
 #![allow(unsafe_code, reason = "sums the caller's memory without copying it")]
 
 mod combine;
@@ -16,20 +16,22 @@ use crate::memory::{Slice, streaming, total_length};
 use crc_fast::{CrcAlgorithm, Digest};
 use kvpool_types::{CHUNK, Checksum, Length, Offset};
 
-/// The bytes that are copied and then summed while they are in the cache. A divisor of a chunk.
+/// Bytes that are copied and then summed while they are in the cache. Divides a chunk.
 const PIECE: u64 = 32 << 10;
-/// A copy asks whether to go on before each run of so many bytes: asking for every piece would cost
-/// as much as summing a small one.
+/// Bytes between two calls of `go_on`. A call for every piece would cost as much as summing a small
+/// piece.
 const RUN: u64 = 256 << 10;
-/// A block of so many bytes is put past the caches: it would only drive out what is used.
+/// Blocks of at least this size are written past the caches, where they would only evict useful
+/// lines.
 const STREAMED: u64 = 256 << 10;
 
-/// The checksum of `bytes`.
+/// The CRC-64/NVME of `bytes`.
 pub fn checksum(bytes: &[u8]) -> Checksum {
     Checksum(crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes))
 }
 
-/// The checksum of a whole block out of those of its chunks, in order; `length` is the block's.
+/// Combines the checksums of a block's chunks, in order, into the block's. `length` is the block's,
+/// in bytes.
 pub fn combine_chunks(length: Length, chunks: &[Checksum]) -> Checksum {
     let mut left = length.0;
     chunks.iter().fold(Checksum(0), |whole, chunk| {
@@ -39,7 +41,7 @@ pub fn combine_chunks(length: Length, chunks: &[Checksum]) -> Checksum {
     })
 }
 
-/// Sums bytes that come in pieces of any sizes.
+/// An incremental checksum over pieces of any size.
 #[derive(Clone, Debug)]
 pub struct Sum(Digest);
 
@@ -50,7 +52,7 @@ impl Default for Sum {
 }
 
 impl Sum {
-    /// Adds bytes.
+    /// Adds `bytes` to the sum.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -60,13 +62,13 @@ impl Sum {
         Checksum(self.0.finalize())
     }
 
-    /// Adds the first `length` bytes from `from` on of memory that is the caller's own.
+    /// Adds `length` bytes from `from` on, of memory that no other process can change.
     pub(crate) fn update_private(&mut self, slice: &Slice, from: Offset, length: Length) {
         with_private(slice, from, length, |bytes| self.update(bytes));
     }
 }
 
-/// Sums a block that comes in pieces of any sizes, chunk by chunk.
+/// An incremental checksum of a block and of each of its chunks.
 #[derive(Clone, Debug, Default)]
 pub struct ChunkedSum {
     chunks: Vec<Checksum>,
@@ -79,14 +81,14 @@ pub struct ChunkedSum {
 /// The checksums of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSums {
-    /// Of all bytes.
+    /// The checksum of the whole block.
     pub whole: Checksum,
-    /// Of each 64 KiB chunk, in order; the last may be shorter.
+    /// The checksum of each 64 KiB chunk, in order. The last chunk may be shorter.
     pub chunks: Vec<Checksum>,
 }
 
 impl ChunkedSum {
-    /// A sum that expects a block of `length` bytes.
+    /// Reserves room for the chunks of a block of `length` bytes.
     pub fn for_length(length: Length) -> Self {
         Self {
             chunks: Vec::with_capacity(Length(length.chunks()).as_usize()),
@@ -94,7 +96,7 @@ impl ChunkedSum {
         }
     }
 
-    /// Adds bytes.
+    /// Adds `bytes` to the sum.
     pub fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let room = Length(CHUNK - self.filled).as_usize();
@@ -109,7 +111,7 @@ impl ChunkedSum {
         }
     }
 
-    /// Adds `length` bytes from `from` on of memory that is the caller's own.
+    /// Adds `length` bytes from `from` on, of memory that no other process can change.
     pub(crate) fn update_private(&mut self, slice: &Slice, from: Offset, length: Length) {
         with_private(slice, from, length, |bytes| self.update(bytes));
     }
@@ -124,7 +126,7 @@ impl ChunkedSum {
         }
     }
 
-    /// Those of the chunks alone.
+    /// The checksums of the chunks alone.
     pub(crate) fn finish_chunks(mut self) -> Vec<Checksum> {
         if self.filled > 0 {
             self.close_chunk();
@@ -139,20 +141,22 @@ impl ChunkedSum {
     }
 }
 
-/// Which side of a copy is private to this process, and so is summed.
+/// The side of a copy that only this process can change. That side is summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Private {
-    /// What is copied from.
+    /// The source of the copy.
     Source,
-    /// What is copied to.
+    /// The target of the copy.
     Destination,
 }
 
-/// Copies all of `from` to `to` in pieces, sums each piece on its private side while it is in the
-/// cache, and asks `go_on` before each run of a few. `None` when that said no: nothing more was
-/// written then.
+/// Copies all of `from` to `to` in pieces, and sums each piece on its private side while it is in
+/// the cache. Calls `go_on` before each run of pieces. Returns `None` when `go_on` returned false:
+/// the copy stopped there.
 ///
-/// Panics unless both have the same total length and `to` is writable.
+/// # Panics
+///
+/// Panics unless both sides have the same total length and `to` is writable.
 pub fn copy_with_sum(
     from: &[Slice],
     to: &[Slice],
@@ -163,8 +167,8 @@ pub fn copy_with_sum(
     copy_pieces(from, to, private, go_on, |bytes| sum.update(bytes)).then(|| sum.finish())
 }
 
-/// Like [`copy_with_sum`] for one who needs no chunk's checksum, only that of all bytes: saves their
-/// combination, and the memory that they would be in.
+/// Like [`copy_with_sum`], without the checksums of the chunks. This saves their combination and
+/// their memory.
 pub fn copy_with_whole_sum(
     from: &[Slice],
     to: &[Slice],
@@ -175,7 +179,8 @@ pub fn copy_with_whole_sum(
     copy_pieces(from, to, private, go_on, |bytes| sum.update(bytes)).then(|| sum.finish())
 }
 
-/// Copies piece by piece and hands each piece's private side to `sum`; false when `go_on` said no.
+/// Copies piece by piece and passes each piece's private side to `sum`. False when `go_on` stopped
+/// the copy.
 fn copy_pieces(
     from: &[Slice],
     to: &[Slice],
@@ -203,7 +208,7 @@ fn copy_pieces(
         let bytes = Length(piece).as_usize();
         match private {
             Private::Source => {
-                // The sum brings the piece into the cache, from where it is copied.
+                // The sum loads the piece into the cache; the copy reads it from there.
                 with_private(source_slice, source_at, Length(piece), &mut sum);
                 if streams {
                     source_slice.stream_to(source_at, target_slice, target_at, bytes);
@@ -229,7 +234,7 @@ fn copy_pieces(
     true
 }
 
-/// The checksums of memory that others may be changing: each piece is copied and the copy summed.
+/// Sums memory that other processes may change: it copies each piece and sums the copy.
 pub fn sum_shared(slice: &Slice) -> BlockSums {
     let mut scratch = vec![0; Length(PIECE.min(slice.length().0)).as_usize()];
     let mut sum = ChunkedSum::for_length(slice.length());
@@ -244,7 +249,7 @@ pub fn sum_shared(slice: &Slice) -> BlockSums {
     sum.finish()
 }
 
-/// A place in scattered memory.
+/// A position in scattered memory.
 struct Cursor<'a> {
     slices: std::slice::Iter<'a, Slice>,
     current: Option<&'a Slice>,
@@ -268,7 +273,7 @@ impl<'a> Cursor<'a> {
         Some((self.current?, Offset(self.at)))
     }
 
-    /// Moves on inside the current slice, and past all that have nothing left.
+    /// Advances inside the current slice, and skips slices that are used up.
     fn advance(&mut self, bytes: u64) {
         self.at += bytes;
         while self
@@ -286,10 +291,10 @@ fn with_private(slice: &Slice, from: Offset, length: Length, use_bytes: impl FnO
         return;
     }
     let start = slice.range(from, length);
-    // SAFETY: the range lies inside a living region, as `range` has checked, which `slice` counts. It
-    // is the caller's side of a transfer, which the contract of `Link` keeps unchanged for the time
-    // of the transfer; bytes are loaded once and no control flow depends on them, so a caller that
-    // breaks the contract gets a checksum that fits no bytes, and nothing worse.
+    // SAFETY: the range lies inside a living region, as `range` has checked, and `slice` keeps the
+    // region alive. The bytes are the caller's side of a transfer, which the contract of `Link`
+    // keeps unchanged during the transfer. Each byte is loaded once and no control flow depends on
+    // it. A caller that breaks the contract gets a wrong checksum, and nothing worse.
     let bytes = unsafe { std::slice::from_raw_parts(start, length.as_usize()) };
     use_bytes(bytes);
 }

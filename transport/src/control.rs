@@ -1,8 +1,10 @@
-//! The socket beside a data path that needs none, seen from a client: requests go out in order, answers come back to callbacks.
+//! The control channel of links whose bytes bypass the socket (shared memory, RDMA), on the
+//! client's side.
 //!
-//! Nobody who asks ever waits on the socket. What it takes at once is sent by whoever asks, for waking
-//! a thread takes longer; a thread sends the rest. Another receives and runs the callbacks, which
-//! therefore must be quick.
+//! Requests go out in order, and answers arrive as callbacks. A request never blocks on the socket.
+//! The requesting thread sends as much as the socket takes at once, because waking a thread costs
+//! more. A sending thread sends the rest. A receiving thread runs the callbacks, so a callback must
+//! not block.
 
 use crate::frame::{decode_header, encode_head, failure, receive_meta, status};
 use crate::link::{ReadOp, TransferError, WriteOp};
@@ -21,10 +23,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The most checksums that one frame asks for, in bytes: they come back as meta.
+/// The most checksum bytes that one frame asks for. They come back as meta.
 const SUMS_BYTES: u64 = 1 << 20;
 
-/// What came back: never a failure, which is an error.
+/// An answer other than a failure. A failure becomes an error.
 pub(crate) struct Answer {
     op: Op,
     meta: Vec<u8>,
@@ -33,32 +35,32 @@ pub(crate) struct Answer {
 
 type Callback = Box<dyn FnOnce(Result<Answer, TransferError>) + Send>;
 
-/// The socket, closed once everything that was queued has been sent.
+/// The socket. Dropping this closes it after everything in the queue has been sent.
 pub(crate) struct Control(Arc<ControlShared>);
 
 struct ControlShared {
     socket: OwnedFd,
     state: Mutex<ControlState>,
     changed: Condvar,
-    /// Set with [`ControlState::failed`], for those who only want to know whether.
+    /// Mirrors [`ControlState::failed`] for readers without the lock.
     has_failed: AtomicBool,
 }
 
 struct ControlState {
-    /// What is still to be sent, in order: of the first frame perhaps only the end.
+    /// Frames to send, in order. The first may be the unsent end of a frame.
     queue: VecDeque<Vec<u8>>,
-    /// Whether somebody is sending: all others queue what they have.
+    /// Whether a thread is sending. Other threads then only queue.
     sending: bool,
     pending: HashMap<u64, Callback>,
     next: u64,
     closing: bool,
     failed: Option<TransferError>,
-    /// What is done once it has failed.
+    /// Runs once when the socket has failed.
     then: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Answer {
-    /// The meta of an answer that must be an `op`.
+    /// Decodes the meta of an answer that must be an `op`.
     pub(crate) fn decode<M: Meta>(&self, op: Op) -> Result<M, TransferError> {
         if self.op != op {
             return Err(TransferError {
@@ -72,14 +74,14 @@ impl Answer {
         })
     }
 
-    /// The descriptor that came with it.
+    /// Takes the file descriptor that came with the answer.
     pub(crate) fn fd(&mut self) -> Option<OwnedFd> {
         self.fd.take()
     }
 }
 
 impl Control {
-    /// Takes over a socket that has said hello. Its threads are called `kvpool-NAME-recv` and `-send`.
+    /// Takes over a socket after its hello. The threads are named `kvpool-NAME-recv` and `-send`.
     pub(crate) fn start(socket: OwnedFd, name: &str) -> io::Result<Self> {
         let shared = Arc::new(ControlShared {
             socket,
@@ -108,7 +110,8 @@ impl Control {
         Ok(control)
     }
 
-    /// Asks, and has `answered` called with what comes back: here, when the socket has failed.
+    /// Sends a request. `answered` runs with the answer on the receiving thread, or here when the
+    /// socket has failed.
     pub(crate) fn request(
         &self,
         op: Op,
@@ -145,8 +148,8 @@ impl Control {
         }
     }
 
-    /// Has something done when the socket fails: now, if it has. It is done once, before any callback
-    /// hears of the failure.
+    /// Runs `then` when the socket fails, or now if it has. It runs once, before any callback gets
+    /// the error.
     pub(crate) fn when_failed(&self, then: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state.lock();
         if state.failed.is_none() {
@@ -157,7 +160,7 @@ impl Control {
         then();
     }
 
-    /// Ends it: whoever waits for an answer gets the error.
+    /// Ends the socket: every waiting callback gets the error.
     pub(crate) fn abort(&self, error: &TransferError) {
         self.0.fail(error);
     }
@@ -167,7 +170,7 @@ impl Control {
     }
 }
 
-/// Asks for the chunk checksums of extents, one item of the batch each.
+/// Asks for the chunk checksums of extents. Each extent is one item of the batch.
 pub(crate) fn ask_sums(
     control: &Control,
     incarnation: Incarnation,
@@ -212,17 +215,17 @@ pub(crate) fn ask_sums(
     });
 }
 
-/// One read whose arguments are in range.
+/// A read whose arguments were checked.
 pub(crate) struct Read {
-    /// Which item of the batch it is.
+    /// The item's index in its batch.
     pub(crate) item: usize,
-    /// The range of the segment.
+    /// The range of the segment to read.
     pub(crate) source: Extent,
-    /// Where the bytes are to be.
+    /// The destination.
     pub(crate) into: Vec<Slice>,
 }
 
-/// The reads of a batch that may be done without asking the node; the others are ended.
+/// Checks the reads of a batch and returns the valid ones. The others end with an error.
 pub(crate) fn judged(control: &Control, batch: &Batch<Checksum>, ops: Vec<ReadOp>) -> Vec<Read> {
     let is_open = control.is_open();
     let mut reads = Vec::with_capacity(ops.len());
@@ -233,14 +236,14 @@ pub(crate) fn judged(control: &Control, batch: &Batch<Checksum>, ops: Vec<ReadOp
                 source,
                 into: op.into,
             }),
-            Ok(_) => batch.end(item, Err(unreachable("the node closed it"))),
+            Ok(_) => batch.end(item, Err(unreachable("the node closed the connection"))),
             Err(error) => batch.end(item, Err(error)),
         }
     }
     reads
 }
 
-/// The writes that the answer to their announcement admits; the others are ended.
+/// The writes that the node has admitted. The others end with the node's code.
 pub(crate) fn admitted(
     answer: Result<Answer, TransferError>,
     batch: &Batch<Checksum>,
@@ -265,7 +268,7 @@ pub(crate) fn admitted(
     admitted
 }
 
-/// The codes that an answer to a request for `count` things holds.
+/// Decodes an answer that must hold `count` codes.
 pub(crate) fn codes(
     answer: Result<Answer, TransferError>,
     count: usize,
@@ -276,7 +279,7 @@ pub(crate) fn codes(
     } else {
         Err(TransferError {
             code: Code::Malformed,
-            message: "the node sent statuses of another number of items".to_owned(),
+            message: "the number of statuses differs from the number of items asked for".to_owned(),
         })
     }
 }
@@ -289,9 +292,9 @@ impl Drop for Control {
 }
 
 impl ControlShared {
-    /// Sends as much of a frame as the socket takes; the rest, also of what others have queued
-    /// meanwhile, is for the sending thread. So is an error: it comes again, and callbacks of others
-    /// are not for this thread.
+    /// Sends as much of a frame as the socket takes. The sending thread sends the rest, and what
+    /// others queued meanwhile. An error is left to that thread, which meets it again: other
+    /// requests' callbacks must not run here.
     fn send_at_once(&self, mut frame: Vec<u8>) {
         let sent = send_some(self.socket.as_fd(), &frame);
         frame.drain(..sent);
@@ -317,14 +320,14 @@ impl ControlShared {
             }
             self.state.lock().sending = false;
         }
-        // The node closes once it has answered what was sent, which ends the receiving thread.
+        // The node closes the socket after its last answer, which ends the receiving thread.
         if let Err(error) = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write) {
             tracing::debug!(%error, "the control socket was closed already");
         }
     }
 
-    /// The next frame for the sending thread, which then is the one that sends; `None` when there will
-    /// be no more.
+    /// Waits for the next frame and marks the sending thread as the sender. `None` when the socket
+    /// has ended.
     fn next_frame(&self) -> Option<Vec<u8>> {
         let mut state = self.state.lock();
         loop {
@@ -363,7 +366,7 @@ impl ControlShared {
             let (count, passed) =
                 receive_with_fd(self.socket.as_fd(), room).map_err(unreachable)?;
             if count == 0 {
-                return Err(unreachable("the node closed it"));
+                return Err(unreachable("the node closed the connection"));
             }
             filled += count;
             fd = passed.or(fd);
@@ -376,7 +379,7 @@ impl ControlShared {
         }
         let callback = self.state.lock().pending.remove(&header.request);
         let callback =
-            callback.ok_or_else(|| unreachable("the node answered what was not asked"))?;
+            callback.ok_or_else(|| unreachable("the node answered an unknown request"))?;
         callback(if header.op == Op::Failure {
             Err(failure(&meta))
         } else {

@@ -1,5 +1,5 @@
-//! The threads that copy and sum callers' memory, so that no runtime's thread does, and how a batch is
-//! cut into jobs for them.
+//! Threads that copy and sum callers' memory, so that no runtime thread does, and the division of a
+//! batch into jobs.
 
 use kvpool_types::{Length, SegmentId};
 use parking_lot::{Condvar, Mutex};
@@ -7,14 +7,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Small blocks are copied in jobs of at least so many bytes: a job costs a lock and may cost waking
-/// a thread.
+/// Jobs of small blocks hold at least this many bytes: a job costs a lock, and perhaps waking a
+/// thread.
 const GROUP_BYTES: u64 = 1 << 20;
 
-/// What one thread does without a break.
+/// The unit of work of one thread.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// A few threads with one queue. Dropping it lets them finish what is queued, then end.
+/// A few threads that share one queue. Dropping it lets them finish the queue, then end.
 pub(crate) struct Copiers(Arc<CopierShared>);
 
 #[derive(Default)]
@@ -30,7 +30,7 @@ struct CopierState {
 }
 
 impl Copiers {
-    /// Starts them under a name.
+    /// Starts `threads` threads, all named `name`.
     pub(crate) fn start(name: &str, threads: usize) -> io::Result<Self> {
         let copiers = Self(Arc::default());
         for _ in 0..threads {
@@ -46,7 +46,7 @@ impl Copiers {
         Ok(copiers)
     }
 
-    /// Queues jobs, all at once.
+    /// Queues jobs under one lock.
     pub(crate) fn submit(&self, jobs: impl ExactSizeIterator<Item = Job>) {
         let several = jobs.len() > 1;
         self.0.state.lock().jobs.extend(jobs);
@@ -80,7 +80,8 @@ impl CopierShared {
     }
 }
 
-/// Sorts the items of a batch by their segments, each of which is mapped on its own. Nodes have few.
+/// Groups the items of a batch by segment, because each segment is a mapping of its own. A node has
+/// few segments, so the search is linear.
 pub(crate) fn by_segment<T>(
     items: Vec<T>,
     segment_of: impl Fn(&T) -> SegmentId,
@@ -96,7 +97,7 @@ pub(crate) fn by_segment<T>(
     sorted
 }
 
-/// Cuts a batch into jobs: neighbours go together until they are worth a job.
+/// Divides a batch into jobs: neighbours share a job until it is large enough.
 pub(crate) fn grouped<T>(items: Vec<T>, length_of: impl Fn(&T) -> Length) -> Vec<Vec<T>> {
     let mut groups = Vec::new();
     let mut open = Vec::new();

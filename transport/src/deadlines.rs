@@ -1,4 +1,4 @@
-//! What a link has in progress, and the thread that ends it when its deadline passes.
+//! The work that a link has in progress, and the timer that ends it at its deadline.
 
 use crate::outcomes::{Batch, Outcomes};
 use crate::timer::Timer;
@@ -7,11 +7,11 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// What a deadline ends.
+/// Work that a deadline ends.
 pub(crate) trait Expire: Send + Sync {
-    /// The deadline has passed.
+    /// Called once the deadline has passed.
     fn expire(&self);
-    /// Whether there is nothing left to end.
+    /// Whether the work has ended already.
     fn is_done(&self) -> bool;
 }
 
@@ -34,12 +34,12 @@ pub(crate) struct Deadlines {
 #[derive(Default)]
 struct Tracked {
     things: Vec<(Instant, Weak<dyn Expire>)>,
-    /// How many there may be before those that are done are thrown out.
+    /// The length at which the list is swept of work that has ended.
     sweep_at: usize,
 }
 
 impl Deadlines {
-    /// Starts the thread under a name.
+    /// Starts the timer thread under `name`.
     pub(crate) fn start(name: &str) -> io::Result<Self> {
         let tracked: Arc<Mutex<Tracked>> = Arc::default();
         let timer = Timer::start(name, {
@@ -49,7 +49,7 @@ impl Deadlines {
         Ok(Self { tracked, timer })
     }
 
-    /// A batch that its deadline ends, and its outcomes.
+    /// A batch that ends at `deadline`, and its outcomes.
     pub(crate) fn batch<T: Send + 'static>(
         &self,
         count: usize,
@@ -63,7 +63,7 @@ impl Deadlines {
         (batch, outcomes)
     }
 
-    /// Has something ended at a deadline. It is not kept.
+    /// Ends `thing` at `deadline`. The table holds it weakly.
     pub(crate) fn track(&self, deadline: Instant, thing: &Arc<dyn Expire>) {
         {
             let mut tracked = self.tracked.lock();
@@ -77,7 +77,7 @@ impl Deadlines {
     }
 }
 
-/// Ends what is past its deadline; when the next one is due.
+/// Ends all work past its deadline. Returns the next deadline.
 fn expire(tracked: &Mutex<Tracked>, now: Instant) -> Option<Instant> {
     let mut late = Vec::new();
     let next = {

@@ -12,29 +12,29 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// How long a connection that was refused is kept for the other side to read why.
+/// How long a refused connection stays open, so that the peer can read the reason.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// Why no frame came.
+/// Why no frame was received.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReceiveError {
-    /// The other side closed between two frames.
+    /// The peer closed between two frames.
     #[error("the connection was closed")]
     Closed,
-    /// The connection failed, or nothing came for too long.
+    /// The connection failed, or timed out.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// What came is no frame.
+    /// The bytes are no valid frame.
     #[error("{error}")]
     Decode {
-        /// Why.
+        /// The decoder's reason.
         error: DecodeError,
-        /// The request it came for; 0 when that cannot be told.
+        /// The frame's request id; 0 when unknown.
         request: u64,
     },
 }
 
-/// Builds the header and meta of a frame. Fails when the meta is over the limit.
+/// Encodes the header and meta of a frame. Fails when meta or payload exceed their limits.
 pub(crate) fn encode_head(
     op: Op,
     request: u64,
@@ -81,7 +81,7 @@ pub(crate) fn send(
     gather.send_all(socket)
 }
 
-/// Receives exactly `bytes`; `again` says whether a wait that has timed out goes on.
+/// Receives exactly `bytes`. `again` decides whether to continue after a timeout.
 pub(crate) fn receive_exact(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -102,10 +102,10 @@ pub(crate) fn receive_exact(
     Ok(())
 }
 
-/// Reads a header out of its bytes.
+/// Decodes a header.
 pub(crate) fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<Header, ReceiveError> {
     Header::decode(bytes).map_err(|error| {
-        // Where the size of a part is all that is wrong, the request is known.
+        // A header with an oversized part is otherwise valid, so its request id is known.
         let request = match error {
             DecodeError::Oversized { .. } => bytes[8..16].try_into().map_or(0, u64::from_le_bytes),
             _ => 0,
@@ -131,7 +131,7 @@ pub(crate) fn receive_meta(
     })
 }
 
-/// Receives one whole frame without payload that must come by `deadline`.
+/// Receives one whole frame without payload, by `deadline`.
 pub(crate) fn receive_by(
     socket: BorrowedFd<'_>,
     deadline: Instant,
@@ -159,7 +159,7 @@ pub(crate) fn receive_by(
     Ok((header, meta))
 }
 
-/// Receives `bytes` however they trickle in, but not past the deadline.
+/// Receives `bytes` in any number of parts, by `deadline`.
 fn receive_slowly(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -183,8 +183,8 @@ fn receive_slowly(
     Ok(())
 }
 
-/// Says why the connection ends, and waits a moment for the other side to read it: closing at once
-/// with bytes unread would make the kernel throw the answer away.
+/// Sends the reason and waits a moment for the peer to read it. Closing at once with unread bytes
+/// would make the kernel discard the answer.
 pub(crate) fn refuse(socket: BorrowedFd<'_>, request: u64, epoch: Epoch, refused: &Refused) {
     let failure = Failure {
         code: refused.code,
@@ -195,7 +195,7 @@ pub(crate) fn refuse(socket: BorrowedFd<'_>, request: u64, epoch: Epoch, refused
         .and_then(|()| send(socket, Op::Failure, request, epoch, &failure))
         .and_then(|()| Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Write)?));
     if let Err(error) = told {
-        tracing::debug!(%error, "the other side was not told why it was refused");
+        tracing::debug!(%error, "sending the reason for a refusal failed");
         return;
     }
     let mut scratch = [0; 16 << 10];
@@ -208,7 +208,7 @@ pub(crate) fn refuse(socket: BorrowedFd<'_>, request: u64, epoch: Epoch, refused
     }
 }
 
-/// Throws away `left` bytes that come, as the payload of what is not known here.
+/// Discards `left` bytes of payload of an unknown operation.
 pub(crate) fn skip(socket: BorrowedFd<'_>, mut left: u64) -> Result<(), ReceiveError> {
     let mut scratch = [0; 16 << 10];
     while left > 0 {
@@ -220,15 +220,15 @@ pub(crate) fn skip(socket: BorrowedFd<'_>, mut left: u64) -> Result<(), ReceiveE
     Ok(())
 }
 
-/// What answers an operation of another version.
+/// The answer to an operation of a later version.
 pub(crate) fn unimplemented() -> Failure {
     Failure {
         code: Code::Unimplemented,
-        message: "this node does not know the operation".to_owned(),
+        message: "this node does not implement the operation".to_owned(),
     }
 }
 
-/// The error that a failure frame stands for.
+/// Decodes a failure frame's meta into an error.
 pub(crate) fn failure(meta: &[u8]) -> TransferError {
     match Failure::decode(meta) {
         Ok(failure) => TransferError {
@@ -237,12 +237,12 @@ pub(crate) fn failure(meta: &[u8]) -> TransferError {
         },
         Err(error) => TransferError {
             code: Code::Malformed,
-            message: format!("the node's failure cannot be read: {error}"),
+            message: format!("malformed failure frame from the node: {error}"),
         },
     }
 }
 
-/// The error of an item whose status is not ok.
+/// The error for an item's code other than `Ok`.
 pub(crate) fn status(code: Code) -> TransferError {
     TransferError {
         code,

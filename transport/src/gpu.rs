@@ -5,11 +5,11 @@
 //!                 ◄═══════════════                    ◄──
 //! ```
 //!
-//! A checksum is made and verified by the processor, so bytes of a GPU pass through pinned host memory on
-//! their way: what arrives in device memory has been verified. Transfers between a network port and a GPU
-//! without that stop are not made.
+//! The processor computes and verifies checksums, so a GPU's bytes pass through pinned host memory.
+//! Bytes that arrive in device memory are verified. There are no direct transfers between a network
+//! port and a GPU.
 //!
-//! Nothing of CUDA is linked: the driver's library is looked for when the first GPU buffer is registered.
+//! CUDA is not linked: the driver's library is loaded when the first GPU buffer is registered.
 //!
 //! ADR 0015 says why bytes pass through pinned host memory.
 
@@ -24,61 +24,77 @@ use std::fmt;
 
 /// A range of device memory, by its address in the unified address space.
 ///
-/// It is a name, not an owner: whoever makes one keeps the memory allocated while transfers use it.
-/// An address that is not device memory is refused when it is registered, so that a wrong one never
-/// touches this process's own memory.
+/// It names memory and does not own it: the caller keeps the memory allocated while transfers use
+/// it. Registration refuses an address that is not device memory, so a wrong address never reaches
+/// this process's own memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct DeviceRange {
-    /// Where it begins.
+    /// The address of the first byte.
     pub address: u64,
-    /// How long it is.
+    /// The length in bytes.
     pub length: Length,
 }
 
-/// Which GPU of this host.
+/// The ordinal of a GPU of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device(pub u32);
 
-/// Why a GPU did not do what was asked.
+/// Why a GPU operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
-    /// This host has no CUDA driver, or it does not start.
+    /// This host has no CUDA driver, or the driver does not start.
     #[error("GPU memory cannot be used: {0}")]
     Unavailable(String),
-    /// The range is not, or not as a whole, memory of one GPU.
+    /// The range is not entirely memory of one GPU.
     #[error("{0:?} is not memory of one GPU")]
     NotDeviceMemory(DeviceRange),
-    /// A call of the driver failed.
+    /// A driver call failed.
     #[error("{call}: {reason}")]
     Driver {
-        /// What was called.
+        /// The function of the driver.
         call: &'static str,
-        /// What the driver said.
+        /// The driver's error.
         reason: String,
     },
 }
 
-/// What moves bytes between device memory and pinned host memory.
+/// Moves bytes between device memory and pinned host memory.
 pub trait CopyEngine: fmt::Debug + Send + Sync {
-    /// On which GPU the range lies; [`GpuError::NotDeviceMemory`] when on none, or on several.
+    /// The GPU of the range.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError::NotDeviceMemory`] unless the whole range lies on one GPU.
     fn device_of(&self, range: DeviceRange) -> Result<Device, GpuError>;
 
-    /// Host memory that the copy engines reach by themselves: pages that stay where they are.
+    /// Allocates pinned host memory, which the copy engines read and write directly.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError::Driver`] when the driver has too little memory.
     fn pinned(&self, device: Device, length: Length) -> Result<Region, GpuError>;
 
-    /// Copies ranges of device memory, in order, to host memory that is at least as long. Blocks until
-    /// the bytes are there. It is not ordered with the caller's own work on the device: kernels that
-    /// write the ranges must have ended.
+    /// Copies ranges of device memory, in order, to host memory that is at least as long. Blocks
+    /// until the bytes are there. The copy is not ordered with the caller's own streams: kernels
+    /// that write the ranges must have ended.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError::Driver`], after which some of the bytes may have been copied.
     fn copy_out(&self, device: Device, from: &[DeviceRange], to: &Slice) -> Result<(), GpuError>;
 
-    /// Copies host memory to ranges of device memory, in order, that are at least as long in all. Blocks
-    /// until the bytes are there; kernels started afterwards see them.
+    /// Copies host memory to ranges of device memory, in order, that are at least as long in all.
+    /// Blocks until the bytes are there. Kernels that start afterwards see them.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError::Driver`], after which some of the bytes may have been copied.
     fn copy_in(&self, device: Device, from: &Slice, to: &[DeviceRange]) -> Result<(), GpuError>;
 }
 
 impl DeviceRange {
-    /// A part of it; `None` when it does not lie inside.
+    /// A part of the range; `None` when it does not lie inside.
     pub fn slice(&self, from: Offset, length: Length) -> Option<Self> {
         let end = from.0.checked_add(length.0)?;
         (end <= self.length.0).then(|| Self {

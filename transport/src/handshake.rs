@@ -1,4 +1,4 @@
-//! How connections of all transports begin, and the requests that all transports answer alike.
+//! The start of a connection, and the requests that all transports answer alike.
 
 use crate::frame::{self, ReceiveError, receive_by, refuse, send};
 use crate::host::{Host, Refused};
@@ -16,18 +16,18 @@ use std::time::Instant;
 /// Why a server ends a connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum End {
-    /// It is over: the other side closed, a drain or an abort asked for it.
+    /// The peer closed, or a drain or an abort ended the connection.
     #[error("the connection is over")]
     Over,
-    /// It failed, or nothing came for too long.
+    /// The connection failed, or timed out.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The other side is told why.
+    /// The peer is told why.
     #[error("{refused}")]
     Refuse {
         /// The request that it answers; 0 for the whole connection.
         request: u64,
-        /// Why.
+        /// The reason.
         refused: Refused,
     },
 }
@@ -43,7 +43,7 @@ impl From<ReceiveError> for End {
 }
 
 impl End {
-    /// The end of a connection whose frame cannot be read.
+    /// Refuses a frame that cannot be decoded.
     pub(crate) fn malformed(request: u64, error: &DecodeError) -> Self {
         Self::Refuse {
             request,
@@ -54,38 +54,37 @@ impl End {
         }
     }
 
-    /// Ends the connection as it asks for.
+    /// Tells the peer if it is to be told, and logs.
     pub(crate) fn carry_out(self, socket: BorrowedFd<'_>, epoch: Epoch) {
         match self {
             Self::Over => {}
-            Self::Io(error) => tracing::debug!(%error, "a connection failed"),
+            Self::Io(error) => tracing::debug!(%error, "connection failed"),
             Self::Refuse { request, refused } => {
-                tracing::debug!(%refused, "a connection is refused");
+                tracing::debug!(%refused, "connection refused");
                 refuse(socket, request, epoch, &refused);
             }
         }
     }
 }
 
-/// A caller whose hello was accepted and is to be answered.
+/// A caller whose hello was accepted but not answered yet.
 #[derive(Debug)]
 pub(crate) struct Admitted {
-    /// Who it is.
+    /// The client's id.
     pub(crate) client: ClientId,
-    /// The number of its hello.
+    /// The request id of the hello.
     pub(crate) request: u64,
-    /// What answers it.
+    /// The answer to send.
     pub(crate) reply: HelloReply,
 }
 
 impl Admitted {
-    /// Answers the hello.
     pub(crate) fn answer(&self, socket: BorrowedFd<'_>, epoch: Epoch) -> io::Result<()> {
         send(socket, Op::HelloReply, self.request, epoch, &self.reply)
     }
 }
 
-/// Judges the frame that must be a hello. Does not wait.
+/// Judges the first frame, which must be a hello. Does not block.
 pub(crate) fn judge_hello(host: &dyn Host, frame: &FirstFrame) -> Result<Admitted, End> {
     let FirstFrame { header, meta } = frame;
     if header.op != Op::Hello {
@@ -109,7 +108,7 @@ pub(crate) fn judge_hello(host: &dyn Host, frame: &FirstFrame) -> Result<Admitte
     })
 }
 
-/// Says hello and takes the answer, both by `deadline`.
+/// Sends hello and receives the answer, by `deadline`.
 pub(crate) fn say_hello(
     socket: BorrowedFd<'_>,
     hello: &Hello,
@@ -146,8 +145,8 @@ pub(crate) fn say_hello(
     }
 }
 
-/// The answer to a request for chunk checksums; a failure when it does not fit one frame, before more
-/// is collected than would.
+/// Answers a request for chunk checksums. Fails as soon as the answer exceeds one frame, before it
+/// collects more.
 pub(crate) fn answer_sums(
     host: &dyn Host,
     epoch: Epoch,
@@ -157,7 +156,7 @@ pub(crate) fn answer_sums(
     let mut size = 8;
     for item in &request.items {
         let answer = host.sums(epoch, request.incarnation, &item.extent);
-        // Eight bytes a checksum, and no more for what stands before them.
+        // Eight bytes a checksum, and at most eight before each item's checksums.
         size += 8 + answer.as_ref().map_or(0, |sums| 8 * sums.len() as u64);
         if size > MAX_META_BYTES {
             let error = DecodeError::Oversized {

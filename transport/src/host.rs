@@ -1,12 +1,12 @@
-//! The trait that a store node implements, and that the serving side of every transport asks before
-//! it touches a byte.
+//! The trait that a store node implements. The serving side of every transport asks it before it
+//! touches a byte.
 //!
 //! ```text
 //!  frame in ──► server (tcp/, shm/) ──► Host::admit_* ──► guard ──► bytes move ──► guard dropped
 //! ```
 //!
-//! A guard is the host's record that an extent is being touched: while one lives, the extent cannot
-//! be reported fenced.
+//! A guard records that bytes of an extent are being touched. While a guard lives, the host must
+//! not report the extent as fenced.
 
 use crate::memory::Slice;
 use crate::shm::board::Board;
@@ -18,75 +18,80 @@ use kvpool_types::{
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
-/// Why a host refuses.
+/// A refusal by the host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 pub struct Refused {
     /// The stable code.
     pub code: Code,
-    /// The same for people, with the values that matter.
+    /// A message for people, with the values that matter.
     pub message: String,
 }
 
-/// Something that can stop the I/O of one connection at once: a TCP server gives one with each
-/// admitted write, so that fencing can end a receive in progress.
+/// Stops the I/O of one connection at once. A TCP server passes one with each admitted write, so
+/// that fencing can end a receive in progress.
 pub trait Abort: Send + Sync {
-    /// Stops the connection's I/O. The guard is dropped soon after.
+    /// Stops the connection's I/O. The connection drops its guard soon after.
     fn abort(&self);
 }
 
-/// A receive into one extent, in progress. Dropping it without [`WriteGuard::finish`] says that the
-/// bytes are not all there.
+/// A receive into one extent, in progress. Dropping it without [`WriteGuard::finish`] means that
+/// bytes are missing.
 pub trait WriteGuard: Send {
     /// The memory to write, exactly as long as the extent.
     fn target(&self) -> &Slice;
-    /// Records that all bytes are in place, and their chunk checksums.
+    /// Records that all bytes are in place, with their chunk checksums. Returns the outcome of the
+    /// write.
     fn finish(self: Box<Self>, sums: Vec<Checksum>) -> Code;
 }
 
-/// What became of the admission of one write.
+/// The verdict on one write.
 pub enum Admission {
     /// Write the bytes through the guard.
     Write(Box<dyn WriteGuard>),
-    /// Skip the bytes and answer with this.
+    /// Skip the bytes and answer with the refusal.
     Refuse(Refused),
 }
 
-/// The process behind a Unix-socket connection. The host keeps what the process holds until it
-/// gives it up or dies; a closed connection alone frees nothing, since mappings outlive it.
+/// The process behind a Unix-socket connection. The host keeps the pins and writes of the process
+/// until the process ends them or dies. A closed connection frees nothing, because mappings outlive
+/// it.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Which client it said it is at hello.
+    /// The client id from the hello.
     pub client: ClientId,
-    /// A pidfd of the process: readable once it is gone.
+    /// A pidfd of the process; readable once the process has exited.
     pub process: Arc<OwnedFd>,
-    /// What tells the process from others.
+    /// Tells the process from others.
     pub identity: ProcessIdentity,
-    /// Its process id, for messages; 0 when it is in a pid namespace that cannot be seen from here.
+    /// The process id, for messages; 0 when the process is in a pid namespace that this host cannot
+    /// see.
     pub pid: i32,
 }
 
-/// What tells a process from all others that live: the first of these that is known.
+/// Identifies a live process. The first known variant is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProcessIdentity {
-    /// The number of its pidfd's inode. From Linux 6.9 on no two processes have the same.
+    /// The inode number of the pidfd. Since Linux 6.9 it is unique among processes.
     Inode(u64),
-    /// Its process id, which is not 0.
+    /// The process id, never 0.
     Pid(i32),
-    /// The client in it: it cannot be seen from here, and a client's id is random for each life of a
-    /// client. A process with two clients then counts as two.
+    /// The client inside the process, when neither of the others is known. A client's id is random
+    /// for each of its lives, so a process with two clients counts as two.
     Client(ClientId),
 }
 
 /// A store node, as its transports see it. Calls do not block on I/O.
+///
+/// A refusal carries a stable code, such as `WrongIncarnation`, `StaleEpoch` or `OutOfRange`.
 pub trait Host: Send + Sync + 'static {
     /// Judges a hello: cluster, versions, checksum algorithm, incarnation, token.
     fn hello(&self, hello: &Hello) -> Result<HelloReply, Refused>;
 
-    /// The node's present epoch.
+    /// The node's current epoch.
     fn epoch(&self) -> Epoch;
 
-    /// Judges a read and gives the memory to read from, exactly `item.length` long.
+    /// Judges a read. Returns the memory to read, exactly `item.length` bytes.
     fn admit_read(
         &self,
         epoch: Epoch,
@@ -94,8 +99,8 @@ pub trait Host: Send + Sync + 'static {
         item: &ReadItem,
     ) -> Result<Slice, Refused>;
 
-    /// Judges a write that comes over TCP or RDMA: incarnation, epoch, proof, range, not fenced, not
-    /// written before, no other receive into the extent in progress.
+    /// Judges a write over TCP or RDMA: incarnation, epoch, proof, range. Refuses a fenced extent,
+    /// a used grant, and a second receive into the same extent.
     fn admit_write(
         &self,
         incarnation: Incarnation,
@@ -103,12 +108,12 @@ pub trait Host: Send + Sync + 'static {
         abort: Arc<dyn Abort>,
     ) -> Admission;
 
-    /// Writes blocks whose bytes are here already: each is judged like by [`Host::admit_write`], then
-    /// copied into place and recorded, with nothing in between. One code a grant, in order. `payload`
-    /// is as long as the request says.
+    /// Writes blocks whose bytes have arrived. Judges each block like [`Host::admit_write`], copies
+    /// it into place and records it, in one step. Returns one code a grant, in order. `payload` is
+    /// as long as the request says.
     fn write_now(&self, request: &WriteRequest, payload: &[u8]) -> Vec<Code>;
 
-    /// The chunk checksums of an extent.
+    /// The chunk checksums of an extent, as its writer gave them.
     fn sums(
         &self,
         epoch: Epoch,
@@ -116,17 +121,18 @@ pub trait Host: Send + Sync + 'static {
         extent: &Extent,
     ) -> Result<Vec<Checksum>, Refused>;
 
-    /// The memory of every segment, whole, to be registered with devices. Who may write it is the
-    /// matter of [`Host::admit_write`]. A host that gives the incarnation up aborts the connection
-    /// that asked.
+    /// The memory of every segment, for registration with devices. [`Host::admit_write`] decides
+    /// about writes to it. When the incarnation ends, the host aborts the connection through
+    /// `abort`.
     fn memory(
         &self,
         incarnation: Incarnation,
         abort: Weak<dyn Abort>,
     ) -> Result<Vec<(SegmentId, Slice)>, Refused>;
 
-    /// Where the ports of this host find the registered memory around an extent, for a peer that has
-    /// queue pairs here. Of a host whose segments stay, [`Host::memory`] has told all.
+    /// The registrations around an extent, one for each port of this host, for a peer with queue
+    /// pairs here. A store node refuses: its segments do not change, and [`Host::memory`] names
+    /// them all.
     fn places(
         &self,
         _incarnation: Incarnation,
@@ -134,11 +140,12 @@ pub trait Host: Send + Sync + 'static {
     ) -> Result<Vec<Registered>, Refused> {
         Err(Refused {
             code: Code::InvalidArgument,
-            message: "a node's segments are told of when a link is opened".to_owned(),
+            message: "a store node names its segments when a link opens".to_owned(),
         })
     }
 
-    /// A descriptor of a segment's memory and its size; read-only unless `writable`.
+    /// A descriptor of a segment's memory, and its size in bytes. The descriptor is read-only
+    /// unless `writable`.
     fn map(
         &self,
         incarnation: Incarnation,
@@ -146,17 +153,17 @@ pub trait Host: Send + Sync + 'static {
         writable: bool,
     ) -> Result<(OwnedFd, Length), Refused>;
 
-    /// A pin board for one connection of `peer`, and the descriptor that the peer maps it by. The
-    /// connection keeps the board for as long as it lives; once the host alone has it, no view can be
-    /// taken on it any more and it may be closed and, when nothing is pinned on it, forgotten.
+    /// Creates a pin board for one connection of `peer`, and the descriptor by which the peer maps
+    /// it. The connection keeps the board while it lives. Once only the host has it, no new view
+    /// can be taken on it. The host may then close it, and forget it when nothing is pinned on it.
     fn board(
         &self,
         peer: &Peer,
         incarnation: Incarnation,
     ) -> Result<(Arc<Board>, OwnedFd), Refused>;
 
-    /// Records that `peer` is about to write through its mapping under each of these grants; an answer
-    /// each, in order. Judged like [`Host::admit_write`].
+    /// Records that `peer` starts to write through its mapping under these grants. Judges like
+    /// [`Host::admit_write`]. Returns one code a grant, in order.
     fn begin_shm_writes(
         &self,
         peer: &Peer,
@@ -164,19 +171,19 @@ pub trait Host: Send + Sync + 'static {
         grants: &[Grant],
     ) -> Vec<Code>;
 
-    /// Records that `peer` has stopped writing under each of these grants: with all bytes in place where
-    /// there are sums. An answer each, in order.
+    /// Records that `peer` has stopped writing under these grants. Checksums mean that all bytes
+    /// are in place; none means that they are not. Returns one code a grant, in order.
     fn end_shm_writes(&self, peer: &Peer, items: Vec<(GrantId, Vec<Checksum>)>) -> Vec<Code>;
 
     /// Pins an extent for a view.
     fn pin(&self, peer: &Peer, epoch: Epoch, incarnation: Incarnation, extent: &Extent) -> Code;
 
-    /// Undoes one pin.
+    /// Removes one pin.
     fn unpin(&self, peer: &Peer, extent: &Extent) -> Code;
 
-    /// Frees all that the process of `peer` holds: called once the process is gone.
+    /// Frees everything that the process of `peer` holds. Called after the process has exited.
     fn peer_gone(&self, peer: &Peer);
 
-    /// Counts bytes served and taken, for metrics.
+    /// Adds to the byte counters of the metrics.
     fn count(&self, read: Length, written: Length);
 }

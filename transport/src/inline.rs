@@ -1,7 +1,7 @@
-//! Small batches over a [`Channel`]: one frame out, one frame back, nobody woken but the caller.
+//! Small batches over a [`Channel`]: one frame in each direction, and no other thread is woken.
 //!
-//! The bytes of small batches go through the frames' own memory: copying 64 KiB takes less time than
-//! the system calls that would spare it.
+//! The bytes of a small batch pass through the frame's own buffer. Copying 64 KiB costs less than
+//! the system calls that would avoid the copy.
 
 use crate::channel::Channel;
 use crate::checksum::{ChunkedSum, Sum, checksum};
@@ -17,14 +17,14 @@ use kvpool_types::{CHUNK, Checksum, Code, Epoch, Incarnation, Length, Offset};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The most payload of a batch that is small.
+/// The largest payload of a small batch, in bytes.
 pub(crate) const SMALL_BYTES: u64 = 128 << 10;
 
-/// The most payload of a frame that a node takes whole before it looks for the place of its blocks:
-/// a small batch, with the checksums of its chunks.
+/// The largest payload that a node receives whole before it looks up the blocks' extents: a small
+/// batch with its chunk checksums.
 pub(crate) const WHOLE_BYTES: u64 = 2 * SMALL_BYTES;
 
-/// Whether a batch of such payloads is small.
+/// Whether a batch with these payload sizes is small.
 pub(crate) fn is_small(payloads: impl ExactSizeIterator<Item = u64>) -> bool {
     payloads.len() <= FRAME_ITEMS && payloads.fold(0, u64::saturating_add) <= SMALL_BYTES
 }
@@ -116,7 +116,7 @@ pub(crate) fn write(
     .boxed()
 }
 
-/// Appends a block and its chunk checksums; the checksum of all of it.
+/// Appends a block and its chunk checksums to the payload. Returns the block's checksum.
 fn append_block(payload: &mut Vec<u8>, op: &WriteOp) -> Checksum {
     let begin = payload.len();
     for slice in &op.from {
@@ -124,7 +124,7 @@ fn append_block(payload: &mut Vec<u8>, op: &WriteOp) -> Checksum {
         payload.resize(at + slice.length().as_usize(), 0);
         slice.read_at(Offset(0), payload.get_mut(at..).unwrap_or_default());
     }
-    // Of the copy: nobody can change it any more.
+    // Sums the copy, which the caller can no longer change.
     let bytes = payload.get(begin..).unwrap_or_default();
     if op.grant.extent.length.0 <= CHUNK {
         let whole = checksum(bytes);
@@ -140,7 +140,7 @@ fn append_block(payload: &mut Vec<u8>, op: &WriteOp) -> Checksum {
     sums.whole
 }
 
-/// Copies the bytes of the items that are ok to where they belong, and sums them.
+/// Copies the bytes of the successful items to their destinations, and sums them.
 fn hand_out(
     items: &[ReadItem],
     codes: &[Code],
@@ -172,7 +172,7 @@ fn hand_out(
     Ok(results)
 }
 
-/// The outcome of each operation: its early error, or the next of the answer's.
+/// Merges each operation's early error with the answers to the others.
 fn join(
     early: Vec<Option<TransferError>>,
     answer: Result<Vec<TransferResult>, TransferError>,
@@ -182,17 +182,16 @@ fn join(
         .into_iter()
         .map(|early| match (early, &mut answered) {
             (Some(error), _) => Err(error),
-            (None, Ok(results)) => results
-                .next()
-                .cloned()
-                .unwrap_or_else(|| Err(invalid("no answer came for this item".to_owned()))),
+            (None, Ok(results)) => results.next().cloned().unwrap_or_else(|| {
+                Err(invalid("the node sent no answer for this item".to_owned()))
+            }),
             (None, Err(error)) => Err((*error).clone()),
         })
         .collect()
 }
 
-/// Awaits a call until its deadline. One that is not answered by then ends the channel, as it ends a
-/// connection of [`crate::tcp`]: the way to the node may be gone, and nothing else would tell.
+/// Awaits a call until its deadline. A call that times out ends the channel, as in [`crate::tcp`]:
+/// the path to the node may be dead, and nothing else would detect it.
 async fn by<T>(
     channel: &Channel,
     deadline: Instant,
@@ -212,7 +211,7 @@ fn expect(got: usize, wanted: usize) -> Result<(), TransferError> {
     }
     Err(TransferError {
         code: Code::Malformed,
-        message: format!("the node answered with {got} where {wanted} were asked for"),
+        message: format!("the node answered {got} items of {wanted}"),
     })
 }
 
@@ -224,8 +223,8 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    /// A node that hangs, or a way to it that is cut: the link is given up, so that the next one is
-    /// opened anew.
+    /// The node hangs, or the path to it is cut. The link must close so that the client opens a new
+    /// one.
     #[tokio::test]
     async fn a_request_that_is_not_answered_in_time_ends_the_channel() {
         let (ours, _silent) = UnixStream::pair().unwrap();

@@ -1,15 +1,18 @@
-//! The trait that every way of moving bytes implements, seen from a client.
+//! The client's side of every transport.
 //!
 //! A link joins one client to one incarnation of one node over one transport. All work is given in
-//! batches; every item of a batch gets its own outcome. A link owns the regions it was given until
-//! the I/O on them has ended: dropping the returned future detaches the transfer, it never frees.
+//! batches, and every item of a batch gets its own outcome. A link keeps the regions it was given
+//! alive until the I/O on them has ended.
+//!
+//! Cancellation: dropping a returned future detaches the transfer. The transfer continues to its
+//! end or its deadline; dropping never frees memory in use.
 
 use crate::memory::Slice;
 use futures::future::BoxFuture;
 use kvpool_types::{Checksum, Code, Epoch, Extent, Grant, Length, Offset};
 use std::time::Instant;
 
-/// Which way the bytes go.
+/// The transport of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransportKind {
     /// Shared memory with a node on the same host.
@@ -20,49 +23,53 @@ pub enum TransportKind {
     Tcp,
 }
 
-/// One range of one extent, and the memory that is to take it.
+/// A read of one range of one extent.
 #[derive(Clone, Debug)]
 pub struct ReadOp {
     /// The whole extent, as the master named it.
     pub extent: Extent,
-    /// Where in the extent to begin.
+    /// The first byte to read, relative to the extent.
     pub from: Offset,
-    /// The destination, in order; its total length is what is read.
+    /// The destination, in order. Its total length is the length of the read.
     pub into: Vec<Slice>,
 }
 
-/// One grant, and the memory that its extent is to be written from.
+/// A write of one whole extent.
 #[derive(Clone, Debug)]
 pub struct WriteOp {
-    /// The right to write.
+    /// The proof of permission to write.
     pub grant: Grant,
-    /// The source, in order; its total length is the extent's.
+    /// The source, in order. Its total length equals the extent's.
     pub from: Vec<Slice>,
 }
 
-/// Why one item of a batch did not succeed.
+/// Why one item of a batch failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]
 pub struct TransferError {
-    /// The stable code; [`Code::is_retryable`] says whether another try may help.
+    /// The stable code. [`Code::is_retryable`] says whether another attempt may succeed.
     pub code: Code,
-    /// The same for people.
+    /// A message for people.
     pub message: String,
 }
 
-/// What became of one item: the checksum of the bytes that were moved, all of them.
+/// The outcome of one item: the checksum of all moved bytes.
 pub type TransferResult = Result<Checksum, TransferError>;
 
-/// One way to one incarnation of one node.
+/// One client's path to one incarnation of one node.
 ///
-/// Conformance: `tests/conformance.rs` holds every implementation to what is said here.
+/// The suite `tests/conformance` holds every implementation to this contract.
 pub trait Link: Send + Sync + std::fmt::Debug {
-    /// Which way the bytes go.
+    /// The transport.
     fn kind(&self) -> TransportKind;
 
-    /// Reads ranges. The outcome's checksum is of the bytes now in `into`; comparing it is the
-    /// caller's work. Every item has ended, one way or the other, by `deadline`: after it nothing
-    /// is written to any `into`.
+    /// Reads ranges. The outcome's checksum is of the bytes now in `into`; the caller compares it.
+    /// Every item ends by `deadline`, and after it the link writes nothing to any `into`.
+    ///
+    /// # Errors
+    ///
+    /// One outcome an item: the node's code, [`Code::Unreachable`] when the connection failed, or
+    /// [`Code::DeadlineExceeded`].
     fn read(
         &self,
         epoch: Epoch,
@@ -70,9 +77,8 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<TransferResult>>;
 
-    /// Does a batch of reads at once, on the calling thread, when that takes no waiting and moves
-    /// few bytes (64 KiB in all); else `None`, and the caller does [`Link::read`]. The outcomes are
-    /// those that `read` would give.
+    /// Reads a small batch (64 KiB in all) on the calling thread, if that takes no waiting. `None`
+    /// means that the caller must use [`Link::read`]. The outcomes equal those of `read`.
     fn read_now(
         &self,
         epoch: Epoch,
@@ -84,6 +90,10 @@ pub trait Link: Send + Sync + std::fmt::Debug {
     }
 
     /// Writes whole extents. On success all bytes are in place at the node.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Link::read`]. After an error the extent's content is unspecified.
     fn write(
         &self,
         ops: Vec<WriteOp>,
@@ -91,6 +101,10 @@ pub trait Link: Send + Sync + std::fmt::Debug {
     ) -> BoxFuture<'static, Vec<TransferResult>>;
 
     /// The checksums of each extent's 64 KiB chunks, as its writer gave them to the node.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Link::read`].
     fn sums(
         &self,
         epoch: Epoch,
@@ -98,8 +112,12 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         deadline: Instant,
     ) -> BoxFuture<'static, Vec<Result<Vec<Checksum>, TransferError>>>;
 
-    /// Pins an extent at the node and gives the mapped memory, read-only; dropping the slice's last
-    /// clone undoes the pin. Only shared memory can.
+    /// Pins an extent at the node and returns its mapped memory, read-only. Dropping the last clone
+    /// of the slice removes the pin.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Link::read`]. [`Code::InvalidArgument`] on a link that does not use shared memory.
     fn pin(
         &self,
         epoch: Epoch,
@@ -107,20 +125,20 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         deadline: Instant,
     ) -> BoxFuture<'static, Result<Slice, TransferError>>;
 
-    /// Pins like [`Link::pin`], at once and without asking the node; `None` when that cannot be done
-    /// now, and the caller does `pin`, which also tells why. The pin protects the bytes only if the
-    /// caller's lease still runs *after* this returns: see [`crate::shm::board`].
+    /// Pins like [`Link::pin`], at once and without asking the node. `None` means that the caller
+    /// must use `pin`, which gives the reason. The pin protects the bytes only if the caller's
+    /// lease still runs *after* this returns: see [`crate::shm::board`].
     fn pin_now(&self, epoch: Epoch, extent: Extent) -> Option<Slice> {
         let _ = (epoch, extent);
         None
     }
 
-    /// False once the link has failed: it will not come back, open another.
+    /// Whether the link still works. A failed link stays failed: open another.
     fn is_open(&self) -> bool;
 }
 
 impl ReadOp {
-    /// The bytes that the operation reads.
+    /// The number of bytes to read.
     pub fn length(&self) -> Length {
         crate::memory::total_length(&self.into)
     }

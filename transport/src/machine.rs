@@ -1,9 +1,13 @@
-//! Which machine this is.
+//! The identity of this machine.
 
 use kvpool_types::HostId;
 use std::io;
 
-/// The boot id of the machine: two processes with the same one may share memory.
+/// The boot id of the machine. Two processes with the same boot id may share memory.
+///
+/// # Errors
+///
+/// The error of reading `/proc/sys/kernel/random/boot_id`, or an error when it holds no UUID.
 pub fn host_id() -> io::Result<HostId> {
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(PATH)
@@ -12,7 +16,7 @@ pub fn host_id() -> io::Result<HostId> {
     parse(&text).ok_or_else(no_uuid)
 }
 
-/// The id that a UUID's 32 hex digits stand for, read as one number.
+/// Reads a UUID's 32 hex digits as one number.
 fn parse(text: &str) -> Option<HostId> {
     let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
     if digits.len() != 32 {

@@ -1,16 +1,16 @@
-//! Memory that bytes are moved from and to.
+//! Memory that transfers read and write.
 //!
-//! A [`Region`] owns a range of memory and is shared by counting; a [`Slice`] is a part of one. Other
-//! processes and threads may change the bytes at any time, so neither ever gives out a `&[u8]`:
+//! A [`Region`] owns a range of memory and is reference counted. A [`Slice`] is a part of a region.
+//! Other processes and threads may change the bytes at any time, so neither type lends a `&[u8]`:
 //! bytes are copied in and out.
 //!
 //! ```text
-//! Slice ──► Region ──► Arc of { heap block | mapping of a memfd | memory that something else owns }
-//!   └─ hook: dropped with the last clone of the slice (a pinned view undoes its pin this way)
+//! Slice ──► Region ──► Arc of { heap block | mapping of a memfd | memory with a keeper }
+//!   └─ hook: dropped with the last clone of the slice (this removes the pin of a view)
 //! ```
 
 // UNSAFETY: this module owns raw memory. Every pointer that it forms lies inside the range of one
-// `Owned`, which is freed only when the last `Region` that counts it is gone.
+// `Owned`, which is freed with the last `Region` over it.
 #![allow(
     unsafe_code,
     reason = "owns raw memory behind a safe, copying interface"
@@ -36,15 +36,15 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-/// How heap regions are aligned, in bytes: to pages, as devices and mappings like it.
+/// The alignment of heap regions, in bytes. Devices and mappings work in pages.
 pub const ALIGNMENT: usize = 4096;
 
-/// The total length of scattered memory.
+/// The total length of the slices, in bytes.
 pub fn total_length(slices: &[Slice]) -> Length {
     Length(slices.iter().map(|slice| slice.length().0).sum())
 }
 
-/// A range of memory, shared by counting; freed or unmapped when the last clone is gone.
+/// A reference-counted range of memory. The last clone frees or unmaps it.
 #[derive(Clone, Debug)]
 pub struct Region {
     owned: Arc<Owned>,
@@ -59,7 +59,7 @@ pub struct Slice {
     hook: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// A region that is not kept: whoever wants to use it asks whether it is still there.
+/// A weak reference to a region.
 #[derive(Clone, Debug)]
 pub(crate) struct WeakRegion(Weak<Owned>);
 
@@ -70,21 +70,21 @@ struct Owned {
     owner: Owner,
 }
 
-/// Who gives the memory back, and how.
+/// How the memory is freed.
 enum Owner {
-    /// The global allocator, by this layout.
+    /// Allocated from the global allocator with this layout.
     Heap(Layout),
-    /// The kernel: it is a mapping.
+    /// Mapped by the kernel.
     Mapping,
-    /// Dropping this does.
+    /// Owned by the keeper, which is dropped.
     Keeper(#[allow(dead_code, reason = "held for its drop")] Arc<dyn Any + Send + Sync>),
-    /// Nobody: there is none.
+    /// Empty: there is nothing to free.
     Nothing,
 }
 
-// SAFETY: the memory is owned by this value and its address does not depend on the thread. Bytes
-// are only ever copied through raw pointers, so no reference to them is shared between threads.
-// What two threads copy in at once may be interleaved; no code here relies on the bytes' values.
+// SAFETY: this value owns the memory, whose address does not depend on the thread. Bytes are only
+// copied through raw pointers, so threads share no reference to them. Concurrent copies may
+// interleave; no code here relies on the bytes' values.
 unsafe impl Send for Owned {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Owned {}
@@ -93,16 +93,17 @@ impl Drop for Owned {
     fn drop(&mut self) {
         match &self.owner {
             Owner::Heap(layout) => {
-                // SAFETY: `start` was allocated with exactly this layout, and nobody else frees it.
+                // SAFETY: `start` was allocated with exactly this layout, and nothing else frees
+                // it.
                 unsafe { std::alloc::dealloc(self.start.as_ptr(), *layout) }
             }
             Owner::Mapping => {
-                // SAFETY: the range is one whole mapping made in `Region::map`, and the last region
-                // that counts it is going, so nothing points into it any more.
+                // SAFETY: the range is one whole mapping made in `Region::map`. Its last region is
+                // being dropped, so nothing points into it any more.
                 let unmapped =
                     unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
                 if let Err(error) = unmapped {
-                    tracing::error!(%error, length = self.length, "memory could not be unmapped");
+                    tracing::error!(%error, length = self.length, "unmapping memory failed");
                 }
             }
             Owner::Keeper(_) | Owner::Nothing => {}
@@ -129,8 +130,8 @@ impl fmt::Debug for Slice {
 }
 
 impl Region {
-    /// Zeroed memory of this process, aligned to [`ALIGNMENT`]. Ends the process when there is none,
-    /// like any other allocation.
+    /// Allocates zeroed memory, aligned to [`ALIGNMENT`]. Aborts the process when memory is
+    /// exhausted, like any other allocation.
     pub fn allocate(length: Length) -> Self {
         let length = length.as_usize();
         if length == 0 {
@@ -146,11 +147,14 @@ impl Region {
         Self::new(start, length, true, Owner::Heap(layout))
     }
 
-    /// Maps the first `length` bytes of a memfd, shared with all others who map it. A child made by
-    /// fork does not inherit the mapping: the node knows who may touch the memory by process.
+    /// Maps the first `length` bytes of a memfd, shared with every process that maps it. A child
+    /// made by fork does not inherit the mapping, because the node tracks by process who may touch
+    /// the memory.
     ///
-    /// Fails as `mmap` does: among others with `EACCES` when `writable` is asked of a read-only
-    /// descriptor, and with `InvalidInput` when the length is zero.
+    /// # Errors
+    ///
+    /// As `mmap`: `EACCES` when `writable` is asked of a read-only descriptor, and `InvalidInput`
+    /// when the length is zero.
     pub fn map(fd: BorrowedFd<'_>, length: Length, writable: bool) -> io::Result<Self> {
         let region = Self::map_inherited(fd, length, writable)?;
         // SAFETY: the range is the mapping that was just made; the advice changes no byte of it.
@@ -178,7 +182,7 @@ impl Region {
         } else {
             ProtFlags::READ
         };
-        // SAFETY: no address is asked for, so no memory that is in use is mapped over.
+        // SAFETY: no address is asked for, so the kernel maps over no memory in use.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -194,8 +198,8 @@ impl Region {
         Ok(Self::new(start, length, writable, Owner::Mapping))
     }
 
-    /// Writable memory that something else owns, such as a Python buffer or memory registered by an
-    /// engine; `keeper` is dropped when the last clone is.
+    /// Writable memory with another owner, such as a Python buffer or memory registered by an
+    /// engine. `keeper` is dropped with the last clone.
     ///
     /// # Safety
     ///
@@ -209,7 +213,7 @@ impl Region {
         Self::new(start, length.as_usize(), true, Owner::Keeper(keeper))
     }
 
-    /// The whole region.
+    /// A slice of the whole region.
     pub fn whole(&self) -> Slice {
         Slice {
             region: self.clone(),
@@ -219,12 +223,12 @@ impl Region {
         }
     }
 
-    /// The bytes of the region.
+    /// The length in bytes.
     pub fn length(&self) -> Length {
         Length(self.owned.length as u64)
     }
 
-    /// The same region, without keeping it.
+    /// A weak reference to the same region.
     pub(crate) fn downgrade(&self) -> WeakRegion {
         WeakRegion(Arc::downgrade(&self.owned))
     }
@@ -234,12 +238,12 @@ impl Region {
         self.owned.writable
     }
 
-    /// A part of it; `None` when it does not lie inside.
+    /// A part of the region; `None` when it does not lie inside.
     pub fn slice(&self, from: Offset, length: Length) -> Option<Slice> {
         self.whole().slice(from, length)
     }
 
-    /// A number that no other region has while this one, or a [`WeakRegion`] of it, is there.
+    /// A number that is unique among regions while this region, or a [`WeakRegion`] of it, exists.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.owned).addr()
     }
@@ -265,12 +269,12 @@ impl Region {
 }
 
 impl WeakRegion {
-    /// Whether anyone still keeps the region.
+    /// Whether a strong reference still exists.
     pub(crate) fn is_alive(&self) -> bool {
         self.0.strong_count() > 0
     }
 
-    /// The region, if anyone still keeps it.
+    /// The region, if a strong reference still exists.
     pub(crate) fn upgrade(&self) -> Option<Region> {
         self.0.upgrade().map(|owned| Region { owned })
     }
@@ -292,7 +296,7 @@ impl From<Vec<u8>> for Region {
 }
 
 impl Slice {
-    /// The bytes of the slice.
+    /// The length in bytes.
     pub fn length(&self) -> Length {
         Length(self.length as u64)
     }
@@ -302,7 +306,7 @@ impl Slice {
         self.region.is_writable()
     }
 
-    /// A part of it, with the same hook; `None` when it does not lie inside.
+    /// A part of the slice, with the same hook; `None` when it does not lie inside.
     pub fn slice(&self, from: Offset, length: Length) -> Option<Slice> {
         let end = from.0.checked_add(length.0)?;
         (end <= self.length().0).then(|| Slice {
@@ -313,18 +317,23 @@ impl Slice {
         })
     }
 
-    /// The same memory, with something that is dropped when the last clone or part of this slice is.
+    /// The same memory with a hook. The hook is dropped with the last clone or part of this slice.
     #[must_use]
     pub fn with_hook(mut self, hook: Arc<dyn Any + Send + Sync>) -> Self {
         self.hook = Some(hook);
         self
     }
 
-    /// Copies bytes out, from `from` on. Panics unless they lie inside.
+    /// Copies bytes out, starting at `from`.
+    ///
+    /// # Panics
+    ///
+    /// Panics unless the range lies inside the slice.
     pub fn read_at(&self, from: Offset, out: &mut [u8]) {
         self.check(from, out.len());
-        // SAFETY: the range lies inside the region, checked above, which lives while `self` does.
-        // `out` is borrowed uniquely, so it does not overlap: regions are never lent as references.
+        // SAFETY: the range lies inside the region, checked above, and `self` keeps the region
+        // alive. `out` is borrowed uniquely and regions are never lent as references, so the two do
+        // not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 self.at(from.as_usize()).cast_const(),
@@ -334,14 +343,18 @@ impl Slice {
         }
     }
 
-    /// Copies bytes in, from `from` on. Panics unless they lie inside a writable region.
+    /// Copies bytes in, starting at `from`.
+    ///
+    /// # Panics
+    ///
+    /// Panics unless the range lies inside a writable slice.
     pub fn write_at(&self, from: Offset, bytes: &[u8]) {
         self.check(from, bytes.len());
         assert!(
             self.is_writable(),
             "invariant: only writable memory is written"
         );
-        // SAFETY: as in `read_at`, with the direction turned; the region is writable, checked above.
+        // SAFETY: as in `read_at`, in the other direction. The region is writable, checked above.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(from.as_usize()), bytes.len());
         }
@@ -354,7 +367,7 @@ impl Slice {
         out
     }
 
-    /// Copies `length` bytes from `self`, from `from` on, to `target`, from `to` on. Panics unless
+    /// Copies `length` bytes from offset `from` of `self` to offset `to` of `target`. Panics unless
     /// both ranges lie inside and the target is writable.
     pub(crate) fn copy_to(&self, from: Offset, target: &Slice, to: Offset, length: usize) {
         self.check(from, length);
@@ -363,8 +376,8 @@ impl Slice {
             target.is_writable(),
             "invariant: only writable memory is written"
         );
-        // SAFETY: both ranges lie inside living regions, checked above, and the target's is
-        // writable. They may overlap when a caller gives parts of one region, so this is `copy`.
+        // SAFETY: both ranges lie inside living regions, checked above, and the target is writable.
+        // The ranges may overlap when a caller passes parts of one region, so this is `copy`.
         unsafe {
             std::ptr::copy(
                 self.at(from.as_usize()).cast_const(),
@@ -374,8 +387,8 @@ impl Slice {
         }
     }
 
-    /// Like [`Slice::copy_to`], past the caches: for a target that is not read soon. What comes after
-    /// [`streaming::fence`] is seen by others after the bytes.
+    /// Like [`Slice::copy_to`], past the caches, for a target that is not read soon. Other threads
+    /// see the bytes before anything written after [`streaming::fence`].
     pub(crate) fn stream_to(&self, from: Offset, target: &Slice, to: Offset, length: usize) {
         let (start, end) = (self.at(from.as_usize()), target.at(to.as_usize()));
         if start.addr().abs_diff(end.addr()) < length {
@@ -387,19 +400,20 @@ impl Slice {
             target.is_writable(),
             "invariant: only writable memory is written"
         );
-        // SAFETY: both ranges lie inside living regions and the target's is writable, checked above;
-        // they are further apart than they are long.
+        // SAFETY: both ranges lie inside living regions and the target is writable, checked above.
+        // The distance between them exceeds their length.
         unsafe { streaming::copy(start.cast_const(), end, length) };
     }
 
-    /// The region that it is a part of.
+    /// The region of the slice.
     pub(crate) fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The address of the slice's first byte: for the calls that hand memory to the kernel, for summing
-    /// a caller's own memory, and for lending a view out to a language with pointers of its own. Reading
-    /// through it is for who knows that a clone of the slice lives and that nobody writes meanwhile.
+    /// The address of the first byte. Three callers need it: system calls that take memory,
+    /// checksums of a caller's private memory, and views for a language with pointers of its own.
+    /// Reading through it requires that a clone of the slice lives and that nobody writes
+    /// meanwhile.
     pub fn as_ptr(&self) -> *mut u8 {
         self.at(0)
     }

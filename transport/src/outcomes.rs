@@ -1,13 +1,13 @@
-//! The outcomes of one batch, gathered from the threads that bring them.
+//! Collects the outcomes of one batch from the threads that produce them.
 //!
 //! ```text
 //! waiting ──begin──► running ──pause──► waiting
 //!    └──end / expire──► ended ◄──end──────┘
 //! ```
 //!
-//! An item that runs has its memory touched, so it is ended only by the thread that runs it; one that
-//! waits may be ended by the deadline, and the caller's memory that is kept for it is then let go of,
-//! whoever else still waits for the node. The future resolves when the last item has ended.
+//! A running item's memory is being touched, so only the thread that runs the item ends it. The
+//! deadline may end a waiting item. The batch then releases the memory that it kept for the item,
+//! even while a request to the node is pending. The future resolves when the last item has ended.
 
 use crate::link::TransferError;
 use crate::memory::Slice;
@@ -22,14 +22,15 @@ type Outcome<T> = Result<T, TransferError>;
 /// Resolves to one outcome an item, in order, once the last item has ended.
 pub(crate) type Outcomes<T> = oneshot::Receiver<Vec<Outcome<T>>>;
 
-/// The items of one batch. Shared by those who end them.
+/// The items of one batch, shared by the threads that end them.
 pub(crate) struct Batch<T>(Mutex<BatchState<T>>);
 
 struct BatchState<T> {
     items: Vec<ItemState<T>>,
-    /// The callers' memory, by item, of those that wait; shorter where none is kept.
+    /// The callers' memory by item, while the item waits. Shorter than `items` when the last items
+    /// keep none.
     kept: Vec<Vec<Slice>>,
-    /// How many have not ended.
+    /// The number of items that have not ended.
     left: usize,
     expired: bool,
     done: Option<oneshot::Sender<Vec<Outcome<T>>>>,
@@ -42,7 +43,7 @@ enum ItemState<T> {
 }
 
 impl<T> Batch<T> {
-    /// A batch of `count` items, and what its outcomes come out of.
+    /// A batch of `count` items, and the receiver of its outcomes.
     pub(crate) fn new(count: usize) -> (Arc<Self>, Outcomes<T>) {
         let (done, outcomes) = oneshot::channel();
         let batch = Self(Mutex::new(BatchState {
@@ -56,7 +57,7 @@ impl<T> Batch<T> {
         (Arc::new(batch), outcomes)
     }
 
-    /// Takes a waiting item to run it; false when it has ended.
+    /// Starts a waiting item; false when it has ended.
     pub(crate) fn begin(&self, item: usize) -> bool {
         match self.0.lock().items.get_mut(item) {
             Some(state @ ItemState::Waiting) => {
@@ -67,7 +68,7 @@ impl<T> Batch<T> {
         }
     }
 
-    /// Keeps the memory of an item until it is begun by [`Batch::take`], or has ended.
+    /// Keeps an item's memory until [`Batch::take`] starts the item, or the item ends.
     pub(crate) fn keep(&self, item: usize, memory: Vec<Slice>) {
         let mut state = self.0.lock();
         if state.expired || !matches!(state.items.get(item), Some(ItemState::Waiting)) {
@@ -82,7 +83,7 @@ impl<T> Batch<T> {
         }
     }
 
-    /// Takes a waiting item to run it, and its memory; `None` when it has ended.
+    /// Starts a waiting item and takes its memory; `None` when it has ended.
     pub(crate) fn take(&self, item: usize) -> Option<Vec<Slice>> {
         let mut state = self.0.lock();
         if state.expired {
@@ -95,7 +96,7 @@ impl<T> Batch<T> {
         Some(state.let_go(item))
     }
 
-    /// Lets a running item wait again; false when it has ended because the deadline passed.
+    /// Lets a running item wait again. False when the item ended because its deadline passed.
     pub(crate) fn pause(&self, item: usize) -> bool {
         let mut state = self.0.lock();
         if state.expired {
@@ -110,13 +111,14 @@ impl<T> Batch<T> {
 
     /// Ends an item, unless it has ended.
     pub(crate) fn end(&self, item: usize, outcome: Outcome<T>) {
-        // Memory is let go of before the caller is told, and not under the lock.
+        // The memory is released before the caller is told, and outside the lock.
         let kept = self.0.lock().let_go(item);
         drop(kept);
         self.0.lock().end(item, outcome);
     }
 
-    /// Ends all that wait: the deadline has passed. Those that run end when they notice.
+    /// Ends all waiting items, because the deadline has passed. A running item ends when its thread
+    /// notices.
     pub(crate) fn expire(&self) {
         let kept = {
             let mut state = self.0.lock();
@@ -139,7 +141,7 @@ impl<T> Batch<T> {
 }
 
 impl<T> BatchState<T> {
-    /// The memory that is kept for an item.
+    /// Takes the memory that is kept for an item.
     fn let_go(&mut self, item: usize) -> Vec<Slice> {
         self.kept
             .get_mut(item)
@@ -169,13 +171,13 @@ impl<T> BatchState<T> {
                     }
                 })
                 .collect();
-            // Nobody waits when the future was dropped: the transfer was detached.
+            // A dropped future has detached the transfer, so nobody receives.
             drop(done.send(outcomes));
         }
     }
 }
 
-/// The outcomes, with a link kept open until they are there.
+/// The outcomes. The link stays open until they arrive.
 pub(crate) fn resolve<T: Send + 'static>(
     open: Arc<impl Send + Sync + 'static>,
     outcomes: Outcomes<T>,
@@ -190,11 +192,11 @@ pub(crate) fn resolve<T: Send + 'static>(
     .boxed()
 }
 
-/// The outcome of an item that its deadline has ended.
+/// The outcome of an item past its deadline.
 pub(crate) fn deadline_exceeded() -> TransferError {
     TransferError {
         code: Code::DeadlineExceeded,
-        message: "the deadline passed before the transfer had ended".to_owned(),
+        message: "the deadline passed before the transfer ended".to_owned(),
     }
 }
 
@@ -206,7 +208,7 @@ pub(crate) fn unreachable(why: impl std::fmt::Display) -> TransferError {
     }
 }
 
-/// The outcome of an item that the caller got wrong.
+/// The outcome of an item with invalid arguments.
 pub(crate) fn invalid(message: String) -> TransferError {
     TransferError {
         code: Code::InvalidArgument,
@@ -219,7 +221,7 @@ mod tests {
     use super::*;
     use crate::memory::Region;
 
-    /// Memory, and what tells whether anyone keeps it.
+    /// Memory, and a weak reference that tells whether it is kept.
     fn memory() -> (Vec<Slice>, std::sync::Weak<()>) {
         let count = Arc::new(());
         let weak = Arc::downgrade(&count);
@@ -249,7 +251,7 @@ mod tests {
         assert_eq!(held(), 3);
         let taken = batch.take(1).unwrap();
         batch.expire();
-        // The running item keeps its own; the waiting ones keep none.
+        // The running item keeps its memory; the waiting items keep none.
         assert_eq!(held(), 1);
         assert!(batch.take(2).is_none() && batch.take(3).is_none());
         drop(taken);

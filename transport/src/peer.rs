@@ -1,4 +1,4 @@
-//! The memory of another process, reached by the addresses that it has there.
+//! Access to the memory of another process, by that process's own addresses.
 //!
 //! ```text
 //!  Endpoint ──transfer(target, ranges)──► plan ──► Link ──TCP──► Server ──► Host (host.rs)
@@ -7,20 +7,21 @@
 //!     └─ expose, withdraw ───────────────────────────────────────────► Exposed (exposed.rs)
 //! ```
 //!
-//! - [`secret`] what proves that a process may connect
-//! - `exposed` the ranges that peers may touch, and waiting until none does
-//! - `host` a process as the data port sees it: its memory is one segment, offsets are addresses
-//! - `mailbox` short messages that peers leave
-//! - `plan` ranges as batches of a link
-//! - `known` the links to peers
-//! - `moving` a transfer over them
-//! - [`endpoint`] all of it together
+//! - [`secret`]: the proof that a process may connect
+//! - `exposed`: the ranges that peers may touch, and the wait until no peer touches a range
+//! - `host`: a process as its data port sees it: its memory is one segment, and offsets are
+//!   addresses
+//! - `mailbox`: short messages from peers
+//! - `plan`: ranges as batches of a link
+//! - `targets`: the links to peers
+//! - `transfer`: one transfer over these links
+//! - [`endpoint`]: the interface that joins all of these
 //!
-//! The protocol is that of the data port, so links, frames, checksums and deadlines are the pool's own.
-//! There is no master: the incarnation of a [`endpoint::Endpoint`] is drawn at its start and serves as the
-//! token of its session. Every read names it, every write is signed under a key made of it and the secret.
-//! Where both ends have RDMA ports, a connection that was let in agrees on queue pairs, which end with it;
-//! what a port may touch by them is what is exposed.
+//! The protocol is that of the data port, so links, frames, checksums and deadlines are the pool's
+//! own. There is no master. The incarnation of an [`endpoint::Endpoint`] is drawn at its start and
+//! serves as its session's token. Every read names the token. Every write is signed with a key
+//! derived from the token and the secret. Where both ends have RDMA ports, an admitted connection
+//! agrees on queue pairs, which end with it. Through them a port can touch the exposed ranges only.
 //!
 //! ADR 0014 says what a peer may access, and why.
 

@@ -1,4 +1,4 @@
-//! What has come in over a channel, and who waits for it.
+//! The answers that arrive over a channel, and the calls that wait for them.
 
 use crate::frame::failure;
 use crate::link::TransferError;
@@ -13,19 +13,19 @@ use std::io;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// The largest payload of an answer.
+/// The largest payload of an answer, in bytes.
 const MAX_PAYLOAD: u64 = 1 << 20;
 
-/// One answer, which is not a failure.
+/// An answer other than a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// What it is.
+    /// The operation.
     pub op: Op,
-    /// The epoch of the one who answered.
+    /// The peer's epoch.
     pub epoch: Epoch,
-    /// Its meta.
+    /// The meta part, encoded.
     pub meta: Vec<u8>,
-    /// Its payload.
+    /// The payload.
     pub payload: Vec<u8>,
 }
 
@@ -43,7 +43,7 @@ struct WaitingCalls {
     failed: Option<TransferError>,
 }
 
-/// The place of one answer.
+/// Holds one call's answer until the call takes it.
 #[derive(Debug, Default)]
 struct Slot(Mutex<SlotState>);
 
@@ -76,12 +76,12 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Why the channel has failed.
+    /// The error that ended the channel, if it has ended.
     pub(super) fn failure(&self) -> Option<TransferError> {
         self.waiting.lock().failed.clone()
     }
 
-    /// Makes room for the answer to `request`.
+    /// Registers a call before its request is sent.
     pub(super) fn register(&self, request: u64) -> Result<Waiter<'_>, TransferError> {
         let slot = Arc::new(Slot::default());
         let mut waiting = self.waiting.lock();
@@ -97,7 +97,7 @@ impl Inbox {
         })
     }
 
-    /// Fails all that wait and all that come.
+    /// Fails all waiting and all later calls.
     pub(super) fn fail(&self, error: TransferError) {
         let slots = {
             let mut waiting = self.waiting.lock();
@@ -109,7 +109,7 @@ impl Inbox {
         }
     }
 
-    /// The turn to read, unless another has it.
+    /// Takes the role of the reader, unless another call has it.
     pub(super) fn try_read(&self) -> Option<Reader<'_>> {
         self.incoming.try_lock().map(|incoming| Reader {
             inbox: self,
@@ -117,7 +117,7 @@ impl Inbox {
         })
     }
 
-    /// Has one of those that wait look for itself whether there is something to read.
+    /// Wakes one waiting call, which then tries to become the reader.
     fn wake_one(&self) {
         let waker = self
             .waiting
@@ -139,7 +139,7 @@ impl Inbox {
         if header.op == Op::Failure && header.request == 0 {
             return Err(failure(meta));
         }
-        // One that nobody waits for any more was given up.
+        // A dropped call has no slot, and its answer is discarded.
         let slot = self.waiting.lock().slots.get(&header.request).cloned();
         if let Some(slot) = slot {
             slot.answer(if header.op == Op::Failure {
@@ -157,7 +157,7 @@ impl Inbox {
     }
 }
 
-/// One that waits for one answer. Dropping it gives the answer up.
+/// A registered call. Dropping it gives up the answer.
 pub(super) struct Waiter<'a> {
     inbox: &'a Inbox,
     request: u64,
@@ -189,21 +189,21 @@ impl Drop for Waiter<'_> {
             waiting.slots.remove(&self.request);
             !waiting.slots.is_empty()
         };
-        // It may have been the one that the driver would wake.
+        // The dropped call may have been the one that the driver would wake.
         if left {
             self.inbox.wake_one();
         }
     }
 }
 
-/// The one whose turn it is to read.
+/// The role of the reader, held by one call at a time.
 pub(super) struct Reader<'a> {
     inbox: &'a Inbox,
     incoming: MutexGuard<'a, Incoming>,
 }
 
 impl Reader<'_> {
-    /// Reads once what is there, if anything, and hands out the answers that are whole.
+    /// Reads once without waiting, and delivers every complete answer.
     pub(super) fn receive(
         &mut self,
         read: impl FnOnce(&mut [u8]) -> io::Result<usize>,

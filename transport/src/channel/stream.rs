@@ -1,6 +1,6 @@
-//! The socket of a channel, TCP or Unix, on the runtime's driver.
+//! The socket of a channel, TCP or Unix, registered with the runtime's driver.
 
-// UNSAFETY: the runtime's driver watches a descriptor that this module owns for as long.
+// UNSAFETY: the driver watches a descriptor that this module keeps open meanwhile.
 #![allow(
     unsafe_code,
     reason = "a watched descriptor must stay open, which no type says"
@@ -19,8 +19,8 @@ use tokio::net::TcpStream;
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
-    /// The driver watches for what comes in and for nothing else: a Unix socket also says that there
-    /// is room whenever the other side takes a message, which would wake the driver for each.
+    /// Watched for readability alone. A Unix socket becomes writable whenever its peer takes a
+    /// message, so watching that would wake the driver for each message.
     Unix(AsyncFd<OwnedFd>),
 }
 
@@ -67,7 +67,7 @@ impl Stream {
         }
     }
 
-    /// Reads when the driver has seen that something came.
+    /// Reads only if the driver has seen data.
     pub(super) fn try_read(&self, room: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_read(room),
@@ -75,8 +75,7 @@ impl Stream {
         }
     }
 
-    /// Asks the kernel, whatever the driver knows. What the driver then still believes costs it one
-    /// look in vain.
+    /// Reads whatever the driver has seen. The driver may then report readiness once in vain.
     pub(super) fn receive_now(&self, room: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => receive(stream, room),
@@ -92,7 +91,7 @@ impl Stream {
     }
 }
 
-/// Has the driver of the runtime watch a descriptor for some of what there is to see.
+/// Registers a descriptor with the runtime's driver.
 fn watch(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an owned descriptor is open, and stays the same and open until the `AsyncFd` drops it.
     let watched = unsafe { AsyncFd::register_with_interest(descriptor, interest) };

@@ -1,8 +1,8 @@
-//! The checksum of two runs of bytes out of the checksums of each.
+//! Combines the checksums of two runs of bytes into the checksum of both.
 //!
-//! Appending zero bytes to a run is a linear map of its CRC, a 64 by 64 matrix over GF(2). The
-//! matrices for 1, 2, 4, ... zero bytes are made once, so a combination costs one product of a
-//! matrix and a vector for each bit that is set in the length: one alone for a full chunk.
+//! Appending zero bytes to a run is a linear map of its CRC: a 64 by 64 matrix over GF(2). The
+//! matrices for 1, 2, 4, ... zero bytes are computed once. A combination then costs one product of
+//! a matrix and a vector for each set bit of the length: one product for a full chunk.
 
 use kvpool_types::{Checksum, Length};
 use std::sync::OnceLock;
@@ -10,11 +10,10 @@ use std::sync::OnceLock;
 /// The polynomial of CRC-64/NVME, bits reflected as the register holds them.
 const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 
-/// Column `i` is the image of the vector whose bit `i` alone is set.
+/// Column `i` is the image of the vector that has only bit `i` set.
 type Matrix = [u64; 64];
 
-/// The checksum of a run of bytes that is a first run with checksum `first`, and then `length` bytes
-/// with checksum `second`.
+/// The checksum of two runs of bytes, one after the other. `length` is the second run's, in bytes.
 pub fn combine(first: Checksum, second: Checksum, length: Length) -> Checksum {
     static POWERS: OnceLock<Box<[Matrix; 64]>> = OnceLock::new();
     let powers = POWERS.get_or_init(make_powers);
@@ -41,8 +40,8 @@ fn make_powers() -> Box<[Matrix; 64]> {
     powers
 }
 
-/// The matrix that appends one zero bit: the register moves down by one, and the bit that falls out
-/// brings the polynomial in.
+/// The matrix that appends one zero bit. The register shifts right by one; a bit that is shifted
+/// out adds the polynomial.
 fn one_zero_bit() -> Matrix {
     let mut matrix = [0; 64];
     for (bit, column) in matrix.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! What is known not to be loaded, until the process loads something.
+//! Caches the absence of a library until the process loads another library.
 
 // UNSAFETY: asks the dynamic linker how many libraries it has loaded.
 #![allow(unsafe_code, reason = "the dynamic linker has a C interface")]
@@ -6,22 +6,22 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A library that was not there when it was last looked for. To look for one, the linker goes through the
-/// folders of the system, maps a file and unmaps it, which interrupts the threads on other cores: too much
-/// for every call.
+/// A library that was absent at the last look. A look makes the linker search the system's folders,
+/// map a file and unmap it. That interrupts threads on other cores, which is too costly for every
+/// call.
 #[derive(Debug)]
 pub(super) struct Absent(AtomicU64);
 
 impl Absent {
-    /// Nobody has looked yet.
+    /// Before the first look.
     pub(super) const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// Whether it is still not there, by `is_there`, which is asked only when the process has loaded libraries
-    /// since it last said no.
+    /// Whether the library is still absent. Calls `is_there` only if the process has loaded
+    /// libraries since the last look.
     pub(super) fn is_so(&self, is_there: impl FnOnce() -> bool) -> bool {
-        // Counted before the look: what is loaded meanwhile is looked at next time.
+        // Counted before the look, so a library loaded meanwhile causes another look.
         let loads = loads();
         if self.0.load(Ordering::Acquire) == loads {
             return true;
@@ -34,21 +34,21 @@ impl Absent {
     }
 }
 
-/// How many libraries the process has ever loaded, itself included.
+/// The number of libraries that the process has ever loaded, the program included.
 fn loads() -> u64 {
     unsafe extern "C" fn first(
         info: *mut libc::dl_phdr_info,
         _size: libc::size_t,
         loads: *mut c_void,
     ) -> c_int {
-        // SAFETY: the linker passes what it tells of one library.
+        // SAFETY: the linker passes a valid description of one library.
         let adds = unsafe { (*info).dlpi_adds };
-        // SAFETY: it passes on the pointer that it was given below.
+        // SAFETY: the linker passes on the pointer that it was given below.
         unsafe { loads.cast::<u64>().write(adds) };
         1
     }
     let mut loads = 0_u64;
-    // SAFETY: `first` is called before this returns, with a pointer to a number that it may write.
+    // SAFETY: `first` runs before this returns, with a pointer to a number that it may write.
     unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loads).cast()) };
     loads
 }

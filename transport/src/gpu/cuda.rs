@@ -1,8 +1,8 @@
-//! CUDA's driver, loaded when it is first wanted.
+//! The CUDA driver, loaded at its first use.
 
-// UNSAFETY: calls the driver's C interface. Device addresses were checked to be device memory; host
-// addresses come from slices, which own their memory for as long as the copy runs, since every copy is
-// waited for before the slice is let go of.
+// UNSAFETY: calls the driver's C interface. Device addresses were checked to be device memory. Host
+// addresses come from slices, which keep their memory alive: every copy is waited for before its
+// slice is dropped.
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
 
 use super::absent::Absent;
@@ -17,11 +17,15 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-/// Flags of `cuMemHostAlloc`: pinned for all contexts.
+/// A flag of `cuMemHostAlloc`: pinned for all contexts.
 const PORTABLE: u32 = 1;
 
-/// The GPUs of this host, or why they cannot be used. The driver is looked for once in the life of the
-/// process; that it is absent is logged once.
+/// Opens the GPUs of this host. The process looks for the driver once, and logs once that it is
+/// absent.
+///
+/// # Errors
+///
+/// [`GpuError::Unavailable`] without a driver or a GPU.
 pub fn open() -> Result<Arc<dyn CopyEngine>, GpuError> {
     static CUDA: OnceLock<Result<Arc<Cuda>, GpuError>> = OnceLock::new();
     let cuda = CUDA.get_or_init(|| {
@@ -34,7 +38,7 @@ pub fn open() -> Result<Arc<dyn CopyEngine>, GpuError> {
     cuda.clone().map(|cuda| cuda as Arc<dyn CopyEngine>)
 }
 
-/// The GPUs, if this process uses them already: while nothing has loaded the driver, no address is device
+/// The GPUs, if this process has loaded the driver already. Until then no address can be device
 /// memory.
 pub fn in_use() -> Option<Arc<dyn CopyEngine>> {
     static DRIVER: Absent = Absent::new();
@@ -47,12 +51,12 @@ pub fn in_use() -> Option<Arc<dyn CopyEngine>> {
 /// Whether the process has loaded the driver.
 fn is_loaded() -> bool {
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-    // SAFETY: with this flag nothing is loaded, and no initialiser runs.
+    // SAFETY: `RTLD_NOLOAD` loads nothing and runs no initialiser.
     let loaded = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), flags) };
     if loaded.is_null() {
         return false;
     }
-    // SAFETY: gives back the count that `dlopen` has just taken.
+    // SAFETY: releases the count that `dlopen` has just taken.
     unsafe { libc::dlclose(loaded) };
     true
 }
@@ -63,15 +67,16 @@ struct Cuda {
     devices: Mutex<BTreeMap<Device, Arc<Gpu>>>,
 }
 
-/// One device: its primary context, which its other users in this process have too.
+/// One device, by its primary context. The process's other libraries share that context.
 #[derive(Debug)]
 struct Gpu {
     context: sys::CUcontext,
-    /// Streams that no copy uses at present.
+    /// Streams that no copy uses.
     idle: Mutex<Vec<Stream>>,
 }
 
-/// The calling thread has another device than before; a context is a thread's, so this stays with it.
+/// Restores the calling thread's context when dropped. A context belongs to a thread, so this stays
+/// on its thread.
 struct Entered {
     before: sys::CUcontext,
 }
@@ -79,26 +84,27 @@ struct Entered {
 #[derive(Debug)]
 struct Stream(sys::CUstream);
 
-/// Pinned host memory, freed with the last region that counts it.
+/// Pinned host memory, freed with the last region over it.
 struct Pinned {
     start: NonNull<c_void>,
     gpu: Arc<Gpu>,
 }
 
-// SAFETY: contexts, streams and pinned memory are handles that the driver lets any thread use.
+// SAFETY: contexts, streams and pinned memory are handles that any thread may use.
 unsafe impl Send for Gpu {}
-// SAFETY: as above; streams are handed out under a lock.
+// SAFETY: as above; a lock hands out the streams.
 unsafe impl Sync for Gpu {}
 // SAFETY: as for `Gpu`.
 unsafe impl Send for Stream {}
-// SAFETY: as for `Gpu`; it is only freed.
+// SAFETY: as for `Gpu`; `Pinned` is only freed.
 unsafe impl Send for Pinned {}
-// SAFETY: as for `Gpu`; nothing reads it.
+// SAFETY: as for `Gpu`; nothing reads `Pinned`.
 unsafe impl Sync for Pinned {}
 
 impl Cuda {
     fn open() -> Result<Self, GpuError> {
-        // SAFETY: loads the library, which runs its initialisers, as any program that uses CUDA does.
+        // SAFETY: loads the library and runs its initialisers, as every program that uses CUDA
+        // does.
         if !unsafe { sys::is_culib_present() } {
             let why = "this host has no libcuda.so (the NVIDIA driver)";
             return Err(GpuError::Unavailable(why.to_owned()));
@@ -132,7 +138,7 @@ impl Cuda {
         Ok(gpu)
     }
 
-    /// Which device an address belongs to.
+    /// The device that an address belongs to.
     fn device_at(&self, address: u64) -> Option<Device> {
         let kind: u32 = attribute(
             sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -148,7 +154,7 @@ impl Cuda {
         .map(Device)
     }
 
-    /// Starts copies on one stream by `enqueue`, and waits for them, also when one could not be started.
+    /// Enqueues copies on one stream and waits for them, also when `enqueue` failed half-way.
     fn copy(
         &self,
         device: Device,
@@ -158,7 +164,7 @@ impl Cuda {
         let _entered = gpu.enter()?;
         let stream = gpu.stream()?;
         let enqueued = enqueue(stream.0);
-        // SAFETY: the stream is this call's own until it is given back below.
+        // SAFETY: no other call uses the stream until it is returned below.
         let ended = unsafe { stream::synchronize(stream.0) }.map_err(failed("cuStreamSynchronize"));
         if ended.is_ok() {
             gpu.idle.lock().push(stream);
@@ -192,7 +198,7 @@ impl CopyEngine for Cuda {
         })?;
         drop(entered);
         let keeper = Arc::new(Pinned { start, gpu });
-        // SAFETY: the memory is there until the keeper frees it, and nothing else uses it.
+        // SAFETY: the memory exists until the keeper frees it, and nothing else uses it.
         Ok(unsafe { Region::from_raw(start.cast(), length, keeper) })
     }
 
@@ -201,8 +207,8 @@ impl CopyEngine for Cuda {
             let mut at = 0;
             for range in from {
                 let target = to.slice(Offset(at), range.length).ok_or_else(too_short)?;
-                // SAFETY: the target lies in `to`, whose memory outlives the copy, which is waited for;
-                // the source was checked to be device memory.
+                // SAFETY: the target lies in `to`, whose memory outlives the copy, which is waited
+                // for. The source was checked to be device memory.
                 unsafe {
                     sys::cuMemcpyDtoHAsync_v2(
                         target.as_ptr().cast(),
@@ -225,8 +231,8 @@ impl CopyEngine for Cuda {
             for range in to {
                 let length = Length(range.length.0.min(from.length().0 - at));
                 let source = from.slice(Offset(at), length).ok_or_else(too_short)?;
-                // SAFETY: the source lies in `from`, whose memory outlives the copy, which is waited
-                // for; the target was checked to be device memory.
+                // SAFETY: the source lies in `from`, whose memory outlives the copy, which is
+                // waited for. The target was checked to be device memory.
                 unsafe {
                     sys::cuMemcpyHtoDAsync_v2(
                         range.address,
@@ -245,11 +251,11 @@ impl CopyEngine for Cuda {
 }
 
 impl Gpu {
-    /// Makes the device the calling thread's until the answer is dropped: the thread may be one of the
-    /// program that embeds this, with another device.
+    /// Makes this device the thread's current one until the guard is dropped. The embedding program
+    /// may have set another device on the thread.
     fn enter(&self) -> Result<Entered, GpuError> {
         let mut before = std::ptr::null_mut();
-        // SAFETY: the thread's context, or null where it has none, is written to `before`, which lives here.
+        // SAFETY: the driver writes the thread's context, or null, to `before`, which lives here.
         unsafe { sys::cuCtxGetCurrent(&raw mut before) }
             .result()
             .map_err(failed("cuCtxGetCurrent"))?;
@@ -258,7 +264,7 @@ impl Gpu {
         Ok(Entered { before })
     }
 
-    /// A stream for one copy; it waits for no other work of the device.
+    /// A non-blocking stream, which is not ordered with other work of the device.
     fn stream(&self) -> Result<Stream, GpuError> {
         if let Some(stream) = self.idle.lock().pop() {
             return Ok(stream);
@@ -271,9 +277,10 @@ impl Gpu {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // SAFETY: it was the thread's context just now, or none, and no call in between destroys one.
+        // SAFETY: it was the thread's context just now, or null, and no call in between destroys a
+        // context.
         if let Err(error) = unsafe { result::ctx::set_current(self.before) } {
-            tracing::warn!(?error, "a thread keeps the GPU of a copy as its own");
+            tracing::warn!(?error, "restoring the thread's CUDA context failed");
         }
     }
 }
@@ -281,19 +288,19 @@ impl Drop for Entered {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let freed = self.gpu.enter().and_then(|_entered| {
-            // SAFETY: the memory came from `cuMemHostAlloc`, and the last region over it is going.
+            // SAFETY: the memory came from `cuMemHostAlloc`, and its last region is being dropped.
             unsafe { result::free_host(self.start.as_ptr()) }.map_err(failed("cuMemFreeHost"))
         });
         if let Err(error) = freed {
-            tracing::warn!(%error, "pinned memory could not be freed");
+            tracing::warn!(%error, "freeing pinned memory failed");
         }
     }
 }
 
-/// A number that the driver keeps of an address; `None` when it does not know the address.
+/// An attribute of an address; `None` when the driver does not know the address.
 fn attribute(which: sys::CUpointer_attribute, address: u64) -> Option<u32> {
     let mut value = 0_u32;
-    // SAFETY: both attributes asked for are four bytes long, as `value` is.
+    // SAFETY: both attributes used here are four bytes long, as `value` is.
     let asked =
         unsafe { sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), which, address) };
     asked.result().is_ok().then_some(value)

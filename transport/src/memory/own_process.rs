@@ -1,5 +1,5 @@
-//! Whether this is still the process that opened something, or a child made by fork, which inherits
-//! every value but neither the threads nor the mappings of segments.
+//! Tells the process that opened something from its forked children. A child inherits every value,
+//! but neither the threads nor the mappings of segments.
 
 use super::populate::advise;
 use super::{Owner, Region, Slice};
@@ -11,15 +11,15 @@ use std::ptr::NonNull;
 const PAGE: usize = 4096;
 const HERE: u8 = 1;
 
-/// A byte that the kernel wipes in every child. Asking it takes a nanosecond, where asking for the
-/// process's id is a system call.
+/// A byte that the kernel zeroes in every forked child. Reading it takes a nanosecond; asking for
+/// the process id takes a system call.
 #[derive(Debug)]
 pub(crate) struct OwnProcess(Slice);
 
 impl OwnProcess {
     /// Marks this process. Fails as `mmap` and `madvise` do.
     pub(crate) fn mark() -> io::Result<Self> {
-        // SAFETY: no address is asked for, so no memory that is in use is mapped over.
+        // SAFETY: no address is asked for, so the kernel maps over no memory in use.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -37,7 +37,7 @@ impl OwnProcess {
         Ok(Self(mark))
     }
 
-    /// Whether this is the process that was marked.
+    /// Whether the caller runs in the marked process.
     pub(crate) fn is_here(&self) -> bool {
         let mut mark = [0];
         self.0.read_at(Offset(0), &mut mark);
@@ -57,11 +57,11 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let code = i32::from(mark.is_here());
-            // SAFETY: ends the child without running what belongs to its parent.
+            // SAFETY: ends the child without running the parent's exit handlers.
             unsafe { libc::_exit(code) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child that was just made, into a local.
+        // SAFETY: waits for the child that was just made; the status goes to a local.
         let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(waited, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);

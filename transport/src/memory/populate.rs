@@ -1,20 +1,20 @@
-//! Filling the page table of a mapping before its bytes are wanted.
+//! Fills the page table of a mapping before its bytes are used.
 //!
-//! The pages of a segment exist from the start, but each process that maps it takes a fault for every
-//! one that it touches first: a cold copy then runs at half the speed of a warm one.
+//! The pages of a segment exist from the start. But each process that maps it takes a page fault at
+//! the first touch of each page: a cold copy runs at half the speed of a warm copy.
 
-// UNSAFETY: gives the kernel advice on mappings that a `Region` keeps for the time of the call.
+// UNSAFETY: gives the kernel advice on mappings that a `Region` keeps alive during the call.
 
 use super::{Region, WeakRegion};
 use kvpool_types::{Length, Offset};
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
-/// How much is populated by one call: about a millisecond's work, after which whoever wants the
-/// mapping gone gets it gone.
+/// Bytes that one call populates, about a millisecond of work. A mapping that is being dropped
+/// waits for one call at most.
 const STEP: u64 = 4 << 20;
 
-/// How far the populating of one mapping has come.
+/// The progress of populating one mapping.
 #[derive(Debug)]
 pub(crate) struct Populate {
     region: WeakRegion,
@@ -22,7 +22,7 @@ pub(crate) struct Populate {
 }
 
 impl Populate {
-    /// From the first byte on. Does not keep the region.
+    /// Starts at the first byte. Holds the region weakly.
     pub(crate) fn of(region: &Region) -> Self {
         Self {
             region: region.downgrade(),
@@ -31,8 +31,9 @@ impl Populate {
     }
 }
 
-/// Populates the next few MiB of a mapping of shared memory, for writing when it is writable; false
-/// when there is no more to do: all is in place, the region is gone, or the kernel does not know how.
+/// Populates the next few MiB of a mapping of shared memory; for writing when it is writable. False
+/// when nothing is left to do: all pages are in place, the region was dropped, or the kernel lacks
+/// the advice.
 pub(crate) fn populate_step(populate: &mut Populate) -> bool {
     let Some(region) = populate.region.upgrade() else {
         return false;
@@ -50,19 +51,19 @@ pub(crate) fn populate_step(populate: &mut Populate) -> bool {
         Ok(()) => populate.next += length,
         Err(Errno::INTR | Errno::AGAIN) => {}
         Err(error) => {
-            tracing::debug!(%error, "a mapping is not populated before its first use");
+            tracing::debug!(%error, "populating a mapping stopped: its first use takes page faults");
             return false;
         }
     }
     true
 }
 
-/// Advises the kernel on a part of a mapping. For advices that leave every byte as it is.
+/// Advises the kernel on a part of a mapping. Only for advice that leaves every byte unchanged.
 pub(super) fn advise(region: &Region, from: u64, length: u64, advice: Advice) -> Result<(), Errno> {
     let whole = region.whole();
     let start = whole.range(Offset(from), Length(length));
-    // SAFETY: the range lies inside the region, as `range` has checked, and the region is kept for
-    // the time of the call. The advices given in this crate take no byte away and change none.
+    // SAFETY: the range lies inside the region, as `range` has checked, and the region lives during
+    // the call. The kinds of advice given in this crate remove and change no byte.
     unsafe { rustix::mm::madvise(start.cast(), Length(length).as_usize(), advice) }
 }
 
@@ -72,7 +73,7 @@ mod tests {
     use crate::memory::create_segment;
     use std::os::fd::AsFd;
 
-    /// How many bytes of a mapping are in the page table.
+    /// The number of bytes of a mapping that are in the page table.
     fn resident(region: &Region) -> u64 {
         let start = format!("{:x}-", region.whole().as_ptr().addr());
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -10,20 +10,22 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-/// How much is populated by one call, so that a signal does not undo a long one.
+/// Bytes that one call populates, so that a signal does not undo a long call.
 const POPULATE_STEP: u64 = 1 << 30;
-/// The smallest page: touching one byte in each populates a mapping.
+/// The smallest page. Touching one byte in each page populates a mapping.
 const PAGE: u64 = 4096;
-/// The size of the hugepages that are asked for.
+/// The size of a requested hugepage.
 const HUGEPAGE: u64 = 2 << 20;
 
-/// Makes a memfd of exactly `length` bytes, all of them backed by memory now, and maps it writable.
+/// Creates a memfd of exactly `length` bytes, allocates all its pages now, and maps it writable.
 ///
-/// The descriptor is sealed against changes of its size, so that a process that has mapped it can
-/// never fault on a missing page. `name` shows in `/proc/PID/maps`.
+/// The descriptor is sealed against size changes, so a process that has mapped it never faults on a
+/// missing page. `name` shows in `/proc/PID/maps`.
 ///
-/// Fails with `OutOfMemory` when there is not enough memory, before any of it is taken where that
-/// can be told, and with `InvalidInput` when the length is zero or no multiple of the page size.
+/// # Errors
+///
+/// `OutOfMemory` when memory is short; where possible this is detected before any page is taken.
+/// `InvalidInput` when the length is zero or no multiple of the page size.
 pub fn create_segment(
     length: Length,
     hugepages: bool,
@@ -49,7 +51,7 @@ pub fn create_segment(
     Ok((fd, region))
 }
 
-/// Makes a memfd of a few pages that other processes can map, sealed as a segment is.
+/// Creates a memfd of a few pages for other processes to map, sealed like a segment.
 pub(crate) fn create_small(length: Length, name: &str) -> io::Result<(OwnedFd, Region)> {
     create_sealed(length, MemfdFlags::empty(), name)
 }
@@ -63,7 +65,11 @@ fn create_sealed(length: Length, size: MemfdFlags, name: &str) -> io::Result<(Ow
     Ok((fd, region))
 }
 
-/// A second descriptor of the same memory that can be mapped for reading only.
+/// A second descriptor of the same memory, which can be mapped for reading only.
+///
+/// # Errors
+///
+/// The error of opening `/proc/self/fd/N`.
 pub fn read_only_fd(fd: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     Ok(rustix::fs::open(
@@ -73,9 +79,9 @@ pub fn read_only_fd(fd: &OwnedFd) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Backs all of the region with memory, with an error, not a signal, when there is too little.
+/// Allocates all pages of the region. Too little memory gives an error, not a signal.
 fn populate(fd: &OwnedFd, region: &Region) -> io::Result<()> {
-    // Larger pages are welcome where the host's setting lets files in memory have them.
+    // Transparent hugepages are used where the host's setting allows them for shared memory.
     if let Err(error) = advise(region, 0, region.length().0, Advice::LinuxHugepage) {
         tracing::debug!(%error, "no transparent hugepages for this segment");
     }
@@ -85,7 +91,7 @@ fn populate(fd: &OwnedFd, region: &Region) -> io::Result<()> {
         match advise(region, from, length, Advice::LinuxPopulateWrite) {
             Ok(()) => from += length,
             Err(Errno::INTR | Errno::AGAIN) => {}
-            // The kernel is older than the advice.
+            // The kernel is older than this advice.
             Err(Errno::INVAL) => return populate_by_hand(fd, region),
             Err(error) => return Err(error.into()),
         }
@@ -93,8 +99,8 @@ fn populate(fd: &OwnedFd, region: &Region) -> io::Result<()> {
     Ok(())
 }
 
-/// Allocating the file's pages fails where touching them would raise a signal; touching them then
-/// only fills the page table.
+/// Allocating the file's pages fails where touching them would raise a signal. Touching them
+/// afterwards only fills the page table.
 fn populate_by_hand(fd: &OwnedFd, region: &Region) -> io::Result<()> {
     rustix::fs::fallocate(
         fd,
@@ -122,15 +128,15 @@ fn lack(length: Length, hugepages: bool, error: io::Error) -> io::Error {
         };
         io::Error::new(
             io::ErrorKind::OutOfMemory,
-            format!("{length} bytes{hint} cannot be had: {error}"),
+            format!("{length} bytes{hint} cannot be allocated: {error}"),
         )
     } else {
         error
     }
 }
 
-/// Fails when the host or the control group has less memory left than `length`: without this, a
-/// segment that is too large would have some process killed instead.
+/// Fails when the host or the control group has less memory left than `length`. Without this check,
+/// a segment that is too large would make the kernel kill some process.
 fn check_available(length: Length) -> io::Result<()> {
     let host = std::fs::read_to_string("/proc/meminfo")
         .ok()
@@ -142,7 +148,9 @@ fn check_available(length: Length) -> io::Result<()> {
         {
             return Err(io::Error::new(
                 io::ErrorKind::OutOfMemory,
-                format!("{length} bytes cannot be had: {whose} has {left} bytes of memory left"),
+                format!(
+                    "{length} bytes cannot be allocated: {whose} has {left} bytes of memory left"
+                ),
             ));
         }
     }
@@ -157,7 +165,7 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// What the process's own control group (version 2) has left; `None` without a limit.
+/// The memory that is left in the process's control group (version 2); `None` without a limit.
 fn group_available() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;

@@ -1,13 +1,13 @@
-//! Copies whose target is not read again soon.
+//! Copies to memory that is not read again soon.
 //!
-//! An ordinary store first fetches the line that it is about to overwrite, so copying to memory that
-//! no cache holds moves three bytes for every two. Streaming stores write whole lines past the
-//! caches. They are worth it for the large side of a put: the node's segment.
+//! An ordinary store first fetches the cache line that it overwrites. A copy to uncached memory
+//! therefore moves three bytes for every two. Streaming stores write whole lines past the caches.
+//! This pays for the large side of a put: the node's segment.
 
-// UNSAFETY: vector loads and stores through raw pointers, on ranges that the caller vouches for.
+// UNSAFETY: vector loads and stores through raw pointers, on ranges that the caller guarantees.
 #![allow(unsafe_code, reason = "streaming stores have no safe form")]
 
-/// Copies `length` bytes. Other threads are sure to see them only after [`fence`].
+/// Copies `length` bytes. Other threads are guaranteed to see them only after [`fence`].
 ///
 /// # Safety
 ///
@@ -15,15 +15,15 @@
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx") {
-        // SAFETY: the processor has the instructions; the ranges are the caller's word.
+        // SAFETY: the processor has the instructions; the caller guarantees the ranges.
         unsafe { x86::copy(from, to, length) };
         return;
     }
-    // SAFETY: the caller's word.
+    // SAFETY: the caller guarantees the ranges.
     unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
 }
 
-/// Orders the copies before it ahead of all that is written after it.
+/// Orders the copies before it ahead of all later stores.
 pub(crate) fn fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every processor of this architecture has the instruction; it touches no memory.
@@ -41,10 +41,10 @@ mod x86 {
 
     /// # Safety
     ///
-    /// As of [`super::copy`], on a processor with AVX.
+    /// As for [`super::copy`], on a processor with AVX.
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-        // Up to the first whole line of the target, ordinary stores.
+        // Ordinary stores up to the first line boundary of the target.
         let head = to.align_offset(LINE).min(length);
         let lines = (length - head) / LINE;
         let body = head + lines * LINE;
@@ -52,18 +52,18 @@ mod x86 {
         unsafe { std::ptr::copy_nonoverlapping(from, to, head) };
         for line in 0..lines {
             let at = head + line * LINE;
-            // SAFETY: the line lies inside both ranges, and begins on a line of the target, so both
-            // stores are aligned.
+            // SAFETY: the line lies inside both ranges and starts on a line boundary of the target,
+            // so both stores are aligned.
             unsafe { copy_line(from.wrapping_add(at), to.wrapping_add(at)) };
         }
         let (from, to) = (from.wrapping_add(body), to.wrapping_add(body));
-        // SAFETY: what is left begins inside both ranges and ends where they do.
+        // SAFETY: the remainder starts inside both ranges and ends where they end.
         unsafe { std::ptr::copy_nonoverlapping(from, to, length - body) };
     }
 
     /// # Safety
     ///
-    /// Both are good for a line, and `to` is the beginning of one.
+    /// Both pointers are valid for one line, and `to` is aligned to a line.
     #[target_feature(enable = "avx")]
     unsafe fn copy_line(from: *const u8, to: *mut u8) {
         let (from, to) = (from.cast::<__m256i>(), to.cast::<__m256i>());
@@ -91,7 +91,7 @@ mod tests {
             for to in [0, 1, 17, 32, 63, 64] {
                 for length in [0, 1, 31, 63, 64, 65, 127, 128, 200, 700] {
                     let mut target = vec![0xee; 1000];
-                    // SAFETY: both vectors are longer than what is asked for, and apart.
+                    // SAFETY: both vectors are longer than the copy, and distinct.
                     unsafe {
                         copy(source[from..].as_ptr(), target[to..].as_mut_ptr(), length);
                     }

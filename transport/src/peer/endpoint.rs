@@ -1,4 +1,4 @@
-//! One process's side of peer memory: what it exposes, and what it moves from and to others.
+//! One process's side of peer memory: the ranges it exposes, and its transfers from and to peers.
 
 use super::exposed::{ExposeError, StillTouched};
 use super::host::{INDEX, MAILBOX, PeerHost};
@@ -23,13 +23,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-/// How many transfers that nobody waits for go on at once.
+/// The number of concurrent background jobs.
 const BACKGROUND: usize = 8;
 
-/// What a peer left for this process.
+/// The bytes of a message from a peer, at most 64 KiB.
 pub type Message = Vec<u8>;
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the peer's memory into this process's.
@@ -41,34 +41,34 @@ pub enum Direction {
 /// How an endpoint serves its peers.
 #[derive(Clone, Debug)]
 pub struct EndpointOptions {
-    /// What it calls itself, for its peers' logs.
+    /// The endpoint's name in its peers' logs.
     pub name: String,
-    /// What peers must have.
+    /// The secret that peers must share.
     pub secret: Secret,
-    /// How long a peer's transfer may stand still before its connection is ended.
+    /// How long a peer's transfer may make no progress before its connection is ended.
     pub stall: Duration,
-    /// Which RDMA ports it uses, where peers have some too; `None`: bytes go over TCP.
+    /// The RDMA ports to use with peers that have some; `None` for TCP alone.
     pub rdma: Option<RdmaOptions>,
 }
 
-/// How the bytes of one peer go.
+/// The transport that the bytes of one peer use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Over TCP or RDMA.
+    /// TCP or RDMA.
     pub kind: TransportKind,
-    /// Why not over RDMA.
+    /// Why RDMA is not used.
     pub why: Option<Arc<str>>,
 }
 
-/// A session: the memory of this process for its peers, and theirs for it. Dropping it ends both.
+/// A session: this process's memory for its peers, and theirs for it. Dropping it ends both.
 ///
-/// All calls block, for as long as their deadline at most.
+/// All calls block, until their deadline at most.
 pub struct Endpoint {
-    // Dropped in this order: no peer touches memory any more once the rest goes.
+    // Dropped in this order: once the server has ended, no peer touches the memory.
     server: ServerHandle,
     host: Arc<PeerHost>,
     targets: Targets,
-    /// The names of its RDMA ports, or why it uses none.
+    /// The names of the RDMA ports, or why there are none.
     ports: Result<Vec<String>, Arc<str>>,
     next_grant: AtomicU64,
     background: OnceLock<Copiers>,
@@ -81,11 +81,15 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Starts a session with a token of its own, for peers that come to `listener`. Where RDMA was asked
-    /// for and cannot be had, bytes go over TCP, and [`Endpoint::ports`] says why.
+    /// Starts a session with a new token, for peers that connect to `listener`. When RDMA is
+    /// requested but unavailable, bytes go over TCP, and [`Endpoint::ports`] gives the reason.
+    ///
+    /// # Errors
+    ///
+    /// The error of starting the server on `listener`.
     pub fn start(listener: TcpListener, options: EndpointOptions) -> io::Result<Self> {
-        // Its own, and not one that others of this process share: a peer's device opens whatever is
-        // registered for peers in the same protection domain, by a key that can be guessed.
+        // The fabric is not shared with other endpoints of the process. A peer's device can open
+        // every registration in a protection domain, because keys can be guessed.
         let rdma: Result<Arc<Fabric>, Arc<str>> = match &options.rdma {
             None => Err("RDMA was not asked for here".into()),
             Some(rdma) => Fabric::open(rdma).map_err(|why| why.to_string().into()),
@@ -115,7 +119,11 @@ impl Endpoint {
         })
     }
 
-    /// The names of the RDMA ports that it uses, or why it uses none.
+    /// The names of the RDMA ports in use.
+    ///
+    /// # Errors
+    ///
+    /// Why the endpoint uses no RDMA port.
     pub fn ports(&self) -> Result<&[String], &str> {
         match &self.ports {
             Ok(ports) => Ok(ports),
@@ -123,37 +131,51 @@ impl Endpoint {
         }
     }
 
-    /// How the bytes of a peer go; connects to it unless it is connected.
+    /// The transport of a peer. Connects to the peer if necessary.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::Unreachable`] or [`Code::DeadlineExceeded`] when the peer cannot be reached; the
+    /// peer's own code when it refuses.
     pub fn route(&self, target: &str, deadline: Instant) -> Result<Route, TransferError> {
         Ok(self.targets.open(target, deadline)?.route())
     }
 
-    /// How peers' bytes have come to go since the last call: a peer is named when it is first reached, and
-    /// when it is reached in another way than before.
+    /// The changes of route since the last call. A peer is listed when it is first reached, and
+    /// whenever its transport changes.
     pub fn news(&self) -> Vec<(String, Route)> {
         self.targets.route_changes()
     }
 
-    /// Where peers find it.
+    /// The address that peers connect to.
     pub fn local_addr(&self) -> SocketAddr {
         self.server.local_addr()
     }
 
-    /// Lets peers read and write a range, by the addresses that it has in this process. Where there are
-    /// RDMA ports it is registered with them, which locks its pages and takes a while.
+    /// Lets peers read and write a range, by its addresses in this process. Registration with the
+    /// RDMA ports locks the range's pages and takes a while.
+    ///
+    /// # Errors
+    ///
+    /// See [`ExposeError`].
     pub fn expose(&self, memory: Slice) -> Result<(), ExposeError> {
         self.host.expose(memory)
     }
 
-    /// Takes the range that begins at `address` back, and waits until no transfer touches it: for
-    /// `patience`, then receives into it are broken off. Reads over RDMA are broken off at once, for
-    /// nobody here hears of them. False when none begins there. After an error nothing new touches it, but
-    /// it must not be freed.
+    /// Withdraws the range that begins at `address`, and waits until no transfer touches it. After
+    /// `timeout`, receives into the range are aborted. Reads over RDMA are aborted at once, because
+    /// this process cannot observe them. False when no range begins there.
+    ///
+    /// # Errors
+    ///
+    /// [`StillTouched`] when a transfer or a port may still touch the range. No new transfer can,
+    /// but the memory must not be freed.
     pub fn withdraw(&self, address: u64, timeout: Duration) -> Result<bool, StillTouched> {
         self.host.withdraw(address, timeout)
     }
 
-    /// Takes back all that is exposed, and breaks off what touches it; false when something still does.
+    /// Withdraws all ranges and aborts the transfers that touch them. False when a transfer may
+    /// still touch a range.
     pub fn withdraw_all(&self) -> bool {
         let timeout = Duration::from_millis(100);
         let mut all = true;
@@ -163,12 +185,16 @@ impl Endpoint {
         all
     }
 
-    /// Takes the messages that peers have left, oldest first.
+    /// Takes the messages from peers, oldest first.
     pub fn messages(&self) -> Vec<Message> {
         self.host.mailbox.fetch()
     }
 
-    /// Has `job` done on one of a few threads of the endpoint's.
+    /// Runs `job` on one of a few background threads.
+    ///
+    /// # Errors
+    ///
+    /// The error of starting the threads at the first call.
     pub fn in_background(&self, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let pool = match self.background.get() {
             Some(pool) => pool,
@@ -181,9 +207,15 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Moves bytes; `Ok` when all of them are in place, checked against their checksums. After an error
-    /// some moves may have been made, but none that reaches outside the peer's exposed memory, not
-    /// even in part.
+    /// Moves bytes. `Ok` means that all of them are in place and match their checksums. After an
+    /// error some moves may be complete. A move that reaches outside the peer's exposed memory
+    /// touches no byte.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::OutOfRange`] when a move leaves the peer's exposed memory.
+    /// [`Code::ChecksumMismatch`] when memory changed during the transfer. Otherwise as
+    /// [`Endpoint::route`].
     pub fn transfer(
         &self,
         target: &str,
@@ -191,12 +223,12 @@ impl Endpoint {
         moves: &[Move],
         deadline: Instant,
     ) -> Result<(), TransferError> {
-        // A frame that names such a range is refused with its whole connection.
+        // The peer would refuse a frame with such a range together with its whole connection.
         if let Some(each) = moves.iter().find(|each| each.end().is_none()) {
             return Err(TransferError {
                 code: Code::OutOfRange,
                 message: format!(
-                    "{} bytes at {:#x} reach past the last address",
+                    "{} bytes at {:#x} exceed the address space",
                     each.local.length(),
                     each.remote
                 ),
@@ -222,9 +254,9 @@ impl Endpoint {
         };
         let mut outcome = once();
         if may_pass(&outcome) {
-            // Another transfer's deadline may have ended the connection, or the peer may have begun a new
-            // session since the last one, or registered memory anew that its ports had told of. Doing it
-            // all again changes nothing that is in place.
+            // Another transfer's deadline may have ended the connection. Or the peer may have
+            // started a new session, or registered memory anew. Repeating all moves is safe: it
+            // rewrites the same bytes.
             outcome = once();
         }
         if may_pass(&outcome)
@@ -237,7 +269,12 @@ impl Endpoint {
         outcome
     }
 
-    /// Leaves a message with a peer.
+    /// Sends a message to a peer's mailbox.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::InvalidArgument`] for an empty message or one over 64 KiB, [`Code::TooManyHeld`]
+    /// when the mailbox is full. Otherwise as [`Endpoint::route`].
     pub fn tell(
         &self,
         target: &str,
@@ -267,8 +304,12 @@ impl Endpoint {
         all_ok(&wait_for(peer.tcp.write(vec![write], deadline)))
     }
 
-    /// Where the memory begins that a peer exposed first; `None` when it exposes none. Also a way to
-    /// see whether it is there.
+    /// The address of the range that the peer exposed first; `None` when it exposes none. Also
+    /// serves as a liveness check.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::route`].
     pub fn first_exposed(
         &self,
         target: &str,

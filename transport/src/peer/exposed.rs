@@ -10,69 +10,70 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a receive whose connection was ended gets to notice.
+/// How long an aborted receive may take to end.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
-/// Why a range is not exposed.
+/// Why a range cannot be exposed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExposeError {
-    /// It shares bytes with one that is.
+    /// The range overlaps an exposed range.
     #[error("{length} bytes at {address:#x} overlap memory that is exposed already, at {other:#x}")]
     Overlap {
-        /// Where it would begin.
+        /// The first address of the new range.
         address: u64,
-        /// Its length in bytes.
+        /// The new range's length in bytes.
         length: u64,
-        /// Where the other one begins.
+        /// The first address of the exposed range.
         other: u64,
     },
-    /// It holds no bytes, or only such as cannot be written.
-    #[error("memory that is exposed has at least one byte and can be written")]
+    /// The range is empty or read-only.
+    #[error("exposed memory must be writable and not empty")]
     Unfit,
-    /// The RDMA ports of this host do not take it, for one because so much memory may not be locked.
+    /// The RDMA ports refuse the range, for example because the process may not lock so much
+    /// memory.
     #[error("{0}")]
     NoPort(String),
 }
 
-/// A range has been withdrawn, but a transfer still touches it, or an RDMA port would still let a peer.
+/// The range is withdrawn, but a transfer or an RDMA port may still touch it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a transfer still touches the memory at {0:#x}; it must not be freed")]
 pub struct StillTouched(pub u64);
 
-/// Memory by its address.
+/// The exposed ranges, by address.
 #[derive(Default)]
 pub(super) struct Exposed(Mutex<Ranges>);
 
 #[derive(Default)]
 struct Ranges {
     by_start: BTreeMap<u64, Range>,
-    /// How many there have been.
+    /// The number of ranges exposed so far.
     count: u64,
 }
 
 struct Range {
-    /// Its hook tells when neither the table nor a transfer has a part of it any more.
+    /// Its hook trips the latch once neither the table nor a transfer holds a part of it.
     whole: Slice,
     drained: Arc<DrainLatch>,
     receives: Arc<ActiveReceives>,
-    /// What lets peers' devices touch it.
+    /// The registrations with the RDMA ports.
     exposure: Option<Exposure>,
-    /// Its place in the order of exposing.
+    /// The range's rank in the order of exposing.
     number: u64,
 }
 
-/// The receives into one range.
+/// The receives in progress into one range.
 #[derive(Default)]
 pub(super) struct ActiveReceives(Mutex<ReceiveTable>);
 
 #[derive(Default)]
 struct ReceiveTable {
-    /// How many there have been.
+    /// The number of receives so far.
     count: u64,
     under_way: HashMap<u64, Arc<dyn Abort>>,
 }
 
-/// Keeps a receive on the list of those that a withdrawal ends.
+/// Keeps a receive in the table of receives that a withdrawal aborts.
 pub(super) struct ReceiveGuard {
     receives: Arc<ActiveReceives>,
     number: u64,
@@ -105,7 +106,7 @@ impl ActiveReceives {
     }
 }
 
-/// Counted by every part that is out.
+/// Held by every part that is lent out. Its drop trips the latch.
 struct DrainToken(Arc<DrainLatch>);
 
 #[derive(Default)]
@@ -134,7 +135,7 @@ impl DrainLatch {
 }
 
 impl Exposed {
-    /// Lets peers touch a range: over TCP, and through the ports that it is registered with.
+    /// Exposes a range over TCP and through the ports that it is registered with.
     pub(super) fn insert(
         &self,
         memory: Slice,
@@ -169,9 +170,10 @@ impl Exposed {
         Ok(())
     }
 
-    /// Lets no new transfer touch the range that begins at `address`, and waits for those that do: for
-    /// `patience`, after which receives into it are ended. Then no port lets a peer touch it any more,
-    /// whose reads nobody hears of otherwise. False when there is none.
+    /// Admits no new transfer to the range that begins at `address`, and waits until the present
+    /// ones end. After `timeout` it aborts receives into the range. Finally it deregisters the
+    /// range from the ports, whose reads this process cannot observe. False when no range begins
+    /// there.
     pub(super) fn remove(&self, address: u64, timeout: Duration) -> Result<bool, StillTouched> {
         let Some(range) = self.0.lock().by_start.remove(&address) else {
             return Ok(false);
@@ -191,7 +193,7 @@ impl Exposed {
         }
         let ended = exposure.map_or(Ok(()), Exposure::end);
         if let Err(error) = &ended {
-            tracing::error!(%error, "memory at {address:#x} could not be deregistered");
+            tracing::error!(%error, "deregistering the memory at {address:#x} failed");
         }
         if is_drained && ended.is_ok() {
             return Ok(true);
@@ -199,7 +201,8 @@ impl Exposed {
         Err(StillTouched(address))
     }
 
-    /// Where the ports find the range that an extent lies in; `None` when it does not lie in one.
+    /// The registrations of the range around an extent; `None` when the extent does not lie in one
+    /// range.
     pub(super) fn places(&self, of: &Extent) -> Option<Vec<Registered>> {
         let ranges = self.0.lock();
         let (start, range) = ranges.by_start.range(..=of.offset.0).next_back()?;
@@ -208,12 +211,13 @@ impl Exposed {
         Some(places.collect())
     }
 
-    /// Where every range begins.
+    /// The first address of every range.
     pub(super) fn starts(&self) -> Vec<u64> {
         self.0.lock().by_start.keys().copied().collect()
     }
 
-    /// A part of an exposed range, and who else writes into that; `None` when it does not lie in one.
+    /// A part of an exposed range, and the range's receives; `None` when the part does not lie in
+    /// one range.
     pub(super) fn part(
         &self,
         address: u64,
@@ -225,7 +229,7 @@ impl Exposed {
         Some((part, Arc::clone(&range.receives)))
     }
 
-    /// Where the range begins that was exposed before all others that still are.
+    /// The first address of the oldest exposed range.
     pub(super) fn first(&self) -> Option<u64> {
         let ranges = self.0.lock();
         let first = ranges.by_start.iter().min_by_key(|(_, range)| range.number);

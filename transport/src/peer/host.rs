@@ -1,4 +1,4 @@
-//! A process as its data port sees it: who may connect, and what of its memory may be touched.
+//! A process as its data port sees it: who may connect, and which memory a peer may touch.
 
 use super::exposed::{ActiveReceives, ExposeError, Exposed, ReceiveGuard, StillTouched};
 use super::mailbox::{MAX_MESSAGE, Mailbox};
@@ -19,33 +19,33 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// What peers name instead of a pool, so that a link that is meant for a store node is refused here, and
-/// the other way round.
+/// The cluster id of peer memory. A link meant for a store node is refused here, and a link meant
+/// for a peer is refused by a store node.
 pub const CLUSTER: ClusterId = ClusterId(u128::from_le_bytes(*b"kvpool peer mem1"));
 /// The process's memory: an offset is an address.
 pub const MEMORY: SegmentId = SegmentId(0);
-/// What is written here is a message for the process.
+/// A write to this segment is a message for the process.
 pub(super) const MAILBOX: SegmentId = SegmentId(1);
-/// Eight bytes that say where the first exposed range begins, 0 when there is none.
+/// Eight bytes: the address of the first exposed range, 0 when there is none.
 pub(super) const INDEX: SegmentId = SegmentId(2);
 
 const ALGORITHM: ChecksumAlgorithm = ChecksumAlgorithm::Crc64Nvme;
 
-/// What peers can ask of this process.
+/// The requests that peers may make of this process.
 pub(super) struct PeerHost {
     name: NodeName,
     session: Incarnation,
     secret: Secret,
     signer: GrantSigner,
-    /// The ports that peers may come by. No other memory of the process is registered for peers in their
-    /// protection domains, so there is no key here that opens anything else.
+    /// The ports that peers may use. Their protection domains hold no other registrations for
+    /// peers, so no key opens any other memory of the process.
     rdma: Option<Arc<Fabric>>,
     pub(super) exposed: Exposed,
     pub(super) mailbox: Mailbox,
 }
 
 impl PeerHost {
-    /// A session with a new token. The fabric must be its own.
+    /// A session with a new token. The session must own its fabric.
     pub(super) fn new(name: &str, secret: Secret, rdma: Option<Arc<Fabric>>) -> Self {
         let session = Incarnation(rand::random());
         Self {
@@ -59,7 +59,7 @@ impl PeerHost {
         }
     }
 
-    /// Lets peers touch a range of this process's memory.
+    /// Exposes a range of this process's memory to peers.
     pub(super) fn expose(&self, memory: Slice) -> Result<(), ExposeError> {
         let exposure = self.rdma.as_ref().map(|fabric| fabric.expose(&memory));
         let exposure = exposure.transpose();
@@ -67,12 +67,12 @@ impl PeerHost {
         self.exposed.insert(memory, exposure)
     }
 
-    /// Takes a range back.
+    /// See [`Exposed::remove`].
     pub(super) fn withdraw(&self, address: u64, timeout: Duration) -> Result<bool, StillTouched> {
         self.exposed.remove(address, timeout)
     }
 
-    /// Where an extent of [`MEMORY`] is, and who writes there.
+    /// The memory of an extent of [`MEMORY`], and the receives into its range.
     fn touch(&self, extent: &Extent) -> Result<(Slice, Arc<ActiveReceives>), Refused> {
         check_segment(extent)?;
         self.exposed
@@ -101,7 +101,7 @@ impl PeerHost {
         )
     }
 
-    /// Puts one small write into place, all of it or nothing.
+    /// Performs one small write, entirely or not at all.
     fn place(&self, session: Incarnation, block: &WrittenBlock<'_>) -> Result<Code, Refused> {
         self.check_grant(session, block.grant)?;
         let came = block.bytes.chunks(Length(CHUNK).as_usize()).map(checksum);
@@ -131,7 +131,7 @@ fn check_segment(extent: &Extent) -> Result<(), Refused> {
     }
     refuse(
         Code::OutOfRange,
-        format!("there is no segment {}", extent.segment),
+        format!("segment {} does not exist", extent.segment),
     )
 }
 
@@ -148,7 +148,7 @@ fn not_registered(extent: &Extent) -> Refused {
 fn no_shm<T>() -> Result<T, Refused> {
     refuse(
         Code::InvalidArgument,
-        "peers do not reach memory through shared memory".to_owned(),
+        "peer memory is not reachable through shared memory".to_owned(),
     )
 }
 
@@ -198,15 +198,15 @@ impl Host for PeerHost {
         if hello.cluster != CLUSTER {
             return refuse(
                 Code::WrongCluster,
-                "this port gives peers memory, it is no store node's".to_owned(),
+                "this port serves peer memory: it is no store node".to_owned(),
             );
         }
-        // Before anything that tells of the session.
+        // Checked before any error that depends on the session.
         if !self.secret.accepts(hello.client, hello.token.as_str()) {
             let message = if self.secret.is_none() {
-                "the peer has a secret, this process has none"
+                "the peer sent a secret, but this process has none"
             } else {
-                "the peer does not have this process's secret"
+                "the peer's secret differs from this process's"
             };
             return refuse(Code::GrantRefused, message.to_owned());
         }
@@ -227,8 +227,8 @@ impl Host for PeerHost {
         Epoch(0)
     }
 
-    /// Judges the whole extent, also where only a part of it is read: so a transfer that is cut into
-    /// pieces is refused as a whole.
+    /// Judges the whole extent even when a part of it is read, so that a transfer in pieces is
+    /// refused as a whole.
     fn admit_read(
         &self,
         _epoch: Epoch,
@@ -267,14 +267,15 @@ impl Host for PeerHost {
             .map(|block| {
                 self.place(request.incarnation, &block)
                     .unwrap_or_else(|refused| {
-                        tracing::debug!(%refused, extent = %block.grant.extent, "a write is refused");
+                        tracing::debug!(%refused, extent = %block.grant.extent, "write refused");
                         refused.code
                     })
             })
             .collect()
     }
 
-    /// The checksums of what is in the memory now: a reader compares them with those of what it got.
+    /// The checksums of the memory's present content. A reader compares them with the checksums of
+    /// the bytes it received.
     fn sums(
         &self,
         _epoch: Epoch,
@@ -286,8 +287,8 @@ impl Host for PeerHost {
         Ok(sum_shared(&memory).chunks)
     }
 
-    /// Nothing is told of at once: what is registered comes and goes. The queue pairs of the connection
-    /// end with the session, which aborts it.
+    /// Names no memory, because registered ranges come and go. The session aborts the connection
+    /// when it ends, and the queue pairs end with the connection.
     fn memory(
         &self,
         session: Incarnation,

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 /// The longest message, in bytes.
 pub(super) const MAX_MESSAGE: u64 = 64 << 10;
-/// The most messages that wait to be fetched, and their bytes: a peer cannot fill this process's memory.
+/// Bounds on unread messages and their bytes, so that a peer cannot exhaust this process's memory.
 const MAX_WAITING: usize = 4096;
 const MAX_WAITING_BYTES: usize = 16 << 20;
 
@@ -20,7 +20,7 @@ struct Unread {
 }
 
 impl Mailbox {
-    /// Leaves a message, unless too much waits already.
+    /// Stores a message, unless the mailbox is full.
     pub(super) fn leave(&self, message: &[u8]) -> Code {
         let mut waiting = self.0.lock();
         if waiting.messages.len() >= MAX_WAITING
@@ -33,7 +33,7 @@ impl Mailbox {
         Code::Ok
     }
 
-    /// Takes all that wait, oldest first.
+    /// Takes all messages, oldest first.
     pub(super) fn fetch(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut *self.0.lock()).messages.into()
     }

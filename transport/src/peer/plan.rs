@@ -1,4 +1,4 @@
-//! Ranges as the batches of a link: neighbours go together, what is large goes in pieces.
+//! Divides ranges into the batches of a link: adjacent ranges are joined, and large ranges are cut.
 
 use crate::memory::Slice;
 use kvpool_types::{Extent, Length, Offset};
@@ -6,38 +6,39 @@ use std::ops::Range;
 
 use super::host::MEMORY;
 
-/// What neighbours are joined up to: beyond it a batch gains nothing.
+/// The largest joined run, in bytes: a larger batch gains nothing.
 const RUN_BYTES: u64 = 64 << 20;
-/// What one connection takes without a break: several share what is larger, and a range that reaches
-/// past the end of registered memory is found before its first byte is sent.
+/// The most bytes that one connection moves without a break. Several connections share a larger
+/// range. A range that reaches past the end of registered memory is found before its first byte is
+/// sent.
 pub(super) const PIECE_BYTES: u64 = 16 << 20;
 
-/// Bytes to move between this process's memory and a peer's.
+/// A move of bytes between this process's memory and a peer's.
 #[derive(Clone, Debug)]
 pub struct Move {
-    /// The memory here.
+    /// The local memory.
     pub local: Slice,
-    /// Where it begins there, in the peer's own addresses.
+    /// The first address in the peer's address space.
     pub remote: u64,
 }
 
 impl Move {
-    /// The first address behind it; `None` when there can be no such memory.
+    /// The address after the last byte; `None` past the end of the address space.
     pub(super) fn end(&self) -> Option<u64> {
         self.remote.checked_add(self.local.length().0)
     }
 }
 
-/// A contiguous range of the peer's memory, and what goes with it here.
+/// A contiguous range of the peer's memory, and the local memory that goes with it.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
     pub(super) extent: Extent,
     pub(super) local: Vec<Slice>,
-    /// Which moves it was joined of.
+    /// The indices of the joined moves.
     pub(super) moves: Range<usize>,
 }
 
-/// A part of a run that goes by itself.
+/// A part of a run that is its own operation.
 #[derive(Clone, Debug)]
 pub(super) struct RunPiece {
     pub(super) extent: Extent,
@@ -52,8 +53,8 @@ fn extent(from: u64, length: u64) -> Extent {
     }
 }
 
-/// Joins moves that follow on each other at the peer. Empty ones are left out. None of the moves reaches
-/// past the last address.
+/// Joins moves that are adjacent at the peer, and skips empty moves. The caller has checked that no
+/// move exceeds the address space.
 pub(super) fn joined(moves: &[Move]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (index, each) in moves.iter().enumerate() {
@@ -75,7 +76,7 @@ pub(super) fn joined(moves: &[Move]) -> Vec<Run> {
     runs
 }
 
-/// One move by itself.
+/// A run of one move.
 pub(super) fn single(index: usize, each: &Move) -> Run {
     Run {
         extent: extent(each.remote, each.local.length().0),
@@ -85,12 +86,12 @@ pub(super) fn single(index: usize, each: &Move) -> Run {
 }
 
 impl Run {
-    /// Whether it goes in several pieces.
+    /// Whether the run needs several pieces.
     pub(super) fn is_cut(&self) -> bool {
         self.extent.length.0 > PIECE_BYTES
     }
 
-    /// Its pieces, in order.
+    /// The run's pieces, in order.
     pub(super) fn pieces(&self) -> Vec<RunPiece> {
         let mut pieces = Vec::new();
         let mut open = RunPiece {

@@ -1,4 +1,4 @@
-//! What the processes of one group share, and what is made of it.
+//! The secret shared by a group of processes, and the values derived from it.
 
 use hmac::{Hmac, KeyInit, Mac};
 use kvpool_types::{ClientId, GrantKey, Incarnation};
@@ -6,10 +6,11 @@ use sha2::Sha256;
 use std::fmt;
 use std::fmt::Write as _;
 
-/// What proves that a process may reach another's memory. Without one, whoever reaches the port may.
+/// Proves that a process may reach another's memory. Without a secret, anybody who reaches the port
+/// may.
 ///
-/// It is never sent: a hello carries a code over the connecting process's own number. Who listens on the
-/// wire can repeat that hello and a write that was signed, but can sign no write of another range.
+/// The secret is never sent: a hello carries a MAC over the connecting client's id. An eavesdropper
+/// can replay that hello and a signed write, but cannot sign a write of another range.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(Vec<u8>);
 
@@ -24,17 +25,17 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// A secret; none when it is empty.
+    /// A secret; an empty one means none.
     pub fn new(secret: impl Into<Vec<u8>>) -> Self {
         Self(secret.into())
     }
 
-    /// Whether there is none.
+    /// Whether there is no secret.
     pub fn is_none(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What a process with this number says at hello.
+    /// The hello token of a client.
     pub fn proof(&self, client: ClientId) -> String {
         if self.is_none() {
             return String::new();
@@ -46,7 +47,7 @@ impl Secret {
         proof
     }
 
-    /// Whether `proof` was made of the same secret. Takes as long for a wrong one.
+    /// Whether `proof` was derived from the same secret. Compares in constant time.
     pub(super) fn accepts(&self, client: ClientId, proof: &str) -> bool {
         let right = self.proof(client);
         let differing = right
@@ -56,7 +57,7 @@ impl Secret {
         right.len() == proof.len() && std::hint::black_box(differing) == 0
     }
 
-    /// The key that writes into one session's memory are signed with.
+    /// The key that signs writes into one session's memory.
     pub fn grant_key(&self, session: Incarnation) -> GrantKey {
         GrantKey(self.code(b"kvpool peer write", session.to_bytes()))
     }

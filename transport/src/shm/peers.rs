@@ -248,7 +248,7 @@ mod tests {
     fn a_process_that_cannot_be_seen_keeps_what_it_holds_when_another_dies() {
         type Identify = fn(&OwnedFd, ClientId) -> ProcessIdentity;
         let by_kernel: Identify = |pidfd, client| identify(pidfd, 0, client).unwrap();
-        let by_client: Identify = |_, client| ProcessIdentity::ProcessClient(client);
+        let by_client: Identify = |_, client| ProcessIdentity::Client(client);
         for identity in [by_kernel, by_client] {
             let (gone, heard) = mpsc::channel();
             let peers = Peers::watch(move |peer| gone.send(peer.client).unwrap()).unwrap();
