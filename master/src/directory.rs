@@ -31,14 +31,13 @@ mod queues;
 mod remove;
 mod run;
 mod scan;
-pub(crate) mod slab;
 mod stripe;
 mod stripe_order;
 mod visit;
 
 pub use block::{
-    BlockId, BlockMut, BlockRef, Copies, Dropped, NewBlock, Published, Removal, Removed, Replica,
-    Replicas, Tick, Ticks, Verdict,
+    BlockMut, BlockRef, Dropped, NewBlock, Published, Removal, Removed, Replicas, Tick, Ticks,
+    Verdict,
 };
 pub use evict::Single;
 pub use interner::InternerLimit;
@@ -46,6 +45,8 @@ pub use load::{ReplicaStart, UNPLACED};
 pub use publish::Link;
 pub use run::LeaseFloor;
 pub use scan::{BadPage, StoredBlock};
+
+pub use crate::replica::{BlockId, Copies, Replica};
 
 use crate::clock::BootInstant;
 use cell::{Cell, Locked};

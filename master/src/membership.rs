@@ -19,11 +19,9 @@ mod table;
 pub use table::{Members, Registration};
 
 use crate::clock::BootInstant;
-use crate::placement::quarantine::Ticket;
 use kvpool_proto as proto;
 use kvpool_types::{GrantKey, GrantSigner, HostId, Incarnation, NodeName, SegmentId};
 use parking_lot::{Mutex, RwLock};
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -116,8 +114,6 @@ pub struct StoreNode {
     /// Whether it has said that it is shutting down: a life never takes that back.
     drains: AtomicBool,
     session: Mutex<NodeSession>,
-    tickets: Mutex<BTreeMap<u64, Ticket>>,
-    stuck_through: Mutex<u64>,
     next_session: AtomicU64,
 }
 
@@ -142,8 +138,6 @@ impl StoreNode {
                 last_heard: now,
                 ..NodeSession::default()
             }),
-            tickets: Mutex::default(),
-            stuck_through: Mutex::default(),
             next_session: AtomicU64::new(1),
         }
     }
@@ -266,16 +260,6 @@ impl StoreNode {
             // A failed send means that the session is ending: tickets are sent again on the next.
             let _ended = outbox.send(Ok(proto::MasterMessage { body: Some(body) }));
         }
-    }
-
-    /// The tickets that wait for the node's word, in the order in which they were given.
-    pub(crate) fn tickets(&self) -> parking_lot::MutexGuard<'_, BTreeMap<u64, Ticket>> {
-        self.tickets.lock()
-    }
-
-    /// The last ticket that was looked at for being stuck.
-    pub(crate) fn stuck_through(&self) -> parking_lot::MutexGuard<'_, u64> {
-        self.stuck_through.lock()
     }
 }
 

@@ -5,11 +5,12 @@ mod draws;
 pub mod extents;
 pub mod quarantine;
 
+pub use crate::replica::ExtentIndex;
 pub use allocator::{Allocator, NoRoom};
-pub use extents::{ExtentIndex, Extents};
+pub use extents::Extents;
 
-use crate::directory::{BlockId, Replica};
 use crate::membership::StoreNode;
+use crate::replica::{BlockId, Replica};
 use draws::Draws;
 use kvpool_types::{HostId, Length, Offset, SegmentId};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};

@@ -12,8 +12,8 @@
 //! finds neither under the reservation's lock knows that the key is free.
 
 use crate::clock::BootInstant;
-use crate::directory::slab::{Rare, Slab};
 use crate::directory::{Copies, Replica};
+use crate::slab::{Rare, Slab};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{ClientId, Code, Key, KeyRef, Length, SegmentId, Version};

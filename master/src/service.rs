@@ -10,7 +10,6 @@ mod passing;
 mod refused;
 mod request;
 mod status;
-pub(crate) mod wait_budget;
 
 pub use grpc::PoolService;
 pub use http::router;

@@ -3,16 +3,11 @@
 use super::common::Common;
 use super::stripe::Stripe;
 use crate::clock::BootInstant;
-use crate::placement::{ExtentIndex, Extents};
+use crate::placement::Extents;
+use crate::replica::{BlockId, Copies, Replica};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Checksum, Key, Length, Offset, SegmentId, Version};
-use smallvec::SmallVec;
+use kvpool_types::{Checksum, Key, Length, SegmentId, Version};
 use std::ops::Deref;
-
-/// The place of a block in the directory. It names the block until that is removed; then it may
-/// come to name another, so whoever keeps one checks the version too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BlockId(pub u32);
 
 /// A moment in the order of all uses of all blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,20 +27,6 @@ impl Ticks {
         Tick(self.first + self.count.saturating_sub(1 + index as u64))
     }
 }
-
-/// Where one copy of a block lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Replica {
-    /// The segment.
-    pub segment: SegmentId,
-    /// The place in the segment's table of extents.
-    pub extent: ExtentIndex,
-    /// Where in the segment it begins.
-    pub offset: Offset,
-}
-
-/// The copies of a block, owned. Nearly every block has one, for which nothing is allocated.
-pub type Copies = SmallVec<[Replica; 1]>;
 
 /// The copies of a block: a slice of at least one.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@
 //! ```
 
 use super::entry::{Entry, Links, Rest};
-use super::slab::NONE;
+use crate::slab::NONE;
 
 /// How many blocks a chunk of each column holds.
 const CHUNK: usize = 64;

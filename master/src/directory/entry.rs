@@ -1,6 +1,6 @@
 //! What the directory holds of one block, packed: there may be millions.
 
-use super::slab::NONE;
+use crate::slab::NONE;
 use kvpool_types::key::Digest;
 use kvpool_types::{Checksum, Version};
 

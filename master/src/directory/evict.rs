@@ -7,8 +7,9 @@
 //! room is sought. It is set aside until [`Directory::recall`] names its segment, so a dead node's blocks
 //! cost eviction nothing until the node's state changes.
 
+use super::BlockId;
 use super::Directory;
-use super::block::{BlockId, Removed};
+use super::block::Removed;
 use super::cell::NEVER;
 use super::entry::QueueState;
 use super::lineage::Aftermath;

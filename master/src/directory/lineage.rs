@@ -5,7 +5,7 @@
 //! the stripe of one of the blocks concerned; the other one is recognised by its node.
 
 use super::BlockId;
-use super::slab::{NONE, Slab, Slot};
+use crate::slab::{NONE, Slab, Slot};
 use kvpool_types::Version;
 
 /// How far up a chain is followed to see that a link closes no circle.

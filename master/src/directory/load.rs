@@ -3,11 +3,12 @@
 //!
 //! Each pass below takes one list of 16 bytes a block, which is a tenth of what the directory itself takes.
 
-use super::block::{BlockId, Dropped, Removed};
+use super::BlockId;
+use super::block::{Dropped, Removed};
 use super::common::{Preparer, shard_of_hash};
 use super::lineage::Aftermath;
 use super::{Directory, Policy};
-use crate::placement::ExtentIndex;
+use crate::replica::ExtentIndex;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{KeyRef, Length, Offset, SegmentId, Version};
 use std::cmp::Reverse;

@@ -1,13 +1,14 @@
 //! Making blocks visible, and linking them to their parents.
 
-use super::block::{BlockId, NewBlock, Published};
+use super::BlockId;
+use super::block::{NewBlock, Published};
 use super::cell::Locked;
 use super::common::{Prepared, Preparer};
 use super::entry::QueueState;
 use super::interner::NOT_INTERNED;
-use super::slab::NONE;
 use super::stripe_order::{Borrowed, Item};
 use super::{Directory, Policy};
+use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{KeyRef, Version};
 

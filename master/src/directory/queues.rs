@@ -14,7 +14,7 @@
 
 use super::entries::Entries;
 use super::entry::{Links, QueueState};
-use super::slab::NONE;
+use crate::slab::NONE;
 use hashbrown::HashMap;
 use std::collections::BTreeSet;
 

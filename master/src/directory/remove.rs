@@ -1,11 +1,12 @@
 //! Taking blocks and replicas out, other than by eviction.
 
+use super::BlockId;
 use super::Directory;
-use super::block::{BlockId, BlockRef, Dropped, Removal, Removed, Verdict};
+use super::block::{BlockRef, Dropped, Removal, Removed, Verdict};
 use super::entry::QueueState;
 use super::lineage::Aftermath;
-use super::slab::NONE;
 use crate::placement::Extents;
+use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{KeyRef, SegmentId, Version};
 use std::ops::Deref;

@@ -1,14 +1,16 @@
 //! Making room in one place: the cheapest run of neighbours in a segment, for a block that is longer
 //! than any free range while enough is free in pieces.
 
+use super::BlockId;
 use super::Directory;
-use super::block::{BlockId, Removed};
+use super::block::Removed;
 use super::lineage::Aftermath;
 use super::queues::Rank;
-use super::slab::NONE;
 use crate::clock::BootInstant;
+use crate::placement::Extents;
 use crate::placement::extents::{Range, Use};
-use crate::placement::{ExtentIndex, Extents};
+use crate::replica::ExtentIndex;
+use crate::slab::NONE;
 use hashbrown::HashMap;
 use kvpool_types::{Length, SegmentId, Version};
 use std::ops::Deref;

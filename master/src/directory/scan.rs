@@ -1,10 +1,11 @@
 //! Going through all blocks: page by page, or one part at once.
 
 use super::Directory;
-use super::block::{BlockId, BlockRef, Replica};
+use super::block::BlockRef;
 use super::common::shard_of_hash;
-use super::slab::NONE;
+use super::{BlockId, Replica};
 use crate::clock::BootInstant;
+use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Key, Length, Version};
 

@@ -1,6 +1,6 @@
 //! One stripe: the blocks whose keys hash to it, behind one lock.
 
-use super::block::{BlockId, Copies, Dropped, NewBlock, Removed, Replica, Replicas};
+use super::block::{Dropped, NewBlock, Removed, Replicas};
 use super::common::{Common, Prepared};
 use super::entries::Entries;
 use super::entry::{Entry, MAX_OFFSET, QueueState, Rest};
@@ -8,9 +8,10 @@ use super::hash;
 use super::interner::NOT_INTERNED;
 use super::lineage::Aftermath;
 use super::queues::{Queues, SPREAD};
-use super::slab::{NONE, Rare, Slab};
+use super::{BlockId, Copies, Replica};
 use crate::clock::BootInstant;
-use crate::placement::ExtentIndex;
+use crate::replica::ExtentIndex;
+use crate::slab::{NONE, Rare, Slab};
 use hashbrown::{HashMap, HashTable};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, KeyRef, Length, Offset, SegmentId};

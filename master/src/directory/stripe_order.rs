@@ -98,7 +98,7 @@ impl Scratch {
 
     /// The stripes that items belong to, with these, and with the room for what was found of them.
     pub(super) fn groups(&mut self) -> impl Iterator<Item = (usize, &[Item], &mut [u32])> {
-        self.slots.resize(self.sorted.len(), super::slab::NONE);
+        self.slots.resize(self.sorted.len(), crate::slab::NONE);
         let (mut items, mut slots) = (self.sorted.as_slice(), self.slots.as_mut_slice());
         let mut begin = 0;
         self.ends

@@ -8,7 +8,7 @@ mod runs;
 mod threads;
 
 use super::*;
-use crate::placement::ExtentIndex;
+use crate::replica::ExtentIndex;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Key, Length, Offset, SegmentId, Version};
 use smallvec::smallvec;

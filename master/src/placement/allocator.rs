@@ -4,8 +4,8 @@
 
 use super::draws::Draws;
 use super::{Extents, PlacementHints, Segment};
-use crate::directory::Copies;
 use crate::membership::StoreNode;
+use crate::replica::Copies;
 use kvpool_types::Length;
 use smallvec::SmallVec;
 use std::cmp::Ordering;

@@ -8,8 +8,8 @@
 //! Nodes cover the segment without gaps, so a node's length is the distance to the next one and is
 //! not stored. Two free nodes are never neighbours. Lengths are rounded up to [`GRANULE`].
 
-use crate::directory::BlockId;
-use crate::directory::slab::{NONE, Slab, Slot};
+use crate::replica::{BlockId, ExtentIndex};
+use crate::slab::{NONE, Slab, Slot};
 use kvpool_types::{Length, Offset};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,11 +21,6 @@ const MAX_GRANULES: u64 = (1 << 48) - 1;
 
 const FREE: u32 = u32::MAX;
 const HELD: u32 = u32::MAX - 1;
-
-/// The place of an extent in its segment's table. It names the extent until that is freed; then it
-/// may come to name another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ExtentIndex(pub u32);
 
 /// What an extent is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,8 +22,8 @@ use crate::clock::BootInstant;
 use crate::membership::{NodeState, StoreNode};
 use crate::placement::ExtentIndex;
 use kvpool_proto as proto;
-use kvpool_types::{Extent, GrantId, SegmentId};
-use parking_lot::Mutex;
+use kvpool_types::{Extent, GrantId, Incarnation, SegmentId};
+use parking_lot::{Mutex, RwLock};
 use smallvec::{SmallVec, smallvec};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -88,6 +88,16 @@ pub struct Suspected {
 pub struct Quarantine {
     delayed: Mutex<Delayed>,
     next: AtomicU64,
+    by_node: RwLock<HashMap<Incarnation, Arc<NodeTickets>>>,
+}
+
+/// The questions that one node has not answered.
+#[derive(Debug, Default)]
+struct NodeTickets {
+    /// Numbers ascend with time.
+    open: Mutex<BTreeMap<u64, Ticket>>,
+    /// The last ticket that [`Quarantine::mark_stuck`] has looked at.
+    stuck_through: Mutex<u64>,
 }
 
 /// What leases hold shut, by the end of these.
@@ -190,8 +200,11 @@ impl Quarantine {
     /// Marks what a node has not fenced in good time. Tickets are in order of time, so this looks at
     /// those that are due and no others: `seen` is the last ticket that it has looked at.
     pub fn mark_stuck(&self, node: &StoreNode, now: BootInstant) {
-        let mut seen = node.stuck_through();
-        for (number, ticket) in node.tickets().range_mut(*seen + 1..) {
+        let Some(tickets) = self.tickets(node) else {
+            return;
+        };
+        let mut seen = tickets.stuck_through.lock();
+        for (number, ticket) in tickets.open.lock().range_mut(*seen + 1..) {
             if let Ticket::Fence(run) = ticket {
                 if run.iter().all(|item| now.since(item.since) < PATIENCE) {
                     break;
@@ -203,6 +216,25 @@ impl Quarantine {
             }
             *seen = *number;
         }
+    }
+
+    /// Drops the tickets of a node that is gone.
+    pub(crate) fn forget(&self, node: &StoreNode) {
+        let tickets = self.by_node.write().remove(&node.incarnation);
+        if let Some(tickets) = tickets {
+            tickets.open.lock().clear();
+        }
+    }
+
+    fn tickets(&self, node: &StoreNode) -> Option<Arc<NodeTickets>> {
+        self.by_node.read().get(&node.incarnation).map(Arc::clone)
+    }
+
+    fn tickets_or_new(&self, node: &StoreNode) -> Arc<NodeTickets> {
+        if let Some(tickets) = self.tickets(node) {
+            return tickets;
+        }
+        Arc::clone(self.by_node.write().entry(node.incarnation).or_default())
     }
 
     fn ask(&self, ready: Vec<Freed>) {
@@ -219,9 +251,12 @@ impl Quarantine {
             };
             let runs = runs(items);
             // Numbered under the lock, so that the tickets of a node are in order of time.
-            let mut tickets = node.tickets();
-            // Its memory went with it. Nobody would answer, and what waits here would hold the node for ever.
+            let tickets = self.tickets_or_new(&node);
+            let mut tickets = tickets.open.lock();
+            // A dropped node's memory is gone. It would never answer, and the tickets would keep the node alive.
             if node.state() == NodeState::Gone {
+                drop(tickets);
+                self.forget(&node);
                 continue;
             }
             let mut message = Vec::with_capacity(runs.len());
@@ -238,7 +273,10 @@ impl Quarantine {
     /// Repeats to a node whose session is new all that it has not answered.
     pub fn repeat(&self, node: &StoreNode) {
         let (mut fences, mut verifies) = (Vec::new(), Vec::new());
-        for (number, ticket) in node.tickets().iter() {
+        let Some(tickets) = self.tickets(node) else {
+            return;
+        };
+        for (number, ticket) in tickets.open.lock().iter() {
             match ticket {
                 Ticket::Fence(run) => fences.push(fence_item(*number, run)),
                 Ticket::Verify(suspected) => verifies.push(verify(*number, suspected)),
@@ -253,7 +291,10 @@ impl Quarantine {
     /// Frees what a node says that nothing can touch any more; returns the bytes.
     pub fn fenced(&self, node: &StoreNode, tickets: &[u64]) -> u64 {
         let fenced: Vec<Run> = {
-            let mut waiting = node.tickets();
+            let Some(open) = self.tickets(node) else {
+                return 0;
+            };
+            let mut waiting = open.open.lock();
             let taken = tickets.iter().filter_map(|ticket| waiting.remove(ticket));
             taken
                 .filter_map(|ticket| match ticket {
@@ -274,7 +315,8 @@ impl Quarantine {
 
     /// Asks a node to check bytes that a client found wrong.
     pub fn verify(&self, node: &StoreNode, suspected: Suspected) {
-        let mut tickets = node.tickets();
+        let tickets = self.tickets_or_new(node);
+        let mut tickets = tickets.open.lock();
         let number = self.number();
         let message = verify(number, &suspected);
         tickets.insert(number, Ticket::Verify(suspected));
@@ -284,7 +326,7 @@ impl Quarantine {
 
     /// Takes back the question that a node has answered.
     pub fn verified(&self, node: &StoreNode, ticket: u64) -> Option<Suspected> {
-        match node.tickets().remove(&ticket) {
+        match self.tickets(node)?.open.lock().remove(&ticket) {
             Some(Ticket::Verify(suspected)) => Some(suspected),
             _ => None,
         }

@@ -18,11 +18,11 @@
 mod connection;
 mod greeting;
 mod grpc;
-mod open_connections;
 mod waiting_calls;
 mod wire;
 
 use crate::leadership::Seat;
+use crate::open_connections::OpenConnections;
 use crate::service::refused::{Refused, refused};
 use connection::Connection;
 use futures::Stream;
@@ -30,7 +30,6 @@ pub use grpc::{GrpcStream, Origin};
 use kvpool_daemon::callers::{Caller, Callers};
 use kvpool_types::Code;
 use kvpool_types::wire::frame::MAGIC;
-pub use open_connections::OpenConnections;
 use rustix::net::sockopt;
 use std::io;
 use std::net::SocketAddr;

@@ -9,6 +9,7 @@ use super::greeting::Greeted;
 use super::waiting_calls::WaitingCalls;
 use super::wire::{Error, answer, failure};
 use super::{ConnectionSlot, Shared};
+use crate::open_connections::EndRequests;
 use crate::service::calls::Calls;
 use crate::service::refused::{Refused, refused};
 use crate::store::journal::{end_loan, lend_thread};
@@ -96,9 +97,10 @@ impl Answers {
         // The runtime is shutting down: so is the connection.
         sent.unwrap_or(Ok(()))
     }
+}
 
-    /// Takes no more requests. The one that the connection's thread is at is still answered.
-    pub(super) fn end(&self) {
+impl EndRequests for Answers {
+    fn end_requests(&self) {
         // It fails only where the connection has ended already.
         let _ended = self.socket.shutdown(Shutdown::Read);
     }
@@ -131,7 +133,7 @@ impl Connection {
     /// Answers the greeting, and serves until the connection ends.
     pub(super) fn serve(mut self, runtime: &Handle) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
-        let Some(_open) = shared.open.add(&self.answers) else {
+        let Some(_open) = shared.open.add(Arc::clone(&self.answers) as _) else {
             // The master stops.
             return Ok(());
         };
@@ -405,7 +407,7 @@ mod tests {
         let (done, ended) = std::sync::mpsc::channel();
         let ender = Arc::clone(&answers);
         std::thread::spawn(move || {
-            ender.end();
+            ender.end_requests();
             let _left = done.send(());
         });
         assert!(

@@ -1,6 +1,6 @@
 //! The calls of one connection that wait, and what they may hold meanwhile.
 
-use crate::service::wait_budget::{WaitBudget, WaitPermit};
+use crate::wait_budget::{WaitBudget, WaitPermit};
 use kvpool_types::wire::frame::{Header, Op};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
