@@ -1,17 +1,17 @@
-//! Time as the master measures it. Everything that needs the time is given a [`Clock`] or a
-//! [`BootInstant`], so that tests and simulations own it.
+//! The master's time. Code that needs the time gets a [`Clock`] or a [`BootInstant`], so that tests
+//! and simulations control it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A moment, in milliseconds on a clock that never goes back and does not stop while the machine
-/// sleeps. It means nothing on another machine or after a reboot.
+/// An instant in milliseconds, on a clock that never goes back and counts while the machine sleeps.
+/// It has no meaning on another machine or after a reboot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BootInstant(pub u64);
 
 impl BootInstant {
-    /// The moment `wait` later, rounded down to a millisecond; the last moment if there is none.
+    /// The instant `wait` later, rounded down to a millisecond; the last instant on overflow.
     pub fn after(self, wait: Duration) -> Self {
         Self(
             self.0
@@ -19,7 +19,7 @@ impl BootInstant {
         )
     }
 
-    /// How long after `earlier` this is; zero when it is not after it.
+    /// The time since `earlier`; zero when `earlier` is not before this instant.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
@@ -31,13 +31,13 @@ impl fmt::Display for BootInstant {
     }
 }
 
-/// What tells the time.
+/// A source of time.
 pub trait Clock: Send + Sync {
-    /// The present moment.
+    /// The current instant.
     fn now(&self) -> BootInstant;
 }
 
-/// The machine's clock since boot (`CLOCK_BOOTTIME`), which no one can set.
+/// The machine's clock since boot (`CLOCK_BOOTTIME`), which no process can set.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BootClock;
 
@@ -50,7 +50,7 @@ impl Clock for BootClock {
     }
 }
 
-/// A clock that stands still until it is moved.
+/// A clock that moves only on request.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
 
@@ -60,7 +60,7 @@ impl ManualClock {
         Self(AtomicU64::new(now.0))
     }
 
-    /// Moves the clock forward.
+    /// Advances the clock.
     pub fn advance(&self, by: Duration) {
         let by = BootInstant(0).after(by).0;
         self.0.fetch_add(by, Ordering::AcqRel);

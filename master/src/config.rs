@@ -1,4 +1,4 @@
-//! What can be set on a kvmaster, and what it is when it is not.
+//! The settings of a kvmaster and their defaults.
 
 use crate::directory::Policy;
 use bytesize::ByteSize;
@@ -8,102 +8,104 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The least [`Config::max_waiting`]: the largest message, and as much again.
+/// The smallest [`Config::max_waiting`]: twice the largest message.
 const LEAST_WAITING: ByteSize = ByteSize::mib(16);
 
-/// The settings of one kvmaster. Every field has a flag, an environment variable
-/// (`KVMASTER_` and its name) and a place in the configuration file.
+/// The settings of one kvmaster. Every field has a flag, an environment variable (`KVMASTER_` and
+/// its name) and a key in the configuration file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where clients and nodes are served, in gRPC and in frames, `host:port`.
+    /// `host:port` that serves clients and nodes, over gRPC and frames.
     pub listen: String,
-    /// Where `/metrics`, `/healthz`, `/readyz` and the JSON views are served, `host:port`.
+    /// `host:port` that serves `/metrics`, `/healthz`, `/readyz` and the JSON views.
     pub http_listen: String,
-    /// Where others reach `listen`, `host:port` or `host`; by default the address that it is bound to, or
-    /// none where that is every interface.
+    /// `host:port` or `host` of `listen` for other machines. The default is the bound address, or
+    /// none when that is every interface.
     pub advertise: Option<String>,
-    /// Where the embedded metadata store keeps its files.
+    /// The directory of the embedded metadata store.
     pub data_dir: PathBuf,
-    /// Whether a store in `data_dir` that cannot be read back whole is set aside and an empty pool begun.
+    /// Whether a damaged store in `data_dir` is set aside and an empty pool begun.
     pub accept_empty_store: bool,
-    /// The etcd servers, `http://host:port` each; without any the metadata store is the embedded one.
+    /// The etcd servers, each `http://host:port`. Without any, the metadata store is the embedded
+    /// one.
     pub etcd: Vec<String>,
-    /// Which pool's metadata in etcd: the name in its keys.
+    /// The name of the pool in etcd's keys.
     pub cluster: String,
     /// The etcd user; empty for none.
     pub etcd_user: String,
-    /// The file that holds its password.
+    /// The file with the etcd user's password.
     pub etcd_password_file: Option<PathBuf>,
-    /// The certificates that etcd's are checked against, PEM; for `https://` servers.
+    /// The CA certificates that verify etcd's certificate, PEM; for `https://` servers.
     pub etcd_ca: Option<PathBuf>,
-    /// The certificate that etcd checks, PEM.
+    /// The client certificate for etcd, PEM.
     pub etcd_cert: Option<PathBuf>,
-    /// Its key, PEM.
+    /// The private key of `etcd_cert`, PEM.
     pub etcd_key: Option<PathBuf>,
     /// Leader lease TTL in etcd: without a renewal for this long, another master may lead.
     #[serde(with = "humantime_serde")]
     pub leader_ttl: Duration,
-    /// Whether the leader compacts etcd's history and defragments its files. That is of the whole etcd:
-    /// not where others share it.
+    /// Whether the leader compacts etcd's history and defragments its files. Both act on the whole
+    /// etcd, so do not use it when other applications share the etcd.
     pub etcd_compact: bool,
-    /// When a commit is answered.
+    /// When to answer a commit.
     pub commit_ack: CommitAck,
-    /// No more than this share of a segment is ever used; reaching it starts eviction.
+    /// The high watermark: the largest share of a segment that may be used.
     pub eviction_high_watermark_ratio: f64,
-    /// The reserve below the high watermark, as a share of the pool: a round begins when less than half of it is free,
-    /// and ends when all of it is.
+    /// The reserve below the high watermark, as a share of the pool. A round begins when less than
+    /// half of the reserve is free, and ends when all of it is.
     pub eviction_ratio: f64,
-    /// Which blocks are evicted first.
+    /// The eviction order.
     pub eviction_policy: Policy,
-    /// How long a lease protects a block.
+    /// The lease TTL: how long a lease protects a block against eviction.
     #[serde(with = "humantime_serde")]
     pub lease_ttl: Duration,
-    /// The longest time that a grant may be written through.
+    /// The longest time that a put may take to write its bytes.
     #[serde(with = "humantime_serde")]
     pub max_grant_ttl: Duration,
     /// The longest time that a put may wait for room.
     #[serde(with = "humantime_serde")]
     pub max_wait: Duration,
-    /// How often a node speaks.
+    /// The interval between a node's heartbeats.
     #[serde(with = "humantime_serde")]
     pub heartbeat_interval: Duration,
-    /// A node that has not spoken for so long is suspect: it is avoided, its blocks are kept.
+    /// A node silent for this long is suspect: it is avoided, and its blocks are kept.
     #[serde(with = "humantime_serde")]
     pub suspect_after: Duration,
-    /// A node that has not spoken for so long is given up, and its blocks with it.
+    /// A node silent for this long is dropped with its blocks.
     #[serde(with = "humantime_serde")]
     pub drop_after: Duration,
-    /// The largest block; at most 1 GiB, which is what one frame of the data port carries.
+    /// The largest block, at most 1 GiB, which one frame of the data port can carry.
     #[serde(with = "exact::size")]
     pub max_block_size: ByteSize,
     /// The most keys in one request.
     pub max_batch_keys: u32,
-    /// What requests that wait (for room or for durability) may hold: commits so much, other calls so much.
+    /// The memory of commits that wait for room or durability. Other waiting calls get the same
+    /// amount.
     #[serde(with = "exact::size")]
     pub max_waiting: ByteSize,
     /// The most namespaces.
     pub max_namespaces: u32,
-    /// The most connections of clients and nodes, in frames and in gRPC together; a framed one has a thread.
-    /// Callers that have not said who they are take no place.
+    /// The most connections of clients and nodes, over frames and gRPC together. A framed
+    /// connection has a thread. Callers before their hello do not count.
     pub max_connections: usize,
-    /// The memory that reading a store of format 1 may use, once, to carry it over.
+    /// The memory for the one-time migration of a store of format 1.
     #[serde(with = "exact::size")]
     pub store_cache: ByteSize,
-    /// Once it serves, the addresses are written to this file as JSON.
+    /// The file for the addresses, as JSON, written when the master serves.
     pub ready_file: Option<PathBuf>,
-    /// How log lines are written.
+    /// The format of log lines.
     pub log_format: kvpool_daemon::telemetry::LogFormat,
 }
 
-/// When a commit is answered.
+/// When to answer a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum CommitAck {
-    /// Once its record is on stable storage: it survives a crash.
+    /// When its record is on stable storage, so that it survives a crash.
     Durable,
-    /// At once: a crash may lose what was committed in the last moments, about 50 ms; while the store
-    /// stalls, up to two groups of the log (about 16,384 records or 1 MiB each), however long that lasts.
+    /// At once. A crash may lose the commits of about the last 50 ms. While the store stalls, it
+    /// may lose up to two groups of the log (about 16,384 records or 1 MiB each).
     Memory,
 }
 
@@ -146,7 +148,7 @@ impl Default for Config {
     }
 }
 
-/// Why settings cannot be used.
+/// The reason that settings are unusable.
 #[derive(Debug, thiserror::Error)]
 #[error("{setting}: {problem}")]
 pub struct InvalidSetting {
@@ -155,7 +157,7 @@ pub struct InvalidSetting {
 }
 
 impl Config {
-    /// Checks what no single field's type can.
+    /// Checks that the type of a single field cannot express.
     pub fn validate(&self) -> Result<(), InvalidSetting> {
         let invalid = |setting, problem: String| Err(InvalidSetting { setting, problem });
         let high = self.eviction_high_watermark_ratio;
@@ -266,7 +268,7 @@ impl Config {
     }
 }
 
-/// A time as it is written in a configuration.
+/// A duration as a configuration file has it.
 fn shown(time: Duration) -> humantime::FormattedDuration {
     humantime::format_duration(time)
 }
@@ -309,7 +311,7 @@ mod tests {
         ] {
             assert_eq!(said(spoil), text);
         }
-        // No sum of times is too large to be judged.
+        // The sum of any durations can be checked without overflow.
         let config = Config {
             heartbeat_interval: Duration::MAX,
             suspect_after: second,

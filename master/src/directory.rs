@@ -1,20 +1,20 @@
-//! Which block lies where: every visible block, by key, in memory.
+//! The directory: every visible block, by key, in memory, with the location of its replicas.
 //!
 //! ```text
-//!  key ─hash─► stripe ─ lock ─► index ─► entry (96 bytes) ─┬─► queues: when it is to be evicted
-//!                                                         └─► lineage: what it is evicted after
+//!  key ─hash─► stripe ─ lock ─► index ─► entry (96 bytes) ─┬─► queues: when to evict the block
+//!                                                          └─► lineage: its parent and children
 //! ```
 //!
-//! Nothing here waits, reads a clock, or does I/O: times and ticks are handed in. What leaves is
-//! returned as [`Removed`] or [`Dropped`]; making that durable and freeing the extents is the
-//! caller's part.
+//! The directory never waits, reads no clock, and does no I/O: callers pass times and ticks. A
+//! block or replica that leaves is returned as [`Removed`] or [`Dropped`]. The caller makes the
+//! removal durable and frees the extents.
 //!
-//! **Architecture Invariant:** a thread that locks several stripes at a time (a batch of lookups locks up
-//! to 16) takes them in the order of their numbers, and after them at most one of lineage and spaces.
-//! Callbacks run under a stripe's lock and must not call the directory.
+//! **Architecture Invariant:** a thread that locks several stripes (a batch of lookups locks up to
+//! 16) locks them in the order of their numbers. After them it locks at most one of lineage and
+//! interner. Callbacks run under a stripe's lock and must not call the directory.
 //!
-//! **Architecture Invariant:** a block with children waits in no eviction queue, so nothing can be
-//! evicted before its descendants. It comes back when its last child goes.
+//! **Architecture Invariant:** a block with children is in no eviction queue, so nothing is evicted
+//! before its descendants. The block returns to a queue when its last child leaves.
 
 mod block;
 mod cell;
@@ -60,39 +60,40 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which blocks are evicted first.
+/// The eviction order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// The least recently used of those that no other block follows in its chain.
+    /// The least recently used block among the blocks without children in the pool.
     #[default]
     Prefix,
-    /// The least recently used, whatever follows it.
+    /// The least recently used block, even one with children.
     Lru,
 }
 
-/// How many parts snapshots keep the blocks of a pool in. It is stored with them, and cannot change.
+/// The number of durable shards of the keys. It is stored with the snapshots and cannot change.
 pub const SHARDS: u32 = 64;
 
-/// So many stripes for each core: its threads seldom meet in one, and a batch of a few dozen keys has
-/// no lock to take for each.
+/// Eight stripes for each core: two threads seldom need the same stripe, and a batch of a few dozen
+/// keys shares locks.
 const STRIPES_PER_CORE: usize = 8;
 
-/// How a directory is made.
+/// Settings of a new directory.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How many stripes; rounded up to a power of two, at most [`SHARDS`].
+    /// The number of lock stripes, rounded up to a power of two, at most [`SHARDS`].
     pub stripes: usize,
-    /// How much of keys' affixes may be interned.
+    /// How many affixes of keys the directory may intern.
     pub interner: InternerLimit,
-    /// Which blocks are evicted first.
+    /// The eviction order.
     pub policy: Policy,
-    /// A random number that clients cannot know, against keys made to collide.
+    /// A random number that clients cannot know. It prevents keys that are chosen to collide.
     pub seed: u64,
 }
 
 impl Options {
-    /// The usual settings under a random `seed`: as many stripes as suit this machine.
+    /// The default settings under a random `seed`: the number of stripes follows the number of
+    /// cores.
     pub fn new(seed: u64) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -113,7 +114,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// An empty directory whose time begins at `start`.
+    /// An empty directory. Leases are stored relative to `start`.
     pub fn new(options: Options, start: BootInstant) -> Self {
         let stripes = options
             .stripes
@@ -139,7 +140,7 @@ impl Directory {
         }
     }
 
-    /// Takes the ticks of a batch of `count` keys: later than all taken before.
+    /// Reserves the ticks of a batch of `count` keys. They are later than all earlier ticks.
     pub fn ticks(&self, count: usize) -> Ticks {
         let count = count as u64;
         Ticks {
@@ -148,7 +149,7 @@ impl Directory {
         }
     }
 
-    /// How many blocks are visible.
+    /// The number of visible blocks.
     pub fn blocks(&self) -> u64 {
         self.stripes
             .iter()
@@ -156,7 +157,7 @@ impl Directory {
             .sum()
     }
 
-    /// The bytes of all replicas of all blocks, without the rounding of extents.
+    /// The bytes of all replicas, without the rounding of extents.
     pub fn bytes(&self) -> u64 {
         self.stripes
             .iter()
@@ -164,23 +165,24 @@ impl Directory {
             .sum()
     }
 
-    /// The number of the snapshots' part that a key belongs to. It depends on the seed alone.
+    /// The durable shard of a key. It depends on the seed and the key alone.
     pub fn shard_of_key(&self, namespace: NamespaceId, key: KeyRef<'_>) -> u32 {
         let key = common::Preparer::new(&self.common, namespace).prepare(key);
         common::shard_of_hash(key.hash)
     }
 
-    /// How many pairs of affixes are interned.
+    /// The number of interned pairs of affixes.
     pub fn interned(&self) -> usize {
         self.common.interner.len()
     }
 
-    /// How many blocks are, or were, a parent or a child of another.
+    /// The number of blocks with a lineage node: each is or was a parent or a child.
     pub fn linked(&self) -> u64 {
         u64::from(self.common.lineage.lock().len())
     }
 
-    /// The bytes of memory that the directory accounts for; locks each stripe for a moment.
+    /// The bytes of memory that the directory accounts for. The call locks each stripe for a
+    /// moment.
     pub fn memory_bytes(&self) -> u64 {
         let fixed = (size_of::<Cell>() * self.stripes.len()) as u64;
         let stripes: u64 = self
@@ -202,7 +204,7 @@ impl Directory {
         self.cell(stripe).lock()
     }
 
-    /// Locks the stripe of a block that may have left.
+    /// Locks the stripe of a block. `None` when the slot is vacant.
     fn lock_block(&self, block: BlockId) -> Option<(Locked<'_>, u32)> {
         let stripe = self.lock(self.common.stripe_of(block));
         let slot = self.common.slot_of(block);

@@ -1,5 +1,5 @@
-//! The command line of kvmaster. What is not given comes from the environment, the file, or the
-//! defaults.
+//! The command line of kvmaster. The environment, the file and the defaults supply settings that it
+//! omits.
 
 use crate::config::CommitAck;
 use crate::directory::Policy;

@@ -1,23 +1,23 @@
-//! Who leads, and what a master does while it leads and while it does not.
+//! Elections and terms: the work of a master while it leads and while it stands by.
 //!
 //! ```text
-//!             ┌─ the log is cut too far, or cannot be read (ever more seldom) ┐
+//!             ┌─ log cut too far, or unreadable (with growing delays) ────────┐
 //!             ▼                                                                │
 //!  start ► load ► stand by: apply the log as it grows ─── nobody leads ► campaign ── lost ─┐
 //!             ▲       ▲                                                        │           │
 //!             │       └────────────────────────────────────────────────────────┼───────────┘
 //!             │                                                                ▼ won
-//!             └── the lease is lost, fenced, resigned ── lead: Pool::lead, renew the term
+//!             └── lease lost, fenced, resigned ───────── lead: Pool::lead, renew the term
 //! ```
 //!
-//! * [`Seat`] is what the ports see of it: the pool that is led here, or who leads elsewhere.
-//! * [`Candidate`] starts and ends the task that goes through this (`terms`); `keeper` renews the term on a thread of
-//!   its own; `watchdog` tells whether anything listens where the leader should.
-//! * `members` tells the other masters of this one, and this one of them and of the store.
+//! * [`Seat`] is the view of the ports: the pool that this master leads, or the address of the
+//!   leader.
+//! * [`Candidate`] starts and ends the task of this state machine (`terms`). `keeper` renews the
+//!   term on its own thread. `watchdog` checks whether a process listens at the leader's address.
+//! * `members` exchanges the state of all masters and of the store.
 //!
-//! **Architecture Invariant:** safety rests on the store alone. Every write of a term is compared with
-//! the leader's key in the same transaction; whatever is believed here about who leads can only cost
-//! time.
+//! **Architecture Invariant:** safety rests on the store alone. Every write of a term compares the
+//! leader's key in the same transaction. A wrong belief here about who leads can only cost time.
 //!
 //! ADR 0011 has the rules of elections and terms.
 

@@ -1,11 +1,12 @@
-//! kvmaster: knows which block of the pool lies where. It never touches a block's bytes.
+//! kvmaster: the directory of a pool's blocks and their replicas. It never touches a block's bytes.
 //!
 //! ```text
-//!  clients ─gRPC─► service ─► pool ─┬─► directory    key ─► block, leases, recency
-//!  nodes   ─gRPC─►                  ├─► placement    segments, extents, quarantine
-//!  people  ─HTTP─►                  ├─► reservations puts under way
-//!                                   ├─► membership   nodes and their states
-//!                                   └─► store        journal, log, snapshots
+//!  clients ─frames, gRPC─► service ─► pool ─┬─► directory    key ─► block, leases, recency
+//!  nodes   ─gRPC─────────►   ▲              ├─► placement    segments, extents, quarantine
+//!  people  ─HTTP─────────►   │              ├─► reservations open puts
+//!                            │              ├─► membership   nodes and their states
+//!                      leadership           └─► store        journal, log, snapshots
+//!                   (leader or standby)
 //! ```
 
 #![forbid(unsafe_code)]

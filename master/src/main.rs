@@ -12,7 +12,7 @@ fn main() -> ExitCode {
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
             let ended = runtime.block_on(run());
-            // What a start that was broken off still does on a thread is not waited for.
+            // An aborted start may still work on a thread. The process does not wait for it.
             runtime.shutdown_background();
             ended
         });

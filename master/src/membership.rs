@@ -1,4 +1,4 @@
-//! The store nodes: who is there, how they can be reached, and in what state they are.
+//! The store nodes: their addresses, sessions and states.
 //!
 //! ```text
 //!        register, first heartbeat     silence > suspect_after
@@ -25,19 +25,19 @@ use parking_lot::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// How the master sees a node.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum NodeState {
-    /// Known from the metadata store; it has not spoken in this term.
+    /// Known from the metadata store, but silent in this term.
     Unreported = 0,
-    /// Speaks in time.
+    /// Heard in time.
     Live = 1,
-    /// Has been silent for longer than it should: avoided, its blocks kept.
+    /// Silent for too long: no new blocks and no reads, but its blocks are kept.
     Suspect = 2,
-    /// Is shutting down: read from, not placed on.
+    /// Shutting down: its blocks are read, and it takes no new ones.
     Draining = 3,
-    /// Has been dropped with its blocks.
+    /// Dropped with its blocks.
     Gone = 4,
 }
 
@@ -50,7 +50,7 @@ impl NodeState {
         Self::Gone,
     ];
 
-    /// The word for it in tables, JSON and labels.
+    /// The state's name in tables, JSON and labels.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Unreported => "unreported",
@@ -62,30 +62,30 @@ impl NodeState {
     }
 }
 
-/// How clients reach a node.
+/// The addresses of a node.
 #[derive(Clone, Debug, Default)]
 pub struct Address {
     /// `host:port` of the data port.
     pub data: String,
-    /// The Unix socket; empty for none.
+    /// The path of the Unix socket; empty for none.
     pub shm_path: String,
-    /// The machine it runs on.
+    /// The machine of the node.
     pub host: HostId,
 }
 
-/// What a session writes to its node.
+/// The channel of messages to the node of a session.
 pub type Outbox = UnboundedSender<Result<proto::MasterMessage, tonic::Status>>;
 
-/// The figures that the last heartbeat brought.
+/// The figures of the last heartbeat.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reported {
     /// Bytes in shared-memory writes and views.
     pub held_bytes: u64,
     /// Open data connections.
     pub connections: u64,
-    /// Bytes served since the node started.
+    /// Bytes read from the node since its start.
     pub read_bytes: u64,
-    /// Bytes taken since the node started.
+    /// Bytes written to the node since its start.
     pub written_bytes: u64,
 }
 
@@ -100,25 +100,25 @@ struct NodeSession {
 /// One incarnation of one store node.
 #[derive(Debug)]
 pub struct StoreNode {
-    /// Its name, the same over its lives.
+    /// The name, which all incarnations share.
     pub name: NodeName,
-    /// This life.
+    /// The incarnation.
     pub incarnation: Incarnation,
-    /// What its grants are signed with in this term.
+    /// The key that signs the node's grants in this term.
     pub key: GrantKey,
-    /// That key, ready to sign.
+    /// The signer with that key.
     pub signer: GrantSigner,
     address: RwLock<Address>,
     segments: RwLock<Vec<SegmentId>>,
     state: AtomicU8,
-    /// Whether it has said that it is shutting down: a life never takes that back.
+    /// True once the node has announced its shutdown. An incarnation never revokes that.
     drains: AtomicBool,
     session: Mutex<NodeSession>,
     next_session: AtomicU64,
 }
 
 impl StoreNode {
-    /// A node that has not spoken in this term; its silence is counted from `now`.
+    /// A node that is silent so far in this term. Its silence counts from `now`.
     pub(crate) fn new(
         name: NodeName,
         incarnation: Incarnation,
@@ -152,31 +152,31 @@ impl StoreNode {
         self.state.store(state as u8, Ordering::Release);
     }
 
-    /// Notes that it is shutting down.
+    /// Records that the node shuts down.
     pub(crate) fn drain(&self) {
         self.drains.store(true, Ordering::Release);
-        // A message of an old session brings no dropped node back.
+        // A message of an old session does not revive a dropped node.
         if self.state() != NodeState::Gone {
             self.set_state(NodeState::Draining);
         }
     }
 
-    /// Whether its blocks may be handed out.
+    /// True when the node's blocks may be read.
     pub fn is_readable(&self) -> bool {
         matches!(self.state(), NodeState::Live | NodeState::Draining)
     }
 
-    /// Whether new blocks may be placed on it.
+    /// True when the node takes new blocks.
     pub fn is_placeable(&self) -> bool {
         self.state() == NodeState::Live
     }
 
-    /// How clients reach it.
+    /// The node's addresses.
     pub fn address(&self) -> Address {
         self.address.read().clone()
     }
 
-    /// Its segments, in the order in which it offers them.
+    /// The node's segments, in the order in which it offers them.
     pub fn segments(&self) -> Vec<SegmentId> {
         self.segments.read().clone()
     }
@@ -185,27 +185,27 @@ impl StoreNode {
         self.segments.write().push(id);
     }
 
-    /// When it was last heard.
+    /// The time of the last message.
     pub fn last_heard(&self) -> BootInstant {
         self.session.lock().last_heard
     }
 
-    /// Counts its silence from `now` on.
+    /// Counts the node's silence from `now` on.
     pub(crate) fn wait_from(&self, now: BootInstant) {
         self.session.lock().last_heard = now;
     }
 
-    /// What it last reported of itself.
+    /// The figures of the last heartbeat.
     pub fn reported(&self) -> Reported {
         self.session.lock().reported
     }
 
-    /// Whether a session with it is open.
+    /// True while a session is open.
     pub fn is_connected(&self) -> bool {
         self.session.lock().outbox.is_some()
     }
 
-    /// Opens a session over `outbox`, in place of any other; returns its number.
+    /// Opens a session over `outbox`, in place of any other, and returns its number.
     pub(crate) fn attach(&self, address: Address, outbox: Outbox, now: BootInstant) -> u64 {
         *self.address.write() = address;
         let number = self.next_session.fetch_add(1, Ordering::Relaxed);
@@ -216,7 +216,7 @@ impl StoreNode {
         number
     }
 
-    /// Closes a session, unless another has taken its place.
+    /// Closes a session, unless a newer one has replaced it.
     pub(crate) fn detach(&self, number: u64) {
         let mut session = self.session.lock();
         if session.number == number {
@@ -224,14 +224,14 @@ impl StoreNode {
         }
     }
 
-    /// Ends the session, whichever it is: the node comes back and is told why.
+    /// Ends the current session. The node reconnects and learns the reason.
     pub(crate) fn hang_up(&self) {
         self.session.lock().outbox = None;
     }
 
-    /// Notes that the node spoke; true when that changed its state. A suspect node that speaks is what
-    /// it was before. A heartbeat is sent only by a node that has taken the term's welcome in, so the first
-    /// one makes an unreported node live.
+    /// Records a message of the node; true when its state changed. A suspect node returns to its
+    /// former state. A node sends heartbeats only after it has processed the term's welcome, so the
+    /// first heartbeat makes an unreported node live.
     pub(crate) fn heard(&self, now: BootInstant, reported: Option<Reported>) -> bool {
         {
             let mut session = self.session.lock();
@@ -254,10 +254,11 @@ impl StoreNode {
         welcomed || back
     }
 
-    /// Sends a message if a session is open.
+    /// Sends a message, if a session is open.
     pub(crate) fn send(&self, body: proto::master_message::Body) {
         if let Some(outbox) = &self.session.lock().outbox {
-            // A failed send means that the session is ending: tickets are sent again on the next.
+            // A failed send means that the session is ending. The next session repeats the
+            // requests.
             let _ended = outbox.send(Ok(proto::MasterMessage { body: Some(body) }));
         }
     }

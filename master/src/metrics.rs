@@ -1,4 +1,4 @@
-//! What a kvmaster counts. The table of metrics is in `docs/operations/metrics.md`.
+//! The metrics of a kvmaster. `docs/operations/metrics.md` has their table.
 
 use crate::placement::Usage;
 use kvpool_proto::ClusterReply;
@@ -9,7 +9,7 @@ use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Registry};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// The counters, gauges and histograms of one master, over a registry of its own.
+/// The counters, gauges and histograms of one master, over their own registry.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -42,7 +42,7 @@ pub struct Metrics {
     above_for: Mutex<Duration>,
 }
 
-/// A master's place among others, and the store.
+/// Metrics of this master's role, of the other masters, and of the store.
 #[derive(Debug)]
 struct Standing {
     leads: IntGauge,
@@ -62,7 +62,7 @@ fn whole(number: u64) -> i64 {
 }
 
 impl Metrics {
-    /// Metrics at zero.
+    /// Metrics with value zero.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let counter = |name: &str, help: &str| {
@@ -180,7 +180,7 @@ impl Metrics {
         })
     }
 
-    /// The registry that `/metrics` shows.
+    /// The registry behind `/metrics`.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
@@ -214,22 +214,23 @@ impl Metrics {
         self.bytes_evicted.inc_by(bytes);
     }
 
-    /// Notes a put that waits for room.
+    /// Counts a put that waits for room.
     pub(crate) fn put_waits(&self) {
         self.put_waits.inc();
     }
 
-    /// Notes that such a put was called.
+    /// Counts a waiting put that was woken.
     pub(crate) fn put_called(&self) {
         self.puts_called.inc();
     }
 
-    /// Notes a pass over the batch of a put.
+    /// Counts a pass over the batch of a put.
     pub(crate) fn put_passes(&self) {
         self.put_passes.inc();
     }
 
-    /// Notes a round: what it was to free, what it freed, and the size of its last victim.
+    /// Records an eviction round: its goal, the bytes it freed, the size of its last victim, and
+    /// its duration.
     pub(crate) fn eviction_round(&self, goal: u64, freed: u64, last: u64, took: Duration) {
         self.eviction_rounds.inc();
         self.eviction_seconds.observe(took.as_secs_f64());
@@ -257,7 +258,7 @@ impl Metrics {
         self.replicas_corrupt.inc();
     }
 
-    /// Notes how full the pool is; called every `tick`.
+    /// Records the usage of the pool; called every `tick`.
     pub(crate) fn watch_usage(&self, usage: &Usage, tick: Duration) {
         self.used_bytes.set(whole(usage.used));
         self.capacity_bytes.set(whole(usage.capacity));
@@ -277,7 +278,7 @@ impl Metrics {
         self.terms_begun.inc();
     }
 
-    /// Notes what a master tells of itself and of the store; `applied` is the last group it holds.
+    /// Records the master's role and the store's state; `applied` is the last group that it holds.
     pub(crate) fn watch_standing(&self, told: &ClusterReply, applied: u64) {
         let Standing {
             leads,

@@ -1,4 +1,4 @@
-//! The namespaces that have been created, by name.
+//! The namespaces of the pool, by name.
 
 use kvpool_types::Code;
 use kvpool_types::ids::NamespaceId;
@@ -7,10 +7,10 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// The namespace of callers that name none. It is always there.
+/// The default namespace, for callers that name none. It always exists.
 const DEFAULT_ID: NamespaceId = NamespaceId(0);
 
-/// Every known namespace. Ids are given in order and never reused.
+/// Every known namespace. Ids ascend and are never reused.
 #[derive(Debug)]
 pub struct Namespaces {
     by_name: RwLock<HashMap<String, (NamespaceId, Namespace)>>,
@@ -30,7 +30,7 @@ impl Default for Namespaces {
 }
 
 impl Namespaces {
-    /// The id of a namespace; the empty name is the default one.
+    /// The id of a namespace; the empty name is the default namespace.
     pub fn resolve(&self, name: &str) -> Result<NamespaceId, Code> {
         if name.is_empty() || name == DEFAULT_NAME {
             return Ok(DEFAULT_ID);
@@ -43,11 +43,11 @@ impl Namespaces {
     }
 
     /// Finds a namespace, or picks the id under which [`Namespaces::insert`] may add it. Fails when
-    /// the name is taken by other fields.
+    /// the name exists with other fields.
     pub fn find_or_number(&self, wanted: &Namespace) -> Result<(NamespaceId, bool), Code> {
         let by_name = self.by_name.read();
         match by_name.get(&wanted.name) {
-            // The default namespace takes whatever fields come with it: nothing is seeded by it.
+            // The default namespace accepts any fields, because nothing is seeded by it.
             Some((id, known)) if known == wanted || *id == DEFAULT_ID => Ok((*id, false)),
             Some(_) => Err(Code::InvalidArgument),
             None => {
@@ -64,7 +64,7 @@ impl Namespaces {
         }
     }
 
-    /// Every namespace but the default one, for snapshots.
+    /// Every namespace except the default one, for snapshots.
     pub fn created(&self) -> Vec<(NamespaceId, Namespace)> {
         let mut all: Vec<_> = self
             .by_name
@@ -77,7 +77,7 @@ impl Namespaces {
         all
     }
 
-    /// How many there are, the default one included.
+    /// The number of namespaces, with the default one.
     pub fn count(&self) -> usize {
         self.by_name.read().len()
     }

@@ -1,4 +1,4 @@
-//! The framed connections that are open, so that they can be ended.
+//! The table of open framed connections, so that a master can end them.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ pub(crate) trait EndRequests: std::fmt::Debug + Send + Sync {
     fn end_requests(&self);
 }
 
-/// The framed connections that are open.
+/// The open framed connections.
 #[derive(Debug, Default)]
 pub struct OpenConnections(Mutex<State>);
 
@@ -21,7 +21,7 @@ struct State {
     connections: HashMap<u64, Arc<dyn EndRequests>>,
 }
 
-/// A connection that counts as open until this is dropped.
+/// The entry of one connection, removed on drop.
 #[derive(Debug)]
 pub(crate) struct OpenConnection<'a> {
     open: &'a OpenConnections,
@@ -29,7 +29,7 @@ pub(crate) struct OpenConnection<'a> {
 }
 
 impl OpenConnections {
-    /// Counts a connection in; `None` when there are to be no more.
+    /// Adds a connection; `None` after [`OpenConnections::end_all`].
     pub(crate) fn add(&self, connection: Arc<dyn EndRequests>) -> Option<OpenConnection<'_>> {
         let mut state = self.0.lock();
         if state.stopped {
@@ -41,14 +41,14 @@ impl OpenConnections {
         Some(OpenConnection { open: self, number })
     }
 
-    /// Lets no connection take another request. New ones may come.
+    /// Ends the requests of every open connection. New connections may come.
     pub(crate) fn end_present(&self) {
         for connection in self.0.lock().connections.values() {
             connection.end_requests();
         }
     }
 
-    /// Lets no connection take another request, nor a new one come.
+    /// Ends the requests of every open connection, and admits no new one.
     pub(crate) fn end_all(&self) {
         let mut state = self.0.lock();
         state.stopped = true;

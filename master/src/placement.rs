@@ -1,4 +1,4 @@
-//! Where blocks are put: segments, their extents, and the choice among them.
+//! Placement: the segments of all nodes, their extents, and the choice of extents for new blocks.
 
 mod allocator;
 mod draws;
@@ -21,13 +21,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// One segment of one node.
 #[derive(Debug)]
 pub struct Segment {
-    /// Its number.
+    /// The segment's id.
     pub id: SegmentId,
-    /// The node that owns its memory.
+    /// The node that owns the memory.
     pub node: Arc<StoreNode>,
-    /// Its bytes.
+    /// The size in bytes.
     pub size: Length,
-    /// The most bytes that may be used.
+    /// The high watermark in bytes.
     limit: u64,
     extents: Mutex<Extents>,
     used: AtomicU64,
@@ -36,7 +36,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// A segment of which no more than `high_watermark` (a share, up to 1) may be used.
+    /// A segment that is used up to `high_watermark`, a ratio up to 1.
     pub fn new(id: SegmentId, node: Arc<StoreNode>, size: Length, high_watermark: f64) -> Self {
         Self {
             id,
@@ -55,13 +55,12 @@ impl Segment {
         self.used.load(Ordering::Acquire)
     }
 
-    /// Bytes on their way to being free.
+    /// Bytes in quarantine.
     pub fn quarantined(&self) -> u64 {
         self.quarantined.load(Ordering::Acquire)
     }
 
-    /// Bytes that will be used once what is about to be free is: blocks, grants, and what is stuck in
-    /// quarantine.
+    /// Bytes still used after the quarantine ends: blocks, grants, and stuck quarantined extents.
     pub fn used_after_quarantine(&self) -> u64 {
         let soon = self
             .quarantined()
@@ -69,30 +68,30 @@ impl Segment {
         self.used().saturating_sub(soon)
     }
 
-    /// How many bytes have to leave before another `length` fit below the limit. Quarantine counts as free, unless it
-    /// is stuck: it becomes free without another eviction.
+    /// The bytes to evict before another `length` bytes fit below the limit. Quarantined extents
+    /// count as free, except stuck ones: they become free without another eviction.
     pub(crate) fn shortfall(&self, length: Length) -> u64 {
         (self.used_after_quarantine() + length.0).saturating_sub(self.limit)
     }
 
-    /// Notes that freeing an extent takes longer than it should.
+    /// Counts a quarantined extent as stuck.
     pub(crate) fn stick(&self, index: ExtentIndex) {
         let length = self.extents.lock().length(index).0;
         self.stuck.fetch_add(length, Ordering::AcqRel);
     }
 
-    /// Notes that freeing an extent takes no longer than it should from now on.
+    /// Counts a quarantined extent as no longer stuck.
     pub(crate) fn unstick(&self, index: ExtentIndex) {
         let length = self.extents.lock().length(index).0;
         self.stuck.fetch_sub(length, Ordering::AcqRel);
     }
 
-    /// The most bytes that may be used.
+    /// The high watermark in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// The table of extents.
+    /// Locks the table of extents.
     pub fn extents(&self) -> parking_lot::MutexGuard<'_, Extents> {
         self.extents.lock()
     }
@@ -112,7 +111,7 @@ impl Segment {
         })
     }
 
-    /// Whether `length` bytes could be granted now.
+    /// True when `length` bytes could be granted now.
     pub fn gives_room(&self, length: Length) -> bool {
         let extents = self.extents.lock();
         let rounded = Extents::rounded(length);
@@ -120,7 +119,8 @@ impl Segment {
             && extents.largest_free() >= rounded
     }
 
-    /// Marks a range as used that a recovered block or a held grant lies in.
+    /// Allocates the range of a recovered block or of a held grant. `None` unless the whole range
+    /// is free.
     pub fn allocate_at(&self, offset: Offset, length: Length) -> Option<ExtentIndex> {
         let mut extents = self.extents.lock();
         let index = extents.allocate_at(offset, length)?;
@@ -128,12 +128,12 @@ impl Segment {
         Some(index)
     }
 
-    /// Frees an extent that was taken for a block which does not lie there.
+    /// Frees an extent that was allocated for a block that lies elsewhere.
     pub(crate) fn let_go(&self, index: ExtentIndex) {
         self.free(index);
     }
 
-    /// Notes that extents are on their way to being free.
+    /// Counts extents as quarantined and removes their owners.
     pub fn quarantine(&self, indexes: impl IntoIterator<Item = ExtentIndex>) {
         let mut extents = self.extents.lock();
         let mut bytes = 0;
@@ -144,15 +144,14 @@ impl Segment {
         self.quarantined.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Frees an extent that nothing was ever granted on.
+    /// Frees an extent that was never granted.
     fn free(&self, index: ExtentIndex) {
         let mut extents = self.extents.lock();
         extents.free(index);
         self.used.store(extents.used().0, Ordering::Release);
     }
 
-    /// Frees extents at the end of their quarantine, each with whether it was stuck there; returns
-    /// their bytes.
+    /// Frees extents at the end of their quarantine, each with its stuck flag. Returns their bytes.
     pub(crate) fn free_quarantined(
         &self,
         items: impl Iterator<Item = (ExtentIndex, bool)> + Clone,
@@ -169,29 +168,29 @@ impl Segment {
     }
 }
 
-/// What a put asks of its placement.
+/// Where a put wants its replicas.
 #[derive(Clone, Debug, Default)]
 pub struct PlacementHints {
-    /// How many nodes are to hold a copy.
+    /// The number of nodes with a replica.
     pub replicas: usize,
-    /// The node to try first.
+    /// The preferred node.
     pub preferred: Option<kvpool_types::NodeName>,
-    /// Then nodes on this machine.
+    /// The machine whose nodes come next.
     pub host: Option<HostId>,
 }
 
-/// How full the pool is, over the nodes that blocks can be placed on.
+/// The usage of the pool, over the nodes that take blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes of all segments.
     pub capacity: u64,
     /// Bytes of blocks, grants and quarantine.
     pub used: u64,
-    /// Bytes on their way to being free.
+    /// Bytes in quarantine.
     pub quarantined: u64,
-    /// Bytes that will be used once what is about to be free is.
+    /// Bytes still used after the quarantine ends.
     pub used_after_quarantine: u64,
-    /// The most bytes that may be used.
+    /// The high watermark in bytes.
     pub limit: u64,
 }
 
@@ -202,25 +201,25 @@ pub struct Placement {
     draws: Draws,
 }
 
-/// The segments, locked for reading for one batch. A thread takes this once at a time: where it did again
-/// while somebody waits to change the table, each would wait for the other.
+/// The table of segments, read-locked for one batch. A thread takes this lock only once at a time:
+/// a second lock would wait behind a waiting writer, and the writer for the first lock.
 pub struct Segments<'a> {
     table: RwLockReadGuard<'a, BTreeMap<SegmentId, Arc<Segment>>>,
     draws: &'a Draws,
 }
 
 impl Segments<'_> {
-    /// One segment.
+    /// The segment with this id.
     pub fn get(&self, id: SegmentId) -> Option<&Arc<Segment>> {
         self.table.get(&id)
     }
 
-    /// Every segment, by number.
+    /// Every segment, by id.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Segment>> {
         self.table.values()
     }
 
-    /// How full the pool is.
+    /// The usage of the pool.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for segment in self.iter().filter(|s| s.node.is_placeable()) {
@@ -233,7 +232,7 @@ impl Segments<'_> {
         usage
     }
 
-    /// On how many nodes, `most` at most, `length` bytes could be granted now.
+    /// The number of nodes, up to `most`, where `length` bytes could be granted now.
     pub fn gives_room_on(&self, length: Length, most: usize) -> usize {
         let mut nodes: smallvec::SmallVec<[*const StoreNode; 4]> = smallvec::SmallVec::new();
         for segment in self.iter().filter(|s| s.node.is_placeable()) {
@@ -248,12 +247,12 @@ impl Segments<'_> {
         nodes.len()
     }
 
-    /// What blocks with this wish can be placed on now.
+    /// An allocator over the segments that fit these hints.
     pub fn allocator(&self, hints: &PlacementHints) -> Allocator<'_> {
         Allocator::new(self.iter(), hints, self.draws)
     }
 
-    /// Takes room back that was found and never granted.
+    /// Frees extents that were allocated but never granted.
     pub fn release(&self, replicas: &[Replica]) {
         for replica in replicas {
             if let Some(segment) = self.get(replica.segment) {
@@ -262,13 +261,13 @@ impl Segments<'_> {
         }
     }
 
-    /// Records which blocks lie in which extents, for eviction by neighbourhood.
+    /// Records the owner of each extent, for the eviction of neighbours.
     pub fn set_owners<'r>(&self, owned: impl Iterator<Item = (&'r Replica, BlockId)>) {
-        // Blocks of one batch lie together: the table of one segment is locked for all of them.
+        // Blocks of one batch lie together, so one lock of a segment's table serves several blocks.
         let mut open: Option<(SegmentId, MutexGuard<'_, Extents>)> = None;
         for (replica, block) in owned {
             if open.as_ref().is_none_or(|(id, _)| *id != replica.segment) {
-                // No two tables are ever locked at once.
+                // A thread never locks two tables at once.
                 drop(open.take());
                 open = self
                     .get(replica.segment)
@@ -298,20 +297,20 @@ impl Placement {
         self.segments.write().remove(&id)
     }
 
-    /// The segments that blocks can be placed on now.
+    /// The segments that take new blocks now.
     pub fn placeable(&self) -> HashSet<SegmentId> {
         let segments = self.segments.read();
         let placeable = segments.values().filter(|s| s.node.is_placeable());
         placeable.map(|segment| segment.id).collect()
     }
 
-    /// How full the pool is.
+    /// The usage of the pool.
     pub fn usage(&self) -> Usage {
         self.segments().usage()
     }
 }
 
-/// `ratio` (from 0 to 1) of `bytes`, rounded down to what an f64 can tell apart.
+/// The share `ratio` (0 to 1) of `bytes`, rounded down to the precision of an f64.
 pub fn share(bytes: u64, ratio: f64) -> u64 {
     if ratio >= 1.0 {
         return bytes;

@@ -1,5 +1,5 @@
-//! The master's work, apart from how it is asked for it: every operation on the pool as a method of
-//! [`Pool`], and the threads that evict and expire.
+//! The master's operations on the pool as methods of [`Pool`], whatever the protocol of the call,
+//! and the threads for eviction and expiry.
 //!
 //! ```text
 //!  service ─► Pool ─┬─ reserve ──► Reservations, Placement
@@ -10,10 +10,16 @@
 //!                   └─ evictor, caretaker (threads)
 //! ```
 //!
-//! Lock order: the table of segments, then what clients found wrong, then reservations, then directory
-//! shards in the order of their numbers, then their lineage; the extents of one segment last, and with no
-//! shard held. The table is locked for reading once at a time by a thread: one who waits to change it goes
-//! before those who come to read.
+//! Lock order:
+//!
+//! 1. the table of segments;
+//! 2. the hidden replicas;
+//! 3. the reservations;
+//! 4. stripes of the directory in the order of their numbers, then their lineage;
+//! 5. the extents of one segment, with no stripe locked.
+//!
+//! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
+//! before new readers, so a second read lock of the same thread would deadlock.
 
 mod caretaker;
 mod commit;
@@ -59,24 +65,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// How long a new term waits with its answers for the nodes of the last one.
+/// How long a new term delays its answers until the nodes of the last term return.
 const NODE_RETURN_WAIT: Duration = Duration::from_secs(2);
 
-/// One term of one kvmaster: everything that its operations share.
+/// One term of one kvmaster: the state that its operations share.
 pub struct Pool {
-    /// The settings it runs with.
+    /// The settings of this master.
     pub config: Config,
     /// The pool's id.
     pub cluster: ClusterId,
-    /// This term.
+    /// The epoch of this term.
     pub epoch: Epoch,
-    /// How long it lasts.
+    /// The deadline of this term.
     pub term: Arc<Term>,
-    /// What the process counts.
+    /// The metrics of the process.
     pub metrics: Arc<Metrics>,
     /// The store nodes.
     pub members: Members,
-    /// Their segments.
+    /// The segments of the store nodes.
     pub placement: Placement,
     clock: Arc<dyn Clock>,
     started: BootInstant,
@@ -85,24 +91,26 @@ pub struct Pool {
     namespace_creation: tokio::sync::Mutex<()>,
     registration: tokio::sync::Mutex<()>,
     reservations: Reservations,
-    /// The clients whose puts end when they are gone.
+    /// The clients whose open puts end when their last connection ends.
     pub writers: Writers,
     quarantine: Quarantine,
     journal: std::sync::OnceLock<Journal>,
-    /// Until then every block counts as leased: leases of the term before may live.
+    /// Until this time every block of an earlier term counts as leased, because leases of the last
+    /// term may run.
     lease_floor: BootInstant,
-    /// Versions from here on were granted in this term.
+    /// The first version of this term.
     first_version: Version,
     next_version: AtomicU64,
-    /// Versions from here on may not be given before more have been set aside durably.
+    /// Versions from here on need another durable reservation of versions first.
     versions_until: AtomicU64,
     /// The secret of the directory's hashes.
     seed: u64,
     store: Arc<dyn MetadataStore>,
     segment_ids: segment_ids::SegmentIds,
-    /// Replicas that a client found wrong and whose node has not checked them again.
+    /// Replicas that a client reported with a wrong checksum and whose node has not re-verified
+    /// them yet.
     hidden: RwLock<HashSet<(SegmentId, Offset)>>,
-    /// Told when a node's state changes, and at the end.
+    /// Notified when a node's state changes, and at the term's end.
     changed: Notify,
     put_queue: put_queue::PutQueue,
     fresh: fresh::Fresh,
@@ -111,19 +119,20 @@ pub struct Pool {
     /// Set when a node knows a later term than this one.
     superseded: Mutex<Option<Epoch>>,
     superseded_told: Notify,
-    /// Whether the nodes that the last term knew have had their time to come back.
+    /// True when the nodes of the last term have returned, or their time to return is over.
     nodes_returned: AtomicBool,
     nodes_returned_told: Notify,
-    /// Held for reading from when blocks leave the directory until that has been submitted to the log.
+    /// Read-locked from the moment blocks leave the directory until their removal is submitted to
+    /// the log.
     evicting: RwLock<()>,
-    /// The segments that took blocks when the evictor last looked.
+    /// The segments that took blocks when the evictor last asked.
     takers: Mutex<HashSet<SegmentId>>,
     /// The blocks of dropped nodes that are still in the directory.
     sweeps: Mutex<VecDeque<sweep::Sweep>>,
-    /// Whether the term lasted when that was last looked at.
+    /// True if the term was within its deadline at the last check.
     leading: AtomicBool,
     lapse_told: Notify,
-    /// When a client last called this master itself.
+    /// The time of the last direct call from a client.
     heard_client: AtomicU64,
 }
 
@@ -140,7 +149,7 @@ impl EvictorWake {
         self.wake.notify_one();
     }
 
-    /// Waits until woken or for `limit`.
+    /// Waits for a wake-up, at most `limit`.
     fn wait(&self, limit: Duration) {
         let mut woken = self.lock.lock();
         if !*woken {
@@ -159,13 +168,13 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-/// The extents of a block, or of a put, that is no more.
+/// The extents of a block that was removed, or of a put that ended.
 #[derive(Clone, Copy)]
 struct FreedReplicas<'a> {
     replicas: &'a [Replica],
     version: Version,
     length: Length,
-    /// When the last lease on them ends.
+    /// The end of the last lease on the extents.
     not_before: BootInstant,
 }
 
@@ -174,12 +183,13 @@ impl Pool {
         self.clock.now()
     }
 
-    /// Whether this master may grant, lease and change anything now.
+    /// True while this master may grant, lease and change anything.
     pub fn leads(&self) -> bool {
         self.term.leads(self.now())
     }
 
-    /// Ends once the term is past its deadline, or over: what waits for the store need not wait here.
+    /// Completes when the term is past its deadline, or over. A call that waits for the store then
+    /// stops waiting.
     async fn lapsed(&self) {
         loop {
             let mut told = std::pin::pin!(self.lapse_told.notified());
@@ -191,22 +201,22 @@ impl Pool {
         }
     }
 
-    /// How long the term lasts if nobody renews it; `None` without a deadline.
+    /// The time until the term's deadline; `None` without a deadline.
     pub fn term_left(&self) -> Option<Duration> {
         self.term.left(self.now())
     }
 
-    /// For how long nobody has confirmed the term beyond its deadline.
+    /// The time since the term's deadline passed.
     pub fn overdue(&self) -> Duration {
         self.term.overdue(self.now())
     }
 
-    /// Notes that a client has called this master itself.
+    /// Records that a client called this master directly.
     pub fn heard_client(&self) {
         self.heard_client.store(self.now().0, Ordering::Relaxed);
     }
 
-    /// How long ago a client called this master itself, or since the term began.
+    /// The time since a client last called this master directly, or since the term began.
     pub fn client_silence(&self) -> Duration {
         let heard = BootInstant(self.heard_client.load(Ordering::Relaxed));
         self.now().since(heard)
@@ -225,12 +235,12 @@ impl Pool {
         }
     }
 
-    /// How long this term has lasted.
+    /// The age of this term in milliseconds.
     pub fn uptime_ms(&self) -> u64 {
         self.now().0.saturating_sub(self.started.0)
     }
 
-    /// How many milliseconds ago `then` was.
+    /// The milliseconds since `then`.
     pub fn age_ms(&self, then: BootInstant) -> u64 {
         self.now().0.saturating_sub(then.0)
     }
@@ -240,18 +250,18 @@ impl Pool {
         self.namespaces.names()
     }
 
-    /// How many blocks are visible.
+    /// The number of visible blocks.
     pub fn blocks(&self) -> u64 {
         self.directory.blocks()
     }
 
-    /// How many puts are under way.
+    /// The number of open puts.
     pub fn reservations(&self) -> usize {
         self.reservations.len()
     }
 
-    /// Waits until every node that the last term knew has come back, or has had the time to: what is
-    /// asked before would miss blocks that are there.
+    /// Waits until every node of the last term has returned, or its time to return is over. An
+    /// earlier answer would miss blocks on these nodes.
     pub async fn nodes_returned(&self) {
         while !self.nodes_returned.load(Ordering::Acquire) {
             let mut told = std::pin::pin!(self.nodes_returned_told.notified());
@@ -262,12 +272,12 @@ impl Pool {
         }
     }
 
-    /// Whether [`Pool::nodes_returned`] would return at once.
+    /// True when [`Pool::nodes_returned`] would return at once.
     pub fn have_nodes_returned(&self) -> bool {
         self.nodes_returned.load(Ordering::Acquire)
     }
 
-    /// Looks whether the wait for nodes is over.
+    /// Checks whether the wait for nodes is over.
     fn check_nodes_returned(&self) {
         if self.nodes_returned.load(Ordering::Acquire) {
             return;
@@ -280,18 +290,18 @@ impl Pool {
         }
     }
 
-    /// Whether durable writes still succeed.
+    /// An error if durable writes no longer succeed.
     pub fn healthy(&self) -> Result<(), String> {
         self.journal().healthy().map_err(|error| error.to_string())
     }
 
-    /// Whether the log takes records now. While the store is full it does not, and gets go on.
+    /// An error while the log takes no records, because the store is full. Gets continue.
     pub fn has_room(&self) -> Result<(), crate::store::JournalError> {
         self.journal().has_room()
     }
 
-    /// Ends when a node has been found that knows a later term than this one. The next term has to be
-    /// above it.
+    /// Completes when a node is found that knows a later term. The next term's epoch must be above
+    /// the returned one.
     pub async fn superseded(&self) -> Epoch {
         loop {
             let told = self.superseded_told.notified();
@@ -303,7 +313,7 @@ impl Pool {
         }
     }
 
-    /// Stores a later term than this one, so that the next start is above it.
+    /// Stores a later epoch than this term's, so that the next start is above it.
     pub async fn give_way(&self, later: Epoch) -> Result<Epoch, StoreError> {
         self.store.begin_epoch(later).await
     }
@@ -313,7 +323,7 @@ impl Pool {
         self.journal().position()
     }
 
-    /// Lets nothing wait any more: puts that wait for room are answered, the threads end.
+    /// Ends all waiting: puts that wait for room get their answer, and the threads end.
     pub fn quiesce(&self) {
         self.stopping.store(true, Ordering::Release);
         self.evictor_wake.wake();
@@ -323,8 +333,8 @@ impl Pool {
         self.nodes_returned_told.notify_waiters();
     }
 
-    /// Ends the term here: nothing is answered any more, sessions of nodes end, and what waits for the
-    /// log is told that it may not be there.
+    /// Ends the term: calls are refused, sessions of nodes end, and waiters on the log learn that
+    /// the outcome is unknown.
     pub async fn retire(&self) {
         self.term.end();
         self.quiesce();
@@ -335,13 +345,13 @@ impl Pool {
         self.lapse();
     }
 
-    /// Tells whoever still waits for the store that it will not be told here.
+    /// Ends all waits for the store. The waiters learn that the outcome is unknown.
     pub fn lapse(&self) {
         self.leading.store(false, Ordering::Release);
         self.lapse_told.notify_waiters();
     }
 
-    /// Makes durable what is queued and closes the store.
+    /// Makes the queued records durable and closes the store.
     pub async fn stop(&self) {
         self.quiesce();
         self.journal().close().await;
@@ -353,7 +363,7 @@ impl Pool {
     /// Every counter and gauge by its short name.
     pub fn counters(&self) -> std::collections::HashMap<String, u64> {
         let mut counters = self.metrics.snapshot();
-        // Those are sampled for Prometheus; whoever asks here is given them as they are now.
+        // These gauges are samples for Prometheus. The reply has the current values instead.
         for sampled in ["used_bytes", "capacity_bytes", "quarantine_bytes"] {
             counters.remove(sampled);
         }
@@ -366,7 +376,7 @@ impl Pool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Whether what lies on a segment may be handed out now.
+    /// True when the blocks on a segment may be read now.
     fn is_reachable(&self, segments: &crate::placement::Segments<'_>, id: SegmentId) -> bool {
         segments
             .get(id)
@@ -377,7 +387,7 @@ impl Pool {
         !hidden.is_empty() && hidden.contains(&(replica.segment, replica.offset))
     }
 
-    /// What a block that has left the directory leaves behind.
+    /// The extents of a block that has left the directory.
     fn left<'r>(&self, removed: &'r Removed) -> FreedReplicas<'r> {
         let floor = self.lease_floor_of(removed.version);
         FreedReplicas {
@@ -388,7 +398,8 @@ impl Pool {
         }
     }
 
-    /// Blocks of earlier terms may have leases that this term does not know.
+    /// The end of the leases that an earlier term may have given on a block. This term does not
+    /// know them.
     fn lease_floor_of(&self, version: Version) -> BootInstant {
         if version < self.first_version {
             self.lease_floor
@@ -397,8 +408,8 @@ impl Pool {
         }
     }
 
-    /// What becomes of extents that nothing is to use any more. They count as quarantined from now on;
-    /// give them to [`Pool::free`] once their leaving is durable.
+    /// Moves extents to the quarantine's accounts. Pass the result to [`Pool::free`] when the
+    /// removal is durable.
     fn freed<'r>(&self, left: impl Iterator<Item = FreedReplicas<'r>>) -> Vec<Freed> {
         let since = self.now();
         let segments = self.placement.segments();
@@ -430,7 +441,7 @@ impl Pool {
         freed
     }
 
-    /// Lets go of extents whose leaving is durable.
+    /// Gives extents to the quarantine after their removal is durable.
     fn free(&self, freed: Vec<Freed>) {
         if !freed.is_empty() {
             self.quarantine.take(freed, self.now());

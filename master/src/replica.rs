@@ -1,28 +1,28 @@
-//! Where a replica of a block lies, in the terms that the directory and the placement share.
+//! Where a replica of a block lies: the terms that the directory and the placement share.
 
 use kvpool_types::{Offset, SegmentId};
 use smallvec::SmallVec;
 
-/// The place of a block in the directory. It names the block until that is removed; then it may
-/// come to name another, so whoever keeps one checks the version too.
+/// The slot of a block in the directory. After the block's removal the directory may give the slot
+/// to another block, so a caller that keeps an id also compares the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
 
-/// The place of an extent in its segment's table. It names the extent until that is freed; then it
-/// may come to name another.
+/// The slot of an extent in its segment's table. After the extent is freed the table may give the
+/// slot to another extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExtentIndex(pub u32);
 
-/// Where one copy of a block lies.
+/// The location of one replica of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Replica {
-    /// The segment.
+    /// The segment that holds the replica.
     pub segment: SegmentId,
-    /// The place in the segment's table of extents.
+    /// The extent's slot in the segment's table.
     pub extent: ExtentIndex,
-    /// Where in the segment it begins.
+    /// The offset in the segment, in bytes.
     pub offset: Offset,
 }
 
-/// The copies of a block, owned. Nearly every block has one, for which nothing is allocated.
+/// The replicas of a block, owned. Nearly every block has one replica, which needs no allocation.
 pub type Copies = SmallVec<[Replica; 1]>;

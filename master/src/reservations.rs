@@ -1,4 +1,4 @@
-//! Puts that have been granted room and have not committed.
+//! Reservations: puts with granted room that are not committed yet.
 //!
 //! ```text
 //!            insert                 begin_commit            finish
@@ -8,8 +8,8 @@
 //!                   extents to quarantine
 //! ```
 //!
-//! **Architecture Invariant:** a commit publishes its block before its reservation ends, so whoever
-//! finds neither under the reservation's lock knows that the key is free.
+//! **Architecture Invariant:** a commit publishes its block before its reservation ends. So a
+//! thread that holds the reservations' lock and finds neither knows that the key is free.
 
 use crate::clock::BootInstant;
 use crate::directory::{Copies, Replica};
@@ -24,30 +24,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Notify;
 
-/// One put under way.
+/// One open put.
 #[derive(Clone, Debug)]
 pub struct Pending {
-    /// The id of its grants.
+    /// The id of the grants.
     pub version: Version,
-    /// The bytes of its block.
+    /// Length of the block in bytes.
     pub length: Length,
-    /// The extents that it may write.
+    /// The granted extents.
     pub replicas: Copies,
-    /// When its grants end.
+    /// The end of the grants.
     pub expires: BootInstant,
-    /// For how long its block is to be evicted last, from commit on.
+    /// The length of the soft pin from commit on.
     pub soft_pin: Option<std::time::Duration>,
-    /// Whether its block is never to be evicted.
+    /// Whether the block is hard-pinned from commit on.
     pub hard_pin: bool,
-    /// What names the request that it was granted to; 0: nothing.
+    /// The id of the request with the grant; 0 for none.
     pub request: u64,
-    /// Over whose framed connection it was granted; `None`: it ends with its grants alone.
+    /// The client whose framed connection carried the request; `None` for a put that ends only with
+    /// its grants.
     pub writer: Option<ClientId>,
     committing: bool,
 }
 
 impl Pending {
-    /// A put that has just been granted `replicas`.
+    /// A put that was just granted `replicas`.
     pub fn granted(version: Version, length: Length, replicas: Copies) -> Self {
         Self {
             version,
@@ -63,7 +64,7 @@ impl Pending {
     }
 }
 
-/// The end of a put, for those who wait for its key.
+/// The end of a put, which other puts of its key wait for.
 #[derive(Debug, Default)]
 pub struct End {
     over: AtomicBool,
@@ -83,7 +84,7 @@ impl End {
     }
 }
 
-/// Tells the end of a put when the put is taken out.
+/// Announces the end of a put on drop.
 #[derive(Debug, Default)]
 struct Watched(Option<Arc<End>>);
 
@@ -96,11 +97,11 @@ impl Drop for Watched {
     }
 }
 
-/// The place of a put among those under way. It names the put until that ends.
+/// The slot of an open put. It names the put until the put ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutId(u32);
 
-/// Every put under way, by key and by the end of its grants.
+/// Every open put, by key and by the end of its grants.
 #[derive(Debug, Default)]
 pub struct Reservations {
     inner: Mutex<Inner>,
@@ -122,15 +123,15 @@ impl Put {
     }
 }
 
-/// A lot by the end of its grants, and then by its number.
+/// The end of a batch's grants and the batch's number.
 type ExpiryBatchId = (BootInstant, u64);
 
-/// The puts that one batch was granted together: they expire together.
+/// The puts of one batch, which expire together.
 #[derive(Debug, Default)]
 struct ExpiryBatch {
-    /// The places of its puts; those that have ended since may be others' now.
+    /// Slots of the puts. A slot may belong to another put after its own has ended.
     slots: Vec<u32>,
-    /// How many have not ended.
+    /// The number of puts that have not ended.
     left: usize,
 }
 
@@ -158,7 +159,7 @@ impl Inner {
         self.puts.get(slot).map(Rare::held)
     }
 
-    /// Takes a put out, but for its place in its lot.
+    /// Removes a put, but not from its expiry batch.
     fn remove(&mut self, slot: u32) -> Put {
         let put = self.puts.remove(slot).into_held();
         if let Ok(found) = self.by_key.find_entry(put.hash, |other| *other == slot) {
@@ -167,7 +168,7 @@ impl Inner {
         put
     }
 
-    /// Takes a put out.
+    /// Removes a put, also from its expiry batch.
     fn end(&mut self, slot: u32) -> Pending {
         let put = self.remove(slot);
         if let Some(expiry_batch) = self.expiry_batches.get_mut(&put.expiry_batch) {
@@ -183,12 +184,12 @@ impl Inner {
 /// The reservations, locked for a batch.
 pub struct Locked<'a> {
     inner: MutexGuard<'a, Inner>,
-    /// The lot that puts of this batch go into.
+    /// The expiry batch of the puts in this batch.
     expiry_batch: Option<ExpiryBatchId>,
 }
 
 impl Reservations {
-    /// Locks all of them for a batch.
+    /// Locks all reservations for a batch.
     pub fn lock(&self) -> Locked<'_> {
         Locked {
             inner: self.inner.lock(),
@@ -196,17 +197,17 @@ impl Reservations {
         }
     }
 
-    /// How many there are.
+    /// The number of open puts.
     pub fn len(&self) -> usize {
         self.inner.lock().puts.len() as usize
     }
 
-    /// Whether there are none.
+    /// True without open puts.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes out those whose grants have ended, except those that are committing.
+    /// Removes the puts whose grants have ended, except committing puts.
     pub fn take_expired(&self, now: BootInstant) -> Vec<Pending> {
         let mut inner = self.inner.lock();
         let mut expired = Vec::new();
@@ -235,20 +236,20 @@ impl Reservations {
 }
 
 impl Locked<'_> {
-    /// Whether a put of the key is under way.
+    /// True when the key has an open put.
     pub fn is_pending(&self, namespace: NamespaceId, key: KeyRef<'_>) -> bool {
         self.inner.find(namespace, key).is_some()
     }
 
-    /// The end of the put of the key that is under way.
+    /// The end of the key's open put.
     pub fn end_of(&mut self, namespace: NamespaceId, key: KeyRef<'_>) -> Option<Arc<End>> {
         let slot = self.inner.find(namespace, key)?;
         let put = self.inner.puts.at_mut(slot).held_mut();
         Some(Arc::clone(put.watched.0.get_or_insert_default()))
     }
 
-    /// Looks at the puts of some keys, for nothing but to have them in the processor's caches: of a
-    /// batch that was granted on another core each would else be waited for alone.
+    /// Prefetches the puts of some keys into the processor's caches. Puts that another core granted
+    /// would otherwise be read one miss after another.
     pub fn look_at<'k>(&self, namespace: NamespaceId, keys: impl Iterator<Item = KeyRef<'k>>) {
         let inner = &*self.inner;
         let seen = keys.fold(0, |seen, key| {
@@ -264,7 +265,7 @@ impl Locked<'_> {
         std::hint::black_box(seen);
     }
 
-    /// Adds a put. The key must not be pending.
+    /// Adds a put. The key must have no open put.
     pub fn insert(&mut self, namespace: NamespaceId, key: KeyRef<'_>, pending: Pending) {
         let inner = &mut *self.inner;
         debug_assert!(
@@ -327,7 +328,7 @@ impl Locked<'_> {
         Ok((PutId(slot), pending.clone()))
     }
 
-    /// The same of puts that are committing.
+    /// Prefetches the puts of some ids.
     pub fn look_at_committing(&self, ids: impl Iterator<Item = PutId>) {
         let seen = ids.fold(0, |seen, PutId(slot)| {
             let put = self.inner.put(slot);
@@ -336,7 +337,7 @@ impl Locked<'_> {
         std::hint::black_box(seen);
     }
 
-    /// Ends a put that was committing.
+    /// Ends a committing put.
     pub fn finish(&mut self, id: PutId, version: Version) -> Option<Pending> {
         let Pending {
             version: there,
@@ -346,7 +347,7 @@ impl Locked<'_> {
         (there == version && committing).then(|| self.inner.end(id.0))
     }
 
-    /// Ends a put that its owner revoked; not one that is committing.
+    /// Ends a put at its owner's request, unless it is committing.
     pub fn revoke(
         &mut self,
         namespace: NamespaceId,
@@ -359,8 +360,8 @@ impl Locked<'_> {
         revocable.then(|| self.inner.end(slot))
     }
 
-    /// Ends the put of a key that was granted to one of these requests, which are sorted: its owner never heard of the
-    /// grant. Not one that is committing.
+    /// Ends the put of a key that was granted to one of these requests, which are sorted. The put's
+    /// owner never received the grant. A committing put stays.
     pub fn take_lost(
         &mut self,
         namespace: NamespaceId,
@@ -376,13 +377,13 @@ impl Locked<'_> {
         (is_lost && !pending.committing).then(|| self.inner.end(slot))
     }
 
-    /// Ends every put that was to write to one of `segments`, except those that are committing.
+    /// Ends every put with a grant on one of `segments`, except committing puts.
     pub fn take_on(&mut self, segments: &[SegmentId]) -> Vec<Pending> {
         let on = |replica: &Replica| segments.contains(&replica.segment);
         self.take_where(|pending| pending.replicas.iter().any(on))
     }
 
-    /// Ends every put of one of `clients`, except those that are committing.
+    /// Ends every put of one of `clients`, except committing puts.
     pub fn take_of(&mut self, clients: &[ClientId]) -> Vec<Pending> {
         self.take_where(|pending| pending.writer.is_some_and(|w| clients.contains(&w)))
     }

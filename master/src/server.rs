@@ -1,4 +1,4 @@
-//! A running kvmaster: its seat behind its two ports.
+//! A running kvmaster with its two ports.
 
 use crate::clock::BootClock;
 use crate::config::Config;
@@ -24,10 +24,10 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// How long requests in progress may take to end once the master stops.
+/// How long requests in progress may take to end after the master stops.
 const DRAIN: Duration = Duration::from_secs(3);
 
-/// A kvmaster that serves.
+/// A running kvmaster.
 #[derive(Debug)]
 pub struct Server {
     lead: Lead,
@@ -35,26 +35,26 @@ pub struct Server {
     http: SocketAddr,
     stop: watch::Sender<bool>,
     tasks: tokio::sync::Mutex<JoinSet<()>>,
-    /// Why a port is served no more, once that is so.
+    /// The reason that a port is no longer served.
     port_failed: watch::Receiver<Option<String>>,
 }
 
-/// How often a master that is alone looks whether its log and its directory are as they should be.
+/// The interval of the checks of a standalone master's log and directory.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// How this master comes to lead.
+/// How this master became the leader.
 #[derive(Debug)]
 enum Lead {
-    /// It is the only one of an embedded store.
+    /// As the only master of an embedded store.
     Alone(Arc<Pool>, Arc<EmbeddedStore>),
-    /// It stands for election in etcd.
+    /// By election in etcd.
     Elected(leadership::Candidate),
 }
 
 impl Server {
-    /// Binds the ports, recovers the metadata, and serves. The ports are bound first, so that one in
-    /// use is told before anything is changed. With etcd it serves before it leads: it says then who
-    /// does.
+    /// Binds the ports, recovers the metadata, and serves. The ports are bound first, so that a
+    /// port in use is reported before anything changes. With etcd the master serves before it
+    /// leads, and names the leader meanwhile.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         let grpc = bind(&config.listen, "the gRPC port").await?;
         let http = bind(&config.http_listen, "the HTTP port").await?;
@@ -109,18 +109,18 @@ impl Server {
         })
     }
 
-    /// Where gRPC is served.
+    /// The address of gRPC.
     pub fn grpc_address(&self) -> SocketAddr {
         self.grpc
     }
 
-    /// Where HTTP is served.
+    /// The address of HTTP.
     pub fn http_address(&self) -> SocketAddr {
         self.http
     }
 
-    /// Ends when a node knows a later term than that of this master, which leads alone. It is stored by
-    /// then. Where masters are elected this never ends: another election settles it.
+    /// Completes when a node knows a later epoch than a standalone master's, after storing that
+    /// epoch. With elections it never completes, because another election decides.
     pub async fn superseded(&self) -> anyhow::Result<Epoch> {
         match &self.lead {
             Lead::Alone(pool, _) => {
@@ -131,8 +131,8 @@ impl Server {
         }
     }
 
-    /// Ends when this master cannot go on as it is, and only another start helps: its log has failed, its
-    /// directory was moved away, or a port is served no more. Answers why.
+    /// Completes when only a restart helps: the log failed, the directory was moved, or a port is
+    /// no longer served. Returns the reason.
     pub async fn failed(&self) -> String {
         tokio::select! {
             why = self.port_has_failed() => why,
@@ -144,7 +144,7 @@ impl Server {
         let mut failed = self.port_failed.clone();
         let why = match failed.wait_for(Option::is_some).await {
             Ok(why) => why.clone(),
-            // Nobody who could say so is left: the server is being stopped.
+            // The sender is gone because the server stops.
             Err(_) => None,
         };
         match why {
@@ -153,7 +153,7 @@ impl Server {
         }
     }
 
-    /// Where masters are elected, another one leads then.
+    /// With elections, another master leads then.
     async fn store_has_failed(&self) -> String {
         let Lead::Alone(pool, store) = &self.lead else {
             return std::future::pending().await;
@@ -164,7 +164,7 @@ impl Server {
                 return error;
             }
             let store = Arc::clone(store);
-            // It waits while the disk does.
+            // The check waits as long as the disk does.
             match tokio::task::spawn_blocking(move || store.check()).await {
                 Ok(Err(StoreError::Closed)) | Err(_) => return std::future::pending().await,
                 Ok(Err(error)) => return error.to_string(),
@@ -173,14 +173,14 @@ impl Server {
         }
     }
 
-    /// Stops taking requests, lets those in progress end for a while, gives up the lead, and closes
+    /// Stops taking requests, waits a while for requests in progress, gives up the lead, and closes
     /// the store.
     pub async fn stop(&self) {
         if let Lead::Alone(pool, _) = &self.lead {
             pool.quiesce();
         }
         if let Lead::Elected(candidate) = &self.lead {
-            // First, so that another leads while the last requests end here.
+            // First, so that another master leads while the last requests end here.
             candidate.stop().await;
         }
         let _everyone_left = self.stop.send(true);
@@ -195,8 +195,8 @@ impl Server {
     }
 }
 
-/// Where others reach this master. One that is alone can be found without that, and tells of none then;
-/// one that stands for election cannot.
+/// The address of this master for other machines. A standalone master may have none; a master that
+/// stands for election needs one.
 fn advertised(config: &Config, listen: SocketAddr) -> Result<Option<Advertised>, AdvertiseError> {
     match advertise::decide(config.advertise.as_deref(), listen) {
         Err(_) if config.advertise.is_none() && config.etcd.is_empty() => Ok(None),
@@ -257,11 +257,11 @@ fn serve(
 }
 
 async fn told(mut stopped: watch::Receiver<bool>) {
-    // An error means that the server is gone, which is the same.
+    // An error means that the sender is gone, which has the same meaning.
     let _stopped = stopped.wait_for(|stopped| *stopped).await;
 }
 
-/// Writes the addresses in one step, so that whoever waits for the file never reads half of it.
+/// Writes the addresses in one step, so that a reader of the file never sees half of it.
 fn write_ready_file(file: &Path, grpc: SocketAddr, http: SocketAddr) -> anyhow::Result<()> {
     let text = serde_json::json!({ "listen": grpc.to_string(), "http": http.to_string() });
     let partial = file.with_extension("partial");

@@ -1,5 +1,5 @@
-//! How the pool is asked: framed connections for hot calls, gRPC for all calls of clients and nodes,
-//! HTTP for probes and people.
+//! The ports of a master: framed connections for hot calls, gRPC for all calls of clients and
+//! nodes, HTTP for probes and people.
 
 mod calls;
 pub mod framed;

@@ -1,18 +1,18 @@
-//! A slab in chunks of fixed size: it never moves what it holds, never copies itself to grow, and
-//! wastes less than a chunk.
+//! A slab in chunks of fixed size. A value never moves, the slab never copies itself to grow, and
+//! less than one chunk is unused.
 
 /// The index of no slot.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// What a slab can hold: a type with room to say that it is vacant, so that slots need no tag.
+/// A type that can itself say that its slot is vacant, so that slots need no tag.
 pub(crate) trait Slot {
-    /// How many slots a chunk has.
+    /// The number of slots in a chunk.
     const CHUNK: usize;
 
-    /// A vacant slot, with the index of the next one.
+    /// A vacant slot, with the index of the next vacant slot.
     fn vacant(next: u32) -> Self;
 
-    /// The next vacant slot if this one is vacant.
+    /// The next vacant slot; `None` for an occupied slot.
     fn next_vacant(&self) -> Option<u32>;
 }
 
@@ -37,7 +37,7 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T: Slot> Slab<T> {
-    /// Stores a value; returns its index.
+    /// Stores a value and returns its index.
     pub(crate) fn insert(&mut self, value: T) -> u32 {
         self.len += 1;
         if self.vacant != NONE {
@@ -68,7 +68,7 @@ impl<T: Slot> Slab<T> {
         index
     }
 
-    /// Takes a value out.
+    /// Removes and returns a value.
     pub(crate) fn remove(&mut self, index: u32) -> T {
         let vacant = T::vacant(self.vacant);
         let value = std::mem::replace(self.at_mut(index), vacant);
@@ -77,29 +77,29 @@ impl<T: Slot> Slab<T> {
         value
     }
 
-    /// The value at `index`, if there is one.
+    /// The value at `index`; `None` for a vacant slot.
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
         self.slot(index).filter(|slot| slot.next_vacant().is_none())
     }
 
-    /// The value at `index`, if there is one.
+    /// The value at `index`; `None` for a vacant slot.
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         self.slot_mut(index)
             .filter(|slot| slot.next_vacant().is_none())
     }
 
-    /// The value at an index that holds one.
+    /// The value of an occupied slot.
     pub(crate) fn at(&self, index: u32) -> &T {
         self.get(index).expect("invariant: what is linked is there")
     }
 
-    /// The value at an index that holds one.
+    /// The value of an occupied slot.
     pub(crate) fn at_mut(&mut self, index: u32) -> &mut T {
         self.get_mut(index)
             .expect("invariant: what is linked is there")
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
@@ -109,7 +109,7 @@ impl<T: Slot> Slab<T> {
         self.high
     }
 
-    /// The bytes of its chunks.
+    /// The bytes of all chunks.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let chunks = self.chunks.len() * T::CHUNK * size_of::<T>();
         (chunks + self.chunks.capacity() * size_of::<Vec<T>>()) as u64
@@ -128,12 +128,12 @@ impl<T: Slot> Slab<T> {
     }
 }
 
-/// A value in a slab of things that are few and may be large.
+/// A slot for values that are few and may be large.
 #[derive(Debug)]
 pub(crate) enum Rare<T> {
     /// A value.
     Held(T),
-    /// None, and the next vacant slot.
+    /// No value; the next vacant slot.
     Vacant(u32),
 }
 
@@ -153,7 +153,7 @@ impl<T> Slot for Rare<T> {
 }
 
 impl<T> Rare<T> {
-    /// The value of a slot that holds one.
+    /// The value of an occupied slot.
     pub(crate) fn held(&self) -> &T {
         match self {
             Self::Held(value) => value,
@@ -161,7 +161,7 @@ impl<T> Rare<T> {
         }
     }
 
-    /// The value of a slot that holds one.
+    /// The value of an occupied slot.
     pub(crate) fn held_mut(&mut self) -> &mut T {
         match self {
             Self::Held(value) => value,
@@ -169,7 +169,7 @@ impl<T> Rare<T> {
         }
     }
 
-    /// The value of a slot that holds one.
+    /// The value of an occupied slot.
     pub(crate) fn into_held(self) -> T {
         match self {
             Self::Held(value) => value,

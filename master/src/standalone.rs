@@ -9,7 +9,7 @@ use crate::store::{
 };
 use std::sync::Arc;
 
-/// Why it could not begin.
+/// The reason that a standalone master could not begin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum BeginError {
@@ -21,8 +21,8 @@ pub(crate) enum BeginError {
     Start(StartError),
 }
 
-/// Opens the store of `config` and begins a term over it. A store that cannot be read back whole is set
-/// aside where the configuration says so.
+/// Opens the store of `config` and begins a term over it. A damaged store is set aside if the
+/// configuration says so.
 pub(crate) async fn begin(
     config: Config,
     clock: Arc<dyn Clock>,
@@ -64,7 +64,7 @@ async fn try_once(
     Ok((store, pool))
 }
 
-/// What is wrong with what was read back, if it is that.
+/// The damage of the stored metadata; `None` for other errors.
 fn damage(error: &StartError) -> Option<String> {
     match error {
         StartError::Recovery(

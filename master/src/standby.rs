@@ -1,15 +1,16 @@
-//! What the log and the snapshots add up to, in memory: the state that a term begins with.
+//! The standby: the state that the log and the snapshots describe, in memory. A term begins with
+//! it.
 //!
 //! ```text
-//!  store ─ load ─► Past ─ restore ─► Standby ─ lead ─► Pool       a term begins
-//!                                      ▲
-//!            log, as it grows ─ apply ─┘                          a standby keeps up
+//!  store ─ load ─► Loading ─ restore ─► Standby ─ lead ─► Pool       a term begins
+//!                                         ▲
+//!               log, as it grows ─ apply ─┘                          a standby follows
 //! ```
 //!
-//! A replica grants nothing and answers nothing. It knows what is durable and not who leases what.
+//! A standby grants nothing and answers nothing. It knows the durable metadata but no leases.
 //!
-//! **Architecture Invariant:** groups are applied in the order of the log, each once, so a replica is
-//! the log's state at [`Standby::applied`].
+//! **Architecture Invariant:** groups are applied in the order of the log, each once. So a standby
+//! is the log's state at [`Standby::applied`].
 
 mod apply;
 mod freed_ranges;
@@ -32,7 +33,7 @@ use loading::Loading;
 use recently_freed::RecentlyFreed;
 use std::sync::Arc;
 
-/// Everything that is durable, as far as the log has been applied.
+/// The durable metadata, as far as the log has been applied.
 pub struct Standby {
     pub(crate) directory: Directory,
     pub(crate) namespaces: Namespaces,
@@ -40,15 +41,15 @@ pub struct Standby {
     pub(crate) placement: Placement,
     /// The secret of the directory's hashes.
     pub(crate) seed: u64,
-    /// Whether that secret is in the log.
+    /// True when the log contains the secret.
     pub(crate) is_seed_stored: bool,
-    /// Versions below it may have been granted.
+    /// Versions below this one may have been granted.
     pub(crate) versions: Version,
-    /// The number that the next new segment gets.
+    /// The id of the next new segment.
     pub(crate) next_segment: u32,
-    /// Where the log and the snapshots stand.
+    /// The positions of the log and the snapshots.
     pub(crate) state: LogState,
-    /// What was freed so short a time ago that leases of the leader may protect it.
+    /// Extents freed so recently that the leader's leases may protect them.
     pub(crate) recently_freed: RecentlyFreed,
     options: directory::Options,
     high_watermark: f64,
@@ -64,27 +65,27 @@ impl std::fmt::Debug for Standby {
     }
 }
 
-/// Why a replica cannot go on with a group of the log.
+/// The reason that a standby cannot apply a group of the log.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
-    /// It does not follow the last one.
+    /// The group does not follow the last one.
     #[error("group {found} does not follow group {applied}, the last one applied")]
     Gap {
         /// The group.
         found: LogSeq,
-        /// The last one that was applied.
+        /// The last applied group.
         applied: LogSeq,
     },
-    /// It cannot be read.
+    /// The group cannot be read.
     #[error("group {seq} of the metadata log cannot be read: {source}")]
     Damaged {
         /// The group.
         seq: LogSeq,
-        /// What is wrong with it.
+        /// The reason.
         source: RecordError,
     },
-    /// The secret of the directory's hashes was made anew while blocks are there.
+    /// The group changes the secret of the directory's hashes although blocks are present.
     #[error("group {seq} changes the directory's secret, and blocks are there")]
     Reseeded {
         /// The group.
@@ -93,7 +94,7 @@ pub enum ApplyError {
 }
 
 impl Standby {
-    /// Reads everything back that a store holds.
+    /// Loads the metadata from a store.
     pub async fn load(
         store: &dyn MetadataStore,
         config: &Config,
@@ -140,7 +141,7 @@ impl Standby {
             let members = &standby.members;
             members.drop_incarnation(&dropped.node, dropped.incarnation);
         }
-        // By number, which is the order in which a node offers its segments.
+        // By id, which is the order in which a node offers its segments.
         for segment in segments.into_values() {
             standby.add_segment(segment);
         }
@@ -157,12 +158,12 @@ impl Standby {
         Ok(standby)
     }
 
-    /// The last group of the log that is contained.
+    /// The last applied group of the log.
     pub const fn applied(&self) -> LogSeq {
         self.state.span.last
     }
 
-    /// How many blocks there are.
+    /// The number of blocks.
     pub fn blocks(&self) -> u64 {
         self.directory.blocks()
     }

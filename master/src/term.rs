@@ -1,28 +1,29 @@
-//! One term of leading: its number, and until when its master may act on it.
+//! One term: its epoch, and the deadline until which its master may act.
 
 use crate::clock::BootInstant;
 use kvpool_types::Epoch;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A term. Past its deadline the master may answer and change nothing, until somebody renews the term;
-/// once it is over it is never renewed.
+/// A term. Past its deadline the master may answer reads but change nothing, until the term is
+/// renewed. An ended term is never renewed.
 ///
-/// The deadline is on the clock since boot, so a master that was stopped finds it passed when it wakes.
+/// The deadline is on the clock since boot. So a master that was stopped finds the deadline passed
+/// when it continues.
 #[derive(Debug)]
 pub struct Term {
-    /// Its number.
+    /// The epoch of the term.
     pub epoch: Epoch,
     deadline: AtomicU64,
 }
 
-/// No deadline.
+/// A term without a deadline.
 const NEVER: u64 = u64::MAX;
-/// It is over.
+/// The term has ended.
 const OVER: u64 = 0;
 
 impl Term {
-    /// A term that lasts until it is ended: that of the only master of an embedded store.
+    /// A term without a deadline: the only master of an embedded store.
     pub const fn unlimited(epoch: Epoch) -> Self {
         Self {
             epoch,
@@ -30,7 +31,7 @@ impl Term {
         }
     }
 
-    /// A term that has to be renewed before `deadline`.
+    /// A term that needs a renewal before `deadline`.
     pub const fn until(epoch: Epoch, deadline: BootInstant) -> Self {
         Self {
             epoch,
@@ -38,14 +39,14 @@ impl Term {
         }
     }
 
-    /// Whether its master may grant and change anything.
+    /// True while the master may grant and change anything.
     pub fn leads(&self, now: BootInstant) -> bool {
         now.0 < self.deadline.load(Ordering::Acquire)
     }
 
-    /// Moves the deadline to a later moment; a term that is over stays so.
+    /// Moves the deadline later. An ended term stays ended.
     pub fn renew(&self, deadline: BootInstant) {
-        // Fails when the term is over, or lasts longer already.
+        // This fails for an ended term and for an earlier deadline.
         let _kept = self
             .deadline
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
@@ -58,18 +59,18 @@ impl Term {
         self.deadline.store(OVER, Ordering::Release);
     }
 
-    /// Whether it has been ended.
+    /// True for an ended term.
     pub fn is_over(&self) -> bool {
         self.deadline.load(Ordering::Acquire) == OVER
     }
 
-    /// How long it lasts if nobody renews it; `None` without a deadline.
+    /// The time until the deadline; `None` without a deadline.
     pub fn left(&self, now: BootInstant) -> Option<Duration> {
         let deadline = self.deadline.load(Ordering::Acquire);
         (deadline != NEVER).then(|| BootInstant(deadline).since(now))
     }
 
-    /// For how long the deadline has been passed.
+    /// The time since the deadline passed.
     pub fn overdue(&self, now: BootInstant) -> Duration {
         now.since(BootInstant(self.deadline.load(Ordering::Acquire)))
     }
@@ -86,7 +87,7 @@ mod tests {
         assert!(!term.leads(BootInstant(100)));
         term.renew(BootInstant(200));
         assert!(term.leads(BootInstant(199)));
-        // An answer that comes late speaks of an earlier moment.
+        // A late answer has an earlier deadline.
         term.renew(BootInstant(150));
         assert!(term.leads(BootInstant(199)));
         assert_eq!(term.overdue(BootInstant(260)), Duration::from_millis(60));

@@ -1,28 +1,28 @@
-//! What calls that wait in the master may hold meanwhile: a call waits for room or for durability with its
-//! request in memory.
+//! The memory that waiting calls of the master may hold: a call waits for room or for durability
+//! with its request in memory.
 
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What a call holds beside its request.
+/// The bytes that a call holds beside its request.
 const CALL: usize = 16 << 10;
 
-/// WaitBudget for waiting calls, as bytes. Commits have places of their own, since reservations may wait for what
-/// commits make evictable.
+/// The budget of waiting calls, in bytes. Commits have their own budget, because reservations may
+/// wait for blocks that become evictable after their commit.
 #[derive(Clone, Debug)]
 pub(crate) struct WaitBudget {
     commits: Arc<Semaphore>,
     others: Arc<Semaphore>,
 }
 
-/// The place of one call, until it is dropped.
+/// The budget of one call, returned on drop.
 #[derive(Debug)]
 pub(crate) struct WaitPermit(
     #[allow(dead_code, reason = "it is held, and not looked at")] OwnedSemaphorePermit,
 );
 
 impl WaitBudget {
-    /// `most` bytes for commits, and so many for other calls.
+    /// `most` bytes for commits, and `most` bytes for other calls.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             commits: Arc::new(Semaphore::new(most)),
@@ -30,12 +30,12 @@ impl WaitBudget {
         }
     }
 
-    /// A place for a commit; none when the commits that wait hold too much already.
+    /// Takes the budget of a commit; `None` when the waiting commits hold too much.
     pub(crate) fn for_commit(&self, request_bytes: usize) -> Option<WaitPermit> {
         take(&self.commits, request_bytes)
     }
 
-    /// The same for any other call.
+    /// Takes the budget of any other call.
     pub(crate) fn for_other(&self, request_bytes: usize) -> Option<WaitPermit> {
         take(&self.others, request_bytes)
     }

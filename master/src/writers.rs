@@ -1,4 +1,4 @@
-//! Which clients are there, told by their framed connections, so that the puts of one that died end.
+//! The clients with framed connections, so that the puts of a dead client end.
 //!
 //! ```text
 //!            first connection         last one closed          GRACE passed
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The kernel closes a killed process's connections at once. A client that only lost its connection
-//! has the time of the grace to come back; after it its commits are refused and it puts again. Puts that were
-//! reserved over gRPC belong to no connection here: they end with their grants.
+//! may return within the grace period. After it, the client's commits are refused and it puts
+//! again. A put over gRPC belongs to no connection here, so it ends with its grants.
 //!
 //! ADR 0024 says which puts still wait for their grants to end.
 
@@ -23,23 +23,23 @@ use std::time::Duration;
 /// How long a client may be without a connection before its puts end.
 pub const GRACE: Duration = Duration::from_millis(300);
 
-/// The clients that have, or had a moment ago, framed connections.
+/// The clients that have framed connections, or had them a moment ago.
 #[derive(Debug, Default)]
 pub struct Writers {
     clients: Mutex<HashMap<ClientId, Writer>>,
-    /// Whether some client is leaving: nearly never.
+    /// True while a client is leaving, which is rare.
     leaving: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Writer {
     connections: usize,
-    /// When the last one closed.
+    /// The time at which the last connection closed.
     left: Option<BootInstant>,
 }
 
 impl Writers {
-    /// Counts a connection of a client in.
+    /// Counts one more connection of a client.
     pub fn enter(&self, client: ClientId) {
         let mut clients = self.clients.lock();
         let writer = clients.entry(client).or_default();
@@ -47,7 +47,7 @@ impl Writers {
         writer.left = None;
     }
 
-    /// Counts it out.
+    /// Counts one connection less.
     pub fn leave(&self, client: ClientId, now: BootInstant) {
         let mut clients = self.clients.lock();
         if let Some(writer) = clients.get_mut(&client) {
@@ -59,7 +59,7 @@ impl Writers {
         }
     }
 
-    /// Takes out the clients that have been without a connection for the grace.
+    /// Removes the clients that had no connection for the grace period.
     pub fn take_gone(&self, now: BootInstant) -> Vec<ClientId> {
         if !self.leaving.load(Ordering::Acquire) {
             return Vec::new();
@@ -94,7 +94,7 @@ mod tests {
         writers.leave(one, later);
         writers.leave(other, later);
         assert_eq!(writers.take_gone(later.after(GRACE / 2)), []);
-        // It is back in time.
+        // The client returned in time.
         writers.enter(other);
         assert_eq!(writers.take_gone(later.after(GRACE)), [one]);
         assert_eq!(writers.take_gone(later.after(GRACE * 9)), []);

@@ -1,4 +1,4 @@
-//! Blocks as the directory's callers see them.
+//! The types with which callers see blocks.
 
 use super::common::Common;
 use super::stripe::Stripe;
@@ -9,11 +9,11 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Key, Length, SegmentId, Version};
 use std::ops::Deref;
 
-/// A moment in the order of all uses of all blocks.
+/// A position in the order of all uses of all blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tick(pub u64);
 
-/// The ticks of one batch: the last key has the earliest, so that a chain's parents are always more
+/// The ticks of one batch. The last key has the earliest tick, so a chain's parents are always more
 /// recent than its children.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticks {
@@ -28,7 +28,7 @@ impl Ticks {
     }
 }
 
-/// The copies of a block: a slice of at least one.
+/// A borrowed list of at least one replica of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Replicas<'a>(ReplicaSlice<'a>);
 
@@ -59,71 +59,71 @@ impl<'a> Replicas<'a> {
     }
 }
 
-/// A block to make visible.
+/// A block to publish.
 #[derive(Clone, Debug)]
 pub struct NewBlock {
-    /// Its namespace.
+    /// Namespace of the key.
     pub namespace: NamespaceId,
-    /// Its key.
+    /// Key of the block.
     pub key: Key,
-    /// Its version, above every earlier one of the key.
+    /// Version of the block, above every earlier version of the key.
     pub version: Version,
-    /// Its bytes: more than none, less than 4 GiB.
+    /// Length in bytes: above zero and below 4 GiB.
     pub length: Length,
-    /// Their checksum.
+    /// Checksum of the block's bytes.
     pub checksum: Checksum,
-    /// Where it lies; at least one.
+    /// Replicas of the block, at least one.
     pub replicas: Copies,
-    /// The block before it in its chain.
+    /// Key of the block before this one in the chain.
     pub parent: Option<Key>,
-    /// Until when it is evicted last.
+    /// Until this time eviction takes the block last.
     pub soft_pin_until: Option<BootInstant>,
-    /// Whether it is never evicted.
+    /// A hard-pinned block is never evicted.
     pub hard_pin: bool,
-    /// When it was last used.
+    /// The tick of the last use.
     pub tick: Tick,
 }
 
-/// What became of a block that was to be made visible.
+/// The outcome of publishing one block.
 #[derive(Clone, Debug)]
 pub struct Published {
-    /// Where it is. `None` when it was refused: the key has this version or a later one, or the
-    /// block has no replica, no bytes, or 4 GiB and more.
+    /// The block's slot. `None` when the directory refused the block: the key has this version or a
+    /// later one, or the block has no replica, no bytes, or at least 4 GiB.
     pub id: Option<BlockId>,
-    /// The earlier version of the key. Leases on it count for the new one too, whose count of
-    /// holders goes on; its extents may be reused only after its lease's end.
+    /// The earlier version of the key. Its leases and its count of holders continue on the new
+    /// version. Its extents may be reused only after its lease ends.
     pub replaced: Option<Box<Removed>>,
 }
 
 /// A block that has left the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removed {
-    /// Its namespace.
+    /// Namespace of the key.
     pub namespace: NamespaceId,
-    /// Its key.
+    /// Key of the block.
     pub key: Key,
-    /// Its version.
+    /// Version of the block.
     pub version: Version,
-    /// Its bytes.
+    /// Length in bytes.
     pub length: Length,
-    /// Where it lay.
+    /// Replicas that the block had.
     pub replicas: Copies,
-    /// When its last lease ends; zero if nobody held one.
+    /// The end of the last lease; zero without a lease.
     pub lease_until: BootInstant,
 }
 
 impl Removed {
-    /// The bytes of all its replicas together.
+    /// The bytes of all replicas together.
     pub fn bytes(&self) -> u64 {
         self.length.0 * self.replicas.len() as u64
     }
 
-    /// The bytes of all its extents together: what its leaving makes room for.
+    /// The bytes of all extents together: the room that the removal frees.
     pub fn footprint(&self) -> u64 {
         self.footprint_on(|_| true)
     }
 
-    /// The bytes of its extents on some segments.
+    /// The bytes of the extents on the segments that `counts` accepts.
     pub fn footprint_on(&self, counts: impl Fn(SegmentId) -> bool) -> u64 {
         let extents = self.replicas.iter().filter(|r| counts(r.segment));
         Extents::rounded(self.length).0 * extents.count() as u64
@@ -133,43 +133,43 @@ impl Removed {
 /// A replica that has left the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dropped {
-    /// The block's namespace.
+    /// Namespace of the block's key.
     pub namespace: NamespaceId,
-    /// The block's key.
+    /// Key of the block.
     pub key: Key,
-    /// The block's version.
+    /// Version of the block.
     pub version: Version,
-    /// The block's bytes.
+    /// Length of the block in bytes.
     pub length: Length,
-    /// Where the replica lay.
+    /// The replica that left.
     pub replica: Replica,
-    /// When the block's last lease ends; zero if nobody holds one.
+    /// The end of the block's last lease; zero without a lease.
     pub lease_until: BootInstant,
-    /// The block itself, when this was its last replica; it holds the replica too.
+    /// The block, when this was its last replica. Its list contains the replica too.
     pub removed: Option<Removed>,
 }
 
-/// Whether a block may be removed.
+/// The caller's decision about one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes.
+    /// Remove the block.
     Remove,
-    /// It stays.
+    /// Keep the block.
     Keep,
 }
 
-/// What became of a key that was to be removed.
+/// The outcome of a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// It was not there.
+    /// The directory had no block under the key.
     Missing,
-    /// It stays.
+    /// The caller kept the block.
     Kept,
-    /// It is gone.
+    /// The directory removed the block.
     Removed(Removed),
 }
 
-/// A block, seen while its stripe is locked.
+/// A block, readable while its stripe is locked.
 #[derive(Clone, Copy)]
 pub struct BlockRef<'a> {
     pub(super) common: &'a Common,
@@ -182,17 +182,17 @@ impl<'a> BlockRef<'a> {
         self.stripe.entries.at(self.slot)
     }
 
-    /// Where it is in the directory.
+    /// The block's slot.
     pub fn id(&self) -> BlockId {
         self.stripe.id(self.slot)
     }
 
-    /// Its namespace.
+    /// Namespace of the key.
     pub fn namespace(&self) -> NamespaceId {
         self.stripe.namespace(self.slot, self.common)
     }
 
-    /// Its key.
+    /// Key of the block.
     pub fn key(&self) -> Key {
         self.stripe.key(self.slot, self.common)
     }
@@ -201,59 +201,59 @@ impl<'a> BlockRef<'a> {
         self.stripe.entries.rest(self.slot)
     }
 
-    /// Its version.
+    /// Version of the block.
     pub fn version(&self) -> Version {
         self.rest().version
     }
 
-    /// Its bytes.
+    /// Length in bytes.
     pub fn length(&self) -> Length {
         Length(u64::from(self.rest().length))
     }
 
-    /// Their checksum.
+    /// Checksum of the block's bytes.
     pub fn checksum(&self) -> Checksum {
         self.rest().checksum
     }
 
-    /// Where it lies.
+    /// Replicas of the block.
     pub fn replicas(&self) -> Replicas<'a> {
         self.stripe.replicas(self.slot)
     }
 
-    /// The segment of its only replica; `None` when it has several.
+    /// The segment of the only replica; `None` for several replicas.
     #[inline]
     pub fn only_segment(&self) -> Option<SegmentId> {
         self.stripe.only_segment(self.slot)
     }
 
-    /// When it was last used.
+    /// The tick of the last use.
     pub fn tick(&self) -> Tick {
         Tick(self.entry().tick())
     }
 
-    /// When its last lease ends or ended; zero if nobody holds one.
+    /// The end of the last lease, which may be past; zero without a lease.
     pub fn lease_until(&self) -> BootInstant {
         self.common.absolute(self.entry().lease_until())
     }
 
-    /// Whether someone holds a lease; before `floor` everything counts as leased.
+    /// True while a lease runs. Before `floor` every block counts as leased.
     pub fn is_leased(&self, now: BootInstant, floor: BootInstant) -> bool {
         now < floor || self.lease_until() > now
     }
 
-    /// Until when it is evicted last, if it is soft-pinned and eviction has not seen that run out.
+    /// The end of the soft pin, unless eviction has already seen that it is over.
     pub fn soft_pin_until(&self) -> Option<BootInstant> {
         self.stripe.soft_until(self.slot)
     }
 
-    /// Whether it is never evicted.
+    /// True for a block that is never evicted.
     pub fn is_hard_pinned(&self) -> bool {
         self.entry().is_hard_pinned()
     }
 }
 
-/// A block, seen and changed while its stripe is locked.
+/// A block, writable while its stripe is locked.
 pub struct BlockMut<'a> {
     pub(super) common: &'a Common,
     pub(super) stripe: &'a mut Stripe,
@@ -261,7 +261,7 @@ pub struct BlockMut<'a> {
 }
 
 impl BlockMut<'_> {
-    /// The block, to look at.
+    /// A readable view of the block.
     #[inline]
     pub fn view(&self) -> BlockRef<'_> {
         BlockRef {
@@ -271,56 +271,56 @@ impl BlockMut<'_> {
         }
     }
 
-    /// Its version.
+    /// Version of the block.
     pub fn version(&self) -> Version {
         self.view().version()
     }
 
-    /// Its bytes.
+    /// Length in bytes.
     pub fn length(&self) -> Length {
         self.view().length()
     }
 
-    /// Their checksum.
+    /// Checksum of the block's bytes.
     pub fn checksum(&self) -> Checksum {
         self.view().checksum()
     }
 
-    /// Where it lies.
+    /// Replicas of the block.
     pub fn replicas(&self) -> Replicas<'_> {
         self.stripe.replicas(self.slot)
     }
 
-    /// When its last lease ends or ended; zero if nobody holds one.
+    /// The end of the last lease, which may be past; zero without a lease.
     pub fn lease_until(&self) -> BootInstant {
         self.view().lease_until()
     }
 
-    /// Whether someone holds a lease; before `floor` everything counts as leased.
+    /// True while a lease runs. Before `floor` every block counts as leased.
     pub fn is_leased(&self, now: BootInstant, floor: BootInstant) -> bool {
         self.view().is_leased(now, floor)
     }
 
-    /// Notes a use. A root that is used is an ordinary block again.
+    /// Records a use. A root that is used moves back to the ordinary blocks.
     pub fn touch(&mut self, tick: Tick) {
         self.stripe.touch(self.slot, tick.0);
     }
 
-    /// Adds a holder of the block's lease, whose token is `until`.
+    /// Adds a holder of the block's lease. The holder's token is `until`.
     pub fn lease(&mut self, until: BootInstant, now: BootInstant) {
         let (until, now) = (self.common.relative(until), self.common.relative(now));
         self.stripe.entries.at_mut(self.slot).lease(until, now);
     }
 
-    /// Notes a use by a new holder of the block's lease: [`BlockMut::lease`] and [`BlockMut::touch`].
+    /// Records a use by a new holder: [`BlockMut::lease`] and [`BlockMut::touch`] in one call.
     #[inline]
     pub fn lease_used(&mut self, until: BootInstant, now: BootInstant, tick: Tick) {
         let (until, now) = (self.common.relative(until), self.common.relative(now));
         self.stripe.lease_used(self.slot, until, now, tick.0);
     }
 
-    /// Takes a holder away, who had the lease until `token`; the last one ends the lease. A token
-    /// that has run out does nothing, since its holder no longer counts.
+    /// Removes the holder whose lease ends at `token`. The last holder's release ends the lease. An
+    /// expired token changes nothing, because its holder no longer counts.
     pub fn release(&mut self, token: BootInstant, now: BootInstant) {
         let (token, now) = (self.common.relative(token), self.common.relative(now));
         if self.stripe.entries.at_mut(self.slot).release(token, now) {
@@ -328,8 +328,8 @@ impl BlockMut<'_> {
         }
     }
 
-    /// Extends the lease of a holder who has it until `token`. Returns false when that has run out:
-    /// the block may be gone at any time.
+    /// Extends the lease of the holder whose lease ends at `token`. Returns false for an expired
+    /// token: the block may leave at any time.
     pub fn renew(&mut self, token: BootInstant, until: BootInstant, now: BootInstant) -> bool {
         let relative = |moment| self.common.relative(moment);
         let (token, until, now) = (relative(token), relative(until), relative(now));

@@ -1,4 +1,4 @@
-//! A stripe behind its lock, and what is known of it without locking.
+//! A stripe behind its lock, with gauges that are readable without the lock.
 
 use super::queues::Rank;
 use super::stripe::Stripe;
@@ -6,7 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is known of a stripe without locking it. It lags behind by no more than the lock is held.
+/// Gauges of a stripe, readable without its lock. They are stale at most while the lock is held.
 #[derive(Debug)]
 pub(super) struct Gauges {
     oldest: [AtomicU64; 3],
@@ -15,11 +15,11 @@ pub(super) struct Gauges {
     pub(super) bytes: AtomicU64,
 }
 
-/// In a gauge: there is none.
+/// The value of a gauge without an entry.
 pub(super) const NEVER: u64 = u64::MAX;
 
 impl Gauges {
-    /// The tick of the first block to be evicted of a rank, or [`NEVER`].
+    /// The tick of the next victim of a rank, or [`NEVER`].
     pub(super) fn oldest(&self, rank: Rank) -> u64 {
         let [roots, ordinary, soft] = &self.oldest;
         let gauge = match rank {
@@ -30,7 +30,7 @@ impl Gauges {
         gauge.load(Ordering::Acquire)
     }
 
-    /// When the next timer runs out, or [`NEVER`].
+    /// The end of the next timer, or [`NEVER`].
     pub(super) fn timer(&self) -> u64 {
         self.timer.load(Ordering::Acquire)
     }
@@ -50,7 +50,8 @@ impl Gauges {
     }
 }
 
-/// A stripe behind its lock. Aligned, so that the gauges of two stripes share no cache line.
+/// A stripe behind its lock. The alignment keeps the gauges of two stripes on different cache
+/// lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Cell {
@@ -81,13 +82,13 @@ impl Cell {
 }
 
 impl Cell {
-    /// Locks the stripe for one who changes nothing.
+    /// Locks the stripe for reading. The gauges are not updated afterwards.
     pub(super) fn lock_to_look(&self) -> impl Deref<Target = Stripe> + '_ {
         self.stripe.lock()
     }
 }
 
-/// A locked stripe, which brings its gauges up to date when it is let go.
+/// A locked stripe. Its gauges are updated before the lock is released.
 pub(super) struct Locked<'a> {
     stripe: MutexGuard<'a, Stripe>,
     gauges: &'a Gauges,

@@ -1,4 +1,4 @@
-//! What the stripes of a directory share, and keys made ready to be looked up in one.
+//! What the stripes of a directory share, and the preparation of keys for a lookup.
 
 use super::entry::MAX_LEASE;
 use super::hash::Seed;
@@ -10,7 +10,7 @@ use kvpool_types::KeyRef;
 use kvpool_types::ids::NamespaceId;
 use parking_lot::Mutex;
 
-/// What the stripes of a directory share. Lock order: stripes in the order of their numbers, then one of these.
+/// What the stripes of a directory share. Lock order: stripes by number, then one of these.
 #[derive(Debug)]
 pub(super) struct Common {
     pub(super) seed: Seed,
@@ -18,18 +18,18 @@ pub(super) struct Common {
     pub(super) lineage: Mutex<Lineage>,
     pub(super) policy: Policy,
     pub(super) start: BootInstant,
-    /// The low bits of a block's id that name its stripe.
+    /// The number of low bits of a block's id that name its stripe.
     pub(super) stripe_bits: u32,
 }
 
 impl Common {
-    /// A moment as leases are stored: in milliseconds after the directory's start.
+    /// A time as leases store it: milliseconds after the directory's start.
     #[inline]
     pub(super) fn relative(&self, moment: BootInstant) -> u64 {
         moment.0.saturating_sub(self.start.0).min(MAX_LEASE)
     }
 
-    /// The moment that is stored as `relative`; zero stands for none.
+    /// The time stored as `relative`; zero stands for no time.
     pub(super) fn absolute(&self, relative: u64) -> BootInstant {
         if relative == 0 {
             BootInstant(0)
@@ -43,7 +43,7 @@ impl Common {
         self.stripe_of_shard(shard_of_hash(hash))
     }
 
-    /// A part is in one stripe, and a stripe is some whole parts.
+    /// A shard lies in one stripe, and a stripe consists of whole shards.
     #[inline]
     pub(super) fn stripe_of_shard(&self, shard: u32) -> usize {
         shard as usize & ((1 << self.stripe_bits) - 1)
@@ -58,24 +58,25 @@ impl Common {
     }
 }
 
-/// The part of snapshots that a key of this hash is in.
+/// The durable shard of a key with this hash.
 #[inline]
 pub(super) fn shard_of_hash(hash: u64) -> u32 {
     ((hash >> 32) as u32) % SHARDS
 }
 
-/// A key ready to be looked up.
+/// A key with its hash and its number in the interner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prepared<'k> {
     pub(super) namespace: NamespaceId,
     pub(super) key: KeyRef<'k>,
     pub(super) hash: u64,
-    /// The space of a digest; [`NOT_INTERNED`] for strings and where affixes are not interned.
+    /// The interner's number for the affixes of a digest. [`NOT_INTERNED`] for text keys and for
+    /// affixes that are not interned.
     pub(super) affixes: u32,
 }
 
-/// Makes keys of one namespace ready. Remembers what it found of keys without affixes, and of the
-/// affixes last seen, which most keys of a batch share.
+/// Prepares keys of one namespace. It caches the lookup of keys without affixes, and of the last
+/// affixes seen, which most keys of a batch share.
 pub(super) struct Preparer<'d, 'k> {
     common: &'d Common,
     namespace: NamespaceId,
@@ -126,7 +127,7 @@ impl<'d, 'k> Preparer<'d, 'k> {
                 .find(self.namespace, prefix, suffix, affixes_hash);
             (affixes_hash, found.unwrap_or(NOT_INTERNED))
         };
-        // Without affixes there is nothing to compare, and nearly all keys are such.
+        // Nearly all keys have no affixes, so this case skips the comparison.
         if prefix.is_empty() && suffix.is_empty() {
             return *self.bare.get_or_insert_with(find);
         }

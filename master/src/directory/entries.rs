@@ -9,7 +9,7 @@
 use super::entry::{Entry, Links, Rest};
 use crate::slab::NONE;
 
-/// How many blocks a chunk of each column holds.
+/// The number of blocks in one chunk of a column.
 const CHUNK: usize = 64;
 
 /// Blocks at stable slots.
@@ -37,7 +37,7 @@ impl Default for Entries {
 }
 
 impl Entries {
-    /// Stores a block; returns its slot.
+    /// Stores a block and returns its slot.
     pub(super) fn insert(&mut self, entry: Entry, rest: Rest) -> u32 {
         self.len += 1;
         let slot = self.vacant_slot();
@@ -66,7 +66,7 @@ impl Entries {
         slot
     }
 
-    /// Takes a block out that is not in the list.
+    /// Removes a block, which must not be in the list.
     pub(super) fn remove(&mut self, slot: u32) -> Entry {
         let vacant = Entry::vacant(self.vacant);
         self.vacant = slot;
@@ -74,20 +74,20 @@ impl Entries {
         std::mem::replace(self.at_mut(slot), vacant)
     }
 
-    /// The block in a slot, if there is one.
+    /// The block in a slot; `None` for a vacant slot.
     #[inline]
     pub(super) fn get(&self, slot: u32) -> Option<&Entry> {
         let entry = self.entries.get(slot)?;
         entry.next_vacant().is_none().then_some(entry)
     }
 
-    /// The block in a slot that holds one.
+    /// The block in an occupied slot.
     #[inline]
     pub(super) fn at(&self, slot: u32) -> &Entry {
         self.get(slot).expect("invariant: what is linked is there")
     }
 
-    /// The block in a slot that holds one.
+    /// The block in an occupied slot.
     #[inline]
     pub(super) fn at_mut(&mut self, slot: u32) -> &mut Entry {
         let entry = self.entries.at_mut(slot);
@@ -98,37 +98,36 @@ impl Entries {
         entry
     }
 
-    /// The rest of the block in a slot that holds one.
+    /// The [`Rest`] of the block in an occupied slot.
     pub(super) fn rest(&self, slot: u32) -> &Rest {
         self.rests.at(slot)
     }
 
-    /// The rest of the block in a slot that holds one.
+    /// The [`Rest`] of the block in an occupied slot.
     pub(super) fn rest_mut(&mut self, slot: u32) -> &mut Rest {
         self.rests.at_mut(slot)
     }
 
-    /// The neighbours of the block in a slot that holds one.
+    /// The list neighbours of the block in an occupied slot.
     #[inline]
     pub(super) fn links(&self, slot: u32) -> Links {
         *self.links.at(slot)
     }
 
-    /// The neighbours of the block in a slot that holds one.
+    /// The list neighbours of the block in an occupied slot.
     #[inline]
     pub(super) fn links_mut(&mut self, slot: u32) -> &mut Links {
         self.links.at_mut(slot)
     }
 
-    /// Reads some of what is known of the block in a slot, if there is such a slot: whoever asks
-    /// wants it to be in the processor's caches.
+    /// Reads a slot, if it exists, only to bring its cache line into the processor's cache.
     #[inline]
     pub(super) fn read(&self, slot: u32) -> u32 {
         let entry = self.entries.get(slot).map_or(0, |entry| entry.affixes);
         entry ^ self.links.get(slot).map_or(0, |links| links.next)
     }
 
-    /// How many blocks there are.
+    /// The number of blocks.
     pub(super) fn len(&self) -> u32 {
         self.len
     }
@@ -144,7 +143,7 @@ impl Entries {
     }
 }
 
-/// Values in chunks: it never moves what it holds, and wastes less than a chunk.
+/// Values in chunks. A value never moves, and less than one chunk is unused.
 #[derive(Debug)]
 struct Column<T> {
     chunks: Vec<Box<[T; CHUNK]>>,

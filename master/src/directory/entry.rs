@@ -1,14 +1,15 @@
-//! What the directory holds of one block, packed: there may be millions.
+//! The directory's data of one block, packed because there may be millions.
 
 use crate::slab::NONE;
 use kvpool_types::key::Digest;
 use kvpool_types::{Checksum, Version};
 
-/// The latest tick that an entry can hold.
+/// The latest tick that an entry can store.
 pub(super) const MAX_TICK: u64 = (1 << TICK_BITS) - 1;
-/// The latest lease that an entry can hold, in milliseconds after the directory's start: 34 years.
+/// The latest lease end that an entry can store, in milliseconds after the directory's start: 34
+/// years.
 pub(super) const MAX_LEASE: u64 = (1 << 40) - 1;
-/// Offsets from here on are stored beside the entry.
+/// Offsets from this value on are stored beside the entry.
 pub(super) const MAX_OFFSET: u64 = 1 << 48;
 
 const TICK_BITS: u32 = 56;
@@ -20,25 +21,26 @@ const LOST_PARENT: u8 = 1 << 5;
 const SPREAD: u8 = 1 << 6;
 const VACANT: u8 = 1 << 7;
 
-/// In which of its stripe's queues a block waits for eviction.
+/// The queue of its stripe in which a block waits for eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum QueueState {
-    /// The list of ordinary blocks, which is ordered by tick.
+    /// In the list of ordinary blocks, ordered by tick.
     Listed = 0,
-    /// The set of ordinary blocks whose tick does not fit at the list's end.
+    /// In the set of ordinary blocks whose tick does not fit at the end of the list.
     Stray = 1,
-    /// The set of blocks that lost their parent.
+    /// In the set of roots: blocks that lost their parent.
     Root = 2,
-    /// The same, and it has children.
+    /// In the set of roots, with children.
     RootWithChildren = 3,
-    /// The set of soft-pinned blocks.
+    /// In the set of soft-pinned blocks.
     Soft = 4,
-    /// None: eviction met it leased, or on a node that takes no blocks. A timer or a recall brings it back.
+    /// In no queue: eviction met the block leased, or on a node that takes no blocks. A timer or a
+    /// recall brings it back.
     Parked = 5,
-    /// None: it has children. It comes back when the last one goes.
+    /// In no queue: the block has children. It returns when the last child leaves.
     Inner = 6,
-    /// None: it is pinned for good.
+    /// In no queue: the block is hard-pinned.
     Fixed = 7,
 }
 
@@ -55,19 +57,20 @@ impl QueueState {
     ];
 }
 
-/// One block as a look for it and its use need it: one cache line. What is asked for less often is
-/// in its [`Rest`], and its place in the list of ordinary blocks in its [`Links`].
+/// The fields of one block that a lookup and a use need, in one cache line. [`Rest`] has the fields
+/// that are needed less often, [`Links`] the neighbours in the list of ordinary blocks.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Entry {
     pub(super) digest: Digest,
-    /// The tick in the low 56 bits, the high 8 bits of the lease's deadline above.
+    /// The tick in the low 56 bits. The high 8 bits of the lease's end lie above it.
     recency: u64,
-    /// The space of the digest; [`super::spaces::NOT_INTERNED`] when the key is stored beside the entry,
-    /// under the number in the digest's first four bytes. Of a vacant slot, the next one.
+    /// The interner's number of the digest's affixes. With [`super::interner::NOT_INTERNED`] the
+    /// key is stored beside the entry, and the digest's first four bytes number it. In a vacant
+    /// slot: the next vacant slot.
     pub(super) affixes: u32,
     lease_low: u32,
-    /// The only replica; with [`SPREAD`] set, `extent` numbers a list of replicas instead.
+    /// The only replica. With [`SPREAD`] set, `extent` numbers a list of replicas instead.
     pub(super) segment: u32,
     pub(super) extent: u32,
     offset_low: u32,
@@ -76,7 +79,7 @@ pub(super) struct Entry {
     holders: u8,
 }
 
-/// What is not needed to find a block and to lease it.
+/// The fields that a lookup and a lease do not need.
 #[derive(Debug, Default)]
 pub(super) struct Rest {
     pub(super) version: Version,
@@ -87,7 +90,7 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// What is known of a block in no chain.
+    /// The fields of a block without a parent or children.
     pub(super) fn new(version: Version, checksum: Checksum, length: u32) -> Self {
         Self {
             version,
@@ -98,8 +101,8 @@ impl Rest {
     }
 }
 
-/// The neighbours of a block in the list of ordinary blocks. They are apart from the rest, since a
-/// use of a block changes those of three: eight of them share a cache line.
+/// The neighbours of a block in the list of ordinary blocks. A use of a block changes the links of
+/// three blocks; apart from the other fields, eight links share a cache line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Links {
     pub(super) prev: u32,
@@ -107,18 +110,18 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Those of a block that is not in the list.
+    /// The links of a block outside the list.
     pub(super) const UNLINKED: Self = Self {
         prev: NONE,
         next: NONE,
     };
 }
 
-/// A count of holders that no longer moves: the lease then lasts to its deadline.
+/// A saturated count of holders: the lease then lasts until its end.
 const STICKY: u8 = u8::MAX;
 
 impl Entry {
-    /// A block without key, replicas and place.
+    /// A block without key, replicas and queue.
     pub(super) fn new() -> Self {
         Self {
             digest: [0; 32],
@@ -134,7 +137,7 @@ impl Entry {
         }
     }
 
-    /// What stands in a vacant slot: the next one.
+    /// The content of a vacant slot, which names the next vacant slot.
     pub(super) fn vacant(next: u32) -> Self {
         let mut entry = Self::new();
         entry.flags = VACANT;
@@ -142,7 +145,7 @@ impl Entry {
         entry
     }
 
-    /// The next vacant slot if this stands in one.
+    /// The next vacant slot; `None` for an occupied slot.
     #[inline]
     pub(super) fn next_vacant(&self) -> Option<u32> {
         (self.flags & VACANT != 0).then_some(self.affixes)
@@ -162,7 +165,7 @@ impl Entry {
         self.flags = self.flags & !PLACE | place as u8;
     }
 
-    /// Whether it waits in the list of ordinary blocks, and nothing else is to be minded of it.
+    /// True for a block in the list of ordinary blocks that has no flag which a use must clear.
     #[inline]
     pub(super) fn is_plainly_listed(&self) -> bool {
         self.flags & !SPREAD == QueueState::Listed as u8
@@ -242,7 +245,8 @@ impl Entry {
         }
     }
 
-    /// When the lease ends or ended, in milliseconds after the directory's start; 0 without one.
+    /// The end of the lease, which may be past, in milliseconds after the directory's start; 0
+    /// without a lease.
     #[inline]
     pub(super) fn lease_until(&self) -> u64 {
         if self.holders == 0 {
@@ -278,7 +282,7 @@ impl Entry {
         }
     }
 
-    /// Takes away a holder whose token has not run out. Returns whether that ended the lease.
+    /// Removes a holder, unless its token has expired. Returns true when that ended the lease.
     pub(super) fn release(&mut self, token: u64, now: u64) -> bool {
         if token <= now || !self.is_leased(now) || self.holders == STICKY {
             return false;
@@ -287,7 +291,8 @@ impl Entry {
         self.holders == 0
     }
 
-    /// Moves the deadline for a holder whose token has not run out. Returns whether it has a lease.
+    /// Moves the lease's end for a holder whose token has not expired. Returns whether the holder
+    /// has a lease.
     pub(super) fn renew(&mut self, token: u64, until: u64, now: u64) -> bool {
         if token <= now || !self.is_leased(now) {
             return false;
@@ -352,8 +357,8 @@ mod tests {
     }
 
     proptest! {
-        /// The model knows every holder by its token. The entry knows only one deadline and a count;
-        /// it may protect longer than the model, never shorter.
+        /// The model knows every holder by its token. The entry knows one end and a count. The
+        /// entry may protect longer than the model, never shorter.
         #[test]
         fn a_lease_is_never_lost_by_another_holders_doing(
             steps in proptest::collection::vec(prop_oneof![
@@ -394,7 +399,7 @@ mod tests {
                 let needed = tokens.iter().any(|token| *token > now);
                 prop_assert!(!needed || entry.is_leased(now), "a holder lost its lease");
                 prop_assert!(entry.lease_until() <= latest);
-                // Without holders that ran out uncounted, releasing everything ends the lease at once.
+                // When no holder expired uncounted, the last release ends the lease at once.
                 if tokens.is_empty() && latest == 0 {
                     prop_assert!(!entry.is_leased(now));
                 }

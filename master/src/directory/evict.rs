@@ -1,11 +1,12 @@
-//! Making room.
+//! Eviction of single blocks.
 //!
-//! Victims go one by one, always the oldest of all stripes: each stripe shows its oldest ticks without
-//! being locked. Roots go first, ordinary blocks next, soft-pinned ones last. A block that is met
-//! leased is set aside until its lease ends, so a round costs what it evicts and no block is met in
-//! vain twice. A block whose node takes no blocks now (it is not heard, or drains) would make no room where
-//! room is sought. It is set aside until [`Directory::recall`] names its segment, so a dead node's blocks
-//! cost eviction nothing until the node's state changes.
+//! Each victim is the oldest block over all stripes: a gauge shows each stripe's oldest ticks
+//! without its lock. Roots go first, then ordinary blocks, then soft-pinned blocks.
+//!
+//! Eviction sets a leased block aside until its lease ends. So a round costs only what it evicts,
+//! and it meets no block twice in vain. A block whose node takes no blocks now (suspect or
+//! draining) makes no usable room. Eviction sets it aside until [`Directory::recall`] names its
+//! segment, so a dead node's blocks cost eviction nothing.
 
 use super::BlockId;
 use super::Directory;
@@ -18,24 +19,25 @@ use crate::clock::BootInstant;
 use crate::placement::Extents;
 use kvpool_types::{Length, SegmentId, Version};
 
-/// What became of one block that was to be evicted.
+/// The outcome of [`Directory::evict_block`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Single {
-    /// It has left the directory.
+    /// The block has left the directory.
     Evicted(Removed),
-    /// It may not go now.
+    /// The block may not be evicted now.
     Stays,
-    /// It is not there any more.
+    /// The block is no longer in the directory.
     Gone,
 }
 
-/// How many blocks of a stripe are recalled before its lock is let go once.
+/// The number of blocks that one lock of a stripe recalls.
 const RECALL_STEP: usize = 256;
 
 impl Directory {
-    /// Evicts blocks until the bytes of their extents on segments that `gives_room` names reach `goal`, and
-    /// not one more; fewer when no block is left that may go. Never evicts a block that is leased or
-    /// hard-pinned, nor one with children, nor one that lies on none of these segments.
+    /// Evicts blocks until their extents on the segments that `gives_room` accepts reach `goal`
+    /// bytes. The last victim reaches the goal, so no further block is evicted. Fewer blocks leave
+    /// when no other block may be evicted. Leased and hard-pinned blocks stay, as do blocks with
+    /// children and blocks on other segments only.
     pub fn evict(
         &self,
         goal: u64,
@@ -57,7 +59,7 @@ impl Directory {
         evicted
     }
 
-    /// Evicts one block, by the same rules. Soft-pinned blocks stay too.
+    /// Evicts one block by the rules of [`Directory::evict`]. A soft-pinned block stays too.
     pub fn evict_block(
         &self,
         id: BlockId,
@@ -88,7 +90,7 @@ impl Directory {
         Single::Evicted(removed)
     }
 
-    /// The bytes of one extent of the block that is to go first; zero when there is none.
+    /// The bytes of one extent of the next victim; zero without a victim.
     pub fn first_footprint(&self) -> u64 {
         let Some((stripe, rank)) = self.oldest() else {
             return 0;
@@ -101,7 +103,8 @@ impl Directory {
         Extents::rounded(length).0
     }
 
-    /// Lets eviction look again at the blocks that it set aside on `segments`: they take blocks again.
+    /// Returns the blocks that eviction set aside on `segments` to the queues, because these
+    /// segments take blocks again.
     pub fn recall(&self, segments: impl Iterator<Item = SegmentId>) {
         let groups = segments.map(|segment| segment.0);
         for group in groups.chain(std::iter::once(SPREAD)) {
@@ -111,7 +114,7 @@ impl Directory {
         }
     }
 
-    /// Looks at blocks whose soft pin or lease has run out.
+    /// Re-examines blocks whose soft pin or lease has expired.
     pub(super) fn wake(&self, now: BootInstant) {
         for cell in &self.stripes {
             if cell.gauges.timer() <= now.0 {
@@ -120,7 +123,7 @@ impl Directory {
         }
     }
 
-    /// The stripe with the oldest block of the first rank that has any.
+    /// The stripe with the oldest block of the first rank that has a block.
     fn oldest(&self) -> Option<(usize, Rank)> {
         Rank::ALL.into_iter().find_map(|rank| {
             let ticks = self.stripes.iter().map(|cell| cell.gauges.oldest(rank));
@@ -129,8 +132,8 @@ impl Directory {
         })
     }
 
-    /// Evicts the first block of a rank of a stripe, or takes it out of the way: each call that
-    /// evicts nothing leaves one block less to look at.
+    /// Evicts the first block of a rank of a stripe, or moves it out of the queue. Each call that
+    /// evicts nothing leaves one block less to examine.
     fn evict_oldest(
         &self,
         stripe: usize,
@@ -145,8 +148,8 @@ impl Directory {
             let (_, slot) = stripe.queues.first(rank)?;
             let entry = stripe.entries.at(slot);
             if entry.queue_state() == QueueState::RootWithChildren {
-                // The root's children are preferred victims in its stead; when the last one has
-                // gone, it is one again.
+                // The root's children are preferred victims in its place. When the last child has
+                // left, the root is a victim again.
                 let lineage = self.common.lineage.lock();
                 let children: Vec<BlockId> = lineage
                     .children(stripe.entries.rest(slot).lineage)

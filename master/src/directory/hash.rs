@@ -1,15 +1,15 @@
-//! Hashes of keys, under a secret seed: clients choose digests and strings, and must not be able to
-//! choose them so that they meet in one stripe or one bucket.
+//! Hashes of keys under a secret seed. Clients choose digests and texts; the seed prevents keys
+//! that are chosen to collide in one stripe or one bucket.
 
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::key::Digest;
 
-/// The secret of one directory.
+/// The secret of one directory's hashes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seed([u64; 4]);
 
 impl Seed {
-    /// Spreads one random number over the words of the secret (SplitMix64).
+    /// Derives the words of the secret from one random number (SplitMix64).
     pub(super) fn new(random: u64) -> Self {
         let mut state = random;
         Self(std::array::from_fn(|_| {
@@ -21,8 +21,8 @@ impl Seed {
         }))
     }
 
-    /// The hash of what stands around a digest. The hash of a key does not depend on whether its
-    /// affixes are interned.
+    /// The hash of the affixes of a digest. A key's hash is the same whether its affixes are
+    /// interned or not.
     pub(super) fn affixes(&self, namespace: NamespaceId, prefix: &str, suffix: &str) -> u64 {
         let [_, _, _, last] = self.0;
         let state = fold(
@@ -32,7 +32,7 @@ impl Seed {
         self.bytes(self.bytes(state, prefix.as_bytes()), suffix.as_bytes())
     }
 
-    /// The hash of a key that is a digest between affixes of the given hash.
+    /// The hash of a digest key; `affixes` is the hash of its affixes.
     #[inline]
     pub(super) fn digest(&self, affixes: u64, digest: &Digest) -> u64 {
         let [k0, k1, k2, k3] = self.0;
@@ -40,7 +40,7 @@ impl Seed {
         fold(fold(a ^ k0, b ^ k1) ^ affixes, fold(c ^ k2, d ^ k3) ^ k0)
     }
 
-    /// The hash of a key that is a string.
+    /// The hash of a text key.
     pub(super) fn text(&self, namespace: NamespaceId, text: &str) -> u64 {
         let [_, _, first, _] = self.0;
         self.bytes(
@@ -63,8 +63,8 @@ impl Seed {
     }
 }
 
-/// Whether two digests are the same. Compared by words: a call of the library's comparison of memory
-/// costs more than the comparison.
+/// Compares two digests word by word: the library call for comparing memory costs more than the
+/// comparison.
 #[inline]
 pub(super) fn same(one: &Digest, other: &Digest) -> bool {
     let [a, b, c, d] = words(one);
@@ -82,7 +82,7 @@ fn words(digest: &Digest) -> [u64; 4] {
     words
 }
 
-/// Both halves of the product, mixed.
+/// Multiplies to 128 bits and folds both halves together.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);

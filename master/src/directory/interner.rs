@@ -1,9 +1,9 @@
-//! What stands around the digests of keys, stored once for all the keys that share it.
+//! The affixes of digest keys, stored once for all keys that share them.
 //!
-//! A *space* is a namespace with a prefix and a suffix. The space without affixes of each namespace
-//! has the namespace's number and takes no memory. The others are numbered from 2^31 on, counted by
-//! the blocks that use them, and their numbers are never used again: a number found before a stripe
-//! was locked cannot have come to mean something else since.
+//! An interned entry is a namespace with a prefix and a suffix. The pair without affixes has the
+//! namespace's number and needs no memory. Other pairs have numbers from 2^31 on and a count of the
+//! blocks that use them. A number is never used again: a number found before a stripe is locked
+//! still means the same pair afterwards.
 
 use super::hash::Seed;
 use hashbrown::{HashMap, HashTable};
@@ -11,17 +11,17 @@ use kvpool_types::ids::NamespaceId;
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of no space.
+/// The number of affixes that are not interned.
 pub(super) const NOT_INTERNED: u32 = u32::MAX;
 
 const FIRST_AFFIXED: u32 = 1 << 31;
 
-/// How much may be interned.
+/// Limits of the interner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InternerLimit {
-    /// The most spaces with affixes.
+    /// The most pairs with affixes.
     pub pairs: usize,
-    /// The most bytes of their affixes.
+    /// The most bytes of affixes.
     pub bytes: usize,
 }
 
@@ -87,7 +87,7 @@ impl Interner {
         }
     }
 
-    /// The space's number, if it has one; `hash` is [`Seed::affixes`] of it.
+    /// The number of a pair; `None` when it is not interned. `hash` is its [`Seed::affixes`].
     pub(super) fn find(
         &self,
         namespace: NamespaceId,
@@ -101,7 +101,7 @@ impl Interner {
         }
     }
 
-    /// The space's number, for one block more; `None` beyond the limit.
+    /// The number of a pair, counted for one more block; `None` beyond the limit.
     pub(super) fn acquire(
         &self,
         namespace: NamespaceId,
@@ -113,7 +113,7 @@ impl Interner {
         }
         let hash = self.seed.affixes(namespace, prefix, suffix);
         {
-            // Interner leave only under the write lock, so counting under the read lock is safe.
+            // A pair leaves only under the write lock, so counting under the read lock is safe.
             let inner = self.inner.read();
             if let Some(number) = inner.find(namespace, prefix, suffix, hash) {
                 let affixes = inner.by_number.get(&number)?;
@@ -155,7 +155,7 @@ impl Interner {
         Some(number)
     }
 
-    /// Counts one block less; the last one takes the space with it.
+    /// Removes one block from a pair's count. The last block removes the pair.
     pub(super) fn release(&self, number: u32) {
         if number < FIRST_AFFIXED {
             return;
@@ -181,12 +181,12 @@ impl Interner {
         }
     }
 
-    /// [`Seed::affixes`] of a space in use.
+    /// The [`Seed::affixes`] of a pair in use.
     pub(super) fn hash(&self, number: u32) -> u64 {
         self.with(number, |_, _, _, hash| hash)
     }
 
-    /// Hands over the namespace, prefix, suffix and hash of a space in use.
+    /// Passes the namespace, prefix, suffix and hash of a pair in use to `f`.
     pub(super) fn with<T>(
         &self,
         number: u32,
@@ -209,14 +209,14 @@ impl Interner {
         )
     }
 
-    /// The bytes of memory taken up.
+    /// The bytes of memory in use.
     pub(super) fn memory_bytes(&self) -> u64 {
         let inner = self.inner.read();
         let table = inner.by_content.allocation_size() + inner.by_number.allocation_size();
         (table + inner.bytes) as u64
     }
 
-    /// How many spaces with affixes there are.
+    /// The number of pairs with affixes.
     pub(super) fn len(&self) -> usize {
         self.inner.read().by_number.len()
     }

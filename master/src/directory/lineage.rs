@@ -1,14 +1,14 @@
-//! Which block comes before which in its chain: a forest over those blocks that have a parent or
-//! children, apart from the stripes because its links cross them.
+//! The parents and children of blocks: a forest over the blocks that have either. It is apart from
+//! the stripes because its links cross them.
 //!
-//! A node belongs to its block's entry and leaves with it. Everything here is done under the lock of
-//! the stripe of one of the blocks concerned; the other one is recognised by its node.
+//! A node belongs to its block's entry and leaves with it. Every change happens under the lock of
+//! the stripe of one of the blocks concerned. The other block is recognised by its node.
 
 use super::BlockId;
 use crate::slab::{NONE, Slab, Slot};
 use kvpool_types::Version;
 
-/// How far up a chain is followed to see that a link closes no circle.
+/// The number of ancestors that a check for cycles visits at most.
 const LONGEST_WALK: usize = 4096;
 
 /// In place of a parent: the block is about to be linked. `prev` and `next` then hold its version.
@@ -19,7 +19,7 @@ struct LineageNode {
     block: u32,
     parent: u32,
     first_child: u32,
-    /// The siblings.
+    /// The previous sibling.
     prev: u32,
     next: u32,
 }
@@ -42,12 +42,12 @@ impl Slot for LineageNode {
     }
 }
 
-/// What is to be done for other blocks, in other stripes, after a block has left.
+/// Work on blocks in other stripes that is due after a block has left.
 #[derive(Debug, Default)]
 pub(super) struct Aftermath {
-    /// Parents that have no children any more.
+    /// Parents that lost their last child.
     pub(super) leaves: Vec<BlockId>,
-    /// Children that have no parent any more.
+    /// Children that lost their parent.
     pub(super) roots: Vec<BlockId>,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Lineage {
 }
 
 impl Lineage {
-    /// A node for a block that has none.
+    /// Adds a node for a block without one.
     pub(super) fn add(&mut self, block: BlockId) -> u32 {
         let node = LineageNode {
             block: block.0,
@@ -70,7 +70,8 @@ impl Lineage {
         self.nodes.insert(node)
     }
 
-    /// Marks a root as about to be linked. Returns false when it has a parent or is marked already.
+    /// Marks a block without a parent as about to be linked. Returns false when the block has a
+    /// parent or the mark already.
     pub(super) fn announce(&mut self, node: u32, version: Version) -> bool {
         let node = self.nodes.at_mut(node);
         if node.parent != NONE {
@@ -81,7 +82,7 @@ impl Lineage {
         true
     }
 
-    /// Takes the mark back, if the node still belongs to the block that was marked.
+    /// Removes the mark, if the node still belongs to the marked block.
     pub(super) fn withdraw(&mut self, node: u32, block: BlockId, version: Version) {
         if self.is_announced(node, block, version) {
             let node = self.nodes.at_mut(node);
@@ -89,8 +90,8 @@ impl Lineage {
         }
     }
 
-    /// Links a marked block under `parent`, unless it has left meanwhile or the link would close a
-    /// circle.
+    /// Links a marked block under `parent`, unless the block has left or the link would close a
+    /// cycle.
     pub(super) fn attach(
         &mut self,
         parent: u32,
@@ -110,7 +111,7 @@ impl Lineage {
         true
     }
 
-    /// Takes out the node of a block that leaves.
+    /// Removes the node of a block that leaves.
     pub(super) fn remove(&mut self, node: u32, aftermath: &mut Aftermath) {
         let LineageNode {
             parent,
@@ -147,7 +148,7 @@ impl Lineage {
             .is_some_and(|node| node.first_child != NONE)
     }
 
-    /// The block before a block, and its node.
+    /// The parent of a block, with its node.
     pub(super) fn parent(&self, node: u32) -> Option<(BlockId, u32)> {
         let parent = self.nodes.get(node)?.parent;
         Some((BlockId(self.nodes.get(parent)?.block), parent))
@@ -162,8 +163,8 @@ impl Lineage {
         })
     }
 
-    /// A node's block and all its descendants, parents before their children; `None` when there are
-    /// more than `limit`.
+    /// A block and all its descendants, parents before children; `None` for more than `limit`
+    /// blocks.
     pub(super) fn family(&self, block: BlockId, node: u32, limit: usize) -> Option<Vec<BlockId>> {
         let mut family = vec![(block, node)];
         let mut at = 0;
@@ -179,7 +180,7 @@ impl Lineage {
         Some(family.into_iter().map(|(block, _)| block).collect())
     }
 
-    /// How many blocks have a node.
+    /// The number of blocks with a node.
     pub(super) fn len(&self) -> u32 {
         self.nodes.len()
     }
@@ -196,8 +197,8 @@ impl Lineage {
         })
     }
 
-    /// Whether `node` is `parent` or above it. A node without children is above nothing, so chains
-    /// that grow at their end cost no walk.
+    /// True when `node` is `parent` or an ancestor of it. A node without children is no ancestor,
+    /// so a chain that grows at its end costs no walk.
     fn closes_circle(&self, parent: u32, node: u32) -> bool {
         if parent == node {
             return true;

@@ -1,7 +1,7 @@
-//! Filling a directory with what is stored. Blocks come stripe by stripe, in no order, and before it is known where
-//! they lie in their segments' tables: their recency, their places and their parents are settled at the end.
+//! Filling a directory from the store. Blocks arrive shard by shard in no order, before their
+//! extents are allocated. So recency, extents and parents are set at the end.
 //!
-//! Each pass below takes one list of 16 bytes a block, which is a tenth of what the directory itself takes.
+//! Each pass below uses a list of 16 bytes a block, a tenth of the directory's own memory.
 
 use super::BlockId;
 use super::block::{Dropped, Removed};
@@ -14,22 +14,22 @@ use kvpool_types::{KeyRef, Length, Offset, SegmentId, Version};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// In place of an extent's index until the extent has been allocated.
+/// The extent of a replica before its extent is allocated.
 pub const UNPLACED: ExtentIndex = ExtentIndex(u32::MAX);
 
-/// Where a replica of a block begins.
+/// The start of a block's replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReplicaStart {
-    /// The segment.
+    /// The segment that holds the replica.
     pub segment: SegmentId,
-    /// Where in the segment.
+    /// The offset in the segment, in bytes.
     pub offset: Offset,
     /// The block.
     pub block: BlockId,
 }
 
 impl Directory {
-    /// Takes out every block of a part.
+    /// Removes every block of a durable shard.
     pub(crate) fn forget_shard(&self, shard: u32) {
         let mut aftermath = Aftermath::default();
         {
@@ -45,7 +45,7 @@ impl Directory {
         self.apply_aftermath(aftermath);
     }
 
-    /// Where a key's block is.
+    /// The block under a key.
     pub(crate) fn find(&self, namespace: NamespaceId, key: KeyRef<'_>) -> Option<BlockId> {
         let key = Preparer::new(&self.common, namespace).prepare(key);
         let stripe = self
@@ -54,8 +54,8 @@ impl Directory {
         stripe.find(&key).map(|slot| stripe.id(slot))
     }
 
-    /// Links blocks to their parents, both of which were found: in the order of the blocks' versions over all
-    /// lists, as [`Directory::link`] does.
+    /// Links blocks to parents that were both found. The links follow the order of the blocks'
+    /// versions over all lists, as in [`Directory::link`].
     pub(crate) fn link_found(&self, mut lists: Vec<Vec<(Version, BlockId, BlockId)>>) {
         if self.common.policy == Policy::Lru {
             return;
@@ -75,7 +75,7 @@ impl Directory {
         }
     }
 
-    /// Where all replicas lie, by segment and offset.
+    /// The starts of all replicas, by segment and offset.
     pub(crate) fn replica_starts(&self) -> Vec<ReplicaStart> {
         let mut count = 0;
         self.each_block(|stripe, slot| count += stripe.replicas(slot).len());
@@ -92,7 +92,7 @@ impl Directory {
         starts
     }
 
-    /// Counts all blocks as used in the order of their versions.
+    /// Sets the recency of all blocks by the order of their versions.
     pub(crate) fn order_by_version(&self) {
         let mut order = Vec::with_capacity(usize::try_from(self.blocks()).unwrap_or(0));
         self.each_block(|stripe, slot| {
@@ -100,7 +100,7 @@ impl Directory {
         });
         order.sort_unstable();
         let ticks = self.ticks(order.len());
-        // A batch of ticks has the latest first.
+        // The first key of a batch has the latest tick.
         for ((_, block), index) in order.iter().zip((0..order.len()).rev()) {
             if let Some((mut stripe, slot)) = self.lock_block(*block) {
                 stripe.touch(slot, ticks.of(index).0);
@@ -108,21 +108,21 @@ impl Directory {
         }
     }
 
-    /// The bytes and the version of a block.
+    /// The length and the version of a block.
     pub(crate) fn size_and_version(&self, block: BlockId) -> Option<(Length, Version)> {
         let (stripe, slot) = self.lock_block(block)?;
         let rest = stripe.entries.rest(slot);
         Some((Length(u64::from(rest.length)), rest.version))
     }
 
-    /// Notes which extent a block's replica was given.
+    /// Sets the extent of a block's replica.
     pub(crate) fn set_extent(&self, start: &ReplicaStart, extent: ExtentIndex) {
         if let Some((mut stripe, slot)) = self.lock_block(start.block) {
             stripe.set_extent(slot, start.segment, start.offset, extent);
         }
     }
 
-    /// Takes a replica out, and the block with its last one.
+    /// Removes a replica, and the block with its last replica.
     pub(crate) fn drop_replica_at(&self, start: &ReplicaStart) -> Option<Dropped> {
         let mut aftermath = Aftermath::default();
         let dropped = {
@@ -135,7 +135,7 @@ impl Directory {
         dropped
     }
 
-    /// Takes a block out if it is of an earlier version.
+    /// Removes a block of an earlier version.
     pub(crate) fn remove_older(
         &self,
         namespace: NamespaceId,
@@ -160,7 +160,7 @@ impl Directory {
         }
     }
 
-    /// Links a block of this version to a parent, if both are still there.
+    /// Links a block of this version to a parent, if both are still present.
     fn link_to(&self, block: BlockId, version: Version, parent: BlockId) {
         let Some(node) = self.announce(block, version) else {
             return;

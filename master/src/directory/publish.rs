@@ -1,4 +1,4 @@
-//! Making blocks visible, and linking them to their parents.
+//! Publishing blocks and linking them to their parents.
 
 use super::BlockId;
 use super::block::{NewBlock, Published};
@@ -15,20 +15,20 @@ use kvpool_types::{KeyRef, Version};
 /// A block and its parent, to be linked.
 #[derive(Clone, Copy, Debug)]
 pub struct Link<'a> {
-    /// The namespace of both.
+    /// Namespace of both keys.
     pub namespace: NamespaceId,
-    /// Where the block is.
+    /// The block's slot.
     pub block: BlockId,
-    /// The block's version.
+    /// Version of the block.
     pub version: Version,
-    /// The parent's key.
+    /// Key of the parent.
     pub parent: KeyRef<'a>,
 }
 
 impl Directory {
-    /// Makes blocks visible, each unless its key is there with the same or a later version. New
-    /// keys are linked to the parents that are present then, among them those of the same batch.
-    /// Outcomes come in the order of the blocks.
+    /// Publishes blocks. A block is refused when its key has the same or a later version. New keys
+    /// are linked to their parents that are present, including parents in the same batch. Outcomes
+    /// follow the order of the blocks.
     pub fn publish(&self, blocks: impl AsRef<[NewBlock]>) -> Vec<Published> {
         let blocks = blocks.as_ref();
         let mut outcomes = vec![
@@ -65,8 +65,8 @@ impl Directory {
                     hash: item.hash,
                     affixes: item.affixes,
                 };
-                // Affixes that were new when the batch was sorted may have come with another version of
-                // the same key since.
+                // Another version of the same key may have interned these affixes since the batch
+                // was sorted.
                 if key.affixes == NOT_INTERNED && matches!(key.key, KeyRef::Digest { .. }) {
                     key = Preparer::new(&self.common, block.namespace).prepare(key.key);
                 }
@@ -122,9 +122,9 @@ impl Directory {
         }
     }
 
-    /// Links blocks to their parents, in the order of their versions: those that are still there,
-    /// have no parent yet, and whose parent is there. For blocks that were made visible without
-    /// their parents, as in a recovery stripe by stripe; [`Directory::publish`] does it by itself.
+    /// Links blocks to their parents in the order of the blocks' versions. Both must be present,
+    /// and the block must have no parent yet. A recovery publishes blocks without parents and links
+    /// them here; [`Directory::publish`] links by itself.
     pub fn link(&self, links: &mut [Link<'_>]) {
         if self.common.policy == Policy::Lru {
             return;
@@ -155,7 +155,7 @@ impl Directory {
         }
     }
 
-    /// Links a block that was announced under the one in `slot`.
+    /// Links an announced block under the block in `slot`.
     pub(super) fn attach(
         &self,
         stripe: &mut Locked<'_>,
@@ -181,7 +181,7 @@ impl Directory {
         linked
     }
 
-    /// Gives the block a node, marked so that it is recognised when its own stripe is let go.
+    /// Gives the block a marked node, so that it is recognised after its own stripe is unlocked.
     pub(super) fn announce(&self, block: BlockId, version: Version) -> Option<u32> {
         let (mut stripe, slot) = self.lock_block(block)?;
         let rest = stripe.entries.rest_mut(slot);
@@ -198,7 +198,7 @@ impl Directory {
     }
 }
 
-/// Takes a block that has got its first child out of the queues.
+/// Takes a block that has its first child out of the queues.
 fn has_children_now(stripe: &mut Locked<'_>, slot: u32) {
     match stripe.entries.at(slot).queue_state() {
         QueueState::Inner | QueueState::RootWithChildren => {}

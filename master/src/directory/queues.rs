@@ -1,16 +1,16 @@
-//! In which order the blocks of one stripe are to be evicted.
+//! The eviction order of the blocks of one stripe.
 //!
 //! ```text
-//!  list     ordinary blocks, oldest first; a use moves one to the end
+//!  list     ordinary blocks, oldest first; a use moves a block to the end
 //!  strays   ordinary blocks whose tick did not fit near the list's end
-//!  roots  blocks that lost their parent: they go first
-//!  soft     soft-pinned blocks: they go last
-//!  timers   when soft pins run out, and when to look again at blocks that eviction met leased
-//!  aside    blocks that eviction met on nodes that take no blocks, by segment, until that changes
+//!  roots    blocks that lost their parent: evicted first
+//!  soft     soft-pinned blocks: evicted last
+//!  timers   ends of soft pins, and of leases on blocks that eviction met leased
+//!  aside    blocks on nodes that take no blocks, by segment, until that changes
 //! ```
 //!
-//! Blocks with children and hard-pinned blocks wait in none of them. Blocks that eviction met leased
-//! wait in the timers alone. Eviction so never looks at the same block twice in vain.
+//! Blocks with children and hard-pinned blocks are in none of them. A block that eviction met
+//! leased is in the timers only. So eviction never examines the same block twice in vain.
 
 use super::entries::Entries;
 use super::entry::{Links, QueueState};
@@ -18,8 +18,8 @@ use crate::slab::NONE;
 use hashbrown::HashMap;
 use std::collections::BTreeSet;
 
-/// How far from the list's end a place is looked for: batches that run at the same time arrive in
-/// each stripe a little out of order.
+/// How many blocks from the list's end an insertion searches for its position. Concurrent batches
+/// arrive in each stripe a little out of order.
 const LONGEST_WALK: usize = 8;
 
 /// The order in which kinds of blocks are evicted.
@@ -39,10 +39,10 @@ impl Rank {
 pub(super) struct Queues {
     head: u32,
     tail: u32,
-    /// The tick of the block at the list's head, which every use of the stripe asks for: the block
-    /// itself is the one that has been out of the processor's caches for longest.
+    /// The tick of the block at the list's head, which every use of the stripe reads. The block
+    /// itself is the least likely to be in a processor's cache.
     head_tick: u64,
-    /// The tick of the block at its tail, which every use of a block is compared with.
+    /// The tick of the block at the list's tail. Every use of a block compares with it.
     tail_tick: u64,
     strays: BTreeSet<(u64, u32)>,
     roots: BTreeSet<(u64, u32)>,
@@ -54,7 +54,7 @@ pub(super) struct Queues {
     group_of: HashMap<u32, u32>,
 }
 
-/// The group of blocks that have several copies: any segment's return may concern them.
+/// The group of blocks with several replicas: the return of any segment may concern them.
 pub(super) const SPREAD: u32 = u32::MAX;
 
 impl Default for Queues {
@@ -76,7 +76,7 @@ impl Default for Queues {
 }
 
 impl Queues {
-    /// Puts a block without children where it belongs; `soft_until` is when its soft pin runs out.
+    /// Puts a block without children into its queue; `soft_until` is the end of its soft pin.
     pub(super) fn put(&mut self, entries: &mut Entries, slot: u32, soft_until: Option<u64>) {
         let entry = entries.at_mut(slot);
         let key = (entry.tick(), slot);
@@ -94,7 +94,8 @@ impl Queues {
         }
     }
 
-    /// Puts a root with children where eviction finds it early, to go on to the children.
+    /// Puts a root with children among the roots, where eviction finds it early and continues with
+    /// the children.
     pub(super) fn put_frontier(&mut self, entries: &mut Entries, slot: u32) {
         let entry = entries.at_mut(slot);
         entry.set_queue_state(QueueState::RootWithChildren);
@@ -107,20 +108,21 @@ impl Queues {
         self.set_timer(slot, until);
     }
 
-    /// Sets a block aside until its group is recalled: the number of its segment, or [`SPREAD`].
+    /// Sets a block aside until its group is recalled. The group is its segment's number, or
+    /// [`SPREAD`].
     pub(super) fn set_aside(&mut self, entries: &mut Entries, slot: u32, group: u32) {
         entries.at_mut(slot).set_queue_state(QueueState::Parked);
         self.aside.insert((group, slot));
         self.group_of.insert(slot, group);
     }
 
-    /// Some block of a group that was set aside.
+    /// Any block of a group that was set aside.
     pub(super) fn first_aside(&self, group: u32) -> Option<u32> {
         let mut of_group = self.aside.range((group, 0)..=(group, u32::MAX));
         of_group.next().map(|(_, slot)| *slot)
     }
 
-    /// Takes a block out of wherever it waits. Its place is [`QueueState::Inner`] then.
+    /// Removes a block from its queue. Its state is then [`QueueState::Inner`].
     pub(super) fn take(&mut self, entries: &mut Entries, slot: u32) {
         let entry = entries.at_mut(slot);
         let key = (entry.tick(), slot);
@@ -148,7 +150,7 @@ impl Queues {
         }
     }
 
-    /// The first block to be evicted of a rank, with its tick.
+    /// The next victim of a rank, with its tick.
     pub(super) fn first(&self, rank: Rank) -> Option<(u64, u32)> {
         match rank {
             Rank::Roots => self.roots.first().copied(),
@@ -163,12 +165,12 @@ impl Queues {
         }
     }
 
-    /// When the next timer runs out.
+    /// The end of the next timer.
     pub(super) fn next_timer(&self) -> Option<u64> {
         self.timers.first().map(|(until, _)| *until)
     }
 
-    /// A block whose timer has run out by `now`. It waits where it did, without the timer.
+    /// A block whose timer has expired by `now`. It stays in its queue, without the timer.
     pub(super) fn pop_timer(&mut self, now: u64) -> Option<u32> {
         let (_, slot) = self
             .timers
@@ -179,15 +181,15 @@ impl Queues {
         Some(slot)
     }
 
-    /// An estimate of the bytes of memory taken up beside the entries.
+    /// An estimate of the bytes of memory beside the entries.
     pub(super) fn memory_bytes(&self) -> u64 {
-        // Nodes of a B-tree are between half full and full.
+        // A node of a B-tree is between half full and full.
         let in_trees = self.strays.len() + self.roots.len() + self.soft.len() + self.timers.len();
         let maps = self.timer_of.allocation_size() + self.group_of.allocation_size();
         (in_trees * 24 + self.aside.len() * 12 + maps) as u64
     }
 
-    /// Moves a block that waits in the list to where its new tick belongs.
+    /// Moves a block in the list to the position of its new tick.
     #[inline]
     pub(super) fn move_listed(&mut self, entries: &mut Entries, slot: u32, tick: u64) {
         self.unlink(entries, slot);
@@ -214,7 +216,7 @@ impl Queues {
         self.strays.insert((tick, slot));
     }
 
-    /// Links a block behind `after`, or in front of all.
+    /// Links a block behind `after`, or at the front.
     #[inline]
     fn link(&mut self, entries: &mut Entries, slot: u32, tick: u64, after: u32) {
         let next = if after == NONE {

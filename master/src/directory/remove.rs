@@ -1,4 +1,4 @@
-//! Taking blocks and replicas out, other than by eviction.
+//! Removal of blocks and replicas, other than by eviction.
 
 use super::BlockId;
 use super::Directory;
@@ -12,8 +12,8 @@ use kvpool_types::{KeyRef, SegmentId, Version};
 use std::ops::Deref;
 
 impl Directory {
-    /// Removes the blocks that `allow` lets go, whatever their leases and pins. Outcomes come in the
-    /// order of the keys.
+    /// Removes the blocks that `allow` accepts, despite leases and pins. Outcomes follow the order
+    /// of the keys.
     pub fn remove(
         &self,
         namespace: NamespaceId,
@@ -42,8 +42,8 @@ impl Directory {
         outcomes
     }
 
-    /// Removes the block at `id` if it has this version and `allow` lets it go. `None` when it was
-    /// not there or stays.
+    /// Removes the block at `id` if it has this version and `allow` accepts it. `None` when the
+    /// block is absent or stays.
     pub fn remove_by_id(
         &self,
         id: BlockId,
@@ -67,8 +67,8 @@ impl Directory {
         Some(removed)
     }
 
-    /// Takes out the replica that a block of this version has on a segment, and the block with its
-    /// last one. `None` when there is no such replica.
+    /// Removes the replica of a block of this version on a segment, and the block with its last
+    /// replica. `None` without such a replica.
     pub fn drop_replica(
         &self,
         namespace: NamespaceId,
@@ -90,9 +90,9 @@ impl Directory {
         dropped
     }
 
-    /// Takes out the replicas on a segment, as far as `limit` places of its table of extents go:
-    /// call it with place 0 first, then with the place returned, until that is `None`. `extents`
-    /// locks the table; it is not locked while a stripe is.
+    /// Removes the replicas on a segment, `limit` slots of its table of extents at a time. Call it
+    /// with slot 0 first, then with the returned slot, until it returns `None`. `extents` locks the
+    /// table, which is never locked together with a stripe.
     pub fn drop_segment<T: Deref<Target = Extents>>(
         &self,
         segment: SegmentId,
@@ -116,7 +116,7 @@ impl Directory {
         (all, next)
     }
 
-    /// Does for other blocks what the leaving of some has made due. No stripe may be locked.
+    /// Updates other blocks after some blocks have left. The caller must hold no stripe's lock.
     pub(super) fn apply_aftermath(&self, aftermath: Aftermath) {
         for block in aftermath.leaves {
             self.may_be_leaf(block);
@@ -126,7 +126,7 @@ impl Directory {
         }
     }
 
-    /// Lets a block that has lost its last child wait for eviction again.
+    /// Returns a block that lost its last child to the eviction queues.
     fn may_be_leaf(&self, block: BlockId) {
         let Some((mut stripe, slot)) = self.lock_block(block) else {
             return;
@@ -136,7 +136,7 @@ impl Directory {
             entry.queue_state(),
             QueueState::Inner | QueueState::RootWithChildren
         );
-        // It may have got another child since, or be another block.
+        // The block may have a new child since then, or the slot may hold another block.
         let node = stripe.entries.rest(slot).lineage;
         let has_children = node != NONE && self.common.lineage.lock().has_children(node);
         if waits_for_children && !has_children {
@@ -146,8 +146,8 @@ impl Directory {
         }
     }
 
-    /// Makes a block whose chain is broken above it a preferred victim. Should the block have left
-    /// and another have come in its place, that one is evicted early, which does no harm.
+    /// Makes a block that lost its parent a preferred victim. If another block now has the slot,
+    /// that block is evicted early, which does no harm.
     pub(super) fn mark_root(&self, block: BlockId) {
         let Some((mut stripe, slot)) = self.lock_block(block) else {
             return;

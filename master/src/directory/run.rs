@@ -1,5 +1,5 @@
-//! Making room in one place: the cheapest run of neighbours in a segment, for a block that is longer
-//! than any free range while enough is free in pieces.
+//! Eviction of neighbouring extents: the cheapest run in a segment, for a block longer than any
+//! free range while enough bytes are free in pieces.
 
 use super::BlockId;
 use super::Directory;
@@ -16,22 +16,23 @@ use kvpool_types::{Length, SegmentId, Version};
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
 
-/// How many places the search starts from, of each kind.
+/// The number of places of each kind where the search starts.
 const STARTS: usize = 8;
-/// How many ranges it looks at, over all places, before it is content with what it has found.
+/// The number of ranges, over all places, after which the search takes the best run so far.
 const MOST_RANGES: usize = 131_072;
-/// How many ranges are passed while the table of extents is locked.
+/// The number of ranges passed under one lock of the table of extents.
 const STEP_RANGES: usize = 4096;
-/// A block with more descendants than this is left alone.
+/// A block with more descendants is never part of a run.
 const LARGEST_FAMILY: usize = 64;
-/// What the most recent block costs a byte, when the oldest costs [`OLDEST`].
+/// The cost of a byte of the most recent block; a byte of the oldest costs [`OLDEST`].
 const NEWEST: u64 = 1024;
 const OLDEST: u64 = 256;
 
-/// Until when blocks count as leased because nobody knows their leases, and which: those of earlier terms.
+/// Blocks of earlier terms count as leased until a time, because this term does not know their
+/// leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseFloor {
-    /// When the last of these leases has ended.
+    /// The end of the last of these leases.
     pub until: BootInstant,
     /// The first version of this term.
     pub before: Version,
@@ -43,7 +44,7 @@ impl LeaseFloor {
     }
 }
 
-/// A block that may go.
+/// A block that may be evicted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Victim {
     id: BlockId,
@@ -51,17 +52,17 @@ pub(super) struct Victim {
     cost: u64,
 }
 
-/// What it takes to free one range: these blocks, parents before their children; none for a free
-/// range.
+/// The victims that free one range, parents before children; empty for a free range.
 type Price = Vec<Victim>;
 
 impl Directory {
-    /// Evicts a run of neighbouring extents of `segment` that is at least `length` long together
-    /// with the free ranges between them, by the rules of [`Directory::evict`]: the cheapest, in
-    /// bytes and recency, of those that begin around the oldest blocks and the longest
-    /// free ranges. A block goes with all its descendants or not at all. `None` when no run was
-    /// found, or it was used again meanwhile. `extents` locks the segment's table; it is not locked
-    /// while a stripe is.
+    /// Evicts the cheapest run of neighbouring extents of `segment` that covers `length` with the
+    /// free ranges between them. It follows the rules of [`Directory::evict`].
+    ///
+    /// The cost counts bytes and recency. The search starts around the oldest blocks and the
+    /// longest free ranges. A block leaves with all its descendants or not at all. `None` when no
+    /// run was found, or when its blocks were used meanwhile. `extents` locks the segment's table,
+    /// which is never locked together with a stripe.
     pub fn evict_run<T: Deref<Target = Extents>>(
         &self,
         segment: SegmentId,
@@ -78,7 +79,7 @@ impl Directory {
         (!evicted.is_empty()).then_some(evicted)
     }
 
-    /// The victims of the cheapest run, children before their parents.
+    /// The victims of the cheapest run, children before parents.
     pub(super) fn plan_run<T: Deref<Target = Extents>>(
         &self,
         segment: SegmentId,
@@ -93,7 +94,7 @@ impl Directory {
         let mut best: Option<(u64, Vec<Victim>)> = None;
         let mut looked_at = 0;
         for start in starts {
-            // However many ranges a run has, the first place that has one is searched to its end.
+            // The search always finishes the first place that has a run.
             if looked_at >= MOST_RANGES && best.is_some() {
                 break;
             }
@@ -104,7 +105,7 @@ impl Directory {
         best.map(|(_, victims)| victims)
     }
 
-    /// Evicts those victims that may still go: nothing was locked since they were chosen.
+    /// Evicts the victims that may still leave: no lock was held since they were chosen.
     pub(super) fn evict_planned(&self, victims: Vec<Victim>, now: BootInstant) -> Vec<Removed> {
         let mut evicted = Vec::with_capacity(victims.len());
         let mut aftermath = Aftermath::default();
@@ -125,7 +126,7 @@ impl Directory {
         node != NONE && self.common.lineage.lock().has_children(node)
     }
 
-    /// Extents on `segment` of blocks that are among the first to go.
+    /// Extents on `segment` of blocks that are among the next victims.
     fn oldest_on(&self, segment: SegmentId) -> Vec<ExtentIndex> {
         let mut found = Vec::new();
         for cell in &self.stripes {
@@ -149,7 +150,7 @@ impl Directory {
     }
 }
 
-/// The places to start from: the longest free ranges, and the extents of the oldest blocks.
+/// The starts of the search: the longest free ranges, and the extents of the oldest blocks.
 fn starts(extents: &Extents, oldest: &[ExtentIndex]) -> Vec<Range> {
     let free = extents.longest_free().take(STARTS);
     let starts = oldest.iter().filter_map(|index| extents.range(*index));
@@ -158,8 +159,8 @@ fn starts(extents: &Extents, oldest: &[ExtentIndex]) -> Vec<Range> {
         .collect()
 }
 
-/// The neighbouring ranges around a start: those that a run of `wanted` bytes over the start may have, and no range
-/// that is held.
+/// The neighbouring ranges around a start: those that a run of `wanted` bytes over the start may
+/// include, without held ranges.
 fn stretch<T: Deref<Target = Extents>>(
     extents: &impl Fn() -> T,
     start: Range,
@@ -186,12 +187,12 @@ fn reach<T: Deref<Target = Extents>>(
     let (mut ranges, mut last, mut bytes) = (Vec::new(), start, 0);
     loop {
         let table = extents();
-        // The table may have changed since it was locked last.
+        // The table may have changed between two locks.
         if table.range(last.index) != Some(last) {
             return ranges;
         }
         for _ in 0..STEP_RANGES {
-            // The last range taken makes it long enough.
+            // The last range makes the run long enough.
             if bytes >= wanted.0 {
                 return ranges;
             }
@@ -207,7 +208,7 @@ fn reach<T: Deref<Target = Extents>>(
     }
 }
 
-/// The state of one search: what each range and block has been found to cost.
+/// The state of one search: the cost of each range and block found so far.
 struct Search<'d> {
     directory: &'d Directory,
     segment: SegmentId,
@@ -235,7 +236,7 @@ impl<'d> Search<'d> {
         }
     }
 
-    /// Slides a window over the ranges that always begins as late as `wanted` bytes allow.
+    /// Slides a window over the ranges. The window always begins as late as `wanted` bytes allow.
     fn cheapest_run(
         &mut self,
         ranges: &[Range],
@@ -270,7 +271,7 @@ impl<'d> Search<'d> {
         }
     }
 
-    /// What it takes to free a range; `None` when it cannot be freed.
+    /// The victims that free a range; `None` when it cannot be freed.
     fn price(&mut self, range: &Range) -> Option<Price> {
         let block = match range.usage {
             Use::Free => return Some(Vec::new()),
@@ -315,7 +316,7 @@ impl<'d> Search<'d> {
         if leased || entry.is_hard_pinned() || self.floor.covers(version, self.now) {
             return None;
         }
-        // A soft-pinned block goes last, like one that was just used; a root first.
+        // A soft-pinned block costs as much as a block that was just used; a root costs least.
         let age = match (entry.is_soft_pinned(), entry.has_lost_parent()) {
             (true, _) => self.newest_tick,
             (false, true) => 0,
@@ -328,7 +329,7 @@ impl<'d> Search<'d> {
     }
 }
 
-/// A run of ranges under consideration. A block that several of them take with them counts once.
+/// The ranges of a candidate run. A block in several families counts once.
 #[derive(Default)]
 struct Window {
     bytes: u64,
@@ -362,8 +363,8 @@ impl Window {
     }
 }
 
-/// Each victim once, children before their parents. Every family lists parents before children, so
-/// the last mention of each block comes after the last mention of all its ancestors.
+/// Each victim once, children before parents. Every family lists parents before children. So a
+/// block's last mention comes after the last mention of its ancestors.
 fn children_first(victims: Vec<Victim>) -> Vec<Victim> {
     let mut seen = hashbrown::HashSet::new();
     victims

@@ -1,4 +1,4 @@
-//! Going through all blocks: page by page, or one part at once.
+//! Iteration over all blocks: page by page, or one durable shard at once.
 
 use super::Directory;
 use super::block::BlockRef;
@@ -9,41 +9,41 @@ use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Key, Length, Version};
 
-/// How many slots are looked at under one lock.
+/// The number of slots examined under one lock.
 const STRIDE: u32 = 512;
 
-/// A page that no scan has returned.
+/// The given page was not returned by a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the page does not come from an earlier reply")]
 pub struct BadPage;
 
-/// What a snapshot keeps of a block.
+/// The fields of a block that a snapshot stores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredBlock {
-    /// Its namespace.
+    /// Namespace of the key.
     pub namespace: NamespaceId,
-    /// Its key.
+    /// Key of the block.
     pub key: Key,
-    /// Its version.
+    /// Version of the block.
     pub version: Version,
-    /// Its bytes.
+    /// Length in bytes.
     pub length: Length,
-    /// Their checksum.
+    /// Checksum of the block's bytes.
     pub checksum: Checksum,
-    /// Where it lies.
+    /// Replicas of the block.
     pub replicas: Vec<Replica>,
-    /// The block before it in its chain, if it is linked to one.
+    /// Key of the block before this one in the chain, if they are linked.
     pub parent: Option<Key>,
-    /// Until when it is evicted last.
+    /// Until this time eviction takes the block last.
     pub soft_pin_until: Option<BootInstant>,
-    /// Whether it is never evicted.
+    /// A hard-pinned block is never evicted.
     pub hard_pin: bool,
 }
 
 impl Directory {
-    /// Hands up to `limit` blocks to `f`, going on where `page` says (from the start when it is
-    /// empty); returns the next page, or `None` at the end. A block that is there all the while is
-    /// seen exactly once over all pages; one that comes or goes, at most once.
+    /// Passes up to `limit` blocks to `f` from `page` on; an empty page is the start. Returns the
+    /// next page, or `None` at the end. A block that is present during the whole scan is passed
+    /// exactly once. A block that comes or leaves meanwhile is passed at most once.
     pub fn scan(
         &self,
         page: &[u8],
@@ -77,10 +77,10 @@ impl Directory {
         Ok(more.then(|| [number.to_le_bytes(), slot.to_le_bytes()].concat()))
     }
 
-    /// Every block of one of the [`SHARDS`](super::SHARDS). The part's lock, which is that of others too, is
-    /// let go every few hundred blocks. Nothing may be published meanwhile; a block that leaves may be among
-    /// the records or not. Parents are those that are linked when the block is met and still there a little
-    /// later.
+    /// Every block of one of the [`SHARDS`](super::SHARDS). The stripe's lock, which other shards
+    /// share, is released every few hundred blocks. Nothing may be published meanwhile. A block
+    /// that leaves meanwhile may be in the result or not. A parent is included when it is linked at
+    /// that time and still present a little later.
     pub fn snapshot(&self, shard: u32) -> Vec<StoredBlock> {
         let mut records = Vec::new();
         let mut parents: Vec<(usize, BlockId, u32)> = Vec::new();

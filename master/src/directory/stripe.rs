@@ -1,4 +1,4 @@
-//! One stripe: the blocks whose keys hash to it, behind one lock.
+//! One lock stripe of the directory: the blocks whose keys hash to it.
 
 use super::block::{Dropped, NewBlock, Removed, Replicas};
 use super::common::{Common, Prepared};
@@ -16,7 +16,7 @@ use hashbrown::{HashMap, HashTable};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, KeyRef, Length, Offset, SegmentId};
 
-/// A key that is stored as it is.
+/// A key that is stored in full.
 #[derive(Debug)]
 struct LongKey {
     namespace: NamespaceId,
@@ -33,10 +33,10 @@ pub(super) struct Stripe {
     index: HashTable<u32>,
     long_keys: Slab<Rare<LongKey>>,
     long_key_bytes: u64,
-    /// The replicas of blocks that have several.
+    /// The replicas of blocks with several replicas.
     spread: Slab<Rare<Box<[Replica]>>>,
     pub(super) queues: Queues,
-    /// When soft pins run out, by slot.
+    /// Ends of soft pins, by slot.
     soft_until: HashMap<u32, BootInstant>,
     /// The bytes of all replicas.
     pub(super) bytes: u64,
@@ -63,14 +63,13 @@ impl Stripe {
             .copied()
     }
 
-    /// The slot that a key's block is in, if it is anywhere: what a first look at the index gives,
-    /// without a look at the block.
+    /// The probable slot of a key's block, from the index alone and without reading the block.
     #[inline]
     pub(super) fn candidate(&self, hash: u64) -> Option<u32> {
         self.index.find(hash, |_| true).copied()
     }
 
-    /// Whether the block in a slot that may be vacant is the wanted one.
+    /// True when the slot holds the wanted block. The slot may be vacant.
     #[inline]
     pub(super) fn is(&self, slot: u32, wanted: &Prepared<'_>) -> bool {
         let Some(entry) = self.entries.get(slot) else {
@@ -84,7 +83,7 @@ impl Stripe {
         }
     }
 
-    /// [`Stripe::is`] of a block whose key is stored beside it, and of a key that is a string.
+    /// [`Stripe::is`] for a block whose key is stored beside it, and for a text key.
     #[cold]
     fn is_long(&self, entry: &Entry, wanted: &Prepared<'_>) -> bool {
         if entry.affixes != NOT_INTERNED {
@@ -133,7 +132,7 @@ impl Stripe {
         })
     }
 
-    /// The segment of the only replica; `None` when there are several.
+    /// The segment of the only replica; `None` for several replicas.
     #[inline]
     pub(super) fn only_segment(&self, slot: u32) -> Option<SegmentId> {
         let entry = self.entries.at(slot);
@@ -147,12 +146,12 @@ impl Stripe {
             .filter(|_| self.entries.at(slot).is_soft_pinned())
     }
 
-    /// The bytes that evicting a block would free.
+    /// The bytes that the block's eviction would free.
     pub(super) fn weight(&self, slot: u32) -> u64 {
         u64::from(self.entries.rest(slot).length) * self.replicas(slot).len() as u64
     }
 
-    /// Adds a block whose key is not there.
+    /// Adds a block whose key is absent.
     pub(super) fn insert(
         &mut self,
         key: &Prepared<'_>,
@@ -210,8 +209,7 @@ impl Stripe {
         slot
     }
 
-    /// Puts a new version in the place of an old one. Lineage and leases stay: the key's holders are
-    /// the same.
+    /// Replaces an old version. Lineage and leases stay, because the key's holders are the same.
     pub(super) fn replace(
         &mut self,
         slot: u32,
@@ -243,7 +241,7 @@ impl Stripe {
         old
     }
 
-    /// Takes a block out.
+    /// Removes a block.
     pub(super) fn remove(
         &mut self,
         slot: u32,
@@ -273,7 +271,7 @@ impl Stripe {
         removed
     }
 
-    /// Takes a replica out, and the block with its last one.
+    /// Removes a replica, and the block with its last replica.
     pub(super) fn drop_replica(
         &mut self,
         slot: u32,
@@ -312,7 +310,8 @@ impl Stripe {
         })
     }
 
-    /// Notes a use by a new holder of a lease: what most calls come to, in one look at the block.
+    /// Records a use by a new holder of a lease. Most calls need this, so it reads the block only
+    /// once.
     #[inline]
     pub(super) fn lease_used(&mut self, slot: u32, until: u64, now: u64, tick: u64) {
         let entry = self.entries.at_mut(slot);
@@ -327,7 +326,7 @@ impl Stripe {
         }
     }
 
-    /// Notes a use. One that is older than the last use known changes nothing but a root's rank.
+    /// Records a use. A use older than the last known use only ends a root's preferred eviction.
     pub(super) fn touch(&mut self, slot: u32, tick: u64) {
         let entry = self.entries.at_mut(slot);
         if tick <= entry.tick() && !entry.has_lost_parent() {
@@ -343,13 +342,13 @@ impl Stripe {
         }
     }
 
-    /// Puts a block that is in no queue, and has no children, where it belongs.
+    /// Puts a block without children that is in no queue into its queue.
     pub(super) fn put_back(&mut self, slot: u32) {
         let until = self.soft_until(slot).map(|until| until.0);
         self.queues.put(&mut self.entries, slot, until);
     }
 
-    /// Lets a block that eviction met leased wait for eviction again.
+    /// Returns a block that eviction met leased to its queue.
     pub(super) fn unpark(&mut self, slot: u32) {
         if self.entries.at(slot).queue_state() == QueueState::Parked {
             self.queues.take(&mut self.entries, slot);
@@ -364,15 +363,15 @@ impl Stripe {
         self.queues.park(&mut self.entries, slot, until.0);
     }
 
-    /// Sets a block aside until a segment that it lies on takes blocks again.
+    /// Sets a block aside until its segment takes blocks again.
     pub(super) fn set_aside(&mut self, slot: u32) {
         let group = self.only_segment(slot).map_or(SPREAD, |segment| segment.0);
         self.queues.take(&mut self.entries, slot);
         self.queues.set_aside(&mut self.entries, slot, group);
     }
 
-    /// Lets up to `most` blocks of a group that was set aside wait for eviction again; false when
-    /// none is left.
+    /// Returns up to `most` blocks of a group that was set aside to their queues; false when none
+    /// is left.
     pub(super) fn recall(&mut self, group: u32, most: usize) -> bool {
         for _ in 0..most {
             let Some(slot) = self.queues.first_aside(group) else {
@@ -384,7 +383,7 @@ impl Stripe {
         true
     }
 
-    /// Looks at every block whose timer has run out.
+    /// Re-examines every block whose timer has expired.
     pub(super) fn wake(&mut self, now: BootInstant, common: &Common) {
         while let Some(slot) = self.queues.pop_timer(now.0) {
             let pin_is_over = self.soft_until(slot).is_some_and(|until| until <= now);
@@ -410,7 +409,7 @@ impl Stripe {
         hash_of(self.entries.at(slot), &self.long_keys, common)
     }
 
-    /// What is told of a block that leaves.
+    /// The description of a block that leaves.
     fn removed(&self, slot: u32, common: &Common) -> Removed {
         let (entry, rest) = (self.entries.at(slot), self.entries.rest(slot));
         Removed {
@@ -448,7 +447,7 @@ impl Stripe {
         }
     }
 
-    /// Notes the extent of the replica that begins at a place.
+    /// Sets the extent of the replica at `segment` and `offset`.
     pub(super) fn set_extent(
         &mut self,
         slot: u32,

@@ -1,4 +1,4 @@
-//! The keys of one batch in the order of their stripes.
+//! The keys of one batch, sorted by stripe.
 
 use super::Directory;
 use super::common::Prepared;
@@ -6,17 +6,17 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
 use std::cell::Cell;
 
-/// One key of a batch, ready to be looked up: what [`Prepared`] has and the batch has not.
+/// One prepared key of a batch, without what the batch itself has.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Item {
     pub(super) hash: u64,
-    /// Which key of the batch it is.
+    /// The key's index in the batch.
     pub(super) index: u32,
     pub(super) affixes: u32,
 }
 
 impl Item {
-    /// The key as a stripe looks for it.
+    /// The key as a stripe looks it up.
     #[inline]
     pub(super) fn prepared<'k>(
         &self,
@@ -34,15 +34,15 @@ impl Item {
     }
 }
 
-/// The memory that a thread sorts its batches in. It is kept from batch to batch: a large batch
-/// would else take fresh pages from the kernel each time.
+/// A thread's memory for sorting batches. It is kept between batches: otherwise a large batch would
+/// take fresh pages from the kernel each time.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     given: Vec<Item>,
     sorted: Vec<Item>,
-    /// Where each stripe's items end.
+    /// The end of each stripe's items.
     ends: Vec<u32>,
-    /// What was found of each sorted item.
+    /// The slot found for each sorted item.
     pub(super) slots: Vec<u32>,
 }
 
@@ -50,7 +50,7 @@ thread_local! {
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
-/// Scratch memory, which goes back to its thread when this is dropped.
+/// Scratch memory, which returns to its thread on drop.
 pub(super) struct Borrowed(Option<Box<Scratch>>);
 
 impl Borrowed {
@@ -82,8 +82,8 @@ impl Scratch {
             *slot(&mut self.ends, stripe_of(&item)) += 1;
             self.given.push(item);
         }
-        // A counting sort: `ends` holds where each stripe's items begin, and moves on to where they
-        // end while they are put in place.
+        // A counting sort: `ends` first holds where each stripe's items begin. Placing the items
+        // moves each value to where they end.
         let mut total = 0;
         for end in &mut self.ends {
             total += std::mem::replace(end, total);
@@ -96,7 +96,7 @@ impl Scratch {
         }
     }
 
-    /// The stripes that items belong to, with these, and with the room for what was found of them.
+    /// Each stripe with items, its items, and the slots found for them.
     pub(super) fn groups(&mut self) -> impl Iterator<Item = (usize, &[Item], &mut [u32])> {
         self.slots.resize(self.sorted.len(), crate::slab::NONE);
         let (mut items, mut slots) = (self.sorted.as_slice(), self.slots.as_mut_slice());

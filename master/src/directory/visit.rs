@@ -1,4 +1,4 @@
-//! Looking up a batch of keys.
+//! Lookup of a batch of keys.
 
 use super::Directory;
 use super::block::{BlockMut, BlockRef};
@@ -12,17 +12,16 @@ use kvpool_types::wire::keys::KeyBatch;
 use smallvec::SmallVec;
 use std::ops::Deref;
 
-/// Up to here locking a stripe for each key costs less than sorting the keys by stripe.
+/// Up to this many keys, one lock a key costs less than sorting the keys by stripe.
 const SMALL: usize = 16;
-/// So many keys are looked up together, though that takes the locks of as many stripes at a time: about
-/// as many reads as a core waits for at once. Stripes are locked in the order of their numbers, by
-/// everyone who locks several.
+/// The number of keys looked up together, which locks as many stripes at once. A core can wait for
+/// about as many reads at the same time. Every caller locks stripes in the order of their numbers.
 const WAVE: usize = 16;
 
 impl Directory {
-    /// Hands each key's block, or `None`, with the key's index to `f`, under the lock of its stripe.
-    /// Each stripe is locked once, and its keys come from last to first; with few keys, each locks
-    /// for itself, and all come from last to first. A key that comes twice is handed over twice.
+    /// Passes each key's block, or `None`, with the key's index to `f`, under the lock of its
+    /// stripe. Each stripe is locked once, and its keys come from last to first. With few keys each
+    /// key locks for itself, and all come from last to first. A repeated key is passed repeatedly.
     pub fn visit<'k>(
         &self,
         namespace: NamespaceId,
@@ -72,9 +71,9 @@ impl Directory {
         }
     }
 
-    /// Finds how many leading blocks of a chain are there and are `wanted`, and hands these, and no
-    /// others, to `f`, as [`Directory::visit`] does. A block that goes, or is no longer wanted, after
-    /// it was found ends the chain where it was, though some behind it may have been handed over.
+    /// Counts the leading blocks of a chain that are present and `wanted`, and passes only these to
+    /// `f`, as [`Directory::visit`] does. A block that leaves after it was found ends the chain
+    /// there. Some blocks behind it may have been passed already.
     pub fn visit_leading<'k>(
         &self,
         namespace: NamespaceId,
@@ -97,7 +96,7 @@ impl Directory {
         scratch.sort(self, self.items(namespace, &keys));
         let mut found = keys.len();
         for (stripe, group, slots) in scratch.groups() {
-            // Nothing is changed here, so the stripe's gauges need not be brought up to date.
+            // This lookup changes nothing, so the gauges need no update.
             let mut looked = [(self.cell(stripe).lock_to_look(), group, slots)];
             look_up(namespace, &keys, &mut looked);
             let [(stripe, group, slots)] = looked;
@@ -110,7 +109,7 @@ impl Directory {
         let mut leading = found;
         for (stripe, group, slots) in scratch.groups() {
             let index = |item: &Item| item.index as usize;
-            // From last to first: what is beyond the leading blocks comes before all that is not.
+            // Items come from last to first, so the items beyond the leading blocks come first.
             let beyond = group.partition_point(|item| index(item) >= found);
             let (Some(group), Some(slots)) = (group.get(beyond..), slots.get_mut(beyond..)) else {
                 continue;
@@ -120,7 +119,8 @@ impl Directory {
             }
             let mut stripe = self.lock(stripe);
             let stripe: &mut Stripe = &mut stripe;
-            // The look before says where the blocks were. Those that have moved are looked up again.
+            // The first lookup says where the blocks were. Blocks that moved since are looked up
+            // again.
             for (item, slot) in group.iter().zip(slots.iter_mut()) {
                 let key = item.prepared(namespace, &keys);
                 if !stripe.is(*slot, &key) {
@@ -144,7 +144,7 @@ impl Directory {
         leading
     }
 
-    /// Calls `f` with each key's stripe, locked.
+    /// Calls `f` with the locked stripe of each key.
     pub(super) fn each<'k>(
         &self,
         namespace: NamespaceId,
@@ -168,7 +168,7 @@ impl Directory {
         }
     }
 
-    /// Calls `f` with each key's stripe, locked for this key alone, from last to first.
+    /// Calls `f` with the stripe of each key, locked for this key alone, from last to first.
     fn one_by_one(
         &self,
         namespace: NamespaceId,
@@ -200,12 +200,11 @@ impl Directory {
     }
 }
 
-/// Finds the slots of the blocks of the keys of some stripes, [`NONE`] for those that are not there.
+/// Finds the slots of keys in some locked stripes, [`NONE`] for absent keys.
 ///
-/// In a large pool nearly every look is at memory that no cache holds. The index is asked for all
-/// keys before any block is looked at, and every block is read, for nothing but to have it in the
-/// processor's caches, before any is compared: so many waits overlap. One key after the other, each
-/// would be waited out alone.
+/// In a large pool nearly every lookup reads memory that no cache holds. So the function first asks
+/// the index for all keys, then reads every block once to prefetch it, and only then compares. The
+/// waits for memory overlap; key by key they would add up.
 #[inline]
 fn look_up<S: Deref<Target = Stripe>>(
     namespace: NamespaceId,
@@ -227,7 +226,7 @@ fn look_up<S: Deref<Target = Stripe>>(
     for (stripe, group, slots) in wave.iter_mut() {
         for (item, slot) in group.iter().zip(slots.iter_mut()) {
             let key = item.prepared(namespace, keys);
-            // What the index names first is nearly always the block, or there is none.
+            // The first candidate of the index is nearly always the block, or the block is absent.
             if *slot != NONE && !stripe.is(*slot, &key) {
                 *slot = stripe.find(&key).unwrap_or(NONE);
             }
@@ -235,8 +234,7 @@ fn look_up<S: Deref<Target = Stripe>>(
     }
 }
 
-/// Reads the links beside those of each slot, for nothing but to have them in the processor's caches
-/// when the blocks are moved in the list.
+/// Prefetches the links beside those of each slot, for the moves in the list that follow.
 #[inline]
 fn look_at_neighbours(stripe: &Stripe, slots: &[u32]) {
     let mut seen = 0;

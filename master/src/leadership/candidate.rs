@@ -1,4 +1,4 @@
-//! A master that stands for election: how its task begins and ends.
+//! The start and the end of the task that stands for election.
 
 use super::Seat;
 use super::observer::Observer;
@@ -12,24 +12,24 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// Why a master cannot stand for election.
+/// The reason that a master cannot stand for election.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CandidateError {
-    /// What holds etcd's password cannot be read.
+    /// The file with etcd's password cannot be read.
     #[error("etcd_password_file {path}: {source}")]
     Password {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The settings of etcd cannot be used, or what it holds cannot be read by this version.
+    /// The etcd settings are unusable, or this version cannot read etcd's content.
     #[error(transparent)]
     Open(#[from] OpenError),
 }
 
-/// A master that stands for election for as long as it runs.
+/// A master that stands for election while it runs.
 #[derive(Debug)]
 pub struct Candidate {
     stop: watch::Sender<bool>,
@@ -37,8 +37,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Starts to stand by, and to lead when nobody does. `address` and `http_address` are where others
-    /// reach this master, whose ports are bound already.
+    /// Starts to stand by, and to lead when no other master does. `address` and `http_address` are
+    /// this master's addresses for other machines. Its ports are already bound.
     pub async fn start(
         seat: Arc<Seat>,
         clock: Arc<dyn Clock>,
@@ -54,7 +54,7 @@ impl Candidate {
         let (stop, stopped) = watch::channel(false);
         let store = match EtcdStore::open(&options).await {
             Ok(store) => Some(store),
-            // It may come: until then the seat says what is waited for.
+            // etcd may still come. Until then the seat reports what the master waits for.
             Err(error) if error.is_retryable() => {
                 tracing::warn!(%error, "etcd not available, retrying");
                 seat.wait(error.to_string());
@@ -76,7 +76,7 @@ impl Candidate {
         })
     }
 
-    /// Gives up the lead, if it is held, so that another master can take it at once; ends the task.
+    /// Gives up the lead, so that another master can take it at once, and ends the task.
     pub async fn stop(&self) {
         self.stop.send_replace(true);
         if let Some(task) = self.task.lock().await.take()

@@ -1,5 +1,5 @@
-//! The thread that renews the leader's lease. It has a runtime and a connection of its own, so that
-//! nothing the master does makes it late.
+//! The thread that renews the leader's lease. Its own runtime and connection keep it on time,
+//! whatever load the master has.
 
 use crate::clock::Clock;
 use crate::store::etcd::{EtcdOptions, EtcdStore, LeaseId};
@@ -9,17 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
-/// How many times a lease is renewed in its time.
+/// The number of renewals in one TTL.
 const RENEWALS: u32 = 6;
-/// How soon a renewal that failed is tried again.
+/// The delay before a failed renewal is repeated.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// For how long a master may act on a lease of `ttl`: clocks that run apart take no more than a tenth.
+/// How long a master may act on a lease of `ttl`: the drift of two clocks takes at most a tenth of
+/// it.
 pub(super) fn usable(ttl: Duration) -> Duration {
     ttl * 9 / 10
 }
 
-/// The running thread. Dropping it lets the lease run out.
+/// The running thread. The lease expires after a drop.
 #[derive(Debug)]
 pub(super) struct Keeper {
     lost: watch::Receiver<bool>,
@@ -46,7 +47,7 @@ impl Keeper {
                 runtime.block_on(async {
                     tokio::select! {
                         () = keep(&options, lease, ttl, &term, &*clock) => {
-                            // Nobody asks any more when this fails.
+                            // A failure means that nobody waits for it any more.
                             let _asked = told.send(true);
                         }
                         _ = stopped => {}
@@ -56,15 +57,15 @@ impl Keeper {
         Ok(Self { lost, _stop: stop })
     }
 
-    /// Ends when etcd no longer knows the lease.
+    /// Completes when etcd no longer knows the lease.
     pub(super) async fn lost(&self) {
-        // An error means that the thread has ended, and nobody renews the lease.
+        // An error means that the thread has ended and nobody renews the lease.
         let mut lost = self.lost.clone();
         let _lost = lost.wait_for(|lost| *lost).await;
     }
 }
 
-/// Renews until the lease is gone.
+/// Renews the lease until it is gone.
 async fn keep(
     options: &EtcdOptions,
     lease: LeaseId,
@@ -82,7 +83,7 @@ async fn keep(
         }
     };
     loop {
-        // The lease runs from when etcd took the request, which is not before this.
+        // etcd starts the TTL when it processes the request, which is not before this instant.
         let sent = clock.now();
         let pause = match store.keep_alive(lease).await {
             Ok(Some(granted)) => {

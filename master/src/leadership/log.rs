@@ -1,4 +1,4 @@
-//! The groups of the log as it grows, read by a task of their own.
+//! A task that reads the groups of the log as it grows.
 
 use super::terms::RETRY;
 use crate::store::etcd::EtcdStore;
@@ -11,22 +11,22 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// How many groups wait to be applied.
+/// The number of groups that may wait to be applied.
 const GROUPS: usize = 64;
-/// How often is asked where the log has been cut.
+/// The interval between questions for the log's cut.
 const LOOK_AT_CUT: Duration = Duration::from_secs(10);
 
-/// The groups behind a position, read by a task so that waiting for them can be given up.
+/// The groups behind a position. A task reads them, so that a wait for a group can be cancelled.
 pub(super) struct Groups {
     groups: mpsc::Receiver<Result<(LogSeq, Bytes), StoreError>>,
     task: JoinHandle<()>,
-    /// Where the log has been cut, as far as is known here.
+    /// The last known cut of the log.
     cut: Arc<AtomicU64>,
     cutting: JoinHandle<()>,
 }
 
 impl Groups {
-    /// Those behind `after`.
+    /// The groups behind `after`.
     pub(super) fn follow(store: &Arc<EtcdStore>, after: LogSeq) -> Self {
         let cut = Arc::new(AtomicU64::new(0));
         let cutting = tokio::spawn(look_at_cut(Arc::clone(store), Arc::clone(&cut)));
@@ -40,7 +40,7 @@ impl Groups {
                     Err(error) => error,
                 };
                 if !error.is_retryable() {
-                    // Nobody listens any more when this fails.
+                    // A failure means that the receiver is gone.
                     let _left = sender.send(Err(error)).await;
                     return;
                 }
@@ -56,12 +56,12 @@ impl Groups {
         }
     }
 
-    /// The next one. An error says that the metadata has to be loaded anew.
+    /// The next group. After an error the metadata must be loaded again.
     pub(super) async fn next(&mut self) -> Result<(LogSeq, Bytes), StoreError> {
         self.groups.recv().await.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// Where the log has been cut, as of some seconds ago.
+    /// The cut of the log, some seconds old.
     pub(super) fn cut(&self) -> LogSeq {
         LogSeq(self.cut.load(Ordering::Relaxed))
     }
@@ -74,7 +74,8 @@ impl Drop for Groups {
     }
 }
 
-/// The log's watch tells of no cut: what stands in the log is counted here, and would be for ever.
+/// The log's watch reports no cut. Without this question the standby would count the log's groups
+/// for ever.
 async fn look_at_cut(store: Arc<EtcdStore>, cut: Arc<AtomicU64>) {
     loop {
         sleep(LOOK_AT_CUT).await;

@@ -1,4 +1,4 @@
-//! What the masters of a cluster know of each other, and of their store.
+//! The state of all masters of a cluster, and of their store.
 
 use super::{Report, Seat};
 use crate::store::etcd::{Claim, EtcdStore, LeaseId};
@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// How often it is told and asked.
+/// The interval of this exchange.
 const EVERY: Duration = Duration::from_secs(1);
-/// How often a store is asked that looks at all of its snapshots for the answer.
+/// The interval for a store that examines all its snapshots for the answer.
 const SELDOM: Duration = Duration::from_secs(10);
-/// How long a master that says nothing more is still listed.
+/// How long a silent master stays listed.
 const LISTED: Duration = Duration::from_secs(10);
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What a master says of itself, as it lies in etcd. Later versions may add fields.
+/// The entry of a master in etcd. Later versions may add fields.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Member {
@@ -46,7 +46,8 @@ impl Member {
     }
 }
 
-/// Tells the other masters of this one, and the seat of them and of the store, until it is dropped.
+/// Publishes this master's state to the others, and theirs and the store's to the seat, until
+/// dropped.
 pub(super) async fn tell(seat: Arc<Seat>, store: Arc<EtcdStore>, claim: Claim, cluster: ClusterId) {
     let mut lease = None;
     let mut times = interval(EVERY);
@@ -90,7 +91,7 @@ async fn tell_once(
     })?;
     store.put_member(held, &claim.id, told.into()).await?;
     let members = store.members().await?.into_iter();
-    // One that this version cannot read is of a later one; it is not listed.
+    // An unreadable entry belongs to a later version and is not listed.
     let members = members.filter_map(|(_, told)| serde_json::from_slice::<Member>(&told).ok());
     let members = members.map(Member::into_wire);
     let mut told = describe(store, "etcd").await?;
@@ -107,7 +108,7 @@ async fn tell_once(
     Ok(())
 }
 
-/// Tells the seat of the store of a master that is the only one, until it is dropped.
+/// Publishes the store's state to the seat of a standalone master, until dropped.
 pub async fn report_alone(seat: Arc<Seat>, store: Arc<dyn MetadataStore>) {
     let mut times = interval(SELDOM);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);

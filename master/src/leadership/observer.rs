@@ -1,4 +1,4 @@
-//! Who leads according to etcd, as a value that can be waited on.
+//! The current leader according to etcd, as a value that tasks can wait on.
 
 use crate::store::etcd::{EtcdStore, Leader};
 use std::sync::Arc;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// How soon a watch that broke is opened again.
+/// The delay before a broken watch is opened again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// What etcd says.
+/// The leader according to etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Leading {
-    /// It has not been heard yet.
+    /// etcd has not answered yet.
     #[default]
     Unknown,
-    /// Nobody leads.
+    /// No master leads.
     Nobody,
-    /// This master does.
+    /// This master leads.
     By(Leader),
 }
 
-/// The task that watches. Dropping this ends it.
+/// The watching task, which ends on drop.
 #[derive(Debug)]
 pub(super) struct Observer {
     seen: watch::Receiver<Leading>,
@@ -42,7 +42,7 @@ impl Observer {
         Self { seen, task }
     }
 
-    /// A view of its own, whose changes can be waited for.
+    /// A receiver of the changes.
     pub(super) fn view(&self) -> watch::Receiver<Leading> {
         self.seen.clone()
     }

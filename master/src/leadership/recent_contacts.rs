@@ -1,5 +1,5 @@
-//! Who has turned to a master lately. A leader that hears nobody while a standby is called may be cut
-//! off; this is what the standby tells of it.
+//! The nodes and clients that contacted this master recently. A leader without contacts may be cut
+//! off while a standby is called. The standby publishes these counts.
 
 use crate::clock::{BootInstant, Clock};
 use parking_lot::Mutex;
@@ -7,12 +7,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What counts as lately.
+/// A contact within this time is recent.
 pub(super) const RECENT: Duration = Duration::from_secs(2);
-/// The most that are remembered by name: more are as good as so many.
+/// The most contacts kept by name; the count stops there.
 const MOST: usize = 4096;
 
-/// See the module's documentation.
+/// The nodes and clients that contacted this master recently.
 pub struct RecentContacts {
     clock: Arc<dyn Clock>,
     nodes: Mutex<HashMap<Vec<u8>, BootInstant>>,
@@ -28,22 +28,22 @@ impl RecentContacts {
         }
     }
 
-    /// A node has knocked.
+    /// Records a node's attempt to register.
     pub fn node(&self, name: &str) {
         self.note(&self.nodes, name.as_bytes());
     }
 
-    /// A client has called.
+    /// Records a client's call.
     pub fn client(&self, id: &[u8]) {
         self.note(&self.clients, id);
     }
 
-    /// How many nodes have knocked lately.
+    /// The number of nodes with a recent attempt.
     pub fn nodes(&self) -> usize {
         self.count(&self.nodes)
     }
 
-    /// How many clients have called lately.
+    /// The number of clients with a recent call.
     pub fn clients(&self) -> usize {
         self.count(&self.clients)
     }

@@ -1,4 +1,4 @@
-//! What this kvmaster is at the moment, for whoever serves its ports.
+//! The current role of this kvmaster, for the code behind its ports.
 
 use super::recent_contacts::RecentContacts;
 use crate::clock::Clock;
@@ -14,24 +14,24 @@ use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A report that is older than this says nothing of the present.
+/// An older report does not describe the present.
 const FRESH: Duration = Duration::from_secs(3);
 
-/// What a master does.
+/// The role of a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Reads the metadata, or waits for the store.
+    /// Loads the metadata, or waits for the store.
     Starting,
-    /// Follows the log of whoever leads.
+    /// Follows the leader's log.
     Standby,
     /// Leads.
     Leader,
-    /// Led, and the store has not confirmed it in time: it answers and changes nothing.
+    /// Past its term's deadline: it answers reads and changes nothing.
     ReadOnly,
 }
 
 impl Role {
-    /// The word for it in replies, JSON and labels.
+    /// The role's name in replies, JSON and labels.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -42,21 +42,21 @@ impl Role {
     }
 }
 
-/// Who leads, as far as a master knows.
+/// The leader, as far as a master knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// Where the leader is, `http://host:port`; empty while nobody is known to lead.
+    /// The leader's address `http://host:port`; empty without a known leader.
     pub leader: String,
-    /// The latest term that is known.
+    /// The latest known epoch.
     pub epoch: Epoch,
 }
 
-/// What is told of the store and of the other masters, renewed now and then.
+/// The state of the store and of all masters, renewed regularly.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// When it was made.
+    /// The time of the report.
     pub at: Option<Instant>,
-    /// Every master, as it last said of itself.
+    /// Every master's last published state.
     pub members: Vec<proto::MasterMember>,
     /// The store's part of the reply: log, snapshots, sizes, alarms.
     pub store: proto::ClusterReply,
@@ -66,23 +66,23 @@ pub struct Report {
 struct State {
     pool: Option<Arc<Pool>>,
     known: Known,
-    /// What a master without a pool is: starting or standby.
+    /// The role of a master without a pool: starting or standby.
     waits_as: Role,
     reason: String,
     applied: LogSeq,
 }
 
-/// The place of one kvmaster among those of its cluster. Whoever serves asks it, for each call or
-/// connection, for the pool that is led here.
+/// The seat of one kvmaster: its role in the cluster. The code behind the ports asks it, for each
+/// call or connection, for the pool that this master leads.
 pub struct Seat {
     /// The settings.
     pub config: Config,
-    /// What the process counts.
+    /// The metrics of the process.
     pub metrics: Arc<Metrics>,
-    /// Who has turned to this master lately.
+    /// The nodes and clients that contacted this master recently.
     pub contacts: RecentContacts,
     connections: Arc<OpenConnections>,
-    /// For calls that wait.
+    /// The memory for waiting calls.
     pub(crate) wait_budget: WaitBudget,
     state: RwLock<State>,
     report: RwLock<Report>,
@@ -96,19 +96,19 @@ impl std::fmt::Debug for Seat {
     }
 }
 
-/// Why there is no pool here.
+/// The reason that this master leads no pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotLeading {
-    /// Where the leader is; empty: not known.
+    /// The leader's address; empty when unknown.
     pub leader: String,
-    /// The latest term that is known.
+    /// The latest known epoch.
     pub epoch: Epoch,
-    /// For people.
+    /// The reason, for people.
     pub reason: String,
 }
 
 impl Seat {
-    /// The place of a master that has only just begun.
+    /// The seat of a starting master.
     pub fn new(config: Config, metrics: Arc<Metrics>, clock: Arc<dyn Clock>) -> Self {
         let most_waiting = usize::try_from(config.max_waiting.as_u64()).unwrap_or(usize::MAX);
         Self {
@@ -128,7 +128,7 @@ impl Seat {
         }
     }
 
-    /// The pool that is led from here, also one whose term waits to be confirmed.
+    /// The pool that this master leads, even while its term waits for a renewal.
     pub fn pool(&self) -> Result<Arc<Pool>, NotLeading> {
         let state = self.state.read();
         match &state.pool {
@@ -141,12 +141,12 @@ impl Seat {
         }
     }
 
-    /// The framed connections, each of which belongs to the pool that was led when it began.
+    /// The framed connections. Each belongs to the pool that was led when it began.
     pub fn connections(&self) -> Arc<OpenConnections> {
         Arc::clone(&self.connections)
     }
 
-    /// What this master is.
+    /// The role of this master.
     pub fn role(&self) -> Role {
         match self.pool() {
             Ok(pool) if pool.leads() => Role::Leader,
@@ -155,18 +155,18 @@ impl Seat {
         }
     }
 
-    /// Who leads, as far as is known here.
+    /// The leader, as far as this master knows.
     pub fn known(&self) -> Known {
         self.state.read().known.clone()
     }
 
-    /// Why it is what it is; empty when there is nothing to say.
+    /// The reason for the role; empty for none.
     pub fn reason(&self) -> String {
         self.state.read().reason.clone()
     }
 
-    /// Takes a pool's lead. `address` is where others reach this master, as `http://host:port`; empty
-    /// when that is not known.
+    /// Takes the lead of a pool. `address` is this master's `http://host:port` for other machines;
+    /// empty when unknown.
     pub fn lead(&self, pool: Arc<Pool>, address: &str) {
         self.metrics.term_begun();
         let mut state = self.state.write();
@@ -178,7 +178,7 @@ impl Seat {
         state.pool = Some(pool);
     }
 
-    /// Lets go of the pool, if one was led, and returns it.
+    /// Gives up the pool, if any, and returns it.
     pub fn step_down(&self, reason: impl Into<String>) -> Option<Arc<Pool>> {
         let mut state = self.state.write();
         state.reason = reason.into();
@@ -190,21 +190,21 @@ impl Seat {
         pool
     }
 
-    /// Notes that the log is followed, and how far.
+    /// Records that the master follows the log, and its position.
     pub fn follow(&self, applied: LogSeq) {
         let mut state = self.state.write();
         state.waits_as = Role::Standby;
         state.applied = applied;
     }
 
-    /// Notes that the log is not followed, and why.
+    /// Records that the master does not follow the log, and the reason.
     pub fn wait(&self, reason: impl Into<String>) {
         let mut state = self.state.write();
         state.waits_as = Role::Starting;
         state.reason = reason.into();
     }
 
-    /// Notes who leads. The latest term that was known stays known.
+    /// Records the leader. The latest known epoch never decreases.
     pub fn learn(&self, leader: &str, epoch: Epoch) {
         let mut state = self.state.write();
         state.known = Known {
@@ -218,18 +218,18 @@ impl Seat {
         };
     }
 
-    /// The last group of the log that was applied here.
+    /// The last applied group of the log.
     fn applied(&self) -> LogSeq {
         self.state.read().applied
     }
 
-    /// The last group that is known here: of the log that is followed, or of the one that is written.
+    /// The last known group, of the followed log or of this master's own.
     pub fn position(&self) -> LogSeq {
         self.pool()
             .map_or_else(|_| self.applied(), |pool| pool.log_position())
     }
 
-    /// The other masters, as they said of themselves a moment ago; nothing when that is longer ago.
+    /// The other masters' last published states; empty when the report is old.
     pub(super) fn others(&self, own_address: &str) -> Vec<proto::MasterMember> {
         let report = self.report.read();
         if report.at.is_none_or(|at| at.elapsed() > FRESH) {
@@ -240,14 +240,15 @@ impl Seat {
         others.cloned().collect()
     }
 
-    /// Renews what is told of the store and the other masters.
+    /// Replaces the report of the store and the other masters.
     pub fn set_report(&self, report: Report) {
         *self.report.write() = report;
         self.metrics
             .watch_standing(&self.describe(), self.position().0);
     }
 
-    /// The answer to who leads and how the store is, from memory: it is asked for when little works.
+    /// The reply about the leader and the store. It comes from memory, because operators ask when
+    /// little works.
     pub fn describe(&self) -> proto::ClusterReply {
         let Report { members, store, .. } = self.report.read().clone();
         let known = self.known();

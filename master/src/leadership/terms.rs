@@ -1,4 +1,4 @@
-//! From standing by to leading, and back.
+//! The state machine of standing by and leading.
 
 use super::keeper::{Keeper, usable};
 use super::log::Groups;
@@ -18,25 +18,25 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-/// How soon what failed is tried again.
+/// The delay before a failed step is repeated.
 pub(super) const RETRY: Duration = Duration::from_millis(200);
-/// How often a leader looks at itself.
+/// The interval at which a leader checks itself.
 const LOOK: Duration = Duration::from_millis(250);
-/// How often the store is tended.
+/// The interval of the store's maintenance.
 const MAINTAIN: Duration = Duration::from_secs(1);
-/// A leader whose silence towards everybody is at least this long asks who is heard elsewhere.
+/// After this long without any contact a leader asks whether standbys have contacts.
 const SILENCE: Duration = super::recent_contacts::RECENT;
-/// A standby revokes a leader's lease no more often than this: where no master can be reached at
-/// what it advertises, they would depose each other for ever.
+/// The least time between two revocations by one standby. Masters that advertise unreachable
+/// addresses would otherwise depose each other for ever.
 const REVOKE: Duration = Duration::from_secs(3);
-/// How often a full etcd is tried to be made less full by one who would lead.
+/// The interval at which a candidate tries to make room in a full etcd.
 const MAKE_ROOM: Duration = Duration::from_secs(2);
-/// The bytes of the log that are read at once.
+/// The bytes of the log read at once.
 const READ_BYTES: u64 = 4 << 20;
-/// How long giving up a lease may take.
+/// The most time for giving up a lease.
 const REVOKING: Duration = Duration::from_secs(1);
 
-/// Why standing by ended without a lead.
+/// The reason that standing by ended without a lead.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("metadata store: {0}")]
@@ -56,8 +56,8 @@ enum Failure {
 }
 
 impl Failure {
-    /// Whether what is stored cannot be read here. It will most likely be the same at the next try, which loads
-    /// everything.
+    /// True when the stored metadata is unreadable here. The next attempt, which loads everything,
+    /// will most likely fail too.
     const fn is_of_what_is_stored(&self) -> bool {
         match self {
             Self::Load(error) => !error.is_retryable(),
@@ -68,7 +68,7 @@ impl Failure {
     }
 }
 
-/// How long is waited after failures that come one after another: each time twice as long.
+/// The delay between consecutive failures, doubled each time.
 struct RetryBackoff(Duration);
 
 impl RetryBackoff {
@@ -78,7 +78,7 @@ impl RetryBackoff {
         Self(RETRY)
     }
 
-    /// How long to wait now, when what failed went well for a while before.
+    /// The delay after a failure; `went_well` is the time of success before it.
     fn failed(&mut self, went_well: Duration) -> Duration {
         if went_well > Self::MOST * 2 {
             self.0 = RETRY;
@@ -89,14 +89,14 @@ impl RetryBackoff {
     }
 }
 
-/// An election that was won.
+/// A won election.
 struct Elected {
     lease: LeaseId,
     term: Arc<Term>,
     keeper: Keeper,
 }
 
-/// What the task works with before it has a store.
+/// What the task needs before it has a store.
 #[derive(Clone)]
 pub(super) struct Stand {
     pub(super) seat: Arc<Seat>,
@@ -106,7 +106,7 @@ pub(super) struct Stand {
     pub(super) stopped: watch::Receiver<bool>,
 }
 
-/// What it works with.
+/// What the task needs.
 pub(super) struct Run {
     pub(super) stand: Stand,
     pub(super) store: Arc<EtcdStore>,
@@ -116,7 +116,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Stands by and leads, in turns, until the master is to stop.
+    /// Stands by and leads in turns, until the master stops.
     pub(super) async fn run(&mut self) {
         let mut stopped = self.stand.stopped.clone();
         let telling = tokio::spawn(members::tell(
@@ -139,7 +139,7 @@ impl Run {
                 }
                 Err(error) => {
                     let wait = match &error {
-                        // A long load that fails has not gone well for a while.
+                        // The duration of a long failed load does not count as success.
                         Failure::Load(_) | Failure::Fault if error.is_of_what_is_stored() => {
                             backoff.failed(Duration::ZERO)
                         }
@@ -164,8 +164,8 @@ impl Run {
         telling.abort();
     }
 
-    /// Loads what is there, follows the log, and campaigns whenever nobody leads, until an election is
-    /// won and its term has begun.
+    /// Loads the metadata, follows the log, and campaigns whenever nobody leads. Returns after a
+    /// won election, when the term has begun.
     async fn stand_by(&mut self) -> Result<(Elected, Arc<Pool>), Failure> {
         let mut standby = self.load().await?;
         self.stand.seat.follow(standby.applied());
@@ -181,7 +181,7 @@ impl Run {
                             drop(groups);
                             return self.begin(elected, standby).await;
                         }
-                        // The watch will say who won.
+                        // The watch will report the winner.
                         Ok(None) => {}
                         Err(error) => {
                             tracing::warn!(%error, "campaign failed, retrying");
@@ -194,7 +194,7 @@ impl Run {
                         }
                     }
                 }
-                // What is left of an earlier election of this very master.
+                // A leftover of an earlier election of this same master.
                 Leading::By(leader) if leader.claim.id == self.stand.claim.id => {
                     self.revoke(leader.lease).await;
                     sleep(Duration::from_millis(50)).await;
@@ -217,7 +217,7 @@ impl Run {
                         self.stand.seat.follow(seq);
                     }
                     changed = leading.changed() => {
-                        // The observer lives as long as this does.
+                        // The observer lives as long as this task.
                         let _changed = changed;
                         break;
                     }
@@ -235,14 +235,14 @@ impl Run {
     async fn load(&self) -> Result<Standby, Failure> {
         let (store, config) = (Arc::clone(&self.store), self.stand.seat.config.clone());
         let clock = Arc::clone(&self.stand.clock);
-        // It is long work without a pause.
+        // The load is long work without a pause.
         let loading = tokio::task::spawn_blocking(move || {
             Handle::current().block_on(Standby::load(&*store, &config, clock))
         });
         Ok(loading.await.map_err(|_| Failure::Fault)??)
     }
 
-    /// Tells the seat who leads. While a pool is led here, its own end is what tells.
+    /// Reports the leader to the seat. While this master leads, only its own end of term counts.
     fn note(&self, leading: &Leading) {
         match leading {
             Leading::Unknown => {}
@@ -254,8 +254,8 @@ impl Run {
         }
     }
 
-    /// Revokes the lease of a leader where nobody listens. Should it live all the same, its writes are
-    /// refused by the store from then on.
+    /// Revokes the lease of a leader at whose address nobody listens. If that leader lives after
+    /// all, the store refuses its writes from then on.
     async fn depose(&mut self, leader: &Leader) {
         if self.revoked.is_some_and(|then| then.elapsed() < REVOKE) {
             sleep(RETRY).await;
@@ -278,17 +278,18 @@ impl Run {
         }
     }
 
-    /// A full etcd takes no lease. Who leads makes room in it; when nobody does, whoever would does.
+    /// A full etcd grants no lease. The leader makes room in it; without a leader, a candidate
+    /// does.
     async fn make_room(&self) {
         match self.store.maintain(kvpool_types::Epoch(0)).await {
             Ok(done) => tracing::info!(?done, "etcd full: maintenance done"),
             Err(error) => tracing::warn!(%error, "etcd full: maintenance failed"),
         }
-        // History is kept for some seconds before it may be forgotten.
+        // etcd keeps some seconds of history before they may be compacted.
         sleep(MAKE_ROOM).await;
     }
 
-    /// One try to be elected.
+    /// One attempt to be elected.
     async fn campaign(&self) -> Result<Option<Elected>, Failure> {
         let ttl = self.stand.seat.config.leader_ttl;
         let asked = self.stand.clock.now();
@@ -317,7 +318,7 @@ impl Run {
         }
     }
 
-    /// Catches up with the last leader and begins the term.
+    /// Applies the rest of the last leader's log and begins the term.
     async fn begin(
         &self,
         elected: Elected,
@@ -348,7 +349,7 @@ impl Run {
 
     async fn promote(&self, elected: &Elected, mut standby: Standby) -> Result<Arc<Pool>, Failure> {
         let began = Instant::now();
-        // Nobody else can append from here on, so this is the end of the log.
+        // No other master can append from here on, so this is the end of the log.
         let span = self.store.log_span().await?;
         if standby.applied() < span.cut {
             standby = self.load().await?;
@@ -384,7 +385,8 @@ impl Run {
     async fn hold(&self, elected: &Elected, pool: &Arc<Pool>) -> String {
         let mut stopped = self.stand.stopped.clone();
         let mut leading = self.observer.view();
-        // While etcd is away nodes are let go, and nobody can be asked who is heard elsewhere.
+        // While etcd is unavailable, nodes are sent away and standbys cannot be asked for their
+        // contacts.
         let mut leads_since = Instant::now();
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -403,7 +405,7 @@ impl Run {
                     let now = leading.borrow_and_update().clone();
                     let is_other = match &now {
                         Leading::By(leader) => leader.epoch > pool.epoch,
-                        // What was seen may be older than the election.
+                        // The observed state may be older than the election.
                         Leading::Nobody => !self.still_leads(pool).await,
                         Leading::Unknown => false,
                     };
@@ -429,7 +431,7 @@ impl Run {
         why
     }
 
-    /// Whether etcd still names this term's leader; when it does not say, it may.
+    /// True unless etcd names another leader. Without an answer this master may still lead.
     async fn still_leads(&self, pool: &Pool) -> bool {
         match self.store.leader().await {
             Ok(Some(leader)) => leader.epoch == pool.epoch,
@@ -438,8 +440,8 @@ impl Run {
         }
     }
 
-    /// Whether no client and under half of the nodes have been heard for a while, and a standby hears
-    /// some.
+    /// True when this master has heard no client and fewer than half of the nodes for a while, but
+    /// a standby has heard some.
     fn is_cut_off(&self, pool: &Pool) -> bool {
         if pool.client_silence() < SILENCE {
             return false;
@@ -464,8 +466,9 @@ impl Run {
         let is_stopping = *self.stand.stopped.borrow();
         elected.term.end();
         if !is_stopping {
-            // What waits to be appended may be there or not: whoever leads next reads it. Nothing is to be
-            // written here any more, so another may lead before everybody here has been told.
+            // Waiting appends may be in the log or not; the next leader reads the log. Nothing may
+            // be written here any more, so another master may lead before all waiters here have
+            // their answer.
             self.store.abandon(pool.epoch);
             self.revoke(elected.lease).await;
         }
@@ -481,13 +484,13 @@ impl Run {
     }
 }
 
-/// Ends when the master is to stop.
+/// Completes when the master must stop.
 pub(super) async fn told(stopped: &mut watch::Receiver<bool>) {
-    // An error means that whoever would say so is gone, which is the same.
+    // An error means that the sender is gone, which has the same meaning.
     let _stopped = stopped.wait_for(|stopped| *stopped).await;
 }
 
-/// Keeps the store small for as long as the term lasts.
+/// Keeps the store small while the term lasts.
 async fn tend(store: Arc<EtcdStore>, term: Arc<Term>) {
     let mut times = interval(MAINTAIN);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -500,8 +503,8 @@ async fn tend(store: Arc<EtcdStore>, term: Arc<Term>) {
     }
 }
 
-/// Values in etcd are copied to each of its members: the log is kept shorter than on a local disk, and
-/// an append takes long enough to be waited for elsewhere.
+/// etcd copies each value to all its members, so the log is kept shorter than on a local disk. An
+/// append also takes long enough to run on another thread.
 fn journal_options() -> JournalOptions {
     JournalOptions {
         log_bytes: ByteSize::mib(8),

@@ -1,5 +1,5 @@
-//! Whether anything listens where the leader should. A process that was killed closes its sockets at
-//! once, seconds before its lease runs out.
+//! Checks whether a process listens at the leader's address. A killed process closes its sockets at
+//! once, seconds before its lease expires.
 
 use std::io;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-/// How long connecting may take.
+/// The most time for connecting.
 const CONNECT: Duration = Duration::from_secs(1);
-/// How long after a refusal the next try is: a port that is just being opened is no dead leader.
+/// The delay between attempts after a refusal: a port that is just being opened is no dead leader.
 const AGAIN: Duration = Duration::from_millis(40);
-/// So many refusals in a row say that nobody listens.
+/// After this many refusals in a row nobody listens.
 const REFUSALS: u32 = 3;
-/// How often a leader is tried that is neither there nor refuses.
+/// The interval of attempts at a leader that neither accepts nor refuses.
 const SILENT: Duration = Duration::from_millis(500);
 
-/// Ends when connections to `address` (`http://host:port`) are refused. One that is cut off or silent
-/// is not told from a slow one: only its lease can.
+/// Completes when `address` (`http://host:port`) refuses connections. A silent or unreachable
+/// leader looks like a slow one; only its lease decides.
 pub(super) async fn refuses(address: &str) {
     let address = address.strip_prefix("http://").unwrap_or(address);
     let mut refusals = 0;
@@ -25,7 +25,7 @@ pub(super) async fn refuses(address: &str) {
         match timeout(CONNECT, TcpStream::connect(address)).await {
             Ok(Ok(mut stream)) => {
                 refusals = 0;
-                // It says nothing; the end of the connection is what is waited for.
+                // The leader sends nothing. The read waits for the end of the connection.
                 let _ended = stream.read(&mut [0; 1]).await;
             }
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {

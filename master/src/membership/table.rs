@@ -11,28 +11,28 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a node says of itself when its session begins.
+/// The fields of a node's registration.
 #[derive(Clone, Debug)]
 pub struct Registration {
-    /// Its name.
+    /// The node's name.
     pub name: NodeName,
-    /// Its present life.
+    /// The node's incarnation.
     pub incarnation: Incarnation,
-    /// `host:port` of its data port.
+    /// `host:port` of the data port.
     pub data_address: String,
-    /// Its Unix socket; empty for none.
+    /// The path of the Unix socket; empty for none.
     pub shm_path: String,
-    /// The machine it runs on.
+    /// The machine of the node.
     pub host: HostId,
-    /// The highest epoch that it was ever welcomed to.
+    /// The highest epoch that ever welcomed the node.
     pub epoch_seen: Epoch,
-    /// What shows that its life is its own; `None` from nodes whose lives have no secret.
+    /// The proof of the incarnation; `None` from a node without a secret.
     pub secret: Option<IncarnationSecret>,
-    /// What shows that `epoch_seen` was; empty for nothing.
+    /// The proof of `epoch_seen`; empty for none.
     pub epoch_proof: Bytes,
-    /// The size of each segment, with its id if a welcome gave it one.
+    /// The size of each segment, with its id if an earlier welcome gave one.
     pub segments: Vec<(Length, Option<SegmentId>)>,
-    /// What it cannot fence yet.
+    /// Ranges that the node cannot fence yet.
     pub held: Vec<Extent>,
 }
 
@@ -43,11 +43,11 @@ pub struct Members {
     dropped: Mutex<Dropped>,
 }
 
-/// How many dropped incarnations are known by name. An older one is known by the segments that it still names:
-/// a welcome gave it their ids, and no node has them now.
+/// The most dropped incarnations known by name. An older one is recognised by the segment ids that
+/// it names: a welcome gave them, and no node has them now.
 const MOST_DROPPED: usize = 16_384;
 
-/// Incarnations that were dropped, the last ones.
+/// The last incarnations that were dropped.
 #[derive(Debug, Default)]
 struct Dropped {
     order: VecDeque<(NodeName, Incarnation)>,
@@ -69,7 +69,7 @@ impl Dropped {
 }
 
 impl Members {
-    /// The present incarnation of a node.
+    /// The current incarnation of a node.
     pub fn get(&self, name: &NodeName) -> Option<Arc<StoreNode>> {
         self.nodes.read().get(name).cloned()
     }
@@ -79,7 +79,7 @@ impl Members {
         self.nodes.read().values().cloned().collect()
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     pub fn count(&self) -> usize {
         self.nodes.read().len()
     }
@@ -88,7 +88,7 @@ impl Members {
         self.nodes.write().insert(node.name.clone(), node);
     }
 
-    /// Takes a node out if it is still this incarnation, and never accepts that one again.
+    /// Removes a node if it still has this incarnation, and refuses this incarnation from now on.
     pub(crate) fn drop_incarnation(&self, name: &NodeName, incarnation: Incarnation) {
         self.dropped.lock().add(incarnation, name.clone());
         let mut nodes = self.nodes.write();
@@ -100,18 +100,18 @@ impl Members {
         }
     }
 
-    /// Whether an incarnation was dropped.
+    /// True when an incarnation was dropped.
     pub fn is_dropped(&self, incarnation: Incarnation) -> bool {
         self.dropped.lock().lives.contains(&incarnation)
     }
 
-    /// The incarnations that were dropped last, oldest first, for snapshots.
+    /// The last dropped incarnations, oldest first, for snapshots.
     pub fn dropped(&self) -> Vec<(NodeName, Incarnation)> {
         self.dropped.lock().order.iter().cloned().collect()
     }
 
-    /// Makes silent nodes suspect (sooner when their session has broken), and returns those that have
-    /// been silent for `drop_after`.
+    /// Makes silent nodes suspect, sooner after a broken session. Returns the nodes that have been
+    /// silent for `drop_after`.
     pub fn judge(
         &self,
         now: BootInstant,

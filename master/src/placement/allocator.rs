@@ -1,4 +1,4 @@
-//! The choice of segments for the blocks of one batch.
+//! The allocator: the choice of segments for the blocks of one batch.
 //!
 //! ADR 0019 says why free room decides.
 
@@ -12,28 +12,28 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Why no room was granted.
+/// The reason that no room was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRoom {
-    /// No node is there that takes blocks, or that takes one so long: such a one may come back.
+    /// No node takes blocks now, or none takes a block this long. Such a node may return.
     NoNodes,
-    /// The block would not fit into any segment, were it empty.
+    /// The block exceeds every segment, even an empty one.
     TooLarge,
     /// Eviction may make room.
     Full,
 }
 
-/// The segments that the blocks of one batch can be placed on, those to try first in front.
+/// The candidate segments for the blocks of one batch, best first.
 #[derive(Debug)]
 pub struct Allocator<'a> {
     candidates: Vec<Candidate<'a>>,
-    /// How many copies of each block are wished for, one at least.
+    /// The number of replicas wanted for each block, at least one.
     wished: usize,
-    /// Of each node that takes blocks, the most bytes of a block that fit into one of its segments.
+    /// For each node that takes blocks: the longest block that fits into one of its segments.
     longest_by_node: SmallVec<[u64; 8]>,
-    /// The most bytes of a block that fit into any of them.
+    /// The longest block that fits into any of them.
     longest: u64,
-    /// The same of all segments, those of nodes that take no blocks now among them.
+    /// The longest block that fits into any segment, including nodes that take no blocks now.
     longest_of_all: u64,
 }
 
@@ -43,7 +43,7 @@ struct Candidate<'a> {
     rank: Rank,
 }
 
-/// Where a segment stands among the others: those that were wished for, then by turns.
+/// The rank of a segment: preferred segments first, then by turn.
 #[derive(Clone, Copy, Debug)]
 struct Rank {
     not_preferred: bool,
@@ -51,12 +51,13 @@ struct Rank {
     turn: Turn,
 }
 
-/// When a segment takes its next block, in a time in which it takes blocks at the rate of its free room.
+/// The time at which a segment takes its next block, if it takes blocks at the rate of its free
+/// room.
 ///
-/// The first turn is drawn from the exponential distribution of that rate, so the chance of a segment to be the
-/// first is its share of the free room. The turns after it are evenly spaced: a batch is spread over all
-/// segments by the same shares. Nodes so fill at the same pace, and a node that joins empty does not take every
-/// put of the cluster. A segment without room has its turn at infinity.
+/// The first turn is drawn from the exponential distribution of that rate. So the chance of a
+/// segment to be first is its share of the free room. Later turns are evenly spaced, so a batch
+/// spreads over the segments by the same shares. All nodes therefore fill at the same pace, and a
+/// new empty node does not take every put. A segment without room has its turn at infinity.
 #[derive(Clone, Copy, Debug)]
 struct Turn(f64);
 
@@ -128,8 +129,8 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// How many copies a block of `length` bytes gets: those wished, or one on each node that it fits into where these
-    /// are fewer; one at least.
+    /// The number of replicas for a block of `length` bytes: as wanted, but at most one on each
+    /// node that it fits into, and at least one.
     pub fn copies(&self, length: Length) -> usize {
         let rounded = Extents::rounded(length).0;
         let fit = |longest: &&u64| **longest >= rounded;
@@ -137,7 +138,7 @@ impl<'a> Allocator<'a> {
         nodes.take(self.wished).count().max(1)
     }
 
-    /// Whether `length` bytes could be placed if eviction made room.
+    /// An error if `length` bytes could not be placed even after eviction.
     pub fn judge(&self, length: Length) -> Result<(), NoRoom> {
         if self.candidates.is_empty() {
             return Err(NoRoom::NoNodes);
@@ -152,7 +153,7 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// Finds room for `length` bytes on [`Allocator::copies`] nodes; all or none.
+    /// Allocates `length` bytes on [`Allocator::copies`] nodes; all or none.
     pub fn allocate(&mut self, length: Length) -> Result<Copies, NoRoom> {
         self.judge(length)?;
         let wanted = self.copies(length);
@@ -180,14 +181,14 @@ impl<'a> Allocator<'a> {
             }
             return Err(NoRoom::Full);
         }
-        // From the last on, so that those in front stay where they were found.
+        // From the last to the first, so that the positions of the others stay valid.
         for at in chosen.into_iter().rev() {
             self.requeue(at);
         }
         Ok(copies)
     }
 
-    /// Moves a candidate that has taken a block behind those whose turn comes before its next one.
+    /// Moves a candidate that took a block behind the candidates with an earlier turn.
     fn requeue(&mut self, mut at: usize) {
         if let Some(candidate) = self.candidates.get_mut(at) {
             candidate.rank.turn = candidate.rank.turn.next(candidate.segment);
@@ -223,7 +224,7 @@ mod tests {
         Arc::new(Segment::new(SegmentId(number), Arc::new(node), size, 1.0))
     }
 
-    /// How many blocks of each of these batches every segment is given.
+    /// The number of blocks that each segment receives from these batches.
     fn fill(segments: &[Arc<Segment>], draws: &Draws, batches: &[usize]) -> BTreeMap<u32, usize> {
         let mut taken = BTreeMap::new();
         for batch in batches {
@@ -243,7 +244,8 @@ mod tests {
         let old: Vec<_> = (1..=3).map(|number| segment(number, 8192)).collect();
         fill(&old, &draws, &[3 * 4096]);
         let all = [old, vec![segment(4, 8192)]].concat();
-        // A fifth of the pool is not used up by these, so the shares stay about the same: 2 of 5 to the empty one.
+        // The batch takes less than a fifth of the pool, so the shares stay about the same: 2 of 5
+        // for the empty segment.
         let taken = fill(&all, &draws, &[1; 800]);
         assert!((240..400).contains(&taken[&4]), "{taken:?}");
         for number in 1..=3 {

@@ -1,8 +1,9 @@
-//! Random numbers that threads draw without a lock, from a seed.
+//! A seeded random generator that threads use without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A SplitMix64 generator (Steele, Lea and Flood 2014): a counter, and a mixing function of its value.
+/// A SplitMix64 generator (Steele, Lea and Flood 2014): a counter, and a function that mixes its
+/// value.
 #[derive(Debug)]
 pub(super) struct Draws(AtomicU64);
 
@@ -23,16 +24,16 @@ impl Draws {
         mixed ^ mixed >> 31
     }
 
-    /// A number of the exponential distribution of rate 1, greater than zero.
+    /// A number from the exponential distribution of rate 1, above zero.
     pub(super) fn exponential(&self) -> f64 {
-        // 53 bits are what an f64 holds; the half keeps it off zero and one.
+        // An f64 holds 53 bits. The added half keeps the value off zero and one.
         let unit = ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
         -unit.ln()
     }
 }
 
 impl Default for Draws {
-    /// A generator of a random seed.
+    /// A generator with a random seed.
     fn default() -> Self {
         Self::new(rand::random())
     }

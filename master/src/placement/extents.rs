@@ -1,11 +1,11 @@
-//! The table of one segment's extents: which ranges are free, which are in use, and whose they are.
+//! The table of one segment's extents: free ranges, ranges in use, and their owners.
 //!
 //! ```text
 //!  address order   [ owned ][ held ][   free   ][ owned ][ free ]     doubly linked nodes
 //!  free ranges     by (length, offset): best fit, lowest address first; by offset: any range
 //! ```
 //!
-//! Nodes cover the segment without gaps, so a node's length is the distance to the next one and is
+//! Nodes cover the segment without gaps. So a node's length is the distance to the next node and is
 //! not stored. Two free nodes are never neighbours. Lengths are rounded up to [`GRANULE`].
 
 use crate::replica::{BlockId, ExtentIndex};
@@ -13,21 +13,21 @@ use crate::slab::{NONE, Slab, Slot};
 use kvpool_types::{Length, Offset};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What every extent begins at a multiple of and has a multiple of, in bytes: a cache line.
+/// The unit of offsets and lengths, in bytes: a cache line.
 pub const GRANULE: u64 = 64;
 
-/// The largest segment that the table's packed offsets can name.
+/// The largest segment that the packed offsets can address.
 const MAX_GRANULES: u64 = (1 << 48) - 1;
 
 const FREE: u32 = u32::MAX;
 const HELD: u32 = u32::MAX - 1;
 
-/// What an extent is used for.
+/// The use of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Nothing: it can be allocated.
+    /// The range can be allocated.
     Free,
-    /// Something other than a visible block: a grant, quarantine, or a node's held range.
+    /// A grant, a quarantined extent, or a node's held range.
     Held,
     /// A replica of a block.
     Block(BlockId),
@@ -36,17 +36,17 @@ pub enum Use {
 /// One range of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Its place in the table.
+    /// The slot in the table.
     pub index: ExtentIndex,
-    /// Where it begins.
+    /// The offset in the segment, in bytes.
     pub offset: Offset,
-    /// Its bytes.
+    /// The length in bytes.
     pub length: Length,
-    /// What it is used for.
+    /// The use of the range.
     pub usage: Use,
 }
 
-/// Twenty bytes, since there is one for every replica in the pool.
+/// Twenty bytes, because each replica in the pool has one.
 #[derive(Debug)]
 struct ExtentNode {
     offset_low: u32,
@@ -95,7 +95,7 @@ impl Slot for ExtentNode {
 pub struct Extents {
     nodes: Slab<ExtentNode>,
     first: u32,
-    /// All counts below are in granules.
+    /// The counts below are in granules.
     capacity: u64,
     used: u64,
     free_by_length: BTreeSet<(u64, u64, u32)>,
@@ -103,7 +103,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// A segment of `size` bytes (rounded down to a granule, and to 16 PiB), all of it free.
+    /// A free segment of `size` bytes, rounded down to a granule and to 16 PiB.
     pub fn new(size: Length) -> Self {
         let mut extents = Self {
             nodes: Slab::default(),
@@ -120,13 +120,13 @@ impl Extents {
         extents
     }
 
-    /// The bytes that an extent for `length` bytes takes up.
+    /// The bytes that an extent of `length` bytes occupies.
     pub const fn rounded(length: Length) -> Length {
         Length(granules(length).saturating_mul(GRANULE))
     }
 
-    /// Takes the shortest free range that `length` bytes fit into, and of several such the first.
-    /// `None` when none is long enough, or for no bytes.
+    /// Allocates from the shortest free range that `length` bytes fit into; among equals, the
+    /// first. `None` when no range is long enough, or for zero bytes.
     pub fn allocate(&mut self, length: Length) -> Option<(ExtentIndex, Offset)> {
         let wanted = granules(length);
         if wanted == 0 {
@@ -137,7 +137,7 @@ impl Extents {
         Some((ExtentIndex(node), Offset(start * GRANULE)))
     }
 
-    /// Takes one particular range. `None` unless all of it is free and its offset is a multiple of
+    /// Allocates one given range. `None` unless all of it is free and its offset is a multiple of
     /// [`GRANULE`].
     pub fn allocate_at(&mut self, offset: Offset, length: Length) -> Option<ExtentIndex> {
         let (start, wanted) = (offset.0 / GRANULE, granules(length));
@@ -152,17 +152,17 @@ impl Extents {
         Some(ExtentIndex(self.carve(node, start, wanted)))
     }
 
-    /// Frees an extent and joins it with free neighbours; returns the bytes that it took up: none
-    /// when the index names no extent in use.
+    /// Frees an extent and joins it with free neighbours. Returns its bytes; zero for an index
+    /// without an extent in use.
     pub fn free(&mut self, index: ExtentIndex) -> Length {
         self.free_all([index])
     }
 
-    /// The same for any number of extents. Those that are neighbours of each other cost least when
-    /// they come in the order of their addresses: what they join to is indexed once.
+    /// [`Extents::free`] for several extents. Neighbours cost least in the order of their
+    /// addresses: the joined range is indexed once.
     pub fn free_all(&mut self, indexes: impl IntoIterator<Item = ExtentIndex>) -> Length {
         let mut freed = 0;
-        // What was freed last. It is not in the indexes yet.
+        // The last freed range, which is not indexed yet.
         let mut open: Option<u32> = None;
         for ExtentIndex(mut node) in indexes {
             let Some(&ExtentNode {
@@ -197,17 +197,17 @@ impl Extents {
         Length(freed * GRANULE)
     }
 
-    /// Records which block an extent belongs to. Does nothing to what is free.
+    /// Sets the owner of an extent. A free range stays unchanged.
     pub fn set_owner(&mut self, index: ExtentIndex, block: BlockId) {
         self.set_use(index, block.0);
     }
 
-    /// Records that an extent no longer belongs to a block, while it stays in use.
+    /// Removes the owner of an extent that stays in use.
     pub fn clear_owner(&mut self, index: ExtentIndex) {
         self.set_use(index, HELD);
     }
 
-    /// The block that an extent belongs to.
+    /// The block that owns an extent.
     pub fn owner(&self, index: ExtentIndex) -> Option<BlockId> {
         match self.range(index)?.usage {
             Use::Block(block) => Some(block),
@@ -215,7 +215,7 @@ impl Extents {
         }
     }
 
-    /// The bytes that an extent takes up; none when the index names nothing in use.
+    /// The bytes of an extent; zero for an index without an extent in use.
     pub fn length(&self, index: ExtentIndex) -> Length {
         match self.range(index) {
             Some(range) if range.usage != Use::Free => range.length,
@@ -223,7 +223,7 @@ impl Extents {
         }
     }
 
-    /// The range, free or not, that an index names.
+    /// The range of an index, free or not.
     pub fn range(&self, index: ExtentIndex) -> Option<Range> {
         let node = self.nodes.get(index.0)?;
         Some(Range {
@@ -238,12 +238,12 @@ impl Extents {
         })
     }
 
-    /// The range after this one in address order.
+    /// The next range in address order.
     pub fn next(&self, index: ExtentIndex) -> Option<Range> {
         self.range(ExtentIndex(self.nodes.get(index.0)?.next))
     }
 
-    /// The range before this one in address order.
+    /// The previous range in address order.
     pub fn prev(&self, index: ExtentIndex) -> Option<Range> {
         self.range(ExtentIndex(self.nodes.get(index.0)?.prev))
     }
@@ -262,10 +262,9 @@ impl Extents {
             .filter_map(|&(_, _, node)| self.range(ExtentIndex(node)))
     }
 
-    /// Up to `limit` places of the table, from `from` on, whose extents belong to blocks, with
-    /// their blocks; and the place to go on from, if there is more. The order is that of places,
-    /// which freeing and allocating do not change: whoever pages through it sees every extent that
-    /// was in use all the while exactly once.
+    /// The owned extents among up to `limit` slots from `from` on, with their blocks, and the next
+    /// slot if there are more. The order is by slot, which allocation and freeing do not change. So
+    /// paging passes every extent that stays in use exactly once.
     pub fn owners(&self, from: u32, limit: u32) -> (Vec<(ExtentIndex, BlockId)>, Option<u32>) {
         let end = self.nodes.high().min(from.saturating_add(limit));
         let owned = (from..end)
@@ -274,7 +273,7 @@ impl Extents {
         (owned, (end < self.nodes.high()).then_some(end))
     }
 
-    /// The bytes in use, rounding included.
+    /// The bytes in use, with rounding.
     pub fn used(&self) -> Length {
         Length(self.used * GRANULE)
     }
@@ -284,7 +283,7 @@ impl Extents {
         Length(self.capacity * GRANULE)
     }
 
-    /// How many free ranges there are.
+    /// The number of free ranges.
     pub fn free_ranges(&self) -> usize {
         self.free_by_offset.len()
     }
@@ -298,12 +297,12 @@ impl Extents {
         )
     }
 
-    /// The bytes of memory of the nodes, one a range.
+    /// The bytes of memory of the nodes.
     pub fn memory_bytes(&self) -> u64 {
         self.nodes.memory_bytes()
     }
 
-    /// Cuts `[start, start + wanted)` out of a free node and puts it into use.
+    /// Cuts `[start, start + wanted)` out of a free node and marks it as in use.
     fn carve(&mut self, free: u32, start: u64, wanted: u64) -> u32 {
         self.unindex_free(free);
         let free_start = self.nodes.at(free).granule();
@@ -324,7 +323,7 @@ impl Extents {
         node
     }
 
-    /// Cuts a free node in two at `granule`; returns the second part.
+    /// Splits a free node at `granule` and returns the second half.
     fn split(&mut self, node: u32, granule: u64) -> u32 {
         let next = self.nodes.at(node).next;
         let part = self
@@ -337,7 +336,7 @@ impl Extents {
         part
     }
 
-    /// Makes a node span the next one too.
+    /// Extends a node over the next one.
     fn absorb_next(&mut self, node: u32) {
         let gone = self.nodes.at(node).next;
         let next = self.nodes.remove(gone).next;
@@ -360,7 +359,7 @@ impl Extents {
         self.nodes.get(node).is_some_and(|node| node.owner == FREE)
     }
 
-    /// Takes a free node out of the indexes, unless it is the one that is not in them.
+    /// Removes a free node from the indexes, unless it is the open one, which is not indexed.
     fn close(&mut self, node: u32, open: &mut Option<u32>) {
         if *open == Some(node) {
             *open = None;

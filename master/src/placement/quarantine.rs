@@ -1,21 +1,21 @@
-//! Extents that have been freed and may still be touched.
+//! The quarantine: freed extents that may still be read or written.
 //!
 //! ```text
 //!  block leaves the directory ─► record durable ─► leases over ─► node has fenced it ─► free
 //!                                 (journal)        (delayed)      (tickets)
 //! ```
 //!
-//! What has been here for longer than `PATIENCE` is *stuck*: a process holds it, a lease runs, or its
-//! node is silent. Eviction counts on the rest as free room to come, and on what is stuck no more.
+//! An extent that stays longer than `PATIENCE` is *stuck*: a process holds it, a lease runs, or its
+//! node is silent. Eviction counts quarantined extents as future free space, except stuck ones.
 //!
-//! Small neighbours that are freed together are fenced together, as one range under the highest of their
-//! grants: no later grant for any of them can have a lower number, for it is given after all of them
-//! were. A run is short, so that whoever still looks at one of them holds back little else.
+//! Small neighbours that are freed together are fenced together, as one range under the highest of
+//! their grants. No later grant on them can have a lower number, because it is given after all of
+//! theirs. A run is short, so that one reader delays few other extents.
 //!
-//! **Architecture Invariant:** this is the only way by which an extent that was ever granted becomes
-//! free again.
+//! **Architecture Invariant:** a granted extent becomes free only through the quarantine.
 //!
-//! ADR 0004 says why every extent is freed by one rule, ADR 0017 how neighbours are fenced together.
+//! ADR 0004 says why every extent is freed by one rule, ADR 0017 how neighbours are fenced
+//! together.
 
 use super::Segment;
 use crate::clock::BootInstant;
@@ -31,59 +31,59 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long freeing usually takes at most.
+/// The time within which an extent usually becomes free.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The most bytes of neighbours that are fenced together.
 const RUN_BYTES: u64 = 64 << 10;
 
-/// An extent on its way to being free.
+/// An extent in quarantine.
 #[derive(Clone, Debug)]
 pub struct Freed {
-    /// The segment that it lies in.
+    /// The segment with the extent.
     pub segment: Arc<Segment>,
-    /// Its place in the segment's table.
+    /// The extent's slot in the segment's table.
     pub index: ExtentIndex,
-    /// Its range.
+    /// The extent's range.
     pub extent: Extent,
-    /// The grant that it was last written under; `None` when that is of an older epoch.
+    /// The grant of the last write; `None` for a grant of an older epoch.
     pub grant: Option<GrantId>,
-    /// When the last lease on it ends.
+    /// The end of the last lease on the extent.
     pub not_before: BootInstant,
-    /// When it left the directory.
+    /// The time at which the extent left the directory.
     pub since: BootInstant,
-    /// Whether it is taking so long that eviction no longer counts on it.
+    /// True for a stuck extent, which eviction does not count as future free space.
     pub stuck: bool,
 }
 
 /// Extents that are fenced together.
 pub type Run = SmallVec<[Freed; 1]>;
 
-/// What a node has been asked and has not answered.
+/// An unanswered request to a node.
 #[derive(Debug)]
 pub enum Ticket {
-    /// To fence extents: one, or a run of neighbours, lowest first.
+    /// Fence an extent, or a run of neighbours, lowest first.
     Fence(Run),
-    /// To check a block's bytes again.
+    /// Re-verify a block's bytes.
     Verify(Suspected),
 }
 
-/// A replica that a client found wrong.
+/// A replica that a client reported with a wrong checksum.
 #[derive(Clone, Debug)]
 pub struct Suspected {
-    /// The block's namespace.
+    /// Namespace of the block's key.
     pub namespace: kvpool_types::ids::NamespaceId,
-    /// The block's key.
+    /// Key of the block.
     pub key: kvpool_types::Key,
-    /// The block's version.
+    /// Version of the block.
     pub version: kvpool_types::Version,
-    /// Where the bytes lie.
+    /// The range of the bytes.
     pub extent: Extent,
-    /// What they should sum to.
+    /// The checksum that the bytes should have.
     pub checksum: kvpool_types::Checksum,
 }
 
-/// The extents between freed and free.
+/// The extents in quarantine.
 #[derive(Debug, Default)]
 pub struct Quarantine {
     delayed: Mutex<Delayed>,
@@ -91,31 +91,31 @@ pub struct Quarantine {
     by_node: RwLock<HashMap<Incarnation, Arc<NodeTickets>>>,
 }
 
-/// The questions that one node has not answered.
+/// The unanswered requests to one node.
 #[derive(Debug, Default)]
 struct NodeTickets {
-    /// Numbers ascend with time.
+    /// Requests by number. Numbers ascend with time.
     open: Mutex<BTreeMap<u64, Ticket>>,
     /// The last ticket that [`Quarantine::mark_stuck`] has looked at.
     stuck_through: Mutex<u64>,
 }
 
-/// What leases hold shut, by the end of these.
+/// Extents under a lease, by the lease's end.
 #[derive(Debug, Default)]
 struct Delayed {
     items: BTreeMap<(BootInstant, u64), Freed>,
-    /// The bytes of this term's stuck extents, by the tenth of a second in which their leases end and by segment.
-    /// What is not stuck counts as free in [`Segment::used_after_quarantine`].
+    /// Bytes of this term's stuck extents, by the tenth of a second of their leases' end and by
+    /// segment. Other extents count as free in [`Segment::used_after_quarantine`].
     coming: BTreeMap<(u64, SegmentId), u64>,
 }
 
-/// The tenth of a second that a moment lies in.
+/// The tenth of a second of a time.
 fn tenth(moment: BootInstant) -> u64 {
     moment.0 / 100
 }
 
-/// Under which key an extent counts as room to come. Leases of the term before are a guess: a put that waited for
-/// all of them would stall after a restart.
+/// The key under which an extent counts as future room. Leases of the last term are only assumed. A
+/// put that waited for all of them would stall after a restart.
 fn coming_key(item: &Freed) -> Option<(u64, SegmentId)> {
     let counts = item.stuck && item.grant.is_some();
     counts.then(|| (tenth(item.not_before), item.segment.id))
@@ -129,7 +129,7 @@ impl Delayed {
         self.items.insert((item.not_before, number), item);
     }
 
-    /// Takes out what waited for leases that are over now.
+    /// Removes the extents whose leases are over.
     fn take_over(&mut self, now: BootInstant) -> Vec<Freed> {
         let waiting = self.items.split_off(&(BootInstant(now.0 + 1), 0));
         let over = std::mem::replace(&mut self.items, waiting);
@@ -149,8 +149,8 @@ impl Delayed {
 }
 
 impl Quarantine {
-    /// The bytes that leases alone hold shut on segments that take blocks, and that become free when these end,
-    /// before `until`.
+    /// The bytes that only leases hold, on segments that take blocks, and whose leases end before
+    /// `until`.
     pub fn coming(&self, until: BootInstant, takes: impl Fn(SegmentId) -> bool) -> u64 {
         let delayed = self.delayed.lock();
         let before = delayed.coming.range(..(tenth(until), SegmentId(0)));
@@ -158,12 +158,13 @@ impl Quarantine {
         taking.map(|(_, bytes)| bytes).sum()
     }
 
-    /// A number for the next ticket.
+    /// The number of the next request.
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Takes extents whose freeing is durable; asks the nodes to fence those without leases.
+    /// Takes extents whose removal is durable, and asks the nodes to fence the extents without
+    /// leases.
     pub fn take(&self, freed: Vec<Freed>, now: BootInstant) {
         let mut ready = Vec::with_capacity(freed.len());
         let mut delayed = self.delayed.lock();
@@ -182,12 +183,12 @@ impl Quarantine {
         self.ask(ready);
     }
 
-    /// Asks the nodes to fence what waited for leases that are over now.
+    /// Asks the nodes to fence the extents whose leases are over.
     pub fn tick(&self, now: BootInstant) {
         let mut delayed = self.delayed.lock();
         let mut over = delayed.take_over(now);
         drop(delayed);
-        // From here on nothing but the node's answer is waited for.
+        // From here on only the node's answer is missing.
         for item in &mut over {
             item.since = now;
             if std::mem::take(&mut item.stuck) {
@@ -197,8 +198,8 @@ impl Quarantine {
         self.ask(over);
     }
 
-    /// Marks what a node has not fenced in good time. Tickets are in order of time, so this looks at
-    /// those that are due and no others: `seen` is the last ticket that it has looked at.
+    /// Marks extents that a node has not fenced in time. Requests are ordered by time, so this
+    /// examines only those that are due, behind the last one examined.
     pub fn mark_stuck(&self, node: &StoreNode, now: BootInstant) {
         let Some(tickets) = self.tickets(node) else {
             return;
@@ -218,7 +219,7 @@ impl Quarantine {
         }
     }
 
-    /// Drops the tickets of a node that is gone.
+    /// Drops the requests to a node that is gone.
     pub(crate) fn forget(&self, node: &StoreNode) {
         let tickets = self.by_node.write().remove(&node.incarnation);
         if let Some(tickets) = tickets {
@@ -250,10 +251,11 @@ impl Quarantine {
                 continue;
             };
             let runs = runs(items);
-            // Numbered under the lock, so that the tickets of a node are in order of time.
+            // Numbers are given under the lock, so that a node's requests are ordered by time.
             let tickets = self.tickets_or_new(&node);
             let mut tickets = tickets.open.lock();
-            // A dropped node's memory is gone. It would never answer, and the tickets would keep the node alive.
+            // A dropped node's memory is gone. It would never answer, and the requests would keep
+            // the node alive.
             if node.state() == NodeState::Gone {
                 drop(tickets);
                 self.forget(&node);
@@ -270,7 +272,7 @@ impl Quarantine {
         }
     }
 
-    /// Repeats to a node whose session is new all that it has not answered.
+    /// Repeats the unanswered requests over a node's new session.
     pub fn repeat(&self, node: &StoreNode) {
         let (mut fences, mut verifies) = (Vec::new(), Vec::new());
         let Some(tickets) = self.tickets(node) else {
@@ -288,7 +290,7 @@ impl Quarantine {
         }
     }
 
-    /// Frees what a node says that nothing can touch any more; returns the bytes.
+    /// Frees the extents that a node has fenced, and returns their bytes.
     pub fn fenced(&self, node: &StoreNode, tickets: &[u64]) -> u64 {
         let fenced: Vec<Run> = {
             let Some(open) = self.tickets(node) else {
@@ -313,7 +315,7 @@ impl Quarantine {
             .sum()
     }
 
-    /// Asks a node to check bytes that a client found wrong.
+    /// Asks a node to re-verify bytes with a wrong checksum.
     pub fn verify(&self, node: &StoreNode, suspected: Suspected) {
         let tickets = self.tickets_or_new(node);
         let mut tickets = tickets.open.lock();
@@ -324,7 +326,7 @@ impl Quarantine {
         node.send(proto::master_message::Body::Verify(message));
     }
 
-    /// Takes back the question that a node has answered.
+    /// Removes the request to re-verify that a node has answered.
     pub fn verified(&self, node: &StoreNode, ticket: u64) -> Option<Suspected> {
         match self.tickets(node)?.open.lock().remove(&ticket) {
             Some(Ticket::Verify(suspected)) => Some(suspected),
@@ -333,7 +335,7 @@ impl Quarantine {
     }
 }
 
-/// Puts neighbours together that can be fenced as one.
+/// Joins neighbours that can be fenced together.
 fn runs(mut items: Vec<Freed>) -> Vec<Run> {
     items.sort_unstable_by_key(|item| (item.extent.segment, item.extent.offset));
     let mut runs: Vec<Run> = Vec::with_capacity(items.len());
@@ -346,8 +348,8 @@ fn runs(mut items: Vec<Freed>) -> Vec<Run> {
     runs
 }
 
-/// Whether an extent continues a run that stays short with it. What lies between two extents is no part
-/// of either, so they must meet.
+/// True when an extent continues a run and the run stays short. A fence covers the bytes between
+/// two extents too, so the extents must be adjacent.
 fn joins(run: &Run, item: &Freed) -> bool {
     let (Some(first), Some(last)) = (run.first(), run.last()) else {
         return false;
@@ -361,8 +363,8 @@ fn joins(run: &Run, item: &Freed) -> bool {
         && last.grant.is_some() == item.grant.is_some()
 }
 
-/// Asks for any number of fences: what is freed at once, or waits for a node that comes back, may be
-/// more than one message takes.
+/// Sends fences in several messages: the extents freed at once, or waiting for a node's return, may
+/// exceed one message.
 fn send_fences(node: &StoreNode, mut fences: Vec<proto::FenceItem>) {
     while !fences.is_empty() {
         let later = fences.split_off(fences.len().min(proto::MAX_TICKETS));

@@ -1,5 +1,5 @@
-//! The thread that watches clocks: ended grants, ended leases on freed extents, silent nodes.
-//! It also sweeps the blocks of dropped nodes out of the directory.
+//! The thread for time-outs: ended grants, ended leases on freed extents, silent nodes. It also
+//! sweeps the blocks of dropped nodes out of the directory.
 
 use super::Pool;
 use crate::clock::BootInstant;
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(20);
-/// For how long dropped nodes are swept before clocks are looked at again.
+/// How long one sweep of dropped nodes may delay the next check of time-outs.
 const SWEEP: Duration = Duration::from_millis(10);
 
 /// Starts the thread.
@@ -28,7 +28,7 @@ pub(super) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A framed connection of a client. Dropped, it is closed.
+/// A framed connection of a client. The connection counts as closed on drop.
 #[derive(Debug)]
 pub struct Presence {
     pool: Arc<Pool>,
@@ -42,9 +42,9 @@ impl Drop for Presence {
 }
 
 impl Pool {
-    /// Whether the term lasts. Once it does not, nodes are let go, so that they look for another leader, and
-    /// whoever waits for the store is told;
-    /// when it is confirmed after all they are given the time to come back.
+    /// Returns whether the term is within its deadline. Past the deadline the pool ends the nodes'
+    /// sessions, so that they look for another leader, and ends all waits for the store. When the
+    /// term is renewed after all, the nodes get their time to return.
     fn mind_term(&self, now: BootInstant) -> bool {
         let leads = self.leads();
         if self.leading.swap(leads, Ordering::AcqRel) != leads {
@@ -61,9 +61,11 @@ impl Pool {
         leads
     }
 
-    /// Ends the puts of clients that died: others need not wait for their keys until the grants end.
+    /// Ends the open puts of dead clients, so that other puts of these keys need not wait for the
+    /// grants to end.
     fn end_puts_of_gone(&self, now: BootInstant) {
-        // Locked first: the next put of a client that comes back meanwhile is not among those that end.
+        // The reservations are locked first. So a put of a client that returns meanwhile does not
+        // end.
         let mut reservations = self.reservations.lock();
         let gone = self.writers.take_gone(now);
         if gone.is_empty() {
@@ -81,7 +83,7 @@ impl Pool {
         self.end_reservations(ended);
     }
 
-    /// Notes that a client has a framed connection until what this returns is dropped.
+    /// Records a framed connection of a client until the result is dropped.
     pub fn enter_writer(self: &Arc<Self>, client: ClientId) -> Presence {
         self.writers.enter(client);
         Presence {
@@ -93,7 +95,7 @@ impl Pool {
     fn tend(self: &Arc<Self>) {
         let now = self.now();
         self.check_nodes_returned();
-        // Without a term nothing is given up: it could not be made durable.
+        // Past its deadline the term gives up nothing, because it could not make that durable.
         if !self.mind_term(now) {
             return;
         }
@@ -114,7 +116,8 @@ impl Pool {
             tracing::warn!(node = %node.name, "node has been silent for too long: it is dropped");
             self.drop_node(&node);
         }
-        // Room also comes without an event: a node takes blocks again, a demand has held the line for long enough.
+        // Room also appears without an event: a node takes blocks again, or a demand reached the
+        // end of its time at the head of the queue.
         self.wake_waiting_puts();
         self.metrics.watch_usage(&self.placement.usage(), TICK);
     }

@@ -1,4 +1,4 @@
-//! From written to visible: records made durable, then published.
+//! Commits: records are made durable, then the blocks are published.
 
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
@@ -14,38 +14,38 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// The segments that a block was written to.
+/// The segments of a block's written replicas.
 pub type Written = SmallVec<[SegmentId; 2]>;
 
 /// One written block.
 #[derive(Clone, Debug)]
 pub struct CommitItem {
-    /// Its key.
+    /// Key of the block.
     pub key: Key,
-    /// The id of the grants that it was written under.
+    /// The id of the grants under which the block was written.
     pub version: Version,
-    /// Its bytes.
+    /// Length in bytes.
     pub length: Length,
-    /// Their checksum.
+    /// Checksum of the block's bytes.
     pub checksum: Checksum,
-    /// The segments whose replicas were written; at least one.
+    /// The segments whose replicas were written, at least one.
     pub segments: Written,
-    /// The block before it in its chain.
+    /// Key of the block before this one in the chain.
     pub parent: Option<Key>,
 }
 
-/// A commit that has been accepted and waits to be durable.
+/// An accepted commit that is not durable yet.
 struct Accepted {
     index: usize,
     put: PutId,
     version: Version,
     length: Length,
     soft_pin: Option<Duration>,
-    /// What was granted and not written.
+    /// Replicas that were granted but not written.
     unwritten: Copies,
 }
 
-/// The commits of one call that have been accepted, and their blocks, in the same order.
+/// The accepted commits of one call and their blocks, in the same order.
 #[derive(Default)]
 struct Batch {
     accepted: Vec<Accepted>,
@@ -53,8 +53,8 @@ struct Batch {
 }
 
 impl Pool {
-    /// Makes written blocks visible. It answers once that is durable, unless the pool is set to
-    /// acknowledge from memory.
+    /// Makes written blocks visible. The answer comes after the durable append, unless the pool
+    /// acknowledges from memory.
     pub async fn commit(
         self: &Arc<Self>,
         namespace: NamespaceId,
@@ -74,9 +74,9 @@ impl Pool {
                 Ok(_) => pool.publish(namespace, batch),
                 Err(error) => {
                     let outcome = vec![error.code(); batch.accepted.len()];
-                    // When durability is unknown the puts stay committing: neither visible
-                    // nor given up. The journal is unhealthy from then on, and the next
-                    // start finds out.
+                    // When durability is unknown, the puts stay open: their blocks are neither
+                    // visible nor given up. The journal is unhealthy from then on, and the next
+                    // start reads the log.
                     if !error.is_outcome_unknown() {
                         pool.give_up(&batch.accepted);
                     }
@@ -94,7 +94,7 @@ impl Pool {
         let outcome = tokio::select! {
             biased;
             outcome = answered => outcome,
-            // It may yet be done. Whoever puts it again at the next leader finds out.
+            // The append may still succeed. A repeated commit at the next leader finds out.
             () = self.lapsed() => None,
         };
         let outcome = outcome.unwrap_or_else(|| vec![Code::StoreFailed; indexes.len()]);
@@ -160,7 +160,7 @@ impl Pool {
         batch
     }
 
-    /// Whether an earlier try of the same commit has succeeded.
+    /// True when an earlier attempt of the same commit succeeded.
     fn holds_version(&self, namespace: NamespaceId, item: &CommitItem) -> bool {
         let mut held = false;
         self.directory
@@ -170,7 +170,7 @@ impl Pool {
         held
     }
 
-    /// Makes durable blocks visible. Runs on the journal's thread, in the order of the log.
+    /// Publishes durable blocks, on the journal's thread, in the order of the log.
     fn publish(self: &Arc<Self>, namespace: NamespaceId, batch: Batch) -> Vec<Code> {
         let Batch {
             accepted,
@@ -228,8 +228,9 @@ impl Pool {
         codes
     }
 
-    /// Frees what committed blocks have replaced, once nothing that is read back after a crash lies there.
-    /// What was acknowledged from memory is in no log yet.
+    /// Frees the extents that committed blocks replaced, after the log holds the commits. A commit
+    /// acknowledged from memory is not in the log yet, and after a crash recovery may read the old
+    /// version.
     fn free_once_logged(self: &Arc<Self>, freed: Vec<Freed>) {
         if freed.is_empty() || self.ack() == Ack::Durable {
             self.free(freed);
@@ -244,7 +245,7 @@ impl Pool {
             });
     }
 
-    /// Ends puts whose records were certainly not logged.
+    /// Ends puts whose records are certainly not in the log.
     fn give_up(&self, accepted: &[Accepted]) {
         let ended = {
             let mut reservations = self.reservations.lock();
@@ -256,8 +257,8 @@ impl Pool {
         self.end_reservations(ended);
     }
 
-    /// A node may have been dropped while its block became durable: the drop took what the directory
-    /// held then, this takes what came after.
+    /// Drops a block's replica on a node that was dropped while the commit became durable. The drop
+    /// covered only the blocks in the directory at that time.
     fn settle_lost_node(
         &self,
         namespace: NamespaceId,

@@ -1,13 +1,16 @@
-//! The thread that makes room.
+//! The eviction thread.
 //!
-//! A round begins when less than half of the reserve is free, or when waiting puts do not fit. The reserve is the
-//! eviction ratio of the pool, below the high watermark: it carries puts while nothing may be evicted. The goal of a
-//! round is that the reserve is free beside the demands of the first puts in line. Quarantine counts as freed, unless
-//! it is stuck; and what leases alone hold shut counts too, where they end before the puts give up. So no round takes
-//! again what an earlier one has taken. A round works in small steps, oldest block first, and stops at the goal.
+//! A round begins when less than half of the reserve is free, or when waiting puts do not fit. The
+//! reserve is the eviction ratio of the pool, below the high watermark. It serves puts while
+//! nothing may be evicted. A round ends when the whole reserve is free beside the demands of the
+//! first waiting puts.
 //!
-//! A block that is larger than the oldest ones needs room in one piece. For that the cheapest run of neighbours goes,
-//! and it counts towards the goal.
+//! Eviction counts quarantined extents as future free space, except stuck ones. It also counts
+//! extents that only leases hold, when these leases end before the puts give up. So no round evicts
+//! again what an earlier round has freed. A round works in small steps, oldest block first.
+//!
+//! A block larger than the oldest blocks needs contiguous room. For such a block the cheapest run
+//! of neighbours is evicted and counts towards the round's goal.
 //!
 //! ADR 0005 says why the watermark is a cap, ADR 0022 why there is a reserve.
 
@@ -21,15 +24,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The bytes after which a step hands its victims to the journal and lets go of all locks.
+/// The bytes after which a step gives its victims to the journal and releases all locks.
 const STEP_BYTES: u64 = 8 << 20;
-/// How soon a round that found nothing to evict is tried again: leases run out without a call.
+/// The delay before a round that found no victim is repeated: leases expire without an event.
 const RETRY: Duration = Duration::from_millis(20);
-/// For how long a run that was evicted is waited for before another one goes for the same put.
+/// How long an evicted run may take to become free before another run is evicted for the same put.
 const RUN_PATIENCE: Duration = Duration::from_millis(400);
-/// The longest run for a batch of blocks; one for a single block is as long as that.
+/// The longest run for a batch of blocks. A run for a single block is as long as the block.
 const LONGEST_RUN: u64 = 64 << 20;
-/// Leases that end so shortly before a put gives up do not count as room for it.
+/// A lease that ends this shortly before a put gives up does not count as room for that put.
 const MARGIN: Duration = Duration::from_millis(300);
 
 /// Starts the thread.
@@ -56,12 +59,12 @@ fn run(pool: &Arc<Pool>) {
     }
 }
 
-/// The last run that was sought on each segment: for which put, and when.
+/// The last run sought on each segment: for which put, and when.
 #[derive(Default)]
 struct Runs(HashMap<SegmentId, (u64, BootInstant)>);
 
 impl Runs {
-    /// Whether a run for the put is to be sought on a segment now.
+    /// True when a run for the put should be sought on a segment now.
     fn is_due(&self, segment: SegmentId, put: u64, now: BootInstant) -> bool {
         let last = self.0.get(&segment);
         last.is_none_or(|(other, since)| *other != put || now.since(*since) >= RUN_PATIENCE)
@@ -69,17 +72,17 @@ impl Runs {
 }
 
 impl Pool {
-    /// The bytes below the high watermark that eviction keeps free.
+    /// The bytes of the reserve below the high watermark.
     fn reserve_bytes(&self, usage: &Usage) -> u64 {
         share(usage.capacity, self.config.eviction_ratio).min(usage.limit)
     }
 
-    /// Whether a round of eviction is due though nobody waits.
+    /// True when a round is due although no put waits.
     pub(super) fn is_low(&self, usage: &Usage) -> bool {
         usage.used_after_quarantine > usage.limit - self.reserve_bytes(usage) / 2
     }
 
-    /// How many bytes a round has to free now; zero when none is needed.
+    /// The bytes that a round must free now; zero for no round.
     fn eviction_goal(&self, usage: &Usage, demanded: Option<&QueuedDemand>) -> u64 {
         let demand = demanded.map_or(0, |demanded| demanded.bytes);
         let wanted = usage.used_after_quarantine.saturating_add(demand);
@@ -87,7 +90,7 @@ impl Pool {
         if wanted <= usage.limit - reserve / 2 {
             return 0;
         }
-        // What leases alone hold shut needs no eviction, if they end in time.
+        // Extents that only leases hold need no eviction, if the leases end in time.
         let coming = self.coming(demanded);
         wanted
             .saturating_sub(usage.limit - reserve)
@@ -95,7 +98,7 @@ impl Pool {
             .min(usage.used_after_quarantine)
     }
 
-    /// The bytes that become free without eviction before the first of the waiting puts gives up.
+    /// The bytes that become free without eviction before the first waiting put gives up.
     fn coming(&self, demanded: Option<&QueuedDemand>) -> u64 {
         let until = demanded.map_or(BootInstant(u64::MAX), |demanded| {
             let margin = u64::try_from(MARGIN.as_millis()).unwrap_or(u64::MAX);
@@ -137,8 +140,8 @@ impl Pool {
         }
     }
 
-    /// Evicts the cheapest run of neighbours, if the first put in line needs room in one piece and eviction by age
-    /// would not give it. Returns the bytes that it evicted.
+    /// Evicts the cheapest run of neighbours for the first waiting put, if the put needs contiguous
+    /// room that eviction by age would not give. Returns the evicted bytes.
     fn make_range(
         self: &Arc<Self>,
         demanded: &QueuedDemand,
@@ -148,11 +151,11 @@ impl Pool {
     ) -> u64 {
         let demand = &demanded.demand;
         let (length, now) = (Length(demand.largest), self.now());
-        // The oldest blocks go one by one, and each gives room for one of its size.
+        // The oldest blocks are large enough: each gives room for one block of the put.
         if is_full && self.directory.first_footprint() >= length.0 {
             return 0;
         }
-        // Its bytes are to come from what leases hold shut.
+        // The put's bytes will come from extents that only leases hold.
         if !is_full && usage.used_after_quarantine.saturating_add(demand.bytes) > usage.limit {
             return 0;
         }
@@ -165,7 +168,7 @@ impl Pool {
                 .collect()
         };
         let has_range = |segment: &&Arc<Segment>| segment.extents().largest_free() >= length;
-        // On each node the segment that lacks the least; of these, as many as there are to be copies.
+        // On each node the segment with the smallest shortfall; of these, one for each replica.
         let mut ranged: Vec<_> = segments.iter().filter(has_range).cloned().collect();
         ranged.sort_by_key(|segment| segment.shortfall(length));
         let mut nodes = HashSet::new();
@@ -174,7 +177,7 @@ impl Pool {
             if is_full {
                 return 0;
             }
-            // There is room in the pool, but not below the watermark of segments that have it in one piece.
+            // The pool has room, but not below the watermark of the segments with contiguous room.
             let needed = ranged.iter().take(demand.copies);
             return needed
                 .map(|segment| self.evict_on(segment, segment.shortfall(length)))
@@ -187,7 +190,7 @@ impl Pool {
                 return 0;
             }
             runs.0.insert(segment.id, (demanded.first, now));
-            // The blocks of a batch lie together where that is possible.
+            // One run serves the blocks of a batch together where possible.
             let counted = demand.counted(counted_at_once(usage.limit));
             let together = counted / demand.copies.max(1) as u64;
             let together = Length(together.min(LONGEST_RUN).max(length.0));
@@ -208,7 +211,7 @@ impl Pool {
         0
     }
 
-    /// Evicts the oldest blocks of one segment; returns their bytes there.
+    /// Evicts the oldest blocks of one segment and returns their bytes there.
     fn evict_on(self: &Arc<Self>, segment: &Arc<Segment>, bytes: u64) -> u64 {
         if bytes == 0 {
             return 0;
@@ -216,7 +219,7 @@ impl Pool {
         let here = |id| id == segment.id;
         let _until_submitted = self.evicting.read();
         let victims = self.evict(bytes, here);
-        // Blocks elsewhere were set aside only because they gave no room here.
+        // Blocks on other segments were set aside only because they give no room here.
         let takers = self.takers();
         let elsewhere = takers.into_iter().filter(|id| !here(*id));
         self.directory.recall(elsewhere);
@@ -225,8 +228,8 @@ impl Pool {
         freed
     }
 
-    /// The segments that take blocks now. What eviction set aside on one that took none when this was
-    /// last asked is recalled. Only the evictor asks.
+    /// The segments that take blocks now. Blocks that eviction set aside on a segment that takes
+    /// blocks again are recalled. Only the evictor calls this.
     fn takers(&self) -> HashSet<SegmentId> {
         let now = self.placement.placeable();
         let before = std::mem::replace(&mut *self.takers.lock(), now.clone());
@@ -236,7 +239,7 @@ impl Pool {
         now
     }
 
-    /// Before the floor blocks of earlier terms count as leased.
+    /// Before the floor, blocks of earlier terms count as leased.
     fn floor(&self) -> LeaseFloor {
         LeaseFloor {
             until: self.lease_floor,

@@ -1,8 +1,9 @@
-//! The blocks that were put in this term, while a floor of leases lasts.
+//! The blocks that were put in this term, while the lease floor lasts.
 //!
-//! After a restart or a fail-over nobody knows the leases of the term before. Its blocks count as leased until one
-//! lease has passed. Blocks that were put since have no such leases, so they alone may be evicted meanwhile: oldest
-//! put first, since they are few and have hardly been used.
+//! After a restart or a fail-over no master knows the leases of the term before. Blocks of that
+//! term count as leased until one lease TTL has passed. Blocks put since then have no such leases,
+//! so only they may be evicted meanwhile. Eviction takes the oldest put first: these blocks are few
+//! and hardly used.
 //!
 //! ADR 0022 says why the floor does not protect these blocks.
 
@@ -12,24 +13,24 @@ use kvpool_types::{SegmentId, Version};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// The most blocks that are remembered: 16 MiB of memory. More wait for the floor's end.
+/// The most blocks remembered: 16 MiB of memory. Further blocks wait for the floor's end.
 const MOST: usize = 1 << 20;
-/// How many blocks one step looks at.
+/// The number of blocks that one step examines.
 const STEP: usize = 1 << 16;
 
-/// Those blocks, oldest put first.
+/// The blocks, oldest put first.
 #[derive(Debug, Default)]
 pub(super) struct Fresh(Mutex<VecDeque<(BlockId, Version)>>);
 
 impl Fresh {
-    /// Remembers blocks that have been put now.
+    /// Records blocks that were just put.
     pub(super) fn put(&self, blocks: impl Iterator<Item = (BlockId, Version)>) {
         let mut fresh = self.0.lock();
         let left = MOST.saturating_sub(fresh.len());
         fresh.extend(blocks.take(left));
     }
 
-    /// Remembers none: the floor has passed.
+    /// Forgets all blocks, because the floor has passed.
     pub(super) fn forget(&self) {
         let mut fresh = self.0.lock();
         if fresh.capacity() > 0 {
@@ -37,7 +38,8 @@ impl Fresh {
         }
     }
 
-    /// Evicts up to `goal` bytes of them on segments that `gives_room` names, and not a block more.
+    /// Evicts these blocks until their extents on the segments that `gives_room` accepts reach
+    /// `goal` bytes, and no further block.
     pub(super) fn evict(
         &self,
         directory: &Directory,
@@ -49,7 +51,8 @@ impl Fresh {
         let mut looks = self.0.lock().len().min(STEP);
         while bytes < goal && looks > 0 {
             looks -= 1;
-            // Publishing pushes here: the lock is not held while a shard is.
+            // Publishing pushes here under a stripe's lock. So this lock is never held together
+            // with a stripe's.
             let Some((id, version)) = self.0.lock().pop_front() else {
                 break;
             };

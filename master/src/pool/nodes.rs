@@ -1,4 +1,4 @@
-//! Store nodes coming, speaking and going.
+//! Registration, heartbeats and departure of store nodes.
 
 use super::Pool;
 use super::sweep::Sweep;
@@ -12,13 +12,13 @@ use kvpool_types::{Code, Epoch, Extent, GrantKey, Length};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Why a node was not welcomed.
+/// The refusal of a registration.
 #[derive(Debug, thiserror::Error)]
 #[error("{code}: {message}")]
 pub struct RegisterError {
     /// The stable code.
     pub code: Code,
-    /// The same for people.
+    /// The reason, for people.
     pub message: String,
 }
 
@@ -30,9 +30,9 @@ pub(super) fn refuse(code: Code, message: impl Into<String>) -> RegisterError {
 }
 
 impl Pool {
-    /// Takes a node in: a known incarnation with its blocks, a new one with empty segments (and in
-    /// place of the one before it). Answers once that is durable. The node must be told the result
-    /// before [`Pool::activate`] opens its session.
+    /// Registers a node: a known incarnation with its blocks, or a new one with empty segments in
+    /// place of the last incarnation. Answers when the registration is durable. The caller must
+    /// send the node the result before [`Pool::activate`] opens its session.
     pub async fn register(
         self: &Arc<Self>,
         registration: &Registration,
@@ -149,8 +149,8 @@ impl Pool {
         Ok(node)
     }
 
-    /// Makes records durable, and then calls `apply` on the journal's thread: a snapshot that is taken
-    /// behind these records holds what they say.
+    /// Makes records durable and then calls `apply` on the journal's thread. So a snapshot taken
+    /// behind these records contains their effect.
     pub(super) async fn log(
         &self,
         records: Vec<Record>,
@@ -173,9 +173,9 @@ impl Pool {
         }
     }
 
-    /// Opens a node's session. From its first heartbeat on, which shows that it has taken the welcome
-    /// in, its blocks are handed out and room on it is granted. What it says that it cannot fence is
-    /// kept shut until it can.
+    /// Opens a node's session. The node's first heartbeat shows that it has processed the welcome.
+    /// From then on its blocks are readable and it takes new blocks. Ranges that the node reports
+    /// as not fenceable stay closed until it can fence them.
     pub fn activate(
         self: &Arc<Self>,
         node: &Arc<StoreNode>,
@@ -197,10 +197,10 @@ impl Pool {
         session
     }
 
-    /// A held range that no block and no grant of this term covers is what is left of a put of an
-    /// earlier term: its writer may still be writing.
+    /// Closes a held range that no block and no grant of this term covers. It belongs to a put of
+    /// an earlier term, whose writer may still write.
     fn shut_held(&self, node: &StoreNode, registration: &Registration) {
-        // A node speaks for its own memory.
+        // A node may report only its own segments.
         let own = node.segments();
         let segments = self.placement.segments();
         let mut freed = Vec::new();
@@ -226,7 +226,7 @@ impl Pool {
         self.free(freed);
     }
 
-    /// Notes a heartbeat.
+    /// Records a heartbeat.
     pub fn heard(&self, node: &StoreNode, reported: Option<Reported>) {
         if node.heard(self.now(), reported) {
             self.check_nodes_returned();
@@ -235,7 +235,7 @@ impl Pool {
         }
     }
 
-    /// Frees what a node has fenced.
+    /// Frees the extents that a node has fenced.
     pub fn fenced(&self, node: &StoreNode, tickets: &[u64]) {
         let bytes = self.quarantine.fenced(node, tickets);
         if bytes > 0 {
@@ -243,26 +243,26 @@ impl Pool {
         }
     }
 
-    /// Hears what a node found when it checked bytes again.
+    /// Processes a node's re-verification of a replica.
     pub fn heard_verified(self: &Arc<Self>, node: &StoreNode, ticket: u64, matches: bool) {
         if let Some(suspected) = self.quarantine.verified(node, ticket) {
             self.verified(suspected, matches);
         }
     }
 
-    /// Stops placing blocks on a node that is shutting down.
+    /// Stops placing blocks on a node that shuts down.
     pub fn draining(&self, node: &StoreNode) {
         node.drain();
         tracing::info!(node = %node.name, "node is draining");
     }
 
-    /// Ends a session. The node is judged by its silence from now on.
+    /// Ends a session. From then on the node is judged by its silence.
     pub fn detach(&self, node: &StoreNode, session: u64) {
         node.detach(session);
     }
 
-    /// Gives up an incarnation and its blocks, for ever. Nobody is led to one of them once this has
-    /// returned; they leave the directory a little later.
+    /// Drops an incarnation and its blocks for good. After the return no reader is sent to these
+    /// blocks. They leave the directory a little later.
     pub fn drop_node(self: &Arc<Self>, node: &Arc<StoreNode>) {
         node.set_state(NodeState::Gone);
         node.hang_up();
@@ -276,8 +276,8 @@ impl Pool {
             node: node.name.clone(),
             incarnation: node.incarnation,
         }));
-        // Logged before a block leaves the directory. The memory went with the node, so nothing waits
-        // for this to be durable.
+        // The record is logged before a block leaves the directory. The memory is gone with the
+        // node, so no call waits for durability.
         let until_submitted = self.evicting.read();
         let gone: Vec<Arc<Segment>> = segments
             .iter()
@@ -285,10 +285,10 @@ impl Pool {
             .collect();
         self.journal().insist(records, Ack::Durable, |_| {});
         drop(until_submitted);
-        // Every put that was to write there ends; its other replicas are freed in the usual way.
+        // Every put with a grant on the node ends. Its other replicas are freed as usual.
         let ended = self.reservations.lock().take_on(&segments);
         self.end_reservations(ended);
-        // What clients found wrong there is of no use to anyone, and nobody will answer for it.
+        // The node will never re-verify the replicas that clients reported there.
         self.hidden
             .write()
             .retain(|(segment, _)| !segments.contains(segment));
@@ -299,7 +299,8 @@ impl Pool {
         tracing::warn!(node = %node.name, incarnation = %node.incarnation, "node dropped");
     }
 
-    /// Makes a valid namespace known; true when it is new. Fails when its name stands for other fields.
+    /// Creates a valid namespace; true when it is new. Fails when the name exists with other
+    /// fields.
     pub async fn create_namespace(
         self: &Arc<Self>,
         namespace: kvpool_types::namespace::Namespace,
@@ -326,12 +327,12 @@ impl Pool {
         Ok(is_new)
     }
 
-    /// The id of a namespace by its name.
+    /// The id of a namespace by name.
     pub fn namespace(&self, name: &str) -> Result<kvpool_types::ids::NamespaceId, Code> {
         self.namespaces.resolve(name)
     }
 
-    /// The later term that made this one's end known, if any.
+    /// The later epoch that ended this term, if known.
     pub fn superseding_epoch(&self) -> Option<Epoch> {
         *self.superseded.lock()
     }

@@ -1,12 +1,12 @@
-//! The line of puts that wait for room.
+//! The queue of waiting puts: puts that wait for room.
 //!
-//! Demands stand in line by class, and within a class in the order in which they came. While anybody stands in
-//! line, nobody who comes later takes room. A put is called when the free room covers its demand and the demands
-//! before it. A put that is called makes one pass over its own batch and leaves, or stays where it stands.
+//! Puts wait by class, and within a class first come, first served. While a put waits, later puts
+//! take no room. A put is woken when the free room covers its demand and the demands before it. A
+//! woken put makes one pass over its batch. It then leaves the queue, or stays at its position.
 //!
-//! A demand may be larger than eviction can make room for while leases run. The first in line therefore keeps
-//! its place for [`HOLD`] at most after eviction has made room last. It then takes what there is. If that is
-//! nothing, it stands behind the others.
+//! Eviction may be unable to make room for a large demand while leases run. So the put at the head
+//! stays there for at most [`HEAD_WAIT`] after eviction last made room. It is then woken to take
+//! the room there is, and it moves behind the other puts.
 //!
 //! ADR 0022 says why waiting puts form a queue.
 
@@ -20,10 +20,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// How long a demand that cannot be met keeps those behind it waiting.
+/// How long a demand that cannot be met may block the puts behind it.
 const HEAD_WAIT: Duration = Duration::from_millis(500);
 
-/// Which demands go first. There is one class today.
+/// The order of classes. There is one class today.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
     /// Every put.
@@ -31,29 +31,30 @@ pub(super) enum Class {
     Put,
 }
 
-/// The room that a put asks for.
+/// The room that a put needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Demand {
-    /// The bytes of all copies of all its open blocks.
+    /// The bytes of all replicas of all its open blocks.
     pub(super) bytes: u64,
-    /// The largest of the blocks: it needs room in one piece.
+    /// The length of the largest block, which needs contiguous room.
     pub(super) largest: u64,
-    /// The nodes that each block needs room on.
+    /// The number of nodes that each block needs room on.
     pub(super) copies: usize,
-    /// When the put gives up.
+    /// The time at which the put gives up.
     pub(super) until: BootInstant,
 }
 
 impl Demand {
-    /// The bytes that are to be free before the put is called: its largest block, and as much of the rest as is within
-    /// `most`. A put of more is served in parts, so that it neither empties the pool nor holds the others up.
+    /// The bytes that must be free before the put is woken: its largest block, and as much of the
+    /// rest as `most` allows. A larger put is served in steps, so that it neither empties the pool
+    /// nor blocks the other puts.
     pub(super) fn counted(&self, most: u64) -> u64 {
         let one = self.largest.saturating_mul(self.copies.max(1) as u64);
         self.bytes.min(most.max(one))
     }
 }
 
-/// The most bytes that demands count for at a time, in a pool that holds `limit` bytes.
+/// The most bytes of demands that count at a time, in a pool that may use `limit` bytes.
 pub(super) const fn counted_at_once(limit: u64) -> u64 {
     limit / 8
 }
@@ -64,7 +65,7 @@ struct Waiter {
     class: Class,
     demand: Demand,
     woken: bool,
-    /// Since when it is the first in queue.
+    /// The time since which the put is at the head.
     first_since: Option<BootInstant>,
     turn: Arc<Notify>,
 }
@@ -75,27 +76,27 @@ struct Queue {
     waiters: VecDeque<Waiter>,
 }
 
-/// Every put that waits for room.
+/// Every waiting put.
 #[derive(Debug, Default)]
 pub(super) struct PutQueue {
     state: Mutex<Queue>,
     length: AtomicUsize,
 }
 
-/// The demands that eviction works for next.
+/// The demands that eviction serves next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct QueuedDemand {
-    /// The first in line, by its number.
+    /// The number of the put at the head.
     pub(super) first: u64,
-    /// What it asks for.
+    /// The demand of the put at the head.
     pub(super) demand: Demand,
-    /// The bytes of the first in line and of some after it.
+    /// The bytes of the put at the head and of some puts behind it.
     pub(super) bytes: u64,
-    /// When the first of these gives up.
+    /// The earliest time at which one of these puts gives up.
     pub(super) until: BootInstant,
 }
 
-/// A put's place in queue. It leaves the line when this is dropped.
+/// A put's position in the queue. The put leaves the queue on drop.
 pub(super) struct QueuedPut<'a> {
     pool: &'a Pool,
     number: u64,
@@ -103,12 +104,12 @@ pub(super) struct QueuedPut<'a> {
 }
 
 impl QueuedPut<'_> {
-    /// Waits until the put is called.
+    /// Waits until the put is woken.
     pub(super) async fn woken(&self) {
         self.turn.notified().await;
     }
 
-    /// Notes what the put still asks for after a pass. It may be called again.
+    /// Updates the demand after a pass. The put may be woken again.
     pub(super) fn set_demand(&self, demand: Demand) {
         let mut state = self.pool.put_queue.state.lock();
         let mine = |waiter: &&mut Waiter| waiter.number == self.number;
@@ -131,26 +132,27 @@ impl Drop for QueuedPut<'_> {
 }
 
 impl PutQueue {
-    /// Whether nobody waits for room.
+    /// True when no put waits.
     pub(super) fn is_empty(&self) -> bool {
         self.length.load(Ordering::Acquire) == 0
     }
 
-    /// Calls everybody, at the term's end.
+    /// Wakes every put, at the term's end.
     pub(super) fn wake_all(&self) {
         for waiter in &self.state.lock().waiters {
             waiter.turn.notify_one();
         }
     }
 
-    /// Notes that eviction has made room: the first in line is about to be served.
+    /// Records that eviction made room, which restarts the time of the put at the head.
     pub(super) fn progress(&self, now: BootInstant) {
         if let Some(first) = self.state.lock().waiters.front_mut() {
             first.first_since = Some(now);
         }
     }
 
-    /// The demand of the first in line, and of those after it as long as all together are within `most`.
+    /// The demand of the put at the head, with those behind it as long as their sum is within
+    /// `most`.
     pub(super) fn demanded(&self, most: u64) -> Option<QueuedDemand> {
         let state = self.state.lock();
         let first = state.waiters.front()?;
@@ -173,7 +175,7 @@ impl PutQueue {
 }
 
 impl Pool {
-    /// Stands a put in queue.
+    /// Adds a put to the queue.
     pub(super) fn enqueue_put(&self, class: Class, demand: Demand) -> QueuedPut<'_> {
         let turn = Arc::new(Notify::new());
         let mut state = self.put_queue.state.lock();
@@ -193,7 +195,7 @@ impl Pool {
         self.put_queue.length.store(length, Ordering::Release);
         drop(state);
         self.metrics.put_waits();
-        // Room may have come between the pass that found none and now.
+        // Room may have appeared since the pass that found none.
         self.wake_waiting_puts();
         self.evictor_wake.wake();
         QueuedPut {
@@ -203,8 +205,8 @@ impl Pool {
         }
     }
 
-    /// Calls the puts whose demands the free room covers, first come first served. Neither the segments nor the
-    /// reservations may be locked.
+    /// Wakes the puts whose demands the free room covers, first come, first served. The caller
+    /// holds neither the segments' lock nor the reservations'.
     pub(super) fn wake_waiting_puts(&self) {
         if self.put_queue.is_empty() {
             return;
@@ -240,7 +242,7 @@ impl Pool {
             return;
         };
         if now.since(*first.first_since.get_or_insert(now)) >= HEAD_WAIT {
-            // It takes what there is.
+            // The put takes the room there is.
             first.first_since = None;
             first.woken = true;
             first.turn.notify_one();

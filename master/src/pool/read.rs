@@ -1,4 +1,4 @@
-//! Questions about blocks: where they lie, whether they are there, and the leases on the answers.
+//! Reads of metadata: where blocks are, whether they are present, and the leases on these answers.
 
 use super::Pool;
 use super::remove::STEP;
@@ -13,42 +13,42 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// Where a present block lies.
+/// The location of a present block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its bytes.
+    /// Length in bytes.
     pub length: Length,
-    /// Their checksum.
+    /// Checksum of the block's bytes.
     pub checksum: Checksum,
-    /// Which commit of the key it is.
+    /// Version of the block.
     pub version: Version,
-    /// Its copies on nodes that can be read.
+    /// Replicas on readable nodes.
     pub replicas: Copies,
 }
 
-/// An answer and the lease on what it reports.
+/// An answer with the lease on the blocks in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leased<T> {
     /// The answer.
     pub answer: T,
-    /// The lease's end on this master's clock: what renew and release must name.
+    /// The lease's end on this master's clock, which renew and release must name.
     pub token: BootInstant,
-    /// How long the lease lasts; zero when none was taken.
+    /// The length of the lease; zero without a lease.
     pub ttl: Duration,
 }
 
-/// What the holder of a lease names when it renews or releases the lease on one block.
+/// The identity of a lease's holder, for renew and release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The lease's end, as the master told it.
+    /// The lease's end, as the master returned it.
     pub token: BootInstant,
-    /// The latest version that the leased block can have. A later version of the key is another block,
-    /// put after the leased one was lost or removed: its leases are others'.
+    /// The latest version that the leased block can have. A later version of the key is another
+    /// block, put after the leased block left, and its leases belong to others.
     pub newest: Version,
 }
 
 impl Holder {
-    /// A holder that names no version.
+    /// A holder without a version.
     pub const fn of_any(token: BootInstant) -> Self {
         Self {
             token,
@@ -60,70 +60,70 @@ impl Holder {
 /// One replica as an operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescribedReplica {
-    /// The node that holds it.
+    /// The node with the replica.
     pub node: NodeName,
-    /// The segment.
+    /// The segment with the replica.
     pub segment: SegmentId,
-    /// Where in the segment.
+    /// The offset in the segment, in bytes.
     pub offset: Offset,
-    /// The node's state, or "hidden" for a copy that was found wrong and is being checked.
+    /// The node's state, or "hidden" for a replica under re-verification.
     pub state: &'static str,
 }
 
 /// One block as an operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
-    /// Its bytes.
+    /// Length in bytes.
     pub length: Length,
-    /// Their checksum.
+    /// Checksum of the block's bytes.
     pub checksum: Checksum,
-    /// Which commit of the key it is.
+    /// Version of the block.
     pub version: Version,
-    /// All its copies.
+    /// All replicas.
     pub replicas: Vec<DescribedReplica>,
-    /// How long a lease still protects it.
+    /// The remaining time of the lease.
     pub lease_left: Duration,
-    /// For how long it is evicted last.
+    /// The remaining time of the soft pin.
     pub soft_pin_left: Duration,
-    /// Whether it is never evicted.
+    /// A hard-pinned block is never evicted.
     pub hard_pin: bool,
 }
 
-/// One line of a listing.
+/// One row of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// The key's string form.
+    /// The key as text.
     pub key: String,
-    /// The block's bytes.
+    /// Length of the block in bytes.
     pub length: Length,
-    /// Its copies.
+    /// The number of replicas.
     pub replicas: usize,
-    /// Whether a lease protects it.
+    /// True while a lease runs.
     pub leased: bool,
-    /// Whether a pin protects it.
+    /// True while a pin holds.
     pub pinned: bool,
 }
 
-/// A part of a listing.
+/// One page of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     /// The blocks.
     pub blocks: Vec<Listed>,
-    /// Where the next part begins; empty at the end.
+    /// The token of the next page; empty at the end.
     pub next: Vec<u8>,
 }
 
-/// One bit a key.
+/// One bit for each key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bitmap(Vec<u8>);
 
 impl Bitmap {
-    /// A bitmap of `len` keys, none of which is set.
+    /// A bitmap for `len` keys with every bit clear.
     pub fn new(len: usize) -> Self {
         Self(vec![0; len.div_ceil(8)])
     }
 
-    /// Sets a key's bit, if there is one.
+    /// Sets a key's bit; an index out of range changes nothing.
     #[inline]
     pub fn set(&mut self, index: usize) {
         if let Some(byte) = self.0.get_mut(index / 8) {
@@ -131,33 +131,33 @@ impl Bitmap {
         }
     }
 
-    /// Whether a key's bit is set.
+    /// The value of a key's bit.
     pub fn get(&self, index: usize) -> bool {
         let byte = self.0.get(index / 8);
         byte.is_some_and(|byte| byte & 1 << (index % 8) != 0)
     }
 
-    /// How many bits are set.
+    /// The number of set bits.
     pub fn count(&self) -> usize {
         self.0.iter().map(|byte| byte.count_ones() as usize).sum()
     }
 
-    /// The bytes: key `n` is bit `n % 8`, counted from the lowest, of byte `n / 8`.
+    /// The bytes: key `n` is bit `n % 8`, from the lowest, of byte `n / 8`.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }
 }
 
-/// What a batch of reads needs of the pool, taken once.
+/// The state of the pool that a batch of reads needs, taken once.
 pub(super) struct View<'a> {
     pool: &'a Pool,
     pub(super) segments: Segments<'a>,
     hidden: parking_lot::RwLockReadGuard<'a, HashSet<(SegmentId, Offset)>>,
-    /// Whether segments can be read, as far as that was asked: one answer stands for the batch.
+    /// Whether segments are readable, as far as asked. One answer is valid for the whole batch.
     readable: [Cell<Option<(SegmentId, bool)>>; REMEMBERED],
 }
 
-/// How many segments a batch remembers the state of.
+/// The number of segments whose state a batch caches.
 const REMEMBERED: usize = 8;
 
 impl View<'_> {
@@ -200,7 +200,7 @@ impl Pool {
         }
     }
 
-    /// The highest version that this term has given: no block that can be leased now has a later one.
+    /// The highest version of this term: no block that can be leased now has a later version.
     pub fn newest_version(&self) -> Version {
         let next = self.next_version.load(std::sync::atomic::Ordering::Acquire);
         Version(next.saturating_sub(1))
@@ -216,7 +216,8 @@ impl Pool {
         }
     }
 
-    /// Where blocks lie, leased (and their recency refreshed) unless `lease` is false.
+    /// Locations of blocks. Unless `lease` is false, each block is leased and its recency is
+    /// refreshed.
     pub fn lookup<'k>(
         &self,
         namespace: NamespaceId,
@@ -262,7 +263,7 @@ impl Pool {
         }
     }
 
-    /// Whether blocks are there.
+    /// Presence of blocks.
     pub fn exist<'k>(
         &self,
         namespace: NamespaceId,
@@ -278,7 +279,7 @@ impl Pool {
         }
     }
 
-    /// Whether blocks are there, in one bit a key.
+    /// Presence of blocks, as one bit for each key.
     pub fn exist_bits<'k>(
         &self,
         namespace: NamespaceId,
@@ -310,7 +311,7 @@ impl Pool {
         }
     }
 
-    /// How many leading blocks of a chain are there; these and no others are leased.
+    /// The number of leading blocks of a chain that are present. Only these blocks are leased.
     pub fn match_prefix<'k>(
         &self,
         namespace: NamespaceId,
@@ -323,8 +324,8 @@ impl Pool {
         let now = self.now();
         let ticks = self.directory.ticks(chain.len());
         let view = self.view();
-        // Should a block go meanwhile, some behind it are leased in vain: those leases run out. To release
-        // them here would take one from whoever else holds them.
+        // If a block leaves meanwhile, some blocks behind it are leased in vain until the lease
+        // expires. An early release here could end another holder's lease.
         let blocks = self.directory.visit_leading(
             namespace,
             &chain,
@@ -343,8 +344,8 @@ impl Pool {
         }
     }
 
-    /// Extends leases that have not run out; a lapsed one, and one on a block that is there no more,
-    /// answers [`Code::LeaseEnded`].
+    /// Extends unexpired leases. An expired lease, or a lease on an absent block, gives
+    /// [`Code::LeaseEnded`].
     pub fn renew<'k>(
         &self,
         namespace: NamespaceId,
@@ -373,7 +374,7 @@ impl Pool {
         }
     }
 
-    /// Ends leases early. A lease on a block that is there no more answers [`Code::LeaseEnded`].
+    /// Ends leases early. A lease on an absent block gives [`Code::LeaseEnded`].
     pub fn release<'k>(
         &self,
         namespace: NamespaceId,
@@ -395,14 +396,14 @@ impl Pool {
                 Code::LeaseEnded
             };
         });
-        // What was leased may be what a waiting put needs.
+        // A waiting put may need the released blocks.
         if !self.put_queue.is_empty() {
             self.evictor_wake.wake();
         }
         codes
     }
 
-    /// Sizes, replicas and protection of blocks. Takes no lease.
+    /// Lengths, replicas and protection of blocks. Takes no lease.
     pub fn describe<'k>(
         &self,
         namespace: NamespaceId,
@@ -447,8 +448,8 @@ impl Pool {
         described
     }
 
-    /// One page of the keys of a namespace that match `pattern`, `limit` at most. Takes no lease. Lets
-    /// others run after every few blocks, for it may have to look at all there are.
+    /// One page of at most `limit` keys of a namespace that match `pattern`. Takes no lease. The
+    /// call may have to examine every block, so it yields to other tasks every few blocks.
     pub async fn list(
         &self,
         namespace: NamespaceId,

@@ -1,5 +1,6 @@
-//! What a registration must be before anything comes of it. A node proves nothing of who it is yet: what it
-//! says is held against what can be, and against what is known of its life and of the pool's terms.
+//! Checks of a registration before it has any effect. A node does not prove its identity yet. The
+//! checks compare its fields with the possible values, with the known incarnation, and with the
+//! pool's terms.
 
 use super::Pool;
 use super::nodes::{RegisterError, refuse};
@@ -11,9 +12,9 @@ use kvpool_types::{Code, NodeName, TermProver};
 const MOST_NODES: usize = 16_384;
 /// The most segments of a node.
 const MOST_SEGMENTS: usize = 1024;
-/// The most bytes of a node: what one process can map on the machines that kvpool runs on.
+/// The most bytes of a node: one process cannot map more on the machines that kvpool supports.
 const MOST_BYTES: u64 = 1 << 47;
-/// The longest `host:port`: a DNS name has 253 bytes at most.
+/// The longest `host:port`: a DNS name has at most 253 bytes.
 const MOST_ADDRESS: usize = 300;
 /// The longest path of a socket, with room for abstract names.
 const MOST_PATH: usize = 4096;
@@ -23,14 +24,15 @@ fn invalid(message: impl Into<String>) -> RegisterError {
 }
 
 impl Pool {
-    /// What a welcome carries for `node`: it shows a master of an earlier term that this one was.
+    /// The proof of this term in the welcome for `node`. The node shows it to a master of an
+    /// earlier term.
     pub fn prove_term(&self, node: &NodeName) -> Bytes {
         let prover = TermProver::new(self.cluster, self.seed);
         Bytes::copy_from_slice(&prover.prove(node, self.epoch))
     }
 
-    /// Refuses what no node says. Changes nothing, except that a node which shows that the pool has come to
-    /// a later term makes that known.
+    /// Refuses a registration with impossible fields. It changes nothing, with one exception: a
+    /// node's proof of a later term is recorded.
     pub(super) fn check_registration(
         &self,
         registration: &Registration,
@@ -61,7 +63,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Only a proof ends a term: anybody can name a number.
+    /// Only a proof ends a term, because any peer can send a number.
     fn check_epoch(&self, registration: &Registration) -> Result<(), RegisterError> {
         let (name, seen) = (&registration.name, registration.epoch_seen);
         if seen <= self.epoch {
@@ -89,9 +91,11 @@ impl Pool {
         ))
     }
 
-    /// Whether this session may be one more of a life that is known. A network may have cut the session
-    /// before without a word, so a node may well come while its old session seems alive; but then it shows
-    /// the secret of its life. A node without one waits until it is suspect.
+    /// Checks whether a session may continue a known incarnation.
+    ///
+    /// A network may cut a session silently, so a node may return while its old session seems
+    /// alive. It must then show the secret of its incarnation. A node without a secret waits until
+    /// it is suspect.
     pub(super) fn check_life(
         &self,
         node: &StoreNode,
@@ -111,7 +115,7 @@ impl Pool {
     }
 }
 
-/// Names and addresses go into logs, tables, labels, and to every client.
+/// Checks names and addresses, which reach logs, tables, labels and every client.
 fn check_words(registration: &Registration) -> Result<(), RegisterError> {
     let Registration {
         name,

@@ -1,4 +1,4 @@
-//! Removal at an operator's or a client's word, and replicas that were found wrong.
+//! Removal by explicit request, and replicas with a wrong checksum.
 
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
@@ -12,10 +12,10 @@ use regex::Regex;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// The most blocks that one step of a call looks at which may have to look at all there are.
+/// The most blocks that one step of a full scan examines.
 pub(super) const STEP: usize = 1024;
 
-/// What is to be removed.
+/// The blocks to remove.
 #[derive(Clone, Debug)]
 pub enum Removal {
     /// The keys of a namespace that match a pattern.
@@ -26,20 +26,20 @@ pub enum Removal {
     Everything,
 }
 
-/// What a removal did.
+/// The result of a removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoveReport {
-    /// Blocks removed.
+    /// The number of removed blocks.
     pub removed: u64,
-    /// Blocks that leases or pins protected.
+    /// The number of blocks that leases or pins protected.
     pub kept: u64,
-    /// For a removal by key, one outcome a key.
+    /// For a removal by key: one outcome for each key.
     pub codes: Vec<Code>,
 }
 
-/// A block that is to be removed, as it was when that was decided.
+/// A block to remove, as it was at the decision.
 struct Leaving {
-    /// Which of the call's keys it has.
+    /// The key's index in the call.
     index: usize,
     id: BlockId,
     namespace: NamespaceId,
@@ -53,17 +53,17 @@ impl Leaving {
             namespace: self.namespace,
             key: self.key.clone(),
             version: self.version,
-            // It may be leased until it is out.
+            // A reader may take a lease until the block leaves.
             unleased: false,
         })
     }
 }
 
 impl Pool {
-    /// Removes blocks by key. Leased and pinned ones only with `force`.
+    /// Removes blocks by key; leased and pinned blocks only with `force`.
     ///
-    /// A block stays visible until its removal is durable: nobody sees it gone who might see it again
-    /// after a fail-over.
+    /// A reader must never see a removed block return after a crash. So a block stays visible until
+    /// its removal is durable.
     pub async fn remove(
         self: &Arc<Self>,
         namespace: NamespaceId,
@@ -72,8 +72,8 @@ impl Pool {
     ) -> Result<RemoveReport, Code> {
         let mut codes = vec![Code::Ok; keys.len()];
         let mut left: Vec<usize> = (0..keys.len()).collect();
-        // A block that was replaced, or taken by another, before its removal was durable is looked at
-        // again: what is answered was true at some moment since the call began.
+        // A block that was replaced or removed before its removal was durable is examined again. So
+        // each answer was true at some time since the call began.
         while !left.is_empty() {
             let leaving = self.leaving(namespace, keys, &left, force, &mut codes);
             let taken = self.submit_leaving(&leaving);
@@ -96,8 +96,8 @@ impl Pool {
         })
     }
 
-    /// Removes many blocks in bounded steps. Each step is durable before the next begins, and lets
-    /// others run.
+    /// Removes many blocks in bounded steps. Each step is durable before the next one begins, and
+    /// yields to other tasks.
     pub async fn remove_all(
         self: &Arc<Self>,
         what: &Removal,
@@ -138,7 +138,7 @@ impl Pool {
         }
     }
 
-    /// Which of `keys`, by index, are to be removed; the others get their codes.
+    /// The indexes of the `keys` to remove. The other keys get their codes.
     fn leaving(
         &self,
         namespace: NamespaceId,
@@ -189,15 +189,16 @@ impl Pool {
         leaving
     }
 
-    /// Logs that blocks are to leave. Once that is durable they do, and their extents are freed, whether
-    /// or not anyone still waits: the future says of each whether it was still there to be taken out.
+    /// Logs the removal of blocks. After the durable append the blocks leave and their extents are
+    /// freed, even if the caller no longer waits. The future says of each block whether it was
+    /// still present.
     fn submit_leaving(
         self: &Arc<Self>,
         leaving: &[Leaving],
     ) -> impl Future<Output = Result<Vec<bool>, Code>> + use<> {
         let (done, durable) = oneshot::channel();
         if leaving.is_empty() {
-            // Cannot fail: the other end is here.
+            // The send cannot fail, because the receiver is in this function.
             let _told = done.send(Ok(Vec::new()));
         } else {
             let records = leaving.iter().map(Leaving::record).collect();
@@ -215,7 +216,8 @@ impl Pool {
         async move { durable.await.unwrap_or(Err(Code::StoreFailed)) }
     }
 
-    /// Takes out blocks whose removal is durable and frees their extents; false for one that is gone.
+    /// Removes blocks from the directory after their removal is durable, and frees their extents;
+    /// false for a block that was already gone.
     fn take_out(self: &Arc<Self>, blocks: &[(BlockId, Version)]) -> Vec<bool> {
         let allow = |_: &BlockRef<'_>| Verdict::Remove;
         let removed: Vec<Option<Removed>> = blocks
@@ -230,11 +232,12 @@ impl Pool {
         taken
     }
 
-    /// What is missing may have been evicted or lost a moment ago, and would be back if the master died
-    /// before that is durable: whoever removes it is told that it is missing after that.
+    /// Waits until earlier losses are durable. A missing block may have been evicted a moment ago,
+    /// and a crash before the durable append would bring it back. So a remove reports a missing key
+    /// only afterwards.
     async fn earlier_losses_are_durable(self: &Arc<Self>) -> Result<(), Code> {
-        // What has left the directory has been submitted once this is free. Eviction may hold it for a
-        // while, and the runtime's threads serve others.
+        // Once this lock is free, every earlier loss is submitted to the log. Eviction may hold the
+        // lock for a while, so the wait runs outside the runtime's threads.
         if self.evicting.try_write().is_none() {
             let pool = Arc::clone(self);
             let waited = tokio::task::spawn_blocking(move || drop(pool.evicting.write()));
@@ -247,7 +250,7 @@ impl Pool {
         }
     }
 
-    /// Logs that blocks have left the directory; frees their extents once that is durable.
+    /// Logs that blocks have left the directory, and frees their extents when that is durable.
     pub(super) fn submit_left(self: &Arc<Self>, left: &[Removed]) {
         let now = self.now();
         let records = left
@@ -264,8 +267,8 @@ impl Pool {
             });
     }
 
-    /// That a block has left. What nobody held a lease on is open at once after a load, so that the reserve of free
-    /// room carries the puts of a new term.
+    /// The record of a block's removal. It says whether the block had a lease. After a load an
+    /// extent without a lease is free at once, so the reserve serves the puts of a new term.
     fn removal_record(&self, block: &Removed, now: BootInstant) -> Record {
         Record::Remove(record::Remove {
             namespace: block.namespace,
@@ -275,8 +278,8 @@ impl Pool {
         })
     }
 
-    /// Notes what clients found wrong with replicas: a wrong checksum hides the copy until its node
-    /// has checked it again. A node that a client cannot reach is judged by its own heartbeats.
+    /// Records reports of clients about replicas. A wrong checksum hides the replica until its node
+    /// has re-verified it. An unreachable node is judged by its heartbeats alone.
     pub fn report(
         &self,
         namespace: NamespaceId,
@@ -349,7 +352,7 @@ impl Pool {
         );
     }
 
-    /// Takes a node's word on a copy that a client found wrong.
+    /// Processes a node's re-verification of a replica.
     pub fn verified(self: &Arc<Self>, suspected: Suspected, matches: bool) {
         let Suspected {
             namespace,
@@ -370,7 +373,8 @@ impl Pool {
         let dropped = self
             .directory
             .drop_replica(namespace, key.as_ref(), version, extent.segment);
-        // Out of the directory first, then out of hiding: in between nobody can be led to it.
+        // The replica leaves the directory before it leaves the hidden replicas, so no reader is
+        // sent to it in between.
         self.hidden.write().remove(&place);
         let Some(dropped) = dropped else { return };
         match dropped.removed {

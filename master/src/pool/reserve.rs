@@ -1,4 +1,4 @@
-//! Room for puts: grants, and the wait for them.
+//! Reservations: grants for puts, and the wait for room.
 
 use super::put_queue::{Class, Demand, QueuedPut};
 use super::read::View;
@@ -14,46 +14,47 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How a put is to be placed, and for how long it may wait.
+/// Options of a put.
 #[derive(Clone, Debug, Default)]
 pub struct ReserveOptions {
-    /// Where copies are wished.
+    /// Where to place the replicas.
     pub hints: PlacementHints,
-    /// Whether present keys get a new version.
+    /// Whether a present key gets a new version.
     pub upsert: bool,
     /// How long to wait for room, or for another writer of a key.
     pub timeout: Duration,
-    /// How long the writing may take.
+    /// How long the write may take.
     pub grant_ttl: Duration,
-    /// For how long the blocks are evicted last.
+    /// The length of the soft pin.
     pub soft_pin: Option<Duration>,
-    /// Whether the blocks are never evicted.
+    /// Whether the blocks are hard-pinned, which means never evicted.
     pub hard_pin: bool,
-    /// What names the request; 0: nothing.
+    /// The id of the request; 0 for none.
     pub request: u64,
-    /// Requests whose answers were lost, sorted: what they were granted of these keys ends.
+    /// Ids of requests whose answers were lost, sorted. Their grants on these keys end.
     pub instead_of: Vec<u64>,
-    /// Whose puts end when the last of that client's framed connections is gone; `None`: nobody's.
+    /// The client whose last framed connection ends the put; `None` for no client.
     pub writer: Option<ClientId>,
 }
 
-/// The right to write one block.
+/// The permission to write one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// The id of the grants.
     pub version: Version,
-    /// Where to write.
+    /// The extents to write.
     pub replicas: Copies,
 }
 
-/// How many other writers of its keys a put waits for at once: the first one to end grants it something.
+/// The most other writers of its keys that a put watches at once. The first one that ends lets the
+/// put continue.
 const WATCHED: usize = 32;
-/// How soon a put that waits for nodes looks again.
+/// The polling interval of a put that waits for nodes.
 const NODES_PATIENCE: Duration = Duration::from_millis(100);
 
 type Outcome = Option<Result<Granted, Code>>;
 
-/// What a pass over a batch left open.
+/// The open keys after a pass over a batch.
 #[derive(Debug, Default)]
 struct Open {
     granted: bool,
@@ -61,7 +62,7 @@ struct Open {
     largest: u64,
     copies: usize,
     no_nodes: bool,
-    /// The ends of other puts of the keys, [`WATCHED`] at most.
+    /// The ends of other puts of the keys, at most [`WATCHED`].
     writers: Vec<Arc<End>>,
 }
 
@@ -72,7 +73,7 @@ impl Open {
 }
 
 impl Pool {
-    /// The time for which a grant lives, of the time asked for.
+    /// The lifetime of a grant, from the lifetime requested.
     pub fn grant_ttl(&self, asked: Duration) -> Duration {
         let most = self.config.max_grant_ttl;
         if asked.is_zero() {
@@ -82,9 +83,9 @@ impl Pool {
         }
     }
 
-    /// Grants room for blocks. It waits (for room, or for another writer of a key) only while it has
-    /// granted nothing: whoever holds grants never waits for those of others, so no two puts can wait
-    /// for each other. What is still open then is answered with its retryable code.
+    /// Grants room for blocks. The call waits for room, or for another writer of a key, only while
+    /// it has no grant. A put with grants never waits for another put's grants, so no two puts wait
+    /// for each other. Keys still open at the end get their retryable code.
     pub async fn reserve<'k>(
         self: &Arc<Self>,
         namespace: NamespaceId,
@@ -118,13 +119,13 @@ impl Pool {
                 Some(queued) => queued.set_demand(demand),
                 None => queued = Some(self.enqueue_put(Class::default(), demand)),
             }
-            // The wait for nodes has no event of its own for every way in which one can come back.
+            // Not every way in which a node returns has an event, so this wait also polls.
             let patience = if open.no_nodes {
                 deadline.min(tokio::time::Instant::now() + NODES_PATIENCE)
             } else {
                 deadline
             };
-            // In this order, so that room or a key that came in time is taken, also at the deadline.
+            // In this order: room or a key that comes at the deadline is still taken.
             called = tokio::select! {
                 biased;
                 () = turn(queued.as_ref()) => true,
@@ -155,7 +156,8 @@ impl Pool {
         }
     }
 
-    /// One pass: settles what can be settled of the open keys. Room is taken only where `may_take` says so.
+    /// One pass over the open keys, which decides as many as possible. It takes room only with
+    /// `may_take`.
     fn reserve_open(
         &self,
         namespace: NamespaceId,
@@ -167,8 +169,8 @@ impl Pool {
     ) -> Open {
         self.metrics.put_passes();
         let mut open = Open::default();
-        // Taken once, for all of this: a thread that locks the segments again while somebody waits to
-        // change them waits behind him, and he for it.
+        // Taken once for the whole pass. A second read lock would wait behind a waiting writer,
+        // which waits for the first lock.
         let view = self.view();
         let mut room = view.segments.allocator(&options.hints);
         let mut reservations = self.reservations.lock();
@@ -221,7 +223,7 @@ impl Pool {
                     let rounded = Extents::rounded(*length).0;
                     let copies = room.copies(*length);
                     open.demand += rounded * copies as u64;
-                    // The largest block is the hardest to place, so its nodes are those that are waited for.
+                    // The largest block is the hardest to place, so the put waits for its nodes.
                     if rounded >= open.largest {
                         (open.largest, open.copies) = (rounded, copies);
                     }
@@ -231,7 +233,7 @@ impl Pool {
         }
         drop(reservations);
         drop(room);
-        // Eviction runs ahead of need.
+        // Eviction starts before the room is needed.
         let is_low = open.granted && self.is_low(&view.segments.usage());
         drop(view);
         if is_low {
@@ -241,12 +243,12 @@ impl Pool {
         open
     }
 
-    /// Whether the next version has been set aside durably.
+    /// True when the next version is reserved durably.
     fn has_versions(&self) -> bool {
         self.next_version.load(Ordering::Acquire) < self.versions_until.load(Ordering::Acquire)
     }
 
-    /// Settles the keys that are present on a node that can be reached.
+    /// Decides the keys that are present on a reachable node.
     fn settle_present(
         &self,
         view: &View<'_>,
@@ -267,7 +269,7 @@ impl Pool {
         });
     }
 
-    /// Gives grants back unused.
+    /// Returns unused grants.
     pub fn revoke<'k>(
         &self,
         namespace: NamespaceId,
@@ -295,7 +297,7 @@ impl Pool {
         codes
     }
 
-    /// Sends the extents of puts that will not commit into quarantine.
+    /// Sends the extents of ended puts into the quarantine.
     pub(super) fn end_reservations(&self, ended: Vec<Pending>) {
         if ended.is_empty() {
             return;
@@ -310,7 +312,7 @@ impl Pool {
     }
 }
 
-/// Waits for the turn of a put that stands in line; for ever where it does not.
+/// Waits until a queued put is woken; forever without one.
 async fn turn(queued: Option<&QueuedPut<'_>>) {
     match queued {
         Some(queued) => queued.woken().await,
@@ -318,7 +320,7 @@ async fn turn(queued: Option<&QueuedPut<'_>>) {
     }
 }
 
-/// Waits until one of these puts has ended; for ever where there is none.
+/// Waits until one of these puts has ended; forever without one.
 async fn any_end(writers: &[Arc<End>]) {
     if writers.is_empty() {
         std::future::pending().await
@@ -327,7 +329,7 @@ async fn any_end(writers: &[Arc<End>]) {
     futures::future::select_all(ends).await;
 }
 
-/// Whether an outcome may still change while the put waits.
+/// True while an outcome may still change.
 fn is_open(outcome: &Result<Granted, Code>) -> bool {
     matches!(outcome, Err(Code::Full | Code::NoNodes | Code::InProgress))
 }

@@ -1,7 +1,7 @@
-//! The numbers of new segments: set aside durably before they are given, as versions are (ADR 0007).
+//! The numbers of new segments. Like versions, they are reserved durably before use (ADR 0007).
 //!
-//! A shard's snapshot may name a segment that has gone, for as long as the shard has not been captured again.
-//! Were its number given again, the blocks in that snapshot would come back on the new segment.
+//! A shard's snapshot may name a segment that is gone, until the shard is captured again. A reused
+//! number would bring the blocks in that snapshot back on the new segment.
 
 use super::Pool;
 use super::nodes::{RegisterError, refuse};
@@ -10,19 +10,19 @@ use kvpool_types::{Code, SegmentId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many ids are set aside at a time. A term leaves at most so many unused.
+/// The number of ids reserved at a time. A term leaves at most this many unused.
 const WINDOW: u32 = 64;
 
-/// The ids of this term. Changed under the registration's lock alone.
+/// The ids of this term. They change under the registration's lock only.
 #[derive(Debug)]
 pub(super) struct SegmentIds {
     next: AtomicU32,
-    /// Ids from here on may not be given before more have been set aside durably.
+    /// Ids from here on need another durable reservation first.
     until: AtomicU32,
 }
 
 impl SegmentIds {
-    /// Those behind everything that earlier terms may have given. The caller logs [`SegmentIds::record`].
+    /// The ids behind all ids of earlier terms. The caller logs [`SegmentIds::record`].
     pub(super) const fn new(next: u32) -> Self {
         Self {
             next: AtomicU32::new(next),
@@ -30,7 +30,7 @@ impl SegmentIds {
         }
     }
 
-    /// What the log and the snapshots say: the ids that may have been given.
+    /// The record of the ids that may be in use, for the log and the snapshots.
     pub(super) fn record(&self) -> Record {
         let until = SegmentId(self.until.load(Ordering::Acquire));
         Record::SegmentsGranted(SegmentsGranted { until })
@@ -38,7 +38,7 @@ impl SegmentIds {
 }
 
 impl Pool {
-    /// Gives the ids of `count` new segments. Call it under the registration's lock.
+    /// Returns the ids of `count` new segments. The caller holds the registration's lock.
     pub(super) async fn give_segment_ids(
         self: &Arc<Self>,
         count: u32,

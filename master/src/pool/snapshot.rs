@@ -1,4 +1,4 @@
-//! What the journal takes snapshots of.
+//! The state that the journal captures for snapshots.
 
 use super::Pool;
 use crate::directory::SHARDS;
@@ -9,7 +9,7 @@ use kvpool_types::Version;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// The pool as the journal sees it. Weak, since the pool owns the journal.
+/// The pool as the journal sees it. The reference is weak because the pool owns the journal.
 pub(super) struct Source(pub(super) Weak<Pool>);
 
 impl Source {

@@ -1,8 +1,8 @@
-//! Taking the blocks of dropped nodes out of the directory.
+//! Removes the blocks of dropped nodes from the directory.
 //!
-//! A node that is dropped has no segments from that moment on, so nothing hands its blocks out. Their entries
-//! leave the directory afterwards, in steps, on the caretaker's thread: a node may have millions of them, and no
-//! call waits for that.
+//! A dropped node has no segments from that moment on, so no reader is sent to its blocks. The
+//! caretaker's thread removes their entries afterwards, in steps: a node may have millions of
+//! blocks, and no call waits for them.
 
 use super::Pool;
 use crate::placement::Segment;
@@ -11,18 +11,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How many places of a segment's table one step looks at.
+/// The number of slots of a segment's table that one step examines.
 const STEP: u32 = 4096;
 
-/// What is left to be taken out of one dropped incarnation.
+/// The remaining blocks of one dropped incarnation.
 #[derive(Debug)]
 pub(super) struct Sweep {
     node: NodeName,
     incarnation: Incarnation,
     segments: VecDeque<Arc<Segment>>,
-    /// The place in the first segment's table that comes next.
+    /// The next slot in the first segment's table.
     place: u32,
-    /// Blocks that went with their last copy.
+    /// The number of blocks that left with their last replica.
     lost: u64,
 }
 
@@ -43,11 +43,12 @@ impl Sweep {
 }
 
 impl Pool {
-    /// Takes blocks of dropped nodes out for about `budget`; false when none is left.
+    /// Removes blocks of dropped nodes for about `budget`; false when none is left.
     pub(super) fn sweep(&self, budget: Duration) -> bool {
         let begun = Instant::now();
         loop {
-            // Only the caretaker takes from here, so the first one is the same after the step.
+            // Only the caretaker takes from the front, so the first sweep is the same after the
+            // step.
             let Some(mut sweep) = self.sweeps.lock().pop_front() else {
                 return false;
             };
@@ -63,7 +64,7 @@ impl Pool {
         }
     }
 
-    /// Whether something is left of it.
+    /// True when the sweep has blocks left.
     fn sweep_step(&self, sweep: &mut Sweep) -> bool {
         let Some(segment) = sweep.segments.front() else {
             return false;

@@ -1,7 +1,7 @@
-//! The start of a term: a pool over what is durable.
+//! The start of a term: a pool over the durable metadata.
 //!
-//! Segments come with their nodes unreported: nothing on them is handed out or granted until the node
-//! has registered in this term, which closes every grant of earlier ones.
+//! Segments come with nodes in the state unreported. Nothing on them is readable or grantable until
+//! the node has registered in this term, which closes every grant of earlier terms.
 
 use super::segment_ids::SegmentIds;
 use super::{EvictorWake, Pool, caretaker, evictor, snapshot};
@@ -21,20 +21,20 @@ use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How many versions a term sets aside at a time.
+/// The number of versions that a term reserves at a time.
 const VERSION_WINDOW: u64 = 1 << 40;
 
-/// Why a term could not begin.
+/// The reason that a term could not begin.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The store does not answer.
+    /// The store failed.
     #[error("the metadata store: {0}")]
     Store(#[from] StoreError),
-    /// What it holds cannot be read back.
+    /// The stored metadata cannot be read.
     #[error("the metadata cannot be recovered: {0}")]
     Recovery(#[from] RecoveryError),
-    /// The log takes nothing.
+    /// The log takes no records.
     #[error("the metadata log: {0}")]
     Log(Code),
     /// A thread cannot be started.
@@ -45,26 +45,26 @@ pub enum StartError {
     Journal(#[from] crate::store::journal::StartError),
 }
 
-/// What a term is begun with, besides what is durable.
+/// The parameters of a term, apart from the durable metadata.
 #[derive(Clone)]
 pub struct TermStart {
     /// The settings.
     pub config: Config,
     /// The pool's id.
     pub cluster: ClusterId,
-    /// Where the log goes.
+    /// The store of the log and the snapshots.
     pub store: Arc<dyn MetadataStore>,
-    /// How the log is grouped and kept short.
+    /// Options of the journal: groups, snapshots and cuts.
     pub journal: JournalOptions,
     /// The clock of leases and grants.
     pub clock: Arc<dyn Clock>,
-    /// What the process counts, over all its terms.
+    /// The metrics of the process, over all its terms.
     pub metrics: Arc<Metrics>,
 }
 
 impl Pool {
-    /// Begins a term over a store that has one master: above every earlier one, with every block that
-    /// they made durable.
+    /// Begins a term on a store with a single master, above every earlier term and with all durable
+    /// blocks.
     pub async fn start(
         config: Config,
         store: Arc<dyn MetadataStore>,
@@ -85,8 +85,8 @@ impl Pool {
         Self::lead(start, standby, Arc::new(Term::unlimited(epoch))).await
     }
 
-    /// Begins `term` with what a replica holds, which has to be everything that is durable. Answers
-    /// once the term may grant.
+    /// Begins `term` with a standby's state, which must contain all durable records. Returns when
+    /// the term may grant.
     pub async fn lead(
         start: TermStart,
         standby: Standby,
@@ -115,7 +115,7 @@ impl Pool {
             mut recently_freed,
             ..
         } = standby;
-        // What follows a leader has seen them speak to it and not to itself.
+        // A standby has not heard the nodes itself, so their silence counts from now.
         for node in members.all() {
             node.wait_from(now);
         }
@@ -207,7 +207,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Sets more versions aside before those at hand run out.
+    /// Reserves more versions before the available ones run out.
     pub(super) fn top_up_versions(self: &Arc<Self>) {
         let until = self.versions_until.load(Ordering::Acquire);
         let next = self.next_version.load(Ordering::Acquire);

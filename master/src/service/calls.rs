@@ -1,5 +1,5 @@
-//! What the pool is asked, whichever way it comes: each call takes its protobuf request and gives its
-//! reply.
+//! The calls of the pool, independent of the protocol: each takes its protobuf request and returns
+//! its reply.
 
 mod admin;
 mod encoding;
@@ -22,11 +22,11 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub(super) struct Calls {
     pool: Arc<Pool>,
-    /// Over whose framed connection they come.
+    /// The client whose framed connection carries the calls.
     writer: Option<ClientId>,
 }
 
-/// The calls of the pool that is led from here. A caller who is refused counts as heard.
+/// The calls of the pool that this master leads. A refused caller counts as a recent contact.
 pub(super) fn calls_at(seat: &Seat, caller: Option<&proto::Caller>) -> Result<Calls, Refused> {
     seat.pool().map(Calls::new).map_err(|elsewhere| {
         if let Some(caller) = caller {
@@ -42,26 +42,26 @@ impl Calls {
         Self { pool, writer: None }
     }
 
-    /// Has the calls come over a framed connection of a client, and notes that it is there while what
-    /// this returns lives.
+    /// Binds the calls to a framed connection of a client. The client counts as present until the
+    /// result is dropped.
     pub(super) fn come_from(&mut self, client: &proto::Caller) -> Option<Presence> {
         let client = ClientId::from_slice(&client.client_id)?;
         self.writer = Some(client);
         Some(self.pool.enter_writer(client))
     }
 
-    /// The term of this master.
+    /// The epoch of this master's term.
     pub(super) fn epoch(&self) -> Epoch {
         self.pool.epoch
     }
 
-    /// Waits until the pool knows which of its nodes are back. Questions about which blocks are
-    /// there, and puts, are asked after it.
+    /// Waits until the pool knows which of its nodes have returned. Puts and questions for present
+    /// blocks wait for it.
     pub(super) async fn nodes_returned(&self) {
         self.pool.nodes_returned().await;
     }
 
-    /// Whether [`Calls::nodes_returned`] would wait.
+    /// True when [`Calls::nodes_returned`] would return at once.
     pub(super) fn have_nodes_returned(&self) -> bool {
         self.pool.have_nodes_returned()
     }
@@ -70,7 +70,7 @@ impl Calls {
         caller(&self.pool, from)
     }
 
-    /// The same of a call that changes something.
+    /// [`Calls::caller`] for a call that changes something.
     fn writer(&self, from: Option<&proto::Caller>) -> Result<Caller, Refused> {
         let caller = self.caller(from)?;
         check_leads(&self.pool)?;
@@ -85,7 +85,7 @@ impl Calls {
     }
 }
 
-/// The node table of one reply: each node once, named by its index.
+/// The node table of one reply. It has each node once, and extents name nodes by index.
 #[derive(Default)]
 struct NodeTable {
     nodes: Vec<Arc<StoreNode>>,

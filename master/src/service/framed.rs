@@ -1,6 +1,6 @@
 //! The hot calls over framed connections.
 //!
-//! One port serves both protocols: what a connection says first tells which it speaks.
+//! One port serves both protocols. The first bytes of a connection tell which one it speaks.
 //!
 //! ```text
 //!            ┌─ "PRI * HTTP/2.0" ─► tonic (grpc.rs)
@@ -8,12 +8,12 @@
 //!            └─ "KVP1" ─ greeting ─► a thread that reads, calls, and answers (connection.rs)
 //! ```
 //!
-//! A framed connection has a thread of its own with blocking I/O: what takes longest in a small call
-//! is waking the one who answers it, so nobody else is woken. It gets the thread once it has greeted: until
-//! then it is a caller, as is a gRPC connection on which no call has come. Callers are bounded apart from
-//! connections (`kvpool_daemon::callers`), and these by `--max-connections`.
+//! A framed connection has its own thread with blocking I/O. The slowest part of a small call is a
+//! wake-up between threads, so one thread does everything. A connection gets its thread after its
+//! hello. Until then it is a caller, as is a gRPC connection before its first call. Callers are
+//! bounded by `kvpool_daemon::callers`, connections by `--max-connections`.
 //!
-//! ADR 0008 says why they do not all use gRPC.
+//! ADR 0008 says why not every call uses gRPC.
 
 mod connection;
 mod greeting;
@@ -42,25 +42,25 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
-/// How long a caller may take to greet, or to make its first call.
+/// How long a caller may take for its hello or its first call.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The most callers at a time.
 const MOST_CALLERS: usize = 512;
-/// What callers may have sent together. A first call over gRPC may be as large as any.
+/// The most bytes of all callers together. A first call over gRPC may have any size.
 const MOST_CALLERS_BYTES: u64 = 64 << 20;
-/// How many gRPC connections may wait to be taken up.
+/// The most gRPC connections that may wait for the gRPC server.
 const BACKLOG: usize = 256;
 
-/// What all framed connections share.
+/// The state that all framed connections share.
 #[derive(Debug)]
 struct Shared {
     seat: Arc<Seat>,
     open: Arc<OpenConnections>,
-    /// How many connections may poll for their next request at a time: half of the cores.
+    /// The most connections that may poll for their next request at a time: half of the cores.
     most_spinning: usize,
     spinning: AtomicUsize,
     callers: Arc<Callers>,
-    /// A place for each connection that is no caller any more.
+    /// One permit for each connection that is no longer a caller.
     connection_permits: Arc<Semaphore>,
 }
 
@@ -79,7 +79,7 @@ impl Shared {
     }
 }
 
-/// The connections that speak gRPC, for tonic to serve.
+/// The gRPC connections, for tonic to serve.
 #[derive(Debug)]
 pub struct GrpcConnections(mpsc::Receiver<io::Result<GrpcStream>>);
 
@@ -94,8 +94,8 @@ impl Stream for GrpcConnections {
     }
 }
 
-/// Accepts connections on `listener` until `stopped` says so, serves the framed ones, and gives the
-/// others away. The task of the accepting is spawned into `tasks`.
+/// Accepts connections on `listener` until `stopped` says so. It serves framed connections and
+/// returns the gRPC ones. The accepting task is spawned into `tasks`.
 pub fn serve(
     seat: Arc<Seat>,
     listener: TcpListener,
@@ -124,7 +124,7 @@ async fn accept_all(
     mut stopped: watch::Receiver<bool>,
     grpc: mpsc::Sender<io::Result<GrpcStream>>,
 ) {
-    // They end with this task, at the latest.
+    // The hellos end with this task at the latest.
     let mut greetings = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -144,7 +144,7 @@ async fn accept_all(
                 });
             }
             Err(error) => {
-                // Most likely there are no descriptors left. Callers hold some.
+                // The process probably has no file descriptors left. Callers hold some.
                 tracing::warn!(%error, "connection not accepted; check the limit of open files");
                 if !shared.callers.displace_oldest() {
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -155,7 +155,7 @@ async fn accept_all(
     shared.open.end_all();
 }
 
-/// Looks at the first bytes of a connection and gives it to those who serve its protocol.
+/// Reads the first bytes of a connection and passes it to the server of its protocol.
 async fn sort(
     shared: &Arc<Shared>,
     mut stream: TcpStream,
@@ -163,7 +163,7 @@ async fn sort(
     caller: Caller,
     grpc: &mpsc::Sender<io::Result<GrpcStream>>,
 ) -> Result<(), wire::Error> {
-    // On the socket itself: without it an answer's last part waits 40 ms for a delayed ACK.
+    // Set on the socket itself: otherwise an answer's last part waits 40 ms for a delayed ACK.
     stream.set_nodelay(true)?;
     notice_lost_peer(&stream).map_err(io::Error::from)?;
     let begun = async {
@@ -171,7 +171,7 @@ async fn sort(
         if stream.peek(&mut first).await? == 0 {
             return Err(wire::Error::Closed);
         }
-        // The first byte tells them apart, and a sender that trickles is no reason to wait here.
+        // The first byte tells the protocols apart, so a slow sender is no reason to wait.
         if first.first() != MAGIC.to_le_bytes().first() {
             return Ok(None);
         }
@@ -187,11 +187,11 @@ async fn sort(
         Ok(Err(error)) => Err(error),
         Ok(Ok(None)) => {
             let stream = GrpcStream::new(stream, caller, Arc::clone(&shared.connection_permits));
-            // Nobody takes it when the server stops.
+            // The send fails when the server stops.
             let _left = grpc.send(Ok(stream)).await;
             Ok(())
         }
-        // It was refused.
+        // The caller was refused.
         Ok(Ok(Some(None))) => Ok(()),
         Ok(Ok(Some(Some(greeted)))) => {
             caller.settle();
@@ -212,8 +212,8 @@ async fn sort(
     }
 }
 
-/// Has the kernel end a connection whose peer is gone without a word, its host down or cut off: it would
-/// keep a thread for ever, and calls that wait until their own time is over.
+/// Lets the kernel end a connection whose peer is lost silently. Such a connection would keep its
+/// thread for ever, and its waiting calls until their deadlines.
 fn notice_lost_peer(stream: &TcpStream) -> rustix::io::Result<()> {
     const QUIET: Duration = Duration::from_secs(60);
     const PAUSE: Duration = Duration::from_secs(10);
@@ -224,12 +224,12 @@ fn notice_lost_peer(stream: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_tcp_keepcnt(stream, TIMES)
 }
 
-/// One of the places that there are for something; given back when dropped.
+/// One of a bounded number of slots, returned on drop.
 #[derive(Debug)]
 struct ConnectionSlot<'a>(&'a AtomicUsize);
 
 impl<'a> ConnectionSlot<'a> {
-    /// Takes a place when fewer than `most` are taken.
+    /// Takes a slot when fewer than `most` are taken.
     fn take(taken: &'a AtomicUsize, most: usize) -> Option<Self> {
         taken
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {

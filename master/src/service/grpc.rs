@@ -1,4 +1,4 @@
-//! The gRPC service that clients and operators call.
+//! The gRPC service for clients and operators.
 
 use super::calls::{Calls, calls_at};
 use super::framed::Origin;
@@ -14,7 +14,8 @@ use std::sync::Arc;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-/// The `Pool` gRPC service of a master: answers while it leads, and else passes on what it is asked to.
+/// The `Pool` gRPC service of a master. A leader answers; another master forwards calls that ask
+/// for it.
 #[derive(Debug)]
 pub struct PoolService {
     seat: Arc<Seat>,
@@ -30,7 +31,7 @@ impl PoolService {
         }
     }
 
-    /// A permit for a call that may have to wait.
+    /// The budget for a call that may have to wait.
     fn permit(&self, message: &impl Message) -> Result<WaitPermit, Refused> {
         let permit = self.seat.wait_budget.for_other(message.encoded_len());
         permit.ok_or_else(too_many_wait)
@@ -69,7 +70,7 @@ fn too_many_wait() -> Refused {
     )
 }
 
-/// Answers a call here, or has the leader answer it.
+/// Answers a call here, or forwards it to the leader.
 macro_rules! answer {
     ($self:ident, $request:ident, $call:ident, |$calls:ident, $message:ident| $here:expr) => {
         $self

@@ -20,7 +20,7 @@ impl Health for SeatHealth {
 
     fn ready(&self) -> Result<(), String> {
         match self.0.role() {
-            // Gets go on without room for the log, and a restart would not help: it is no matter of health.
+            // A full store is no failure of health: gets continue, and a restart would not help.
             Role::Leader => self.healthy().and_then(|()| {
                 let pool = self.0.pool();
                 pool.map_or(Ok(()), |pool| {
@@ -34,7 +34,7 @@ impl Health for SeatHealth {
     }
 }
 
-/// Everything that the HTTP port serves.
+/// The routes of the HTTP port.
 pub fn router(seat: Arc<Seat>) -> Router {
     let health = Arc::new(SeatHealth(Arc::clone(&seat)));
     let registry = seat.metrics.registry().clone();
@@ -47,7 +47,7 @@ pub fn router(seat: Arc<Seat>) -> Router {
     probe::router(registry, health).merge(views)
 }
 
-/// The pool that is led here; elsewhere the view says who leads.
+/// The pool that this master leads; otherwise a view that names the leader.
 fn led(seat: &Seat) -> Result<Arc<Pool>, (StatusCode, Json<Value>)> {
     seat.pool().map_err(|elsewhere| {
         let told = json!({ "error": elsewhere.reason, "leader": elsewhere.leader });
@@ -57,7 +57,7 @@ fn led(seat: &Seat) -> Result<Arc<Pool>, (StatusCode, Json<Value>)> {
 
 type View = Result<Json<Value>, (StatusCode, Json<Value>)>;
 
-/// What the stats call answers; the JSON views show the same.
+/// The reply of the stats call. The JSON views show the same values.
 pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
     let usage = pool.placement.usage();
     let segments = pool.placement.segments();

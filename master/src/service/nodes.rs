@@ -1,4 +1,4 @@
-//! The gRPC service that store nodes call: one session a node.
+//! The gRPC service for store nodes: one session for each node.
 
 use super::framed::Origin;
 use super::status::status;
@@ -25,7 +25,7 @@ pub struct NodesService {
 }
 
 impl NodesService {
-    /// The service of the master at `seat`, whose sessions end when `stopped` says so.
+    /// The service of the master at `seat`. Its sessions end when `stopped` says so.
     pub fn new(seat: Arc<Seat>, stopped: watch::Receiver<bool>) -> Self {
         Self { seat, stopped }
     }
@@ -41,8 +41,8 @@ impl proto::nodes_server::Nodes for NodesService {
     ) -> Result<Response<Self::SessionStream>, Status> {
         let origin = request.extensions().get::<Origin>().cloned();
         let mut inbox = request.into_inner();
-        // What the master says is bounded by what it has freed and not heard of: tickets, not this
-        // channel, hold that memory.
+        // The quarantine's requests bound the messages to a node, and hold that memory. This
+        // channel does not.
         let (outbox, outgoing) = mpsc::unbounded_channel();
         let seat = Arc::clone(&self.seat);
         let mut stopped = self.stopped.clone();
@@ -99,12 +99,12 @@ impl proto::nodes_server::Nodes for NodesService {
 }
 
 fn send(outbox: &Outbox, body: ToNode) {
-    // The node has left if this fails; its inbox says so next.
+    // A failure means that the node has left, which its inbox reports next.
     let _left = outbox.send(Ok(proto::MasterMessage { body: Some(body) }));
 }
 
-/// Registers a node, welcomes it, and opens its session. The welcome is queued first, so that the
-/// node knows the term's key before any grant of the term can reach it.
+/// Registers a node, welcomes it, and opens its session. The welcome is queued first, so the node
+/// knows the term's key before any grant of the term can reach it.
 async fn begin(
     pool: &Arc<Pool>,
     register: &proto::Register,
@@ -197,7 +197,7 @@ fn read_registration(
     })
 }
 
-/// Hears a node out until its stream ends.
+/// Processes a node's messages until its stream ends.
 async fn converse(
     pool: &Arc<Pool>,
     node: &Arc<StoreNode>,

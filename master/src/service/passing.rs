@@ -1,4 +1,4 @@
-//! Passing calls on to the leader, for clients that cannot reach it themselves.
+//! Forwarding of calls to the leader, for clients that cannot reach it.
 
 use super::refused::{Refused, refused};
 use kvpool_proto as proto;
@@ -11,16 +11,16 @@ use tonic::metadata::{AsciiMetadataKey, MetadataMap, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-/// How long connecting to the leader may take.
+/// The most time for connecting to the leader.
 const CONNECT: Duration = Duration::from_secs(1);
-/// A leader that does not answer a ping for so long is cut off from here too.
+/// A leader that does not answer a ping for this long is unreachable from here too.
 const PING: Duration = Duration::from_secs(1);
-/// Marks a call that has been passed on: it is passed on once.
+/// The mark of a forwarded call, which is never forwarded again.
 const PASSED: &str = "kvpool-passed";
-/// What is left of the caller's time.
+/// The caller's remaining time.
 const TIMEOUT: &str = "grpc-timeout";
 
-/// A request that says who makes it.
+/// A request that names its caller.
 pub(super) trait Called: Send + 'static {
     fn caller(&self) -> Option<&proto::Caller>;
 }
@@ -41,12 +41,12 @@ called! {
     DescribeRequest ReportReplicasRequest StatsRequest
 }
 
-/// The connection to the leader, made when it is first needed.
+/// The connection to the leader, opened on first use.
 #[derive(Debug, Default)]
 pub(super) struct Passing(Mutex<Option<(String, PoolClient<Channel>)>>);
 
 impl Passing {
-    /// Whether a call is to be passed on: its client asks for it, and nobody has done it yet.
+    /// True when the client asks for forwarding and the call was not forwarded yet.
     pub(super) fn is_wanted<M: Called>(request: &Request<M>) -> bool {
         let asks = |caller: &proto::Caller| caller.forward;
         request.get_ref().caller().is_some_and(asks) && !request.metadata().contains_key(PASSED)
@@ -79,7 +79,7 @@ impl Passing {
         Ok(client)
     }
 
-    /// The same request for the leader, with what is left of its time.
+    /// The same request for the leader, with the remaining time.
     pub(super) fn readdress<M>(request: Request<M>) -> Request<M> {
         let (from, _, message) = request.into_parts();
         let mut metadata = MetadataMap::new();
@@ -90,8 +90,7 @@ impl Passing {
         Request::from_parts(metadata, tonic::Extensions::new(), message)
     }
 
-    /// What became of a call that was passed on. A leader that cannot be reached from here has to be
-    /// told from one that refused.
+    /// The status of a forwarded call. It tells an unreachable leader from a leader's refusal.
     pub(super) fn outcome(status: Status) -> Status {
         if status.metadata().contains_key(proto::CODE_METADATA) {
             return status;

@@ -1,13 +1,13 @@
-//! Why a call failed as a whole.
+//! The refusal of a whole call.
 
 use kvpool_types::Code;
 
-/// See the module's documentation.
+/// The refusal of a whole call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     /// The stable code.
     pub(super) code: Code,
-    /// The same for people.
+    /// The reason, for people.
     pub(super) message: String,
 }
 

@@ -1,4 +1,4 @@
-//! Reading what every request carries: its caller and its keys.
+//! The common fields of every request: its caller and its keys.
 
 use super::refused::{Refused, refused};
 use crate::pool::Pool;
@@ -7,12 +7,12 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::{BatchError, KeyBatch};
 use kvpool_types::{ClusterId, Code, HostId};
 
-/// Who calls, checked.
+/// A checked caller.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
-    /// The namespace that keys are of.
+    /// The namespace of the keys.
     pub(super) namespace: NamespaceId,
-    /// The caller's machine, if it says.
+    /// The caller's machine, if known.
     pub(super) host: Option<HostId>,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn check_leads(pool: &Pool) -> Result<(), Refused> {
     if pool.leads() {
         return Ok(());
     }
-    // Only the masters of an etcd have a deadline.
+    // Only masters with etcd have a deadline.
     let millis = u64::try_from(pool.overdue().as_millis()).unwrap_or(u64::MAX);
     let overdue = std::time::Duration::from_millis(millis);
     Err(refused(
@@ -97,7 +97,7 @@ pub(super) fn check_term(pool: &Pool, caller: &proto::Caller) -> Result<(), Refu
     Ok(())
 }
 
-/// Reads packed keys, at most as many as the pool takes in one request.
+/// Reads packed keys, at most `max_batch_keys`.
 pub(super) fn unpack<'a>(pool: &Pool, packed: &'a [u8]) -> Result<KeyBatch<'a>, Refused> {
     let most = pool.config.max_batch_keys as usize;
     KeyBatch::unpack(packed, most).map_err(|error| match error {
@@ -109,7 +109,7 @@ pub(super) fn unpack<'a>(pool: &Pool, packed: &'a [u8]) -> Result<KeyBatch<'a>, 
     })
 }
 
-/// Checks that a request's parallel lists are as long as its keys.
+/// Checks that a request's parallel lists have one element for each key.
 pub(super) fn check_lengths(what: &str, found: usize, keys: usize) -> Result<(), Refused> {
     if found == keys {
         Ok(())

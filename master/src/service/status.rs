@@ -1,4 +1,4 @@
-//! The one place where codes become gRPC statuses.
+//! The conversion of codes to gRPC statuses.
 
 use super::refused::Refused;
 use kvpool_proto::CODE_METADATA;
@@ -6,8 +6,7 @@ use kvpool_types::Code;
 use tonic::metadata::MetadataValue;
 use tonic::{Code as Grpc, Status};
 
-/// The status of a call that failed as a whole. The code travels as metadata; the message is for
-/// people.
+/// The status of a refused call. The code travels as metadata; the message is for people.
 pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
     let grpc = match code {
         Code::Ok => Grpc::Ok,

@@ -1,4 +1,4 @@
-//! Keeping up with the log as it grows.
+//! Applying the log as it grows.
 
 use super::recently_freed::FreedExtent;
 use super::{ApplyError, Standby};
@@ -8,11 +8,11 @@ use crate::store::record::{self, Commit, Record};
 use kvpool_types::{KeyRef, Length, SegmentId, Version};
 use std::sync::Arc;
 
-/// How many places of a segment's table one step of its dropping looks at.
+/// The number of slots of a segment's table that one step of dropping the segment examines.
 const STEP: u32 = 4096;
 
 impl Standby {
-    /// Applies the group behind the last one. Should this fail, the replica is to be loaded anew.
+    /// Applies the group behind the last one. After an error the standby must be loaded again.
     pub fn apply(&mut self, seq: LogSeq, group: &[u8]) -> Result<(), ApplyError> {
         let applied = self.applied();
         if seq != applied.next() {
@@ -23,7 +23,7 @@ impl Standby {
         }
         let decoded =
             record::decode(group).map_err(|source| ApplyError::Damaged { seq, source })?;
-        // Commits that come one after another are published together.
+        // Consecutive commits are published together.
         let mut commits: Vec<Commit> = Vec::new();
         for record in decoded.records {
             if let Record::Commit(commit) = record {
@@ -40,7 +40,7 @@ impl Standby {
         Ok(())
     }
 
-    /// Forgets what the log no longer holds, and takes note of the snapshots that are there instead.
+    /// Forgets the groups that were cut from the log, and records the snapshots that replace them.
     pub fn note(
         &mut self,
         cut: LogSeq,
@@ -50,7 +50,8 @@ impl Standby {
         self.state.snapshots = snapshots.into_iter().collect();
     }
 
-    /// Forgets what the log no longer holds. A standby is told so all along: it may follow for months.
+    /// Forgets the groups that were cut from the log. A standby calls this regularly, because it
+    /// may follow for months.
     pub fn forget(&mut self, cut: LogSeq) {
         if cut > self.state.span.cut {
             self.state.span.cut = cut;
@@ -58,7 +59,7 @@ impl Standby {
         }
     }
 
-    /// How many runs of the log's groups are remembered.
+    /// The number of remembered runs of the log's groups.
     pub fn remembered(&self) -> usize {
         self.state.runs.len()
     }
@@ -114,7 +115,7 @@ impl Standby {
         Ok(())
     }
 
-    /// The first term makes the secret: a replica that was loaded before it has none but a guess.
+    /// The first term makes the secret. A standby loaded before it has only a guess.
     fn reseed(&mut self, seq: LogSeq, seed: u64) -> Result<(), ApplyError> {
         if seed != self.seed {
             if self.directory.blocks() > 0 {
@@ -160,8 +161,8 @@ impl Standby {
         })
     }
 
-    /// Opens extents that nobody held a lease on. What a process still holds of them is reported by its node
-    /// when it registers with the next leader.
+    /// Frees extents without a lease. The node reports extents that a process still holds when it
+    /// registers with the next leader.
     fn open(&mut self, removed: &Removed) {
         let segments = self.placement.segments();
         for copy in &removed.replicas {

@@ -1,16 +1,16 @@
-//! Ranges that blocks have left, as far as the log tells: leases on them may last. Neighbours are one range,
-//! so that a long log of removals takes little room here.
+//! Ranges that blocks have left according to the log. Leases on them may run. Adjacent ranges are
+//! joined, so a long log of removals needs little memory.
 
 use crate::placement::Extents;
 use kvpool_types::{Length, Offset, SegmentId};
 use std::collections::BTreeMap;
 
-/// The ends of ranges by their beginnings. No two touch or overlap.
+/// The ends of ranges by their starts. No two ranges touch or overlap.
 #[derive(Debug, Default)]
 pub(super) struct FreedRanges(BTreeMap<(SegmentId, u64), u64>);
 
 impl FreedRanges {
-    /// Adds the extent of a block that has left.
+    /// Adds the extent of a removed block.
     pub(super) fn add(&mut self, segment: SegmentId, offset: Offset, length: Length) {
         let Some((mut start, mut end)) = bounds(offset, length) else {
             return;
@@ -26,7 +26,7 @@ impl FreedRanges {
         self.0.insert((segment, start), end);
     }
 
-    /// Takes out what was granted again: its leases were over.
+    /// Removes a range that was granted again, because its leases were over.
     pub(super) fn take(&mut self, segment: SegmentId, offset: Offset, length: Length) {
         let Some((start, end)) = bounds(offset, length) else {
             return;

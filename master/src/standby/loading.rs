@@ -1,11 +1,12 @@
-//! What is read back, shard by shard, straight into the directory: nothing holds all blocks a second time.
+//! Loading the metadata shard by shard, straight into the directory. No block is in memory twice.
 //!
 //! ```text
-//!  snapshots ─► directory (places as they are said) ─► parents linked ─► log ─► places settled ─► Standby
+//!  snapshots ─► directory (extents not allocated) ─► parents linked ─► log ─► extents allocated ─► Standby
 //! ```
 //!
-//! Snapshots are of different positions, so on the way two blocks may be said to lie in one place, and blocks on
-//! segments that have gone. At the end of the log neither is so: extents are allocated then.
+//! Snapshots have different positions. So meanwhile two blocks may claim the same range, or a block
+//! may name a segment that is gone. At the end of the log neither is possible, and the extents are
+//! allocated then.
 //!
 //! ADR 0021 says why extents are allocated last.
 
@@ -21,10 +22,10 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Key, Length, SegmentId, Version};
 use std::collections::BTreeMap;
 
-/// How many blocks are published at once.
+/// The number of blocks published at once.
 const BATCH: usize = 1024;
 
-/// The parent of a block that came from a snapshot. It may be in a shard that has not been read yet.
+/// The parent of a block from a snapshot. The parent may be in a shard that is not loaded yet.
 struct Parent {
     namespace: NamespaceId,
     block: BlockId,
@@ -32,7 +33,7 @@ struct Parent {
     key: Key,
 }
 
-/// See the module's documentation.
+/// The state of a load.
 pub(super) struct Loading {
     options: directory::Options,
     start: BootInstant,
@@ -43,18 +44,18 @@ pub(super) struct Loading {
     pub(super) segments: BTreeMap<SegmentId, record::Segment>,
     pub(super) next_segment: u32,
     pub(super) dropped: Vec<record::IncarnationDropped>,
-    /// Extents that blocks have left, as far as the log still tells: leases on them may last.
+    /// Extents of removed blocks, as far as the log still tells. Leases on them may run.
     pub(super) left: FreedRanges,
-    /// Of the blocks of each shard's snapshot.
+    /// Parents of the blocks in each shard's snapshot.
     parents: BTreeMap<ShardIndex, Vec<Parent>>,
-    /// Commits that are published together.
+    /// Commits to publish together.
     batch: Vec<Commit>,
-    /// Whose snapshot the batch is of; `None` in the log.
+    /// The shard whose snapshot contains the batch; `None` for the log.
     batch_of: Option<ShardIndex>,
 }
 
 impl Loading {
-    /// An empty one. The directory's secret is `guess` unless one is stored.
+    /// An empty load. The directory's secret is `guess` until a stored one is read.
     pub(super) fn new(options: directory::Options, start: BootInstant) -> Self {
         Self {
             options,
@@ -73,18 +74,19 @@ impl Loading {
         }
     }
 
-    /// Publishes what is still gathered.
+    /// Publishes the gathered commits.
     pub(super) fn finish(&mut self) {
         self.flush();
     }
 
-    /// Notes that a segment id has been given. What was stored before ids were set aside tells in no other way.
+    /// Records that a segment id was given. Metadata from before ids were reserved has no other
+    /// evidence.
     fn given(&mut self, id: SegmentId) {
         self.next_segment = self.next_segment.max(id.0.saturating_add(1));
     }
 
-    /// Whether a segment is there or may yet be said to be: ids are given in order, so one below another that is
-    /// there, and not there itself, has gone.
+    /// True when a segment is present or may still appear. Ids are given in order, so an absent id
+    /// below a present one belongs to a segment that is gone.
     fn may_be_there(&self, id: SegmentId) -> bool {
         self.segments.contains_key(&id)
             || self
@@ -93,7 +95,7 @@ impl Loading {
                 .is_none_or(|(last, _)| *last < id)
     }
 
-    /// Makes the stored secret the directory's; false when blocks have been placed under another.
+    /// Sets the stored secret; false when blocks were already placed under another one.
     fn reseed(&mut self, seed: u64) -> bool {
         if self.seed == Some(seed) {
             return true;
@@ -108,7 +110,7 @@ impl Loading {
         true
     }
 
-    /// Applies what is about no block.
+    /// Applies a record that concerns no block.
     fn system(&mut self, record: Record) {
         match record {
             Record::VersionsGranted(granted) => self.versions = self.versions.max(granted.until),
@@ -131,7 +133,7 @@ impl Loading {
         }
     }
 
-    /// Adds a commit to those that are published together.
+    /// Adds a commit to the batch.
     fn gather(&mut self, of: Option<ShardIndex>, commit: Commit) {
         if self.batch_of != of || self.batch.len() >= BATCH {
             self.flush();
@@ -156,7 +158,7 @@ impl Loading {
                 offset: *offset,
             };
             let replicas: Copies = commit.replicas.iter().map(copy).collect();
-            // A parent in a shard that is not there yet is found at the end of the snapshots.
+            // A parent in a shard that is not loaded yet is linked after the last snapshot.
             let (parent, later) = match of {
                 None => (commit.parent, None),
                 Some(_) => (None, commit.parent),
@@ -172,8 +174,9 @@ impl Loading {
                 parent,
                 soft_pin_until: None,
                 hard_pin: commit.hard_pin,
-                // A shard takes its blocks from last to first. Later ticks for the first keep all of them in its
-                // list; one whose tick does not fit there costs 30 bytes in a set until the order is settled.
+                // A shard loads its blocks from last to first. Later ticks for the first blocks
+                // keep all of them in the list. A tick that does not fit there costs 30 bytes in a
+                // set until the order is set.
                 tick: ticks.of(at),
             });
         }
@@ -191,14 +194,14 @@ impl Loading {
             }));
         }
         if of.is_none() {
-            // Whoever was there before has no lease any more. Should one of these have left already, that comes
-            // next.
+            // The range was granted again, so leases on its last block are over. If one of these
+            // blocks has left since, its removal follows in the log.
             for block in &blocks {
                 self.takes(block);
             }
             for (Published { id, replaced }, block) in published.into_iter().zip(&blocks) {
                 if id.is_none() {
-                    // A later version of the key is among these: this one was there before it.
+                    // The batch contains a later version of the key, which replaces this one.
                     self.left_by(&block.replicas, block.length);
                 }
                 if let Some(replaced) = replaced {
@@ -231,7 +234,7 @@ impl Loading {
                 for (id, _) in &commit.replicas {
                     self.given(*id);
                 }
-                // A segment that is not there has gone, and the copy with it.
+                // A segment that is absent is gone, and its replica with it.
                 commit
                     .replicas
                     .retain(|(id, _)| self.segments.contains_key(id));
@@ -261,7 +264,7 @@ impl Loading {
                     .directory
                     .remove(gone.namespace, &[gone.key.as_ref()], is_it);
                 for outcome in outcomes {
-                    // What a process still holds of the others is reported by its node.
+                    // The node reports the extents that a process still holds.
                     if let Removal::Removed(removed) = outcome
                         && !gone.unleased
                     {
@@ -296,7 +299,7 @@ impl Target for Loading {
     fn forget(&mut self, shard: ShardIndex) {
         self.flush();
         if shard == ShardIndex::SYSTEM {
-            // Whatever else there was is in the next snapshot too.
+            // The next snapshot contains the other segments too.
             self.segments.clear();
         } else {
             self.parents.remove(&shard);
@@ -308,7 +311,7 @@ impl Target for Loading {
     fn snapshot(&mut self, shard: ShardIndex, record: Record) {
         match record {
             Record::Seed(secret) => {
-                // There is one such record; a second would be a repetition of it.
+                // There is one such record. A second one would repeat it.
                 self.reseed(secret.seed);
             }
             Record::Commit(mut commit) => {
@@ -338,10 +341,10 @@ impl Target for Loading {
             let above = directory.find(parent.namespace, parent.key.as_ref())?;
             Some((parent.version, parent.block, above))
         };
-        // The keys of each shard are let go of as their blocks are found.
+        // The keys of each shard are dropped as their blocks are found.
         let parents = std::mem::take(&mut self.parents).into_values();
         let found = parents.map(|of_shard| {
-            // A list of its own: one that is collected in place would keep the room of the keys.
+            // A separate list: a list collected in place would keep the memory of the keys.
             let mut found = Vec::with_capacity(of_shard.len());
             found.extend(of_shard.into_iter().filter_map(find));
             found

@@ -1,8 +1,8 @@
-//! Extents that blocks have left while leases on them may last.
+//! Freed extents on which leases may run.
 //!
-//! A leader keeps what it has freed shut until its leases are over. It does not log those, so who
-//! follows keeps everything shut for one whole lease; if the leader grants it earlier, its leases were
-//! over earlier.
+//! A leader keeps a freed extent closed until its leases are over. It does not log leases, so a
+//! standby keeps every freed extent closed for one lease TTL. If the leader grants the extent
+//! earlier, its leases were over earlier.
 
 use crate::clock::BootInstant;
 use crate::placement::{ExtentIndex, Extents, Segment};
@@ -11,23 +11,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One extent that was freed.
+/// One freed extent.
 #[derive(Debug)]
 pub(crate) struct FreedExtent {
     pub(crate) segment: Arc<Segment>,
     pub(crate) index: ExtentIndex,
     pub(crate) offset: Offset,
     pub(crate) length: Length,
-    /// When it became known.
+    /// The time at which the standby applied the removal.
     pub(crate) since: BootInstant,
 }
 
-/// See the module's documentation. The extents count as quarantined in their segments.
+/// The freed extents. They count as quarantined in their segments.
 #[derive(Debug)]
 pub(crate) struct RecentlyFreed {
     lease_ttl: Duration,
     left: BTreeMap<(SegmentId, Offset), FreedExtent>,
-    /// When this was last looked through.
+    /// The time of the last check.
     looked: BootInstant,
 }
 
@@ -40,17 +40,17 @@ impl RecentlyFreed {
         }
     }
 
-    /// Keeps an extent shut that a block has just left.
+    /// Keeps a freed extent closed.
     pub(super) fn keep(&mut self, left: FreedExtent) {
         left.segment.quarantine([left.index]);
         let place = (left.segment.id, left.offset);
         self.left.insert(place, left);
     }
 
-    /// Opens what overlaps a range that the leader has granted again.
+    /// Frees the extents that overlap a range which the leader has granted again.
     pub(super) fn give_up(&mut self, segment: SegmentId, offset: Offset, length: Length) {
         let end = Offset(offset.0.saturating_add(Extents::rounded(length).0));
-        // Extents do not overlap each other, so the ends come in the order of the beginnings.
+        // Extents do not overlap each other, so their ends have the same order as their starts.
         while let Some((place, left)) = self
             .left
             .range((segment, Offset(0))..(segment, end))
@@ -68,7 +68,7 @@ impl RecentlyFreed {
         }
     }
 
-    /// Keeps what is left of a range shut when a part of it was granted again.
+    /// Keeps the remainder of a range closed after a part of it was granted again.
     fn keep_rest(&mut self, of: &FreedExtent, start: Offset, end: Offset) {
         let Some(length) = end.0.checked_sub(start.0).filter(|length| *length > 0) else {
             return;
@@ -85,12 +85,12 @@ impl RecentlyFreed {
         }
     }
 
-    /// Forgets what lay on a segment that has gone.
+    /// Forgets the extents of a segment that is gone.
     pub(super) fn forget(&mut self, segment: SegmentId) {
         self.left.retain(|(id, _), _| *id != segment);
     }
 
-    /// Opens what has been shut for a whole lease. It looks no more often than ten times in one.
+    /// Frees the extents that were closed for a lease TTL. It checks at most ten times in one TTL.
     pub(super) fn tick(&mut self, now: BootInstant) {
         if self.left.is_empty() || now.since(self.looked) < self.lease_ttl / 10 {
             return;
@@ -107,7 +107,7 @@ impl RecentlyFreed {
         });
     }
 
-    /// Everything that is still shut.
+    /// Removes and returns the extents that are still closed.
     pub(crate) fn take(&mut self) -> Vec<FreedExtent> {
         std::mem::take(&mut self.left).into_values().collect()
     }

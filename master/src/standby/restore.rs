@@ -1,4 +1,4 @@
-//! Putting blocks in their places: those that were loaded, and those of one group of the log.
+//! Allocation of blocks' extents: for loaded blocks, and for the blocks of one group of the log.
 
 use super::Standby;
 use super::freed_ranges::FreedRanges;
@@ -10,7 +10,7 @@ use crate::store::record::{self, Commit};
 use kvpool_types::{GrantKey, Length, Version};
 use std::sync::Arc;
 
-/// A block that has taken its place.
+/// A block whose extent is allocated.
 struct Placed {
     place: ReplicaStart,
     length: Length,
@@ -19,14 +19,14 @@ struct Placed {
 }
 
 impl Placed {
-    /// Takes the extent; false when not all of it is free.
+    /// Allocates the extent; false when not all of it is free.
     fn take(&mut self, segment: &Segment) -> bool {
         let taken = segment.allocate_at(self.place.offset, self.length);
         self.extent = taken.unwrap_or(UNPLACED);
         taken.is_some()
     }
 
-    /// Whether a later block is said to begin within this one.
+    /// True when a later block begins within this one.
     fn is_older_under(&self, next: &Self) -> bool {
         let end = self.place.offset.0 + Extents::rounded(self.length).0;
         self.version < next.version
@@ -36,14 +36,15 @@ impl Placed {
 }
 
 impl Standby {
-    /// Takes the extents that the blocks lie in, in the order of their addresses: so no more than one range of
-    /// a segment is free at a time behind what was taken. Where a block lies nothing is left of one before it.
+    /// Allocates the extents of all blocks in the order of their addresses. So at most one range of
+    /// a segment is free behind the allocated ones. A range with a block is no longer among the
+    /// freed ranges.
     pub(super) fn allocate_extents(&self, left: &mut FreedRanges) {
         let segments = self.placement.segments();
         let mut before: Option<Placed> = None;
         for place in self.directory.replica_starts() {
             let Some(segment) = segments.get(place.segment) else {
-                // A segment that is not there has gone, and the copy with it.
+                // A segment that is absent is gone, and its replica with it.
                 self.directory.drop_replica_at(&place);
                 continue;
             };
@@ -96,7 +97,7 @@ impl Standby {
         }
     }
 
-    /// Keeps ranges shut that blocks have left before this was loaded.
+    /// Keeps ranges closed that blocks left before this load.
     pub(super) fn keep_shut(&mut self, left: FreedRanges) {
         let segments = self.placement.segments();
         for (id, offset, length) in left.into_ranges() {
@@ -114,7 +115,7 @@ impl Standby {
         }
     }
 
-    /// Adds a segment, and its node if it is the first of that incarnation.
+    /// Adds a segment, and its node if this is the incarnation's first segment.
     pub(super) fn add_segment(&mut self, segment: record::Segment) {
         self.next_segment = self.next_segment.max(segment.id.0.saturating_add(1));
         let node = match self.members.get(&segment.node) {
@@ -133,9 +134,9 @@ impl Standby {
             .insert(Arc::new(Segment::new(segment.id, node, segment.size, high)));
     }
 
-    /// Makes blocks visible where they lie; what each replaced is returned in their order. The last
-    /// one counts as used last. A block none of whose segments is there any more only ends the
-    /// version before it.
+    /// Publishes blocks at their logged locations and returns what each block replaced, in their
+    /// order. The last block counts as the most recently used. A block whose segments are all gone
+    /// only ends the version before it.
     pub(super) fn publish(&mut self, commits: Vec<Commit>) -> Vec<Published> {
         let ticks = self.directory.ticks(commits.len());
         let count = commits.len();
@@ -170,7 +171,7 @@ impl Standby {
             });
         segments.set_owners(owned);
         drop(segments);
-        // A commit that is older than what is there takes no room.
+        // A commit older than the present version takes no room.
         for (published, block) in published.iter().zip(&placed) {
             if published.id.is_none() {
                 self.placement.segments().release(&block.replicas);
@@ -179,12 +180,12 @@ impl Standby {
         published
     }
 
-    /// Takes the extents that a block lies in.
+    /// Allocates the extents of a block.
     fn place(&mut self, block: &Commit) -> Copies {
         let segments = self.placement.segments();
         let mut replicas = Copies::new();
         for (id, offset) in &block.replicas {
-            // A segment that is not there has gone, and the copy with it.
+            // A segment that is absent is gone, and its replica with it.
             let Some(segment) = segments.get(*id) else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! A replica that keeps up holds what one that is loaded holds, whatever the log says.
+//! A standby that follows the log equals one that is loaded, whatever the log contains.
 
 mod busy;
 mod recorded;
@@ -18,8 +18,7 @@ use std::time::Duration;
 const GRANULE: u64 = 4096;
 const PLACES: u64 = 16;
 
-/// A change that a leader may log. Places are chosen so that live blocks never share one, as a leader
-/// guarantees.
+/// A change that a leader may log. Live blocks never share a range, as a leader guarantees.
 #[derive(Clone, Debug)]
 enum Change {
     Put { key: u8, child_of: Option<u8> },
@@ -40,7 +39,7 @@ fn key(number: u8) -> Key {
     Key::from_digest([number; 32])
 }
 
-/// What a leader knows, as far as the test needs it.
+/// The part of a leader's state that the test needs.
 #[derive(Default)]
 struct Leader {
     next_version: u64,
@@ -112,7 +111,7 @@ impl Leader {
     }
 }
 
-/// A block and its places.
+/// A block with its locations.
 type Place = (Key, Version, Vec<(SegmentId, Offset)>);
 
 fn contents(standby: &Standby) -> Vec<Place> {
@@ -127,7 +126,7 @@ fn contents(standby: &Standby) -> Vec<Place> {
     all
 }
 
-/// The bytes that are used of each segment.
+/// The used bytes of each segment.
 fn used(standby: &Standby) -> Vec<u64> {
     let segments = standby.placement.segments();
     segments.iter().map(|segment| segment.used()).collect()
@@ -140,7 +139,7 @@ async fn load(store: &EmbeddedStore) -> Standby {
         .unwrap()
 }
 
-/// One for which every lease of before is over.
+/// A standby for which every earlier lease is over.
 async fn load_settled(store: &EmbeddedStore) -> Standby {
     let mut standby = load(store).await;
     standby
@@ -149,7 +148,7 @@ async fn load_settled(store: &EmbeddedStore) -> Standby {
     standby
 }
 
-/// Appends each change as a group of its own, with the follower's clock moved between them.
+/// Appends each change as its own group, and advances the follower's clock in between.
 async fn compare(all: Vec<Change>, wait: Duration) {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
@@ -181,7 +180,7 @@ async fn compare(all: Vec<Change>, wait: Duration) {
     assert_eq!(follower.applied(), loaded.applied());
     assert_eq!(follower.state.runs, loaded.state.runs);
     assert_eq!(follower.next_segment, loaded.next_segment);
-    // Once every lease is over, nothing is shut that a loaded one would grant.
+    // Once every lease is over, the follower has no closed range that a loaded standby would grant.
     clock.advance(Config::default().lease_ttl);
     follower.recently_freed.tick(clock.now());
     assert_eq!(follower.recently_freed.len(), 0);
@@ -222,7 +221,7 @@ async fn a_group_out_of_turn_and_a_damaged_one_are_refused() {
     standby.apply(LogSeq(1), &group).unwrap();
 }
 
-/// Readers of the leader may still hold leases on what it removed a moment ago.
+/// Readers of the leader may still hold leases on a block removed a moment ago.
 #[tokio::test]
 async fn what_was_freed_stays_shut_for_a_lease_unless_the_leader_grants_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -251,7 +250,7 @@ async fn what_was_freed_stays_shut_for_a_lease_unless_the_leader_grants_it() {
         seq = seq.next();
         standby.apply(seq, &encode_group(&records)).unwrap();
     }
-    // The third block lies where the first did; where the second was is still shut.
+    // The third block has the first block's range; the second block's range is still closed.
     assert_eq!(standby.recently_freed.len(), 1);
     clock.advance(Config::default().lease_ttl - Duration::from_millis(1));
     standby.recently_freed.tick(clock.now());
@@ -261,7 +260,7 @@ async fn what_was_freed_stays_shut_for_a_lease_unless_the_leader_grants_it() {
     assert_eq!(standby.recently_freed.len(), 0);
 }
 
-/// A master that dies and is back at once has leases to honour too.
+/// A master that dies and restarts at once has leases to honour too.
 #[tokio::test]
 async fn what_the_log_says_was_freed_stays_shut_for_a_lease_after_a_load() {
     let directory = tempfile::tempdir().unwrap();
@@ -291,7 +290,8 @@ async fn what_the_log_says_was_freed_stays_shut_for_a_lease_after_a_load() {
     let one = Extents::rounded(Length(100)).0;
     let loaded = load(&store).await;
     assert_eq!(contents(&loaded).len(), 2);
-    // Where the second block and the third's first version were. The fourth lies where the first did.
+    // The ranges of the second block and of the third block's first version. The fourth block has
+    // the first block's range.
     assert_eq!(
         (loaded.recently_freed.len(), used(&loaded)),
         (2, vec![4 * one])
@@ -303,7 +303,7 @@ async fn what_the_log_says_was_freed_stays_shut_for_a_lease_after_a_load() {
     );
 }
 
-/// A master that acknowledges from memory logs them together.
+/// A master that acknowledges from memory logs both versions together.
 #[tokio::test]
 async fn two_versions_of_a_key_in_one_group_are_one_block() {
     let directory = tempfile::tempdir().unwrap();
@@ -317,7 +317,7 @@ async fn two_versions_of_a_key_in_one_group_are_one_block() {
     let mut group = vec![leader.new_node()];
     group.extend(leader.records(&put));
     group.extend(leader.records(&put));
-    // Of a model that no key was of before.
+    // A namespace that no earlier key used.
     for record in &mut group {
         if let Record::Commit(commit) = record {
             commit.key = Key::parse(&format!("model@{:064x}@0", 1)).unwrap();

@@ -1,4 +1,4 @@
-//! What is asked now and then: namespaces, removals, listings, reports, counters.
+//! Rare calls: namespaces, removals, listings, reports, counters.
 
 use super::{Calls, millis, wire};
 use crate::pool::Removal;

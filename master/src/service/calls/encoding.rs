@@ -1,4 +1,4 @@
-//! The two forms that a batch of puts has in messages: a message a key, or columns.
+//! The two encodings of a batch of puts: one message for each key, or columns.
 
 use super::{NodeTable, bytes};
 use crate::directory::Replica;
@@ -14,7 +14,7 @@ use smallvec::smallvec;
 
 type Outcome = Result<Granted, Code>;
 
-/// Signs what was granted, and notes the nodes that it is on.
+/// Signs grants and collects their nodes.
 pub(super) struct Signing<'a> {
     epoch: Epoch,
     segments: Segments<'a>,
@@ -30,8 +30,7 @@ impl<'a> Signing<'a> {
         }
     }
 
-    /// The node of a granted extent, as its place among those noted, and the proof; `None` when it has
-    /// left.
+    /// The index of a granted extent's node, and the proof; `None` when the node has left.
     fn sign(
         &mut self,
         version: Version,
@@ -50,7 +49,7 @@ impl<'a> Signing<'a> {
         Some((node, grant.mac))
     }
 
-    /// The outcomes in columns, if none was granted more than one extent and no node has left.
+    /// The outcomes in columns, if each grant has one extent and no node has left.
     pub(super) fn columns(
         &mut self,
         outcomes: &[Outcome],
@@ -93,7 +92,7 @@ impl<'a> Signing<'a> {
         Some(columns)
     }
 
-    /// The outcomes in a message each.
+    /// The outcomes as one message each.
     pub(super) fn each(
         &mut self,
         outcomes: &[Outcome],
@@ -124,20 +123,20 @@ impl<'a> Signing<'a> {
         outcomes.iter().zip(lengths).map(reservation).collect()
     }
 
-    /// The nodes that the places name.
+    /// The nodes that the indexes name.
     pub(super) fn into_nodes(self) -> Vec<proto::NodeAddress> {
         self.nodes.into_wire()
     }
 }
 
-/// What a commit says of its keys, in either form.
+/// The items of a commit, in either encoding.
 pub(super) enum Items<'a> {
     Each(&'a [proto::CommitItem]),
     Columns(&'a proto::CommitColumns),
 }
 
 impl<'a> Items<'a> {
-    /// Checks that there is one item for each of `count` keys.
+    /// Checks that the request has one item for each of `count` keys.
     pub(super) fn read(request: &'a proto::CommitRequest, count: usize) -> Result<Self, Refused> {
         let Some(columns) = &request.columns else {
             check_lengths("items", request.items.len(), count)?;
@@ -154,9 +153,9 @@ impl<'a> Items<'a> {
         Ok(Self::Columns(columns))
     }
 
-    /// The item of a key, still without its parent, and the parent's number: 0 for none.
+    /// The item of a key without its parent, and the parent's number: 0 for none.
     pub(super) fn get(&self, at: usize, key: Key) -> (CommitItem, u32) {
-        /// What stands at `at`, or zero in a column that is left out.
+        /// The value at `at`; zero in an omitted column.
         fn of<T: Copy + Default>(column: &[T], at: usize) -> T {
             column.get(at).copied().unwrap_or_default()
         }

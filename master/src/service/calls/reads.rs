@@ -1,4 +1,4 @@
-//! Questions about blocks, and the leases on the answers.
+//! Reads of metadata and leases on the answers.
 
 use super::{Calls, NodeTable, bytes, millis, wire};
 use crate::clock::BootInstant;
@@ -154,8 +154,8 @@ impl Calls {
         }
         let known = request.caller.as_ref().map_or(0, |caller| caller.epoch);
         if known != 0 && known < self.pool.epoch.0 {
-            // The caller knows no later term, so its tokens are of an earlier one, whose clock was
-            // another: here they could end leases of others.
+            // The caller knows no later term, so its tokens are of an earlier term with another
+            // clock. Here they could end other holders' leases.
             return Ok(self.outcomes(&vec![Code::LeaseEnded; keys.len()]));
         }
         let codes = self.pool.release(caller.namespace, &keys, |at| Holder {
@@ -174,7 +174,7 @@ impl Calls {
     }
 }
 
-/// The latest version that each key's block can have, of those that a request names.
+/// The latest version that each key's block can have, as far as the request names versions.
 fn newest(versions: &[u64], keys: usize) -> Result<impl Fn(usize) -> Version, Refused> {
     if !versions.is_empty() {
         check_lengths("versions", versions.len(), keys)?;

@@ -1,4 +1,4 @@
-//! From the wish to put blocks to their being visible.
+//! Reserve, commit and revoke.
 
 use super::encoding::{Items, Signing};
 use super::{Calls, millis, optional_ms};
@@ -42,9 +42,9 @@ impl Calls {
             .pool
             .reserve(caller.namespace, &keys, &lengths, &options)
             .await;
-        // The term may have run out while this waited for room. What was granted ends by itself.
+        // The term may have expired during the wait for room. The grants then end by themselves.
         check_leads(&self.pool)?;
-        // What waited for room in the pool may have waited for evictions that cannot be logged.
+        // A put may have waited for evictions that cannot be logged.
         if outcomes.iter().all(Result::is_err) {
             check_room(&self.pool)?;
         }

@@ -1,9 +1,9 @@
 //! One framed connection.
 //!
-//! Calls that need no waiting are answered on the connection's own thread, one after the other. Those
-//! that wait (for room, for durability) are begun there too; when they do not end soon they go on as
-//! tasks of the runtime and answer when they are done, so that they hold up nothing behind them. Those
-//! of a connection that has ended are dropped.
+//! The connection's own thread answers calls that need no wait, in order. A call that waits (for
+//! room, for durability) also begins there. If it does not end soon, it continues as a task of the
+//! runtime, so that it delays no call behind it. When the connection ends, its waiting calls are
+//! dropped.
 
 use super::greeting::Greeted;
 use super::waiting_calls::WaitingCalls;
@@ -30,13 +30,13 @@ use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
-/// How long a half-sent request, or an answer that is not read, may stall.
+/// How long a half-sent request, or an unread answer, may stall.
 const STALL: Duration = Duration::from_secs(5);
-/// How long the connection's own thread waits for a call that does not end at once, when no other
-/// request is behind it: whoever ends it then wakes the thread that answers, and no third one.
+/// How long the connection's own thread waits for a call when no other request is behind it. The
+/// call's completion then wakes this thread only, and no third one.
 const SOON: Duration = Duration::from_millis(1);
 
-/// See the module's documentation.
+/// One framed connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     shared: Arc<Shared>,
@@ -48,9 +48,9 @@ pub(super) struct Connection {
 /// The sending side, shared with the calls that answer later.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Apart from the lock: who ends the connection must not wait until a client reads.
+    /// Outside the lock: ending the connection must not wait until a client reads.
     socket: TcpStream,
-    /// Held by whoever sends: what is left of a frame that has been sent in part.
+    /// The unsent rest of a frame. The sender holds the lock.
     rest: Mutex<Vec<u8>>,
 }
 
@@ -62,8 +62,8 @@ impl Answers {
         }
     }
 
-    /// Sends one answer. A client that does not read for so long that its socket is full is cut off:
-    /// it may be stopped, and its answers must not pile up here.
+    /// Sends one answer. A client that leaves its socket full for too long is disconnected: it may
+    /// be stopped, and its answers must not pile up here.
     fn send(&self, frame: &[u8]) -> io::Result<()> {
         let mut unsent = self.rest.lock();
         let rest = std::mem::take(&mut *unsent);
@@ -72,12 +72,12 @@ impl Answers {
             .write_all(&rest)
             .and_then(|()| socket.write_all(frame));
         sent.inspect_err(|_| {
-            // It fails only where the connection has ended already.
+            // The call fails only when the connection has already ended.
             let _ended = socket.shutdown(Shutdown::Both);
         })
     }
 
-    /// The same from a thread of the runtime, which must not be held up by a full socket.
+    /// [`Answers::send`] from a thread of the runtime, which a full socket must not block.
     async fn send_from_task(self: Arc<Self>, mut frame: Vec<u8>) -> io::Result<()> {
         if let Some(mut rest) = self.rest.try_lock()
             && rest.is_empty()
@@ -94,22 +94,22 @@ impl Answers {
             }
         }
         let sent = tokio::task::spawn_blocking(move || self.send(&frame)).await;
-        // The runtime is shutting down: so is the connection.
+        // The runtime is shutting down, and the connection with it.
         sent.unwrap_or(Ok(()))
     }
 }
 
 impl EndRequests for Answers {
     fn end_requests(&self) {
-        // It fails only where the connection has ended already.
+        // The call fails only when the connection has already ended.
         let _ended = self.socket.shutdown(Shutdown::Read);
     }
 }
 
-/// What is to be done with one request.
+/// The state of a request after its first poll.
 enum Begun {
     Answered(Vec<u8>),
-    /// It may have to wait.
+    /// The call may have to wait.
     Goes(BoxFuture<'static, Vec<u8>>),
 }
 
@@ -130,7 +130,7 @@ impl Connection {
         })
     }
 
-    /// Answers the greeting, and serves until the connection ends.
+    /// Answers the hello, and serves until the connection ends.
     pub(super) fn serve(mut self, runtime: &Handle) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
         let Some(_open) = shared.open.add(Arc::clone(&self.answers) as _) else {
@@ -146,7 +146,7 @@ impl Connection {
             let epoch = shared.seat.known().epoch;
             self.answers.send(&failure(0, epoch, &refused))?;
         }
-        // The other handles of the socket may live a little longer.
+        // The socket's other handles may live a little longer.
         let _ended = self.socket.shutdown(Shutdown::Both);
         match ended {
             Err(Error::Closed) => Ok(()),
@@ -162,7 +162,8 @@ impl Connection {
             match begin(&calls, &header, meta) {
                 Begun::Answered(frame) => self.answers.send(&frame)?,
                 Begun::Goes(mut call) => {
-                    // Reading on is what lets the client end leases, and hear that this is there.
+                    // The connection continues to read, so that the client can end leases and sees
+                    // that the master is alive.
                     let Some(permits) = waiting.permit(&header) else {
                         let reason = "waiting calls hold all the memory they may (max_waiting, or 64 MiB a connection)";
                         let refused = refused(Code::TooManyHeld, reason);
@@ -192,7 +193,7 @@ impl Connection {
         }
     }
 
-    /// Waits for the next request, polling for `spin` first where cores are spare.
+    /// Waits for the next request. It first polls for `spin` while cores are spare.
     fn next(&mut self, incoming: &mut Incoming, spin: Duration) -> Result<(Header, Bytes), Error> {
         if let Some(request) = take(incoming)? {
             return Ok(request);
@@ -214,7 +215,7 @@ impl Connection {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // An idle connection may stay; in the middle of a request it may not stall.
+                // An idle connection may stay, but a half-sent request may not stall.
                 Err(error)
                     if error.kind() == io::ErrorKind::WouldBlock && !incoming.has_begun() => {}
                 Err(error) => return Err(error.into()),
@@ -258,7 +259,7 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
         Op::Reserve | Op::Lookup | Op::Exist | Op::MatchPrefix
     );
     if asks && !calls.have_nodes_returned() {
-        // Aside, so that pings are answered meanwhile: the master is there.
+        // On a task, so that the connection answers pings meanwhile: the master is alive.
         let (calls, header) = (calls.clone(), *header);
         return Begun::Goes(Box::pin(async move {
             calls.nodes_returned().await;
@@ -310,7 +311,7 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
     })
 }
 
-/// Waits for a call on this thread, for `patience` at most.
+/// Waits for a call on this thread, at most `patience`.
 fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, patience: Duration) -> Option<Vec<u8>> {
     struct Unpark(std::thread::Thread);
 
@@ -323,7 +324,7 @@ fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, patience: Duration) -> Optio
     let until = Instant::now() + patience;
     let waker = Arc::new(Unpark(std::thread::current())).into();
     let mut context = Context::from_waker(&waker);
-    // Without another request behind this one the thread has nothing better to do than to wait for the disk.
+    // With no other request behind this one, the thread may wait for the disk.
     let mut lends = !patience.is_zero();
     loop {
         let mut poll = || call.as_mut().poll(&mut context);
@@ -343,20 +344,20 @@ fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, patience: Duration) -> Optio
     }
 }
 
-/// The next request that is here already.
+/// The next request that has already arrived.
 fn take(incoming: &mut Incoming) -> Result<Option<(Header, Bytes)>, DecodeError> {
     let frame = incoming.next_frame()?;
     Ok(frame.map(|frame| (frame.header, Bytes::copy_from_slice(frame.meta))))
 }
 
-/// Reads once; how many bytes came.
+/// Reads once and returns the number of bytes.
 fn fill(incoming: &mut Incoming, from: &mut impl io::Read) -> io::Result<usize> {
     let count = from.read(incoming.room())?;
     incoming.filled(count);
     Ok(count)
 }
 
-/// Reads what is there and never waits.
+/// Reads what has arrived and never waits.
 struct Now<'a>(&'a TcpStream);
 
 impl io::Read for Now<'_> {

@@ -1,5 +1,5 @@
-//! The greeting of a framed connection. Until it has come whole and was answered well, the connection
-//! is a caller: a task and a few KiB, no thread.
+//! The hello of a framed connection. Until the hello is complete and accepted, the connection is a
+//! caller: a task and a few KiB, without a thread.
 
 use super::Shared;
 use super::wire::{Error, answer, failure};
@@ -16,29 +16,29 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// The largest meta part of a greeting, in bytes.
+/// The largest meta part of a hello, in bytes.
 const MOST_BYTES: u64 = 8 << 10;
-/// The longest that a client may have a connection poll.
+/// The longest polling that a client may ask for.
 const MOST_SPIN: Duration = Duration::from_micros(100);
-/// How long a refused caller may take to read why.
+/// How long a refused caller may take to read the reason.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// A caller who has greeted well.
+/// An accepted hello.
 #[derive(Debug)]
 pub(super) struct Greeted {
-    /// Whom all requests of the connection are put to.
+    /// The calls for all requests of the connection.
     pub(super) calls: Calls,
     /// How long the connection polls for its next request.
     pub(super) spin: Duration,
-    /// What answers the greeting.
+    /// The answer to the hello.
     pub(super) reply: Vec<u8>,
-    /// Held for as long as the connection lives.
+    /// Held for the life of the connection.
     pub(super) _permit: OwnedSemaphorePermit,
-    /// The note that the client is there, for as long.
+    /// The client counts as present for the life of the connection.
     pub(super) _presence: Option<Presence>,
 }
 
-/// Receives the greeting and judges it. A caller who is refused is told why, and `None` comes back.
+/// Receives and checks the hello. A refused caller gets the reason, and the result is `None`.
 pub(super) async fn greet(
     shared: &Shared,
     stream: &mut TcpStream,
@@ -62,7 +62,7 @@ async fn receive(stream: &mut TcpStream) -> Result<(Header, Vec<u8>), Error> {
     let mut head = [0; HEADER_BYTES];
     stream.read_exact(&mut head).await?;
     let header = Header::decode(&head)?;
-    // Judged by what it announces, before any room is made for that.
+    // The announced length is checked before any memory is allocated for it.
     if u64::from(header.meta) > MOST_BYTES {
         return Err(DecodeError::Oversized {
             what: "greeting",
@@ -107,8 +107,8 @@ fn judge(shared: &Shared, header: &Header, meta: &[u8]) -> Result<Greeted, Refus
     })
 }
 
-/// Says why the caller is refused, and waits a moment for it to read that: closing at once with bytes
-/// unread would make the kernel throw the answer away.
+/// Sends the reason to a refused caller, and waits a moment for it to read. Closing at once with
+/// unread bytes would make the kernel discard the answer.
 async fn tell(stream: &mut TcpStream, frame: &[u8]) -> Result<(), Error> {
     let told = async {
         stream.write_all(frame).await?;

@@ -1,8 +1,8 @@
-//! A gRPC connection, watched until its first call has come in whole.
+//! A gRPC connection, watched until its first call is complete.
 //!
-//! gRPC has no hello of its own. A connection on which no call was decoded yet is a caller: it has a
-//! bounded time, what it sends is counted, and it is displaced when there are too many. The first call makes
-//! it known, where the master has a place for it.
+//! gRPC has no hello of its own. A connection without a decoded call is a caller: its time is
+//! bounded, its bytes are counted, and it is displaced when there are too many callers. Its first
+//! call makes it a known connection, if the master has a permit left.
 
 use super::PATIENCE;
 use kvpool_daemon::callers::Caller;
@@ -30,12 +30,12 @@ struct Identity {
     is_known: AtomicBool,
     caller: Caller,
     places: Arc<Semaphore>,
-    /// Kept for as long as the connection lives.
+    /// Held for the life of the connection.
     place: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 impl Origin {
-    /// A call has come in: the connection is known from now on.
+    /// Makes the connection a known one, because a call is complete.
     pub(in crate::service) fn settle(&self) -> Result<(), Refused> {
         let identity = &self.0;
         if identity.is_known.load(Ordering::Acquire) {
@@ -56,7 +56,7 @@ impl Origin {
         Ok(())
     }
 
-    /// The origin of a request that came by a watched connection, settled.
+    /// [`Origin::settle`] for a request's connection, if it is watched.
     pub(in crate::service) fn settle_of<T>(request: &tonic::Request<T>) -> Result<(), Refused> {
         request
             .extensions()
@@ -69,11 +69,11 @@ impl Origin {
     }
 }
 
-/// See the module's documentation.
+/// A gRPC connection, watched until its first call is complete.
 pub struct GrpcStream {
     stream: TcpStream,
     origin: Origin,
-    /// Ends when the caller is displaced, or out of time.
+    /// Completes when the caller is displaced, or its time is over.
     over: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
 }
 
@@ -105,7 +105,7 @@ impl GrpcStream {
         }
     }
 
-    /// Fails once the caller has no more time. Wakes the task then, whatever it waits for.
+    /// Fails after the caller's time is over, and then wakes the task.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let Some(over) = &mut self.over else {
             return Ok(());
@@ -116,7 +116,7 @@ impl GrpcStream {
         }
         match over.as_mut().poll(context) {
             Poll::Pending => Ok(()),
-            // The future is not asked again: the connection fails here.
+            // The future is not polled again, because the connection fails here.
             Poll::Ready(()) => Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 "no call came in time, or too many callers made none",

@@ -1,19 +1,19 @@
-//! The calls of one connection that wait, and what they may hold meanwhile.
+//! The waiting calls of one connection, and the memory they may hold.
 
 use crate::wait_budget::{WaitBudget, WaitPermit};
 use kvpool_types::wire::frame::{Header, Op};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-/// The bytes that the waiting commits of a connection may hold, and so many the other calls.
+/// The most bytes of a connection's waiting commits, and of its other waiting calls.
 const MOST_HELD: usize = 64 << 20;
 
-/// The calls of one connection that wait. They end with it: nobody is there to be answered.
+/// The waiting calls of one connection. They end with it, because nobody would read their answers.
 #[derive(Debug)]
 pub(super) struct WaitingCalls {
-    /// Those of the connection.
+    /// The budget of the connection.
     own: WaitBudget,
-    /// Those of the whole master.
+    /// The budget of the whole master.
     shared: WaitBudget,
     tasks: JoinSet<()>,
 }
@@ -27,7 +27,7 @@ impl WaitingCalls {
         }
     }
 
-    /// A place for a call that may have to wait, unless those that wait hold too much already.
+    /// The budget for a call that may wait; `None` when the waiting calls hold too much.
     pub(super) fn permit(&self, call: &Header) -> Option<[WaitPermit; 2]> {
         let take = match call.op {
             Op::Commit => WaitBudget::for_commit,
@@ -37,7 +37,7 @@ impl WaitingCalls {
         Some([take(&self.own, request)?, take(&self.shared, request)?])
     }
 
-    /// Has a call go on by itself.
+    /// Continues a call as a task.
     pub(super) fn spawn(
         &mut self,
         permits: [WaitPermit; 2],

@@ -8,21 +8,21 @@ use std::io;
 
 use crate::service::refused::Refused;
 
-/// Why no request came.
+/// The reason that no request was read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    /// The other side closed between two requests.
+    /// The peer closed the connection between two requests.
     #[error("it was closed")]
     Closed,
     /// The socket failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// What came is no request.
+    /// The bytes are no valid request.
     #[error(transparent)]
     Decode(#[from] DecodeError),
 }
 
-/// The frame that answers `request`. An answer that no frame can hold becomes a failure.
+/// The frame that answers `request`. An answer too long for a frame becomes a failure.
 pub(super) fn answer(
     op: Op,
     request: u64,
@@ -60,7 +60,7 @@ pub(super) fn answer(
     out
 }
 
-/// The frame that says that `request` failed; number 0 stands for the whole connection.
+/// The frame that reports the failure of `request`; number 0 stands for the whole connection.
 pub(super) fn failure(request: u64, epoch: Epoch, refused: &Refused) -> Vec<u8> {
     let failure = Failure {
         code: refused.code,
