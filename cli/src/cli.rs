@@ -1,15 +1,12 @@
-//! The command line: what every command shares, and which command it is.
+//! The command line of kvctl: every command and its dispatch.
 
-use crate::bench::agent as bench_agent;
 use crate::commands::{
-    self, bench, cluster, demo, describe, doctor, exist, get, ls, put, replay, rm, status,
+    bench, cluster, demo, describe, doctor, exist, get, ls, put, replay, rm, status,
 };
-use crate::connection::Connection;
-use crate::output::Format;
-use crate::{exit, process, worker};
+use crate::context::Context;
+use crate::process::Tether;
+use crate::{exit, worker};
 use clap::{Parser, Subcommand};
-use std::ffi::OsString;
-use tracing_subscriber::EnvFilter;
 
 /// Command line of kvpool, a distributed KV-cache pool for language models
 ///
@@ -17,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 /// of their own; `bench` does so without --master.
 #[derive(Debug, Parser)]
 #[command(name = "kvctl", version, after_help = exit::HELP, after_long_help = LONG_HELP)]
-pub(crate) struct Cli {
+pub struct Cli {
     #[command(flatten)]
     context: Context,
     #[command(subcommand)]
@@ -39,16 +36,6 @@ Exit codes:
   5    data corruption: a block's bytes differ from what was put
   130  interrupted";
 
-/// What every command gets.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Context {
-    /// Format of the results
-    #[arg(long, global = true, value_enum, default_value_t = Format::Table)]
-    pub(crate) output: Format,
-    #[command(flatten)]
-    pub(crate) connection: Connection,
-}
-
 #[derive(Debug, Subcommand)]
 enum Command {
     Status(status::Args),
@@ -66,54 +53,29 @@ enum Command {
     /// A worker process of `demo` and `replay`: JSON lines in, JSON lines out
     #[command(hide = true)]
     Worker(worker::Blocks),
-    /// A process of `bench`: JSON lines in, JSON lines out
     #[command(hide = true)]
-    BenchAgent {
-        /// What the keys of the run are made from.
-        seed: String,
-    },
-    /// Runs a program that dies with the process that started it
-    #[command(hide = true)]
-    Tether {
-        /// The process id of the one that starts it.
-        parent: u32,
-        /// The program.
-        program: OsString,
-        /// Its arguments.
-        #[arg(last = true)]
-        arguments: Vec<OsString>,
-    },
+    Tether(Tether),
 }
 
 impl Cli {
-    /// What is logged: RUST_LOG, or what matters.
-    pub(crate) fn log_filter(&self) -> EnvFilter {
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,kvctl=info"))
-    }
-
     /// Runs the command.
-    pub(crate) async fn run(self) -> anyhow::Result<()> {
+    pub async fn run(self) -> anyhow::Result<()> {
         let context = &self.context;
         match self.command {
-            Command::Status(args) => commands::status::run(args, context).await,
-            Command::Cluster(args) => commands::cluster::run(args, context).await,
-            Command::Ls(args) => commands::ls::run(args, context).await,
-            Command::Get(args) => commands::get::run(args, context).await,
-            Command::Put(args) => commands::put::run(args, context).await,
-            Command::Rm(args) => commands::rm::run(args, context).await,
-            Command::Exist(args) => commands::exist::run(args, context).await,
-            Command::Describe(args) => commands::describe::run(args, context).await,
-            Command::Doctor(args) => commands::doctor::run(args, context).await,
-            Command::Bench(args) => commands::bench::run(args, context).await,
-            Command::Demo(args) => commands::demo::run(args, context).await,
-            Command::Replay(args) => commands::replay::run(args, context).await,
-            Command::Worker(blocks) => worker::run(blocks, context).await,
-            Command::BenchAgent { seed } => bench_agent::run(seed).await,
-            Command::Tether {
-                parent,
-                program,
-                arguments,
-            } => Err(process::tether(parent, &program, &arguments)),
+            Command::Status(args) => status::run(args, context).await,
+            Command::Cluster(args) => cluster::run(args, context).await,
+            Command::Ls(args) => ls::run(args, context).await,
+            Command::Get(args) => get::run(args, context).await,
+            Command::Put(args) => put::run(args, context).await,
+            Command::Rm(args) => rm::run(args, context).await,
+            Command::Exist(args) => exist::run(args, context).await,
+            Command::Describe(args) => describe::run(args, context).await,
+            Command::Doctor(args) => doctor::run(args, context).await,
+            Command::Bench(args) => bench::run(args, context).await,
+            Command::Demo(args) => demo::run(args, context).await,
+            Command::Replay(args) => replay::run(args, context).await,
+            Command::Worker(blocks) => worker::run(blocks, &context.connection).await,
+            Command::Tether(tether) => Err(tether.run()),
         }
     }
 }

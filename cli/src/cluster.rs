@@ -1,5 +1,5 @@
-//! A whole pool of its own: one kvmaster and some kvstore-nodes as processes on this machine, in a
-//! directory that goes with it.
+//! A new pool on this machine: one kvmaster and some kvstore-nodes as child processes, with metadata and
+//! logs in a temporary directory.
 
 use crate::connection::control_error;
 use crate::process::{Child, Streams};
@@ -20,41 +20,41 @@ const POLL: Duration = Duration::from_millis(10);
 pub(crate) const GRANULE: u64 = 64;
 
 /// The address of daemons that only this host may reach.
-pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// What kind of pool to start.
+/// The pool to start.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub struct Plan {
     /// The number of store nodes.
-    pub(crate) nodes: u32,
+    pub nodes: u32,
     /// The memory of each node, in bytes.
-    pub(crate) node_bytes: u64,
+    pub node_bytes: u64,
     /// The memory of the last node in bytes, if it differs.
-    pub(crate) last_node_bytes: Option<u64>,
+    pub last_node_bytes: Option<u64>,
     /// Which blocks are evicted first.
-    pub(crate) policy: Policy,
+    pub policy: Policy,
     /// When a commit is acknowledged.
-    pub(crate) commit_ack: CommitAck,
+    pub commit_ack: CommitAck,
     /// The eviction settings; `None`: the defaults of kvmaster.
-    pub(crate) eviction: Option<Eviction>,
+    pub eviction: Option<Eviction>,
     /// Keep the directory (metadata and logs).
-    pub(crate) keep: bool,
+    pub keep: bool,
     /// The address that the daemons listen on.
-    pub(crate) host: IpAddr,
+    pub host: IpAddr,
 }
 
 /// The eviction settings, as shares of the pool's bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Eviction {
+pub struct Eviction {
     /// The used share above which eviction starts.
-    pub(crate) high_watermark: f64,
+    pub high_watermark: f64,
     /// The share that a round frees below the high watermark.
-    pub(crate) ratio: f64,
+    pub ratio: f64,
 }
 
 impl Eviction {
     /// Eviction starts only in a full pool, and frees only what a put needs.
-    pub(crate) const JUST_ENOUGH: Self = Self {
+    pub const JUST_ENOUGH: Self = Self {
         high_watermark: 1.0,
         ratio: 0.0,
     };
@@ -63,7 +63,7 @@ impl Eviction {
 /// Which blocks are evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Policy {
+pub enum Policy {
     /// Leaves of chains before their parents, least recently used first.
     Prefix,
     /// Least recently used first, chains or not.
@@ -82,7 +82,7 @@ impl Policy {
 /// When a commit is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum CommitAck {
+pub enum CommitAck {
     /// After its record is on disk.
     Durable,
     /// Before its record is on disk: a crash of the master may lose it.
@@ -100,7 +100,7 @@ impl CommitAck {
 
 /// A running pool. Dropping it kills its processes and removes its directory.
 #[derive(Debug)]
-pub(crate) struct Cluster {
+pub struct Cluster {
     // Declared before the directory: daemons are dropped before the directory is removed.
     daemons: Vec<Child>,
     plan: Plan,
@@ -121,14 +121,20 @@ struct Ready {
 }
 
 impl Cluster {
-    /// Starts the daemons from kvctl's own directory and waits until all serve. Call it on the main
-    /// thread: the kernel kills a daemon when the thread that started it ends.
-    pub(crate) async fn start(plan: &Plan) -> anyhow::Result<Self> {
+    /// Starts the daemons from this program's own directory and waits until all serve.
+    ///
+    /// Call it on the main thread: the kernel kills a daemon when the thread that started it ends.
+    ///
+    /// # Errors
+    ///
+    /// A daemon is not beside this program, ends, or does not serve within a minute. The error has the
+    /// last lines of its log.
+    pub async fn start(plan: &Plan) -> anyhow::Result<Self> {
         let directory =
             TempDir::with_prefix("kvpool-").context("cannot create a temporary directory")?;
         let directory = if plan.keep {
             let path = directory.keep();
-            // Said at the start: a run that fails needs the path most.
+            // Logged at the start, because a failed run needs the path most.
             tracing::info!("metadata and logs are in {}", path.display());
             Directory::Kept(path)
         } else {
@@ -162,7 +168,11 @@ impl Cluster {
     }
 
     /// Waits until all nodes have registered: a node serves before it registers.
-    pub(crate) async fn joined(&mut self, client: &Client, plan: &Plan) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// The pool does not answer, a daemon has ended, or a minute has passed.
+    pub async fn joined(&mut self, client: &Client, plan: &Plan) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             let stats = client.stats().await.map_err(control_error)?;
@@ -184,12 +194,16 @@ impl Cluster {
     }
 
     /// The master's address in the form that clients accept.
-    pub(crate) fn master(&self) -> &str {
+    pub fn master(&self) -> &str {
         &self.master
     }
 
     /// Kills the master, restarts it on the same files and port, and returns when it serves.
-    pub(crate) async fn restart_master(&mut self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// The master cannot be killed, or does not serve again within a minute.
+    pub async fn restart_master(&mut self) -> anyhow::Result<()> {
         let master = self.daemons.first_mut().context("there is no master")?;
         master.kill().await?;
         // A stale file would pass for the ready file of the restarted master.
@@ -203,19 +217,23 @@ impl Cluster {
     }
 
     /// Kills the first node and does not restart it.
-    pub(crate) async fn kill_node(&mut self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// The pool has no node, or it cannot be killed.
+    pub async fn kill_node(&mut self) -> anyhow::Result<()> {
         let node = self.daemons.get_mut(1).context("there is no node")?;
         node.kill().await
     }
 
     /// The process ids of kvmaster and of the nodes.
-    pub(crate) fn ids(&self) -> (Option<u32>, Vec<u32>) {
+    pub fn ids(&self) -> (Option<u32>, Vec<u32>) {
         let mut ids = self.daemons.iter().map(Child::id);
         (ids.next().flatten(), ids.flatten().collect())
     }
 
     /// The directory of metadata and logs.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         match &self.directory {
             Directory::Temporary(directory) => directory.path(),
             Directory::Kept(path) => path,
@@ -223,7 +241,7 @@ impl Cluster {
     }
 
     /// Stops all daemons in order, nodes first.
-    pub(crate) async fn stop(mut self) {
+    pub async fn stop(mut self) {
         while let Some(daemon) = self.daemons.pop() {
             daemon.stop().await;
         }
@@ -262,13 +280,13 @@ impl Cluster {
     }
 }
 
-/// The path of a program in kvctl's own directory.
+/// The path of a program in this program's own directory.
 fn beside(program: &str) -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot find the path of kvctl")?;
+    let own = std::env::current_exe().context("cannot find the path of this program")?;
     let path = own.with_file_name(program);
     if !path.is_file() {
         bail!(
-            "{} does not exist: kvctl starts the daemons from its own directory (cargo build --bins)",
+            "{} does not exist: the daemons must be in the directory of this program (cargo build --bins)",
             path.display()
         );
     }

@@ -1,4 +1,4 @@
-//! How a command reaches the pool.
+//! The connection options of every command, and the exit codes of a client's errors.
 
 use crate::exit;
 use clap::Args;
@@ -15,15 +15,15 @@ use std::time::Duration;
 /// The default address of kvmaster.
 const DEFAULT_MASTER: &str = "http://127.0.0.1:7070";
 
-/// Which pool to use, and how to connect.
+/// The pool to use, and how to connect to it.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Connection")]
-pub(crate) struct Connection {
+pub struct Connection {
     /// Addresses of one or more masters (the client finds the leader), HOST:PORT[,HOST:PORT...] with or
     /// without http://; or the etcd that lists them, etcd://HOST:PORT[,HOST:PORT...]/CLUSTER [default:
     /// http://127.0.0.1:7070]
     #[arg(long, global = true, env = "KVPOOL_MASTER", value_name = "URL", value_parser = parse_masters)]
-    pub(crate) master: Option<String>,
+    pub master: Option<String>,
     /// Namespace of the keys
     #[arg(
         long,
@@ -32,19 +32,19 @@ pub(crate) struct Connection {
         value_name = "NAME",
         default_value = "default"
     )]
-    pub(crate) namespace: String,
+    pub namespace: String,
     /// Transport between this process and the store nodes
     #[arg(long, global = true, value_enum, default_value_t = Transport::Auto)]
-    pub(crate) transport: Transport,
+    pub transport: Transport,
     /// Timeout of one operation, such as 500ms or 10s
     #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
-    pub(crate) timeout: Duration,
+    pub timeout: Duration,
 }
 
 /// The transport of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Transport {
+pub enum Transport {
     /// The fastest that both ends have: shared memory on one host, then RDMA, then TCP.
     Auto,
     /// Shared memory only.
@@ -67,26 +67,25 @@ impl Transport {
 }
 
 impl Connection {
-    /// The same way to another pool.
-    pub(crate) fn with_master(&self, master: &str) -> Self {
+    /// The same options for the pool of `master`.
+    pub fn with_master(&self, master: &str) -> Self {
         Self {
             master: Some(master.to_owned()),
             ..self.clone()
         }
     }
 
-    /// The pool's masters as one text: those that were named, or the one that is there when nothing
-    /// was set.
-    pub(crate) fn master(&self) -> &str {
+    /// The addresses of the masters, separated by commas: the named ones, or the default address.
+    pub fn master(&self) -> &str {
         self.master.as_deref().unwrap_or(DEFAULT_MASTER)
     }
 
-    /// The pool's masters, one by one.
+    /// The addresses of the masters.
     pub(crate) fn masters(&self) -> Vec<String> {
         kvpool_client::masters(self.master())
     }
 
-    /// The flags that say all this to another kvctl.
+    /// The same options as arguments of a child process.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         vec![
             "--master".into(),
@@ -100,8 +99,8 @@ impl Connection {
         ]
     }
 
-    /// What the client library is told.
-    pub(crate) fn options(&self) -> Options {
+    /// The options of the client library.
+    pub fn options(&self) -> Options {
         Options {
             masters: self.masters(),
             namespace: Namespace {
@@ -124,13 +123,17 @@ impl Connection {
         }
     }
 
-    /// A client of the pool.
-    pub(crate) async fn connect(&self) -> anyhow::Result<Client> {
+    /// Connects a client to the pool.
+    ///
+    /// # Errors
+    ///
+    /// No master answers, or the master refuses the client. The error carries the exit code.
+    pub async fn connect(&self) -> anyhow::Result<Client> {
         Client::connect(self.options()).await.map_err(connect_error)
     }
 }
 
-/// The masters as the client library takes them.
+/// The addresses of masters in the form that the client library accepts.
 fn parse_masters(text: &str) -> Result<String, String> {
     let masters = kvpool_client::masters(text);
     let masters: Result<Vec<String>, String> =
@@ -138,7 +141,7 @@ fn parse_masters(text: &str) -> Result<String, String> {
     Ok(masters?.join(","))
 }
 
-/// One of them, `http://HOST:PORT`. How `etcd://` goes on is the client library's to judge.
+/// One address, as `http://HOST:PORT`. The client library checks the rest of an `etcd://` address.
 fn parse_master(text: &str) -> Result<String, String> {
     if text.starts_with("etcd://") {
         return Ok(text.to_owned());
@@ -162,8 +165,8 @@ fn parse_master(text: &str) -> Result<String, String> {
     ))
 }
 
-/// Attaches the exit code to an error.
-pub(crate) fn connect_error(error: ConnectError) -> anyhow::Error {
+/// Attaches the exit code to a failed connect.
+pub fn connect_error(error: ConnectError) -> anyhow::Error {
     match error {
         ConnectError::BadAddress { .. } | ConnectError::NoMasters => {
             exit::Usage(error.to_string()).into()
@@ -175,8 +178,8 @@ pub(crate) fn connect_error(error: ConnectError) -> anyhow::Error {
     }
 }
 
-/// Attaches the exit code to an error.
-pub(crate) fn control_error(error: ControlError) -> anyhow::Error {
+/// Attaches the exit code to a failed control call.
+pub fn control_error(error: ControlError) -> anyhow::Error {
     if is_unreachable(error.code) {
         exit::Unreachable(error.to_string()).into()
     } else {
@@ -184,8 +187,8 @@ pub(crate) fn control_error(error: ControlError) -> anyhow::Error {
     }
 }
 
-/// Attaches the exit code to an error.
-pub(crate) fn remove_error(error: RemoveError) -> anyhow::Error {
+/// Attaches the exit code to a failed remove.
+pub fn remove_error(error: RemoveError) -> anyhow::Error {
     if is_unreachable(error.code()) {
         exit::Unreachable(error.to_string()).into()
     } else {
@@ -201,13 +204,13 @@ pub(crate) const fn is_unreachable(code: Code) -> bool {
     )
 }
 
-/// A key as it was typed.
+/// A key from the command line.
 pub(crate) fn parse_key(text: &str) -> Result<kvpool_types::Key, String> {
     kvpool_types::Key::parse(text).map_err(|error| error.to_string())
 }
 
-/// Attaches the exit code to an error.
-pub(crate) fn get_error(error: GetError) -> anyhow::Error {
+/// Attaches the exit code to a failed get.
+pub fn get_error(error: GetError) -> anyhow::Error {
     if error.code() == Code::ChecksumMismatch {
         return exit::WrongBytes { blocks: 1 }.into();
     }
@@ -217,15 +220,15 @@ pub(crate) fn get_error(error: GetError) -> anyhow::Error {
     error.into()
 }
 
-/// Attaches the exit code to an error.
-pub(crate) fn put_error(error: PutError) -> anyhow::Error {
+/// Attaches the exit code to a failed put.
+pub fn put_error(error: PutError) -> anyhow::Error {
     if is_unreachable(error.code()) {
         return exit::Unreachable(error.to_string()).into();
     }
     error.into()
 }
 
-/// What to do about a pool without nodes.
+/// The message about a pool without nodes: the cause and the remedy.
 pub(crate) fn no_node(connection: &Connection) -> String {
     let master = connection.master();
     format!(

@@ -1,18 +1,18 @@
-//! Whether this host and a pool are fit: what there is, what works, and what does not, and why.
+//! Checks this host and a pool: their state, the transports that work, and why others do not.
 //!
-//! - `host` what this host has: memory, limits, RDMA ports
-//! - `pool` the masters and the nodes, each node reached in every way that there is
-//! - `node` the ways to one node
-//! - `findings` what is amiss, and what that means for the exit code
-//! - `tables` all of it for people
+//! - `host`: memory, limits and RDMA ports of this host
+//! - `pool`: the masters, and the nodes over every transport
+//! - `node`: the transports to one node
+//! - `findings`: the problems, and their exit code
+//! - `tables`: the tables for people
 
 pub(crate) mod findings;
-pub(crate) mod host;
-pub(crate) mod node;
-pub(crate) mod pool;
+mod host;
+mod node;
+mod pool;
 mod tables;
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Transport};
 use findings::Finding;
 use host::Host;
 use pool::Pool;
@@ -44,4 +44,28 @@ impl Report {
     pub(crate) fn tables(&self) -> String {
         tables::tables(self)
     }
+}
+
+/// Why transfers between this host and the nodes cannot use RDMA; `None` if they can.
+///
+/// With `--master` the nodes are those of that pool. Without it they are on this host, so the devices of
+/// this host decide.
+///
+/// # Errors
+///
+/// The named pool does not answer.
+pub async fn no_rdma(connection: &Connection) -> anyhow::Result<Option<String>> {
+    let (host, _) = tokio::task::spawn_blocking(Host::read).await?;
+    if host.rdma.reason.is_some() || connection.master.is_none() {
+        return Ok(host.rdma.reason);
+    }
+    // A block can be placed on any node, so RDMA must reach all of them.
+    let nodes = pool::nodes_by(connection, Transport::Rdma).await?;
+    Ok(nodes.iter().find_map(|node| {
+        let way = node
+            .ways
+            .iter()
+            .find(|way| way.transport == Transport::Rdma)?;
+        (!way.works).then(|| format!("node {}: {}", node.name, way.reason))
+    }))
 }

@@ -1,11 +1,11 @@
-//! Exit codes, and the errors that carry them.
+//! The exit codes, and the errors that carry them.
 
 use crate::output::Format;
 use kvpool_types::Key;
 use serde::Serialize;
 
 /// The list of exit codes for `--help`.
-pub(crate) const HELP: &str = "\
+pub const HELP: &str = "\
 Exit codes:
   0    success
   1    failure; the message says why
@@ -52,23 +52,23 @@ pub(crate) fn missing(key: &Key, output: Format) -> anyhow::Error {
 /// An argument that passed parsing is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Usage(pub(crate) String);
+pub struct Usage(pub String);
 
 /// The pool cannot be reached.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Unreachable(pub(crate) String);
+pub struct Unreachable(pub String);
 
 /// Blocks whose bytes differ from what was put.
 #[derive(Debug, thiserror::Error)]
 #[error("data corruption: {blocks} blocks differ from what was put")]
-pub(crate) struct WrongBytes {
+pub struct WrongBytes {
     /// The number of such blocks.
-    pub(crate) blocks: u64,
+    pub blocks: u64,
 }
 
 /// The exit code of `error`.
-pub(crate) fn code(error: &anyhow::Error) -> u8 {
+pub fn code(error: &anyhow::Error) -> u8 {
     if error.is::<WrongBytes>() {
         WRONG_BYTES
     } else if error.is::<Usage>() {

@@ -1,4 +1,4 @@
-//! The bytes that stand in for computed KV. The block's digest determines them, so any process can
+//! The bytes of a block in place of computed KV. The block's digest determines them, so any process can
 //! verify a block.
 //!
 //! The bytes begin with the digest itself: blocks of at least 32 bytes with different digests differ.
@@ -7,13 +7,13 @@
 
 use kvpool_types::key::Digest;
 
-/// How many bytes are made at a time: few enough to stay in the first-level cache.
-const CHUNK: usize = 4096;
+/// The bytes generated at a time: few enough to stay in the first-level cache.
+pub(crate) const CHUNK: usize = 4096;
 const LANES: usize = 8;
 const WORD: usize = size_of::<u64>();
 
-/// Gives the block's `length` bytes to `write`, part by part, each with its offset in the block.
-pub(crate) fn fill(digest: &Digest, length: u64, mut write: impl FnMut(u64, &[u8])) {
+/// Passes the block's `length` bytes to `write` in parts, each with its offset in the block.
+pub fn fill(digest: &Digest, length: u64, mut write: impl FnMut(u64, &[u8])) {
     let mut stream = Stream::of(digest);
     let mut chunk = [0; CHUNK];
     for (offset, count) in parts(length) {
@@ -22,9 +22,9 @@ pub(crate) fn fill(digest: &Digest, length: u64, mut write: impl FnMut(u64, &[u8
     }
 }
 
-/// Compares a block's `length` bytes, which `read` gives part by part, with those that belong to
-/// `digest`. Returns the offset of the first that differs.
-pub(crate) fn first_wrong(
+/// Compares a block's `length` bytes with the bytes of `digest`. `read` copies a part of the block from an
+/// offset. Returns the offset of the first byte that differs.
+pub fn first_wrong(
     digest: &Digest,
     length: u64,
     mut read: impl FnMut(u64, &mut [u8]),
@@ -79,7 +79,7 @@ impl Stream {
                 x ^= x << 13;
                 x ^= x >> 7;
                 x ^= x << 17;
-                // Zero is the one state that xorshift never leaves; the constant moves it on.
+                // Zero is the only state that xorshift never leaves, so a constant replaces it.
                 *lane = if x == 0 { 0x2545_f491_4f6c_dd1d } else { x };
             }
         }

@@ -1,4 +1,4 @@
-//! Worker processes side by side, and the requests that go through them.
+//! The worker processes, and the requests that they execute.
 
 use crate::progress;
 use crate::report::Tally;

@@ -1,8 +1,8 @@
-//! One run of a workload through a pool and workers of its own: what `demo` and `replay` share.
+//! One run of a workload on a new pool with new workers, for `demo` and `replay`.
 
-use crate::cli::Context;
 use crate::cluster::{Cluster, GRANULE, Plan};
 use crate::connection::control_error;
+use crate::context::Context;
 use crate::exit;
 use crate::fleet::{Fleet, Pace, Size};
 use crate::report::{Report, Setting};
@@ -15,7 +15,7 @@ use std::time::Instant;
 /// The master's counter of evicted blocks.
 const EVICTED: &str = "blocks_evicted_total";
 
-/// What to run.
+/// The settings of a run.
 #[derive(Debug)]
 pub(crate) struct Job {
     /// The source of the requests, for the report.

@@ -1,7 +1,7 @@
-//! How results are shown: tables for people, JSON for programs.
+//! The output of results: tables for people, JSON for programs.
 //!
-//! Keys and names come from whoever uses the pool. What is shown of them moves no cursor, changes no
-//! colour and forges no row ([`plain`]).
+//! Keys and names come from users of the pool. The output escapes them, so a key cannot move the cursor,
+//! change a colour or forge a row.
 
 mod plain;
 
@@ -14,9 +14,9 @@ use std::fmt;
 use std::io::Write;
 use std::ops::Range;
 
-/// What results are shown as.
+/// The format of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Format {
+pub enum Format {
     /// Tables for people.
     Table,
     /// One JSON value for programs.
@@ -24,8 +24,12 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Shows `value`: as JSON, or as the text that `table` makes of it.
-    pub(crate) fn show<T: Serialize>(
+    /// Prints `value`: as JSON, or as the text that `table` returns.
+    ///
+    /// # Errors
+    ///
+    /// `value` has no JSON form, or standard output fails. A closed pipe is not an error.
+    pub fn show<T: Serialize>(
         self,
         value: &T,
         table: impl FnOnce(&T) -> String,
@@ -41,34 +45,34 @@ impl Format {
     }
 }
 
-/// Writes to standard output as far as anybody reads.
+/// Writes to standard output. A closed pipe is not an error.
 pub(crate) fn write(bytes: &[u8]) -> std::io::Result<()> {
     let mut output = std::io::stdout().lock();
     match output.write_all(bytes).and_then(|()| output.flush()) {
-        // Whoever reads has read enough, like `head`.
+        // The reader has read enough, like `head`.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
 }
 
-/// Says on standard error why the command failed. Nobody may be there to read it.
-pub(crate) fn complain(error: &anyhow::Error) {
-    let text = several_lines(&format!("kvctl: {error:#}\n"));
+/// Writes to standard error why the program `name` failed. A closed standard error is ignored.
+pub(crate) fn complain(name: &str, error: &anyhow::Error) {
+    let text = several_lines(&format!("{name}: {error:#}\n"));
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// A table. What its cells hold is shown and does nothing to a terminal.
+/// A table. Its cells are escaped, so their text has no effect on a terminal.
 #[derive(Debug)]
-pub(crate) struct Table(comfy_table::Table);
+pub struct Table(comfy_table::Table);
 
 impl Table {
     /// Names the columns.
-    pub(crate) fn set_header(&mut self, header: impl IntoIterator<Item = impl AsRef<str>>) {
+    pub fn set_header(&mut self, header: impl IntoIterator<Item = impl AsRef<str>>) {
         self.0.set_header(cells(header));
     }
 
     /// Adds a row.
-    pub(crate) fn add_row(&mut self, row: impl IntoIterator<Item = impl AsRef<str>>) {
+    pub fn add_row(&mut self, row: impl IntoIterator<Item = impl AsRef<str>>) {
         self.0.add_row(cells(row));
     }
 }
@@ -87,21 +91,21 @@ fn cells(texts: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> {
 }
 
 /// An empty table under `header`.
-pub(crate) fn table<const N: usize>(header: [&str; N]) -> Table {
+pub fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = facts();
     table.set_header(header);
     table
 }
 
-/// An empty table of two columns, what and how much.
-pub(crate) fn facts() -> Table {
+/// An empty table of two columns, name and value.
+pub fn facts() -> Table {
     let mut table = comfy_table::Table::new();
     table.load_preset(presets::UTF8_BORDERS_ONLY);
     Table(table)
 }
 
-/// Aligns the columns of numbers in `table`, which has its rows.
-pub(crate) fn align_right(table: &mut Table, columns: Range<usize>) {
+/// Aligns columns to the right. `table` must have its rows.
+pub fn align_right(table: &mut Table, columns: Range<usize>) {
     for column in columns {
         if let Some(column) = table.0.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -109,13 +113,13 @@ pub(crate) fn align_right(table: &mut Table, columns: Range<usize>) {
     }
 }
 
-/// Bytes for people, in binary units.
-pub(crate) fn bytes(count: u64) -> String {
+/// Formats bytes in binary units.
+pub fn bytes(count: u64) -> String {
     ByteSize(count).display().iec().to_string()
 }
 
-/// A number for people, its digits grouped.
-pub(crate) fn count(number: u64) -> String {
+/// Formats a number with its digits in groups of three.
+pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (at, digit) in digits.chars().enumerate() {
@@ -127,7 +131,7 @@ pub(crate) fn count(number: u64) -> String {
     out
 }
 
-/// A duration in microseconds for people.
+/// Formats a duration that is given in microseconds.
 pub(crate) fn micros(micros: f64) -> String {
     if micros < 1e3 {
         format!("{micros:.0} µs")
@@ -138,7 +142,7 @@ pub(crate) fn micros(micros: f64) -> String {
     }
 }
 
-/// The name that a value has in JSON.
+/// The JSON name of a value.
 pub(crate) fn label<T: Serialize>(value: &T) -> String {
     serde_json::to_value(value)
         .ok()

@@ -1,21 +1,21 @@
 //! Child processes that cannot outlive this one.
 //!
-//! Every child starts through the hidden `kvctl tether`. It asks the kernel for a SIGKILL at the death
-//! of the parent and then replaces itself by the program. The children therefore end even if this
-//! process is killed with SIGKILL. Otherwise dropping a [`Child`] kills it, and [`Child::stop`] stops it
+//! Every child starts through this program's hidden command `tether`. It asks the kernel for a SIGKILL at
+//! the death of the parent and then replaces itself by the program. The children therefore end even if
+//! this process is killed with SIGKILL. Otherwise dropping a `Child` kills it, and `Child::stop` stops it
 //! in order.
 
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Time that a program has to stop in order before it is killed.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time between SIGTERM and SIGKILL.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Number of log lines in an error message.
 const LOG_LINES: usize = 12;
@@ -53,13 +53,13 @@ impl Child {
     ) -> anyhow::Result<Self> {
         let file =
             File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
-        let own = std::env::current_exe().context("cannot find the path of kvctl")?;
+        let own = std::env::current_exe().context("cannot find the path of this program")?;
         let mut command = tokio::process::Command::new(own);
         command
             .arg("tether")
             .arg(std::process::id().to_string())
             .arg(program)
-            // What follows is the program's, also where kvctl has a flag of that name.
+            // The rest are arguments of the child, also where this program has a flag of that name.
             .arg("--")
             .args(arguments)
             .envs(environment.iter().copied())
@@ -67,8 +67,8 @@ impl Child {
                 file.try_clone()
                     .context("cannot duplicate the handle of the log")?,
             )
-            // A group of its own: an interrupt at the terminal reaches kvctl alone, which then
-            // ends the others in order.
+            // A separate process group: an interrupt at the terminal reaches this process alone,
+            // which then ends its children in order.
             .process_group(0)
             .kill_on_drop(true);
         match streams {
@@ -132,10 +132,10 @@ impl Child {
     /// Sends SIGTERM, waits, and kills the child if it takes too long.
     pub(crate) async fn stop(mut self) {
         if let Some(pid) = self.process.id().and_then(pid) {
-            // A failure means that it has ended already, which is what is wanted.
+            // A failure means that the child has ended already.
             let _ = rustix::process::kill_process(pid, Signal::TERM);
         }
-        if tokio::time::timeout(PATIENCE, self.process.wait())
+        if tokio::time::timeout(STOP_TIMEOUT, self.process.wait())
             .await
             .is_err()
         {
@@ -148,18 +148,39 @@ impl Child {
     }
 }
 
-/// Replaces this process by `program`, which the kernel kills when the parent dies. Returns only on
-/// failure. `parent` is the process id that the parent passed: a different one means it has died.
-pub(crate) fn tether(parent: u32, program: &OsStr, arguments: &[OsString]) -> anyhow::Error {
-    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
-        return anyhow::Error::new(error).context("cannot set the parent-death signal");
+/// Runs a program that dies with the process that started it
+///
+/// Every program that starts a `Child` has it as the hidden command `tether`.
+#[derive(Debug, clap::Args)]
+pub struct Tether {
+    /// The process id of the parent.
+    parent: u32,
+    /// The program.
+    program: OsString,
+    /// The arguments of the program.
+    #[arg(last = true)]
+    arguments: Vec<OsString>,
+}
+
+impl Tether {
+    /// Replaces this process by the program, which the kernel kills when the parent dies. Returns only on
+    /// failure.
+    pub fn run(self) -> anyhow::Error {
+        let Self {
+            parent,
+            program,
+            arguments,
+        } = self;
+        if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
+            return anyhow::Error::new(error).context("cannot set the parent-death signal");
+        }
+        // If the parent died before the kernel was asked, another process has adopted this one.
+        if rustix::process::getppid() != pid(parent) {
+            return anyhow::anyhow!("the parent process has ended");
+        }
+        let error = std::process::Command::new(&program).args(arguments).exec();
+        anyhow::Error::new(error).context(format!("cannot run {}", Path::new(&program).display()))
     }
-    // The parent may have died before the kernel was asked: then another one has adopted us.
-    if rustix::process::getppid() != pid(parent) {
-        return anyhow::anyhow!("the parent process has ended");
-    }
-    let error = std::process::Command::new(program).args(arguments).exec();
-    anyhow::Error::new(error).context(format!("cannot run {}", Path::new(program).display()))
 }
 
 fn pid(raw: u32) -> Option<Pid> {

@@ -1,10 +1,10 @@
-//! Progress bars: on standard error, and only when that is a terminal.
+//! Progress bars, on standard error if it is a terminal.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
-/// A bar of `total` steps, each a `unit`. Silent when nobody watches.
-pub(crate) fn bar(total: u64, unit: &str) -> ProgressBar {
+/// A bar of `total` steps, each a `unit`. It is hidden if standard error is not a terminal.
+pub fn bar(total: u64, unit: &str) -> ProgressBar {
     let target = if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()
     } else {

@@ -1,7 +1,7 @@
-//! A process that does what it is told, one JSON line a command, seen from the process that tells it.
+//! A child process that executes commands, one JSON line each.
 //!
 //! ```text
-//!  Handle::call ──Command, one JSON line──► stdin of a kvctl of another role
+//!  Handle::call ──Command, one JSON line──► stdin of the same program in another role
 //!               ◄──Reply, one JSON line───
 //! ```
 
@@ -21,7 +21,7 @@ use tokio::sync::Mutex;
 /// A process's reply to a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Reply<A> {
+pub enum Reply<A> {
     /// The command was executed.
     Done(A),
     /// The process failed and ends.
@@ -30,18 +30,18 @@ pub(crate) enum Reply<A> {
 
 /// Why a process failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Failed {
+pub struct Failed {
     /// The message for the user.
-    pub(crate) message: String,
+    pub message: String,
     /// Whether the pool cannot be reached: exit code 4.
-    pub(crate) unreachable: bool,
+    pub unreachable: bool,
     /// The number of corrupted blocks.
-    pub(crate) wrong_blocks: u64,
+    pub wrong_blocks: u64,
 }
 
 /// A running process that takes commands `C` and answers `A`. Dropping it kills the process.
 #[derive(Debug)]
-pub(crate) struct Handle<C, A> {
+pub struct Handle<C, A> {
     name: String,
     id: u32,
     // One command at a time: its answer is the next line.
@@ -57,15 +57,21 @@ struct Inner {
 }
 
 impl<C: Serialize, A: DeserializeOwned> Handle<C, A> {
-    /// Starts a kvctl with these arguments, called `name`, with its log in `directory` and more in
-    /// its environment. Call it on the main thread.
-    pub(crate) fn start(
+    /// Starts this program with `arguments`. `name` names the process in messages and its log in
+    /// `directory`; `environment` is added to the environment.
+    ///
+    /// Call it on the main thread: the kernel kills the child when the thread that started it ends.
+    ///
+    /// # Errors
+    ///
+    /// The log cannot be created, or the process cannot be started.
+    pub fn start(
         name: &str,
         arguments: &[OsString],
         environment: &[(&str, &str)],
         directory: &Path,
     ) -> anyhow::Result<Self> {
-        let own = std::env::current_exe().context("cannot find the path of kvctl")?;
+        let own = std::env::current_exe().context("cannot find the path of this program")?;
         let log = directory.join(format!("{name}.log"));
         let mut child = Child::start(name, &own, arguments, environment, Streams::Pipes, log)?;
         let id = child.id().context("the child process ended at once")?;
@@ -85,22 +91,30 @@ impl<C: Serialize, A: DeserializeOwned> Handle<C, A> {
     }
 
     /// The name of the process in messages.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The process id.
-    pub(crate) const fn id(&self) -> u32 {
+    pub const fn id(&self) -> u32 {
         self.id
     }
 
     /// Waits for the first reply, which the process sends without a command.
-    pub(crate) async fn greeting(&self) -> anyhow::Result<A> {
+    ///
+    /// # Errors
+    ///
+    /// The process has failed or ended.
+    pub async fn greeting(&self) -> anyhow::Result<A> {
         self.inner.lock().await.answer(&self.name).await
     }
 
     /// Sends a command and waits for the reply.
-    pub(crate) async fn call(&self, command: &C) -> anyhow::Result<A> {
+    ///
+    /// # Errors
+    ///
+    /// The process has failed or ended. The error carries the exit code of the failure.
+    pub async fn call(&self, command: &C) -> anyhow::Result<A> {
         let mut line = serde_json::to_vec(command).context("cannot encode a command")?;
         line.push(b'\n');
         let mut inner = self.inner.lock().await;
@@ -111,7 +125,7 @@ impl<C: Serialize, A: DeserializeOwned> Handle<C, A> {
     }
 
     /// Stops the process in order, by closing its input.
-    pub(crate) async fn stop(self) {
+    pub async fn stop(self) {
         let Inner { input, child, .. } = self.inner.into_inner();
         drop(input);
         child.stop().await;
@@ -139,7 +153,7 @@ impl Inner {
 
 impl<A: Serialize> Reply<A> {
     /// Converts a result into a reply.
-    pub(crate) fn of(result: anyhow::Result<A>) -> Self {
+    pub fn of(result: anyhow::Result<A>) -> Self {
         match result {
             Ok(answer) => Self::Done(answer),
             Err(error) => Self::Failed(Failed {
@@ -153,7 +167,11 @@ impl<A: Serialize> Reply<A> {
     }
 
     /// Writes the reply to standard output as one line.
-    pub(crate) fn say(&self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// Standard output is closed.
+    pub fn say(&self) -> anyhow::Result<()> {
         let mut line = serde_json::to_vec(self).context("cannot encode a reply")?;
         line.push(b'\n');
         let mut stdout = std::io::stdout().lock();
@@ -163,7 +181,7 @@ impl<A: Serialize> Reply<A> {
     }
 
     /// Whether this is the last reply.
-    pub(crate) const fn is_last(&self) -> bool {
+    pub const fn is_last(&self) -> bool {
         matches!(self, Self::Failed(_))
     }
 }

@@ -1,4 +1,4 @@
-//! What a demo or a replay says at its end.
+//! The report of a demo or a replay.
 
 use crate::output;
 use crate::stats::{self, Samples, Summary};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What is counted while requests go through.
+/// The counts of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     requests: u64,
@@ -32,10 +32,10 @@ pub(crate) struct Tally {
     decode_get: Samples,
 }
 
-/// What the run was.
+/// The settings of a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Setting {
-    /// Where the requests come from.
+    /// The source of the requests.
     pub(crate) workload: String,
     /// The bytes of a block.
     pub(crate) block_bytes: u64,
@@ -43,9 +43,9 @@ pub(crate) struct Setting {
     pub(crate) block_tokens: usize,
     /// The memory of all store nodes.
     pub(crate) pool_bytes: u64,
-    /// How many blocks fit.
+    /// The blocks that fit into the pool.
     pub(crate) capacity_blocks: u64,
-    /// What is evicted first.
+    /// The eviction policy.
     pub(crate) policy: crate::cluster::Policy,
     /// When commits are acknowledged.
     pub(crate) commit_ack: crate::cluster::CommitAck,
@@ -67,33 +67,33 @@ pub(crate) struct Report {
     blocks_asked: u64,
     /// Leading blocks that the pool had.
     blocks_hit: u64,
-    /// Percent of the asked.
+    /// Hits in percent of the requested blocks.
     hit_rate: f64,
     blocks_put: u64,
-    /// Blocks behind a gap: present when they were put.
+    /// Blocks after a gap of the chain, which were present when they were put.
     blocks_existed: u64,
-    /// Blocks that the pool would not take, by code.
+    /// Blocks whose put failed, by code.
     puts_refused: BTreeMap<String, u64>,
-    /// Blocks that could not be got, by code.
+    /// Blocks whose get failed, by code.
     gets_failed: BTreeMap<String, u64>,
-    /// Blocks that were leased and yet were not there: a promise broken.
+    /// Blocks that were absent in spite of their lease. Anything but 0 is a fault of the pool.
     leased_blocks_lost: u64,
-    /// Blocks that decode workers got and checked.
+    /// Blocks that decode workers got and verified.
     blocks_decoded: u64,
     /// Blocks evicted between the prefill and the decode.
     decode_misses: u64,
     bytes_put: u64,
     bytes_got: u64,
-    /// Bytes compared with what their key says they are.
+    /// Bytes compared with the bytes of their digest.
     bytes_verified: u64,
-    /// Blocks in which a byte differed. Anything but 0 is a fault of the pool.
+    /// Blocks with wrong bytes. Anything but 0 is a fault of the pool.
     wrong_blocks: u64,
     /// Blocks evicted by the master.
     evictions: u64,
     prompt_tokens: u64,
     prefill_tokens_saved: u64,
     seconds: f64,
-    /// Bytes put and got a second of the whole run, fill and check included, in 10^9.
+    /// 10^9 bytes put and got for each second of the run, with the time to fill and verify them.
     gb_per_s: f64,
     operations: Operations,
 }
@@ -156,7 +156,7 @@ impl Tally {
             decode_misses: self.decode_missing,
             bytes_put: self.bytes_put,
             bytes_got: self.bytes_got,
-            // Workers check all that they get, and nothing else.
+            // Workers verify all blocks that they get, and no others.
             bytes_verified: self.bytes_got,
             wrong_blocks: self.wrong,
             evictions,
@@ -181,7 +181,7 @@ fn record(samples: &mut Samples, call: Option<Call>) -> u64 {
 }
 
 impl Report {
-    /// How many blocks came back with wrong bytes.
+    /// The number of blocks with wrong bytes.
     pub(crate) const fn wrong_blocks(&self) -> u64 {
         self.wrong_blocks
     }

@@ -1,4 +1,4 @@
-//! Samples of durations and what is said of them: percentiles, medians, rates.
+//! Statistics of durations: percentiles and rates.
 
 use serde::Serialize;
 use std::time::Duration;
@@ -10,16 +10,16 @@ pub(crate) struct Samples {
     bytes: u64,
 }
 
-/// What is said of one kind of call.
+/// The statistics of one kind of call.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Summary {
-    /// How often it was made.
+    /// The number of calls.
     pub(crate) calls: u64,
     /// The median duration, in microseconds.
     pub(crate) p50_us: f64,
     /// The duration that one call in a hundred exceeds, in microseconds.
     pub(crate) p99_us: f64,
-    /// 10^9 bytes moved a second spent in the call; `None` when it moves none.
+    /// 10^9 bytes for each second spent in the call; `None` for calls that move no bytes.
     pub(crate) gb_per_s: Option<f64>,
 }
 
@@ -30,7 +30,7 @@ impl Samples {
         self.bytes += bytes;
     }
 
-    /// What is said of the calls so far.
+    /// The statistics of the calls so far.
     pub(crate) fn summary(&self) -> Summary {
         let mut sorted = self.durations.clone();
         sorted.sort_unstable();
@@ -44,9 +44,9 @@ impl Samples {
     }
 }
 
-/// The smallest sample that at least the share `rank` of all samples do not exceed (nearest rank);
-/// zero when there are none. `sorted` is in ascending order.
-pub(crate) fn percentile(sorted: &[Duration], rank: f64) -> Duration {
+/// The nearest-rank percentile: the smallest sample that at least the share `rank` of the samples do not
+/// exceed. `sorted` is in ascending order. Without samples it is zero.
+pub fn percentile(sorted: &[Duration], rank: f64) -> Duration {
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -58,18 +58,6 @@ pub(crate) fn percentile(sorted: &[Duration], rank: f64) -> Duration {
         .or(sorted.last())
         .copied()
         .unwrap_or_default()
-}
-
-/// The middle value, or the mean of the two in the middle; `None` when there are none.
-pub(crate) fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let upper = *sorted.get(sorted.len() / 2)?;
-    if sorted.len() % 2 == 1 {
-        return Some(upper);
-    }
-    let lower = *sorted.get(sorted.len() / 2 - 1)?;
-    Some(lower.midpoint(upper))
 }
 
 /// 10^9 bytes a second; zero when no time was spent.
@@ -114,13 +102,6 @@ mod tests {
             "half of two samples is one"
         );
         assert_eq!(percentile(&[], 0.5), Duration::ZERO);
-    }
-
-    #[test]
-    fn medians_of_odd_and_even_counts() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
-        assert_eq!(median(&[]), None);
     }
 
     #[test]

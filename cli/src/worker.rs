@@ -1,4 +1,4 @@
-//! Worker processes: what stands in for the prefill and decode workers of an inference engine.
+//! Worker processes, in place of the prefill and decode workers of an inference engine.
 //!
 //! ```text
 //!  kvctl demo ──Command, one JSON line──► kvctl worker ──client library──► pool
@@ -10,5 +10,5 @@ mod serve;
 
 pub(crate) use serve::{Blocks, Options, Role, run};
 
-/// A worker, seen from the process that tells it what to do.
+/// A worker, seen from the process that sends the commands.
 pub(crate) type Handle = crate::remote::Handle<protocol::Command, protocol::Answer>;

@@ -1,4 +1,4 @@
-//! What the workers are asked to do: requests, each a prompt whose KV is wanted.
+//! The work of the workers: requests, each with a prompt whose KV is needed.
 
 pub(crate) mod chat;
 pub(crate) mod trace;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// When it arrives, counted from the first.
+    /// The arrival, counted from the first request.
     pub(crate) at: Duration,
     /// The tokens of its prompt.
     pub(crate) tokens: u64,
@@ -21,26 +21,26 @@ pub(crate) struct Request {
     pub(crate) prompt: Prompt,
 }
 
-/// What a request asks to have prefilled.
+/// The prompt of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Prompt {
-    /// Runs of tokens, one behind the other.
+    /// Runs of tokens in order.
     Spans(Vec<Span>),
-    /// The ids that a trace gave its blocks. An id stands for a block and all before it.
+    /// The ids of a trace's blocks. An id names a block together with all blocks before it.
     Ids(Vec<u64>),
 }
 
-/// A run of tokens that a seed determines: the same seed, the same tokens.
+/// A run of tokens. The same seed gives the same tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Span {
-    /// What the tokens are drawn from.
+    /// The seed of the tokens.
     pub(crate) seed: u64,
-    /// How many there are.
+    /// The number of tokens.
     pub(crate) tokens: u32,
 }
 
-/// How many different tokens there are: the order of today's vocabularies.
+/// The number of different tokens, similar to real vocabularies.
 const VOCABULARY: u64 = 128_000;
 
 impl Span {
@@ -53,7 +53,7 @@ impl Span {
 }
 
 impl Prompt {
-    /// How many full blocks of `block_tokens` tokens the prompt has.
+    /// The number of full blocks of `block_tokens` tokens.
     pub(crate) fn blocks(&self, block_tokens: NonZeroUsize) -> u64 {
         match self {
             Self::Spans(spans) => {
@@ -83,7 +83,7 @@ impl Prompt {
     }
 }
 
-/// The digest of a trace's block: the id stands for the whole prefix, so nothing else is hashed.
+/// The digest of a trace's block. The id names the whole prefix, so no other id is hashed.
 fn id_digest(seed: &Digest, id: u64) -> Digest {
     let mut hash = Sha256::new();
     hash.update(seed);
@@ -91,12 +91,12 @@ fn id_digest(seed: &Digest, id: u64) -> Digest {
     hash.finalize().into()
 }
 
-/// Random numbers that are the same on every machine and in every version: splitmix64.
+/// The generator splitmix64. Its numbers are the same on every machine and in every version.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Numbers that `seed` determines.
+    /// A generator with this seed.
     pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -1,133 +1,50 @@
-//! `kvctl bench` over real daemons: with pools of its own, and with one that was there before.
+//! `kvctl bench` over real daemons: the load, what it leaves behind, and the options that it refuses.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const KVCTL: &str = env!("CARGO_BIN_EXE_kvctl");
 
-fn kvctl(arguments: &[&str]) -> Value {
-    let output = Command::new(KVCTL)
+/// A load that ends soon.
+const SHORT: [&str; 10] = [
+    "--duration",
+    "600ms",
+    "--block-size",
+    "64KiB",
+    "--batch",
+    "4",
+    "--threads",
+    "2",
+    "--working-set",
+    "8MiB",
+];
+
+fn kvctl(arguments: &[&str]) -> Output {
+    Command::new(KVCTL)
         .args(arguments)
-        .args(["--output", "json"])
+        .env_remove("KVPOOL_MASTER")
+        .stdin(Stdio::null())
         .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let log = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        output.status.success(),
-        "{arguments:?}: {}\n{text}{log}",
-        output.status
-    );
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+        .unwrap()
 }
 
-fn row<'a>(report: &'a Value, case: &str) -> &'a Value {
-    let rows = report["cases"].as_array().unwrap();
-    let row = rows.iter().find(|row| row["case"] == case);
-    row.unwrap_or_else(|| panic!("no {case} in {report}"))
+fn json(arguments: &[&str]) -> Value {
+    let arguments = [arguments, &["--output", "json"]].concat();
+    let output = kvctl(&arguments);
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {log}");
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn median(row: &Value, figure: &str) -> f64 {
-    row[figure]["median"]
-        .as_f64()
-        .unwrap_or_else(|| panic!("no {figure} in {row}"))
-}
-
-#[test]
-fn a_quick_run_measures_checks_and_compares() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("results.json");
-    let report = kvctl(&[
-        "bench",
-        "--quick",
-        "--pairs",
-        "2",
-        "--only",
-        "shm/get/4KiB,tcp/get/32x64x16KiB,shm/put-fresh,match_prefix/64",
-        "--json",
-        file.to_str().unwrap(),
-    ]);
-    assert_eq!(report["cases"].as_array().unwrap().len(), 4);
-    assert_eq!(report["pairs"], 2);
-    assert_eq!(report["foreign_pool"], false);
-    for (case, limit) in [
-        ("shm/get/4KiB", "ping-pong"),
-        ("tcp/get/32x64x16KiB", "bare TCP"),
-        ("shm/put-fresh/16x1MiB", "shm/put/16x1MiB"),
-        ("match_prefix/64", "exist/64"),
-    ] {
-        let row = row(&report, case);
-        assert!(row["limit"].as_str().unwrap().starts_with(limit), "{row}");
-        let ratio = median(row, "result") / median(row, "limit_result");
-        let paired = median(row, "ratio");
-        assert!(
-            paired > ratio / 4.0 && paired < ratio * 4.0,
-            "the ratio is that of result and limit: {row}"
-        );
-    }
-    let moved = row(&report, "tcp/get/32x64x16KiB");
-    assert!(moved["cpu"]["client"].as_f64().unwrap() > 0.0, "{moved}");
-    assert!(moved["cpu"]["node"].as_f64().unwrap() > 0.0, "{moved}");
-    let (goals, met) = (&report["goals"], &report["goals_met"]);
-    assert_eq!(goals, 3, "single matches are for information");
-    assert!(met.as_u64().unwrap() <= 3);
-    let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    assert_eq!(written["cases"], report["cases"]);
-}
-
-#[test]
-fn a_full_pool_is_measured_beside_one_with_room_and_while_things_happen_to_it() {
-    let report = kvctl(&[
-        "bench",
-        "--quick",
-        "--pairs",
-        "1",
-        "--span",
-        "64MiB",
-        "--only",
-        "full/put,full/crowd,full/node-loss",
-    ]);
-    for shape in ["32x1MiB", "128x256KiB"] {
-        let put = row(&report, &format!("full/put/{shape}"));
-        assert_eq!(put["limit"], format!("shm/put/{shape}"));
-        assert!(median(put, "ratio") > 0.0);
-        let beside = row(&report, &format!("full/put-beside-gets/{shape}"));
-        assert_eq!(
-            beside["limit"],
-            format!("with-room/put-beside-gets/{shape}")
-        );
-        assert!(median(beside, "ratio") > 0.0);
-    }
-    for tail in ["full/put-tail/4KiB", "full/put-tail/1MiB"] {
-        assert!(median(row(&report, tail), "result") >= 1.0, "{report}");
-    }
-    for waited in ["full/crowd-wait", "full/node-loss"] {
-        assert!(median(row(&report, waited), "result") > 0.0, "{report}");
-    }
-    assert!(median(row(&report, "full/crowd-evicted"), "result") >= 0.0);
-    assert_eq!(report["goals"], 9, "each of these cases has one");
-}
-
-#[test]
-fn a_run_says_which_profile_it_measures() {
-    let report = kvctl(&[
-        "bench",
-        "--quick",
-        "--pairs",
-        "1",
-        "--only",
-        "machine/first-touch",
-    ]);
-    assert_eq!(
-        report["machine"]["profile"],
-        if cfg!(debug_assertions) {
-            "dev"
-        } else {
-            "release"
-        }
-    );
+/// What `kvctl bench` says on standard error when it refuses its options.
+fn refusal(arguments: &[&str]) -> String {
+    let output = kvctl(&[&["bench"], arguments].concat());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    said
 }
 
 /// A daemon that dies with the test.
@@ -158,85 +75,198 @@ fn start(program: &str, directory: &Path, arguments: &[&str]) -> (Daemon, String
         let told = std::fs::read(&ready).ok();
         let told = told.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
         if let Some(listen) = told.as_ref().and_then(|told| told["listen"].as_str()) {
-            return (daemon, listen.to_owned());
+            return (daemon, format!("http://{listen}"));
         }
         assert!(Instant::now() < deadline, "{program} does not serve");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
+/// A pool with one node of 64 MiB that was there before the load.
+struct Existing {
+    master: String,
+    _daemons: [Daemon; 2],
+    _directory: tempfile::TempDir,
+}
+
+impl Existing {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let (data, socket) = (path("master"), path("node.sock"));
+        let (leader, master) = start("kvmaster", directory.path(), &["--data-dir", &data]);
+        let node = ["--master", &master, "--segment", "64MiB", "--shm-path"];
+        let node = [&node[..], &[&socket]].concat();
+        let (node, _) = start("kvstore-node", directory.path(), &node);
+        let pool = Self {
+            master,
+            _daemons: [leader, node],
+            _directory: directory,
+        };
+        // A node serves before it registers.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while json(&["--master", &pool.master, "status"])["nodes"][0]["state"] != "live" {
+            assert!(Instant::now() < deadline, "the node does not register");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        pool
+    }
+
+    fn bench(&self, arguments: &[&str]) -> Value {
+        let pool = ["--master", &self.master, "bench"];
+        json(&[&pool, &SHORT[..], arguments].concat())
+    }
+
+    fn blocks(&self) -> Value {
+        json(&["--master", &self.master, "status"])["blocks"].clone()
+    }
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value}"))
+}
+
+/// The rates and percentiles of one kind of call are there and fit each other.
+fn check(report: &Value, call: &str) {
+    let summary = &report[call];
+    let calls = number(&summary["calls"]);
+    assert!(calls > 0.0, "{report}");
+    assert!(number(&summary["calls_per_s"]) > 0.0, "{report}");
+    let bytes = number(&summary["blocks"]) * f64::from(64 << 10);
+    assert_eq!(number(&summary["bytes"]), bytes, "{report}");
+    let seconds = number(&report["seconds"]);
+    let rate = number(&summary["gb_per_s"]) * seconds * 1e9;
+    assert!((rate / bytes - 1.0).abs() < 1e-6, "{report}");
+    let latency = &summary["latency_us"];
+    let ordered = ["p50", "p90", "p99", "p999", "max"].map(|name| number(&latency[name]));
+    assert!(ordered[0] > 0.0 && ordered.is_sorted(), "{report}");
+    assert_eq!(summary["failed"], serde_json::json!({}), "{report}");
+}
+
 #[test]
-fn cases_over_rdma_are_measured_where_there_is_rdma_and_else_left_out_with_one_reason() {
-    let report = kvctl(&[
-        "bench",
-        "--quick",
-        "--pairs",
+fn an_existing_pool_is_loaded_verified_and_left_empty() {
+    let pool = Existing::start();
+    let put = pool.bench(&["--operation", "put"]);
+    check(&put, "put");
+    assert!(put["get"].is_null());
+    assert_eq!(pool.blocks(), 0, "{put}");
+
+    let get = pool.bench(&[
+        "--operation",
+        "get",
+        "--verify-every",
         "1",
-        "--span",
-        "32MiB",
-        "--only",
-        "rdma/get/32x1MiB,rdma/put/32x64x16KiB,shm/get/4KiB",
+        "--hit-share",
+        "0.5",
     ]);
-    assert_eq!(report["span_bytes"], 32 << 20);
-    let doctor = kvctl(&["doctor"]);
-    let reason = doctor["host"]["rdma"]["reason"].as_str();
-    let left_out = report["left_out"].as_array().unwrap();
-    match reason {
-        None => {
-            assert!(left_out.is_empty(), "{report}");
-            for case in ["rdma/get/32x1MiB", "rdma/put/32x64x16KiB"] {
-                assert!(median(row(&report, case), "result") > 0.0);
-            }
-        }
-        Some(reason) => {
-            assert_eq!(report["cases"].as_array().unwrap().len(), 1, "{report}");
-            assert_eq!(left_out.len(), 1, "{report}");
-            assert_eq!(left_out[0]["cases"].as_array().unwrap().len(), 2);
-            assert!(left_out[0]["reason"].as_str().unwrap().contains(reason));
-        }
+    check(&get, "get");
+    assert!(get["put"].is_null());
+    let (hits, absent) = (number(&get["get"]["blocks"]), number(&get["get"]["absent"]));
+    let share = hits / (hits + absent);
+    assert!((0.3..0.7).contains(&share), "{get}");
+    assert_eq!(get["verified_blocks"], get["get"]["blocks"], "{get}");
+    assert_eq!(get["wrong_blocks"], 0);
+    assert_eq!(pool.blocks(), 0, "{get}");
+
+    let mixed = pool.bench(&["--verify-every", "4", "--put-share", "0.3"]);
+    check(&mixed, "put");
+    check(&mixed, "get");
+    assert!(number(&mixed["verified_blocks"]) > 0.0, "{mixed}");
+    assert_eq!(pool.blocks(), 0, "{mixed}");
+}
+
+#[test]
+fn without_a_master_the_load_runs_on_a_pool_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("results.json");
+    let arguments = [
+        "bench",
+        "--pool-size",
+        "64MiB",
+        "--json",
+        file.to_str().unwrap(),
+    ];
+    let output = kvctl(&[&arguments[..], &SHORT].concat());
+    let (table, log) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(output.status.success(), "{log}");
+    for column in ["p50", "p99.9", "blocks/s", "put", "get"] {
+        assert!(table.contains(column), "{column} in\n{table}");
+    }
+    let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    check(&written, "put");
+    check(&written, "get");
+}
+
+#[test]
+fn options_of_the_regression_bench_are_refused_with_the_name_of_kvbench() {
+    for former in [
+        &["--only", "tcp/"][..],
+        &["--only", "shm/,tcp/", "--pairs", "21"],
+        &["--list"],
+        &["--pairs", "5"],
+        &["--quick"],
+        &["--span=32MiB"],
+        &["--large", "--json", "results.json"],
+        &["--node-loss", "9s"],
+    ] {
+        let said = refusal(former);
+        assert!(said.contains("kvbench"), "{former:?}: {said}");
+        let flag = former[0].split('=').next().unwrap();
+        assert!(said.contains(flag), "{former:?}: {said}");
     }
 }
 
 #[test]
-fn a_pool_that_was_there_before_is_measured_and_left_empty() {
-    let directory = tempfile::tempdir().unwrap();
-    let data = directory.path().join("master");
-    let (_master, listen) = start(
-        "kvmaster",
-        directory.path(),
-        &["--data-dir", data.to_str().unwrap()],
-    );
-    let master = format!("http://{listen}");
-    let socket = directory.path().join("node.sock");
-    let _node = start(
-        "kvstore-node",
-        directory.path(),
-        &[
-            "--master",
-            &master,
-            "--segment",
-            "64MiB",
-            "--shm-path",
-            socket.to_str().unwrap(),
-        ],
-    );
-    let report = kvctl(&[
-        "--master",
-        &master,
-        "bench",
-        "--quick",
-        "--pairs",
-        "2",
-        "--only",
-        "shm/put/4KiB,memory/node",
-    ]);
-    assert_eq!(report["foreign_pool"], true);
-    assert_eq!(
-        report["cases"].as_array().unwrap().len(),
-        1,
-        "another's processes are not looked into"
-    );
-    assert!(median(row(&report, "shm/put/4KiB"), "result") > 0.0);
-    let status = kvctl(&["--master", &master, "status"]);
-    assert_eq!(status["blocks"], 0, "{status}");
+fn bad_options_are_refused_before_anything_starts() {
+    for (bad, part) in [
+        (&["--batch", "0"][..], "--batch"),
+        (&["--threads", "0"], "--threads"),
+        (&["--threads", "257"], "--threads"),
+        (
+            &["--block-size", "0"],
+            "--block-size must be at least 1 byte",
+        ),
+        (&["--duration", "0s"], "longer than zero"),
+        (&["--duration", "soon"], "--duration"),
+        (&["--hit-share", "1.5"], "from 0 to 1"),
+        (&["--hit-share", "NaN"], "from 0 to 1"),
+        (&["--put-share=-0.1"], "from 0 to 1"),
+        (
+            &["--operation", "get", "--put-share", "0.5"],
+            "--operation mixed",
+        ),
+        (
+            &["--operation", "put", "--hit-share", "0.5"],
+            "--operation get or mixed",
+        ),
+        (&["--verify-every", "0"], "--verify-every"),
+        (
+            &["--master", "http://127.0.0.1:1", "--pool-size", "1GiB"],
+            "--pool-size",
+        ),
+        (&["--operation", "scan"], "--operation"),
+    ] {
+        let said = refusal(bad);
+        assert!(said.contains(part), "{bad:?}: {said}");
+    }
+}
+
+#[test]
+fn a_working_set_that_does_not_fit_the_pool_or_the_calls_is_refused() {
+    let pool = Existing::start();
+    for (bad, part) in [
+        (
+            &["--working-set", "48MiB"][..],
+            "more than half of the pool",
+        ),
+        (&["--working-set", "1MiB"], "is too small"),
+        (&["--block-size", "8MiB"], "is too small"),
+    ] {
+        let said = refusal(&[&["--master", &pool.master], bad].concat());
+        assert!(said.contains(part), "{bad:?}: {said}");
+    }
+    assert_eq!(pool.blocks(), 0);
 }

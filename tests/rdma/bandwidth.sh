@@ -49,8 +49,8 @@ kvpool() {
   _only=$transport/put/$1,$transport/get/$1
   shift
   # A window is one batch here, and what else the host does shows in it: the median is of nine.
-  kvctl "$@" bench --quick --pairs 9 --only "$_only" --timeout 60s --json /tmp/bench.json ||
-    fail "kvctl bench ended with $?"
+  kvbench "$@" --quick --pairs 9 --only "$_only" --timeout 60s --json /tmp/bench.json ||
+    fail "kvbench ended with $?"
   awk '
     /"case":/ { split($0, part, "\""); case = part[4]; sub("^[a-z]*/", "", case) }
     /"result": \{/ { inside = 1 }
@@ -82,5 +82,5 @@ compare() {
     say "kvpool $transport/$_case: $(awk "BEGIN { printf \"%.3f GB/s, %.2f\", $_figure, $_figure / $1 }")" \
       "of $_program with $2 queue pair(s)"
   done < /tmp/kvpool
-  [ "$(wc -l < /tmp/kvpool)" = 6 ] || fail "kvctl bench has not measured all that was asked for"
+  [ "$(wc -l < /tmp/kvpool)" = 6 ] || fail "kvbench has not measured all that was asked for"
 }

@@ -1,276 +1,246 @@
 //! `kvctl bench`.
 
-use crate::bench::cases::{Case, Path, table};
-use crate::bench::left_out::{self, LeftOut};
-use crate::bench::machine::{self, Machine};
-use crate::bench::report::{Report, Row};
-use crate::bench::runner::{Runner, Settings};
-use crate::cli::Context;
-use crate::connection::control_error;
-use crate::{output, progress};
-use anyhow::{Context as _, bail};
+use crate::cluster::{Cluster, CommitAck, LOOPBACK, Plan, Policy};
+use crate::connection::{Connection, control_error};
+use crate::context::Context;
+use crate::load::{self, Load, Operation, Report};
+use crate::{exit, output};
+use anyhow::Context as _;
 use bytesize::ByteSize;
 use clap::value_parser;
-use indicatif::ProgressBar;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Measure the pool against the limits of this machine
+/// Load a pool with puts and gets: rates and latency percentiles
 ///
-/// Each case (put, get, view, exist, match_prefix) alternates with plain code that does the same work
-/// without a pool: memory copies, TCP connections between two processes, ping-pongs. The table shows
-/// the ratio to this limit, computed pair by pair, and the goal of the case.
+/// Each thread has a client of its own. It puts and gets batches of blocks until --duration is over, and
+/// verifies a sample of the blocks byte by byte. The latency is that of one call. Rates are sums over the
+/// threads for each second of the run.
 ///
-/// RDMA cases run where this host and the nodes have RDMA. They have no limit to compare with:
-/// measure bare RDMA with perftest.
+/// With --master (or KVPOOL_MASTER) the command loads that pool. Its blocks stay below --working-set, and it
+/// removes them at the end. A full pool evicts other blocks to make room for them. Without --master the
+/// command starts a pool on this machine, as `kvctl demo` does.
 ///
-/// TCP cases and their limits run between two network namespaces over a veth link. This needs root
-/// and `ip`; without them the cases run over loopback and have no goals.
+/// The regression bench with cases, limits and goals is the program `kvbench`.
 ///
-/// Without --master the command starts its own pools on this machine. With --master (or
-/// KVPOOL_MASTER) it measures that pool as far as possible from outside, then removes its own blocks.
-///
-/// A sample of the bytes is verified; a mismatch ends the run with exit code 5. Results are meaningful
-/// only on an otherwise idle machine.
+/// Exits with code 5 if a block has wrong bytes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   kvctl bench
-  kvctl bench --list
-  kvctl bench --only tcp/ --pairs 21
-  kvctl bench --only rdma/ --quick --span 32MiB
-  kvctl bench --only exist,match_prefix --large --json results.json")]
+  kvctl bench --operation get --block-size 1MiB --batch 32 --threads 8 --duration 30s
+  kvctl --master http://10.0.0.1:7070 bench --operation mixed --put-share 0.1 --hit-share 0.8
+  kvctl bench --operation put --output json | jq .put.latency_us.p99")]
 pub(crate) struct Args {
-    /// Number of pairs: runs of a case and of its limit [default: 9; with --quick 3]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000))]
-    pairs: Option<u32>,
-    /// Run only cases whose name contains one of these
-    #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
-    only: Vec<String>,
-    /// List the cases and their goals; measure nothing
-    #[arg(long)]
-    list: bool,
-    /// Few pairs, short windows, little memory: a smoke test, not a measurement
-    #[arg(long)]
-    quick: bool,
-    /// Memory that transfers cycle through on each side; cases with larger batches are skipped
-    /// [default: the size of the largest cache; with --quick 128 MiB]
+    /// The calls
+    #[arg(long, value_enum, default_value_t = Operation::Mixed)]
+    operation: Operation,
+    /// Block size in bytes
+    #[arg(long, value_name = "SIZE", default_value = "256KiB")]
+    block_size: ByteSize,
+    /// Blocks of one call
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = value_parser!(u64).range(1..=65_536))]
+    batch: u64,
+    /// Number of threads, each with a client of its own
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(1..=256))]
+    threads: u32,
+    /// Length of the measurement, such as 10s or 5m
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    duration: Duration,
+    /// Share of the calls of `mixed` that put, from 0 to 1 [default: 0.5]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    put_share: Option<f64>,
+    /// Share of the keys that gets find, from 0 to 1; the other keys were never put [default: 1]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    hit_share: Option<f64>,
+    /// Bytes of this run's blocks in the pool at most [default: a quarter of the pool, at most 256MiB]
     #[arg(long, value_name = "SIZE")]
-    span: Option<ByteSize>,
-    /// Add the cases with 1,000,000 blocks in a pool
-    #[arg(long)]
-    large: bool,
-    /// How long full/node-loss measures puts after the node's death
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "9s")]
-    node_loss: Duration,
-    /// Also write all results to this file as JSON
+    working_set: Option<ByteSize>,
+    /// Memory of the pool that the command starts: the sum of two nodes [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    pool_size: Option<ByteSize>,
+    /// Verify every N-th block that a get requests
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = value_parser!(u64).range(1..))]
+    verify_every: u64,
+    /// Also write the results to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    former: Former,
 }
 
-const PAIRS: u32 = 9;
-const QUICK_PAIRS: u32 = 3;
-const QUICK_SPAN: u64 = machine::SPAN_STEP;
+/// Options that `kvctl bench` had when it was the regression bench.
+#[derive(Debug, clap::Args)]
+struct Former {
+    #[arg(long, hide = true, num_args = 0..=1)]
+    only: Option<Option<String>>,
+    #[arg(long, hide = true)]
+    list: bool,
+    #[arg(long, hide = true, num_args = 0..=1)]
+    pairs: Option<Option<String>>,
+    #[arg(long, hide = true)]
+    quick: bool,
+    #[arg(long, hide = true, num_args = 0..=1)]
+    span: Option<Option<String>>,
+    #[arg(long, hide = true)]
+    large: bool,
+    #[arg(long, hide = true, num_args = 0..=1)]
+    node_loss: Option<Option<String>>,
+}
 
-/// Runs it.
+impl Former {
+    /// The first of these options that was set.
+    const fn flag(&self) -> Option<&'static str> {
+        match self {
+            Self { only: Some(_), .. } => Some("--only"),
+            Self { list: true, .. } => Some("--list"),
+            Self { pairs: Some(_), .. } => Some("--pairs"),
+            Self { quick: true, .. } => Some("--quick"),
+            Self { span: Some(_), .. } => Some("--span"),
+            Self { large: true, .. } => Some("--large"),
+            Self {
+                node_loss: Some(_), ..
+            } => Some("--node-loss"),
+            _ => None,
+        }
+    }
+}
+
+const NODES: u32 = 2;
+const POOL_BYTES: u64 = 1 << 30;
+const WORKING_SET: u64 = 256 << 20;
+
+/// Loads the named pool, or a new one. Wrong blocks are an error, returned after the report.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
-    let foreign = context.connection.master.is_some();
-    let all = table();
-    let cases = select(&all, &args, foreign);
-    if args.list {
-        return context.output.show(&listing(&cases), |lines| list(lines));
-    }
-    if cases.is_empty() {
-        bail!("no case matches --only: --list shows the names");
-    }
-    let machine = Machine::read();
-    if !machine.optimised {
+    args.check(&context.connection)?;
+    if cfg!(debug_assertions) {
         tracing::warn!("this build is not optimised: its results are meaningless");
     }
-    let span = if args.quick {
-        QUICK_SPAN
+    let report = if context.connection.master.is_some() {
+        measure(&args, &context.connection).await?
     } else {
-        machine.span()
-    };
-    let span = if let Some(span) = args.span {
-        span.as_u64()
-    } else if foreign {
-        let client = context.connection.connect().await?;
-        let stats = client.stats().await.map_err(control_error)?;
-        machine::share_of(stats.capacity.0, span)
-    } else {
-        span
-    };
-    let no_rdma = left_out::no_rdma(&cases, &context.connection).await?;
-    let (mut cases, left_out) = left_out::part(cases, span, no_rdma.as_deref());
-    if cases.is_empty() {
-        let reasons: Vec<String> = left_out.iter().map(LeftOut::text).collect();
-        bail!("no case can run: {}", reasons.join("; "));
-    }
-    let pairs = args
-        .pairs
-        .unwrap_or(if args.quick { QUICK_PAIRS } else { PAIRS });
-    let (veth, tcp) = left_out::path(&mut cases, &context.connection);
-    let begin = Instant::now();
-    let bar = progress::bar(cases.len() as u64, "cases");
-    let mut rows = Vec::with_capacity(cases.len());
-    // One after the other: each has memory of its own for pools and limits.
-    for (path, veth) in [(Path::Loopback, None), (Path::Veth, veth)] {
-        let cases: Vec<Case> = cases
-            .iter()
-            .filter(|case| case.place.path == path)
-            .cloned()
-            .collect();
-        if cases.is_empty() {
-            continue;
-        }
-        let mut runner = Runner::start(Settings {
-            pairs,
-            quick: args.quick,
-            span,
-            node_loss: args.node_loss,
-            connection: context.connection.clone(),
-            veth,
-        })
-        .await?;
-        let measured = measure(&mut runner, &cases, &all, &bar).await;
-        // Also after a failure: what was put into another's pool goes.
-        let stopped = runner.stop().await;
-        rows.extend(measured?);
-        stopped?;
-    }
-    bar.finish_and_clear();
-    let order = |row: &Row| cases.iter().position(|case| case.id == row.case);
-    rows.sort_by_key(order);
-    let (goals, goals_met) = Report::count_goals(&rows);
-    let report = Report {
-        machine,
-        pairs,
-        span_bytes: span,
-        quick: args.quick,
-        foreign_pool: foreign,
-        cases: rows,
-        tcp,
-        left_out,
-        goals,
-        goals_met,
-        seconds: begin.elapsed().as_secs_f64(),
+        let pool_bytes = args.pool_size.map_or(POOL_BYTES, |size| size.as_u64());
+        let plan = Plan {
+            nodes: NODES,
+            node_bytes: pool_bytes / u64::from(NODES),
+            last_node_bytes: None,
+            policy: Policy::Prefix,
+            commit_ack: CommitAck::Durable,
+            eviction: None,
+            keep: false,
+            host: LOOPBACK,
+        };
+        let mut cluster = Cluster::start(&plan).await?;
+        let connection = context.connection.with_master(cluster.master());
+        cluster.joined(&connection.connect().await?, &plan).await?;
+        let report = measure(&args, &connection).await;
+        cluster.stop().await;
+        report?
     };
     if let Some(path) = &args.json {
         let text = serde_json::to_vec_pretty(&report)?;
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    context.output.show(&report, Report::tables)
+    context.output.show(&report, Report::tables)?;
+    match report.wrong_blocks() {
+        0 => Ok(()),
+        blocks => Err(exit::WrongBytes { blocks }.into()),
+    }
 }
 
-async fn measure(
-    runner: &mut Runner,
-    cases: &[Case],
-    all: &[Case],
-    bar: &ProgressBar,
-) -> anyhow::Result<Vec<Row>> {
-    let mut rows = Vec::with_capacity(cases.len());
-    for (number, case) in cases.iter().enumerate() {
-        bar.set_message(case.id.clone());
-        let row = Box::pin(runner.run(case, all)).await;
-        rows.push(row.with_context(|| case.id.clone())?);
-        runner
-            .forget(cases.get(number + 1..).unwrap_or_default())
-            .await?;
-        bar.inc(1);
-    }
-    Ok(rows)
+async fn measure(args: &Args, connection: &Connection) -> anyhow::Result<Report> {
+    let stats = connection.connect().await?.stats().await;
+    let capacity = stats.map_err(control_error)?.capacity.0;
+    load::run(&args.load(capacity)?, connection).await
 }
 
-/// The selected cases that can run here.
-fn select(all: &[Case], args: &Args, foreign: bool) -> Vec<Case> {
-    all.iter()
-        .filter(|case| args.large || !case.is_large())
-        .filter(|case| !foreign || !case.needs_own_pool())
-        .filter(|case| {
-            args.only.is_empty() || args.only.iter().any(|part| case.id.contains(part.as_str()))
-        })
-        .cloned()
-        .collect()
-}
-
-#[derive(serde::Serialize)]
-struct Line {
-    case: String,
-    group: &'static str,
-    unit: &'static str,
-    goal: String,
-}
-
-fn listing(cases: &[Case]) -> Vec<Line> {
-    cases
-        .iter()
-        .map(|case| Line {
-            case: case.id.clone(),
-            group: case.group,
-            unit: case.metric.unit(),
-            goal: case.goal.text(case.metric),
-        })
-        .collect()
-}
-
-fn list(lines: &[Line]) -> String {
-    let mut table = output::table(["case", "about", "in", "goal"]);
-    for line in lines {
-        table.add_row([&line.case, line.group, line.unit, &line.goal]);
-    }
-    table.to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::{Args as _, FromArgMatches};
-
-    fn parse(arguments: &[&str]) -> Args {
-        let command = Args::augment_args(clap::Command::new("bench").no_binary_name(true));
-        Args::from_arg_matches(&command.try_get_matches_from(arguments).unwrap()).unwrap()
-    }
-
-    fn names(arguments: &[&str], foreign: bool) -> Vec<String> {
-        let cases = select(&table(), &parse(arguments), foreign);
-        cases.into_iter().map(|case| case.id).collect()
-    }
-
-    #[test]
-    fn only_selects_by_parts_of_names() {
-        let some = names(&["--only", "readers-4,match_prefix/64"], false);
-        let expected = [
-            "shm/readers-4/32x1MiB",
-            "tcp/readers-4/32x1MiB",
-            "match_prefix/64",
-        ];
-        assert_eq!(some, expected);
-        assert!(names(&["--only", "no such case"], false).is_empty());
-    }
-
-    #[test]
-    fn what_takes_long_is_measured_only_when_asked_for() {
-        let large = "exist/8192/1000000".to_owned();
-        assert!(!names(&[], false).contains(&large));
-        assert!(names(&["--large"], false).contains(&large));
-    }
-
-    #[test]
-    fn a_pool_of_others_is_not_looked_into() {
-        let foreign = names(&["--large"], true);
-        assert!(foreign.contains(&"tcp/get/32x1MiB".to_owned()));
-        assert!(foreign.contains(&"exist/8192".to_owned()));
-        for part in [
-            "memory/master",
-            "memory/node",
-            "local/",
-            "durable",
-            "fresh",
-            "cpu",
-        ] {
-            let seen = foreign.iter().filter(|name| !name.starts_with("machine/"));
-            assert!(!seen.clone().any(|name| name.contains(part)), "{part}");
+impl Args {
+    /// Refuses options that contradict each other.
+    fn check(&self, connection: &Connection) -> Result<(), exit::Usage> {
+        let refuse = |text: String| Err(exit::Usage(text));
+        if let Some(flag) = self.former.flag() {
+            return refuse(format!(
+                "{flag} is an option of kvbench: `kvctl bench` only loads a pool. For cases with limits and \
+                 goals run `kvbench {flag} ...`, with the same options as the earlier `kvctl bench`"
+            ));
         }
+        if self.block_size.as_u64() == 0 {
+            return refuse("--block-size must be at least 1 byte".to_owned());
+        }
+        if self.put_share.is_some() && self.operation != Operation::Mixed {
+            return refuse("--put-share needs --operation mixed".to_owned());
+        }
+        if self.hit_share.is_some() && self.operation == Operation::Put {
+            return refuse("--hit-share needs --operation get or mixed".to_owned());
+        }
+        if self.pool_size.is_some() && connection.master.is_some() {
+            return refuse(
+                "--pool-size is for a pool that the command starts, but --master names one"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    /// The load for a pool of `capacity` bytes.
+    fn load(&self, capacity: u64) -> Result<Load, exit::Usage> {
+        let chosen = self.working_set.map(|size| size.as_u64());
+        let working_set = chosen.unwrap_or(WORKING_SET.min(capacity / 4));
+        // Removed blocks keep their room for a while, so more than half of the pool would cause evictions.
+        if working_set > capacity / 2 {
+            return Err(exit::Usage(format!(
+                "the working set of {} is more than half of the pool, which has {}: lower --working-set",
+                output::bytes(working_set),
+                output::bytes(capacity)
+            )));
+        }
+        let block_bytes = self.block_size.as_u64();
+        let threads = u64::from(self.threads);
+        let blocks_per_thread = working_set / threads / block_bytes;
+        // A call's blocks, and those of the call before it.
+        if blocks_per_thread < 2 * self.batch {
+            let least = (2 * self.batch)
+                .saturating_mul(threads)
+                .saturating_mul(block_bytes);
+            return Err(exit::Usage(format!(
+                "the working set of {} is too small: two calls of each thread have {}. Raise --working-set, or \
+                 lower --threads, --batch or --block-size",
+                output::bytes(working_set),
+                output::bytes(least)
+            )));
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.unwrap_or_default().as_nanos();
+        Ok(Load {
+            operation: self.operation,
+            block_bytes,
+            batch: self.batch,
+            threads: self.threads,
+            blocks_per_thread,
+            put_share: match self.operation {
+                Operation::Put => 1.0,
+                Operation::Get => 0.0,
+                Operation::Mixed => self.put_share.unwrap_or(0.5),
+            },
+            hit_share: self.hit_share.unwrap_or(1.0),
+            verify_every: self.verify_every,
+            duration: self.duration,
+            seed: format!("kvctl bench {} {now}", std::process::id()),
+        })
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
+        _ => Err("must be a number from 0 to 1, such as 0.5".to_owned()),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(value) if value.is_zero() => Err("must be longer than zero".to_owned()),
+        Ok(value) => Ok(value),
+        Err(error) => Err(error.to_string()),
     }
 }

@@ -1,9 +1,9 @@
 //! `kvctl cluster`.
 
-use crate::cli::Context;
-use crate::connection::connect_error;
+use crate::context::Context;
+use crate::masters;
 use crate::output;
-use kvpool_client::{ClusterStatus, cluster_status};
+use kvpool_client::ClusterStatus;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ Examples:
 pub(crate) struct Args {}
 
 /// Timeout for one master: a silent master must not delay the others for long.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Serialize)]
 struct Cluster {
@@ -107,24 +107,11 @@ impl From<ClusterStatus> for Cluster {
     }
 }
 
-/// A leader without a configured address has the address at which it answered.
-pub(crate) fn with_addresses(mut status: ClusterStatus) -> ClusterStatus {
-    if status.role == "leader" {
-        status.leader.get_or_insert_with(|| status.told_by.clone());
-        let own = status.members.iter_mut();
-        for member in own.filter(|member| member.address.is_empty()) {
-            member.address.clone_from(&status.told_by);
-        }
-    }
-    status
-}
-
 /// Runs it.
 pub(crate) async fn run(_args: Args, context: &Context) -> anyhow::Result<()> {
     let connection = &context.connection;
-    let timeout = connection.timeout.min(PATIENCE);
-    let status = cluster_status(&connection.masters(), timeout).await;
-    let cluster = Cluster::from(with_addresses(status.map_err(connect_error)?));
+    let timeout = connection.timeout.min(TIMEOUT);
+    let cluster = Cluster::from(masters::status(connection, timeout).await?);
     context.output.show(&cluster, tables)
 }
 
@@ -265,18 +252,6 @@ mod tests {
         }
         let text = tables(&status(None).into());
         assert!(text.contains("the pool has no leader"), "{text}");
-    }
-
-    #[test]
-    fn a_leader_without_an_address_of_its_own_is_where_it_was_found() {
-        let mut alone = status(None);
-        alone.role = "leader".to_owned();
-        alone.members.truncate(1);
-        alone.members[0].address.clear();
-        let found = with_addresses(alone);
-        assert_eq!(found.leader.as_deref(), Some("http://b:1"));
-        assert_eq!(found.members[0].address, "http://b:1");
-        assert_eq!(with_addresses(status(None)).leader, None);
     }
 
     #[test]

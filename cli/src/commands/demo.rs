@@ -1,8 +1,8 @@
 //! `kvctl demo`.
 
 use super::replay::read_trace;
-use crate::cli::Context;
 use crate::cluster::{CommitAck, LOOPBACK, Plan, Policy};
+use crate::context::Context;
 use crate::fleet::{Pace, Size};
 use crate::job::{self, Job};
 use crate::worker::Blocks;

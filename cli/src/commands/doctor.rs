@@ -1,6 +1,6 @@
 //! `kvctl doctor`.
 
-use crate::cli::Context;
+use crate::context::Context;
 use crate::doctor::{Report, findings};
 
 /// Check this host and the pool: RDMA, limits, masters, and the transports to each node

@@ -1,7 +1,7 @@
 //! `kvctl exist`.
 
-use crate::cli::Context;
 use crate::connection::{control_error, parse_key};
+use crate::context::Context;
 use crate::exit;
 use crate::output;
 use kvpool_client::Leasing;

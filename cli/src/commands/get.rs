@@ -1,7 +1,7 @@
 //! `kvctl get`.
 
-use crate::cli::Context;
 use crate::connection::{control_error, get_error, parse_key};
+use crate::context::Context;
 use crate::exit;
 use crate::output::{self, Format};
 use anyhow::Context as _;
@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 /// Get a block's bytes
 ///
-/// Verifies the block's checksum before it writes the first byte. Exits with code 3 if the pool does not
-/// have the block. With --output json a miss, or a block written to a file, is reported as JSON; a block
-/// on standard output is its bytes and nothing else.
+/// Verifies the block's checksum before it writes the first byte. Exits with code 3 if the pool does not have
+/// the block. With --output json a miss, or a block written to a file, is reported as JSON. A block on
+/// standard output is its bytes alone.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     };
     let memory = Region::allocate(length).whole();
     let block = GetBlock::new(args.key.clone(), memory.clone());
-    // This process is about to end: a lease that it kept would only be in the way of others.
+    // This process ends soon, and a remaining lease would protect the block in vain.
     let options = GetOptions {
         release: true,
         ..GetOptions::default()

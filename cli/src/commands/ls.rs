@@ -1,7 +1,7 @@
 //! `kvctl ls`.
 
-use crate::cli::Context;
 use crate::connection::control_error;
+use crate::context::Context;
 use crate::output;
 use serde::Serialize;
 

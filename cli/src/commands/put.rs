@@ -1,7 +1,7 @@
 //! `kvctl put`.
 
-use crate::cli::Context;
 use crate::connection::{no_node, parse_key, put_error};
+use crate::context::Context;
 use crate::exit;
 use crate::output;
 use anyhow::Context as _;

@@ -1,7 +1,7 @@
 //! `kvctl replay`.
 
-use crate::cli::Context;
 use crate::cluster::{CommitAck, Eviction, LOOPBACK, Plan, Policy};
+use crate::context::Context;
 use crate::fleet::{Pace, Size};
 use crate::job::{self, Job};
 use crate::worker::Blocks;
@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 /// `kvctl demo` does. For each request a prefill worker matches, gets and puts the blocks; a decode
 /// worker then gets the whole chain and checks every byte.
 ///
-/// With one worker pair each request ends before the next begins, in the order of the trace: the hit
-/// rate then depends only on the eviction policy.
+/// With one worker pair each request ends before the next begins, in the order of the trace. The hit rate
+/// then depends only on the eviction policy.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -1,7 +1,7 @@
 //! `kvctl rm`.
 
-use crate::cli::Context;
 use crate::connection::{parse_key, remove_error};
+use crate::context::Context;
 use crate::exit;
 use anyhow::bail;
 use kvpool_client::Remove;

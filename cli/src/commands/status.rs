@@ -3,8 +3,8 @@
 mod rates;
 mod wrong;
 
-use crate::cli::Context;
 use crate::connection::{control_error, no_node};
+use crate::context::Context;
 use crate::output::{self, Format};
 use crate::stats::percent;
 use kvpool_client::PoolStats;
@@ -47,9 +47,9 @@ struct Status {
     namespaces: Vec<String>,
     nodes: Vec<Node>,
     hit_rate_percent: HitRate,
-    /// `None` where no time was given to measure them over.
+    /// `None` if no time was given to measure them.
     rates: Option<Rates>,
-    /// What an operator should look at, one sentence each.
+    /// The problems, one sentence each.
     wrong: Vec<String>,
     counters: BTreeMap<String, u64>,
 }
@@ -201,7 +201,7 @@ fn tables(status: &Status, all: bool) -> String {
     }
     match status.wrong.as_slice() {
         [] => text.push_str("\nno problems found"),
-        // Names come from nodes: a new line in one is none here.
+        // Names come from nodes: a line end in a name must not begin a line here.
         wrong => text.extend(
             wrong
                 .iter()

@@ -1,4 +1,4 @@
-//! What is amiss, and what that means for the exit code.
+//! The problems, and their exit code.
 
 use super::host::Host;
 use super::node::Node;
@@ -49,7 +49,7 @@ pub(super) fn of(host: &Host, pool: &Pool, connection: &Connection) -> Vec<Findi
 
 /// The error with the exit code of the gravest finding; `Ok` if all are notes.
 pub(crate) fn verdict(findings: &[Finding]) -> anyhow::Result<()> {
-    // They are sorted: what weighs most comes first.
+    // They are sorted by weight, the gravest first.
     match findings.first() {
         Some(Finding {
             weight: Weight::Unreachable,

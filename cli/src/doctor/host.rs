@@ -1,4 +1,4 @@
-//! What this host has.
+//! The properties of this host.
 
 use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, Rail, RdmaOptions};
@@ -11,22 +11,21 @@ use std::sync::Arc;
 /// The bit of CAP_IPC_LOCK in a set of capabilities.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// This host, as this process may use it.
+/// This host, within the limits of this process.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Host {
-    /// The machine's boot id: processes with the same one may share memory. Empty when the kernel
-    /// does not tell.
+    /// The machine's boot id. Processes with the same id may share memory. Empty if unknown.
     pub(crate) id: String,
-    /// How many cores this process may use.
+    /// The number of cores that this process may use.
     pub(crate) cores: usize,
     pub(crate) memory_bytes: u64,
     pub(crate) memory_available_bytes: u64,
-    /// How much memory may be locked; `None`: as much as there is.
+    /// The memory that the process may lock, in bytes; `None` for no limit.
     pub(crate) memlock_bytes: Option<u64>,
-    /// Whether the process may lock more than that (CAP_IPC_LOCK).
+    /// Whether the process may exceed that limit (CAP_IPC_LOCK).
     pub(crate) may_lock_more: bool,
     pub(crate) huge_pages: HugePages,
-    /// How many files and connections may be open; `None`: as many as one likes.
+    /// The most open files and connections; `None` for no limit.
     pub(crate) open_files: Option<u64>,
     pub(crate) rdma: Rdma,
 }
@@ -34,20 +33,20 @@ pub(crate) struct Host {
 /// Huge pages of the default size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct HugePages {
-    /// The bytes of one.
+    /// The bytes of a page.
     pub(crate) page_bytes: u64,
-    /// How many are set aside.
+    /// The number of pages that are set aside.
     pub(crate) total: u64,
-    /// How many of those nobody has.
+    /// The number of pages that are free.
     pub(crate) free: u64,
 }
 
-/// What there is of RDMA.
+/// RDMA on this host.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Rdma {
-    /// The ports that can be used.
+    /// The usable ports.
     pub(crate) ports: Vec<Port>,
-    /// Why there is none; `None` where there is.
+    /// The reason why RDMA cannot be used; `None` if it can.
     pub(crate) reason: Option<String>,
 }
 
@@ -62,12 +61,12 @@ pub(crate) struct Port {
     pub(crate) mtu: u32,
     /// The longest work request.
     pub(crate) slice_bytes: u32,
-    /// How many parts of memory a work request has at most.
+    /// The most parts of memory of a work request.
     pub(crate) scatter: u32,
     pub(crate) queue_depth: u32,
-    /// How many reads a queue pair has on the wire at most.
+    /// The most reads that a queue pair sends before an answer.
     pub(crate) reads_out: u8,
-    /// How many reads of its peer a queue pair serves at once.
+    /// The most reads of its peer that a queue pair serves at once.
     pub(crate) reads_in: u8,
     /// The longest registration.
     pub(crate) registration_bytes: u64,
@@ -75,7 +74,7 @@ pub(crate) struct Port {
 }
 
 impl Host {
-    /// This host, and its RDMA ports if it has any, opened. Blocks.
+    /// Reads the properties of this host and opens its RDMA ports. Blocks.
     pub(crate) fn read() -> (Self, Option<Arc<Fabric>>) {
         let (rdma, fabric) = match Fabric::open(&RdmaOptions::default()) {
             Ok(fabric) => (Rdma::of(&fabric), Some(fabric)),
@@ -96,7 +95,7 @@ impl Host {
         (host, fabric)
     }
 
-    /// Whether memory can be registered for RDMA whatever its size.
+    /// Whether memory of any size can be registered for RDMA.
     pub(crate) fn may_lock_all(&self) -> bool {
         self.may_lock_more
             || self

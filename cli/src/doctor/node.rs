@@ -1,4 +1,4 @@
-//! The ways to one node, each tried.
+//! The transports to one node, each probed.
 
 use crate::connection::Transport;
 use kvpool_client::NodeStats;
@@ -37,7 +37,7 @@ pub(crate) struct Node {
 pub(crate) struct Way {
     pub(crate) transport: Transport,
     pub(crate) works: bool,
-    /// What was found, or why the transport does not work.
+    /// The finding, or the reason why the transport does not work.
     pub(crate) reason: String,
     /// Time to open a link.
     pub(crate) opened_micros: Option<f64>,
@@ -57,7 +57,7 @@ pub(super) struct Asker {
     /// The transports that the client may use.
     pub(super) choice: Transport,
     /// Timeout to open one transport.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
 }
 
 type Opened = Result<(Arc<dyn Link>, HelloReply), TransferError>;
@@ -106,7 +106,7 @@ impl Asker {
             state: stats.state.clone(),
             data_address: stats.data_address.clone(),
             heartbeat_age_seconds: stats.heartbeat_age.as_secs_f64(),
-            // A socket that was opened is on this host, whatever the data port says.
+            // An opened socket is on this host, also if the data port reports another host.
             same_host: same_host.or(ways.first().filter(|shm| shm.works).map(|_| true)),
             way: choose(self.choice, &ways),
             ways,
@@ -116,7 +116,7 @@ impl Asker {
     /// Probes TCP. Also returns the address and the host id if the node answers.
     async fn tcp(&self, address: &str, hello: &Hello) -> (Way, Option<SocketAddr>, Option<HostId>) {
         let fails = |reason: String| (Way::fails(Transport::Tcp, reason), None, None);
-        let resolved = tokio::time::timeout(self.patience, tokio::net::lookup_host(address)).await;
+        let resolved = tokio::time::timeout(self.timeout, tokio::net::lookup_host(address)).await;
         let resolved = match resolved {
             Ok(Ok(mut found)) => found.next(),
             Ok(Err(error)) => return fails(format!("{address}: {error}")),
@@ -136,7 +136,7 @@ impl Asker {
             Err(error) => return fails(error.to_string()),
         };
         let opened = begin.elapsed();
-        let pinged = tokio::time::timeout(self.patience, round_trip(resolved, hello)).await;
+        let pinged = tokio::time::timeout(self.timeout, round_trip(resolved, hello)).await;
         let way = match pinged {
             Ok(Ok(round_trip)) => Way {
                 round_trip_micros: Some(micros(round_trip)),
@@ -190,7 +190,7 @@ impl Asker {
     }
 
     fn deadline(&self) -> Instant {
-        Instant::now() + self.patience
+        Instant::now() + self.timeout
     }
 }
 

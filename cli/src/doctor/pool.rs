@@ -1,19 +1,18 @@
-//! The pool: its masters, and its nodes with the ways to them.
+//! The pool: its masters, its nodes, and the transports to them.
 
 use super::host::Host;
 use super::node::{Asker, Node};
-use crate::commands::cluster::with_addresses;
 use crate::connection::{Connection, Transport, connect_error, control_error};
-use crate::exit;
+use crate::{exit, masters};
 use futures::future::join_all;
-use kvpool_client::{Client, Options, PoolStats, TransportChoice, cluster_status};
+use kvpool_client::{Client, Options, PoolStats, TransportChoice};
 use kvpool_transport::rdma::Fabric;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Timeout of one request: a silent master must not delay the others for long.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The pool, as far as it answered.
 #[derive(Clone, Debug, Serialize)]
@@ -86,7 +85,7 @@ impl Pool {
                 host: host.id.clone(),
                 rdma,
                 choice: connection.transport,
-                patience: connection.timeout.min(PATIENCE),
+                timeout: connection.timeout.min(TIMEOUT),
             };
             pool.nodes = join_all(stats.nodes.iter().map(|node| asker.reach(node))).await;
             anyhow::Ok(())
@@ -98,9 +97,8 @@ impl Pool {
     }
 
     async fn ask_masters(&mut self, connection: &Connection) -> anyhow::Result<()> {
-        let patience = connection.timeout.min(PATIENCE);
-        let status = cluster_status(&connection.masters(), patience).await;
-        let status = with_addresses(status.map_err(connect_error)?);
+        let timeout = connection.timeout.min(TIMEOUT);
+        let status = masters::status(connection, timeout).await?;
         self.leader = status.leader;
         let members = status.members.into_iter().map(|member| Master {
             address: member.address,
@@ -110,7 +108,7 @@ impl Pool {
         });
         self.masters = members.collect();
         for (address, reason) in status.unreached {
-            // What others say of it may be there all the same.
+            // Another master may have described it.
             let known = self.masters.iter_mut().find(|one| one.address == address);
             match known {
                 Some(master) => master.reason = Some(reason),
@@ -129,7 +127,7 @@ impl Pool {
 /// Asks the leader for the nodes, with a client that moves no block bytes.
 async fn stats(connection: &Connection) -> anyhow::Result<(Client, PoolStats)> {
     let options = Options {
-        // Nothing is opened for it: what there is of RDMA is known already.
+        // The doctor knows the RDMA ports already; this client opens none.
         transport: TransportChoice::Tcp,
         ..connection.options()
     };

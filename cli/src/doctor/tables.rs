@@ -1,4 +1,4 @@
-//! What was found, for people.
+//! The tables for people.
 
 use super::Report;
 use super::findings::Weight;

@@ -1,9 +1,9 @@
-//! Text of others, made such that a terminal only shows it.
+//! Escapes text of unknown origin, so that it has no effect on a terminal.
 
 use std::fmt::Write;
 
-/// What must not reach a terminal: control characters, the second set (C1) too, what ends lines and
-/// paragraphs, and what turns the order of characters around or hides.
+/// Whether a character must not reach a terminal. These are control characters (also C1), ends of lines and
+/// paragraphs, characters that reverse the text direction, and invisible ones.
 fn acts(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -18,8 +18,8 @@ fn acts(c: char) -> bool {
         )
 }
 
-/// The text in one line: what acts is escaped as in a Rust string. A backslash is doubled, so that two
-/// texts never look the same.
+/// The text in one line, escaped as in a Rust string. A backslash is doubled, so that two different texts
+/// never look the same.
 pub(crate) fn one_line(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -32,7 +32,7 @@ pub(crate) fn one_line(text: &str) -> String {
     out
 }
 
-/// The text with its lines, of which what else acts is escaped.
+/// The text with its line ends; other such characters are escaped.
 pub(crate) fn several_lines(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -45,8 +45,8 @@ pub(crate) fn several_lines(text: &str) -> String {
     out
 }
 
-/// JSON of the same value in which nothing acts. Such characters stand only in strings there, and JSON
-/// escapes those below a space itself.
+/// The same JSON value with such characters escaped. In JSON they occur only in strings, and the encoder
+/// has escaped those below a space.
 pub(super) fn json(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

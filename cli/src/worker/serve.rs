@@ -1,7 +1,6 @@
-//! The worker process itself: reads commands, works on the pool, answers.
+//! The worker's process: reads commands, executes them on the pool, and answers.
 
 use super::protocol::{Answer, Call, Command, Decoded, Prefilled};
-use crate::cli::Context;
 use crate::connection::{Connection, control_error};
 use crate::fill;
 use crate::remote::Reply;
@@ -20,7 +19,7 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-/// What a worker does, for messages: it does whatever it is told.
+/// The role of a worker in messages. Every worker accepts all commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Prefill,
@@ -36,7 +35,7 @@ impl fmt::Display for Role {
     }
 }
 
-/// How to start a worker.
+/// The settings of a worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// The blocks that it works with.
@@ -72,8 +71,8 @@ impl Options {
 }
 
 /// Answers commands until the input ends.
-pub(crate) async fn run(blocks: Blocks, context: &Context) -> anyhow::Result<()> {
-    let mut worker = match Worker::connect(blocks, &context.connection).await {
+pub(crate) async fn run(blocks: Blocks, connection: &Connection) -> anyhow::Result<()> {
+    let mut worker = match Worker::connect(blocks, connection).await {
         Ok(worker) => worker,
         Err(error) => return Reply::<Answer>::of(Err(error)).say(),
     };
@@ -95,9 +94,10 @@ struct Worker {
     client: Client,
     seed: Digest,
     blocks: Blocks,
-    /// Where blocks are computed, got and checked; as large as the longest prompt so far.
+    /// The memory in which blocks are computed, got and verified. It is as large as the longest prompt so
+    /// far.
     memory: Region,
-    /// What prefills hold, by request.
+    /// The leases of prefills, by request.
     leases: HashMap<u64, Lease>,
 }
 
@@ -129,7 +129,7 @@ impl Worker {
             Command::Decode { prompt } => Ok(Answer::Decoded(self.decode(&prompt).await)),
             Command::Release { request } => {
                 if let Some(lease) = self.leases.remove(&request) {
-                    // When it fails, the lease runs out by itself.
+                    // If the release fails, the lease expires.
                     if let Err(error) = lease.release().await {
                         tracing::warn!(%error, "cannot release a lease");
                     }
@@ -169,7 +169,8 @@ impl Worker {
         Ok(done)
     }
 
-    /// Fills the blocks with what their keys say and puts them. `before` is the block before.
+    /// Fills the blocks with the bytes of their digests and puts them. `before` is the block before the first
+    /// one.
     async fn compute_and_put(
         &self,
         before: Option<&Block>,
@@ -209,7 +210,7 @@ impl Worker {
         self.get(&blocks).await
     }
 
-    /// Gets blocks and checks every byte of them.
+    /// Gets blocks and verifies every byte.
     async fn get(&self, blocks: &[Block]) -> Decoded {
         let mut done = Decoded::default();
         if blocks.is_empty() {
@@ -220,8 +221,8 @@ impl Worker {
             .map(|block| GetBlock::new(block.key.clone(), block.memory.clone()))
             .collect();
         let options = GetOptions {
-            // A prompt's blocks are got once a request: nothing is gained by remembering where
-            // they are, and a lease that stays would keep them from being evicted.
+            // A request gets a block of its prompt once, so a cached location is useless. A lease after the
+            // get would protect the block against eviction.
             release: true,
             ..GetOptions::default()
         };

@@ -6,24 +6,24 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// What the workload is made from.
+/// The settings of the workload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chat {
-    /// What every choice is drawn from.
+    /// The seed of every choice.
     pub(crate) seed: u64,
-    /// How many requests to make.
+    /// The number of requests.
     pub(crate) requests: u32,
 }
 
-/// Sessions that are going on at any time.
+/// The concurrent sessions.
 const SESSIONS: u64 = 24;
 const SYSTEM_PROMPTS: u64 = 4;
 const SYSTEM_TOKENS: (u64, u64) = (192, 640);
 const QUESTION_TOKENS: (u64, u64) = (24, 160);
 const ANSWER_TOKENS: (u64, u64) = (48, 256);
 const TURNS: (u64, u64) = (2, 10);
-/// The pause between a session's turns, in milliseconds. Even the shortest lets other sessions go
-/// between, so that a turn finds the turn before done.
+/// The pause between a session's turns, in milliseconds. Even the shortest pause lets other sessions run, so
+/// the previous turn has ended.
 const PAUSE: (u64, u64) = (4_000, 20_000);
 
 impl Chat {
@@ -73,7 +73,7 @@ struct Session {
 
 impl Session {
     fn start(at: u64, systems: &[Span], random: &mut Random) -> Self {
-        // The lower of two draws: some system prompts are far more used than others.
+        // The lower of two draws, because some system prompts are used far more than others.
         let choice = random
             .below(SYSTEM_PROMPTS)
             .min(random.below(SYSTEM_PROMPTS));
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(systems.len() as u64, SYSTEM_PROMPTS);
         assert!(systems.values().all(|uses| *uses > 1), "{systems:?}");
 
-        // A later turn begins with all of its turn before: prompt, question and answer.
+        // A later turn begins with the whole turn before: prompt, question and answer.
         let continued = requests
             .iter()
             .enumerate()

@@ -1,5 +1,5 @@
-//! Traces in the public JSONL form: one request a line, its blocks named by ids that stand for the
-//! block and everything before it.
+//! Traces in the public JSONL form, one request a line. An id names a block together with all blocks before
+//! it.
 
 use super::{Prompt, Request};
 use serde::Deserialize;

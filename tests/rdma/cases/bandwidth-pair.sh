@@ -1,7 +1,7 @@
 # GB/s of kvpool's puts and gets beside those of perftest's ib_write_bw and ib_read_bw, between two guests:
 # the master and the node on a, the client on b.
 #: guests 2
-#: programs dist:kvctl dist:kvmaster dist:kvstore-node
+#: programs dist:kvbench dist:kvmaster dist:kvstore-node
 #: limit 480
 #: memory 2048
 . /lib/guest.sh

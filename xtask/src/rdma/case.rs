@@ -7,7 +7,7 @@
 //! #: memory 2048                 MiB of each guest
 //! ```
 //!
-//! A binary `dist:kvctl` is one of the profile `dist`: for cases that measure. `python` is this machine's
+//! A binary `dist:kvbench` is one of the profile `dist`: for cases that measure. `python` is this machine's
 //! Python with the packages of the repository.
 
 use anyhow::{Context, Result, bail};

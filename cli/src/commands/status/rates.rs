@@ -1,4 +1,4 @@
-//! How much goes on in a pool, and how often what is asked for is there.
+//! The rates of a pool and its hit shares.
 
 use crate::output;
 use crate::stats::percent;
@@ -6,19 +6,19 @@ use kvpool_client::PoolStats;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Shares of what was asked for since the master started; `None` where nothing was.
+/// Hit shares since the master started; `None` without requests.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct HitRate {
-    /// Of the keys that gets looked up.
+    /// The share of the keys that gets looked up.
     lookups: Option<f64>,
-    /// Of the blocks that match_prefix was asked about.
+    /// The share of the blocks that match_prefix requested.
     prefix: Option<f64>,
 }
 
-/// What went on, a second.
+/// Rates for each second.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Rates {
-    /// The time between the two looks.
+    /// The time between the two statistics.
     over_seconds: f64,
     puts: f64,
     put_bytes: f64,
@@ -44,7 +44,7 @@ impl HitRate {
         }
     }
 
-    /// For people.
+    /// The text for people.
     pub(super) fn text(&self) -> String {
         let of = |share: Option<f64>| {
             share.map_or_else(|| "none yet".to_owned(), |share| format!("{share:.1} %"))
@@ -58,7 +58,7 @@ impl HitRate {
 }
 
 impl Rates {
-    /// What went on between two looks at one master; `None` where they are not of one life of it.
+    /// The rates between two statistics of one master; `None` if the master restarted between them.
     pub(super) fn between(before: &PoolStats, after: &PoolStats) -> Option<Self> {
         let over = after.uptime.checked_sub(before.uptime)?.as_secs_f64();
         if after.epoch != before.epoch || over <= 0.0 {
@@ -78,7 +78,7 @@ impl Rates {
         })
     }
 
-    /// For people: what, and how much of it.
+    /// The rows for people: name and value.
     pub(super) fn rows(&self) -> [(&'static str, String); 3] {
         let both = |count: f64, bytes: f64| format!("{}, {}/s", a_second(count), size(bytes));
         [

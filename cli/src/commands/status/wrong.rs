@@ -1,10 +1,10 @@
-//! What an operator should look at.
+//! The problems of a pool.
 
 use crate::output;
 use crate::stats::percent;
 use kvpool_client::PoolStats;
 
-/// Counters that are 0 in a healthy pool, and what another value means.
+/// Counters that are 0 in a healthy pool, and the meaning of another value.
 const FAULTS: [(&str, &str); 5] = [
     (
         "replicas_corrupt_total",
@@ -31,7 +31,7 @@ const FAULTS: [(&str, &str); 5] = [
 /// Above this share of the pool, quarantine is stuck: readers hold it, or nodes are silent.
 const MUCH_QUARANTINE: f64 = 10.0;
 
-/// What is wrong with the pool, one sentence each.
+/// The problems of the pool, one sentence each.
 pub(super) fn with(stats: &PoolStats) -> Vec<String> {
     let mut wrong = Vec::new();
     for node in stats.nodes.iter().filter(|node| node.state != "live") {

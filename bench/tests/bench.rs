@@ -1,0 +1,244 @@
+//! `kvbench` over real daemons: with pools of its own, and with an existing pool.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const KVBENCH: &str = env!("CARGO_BIN_EXE_kvbench");
+
+fn kvbench(arguments: &[&str]) -> Value {
+    json_of(Path::new(KVBENCH), arguments)
+}
+
+fn kvctl(arguments: &[&str]) -> Value {
+    json_of(&beside("kvctl"), arguments)
+}
+
+/// The path of another program of the pool, in the directory of kvbench.
+fn beside(program: &str) -> PathBuf {
+    PathBuf::from(KVBENCH).with_file_name(program)
+}
+
+fn json_of(program: &Path, arguments: &[&str]) -> Value {
+    let output = Command::new(program)
+        .args(arguments)
+        .args(["--output", "json"])
+        .output()
+        .unwrap_or_else(|error| panic!("{}: {error}; build all first", program.display()));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}\n{text}{log}",
+        output.status
+    );
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn row<'a>(report: &'a Value, case: &str) -> &'a Value {
+    let rows = report["cases"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["case"] == case);
+    row.unwrap_or_else(|| panic!("no {case} in {report}"))
+}
+
+fn median(row: &Value, figure: &str) -> f64 {
+    row[figure]["median"]
+        .as_f64()
+        .unwrap_or_else(|| panic!("no {figure} in {row}"))
+}
+
+#[test]
+fn a_quick_run_measures_checks_and_compares() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("results.json");
+    let report = kvbench(&[
+        "--quick",
+        "--pairs",
+        "2",
+        "--only",
+        "shm/get/4KiB,tcp/get/32x64x16KiB,shm/put-fresh,match_prefix/64",
+        "--json",
+        file.to_str().unwrap(),
+    ]);
+    assert_eq!(report["cases"].as_array().unwrap().len(), 4);
+    assert_eq!(report["pairs"], 2);
+    assert_eq!(report["foreign_pool"], false);
+    for (case, limit) in [
+        ("shm/get/4KiB", "ping-pong"),
+        ("tcp/get/32x64x16KiB", "bare TCP"),
+        ("shm/put-fresh/16x1MiB", "shm/put/16x1MiB"),
+        ("match_prefix/64", "exist/64"),
+    ] {
+        let row = row(&report, case);
+        assert!(row["limit"].as_str().unwrap().starts_with(limit), "{row}");
+        let ratio = median(row, "result") / median(row, "limit_result");
+        let paired = median(row, "ratio");
+        assert!(
+            paired > ratio / 4.0 && paired < ratio * 4.0,
+            "the ratio is that of result and limit: {row}"
+        );
+    }
+    let moved = row(&report, "tcp/get/32x64x16KiB");
+    assert!(moved["cpu"]["client"].as_f64().unwrap() > 0.0, "{moved}");
+    assert!(moved["cpu"]["node"].as_f64().unwrap() > 0.0, "{moved}");
+    let (goals, met) = (&report["goals"], &report["goals_met"]);
+    assert_eq!(goals, 3, "single matches are for information");
+    assert!(met.as_u64().unwrap() <= 3);
+    let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(written["cases"], report["cases"]);
+}
+
+#[test]
+fn a_full_pool_is_measured_beside_one_with_room_and_while_things_happen_to_it() {
+    let report = kvbench(&[
+        "--quick",
+        "--pairs",
+        "1",
+        "--span",
+        "64MiB",
+        "--only",
+        "full/put,full/crowd,full/node-loss",
+    ]);
+    for shape in ["32x1MiB", "128x256KiB"] {
+        let put = row(&report, &format!("full/put/{shape}"));
+        assert_eq!(put["limit"], format!("shm/put/{shape}"));
+        assert!(median(put, "ratio") > 0.0);
+        let beside = row(&report, &format!("full/put-beside-gets/{shape}"));
+        assert_eq!(
+            beside["limit"],
+            format!("with-room/put-beside-gets/{shape}")
+        );
+        assert!(median(beside, "ratio") > 0.0);
+    }
+    for tail in ["full/put-tail/4KiB", "full/put-tail/1MiB"] {
+        assert!(median(row(&report, tail), "result") >= 1.0, "{report}");
+    }
+    for waited in ["full/crowd-wait", "full/node-loss"] {
+        assert!(median(row(&report, waited), "result") > 0.0, "{report}");
+    }
+    assert!(median(row(&report, "full/crowd-evicted"), "result") >= 0.0);
+    assert_eq!(report["goals"], 9, "each of these cases has one");
+}
+
+#[test]
+fn a_run_says_which_profile_it_measures() {
+    let report = kvbench(&["--quick", "--pairs", "1", "--only", "machine/first-touch"]);
+    assert_eq!(
+        report["machine"]["profile"],
+        if cfg!(debug_assertions) {
+            "dev"
+        } else {
+            "release"
+        }
+    );
+}
+
+/// A daemon that dies with the test.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(program: &str, directory: &Path, arguments: &[&str]) -> (Daemon, String) {
+    let path = beside(program);
+    let ready = directory.join(format!("{program}.ready"));
+    let child = Command::new(&path)
+        .args(["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+        .args(arguments)
+        .arg("--ready-file")
+        .arg(&ready)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{}: {error}; build all first", path.display()));
+    let daemon = Daemon(child);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let told = std::fs::read(&ready).ok();
+        let told = told.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        if let Some(listen) = told.as_ref().and_then(|told| told["listen"].as_str()) {
+            return (daemon, listen.to_owned());
+        }
+        assert!(Instant::now() < deadline, "{program} does not serve");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn cases_over_rdma_are_measured_where_there_is_rdma_and_else_left_out_with_one_reason() {
+    let report = kvbench(&[
+        "--quick",
+        "--pairs",
+        "1",
+        "--span",
+        "32MiB",
+        "--only",
+        "rdma/get/32x1MiB,rdma/put/32x64x16KiB,shm/get/4KiB",
+    ]);
+    assert_eq!(report["span_bytes"], 32 << 20);
+    let doctor = kvctl(&["doctor"]);
+    let reason = doctor["host"]["rdma"]["reason"].as_str();
+    let left_out = report["left_out"].as_array().unwrap();
+    match reason {
+        None => {
+            assert!(left_out.is_empty(), "{report}");
+            for case in ["rdma/get/32x1MiB", "rdma/put/32x64x16KiB"] {
+                assert!(median(row(&report, case), "result") > 0.0);
+            }
+        }
+        Some(reason) => {
+            assert_eq!(report["cases"].as_array().unwrap().len(), 1, "{report}");
+            assert_eq!(left_out.len(), 1, "{report}");
+            assert_eq!(left_out[0]["cases"].as_array().unwrap().len(), 2);
+            assert!(left_out[0]["reason"].as_str().unwrap().contains(reason));
+        }
+    }
+}
+
+#[test]
+fn an_existing_pool_is_measured_and_left_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("master");
+    let (_master, listen) = start(
+        "kvmaster",
+        directory.path(),
+        &["--data-dir", data.to_str().unwrap()],
+    );
+    let master = format!("http://{listen}");
+    let socket = directory.path().join("node.sock");
+    let _node = start(
+        "kvstore-node",
+        directory.path(),
+        &[
+            "--master",
+            &master,
+            "--segment",
+            "64MiB",
+            "--shm-path",
+            socket.to_str().unwrap(),
+        ],
+    );
+    let report = kvbench(&[
+        "--master",
+        &master,
+        "--quick",
+        "--pairs",
+        "2",
+        "--only",
+        "shm/put/4KiB,memory/node",
+    ]);
+    assert_eq!(report["foreign_pool"], true);
+    assert_eq!(
+        report["cases"].as_array().unwrap().len(),
+        1,
+        "another's processes are not looked into"
+    );
+    assert!(median(row(&report, "shm/put/4KiB"), "result") > 0.0);
+    let status = kvctl(&["--master", &master, "status"]);
+    assert_eq!(status["blocks"], 0, "{status}");
+}
