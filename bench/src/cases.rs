@@ -73,7 +73,7 @@ pub(crate) enum Pool {
     /// Full; its master is killed and restarted, with durable metadata.
     Restarted,
     /// Full; the node with nine tenths of its blocks is killed, the other one stays.
-    Bereft,
+    NodeLost,
 }
 
 /// The calls of a case.

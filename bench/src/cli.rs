@@ -89,7 +89,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_consistent_and_its_codes_are_told() {
+    fn the_command_line_is_consistent_and_help_lists_the_exit_codes() {
         Cli::command().debug_assert();
         assert!(LONG_HELP.ends_with(exit::HELP), "one list of exit codes");
     }

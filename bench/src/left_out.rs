@@ -63,7 +63,7 @@ pub(crate) fn path(cases: &mut [Case], connection: &Connection) -> (Option<Arc<V
     let reason = if connection.master.is_some() {
         "the network to the named pool, their limits over loopback".to_owned()
     } else {
-        match Veth::lay() {
+        match Veth::create() {
             Ok(veth) => {
                 let what = "a veth link between two network namespaces, their limits too";
                 return (Some(Arc::new(veth)), what.to_owned());
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_over_rdma_is_left_out_where_there_is_none_and_the_reason_is_told_once() {
+    fn rdma_cases_are_left_out_without_rdma_with_one_reason() {
         let rdma = |id: &str| id.starts_with("rdma/");
         let all = table();
         let many = all.iter().filter(|case| rdma(&case.id)).count();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_a_small_span_is_left_out() {
+    fn cases_that_do_not_fit_the_span_are_left_out() {
         let (cases, left_out) = part(table(), 32 * MIB, None);
         let ids = ids(&cases);
         for id in [

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_writes_is_understood() {
+    fn sizes_and_models_of_the_kernel_are_parsed() {
         assert_eq!(cache_size("266240K"), Some(260 << 20));
         assert_eq!(cache_size("8M"), Some(8 << 20));
         assert_eq!(cache_size(""), None);

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_made_in_each_pair() {
+    fn each_pair_has_its_own_ratio() {
         // The machine halves its speed in two of five pairs: the pairs' ratios do not notice.
         let mut pairs = Pairs::default();
         for (result, limit) in [

@@ -58,16 +58,16 @@ impl Pool {
             Self::Full => (4 * span).max(2048 * MIB),
             // A segment is a multiple of a page.
             Self::Crowded | Self::Restarted => CROWD_BYTES.min(2 * span),
-            Self::Bereft => (CROWD_BYTES.min(2 * span) / 10 * 9).next_multiple_of(MIB),
+            Self::NodeLost => (CROWD_BYTES.min(2 * span) / 10 * 9).next_multiple_of(MIB),
         };
         Plan {
             nodes: match self {
                 Self::Local => 0,
-                Self::Bereft => 2,
+                Self::NodeLost => 2,
                 _ => 1,
             },
             node_bytes,
-            last_node_bytes: (self == Self::Bereft)
+            last_node_bytes: (self == Self::NodeLost)
                 .then(|| (CROWD_BYTES.min(2 * span) / 10).next_multiple_of(MIB)),
             policy: Policy::Prefix,
             commit_ack: match self {

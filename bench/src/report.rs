@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_is_told_by_process() {
+    fn processor_time_is_reported_for_each_process() {
         let window = |units, cpu_ns: &[u64]| Measured {
             calls: 1,
             spent_ns: 1,
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_the_digits_that_count() {
+    fn figures_have_three_significant_digits() {
         let shown = [0.123, 9.87, 12.34, 734.2, 27_000.4].map(figure);
         assert_eq!(shown, ["0.12", "9.87", "12.3", "734", "27,000"]);
     }

@@ -227,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_is_measured_only_when_asked_for() {
+    fn long_cases_run_only_with_large() {
         let large = "exist/8192/1000000".to_owned();
         assert!(!names(&[], false).contains(&large));
         assert!(names(&["--large"], false).contains(&large));
     }
 
     #[test]
-    fn a_pool_of_others_is_not_looked_into() {
+    fn an_existing_pool_is_measured_from_outside_only() {
         let foreign = names(&["--large"], true);
         assert!(foreign.contains(&"tcp/get/32x1MiB".to_owned()));
         assert!(foreign.contains(&"exist/8192".to_owned()));

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_told_apart() {
+    fn anonymous_file_and_shared_memory_are_separate() {
         let text = "VmRSS:\t 70 kB\nRssAnon:\t      40 kB\nRssFile:\t 20 kB\nRssShmem:\t 10 kB\n";
         let resident = parse_status(text);
         assert_eq!(resident.anonymous, 40 << 10);

@@ -44,7 +44,7 @@ pub(crate) struct Inside {
 
 impl Veth {
     /// Creates both namespaces. It needs root and `ip`.
-    pub(crate) fn lay() -> anyhow::Result<Self> {
+    pub(crate) fn create() -> anyhow::Result<Self> {
         let process = std::process::id();
         let near = Named::new(format!("kvpool-bench-{process}-near"))?;
         let far = Named::new(format!("kvpool-bench-{process}-far"))?;
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn bytes_go_from_one_end_to_the_other_and_the_thread_comes_back() {
-        let veth = match Veth::lay() {
+        let veth = match Veth::create() {
             Ok(veth) => veth,
             Err(error) => {
                 eprintln!("SKIPPED veth: no network namespaces here: {error:#}");

@@ -90,7 +90,7 @@ fn a_quick_run_measures_checks_and_compares() {
 }
 
 #[test]
-fn a_full_pool_is_measured_beside_one_with_room_and_while_things_happen_to_it() {
+fn a_full_pool_is_measured_beside_one_with_room_and_in_the_scenarios() {
     let report = kvbench(&[
         "--quick",
         "--pairs",
@@ -122,7 +122,7 @@ fn a_full_pool_is_measured_beside_one_with_room_and_while_things_happen_to_it() 
 }
 
 #[test]
-fn a_run_says_which_profile_it_measures() {
+fn a_report_names_the_build_profile() {
     let report = kvbench(&["--quick", "--pairs", "1", "--only", "machine/first-touch"]);
     assert_eq!(
         report["machine"]["profile"],
@@ -170,7 +170,7 @@ fn start(program: &str, directory: &Path, arguments: &[&str]) -> (Daemon, String
 }
 
 #[test]
-fn cases_over_rdma_are_measured_where_there_is_rdma_and_else_left_out_with_one_reason() {
+fn rdma_cases_are_measured_with_rdma_and_left_out_with_one_reason_without_it() {
     let report = kvbench(&[
         "--quick",
         "--pairs",

@@ -86,13 +86,13 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_consistent_and_its_codes_are_told() {
+    fn the_command_line_is_consistent_and_help_lists_the_exit_codes() {
         Cli::command().debug_assert();
         assert!(LONG_HELP.ends_with(exit::HELP), "one list of exit codes");
     }
 
     #[test]
-    fn every_command_that_people_see_has_an_example() {
+    fn every_visible_command_has_an_example() {
         for command in Cli::command().get_subcommands() {
             if command.is_hide_set() {
                 continue;

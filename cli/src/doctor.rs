@@ -31,7 +31,7 @@ impl Report {
     /// Inspects this host and the pool.
     pub(crate) async fn make(connection: &Connection) -> anyhow::Result<Self> {
         let (host, fabric) = tokio::task::spawn_blocking(Host::read).await?;
-        let pool = Pool::look(connection, &host, fabric.as_ref()).await;
+        let pool = Pool::inspect(connection, &host, fabric.as_ref()).await;
         let findings = findings::of(&host, &pool, connection);
         Ok(Self {
             host,

@@ -88,7 +88,7 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn errors_lead_to_the_codes_that_help_tells() {
+    fn errors_have_the_exit_codes_of_help() {
         let wrong = WrongBytes { blocks: 1 };
         assert_eq!(code(&wrong.into()), 5);
         assert_eq!(code(&Usage("a".to_owned()).into()), 2);

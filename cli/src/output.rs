@@ -56,7 +56,7 @@ pub(crate) fn write(bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Writes to standard error why the program `name` failed. A closed standard error is ignored.
-pub(crate) fn complain(name: &str, error: &anyhow::Error) {
+pub(crate) fn print_error(name: &str, error: &anyhow::Error) {
     let text = several_lines(&format!("{name}: {error:#}\n"));
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }

@@ -27,7 +27,7 @@ pub fn run(name: &str, filter: &str, work: impl Future<Output = anyhow::Result<(
         .map_err(anyhow::Error::from)
         .and_then(|runtime| runtime.block_on(until_interrupted(work)));
     result.unwrap_or_else(|error| {
-        output::complain(name, &error);
+        output::print_error(name, &error);
         ExitCode::from(exit::code(&error))
     })
 }

@@ -171,7 +171,7 @@ impl<A: Serialize> Reply<A> {
     /// # Errors
     ///
     /// Standard output is closed.
-    pub fn say(&self) -> anyhow::Result<()> {
+    pub fn send(&self) -> anyhow::Result<()> {
         let mut line = serde_json::to_vec(self).context("cannot encode a reply")?;
         line.push(b'\n');
         let mut stdout = std::io::stdout().lock();

@@ -56,7 +56,7 @@ fn a_program_whose_parent_is_already_gone_is_not_started() {
 }
 
 #[test]
-fn what_follows_is_the_programs_also_where_kvctl_has_such_a_flag() {
+fn arguments_of_the_program_may_be_flags_of_kvctl() {
     let own = std::process::id().to_string();
     let output = Command::new(KVCTL)
         .args([

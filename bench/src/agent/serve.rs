@@ -45,12 +45,12 @@ fn answer_all(seed: String) -> anyhow::Result<()> {
         far: None,
         yardstick: None,
     };
-    Reply::Done(Answer::Done).say()?;
+    Reply::Done(Answer::Done).send()?;
     for line in std::io::stdin().lock().lines() {
         let line = line.context("cannot read commands")?;
         let command = serde_json::from_str(&line).context("invalid command")?;
         let reply = Reply::of(agent.execute(command));
-        reply.say()?;
+        reply.send()?;
         if reply.is_last() {
             break;
         }

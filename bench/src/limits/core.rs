@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_on_its_core_until_it_is_let_go() {
+    fn a_thread_is_on_its_core_until_the_pin_is_dropped() {
         std::thread::spawn(|| {
             let all = sched_getaffinity(None).unwrap().count();
             let pinned = pin(1);

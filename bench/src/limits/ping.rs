@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// The time for which a spinning end polls before it sleeps. An idle end must leave its core to others.
-const PATIENCE: Duration = Duration::from_micros(500);
+const POLL_TIME: Duration = Duration::from_micros(500);
 
 /// Round trips between two polls of the window's clock.
 const BURST: usize = 50;
@@ -154,7 +154,7 @@ impl End {
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     polls = polls.wrapping_add(1);
-                    if polls.is_multiple_of(64) && begin.elapsed() > PATIENCE {
+                    if polls.is_multiple_of(64) && begin.elapsed() > POLL_TIME {
                         self.set_polls(false)?;
                     }
                     std::hint::spin_loop();

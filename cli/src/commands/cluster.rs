@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_see_that_nobody_leads() {
+    fn json_shows_a_pool_without_a_leader() {
         let value = serde_json::to_value(Cluster::from(status(None))).unwrap();
         assert!(value["leader"].is_null());
         assert_eq!(value["members"][1]["lag"], 1200);

@@ -1,7 +1,7 @@
 //! `kvctl status`.
 
+mod problems;
 mod rates;
-mod wrong;
 
 use crate::connection::{control_error, no_node};
 use crate::context::Context;
@@ -128,7 +128,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         rates = Rates::between(&stats, &later);
         stats = later;
     }
-    let mut wrong = wrong::with(&stats);
+    let mut wrong = problems::of(&stats);
     if !stats.nodes.iter().any(|node| node.state == "live") {
         wrong.insert(0, no_node(&context.connection));
     }

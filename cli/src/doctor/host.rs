@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_writes_is_understood() {
+    fn sizes_and_models_of_the_kernel_are_parsed() {
         let meminfo = "MemTotal:  12 kB\nHugePages_Total:      8\nHugePages_Free:  3\n\
                        Hugepagesize:       2048 kB\n";
         let expected = HugePages {

@@ -47,7 +47,7 @@ pub(crate) struct Way {
 
 /// The settings of the client that probes.
 #[derive(Clone, Debug)]
-pub(super) struct Asker {
+pub(super) struct Prober {
     pub(super) cluster: ClusterId,
     pub(super) client: ClientId,
     /// The id of this host ([`super::host::Host::id`]).
@@ -82,7 +82,7 @@ impl Way {
     }
 }
 
-impl Asker {
+impl Prober {
     /// Probes every transport to a node.
     pub(super) async fn reach(&self, stats: &NodeStats) -> Node {
         let hello = Hello {

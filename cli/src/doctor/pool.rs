@@ -1,7 +1,7 @@
 //! The pool: its masters, its nodes, and the transports to them.
 
 use super::host::Host;
-use super::node::{Asker, Node};
+use super::node::{Node, Prober};
 use crate::connection::{Connection, Transport, connect_error, control_error};
 use crate::{exit, masters};
 use futures::future::join_all;
@@ -59,7 +59,7 @@ impl Failure {
 
 impl Pool {
     /// Inspects the pool that `connection` names.
-    pub(super) async fn look(
+    pub(super) async fn inspect(
         connection: &Connection,
         host: &Host,
         fabric: Option<&Arc<Fabric>>,
@@ -79,7 +79,7 @@ impl Pool {
                 (Some(fabric), _) => Ok(fabric.clone()),
                 (None, reason) => Err(reason.clone().unwrap_or_default()),
             };
-            let asker = Asker {
+            let prober = Prober {
                 cluster: client.cluster_id(),
                 client: client.client_id(),
                 host: host.id.clone(),
@@ -87,7 +87,7 @@ impl Pool {
                 choice: connection.transport,
                 timeout: connection.timeout.min(TIMEOUT),
             };
-            pool.nodes = join_all(stats.nodes.iter().map(|node| asker.reach(node))).await;
+            pool.nodes = join_all(stats.nodes.iter().map(|node| prober.reach(node))).await;
             anyhow::Ok(())
         };
         if let Err(error) = Box::pin(found).await {
@@ -146,7 +146,7 @@ pub(crate) async fn nodes_by(
         ..connection.clone()
     };
     let (host, fabric) = tokio::task::spawn_blocking(Host::read).await?;
-    let pool = Pool::look(&connection, &host, fabric.as_ref()).await;
+    let pool = Pool::inspect(&connection, &host, fabric.as_ref()).await;
     match pool.failure {
         Some(failure) if failure.unreachable => Err(exit::Unreachable(failure.reason).into()),
         Some(failure) => Err(anyhow::anyhow!(failure.reason)),

@@ -69,7 +69,7 @@ mod tests {
     const HOSTILE: &str = "a\u{1b}[2J\r\n\t\u{9b}m\u{7f}\u{202e}\u{2066}\u{200b}\u{e0041}\\é漢😀";
 
     #[test]
-    fn nothing_that_acts_is_left_and_what_people_write_is() {
+    fn control_characters_are_escaped_and_ordinary_text_stays() {
         assert!(!one_line(HOSTILE).chars().any(acts));
         assert!(!several_lines(HOSTILE).chars().any(|c| acts(c) && c != '\n'));
         assert!(
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn json_says_what_was_said() {
+    fn escaped_json_has_the_same_value() {
         for value in [
             serde_json::json!({ "key": HOSTILE, "list": [HOSTILE, 1, null] }),
             serde_json::json!({ HOSTILE: HOSTILE }),

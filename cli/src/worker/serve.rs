@@ -74,14 +74,14 @@ impl Options {
 pub(crate) async fn run(blocks: Blocks, connection: &Connection) -> anyhow::Result<()> {
     let mut worker = match Worker::connect(blocks, connection).await {
         Ok(worker) => worker,
-        Err(error) => return Reply::<Answer>::of(Err(error)).say(),
+        Err(error) => return Reply::<Answer>::of(Err(error)).send(),
     };
-    Reply::Done(Answer::Ready).say()?;
+    Reply::Done(Answer::Ready).send()?;
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await.context("cannot read commands")? {
         let command = serde_json::from_str(&line).context("invalid command")?;
         let reply = Reply::of(worker.execute(command).await);
-        reply.say()?;
+        reply.send()?;
         if reply.is_last() {
             return Ok(());
         }

@@ -89,7 +89,7 @@ pub(super) fn cases() -> Vec<Case> {
         ),
         scenario(
             "node-loss",
-            Pool::Bereft,
+            Pool::NodeLost,
             What::NodeLoss,
             Metric::Times,
             1.5,

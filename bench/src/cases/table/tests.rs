@@ -48,7 +48,7 @@ fn each_case_has_a_limit_and_a_goal_or_says_why_not() {
 }
 
 #[test]
-fn every_goal_that_is_asked_for_stands_in_the_table() {
+fn the_table_has_every_required_goal() {
     let table = table();
     let goal = |id: &str| {
         let case = table.iter().find(|case| case.id == id);
@@ -111,7 +111,7 @@ fn every_goal_that_is_asked_for_stands_in_the_table() {
 }
 
 #[test]
-fn tcp_goes_over_veth_and_loopback_is_held_to_nothing() {
+fn tcp_cases_use_veth_and_loopback_cases_have_no_goal() {
     for case in table() {
         let place = case.place;
         match (place.way, place.path) {

@@ -32,10 +32,10 @@ const FAULTS: [(&str, &str); 5] = [
 const MUCH_QUARANTINE: f64 = 10.0;
 
 /// The problems of the pool, one sentence each.
-pub(super) fn with(stats: &PoolStats) -> Vec<String> {
-    let mut wrong = Vec::new();
+pub(super) fn of(stats: &PoolStats) -> Vec<String> {
+    let mut problems = Vec::new();
     for node in stats.nodes.iter().filter(|node| node.state != "live") {
-        wrong.push(format!(
+        problems.push(format!(
             "node {} is {}: last heartbeat {:.1} s ago",
             node.name,
             node.state,
@@ -44,7 +44,7 @@ pub(super) fn with(stats: &PoolStats) -> Vec<String> {
     }
     let quarantine = percent(stats.quarantine.0, stats.capacity.0);
     if quarantine > MUCH_QUARANTINE {
-        wrong.push(format!(
+        problems.push(format!(
             "{quarantine:.0} % of the pool is in quarantine: readers hold it, or a node does not \
              answer"
         ));
@@ -52,10 +52,10 @@ pub(super) fn with(stats: &PoolStats) -> Vec<String> {
     for (name, meaning) in FAULTS {
         let count = stats.counters.get(name).copied().unwrap_or_default();
         if count > 0 {
-            wrong.push(format!("{} {meaning}", output::count(count)));
+            problems.push(format!("{} {meaning}", output::count(count)));
         }
     }
-    wrong
+    problems
 }
 
 #[cfg(test)]
@@ -65,12 +65,12 @@ mod tests {
     use kvpool_types::Length;
 
     #[test]
-    fn a_pool_that_is_well_has_nothing_wrong_and_each_fault_is_said_once() {
-        assert_eq!(with(&stats(&[])), Vec::<String>::new());
+    fn a_healthy_pool_has_no_problems_and_each_fault_is_reported_once() {
+        assert_eq!(of(&stats(&[])), Vec::<String>::new());
         let ill = stats(&FAULTS.map(|(name, _)| (name, 2)));
-        assert_eq!(with(&ill).len(), FAULTS.len());
+        assert_eq!(of(&ill).len(), FAULTS.len());
         let mut held = stats(&[]);
         (held.quarantine, held.capacity) = (Length(20), Length(100));
-        assert!(with(&held)[0].starts_with("20 % of the pool"));
+        assert!(of(&held)[0].starts_with("20 % of the pool"));
     }
 }
