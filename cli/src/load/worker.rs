@@ -6,7 +6,10 @@ use super::{Load, Operation};
 use crate::connection::{connect_error, get_error, put_error, remove_error};
 use crate::exit;
 use crate::workload::Random;
-use kvpool_client::{GetOptions, GetOutcome, Options, PutOptions, PutOutcome, Remove, blocking};
+use kvpool_client::{
+    GetOptions, GetOutcome, Options, PutBlock, PutOptions, PutOutcome, Remove, RemoveError,
+    blocking,
+};
 use kvpool_types::{Key, Length};
 use std::ops::Range;
 use std::time::Instant;
@@ -99,13 +102,17 @@ impl Worker {
 
     /// Removes all blocks of this thread.
     pub(super) fn remove_all(mut self) -> anyhow::Result<()> {
-        self.remove(self.live.end)
+        self.remove(self.live.end).map_err(remove_error)
     }
 
     fn put(&mut self, tally: &mut Tally) -> anyhow::Result<()> {
         let kept = self.load.blocks_per_thread - self.load.batch;
-        if self.live.end - self.live.start > kept {
-            self.remove(self.live.end - kept)?;
+        if self.live.end - self.live.start > kept
+            && let Err(error) = self.remove(self.live.end - kept)
+        {
+            // The run continues, as after a failed put: the master may be back for the next call.
+            tally.put.fail(error.code(), || remove_error(error));
+            return Ok(());
         }
         let puts = self.next_puts()?;
         let begin = Instant::now();
@@ -171,7 +178,7 @@ impl Worker {
     }
 
     /// The next blocks to put, which are live from now on: a failed put may have stored a block.
-    fn next_puts(&mut self) -> anyhow::Result<Vec<kvpool_client::PutBlock>> {
+    fn next_puts(&mut self) -> anyhow::Result<Vec<PutBlock>> {
         let numbers = self.live.end..self.live.end + self.load.batch;
         self.live.end = numbers.end;
         numbers.map(|number| self.blocks.put(number)).collect()
@@ -193,15 +200,14 @@ impl Worker {
     }
 
     /// Removes the live blocks with numbers below `end`. Blocks that the pool has evicted are no error.
-    fn remove(&mut self, end: u64) -> anyhow::Result<()> {
+    fn remove(&mut self, end: u64) -> Result<(), RemoveError> {
         while self.live.start < end {
             let through = end.min(self.live.start + REMOVED_AT_ONCE);
             let keys: Vec<Key> = (self.live.start..through)
                 .map(|number| self.blocks.key(number))
                 .collect();
             // Forced: the only leases are those of this thread's gets.
-            let removed = self.client.remove(Remove::Keys(keys), true);
-            removed.map_err(remove_error)?;
+            self.client.remove(Remove::Keys(keys), true)?;
             self.live.start = through;
         }
         Ok(())
