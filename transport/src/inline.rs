@@ -226,7 +226,7 @@ mod tests {
     /// The node hangs, or the path to it is cut. The link must close so that the client opens a new
     /// one.
     #[tokio::test]
-    async fn a_request_that_is_not_answered_in_time_ends_the_channel() {
+    async fn a_timed_out_request_ends_the_channel() {
         let (ours, _silent) = UnixStream::pair().unwrap();
         let channel = Arc::new(Channel::from_socket(ours.into()).unwrap());
         let length = Length(4096);

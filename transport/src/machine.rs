@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_one() {
+    fn this_machine_has_a_host_id() {
         assert_ne!(host_id().unwrap(), HostId(0));
     }
 }

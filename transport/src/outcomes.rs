@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_an_item_is_let_go_of_as_the_item_ends() {
+    fn the_memory_of_an_item_is_released_when_the_item_ends() {
         let (batch, _outcomes) = Batch::<()>::new(4);
         let kept: Vec<_> = (0..4)
             .map(|item| {

@@ -5,25 +5,25 @@
 //!              └─ QueuePair ─► RdmaLane: submit ─► plan ─► post ─► completions ─► done
 //! ```
 //!
-//! - [`options`] what an operator can set, and why there may be no RDMA here
-//! - [`device`] the library and the devices of this host
-//! - [`rail`] one port: its limits, what is registered and made on it
-//! - [`registry`] registered memory, and the cache for callers who do not register
-//! - [`queue`] one reliable connection, from its creation to its end
-//! - [`work`] what a lane is asked to do and how it may end
-//! - `plan`, `turns`, `operation` transfers as work requests, their order, their outcomes
-//! - [`lane`] the side of a queue pair that submits
-//! - `completions` the thread that hears of ends
-//! - `matching` which ports of two hosts are the ends of a link, `rests` those over which nothing comes
-//! - `near` which of several lanes a transfer goes over
-//! - `link`, `read`, `write` the [`Link`](crate::Link) of a client, agreed on over the data port
-//! - `pieces`, `posting` a batch in pieces, and whose turn it is to post one
-//! - `places`, `locate` where a link finds the node's memory
-//! - `serve` the node's side of it, `exposure` its memory
-//! - `sys` libibverbs, loaded at run time
+//! - [`options`]: the operator's settings, and why RDMA may be unavailable
+//! - [`device`]: the library and the devices of this host
+//! - [`rail`]: one port, with its limits, registrations and queue pairs
+//! - [`registry`]: registered memory, and the cache for callers that do not register
+//! - [`queue`]: one reliable connection, from its creation to its end
+//! - [`work`]: the work of a lane, and its possible errors
+//! - `plan`, `turns`, `operation`: transfers as work requests, their order, their outcomes
+//! - [`lane`]: the submitting side of a queue pair
+//! - `completions`: the thread that receives completions
+//! - `matching`: which ports of two hosts form pairs; `cooldowns`: pairs that failed
+//! - `lane_choice`: which of several lanes carries a transfer
+//! - `link`, `read`, `write`: the [`Link`](crate::Link) of a client, agreed on over the data port
+//! - `pieces`, `posting`: a batch in pieces, and their posting in turn
+//! - `range_cache`, `locate`: where a link finds the node's memory
+//! - `serve`: the node's side; `exposure`: its registered memory
+//! - `sys`: libibverbs, loaded at run time
 //!
-//! What is in flight owns its memory: a slice that was submitted is kept until its work request has
-//! ended or its queue pair has been destroyed, whatever its submitter does meanwhile.
+//! Work in flight keeps its memory alive. A submitted slice is kept until its work request has
+//! ended or its queue pair is destroyed, whatever the submitter does.
 //!
 //! ADR 0013 says how links are agreed on and fenced.
 

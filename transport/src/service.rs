@@ -1,5 +1,5 @@
-//! What the servers of all transports share: letting callers in by the [`door`], one thread for each that
-//! has said hello, and ending them.
+//! Shared by the servers of all transports: the [`acceptor`] admits callers, each admitted
+//! connection has a thread, and a drain or an abort ends them.
 //!
 //! ```text
 //! idle ──begin──► busy ──finish──► idle        drain: idle ones end now, busy ones when they finish
@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long threads whose sockets have been shut down get to notice.
+/// How long threads may take to end after their sockets were shut down.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
-/// One accepted connection.
+/// An accepted connection.
 pub(crate) struct Connection {
     socket: OwnedFd,
     phase: Mutex<Phase>,
@@ -53,7 +53,7 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// A request has begun to come in; false when the connection is to end instead.
+    /// Marks the start of a request. False when the connection must end.
     pub(crate) fn begin(&self) -> bool {
         let mut phase = self.phase.lock();
         let goes_on = *phase == Phase::Idle;
@@ -63,7 +63,7 @@ impl Connection {
         goes_on
     }
 
-    /// The request has been answered; false when the connection is to end.
+    /// Marks the end of a request. False when the connection must end.
     pub(crate) fn finish(&self) -> bool {
         let mut phase = self.phase.lock();
         let goes_on = *phase == Phase::Busy;
@@ -93,13 +93,13 @@ impl Abort for Connection {
     }
 }
 
-/// What is done with connections.
+/// Handles the connections of one transport.
 pub(crate) trait Serve: Send + Sync + 'static {
     /// How long a caller may take to say hello.
     fn handshake(&self) -> Duration;
-    /// The epoch that refusals name.
+    /// The epoch to send in refusals.
     fn epoch(&self) -> Epoch;
-    /// Judges a caller by its first frame. On the accepting thread: it must not wait.
+    /// Judges a caller by its first frame. Runs on the accepting thread, so it must not block.
     fn judge(&self, socket: BorrowedFd<'_>, hello: &FirstFrame) -> Result<Admitted, End>;
     /// Answers the hello, and serves the connection until it ends.
     fn serve(&self, connection: &Arc<Connection>, admitted: Admitted);
@@ -115,7 +115,7 @@ struct ServiceShared {
     serve: Arc<dyn Serve>,
     name: &'static str,
     limit: usize,
-    /// Written to when accepting is to end.
+    /// Signals the accepting thread to end.
     wake: OwnedFd,
     connections: Mutex<Connections>,
     ended: Condvar,
@@ -129,7 +129,7 @@ struct Connections {
 }
 
 impl Service {
-    /// Serves what comes to a listening socket, `limit` connections at once. Threads carry `name`.
+    /// Serves a listening socket, `limit` connections at once. The threads are named after `name`.
     pub(crate) fn start(
         listener: OwnedFd,
         name: &'static str,
@@ -154,13 +154,13 @@ impl Service {
         })
     }
 
-    /// How many connections are open.
+    /// The number of open connections.
     pub(crate) fn connections(&self) -> usize {
         self.shared.connections.lock().open.len()
     }
 
-    /// Accepts no more, lets requests in progress finish until `deadline`, then ends what is left.
-    /// True when nothing had to be cut off.
+    /// Stops accepting, lets requests in progress finish until `deadline`, then aborts the others.
+    /// True when nothing was aborted.
     pub(crate) fn drain(&self, deadline: Instant) -> bool {
         self.stop_accepting();
         let drained = {
@@ -179,7 +179,7 @@ impl Service {
     fn stop_accepting(&self) {
         self.shared.connections.lock().stopped = true;
         if let Err(error) = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes()) {
-            tracing::error!(%error, "the accepting thread cannot be woken");
+            tracing::error!(%error, "waking the accepting thread failed");
             return;
         }
         if let Some(thread) = self.accepting.lock().take()
@@ -198,7 +198,7 @@ impl Service {
         if !self.shared.wait_until_empty(&mut connections, deadline) {
             tracing::warn!(
                 left = connections.open.len(),
-                "connections have not ended after they were aborted"
+                "connections did not end after they were aborted"
             );
         }
     }
@@ -225,7 +225,7 @@ impl ServiceShared {
         connections.open.is_empty()
     }
 
-    /// Takes a connection in; gives the socket back when there are too many.
+    /// Starts a thread for a connection. Returns the socket when there are too many connections.
     fn open(self: &Arc<Self>, socket: OwnedFd, admitted: Admitted) -> Result<(), OwnedFd> {
         let (number, connection) = {
             let mut connections = self.connections.lock();
@@ -245,8 +245,8 @@ impl ServiceShared {
         let spawned = std::thread::Builder::new()
             .name(self.name.to_owned())
             .spawn(move || {
-                // Also runs when serving panics, so that a fault in one connection is not counted
-                // as an open one for ever.
+                // Also runs when serving panics, so that the failed connection is not counted as
+                // open forever.
                 let _closed = Closed {
                     shared: &shared,
                     number,
@@ -260,12 +260,13 @@ impl ServiceShared {
         Ok(())
     }
 
-    /// Ends a connection and frees its place, in one step for those who come after: whoever has seen
-    /// the end of one finds room for the next.
+    /// Ends a connection and frees its slot under one lock. A peer that has seen the end finds the
+    /// slot free.
     fn close(&self, number: u64) {
         let mut connections = self.connections.lock();
         if let Some(connection) = connections.open.remove(&number) {
-            // A host may still hold the connection as an `Abort`, which must not keep it open.
+            // A host may still hold the connection as an `Abort`, which must not keep the socket
+            // open.
             shut_down(connection.socket());
         }
         drop(connections);

@@ -1,15 +1,16 @@
-//! Blocks through shared memory, for clients on the node's own host.
+//! Transfers through shared memory, for clients on the node's host.
 //!
 //! ```text
-//!  link ──► control socket (frames without payload, descriptors beside them) ──► thread ──► Host
-//!    ├────► pin board: slots in shared memory ◄── looked at by the Host
+//!  link ──► control socket (frames without payload, with descriptors) ──► thread ──► Host
+//!    ├────► pin board: slots in shared memory ◄── read by the Host
 //!    ├────► copy threads: mapping of the segment ◄══► the caller's memory
-//!    └────► timer: ends what waits past its deadline
+//!    └────► timer: ends operations at their deadline
 //!                                         watcher: pidfd of each client's process ──► Host::peer_gone
 //! ```
 //!
-//! A write is announced before its first byte and ended after its last, because a mapping cannot be
-//! taken back: until the end, or the death of the process, the node keeps the extent as it is.
+//! A write is announced before its first byte and ended after its last byte, because a mapping
+//! cannot be revoked. Until the end, or the death of the process, the node does not reuse the
+//! extent.
 
 pub mod board;
 pub(crate) mod fds;

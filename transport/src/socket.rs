@@ -1,12 +1,12 @@
-//! Sending from and receiving into scattered memory.
+//! Sends from and receives into scattered memory.
 //!
-//! Socket buffers and the congestion control stay the kernel's: its own sizing follows the path, and a
-//! receive buffer that shrinks drops what the peer was allowed to send.
+//! The kernel controls socket buffers and congestion. Its sizing follows the path, and a receive
+//! buffer that shrinks drops bytes that the peer was allowed to send.
 //!
 //! ADR 0029 says why kvpool leaves TCP to the kernel.
 
-// UNSAFETY: hands the addresses of slices to the kernel, which copies from and to them without any
-// reference being formed.
+// UNSAFETY: hands the addresses of slices to the kernel, which copies from and to them. No
+// reference is formed.
 #![allow(unsafe_code, reason = "vectored I/O on shared memory")]
 
 mod payload;
@@ -23,7 +23,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// The most pieces of memory that one call takes.
+/// The most pieces of memory in one call.
 const MAX_VECTORS: usize = 1024;
 
 /// Memory to send from, in order.
@@ -37,7 +37,7 @@ pub(crate) struct Scatter<'a>(Vectors<'a>);
 #[derive(Default)]
 struct Vectors<'a> {
     all: Vec<libc::iovec>,
-    /// The first one that is not used up.
+    /// The index of the first vector that is not used up.
     next: usize,
     borrowed: PhantomData<&'a mut [u8]>,
 }
@@ -48,17 +48,16 @@ impl<'a> Gather<'a> {
         self.0.push(bytes.as_ptr().cast_mut(), bytes.len());
     }
 
-    /// Appends all of a slice.
+    /// Appends a whole slice.
     pub(crate) fn push_slice(&mut self, slice: &'a Slice) {
         self.0.push(slice.as_ptr(), slice.length().as_usize());
     }
 
-    /// Sends everything. Fails with `WouldBlock` when the socket has a timeout and nothing could be
-    /// sent for so long.
+    /// Sends everything. Fails with `WouldBlock` when the socket's timeout passes without progress.
     pub(crate) fn send_all(mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         while let Some(mut message) = self.0.message() {
-            // SAFETY: the message names vectors that live as long as `self`, and they name memory
-            // that is borrowed or counted for `'a`. The kernel only reads it.
+            // SAFETY: the message names vectors that live as long as `self`. They name memory that
+            // is borrowed or counted for `'a`, and the kernel only reads it.
             let sent =
                 unsafe { libc::sendmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_NOSIGNAL) };
             match moved(sent) {
@@ -94,27 +93,27 @@ impl<'a> Scatter<'a> {
         );
     }
 
-    /// How many bytes there is room for.
+    /// The number of bytes that still fit.
     pub(crate) fn left(&self) -> u64 {
         let left = self.0.all.get(self.0.next..).unwrap_or_default();
         left.iter().map(|vector| vector.iov_len as u64).sum()
     }
 
-    /// Whether there is no room left.
+    /// Whether no room is left.
     pub(crate) fn is_full(&self) -> bool {
         self.0.next == self.0.all.len()
     }
 
-    /// Receives what is there, after waiting for at least one byte; 0 means that the other side has
-    /// closed. Fails with `WouldBlock` when the socket has a timeout and nothing came for so long.
+    /// Waits for at least one byte and receives the available bytes. Returns 0 when the peer has
+    /// closed. Fails with `WouldBlock` when the socket's timeout passes.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         loop {
             let Some(mut message) = self.0.message() else {
                 return Ok(0);
             };
-            // SAFETY: the message names vectors that live as long as `self`, and they name memory
-            // that is uniquely borrowed, or counted and writable, for `'a`. The kernel writes at
-            // most what they span.
+            // SAFETY: the message names vectors that live as long as `self`. They name memory that
+            // is uniquely borrowed, or counted and writable, for `'a`. The kernel writes at most
+            // that memory.
             let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
             match moved(received) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -144,7 +143,7 @@ impl Vectors<'_> {
         if left.is_empty() {
             return None;
         }
-        // SAFETY: a message header is plain numbers and pointers, for which zero is a value.
+        // SAFETY: a message header has plain numbers and pointers, for which zero is valid.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = left.as_mut_ptr();
         message.msg_iovlen = left.len().min(MAX_VECTORS);
@@ -164,10 +163,10 @@ impl Vectors<'_> {
     }
 }
 
-/// Waits until there is something to receive, or the connection has ended.
+/// Waits until data arrives or the connection ends.
 ///
-/// A call that waits to receive is also woken whenever the other side makes room for what is being
-/// sent, by TCP while a large payload goes out and by Unix sockets for every message. This is not.
+/// A blocking receive is also woken when the peer frees room for sent data: by TCP during a large
+/// payload, by Unix sockets after every message. This wait is not.
 pub(crate) fn wait_to_receive(socket: BorrowedFd<'_>) -> io::Result<()> {
     let mut poll = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
     match rustix::event::poll(&mut poll, None) {
@@ -176,7 +175,7 @@ pub(crate) fn wait_to_receive(socket: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Sends what the socket takes without waiting; how many bytes that was.
+/// Sends what the socket takes without blocking. Returns the number of bytes.
 pub(crate) fn send_some(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> usize {
     let all = bytes.len();
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -192,18 +191,18 @@ fn moved(count: isize) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Bounds each wait for the other side, both ways; `None` waits for ever.
+/// Sets the timeout of each send and receive; `None` waits forever.
 pub(crate) fn set_timeouts(socket: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<()> {
-    // A limit of zero would mean none.
+    // The kernel takes a limit of zero as no limit.
     let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, limit)?;
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Send, limit)?;
     Ok(())
 }
 
-/// Has the kernel end a TCP connection whose peer is gone without a word, its host down or cut off: a
-/// minute after it was last heard of it is asked three times, and what it does not acknowledge is
-/// sent again for no longer.
+/// Lets the kernel end a TCP connection to a lost peer, for example after a host failure. After a
+/// minute of silence it sends three keepalives. Unacknowledged data is retransmitted for the same
+/// total time.
 pub(crate) fn notice_lost_peer(socket: BorrowedFd<'_>) {
     const QUIET: Duration = Duration::from_secs(60);
     const PAUSE: Duration = Duration::from_secs(10);
@@ -217,13 +216,13 @@ pub(crate) fn notice_lost_peer(socket: BorrowedFd<'_>) {
             sockopt::set_tcp_user_timeout(socket, u32::try_from(lost).unwrap_or(u32::MAX))
         });
     if let Err(error) = set {
-        tracing::debug!(%error, "a lost peer is noticed later");
+        tracing::debug!(%error, "setting TCP keepalive failed: a lost peer is detected late");
     }
 }
 
-/// Ends all I/O on a socket: calls that wait on it return at once.
+/// Ends all I/O on a socket: blocked calls return at once.
 pub(crate) fn shut_down(socket: BorrowedFd<'_>) {
-    // It fails only where the connection has ended already.
+    // It fails only when the connection has ended already.
     let _ended = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
 }
 
@@ -235,7 +234,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    /// How often a thread of this process has gone to sleep.
+    /// The number of voluntary context switches of a thread of this process.
     fn sleeps(thread: i32) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
         let line = status
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_to_receive_sleeps_while_others_send() {
+    fn a_waiting_receiver_sleeps_while_others_send() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let waiting = ours.try_clone().unwrap();
         let (tell, told) = std::sync::mpsc::channel();

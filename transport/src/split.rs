@@ -1,4 +1,4 @@
-//! Cuts batches into frames.
+//! Divides batches into frames.
 
 use crate::checksum::combine;
 use crate::link::{ReadOp, TransferError, TransferResult, WriteOp};
@@ -8,23 +8,23 @@ use kvpool_types::wire::data::ReadItem;
 use kvpool_types::wire::frame::MAX_PAYLOAD_BYTES;
 use kvpool_types::{Checksum, Code, Extent, Length, Offset};
 
-/// The payload at which a frame is full: small enough for connections to share a large batch and for
-/// small requests to find gaps, large enough to cost nothing.
+/// The payload of a full frame, in bytes. It is small enough that connections share a large batch
+/// and small requests are not delayed, and large enough that its fixed cost is negligible.
 pub(crate) const FRAME_BYTES: u64 = 4 << 20;
-/// What is worth a frame of its own beside those of other connections.
+/// The payload that justifies a frame on another connection, in bytes.
 const SHARE_BYTES: u64 = 1 << 20;
 /// The most items of one frame.
 pub(crate) const FRAME_ITEMS: usize = 1024;
 
-/// A range that one frame can carry, of one read.
+/// A range of one read that fits one frame.
 pub(crate) struct Part {
-    /// Which operation of the batch it belongs to.
+    /// The index of the operation in the batch.
     pub(crate) op: usize,
     pub(crate) item: ReadItem,
     pub(crate) into: Vec<Slice>,
 }
 
-/// Checks a read and cuts it into parts, appended to `parts`.
+/// Checks a read and appends its parts to `parts`.
 pub(crate) fn cut_read(
     op: usize,
     read: &ReadOp,
@@ -67,11 +67,11 @@ pub(crate) fn cut_read(
     Ok(())
 }
 
-/// The length of a read whose arguments are in range.
+/// Checks a read's arguments. Returns its length.
 pub(crate) fn check_read(read: &ReadOp) -> Result<Length, TransferError> {
     let length = read.length();
     if length == Length(0) {
-        return Err(invalid(format!("a read of no bytes of {}", read.extent)));
+        return Err(invalid(format!("an empty read of {}", read.extent)));
     }
     if read.into.iter().any(|slice| !slice.is_writable()) {
         return Err(invalid(format!(
@@ -82,7 +82,7 @@ pub(crate) fn check_read(read: &ReadOp) -> Result<Length, TransferError> {
     Ok(length)
 }
 
-/// The range of the segment that a read is of.
+/// The range of the segment that a read covers.
 pub(crate) fn source(read: &ReadOp) -> Result<Extent, TransferError> {
     let length = check_read(read)?;
     let offset = read.extent.offset.0.checked_add(read.from.0);
@@ -102,7 +102,7 @@ pub(crate) fn source(read: &ReadOp) -> Result<Extent, TransferError> {
         })
 }
 
-/// The length of a write whose arguments are in range.
+/// Checks a write's arguments. Returns its length.
 pub(crate) fn check_write(write: &WriteOp) -> Result<Length, TransferError> {
     let extent = write.grant.extent;
     let length = total_length(&write.from);
@@ -114,7 +114,7 @@ pub(crate) fn check_write(write: &WriteOp) -> Result<Length, TransferError> {
     Ok(length)
 }
 
-/// The payload of one write; an error when no frame can carry it.
+/// The payload of one write in bytes; an error when it exceeds a frame.
 pub(crate) fn write_payload(write: &WriteOp) -> Result<u64, TransferError> {
     let length = check_write(write)?;
     let payload = length.0.saturating_add(length.chunks() * 8);
@@ -127,8 +127,8 @@ pub(crate) fn write_payload(write: &WriteOp) -> Result<u64, TransferError> {
     Ok(payload)
 }
 
-/// Packs things of the given weights into frames, in order: each frame holds at least one and ends
-/// when it is full.
+/// Packs weighted things into frames, in order. Each frame holds at least one thing and ends when
+/// it is full.
 pub(crate) fn pack<T>(things: Vec<(u64, T)>, limit: u64, mut frame: impl FnMut(u64, Vec<T>)) {
     let mut open = Vec::new();
     let mut weight = 0u64;
@@ -145,9 +145,9 @@ pub(crate) fn pack<T>(things: Vec<(u64, T)>, limit: u64, mut frame: impl FnMut(u
     }
 }
 
-/// Like [`pack`] into frames of at most [`FRAME_BYTES`], for `ways` connections that carry them side
-/// by side: as many frames for each, as alike in weight as the things allow, so that none has still
-/// to carry a frame when the others are done.
+/// Like [`pack`] into frames of at most [`FRAME_BYTES`], for `ways` parallel connections. Each
+/// connection gets as many frames as the others, of weights as equal as the things allow. So all
+/// connections finish at about the same time.
 pub(crate) fn spread<T>(things: Vec<(u64, T)>, ways: usize, mut frame: impl FnMut(Vec<T>)) {
     let total = things
         .iter()
@@ -161,7 +161,7 @@ pub(crate) fn spread<T>(things: Vec<(u64, T)>, ways: usize, mut frame: impl FnMu
     let mut open = Vec::new();
     let (mut weight, mut done, mut current) = (0, 0u64, 0);
     for (bytes, thing) in things {
-        // A thing belongs to the share that its middle lies in.
+        // A thing belongs to the share that holds its middle.
         let belongs = done.saturating_add(bytes / 2) / share;
         let is_full = bytes.saturating_add(weight) > FRAME_BYTES || open.len() == FRAME_ITEMS;
         if !open.is_empty() && (belongs != current || is_full) {
@@ -178,8 +178,8 @@ pub(crate) fn spread<T>(things: Vec<(u64, T)>, ways: usize, mut frame: impl FnMu
     }
 }
 
-/// Joins the outcomes of parts, which come in order, into those of the operations: `early` holds
-/// the errors of operations that were never sent.
+/// Joins the outcomes of parts, which are in order, into those of the operations. `early` holds the
+/// errors of operations that were not sent.
 pub(crate) fn join_parts(
     early: Vec<Option<TransferError>>,
     parts: Vec<(usize, Length)>,
@@ -276,7 +276,7 @@ mod tests {
         );
     }
 
-    /// The weights of the frames that things of these weights are spread over.
+    /// The weights of the frames that things with these weights are spread over.
     fn shares(things: impl IntoIterator<Item = u64>, ways: usize) -> Vec<u64> {
         let things = things.into_iter().map(|bytes| (bytes, bytes)).collect();
         let mut frames = Vec::new();
@@ -296,7 +296,7 @@ mod tests {
             shares([1 << 20; 9], 2),
             [2 << 20, 2 << 20, 3 << 20, 2 << 20]
         );
-        // Too little to be worth two frames, and nothing at all.
+        // Two cases: too little for two frames, and nothing at all.
         assert_eq!(shares([100; 10], 2), [1000]);
         assert_eq!(shares([], 2), [0; 0]);
         assert_eq!(shares([0], 2), [0]);

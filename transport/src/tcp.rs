@@ -1,14 +1,15 @@
-//! Blocks over TCP: frames of `kvpool_types::wire::frame`, bytes straight from and into segments and
-//! the caller's memory.
+//! Transfers over TCP: frames of `kvpool_types::wire::frame`, with bytes moved directly between
+//! segments and the caller's memory.
 //!
 //! ```text
 //!            link ──► lane (queue, sender thread) ══ connection ══ thread ──► Host
 //!  batch ──►   └────► lane (receiver thread)      ══ connection ══ thread ──► Host
-//!                      ▲ timer: ends what is past its deadline, by ending its connection
+//!                      ▲ timer: ends late requests by ending their connection
 //! ```
 //!
-//! A link has few connections and keeps them; requests on one are pipelined and batches are cut into
-//! frames of some MiB, so that connections share a large batch and small requests find gaps.
+//! A link has few connections and keeps them open. Requests on a connection are pipelined. Batches
+//! are divided into frames of a few MiB, so connections share a large batch, and small requests
+//! wait for one frame at most.
 
 mod exchange;
 mod lane;

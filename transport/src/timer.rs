@@ -1,11 +1,11 @@
-//! A thread that ends what is past its deadline, whatever the other side does.
+//! A thread that ends late work, whatever the peer does.
 
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// One thread that calls `scan` whenever a deadline may have passed. Stops when dropped.
+/// A thread that calls `scan` whenever a deadline may have passed. Stops when dropped.
 pub(crate) struct Timer(Arc<TimerShared>);
 
 struct TimerShared {
@@ -14,13 +14,13 @@ struct TimerShared {
 }
 
 struct TimerState {
-    /// When to scan next; `None` waits until something is due.
+    /// The time of the next scan; `None` waits for a deadline.
     next: Option<Instant>,
     stopped: bool,
 }
 
 impl Timer {
-    /// Starts the thread. `scan` ends what is past its deadline and says when the next one is due.
+    /// Starts the thread. `scan` ends late work and returns the next deadline.
     pub(crate) fn start(
         name: &str,
         mut scan: impl FnMut(Instant) -> Option<Instant> + Send + 'static,
@@ -45,7 +45,7 @@ impl Timer {
         Ok(timer)
     }
 
-    /// Makes sure that a scan comes at `deadline` at the latest.
+    /// Ensures a scan at `deadline` at the latest.
     pub(crate) fn sooner(&self, deadline: Instant) {
         self.0.sooner(deadline);
     }

@@ -1,5 +1,5 @@
-//! CUDA's own driver, where there is a GPU: bytes go in and come out as they were, from several threads,
-//! and what is not device memory is refused. Elsewhere: that it says so.
+//! The real CUDA driver. With a GPU: bytes go in and come out unchanged, from several threads, and
+//! memory that is not the device's is refused. Without one: the tests print that they are skipped.
 
 // UNSAFETY: allocates and frees device memory through the driver's C interface.
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
@@ -35,7 +35,8 @@ impl Allocated {
 
 impl Drop for Allocated {
     fn drop(&mut self) {
-        // SAFETY: it was allocated in `new`, and no copy is under way: copies are waited for.
+        // SAFETY: it was allocated in `new`, and no copy is in progress, because copies are waited
+        // for.
         unsafe { result::free_sync(self.0) }.unwrap();
     }
 }
@@ -59,7 +60,7 @@ fn pattern(seed: usize, length: usize) -> Vec<u8> {
 
 #[test]
 fn the_gpus_are_in_use_once_the_driver_is_loaded() {
-    // Where each test has a process of its own, nothing has loaded the driver before.
+    // If each test has its own process, nothing has loaded the driver before.
     drop(gpu::in_use());
     if engine("the_gpus_are_in_use_once_the_driver_is_loaded").is_some() {
         assert!(gpu::in_use().is_some());
@@ -69,8 +70,8 @@ fn the_gpus_are_in_use_once_the_driver_is_loaded() {
 }
 
 #[test]
-fn bytes_go_in_and_come_out_as_they_were() {
-    let Some(engine) = engine("bytes_go_in_and_come_out_as_they_were") else {
+fn bytes_round_trip_through_device_memory() {
+    let Some(engine) = engine("bytes_round_trip_through_device_memory") else {
         return;
     };
     let memory = Allocated::new(64 * MIB);
@@ -104,8 +105,8 @@ fn bytes_go_in_and_come_out_as_they_were() {
 }
 
 #[test]
-fn what_is_not_device_memory_is_refused() {
-    let Some(engine) = engine("what_is_not_device_memory_is_refused") else {
+fn memory_outside_the_device_is_refused() {
+    let Some(engine) = engine("memory_outside_the_device_is_refused") else {
         return;
     };
     let memory = Allocated::new(MIB);
@@ -128,15 +129,15 @@ fn what_is_not_device_memory_is_refused() {
 }
 
 #[test]
-fn a_copy_leaves_the_calling_thread_the_context_that_it_had() {
-    let test = "a_copy_leaves_the_calling_thread_the_context_that_it_had";
+fn a_copy_restores_the_threads_context() {
+    let test = "a_copy_restores_the_threads_context";
     let Some(engine) = engine(test) else {
         return;
     };
     let memory = Allocated::new(MIB);
     let current = || {
         let mut context = std::ptr::null_mut();
-        // SAFETY: the thread's context, or null, is written to `context`, which lives here.
+        // SAFETY: the driver writes the thread's context, or null, to `context`, which lives here.
         unsafe { sys::cuCtxGetCurrent(&raw mut context) }
             .result()
             .unwrap();
@@ -144,7 +145,7 @@ fn a_copy_leaves_the_calling_thread_the_context_that_it_had() {
     };
     for mine in [current(), 0] {
         if mine == 0 {
-            // SAFETY: no context is a state of a thread like any other.
+            // SAFETY: a thread may have no context.
             unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
         }
         let host = engine.pinned(Device(0), Length(MIB as u64)).unwrap();
@@ -155,7 +156,7 @@ fn a_copy_leaves_the_calling_thread_the_context_that_it_had() {
         drop(host);
         assert_eq!(current(), mine);
     }
-    // Freeing takes a context.
+    // Freeing needs a context.
     let device = result::device::get(0).unwrap();
     // SAFETY: the device is the driver's own, and its context is never released.
     let context = unsafe { result::primary_ctx::retain(device) }.unwrap();

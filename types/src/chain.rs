@@ -5,26 +5,26 @@
 //! digest[i]  = SHA-256(digest[i-1] || tokens of block i, each as 32 bits little-endian)
 //! ```
 //!
-//! A digest thus names its block and all that comes before it, and two requests share a key exactly as
-//! far as they share their tokens. Only full blocks have keys.
+//! A digest names its block and all blocks before it. So two requests share keys exactly as far as
+//! they share tokens. Only full blocks have keys.
 
 use crate::key::{Digest, Key};
 use sha2::{Digest as _, Sha256};
 use std::num::NonZeroUsize;
 
-/// A chain that grows with its tokens, as a request does.
+/// A chain that grows with the tokens of a request.
 #[derive(Clone, Debug)]
 pub struct Chain {
     block_tokens: NonZeroUsize,
     last: Digest,
-    /// Has taken `last` and the tokens of the block that is not full yet.
+    /// Has absorbed `last` and the tokens of the partial block.
     hasher: Sha256,
     pending: usize,
 }
 
 impl Chain {
-    /// A chain of blocks of `block_tokens` tokens. `seed` is [`crate::namespace::Namespace::seed`], or
-    /// the digest of a chain's last full block, to go on behind it.
+    /// A chain of blocks of `block_tokens` tokens. `seed` is [`crate::namespace::Namespace::seed`],
+    /// or the digest of a full block, to continue after it.
     pub fn new(seed: Digest, block_tokens: NonZeroUsize) -> Self {
         Self {
             block_tokens,
@@ -34,7 +34,7 @@ impl Chain {
         }
     }
 
-    /// Appends tokens and returns the keys of the blocks that they filled, in order.
+    /// Appends tokens. Returns the keys of the blocks that they completed, in order.
     pub fn push(&mut self, mut tokens: &[u32]) -> Vec<Key> {
         let mut keys = Vec::with_capacity((self.pending + tokens.len()) / self.block_tokens);
         while !tokens.is_empty() {
@@ -53,12 +53,12 @@ impl Chain {
         keys
     }
 
-    /// The digest of the last full block, or the seed while there is none.
+    /// The digest of the last full block, or the seed before the first.
     pub const fn last(&self) -> &Digest {
         &self.last
     }
 
-    /// How many tokens wait for their block to be full.
+    /// The number of tokens in the partial block.
     pub const fn pending(&self) -> usize {
         self.pending
     }
@@ -70,7 +70,7 @@ pub fn chain_keys(seed: Digest, block_tokens: NonZeroUsize, tokens: &[u32]) -> V
 }
 
 fn update_with_tokens(hasher: &mut Sha256, tokens: &[u32]) {
-    // Through a buffer: the hasher takes long inputs several times faster than 4 bytes at a time.
+    // Buffered, because the hasher takes long inputs several times faster than 4 bytes at a time.
     const TOKENS: usize = 256;
     const BYTES: usize = size_of::<u32>();
     let mut buffer = [0; TOKENS * BYTES];
@@ -103,7 +103,7 @@ mod tests {
     ///     d = hashlib.sha256(d + struct.pack('<4I', *range(4 * b, 4 * b + 4))).digest(); print(d.hex())
     /// ```
     #[test]
-    fn keys_are_those_that_hashlib_gives() {
+    fn keys_match_hashlib() {
         let seed = Namespace {
             model: "llama-3-8b".into(),
             dtype: "bf16".into(),
@@ -112,7 +112,7 @@ mod tests {
             ..Namespace::default()
         }
         .seed();
-        // Two tokens over: they are in no full block and change nothing.
+        // Two surplus tokens are in no full block and change nothing.
         let tokens: Vec<u32> = (0..14).collect();
         assert_eq!(
             texts(&chain_keys(seed, blocks_of(4), &tokens)),
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_not_full_has_no_key() {
+    fn a_partial_block_has_no_key() {
         let mut chain = Chain::new([7; 32], blocks_of(3));
         assert!(chain.push(&[1, 2]).is_empty());
         assert_eq!((chain.pending(), chain.last()), (2, &[7; 32]));
@@ -150,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keys_do_not_depend_on_how_the_tokens_come(
+        fn keys_do_not_depend_on_the_pieces_of_the_tokens(
             tokens in prop::collection::vec(any::<u32>(), 0..700),
             cuts in prop::collection::vec(0usize..700, 0..6),
             block in 1usize..300,
@@ -172,7 +172,7 @@ mod tests {
             prop_assert_eq!(&pieces, &whole);
             prop_assert_eq!(chain.pending(), tokens.len() % block);
 
-            // Going on behind any block gives the keys that follow it.
+            // Continuing after any block gives the keys that follow it.
             let half = whole.len() / 2;
             if half > 0 {
                 let mut first = Chain::new(seed, blocks_of(block));

@@ -15,7 +15,7 @@ impl fmt::Display for Checksum {
     }
 }
 
-/// How checksums are computed. The number is stored in metadata and said at hello.
+/// The checksum algorithm. Its number is stored in metadata and sent at hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ChecksumAlgorithm {
@@ -24,7 +24,7 @@ pub enum ChecksumAlgorithm {
 }
 
 impl ChecksumAlgorithm {
-    /// The algorithm that a wire number names.
+    /// The algorithm with this wire number.
     pub const fn from_wire(raw: u8) -> Option<Self> {
         match raw {
             1 => Some(Self::Crc64Nvme),

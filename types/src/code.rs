@@ -1,10 +1,10 @@
-//! The stable codes of every outcome that crosses a wire. Programs match on these, never on text.
+//! The stable codes of all outcomes on a wire. Programs match on codes, never on text.
 
 use std::fmt;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $label:literal, $retry:literal;)*) => {
-        /// One outcome, the same number on every wire and in every version.
+        /// One outcome. Its number is the same on every wire and in every version.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum Code {
@@ -12,10 +12,10 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// Every code there is, in order of its number.
+            /// All codes, in order of their numbers.
             pub const ALL: &[Code] = &[$(Code::$name,)*];
 
-            /// The code that a wire number names; `None` for one that this version does not know.
+            /// The code with this wire number; `None` for a code that this version does not know.
             pub const fn from_wire(raw: u16) -> Option<Self> {
                 match raw {
                     $($number => Some(Self::$name),)*
@@ -23,14 +23,14 @@ macro_rules! codes {
                 }
             }
 
-            /// The code's short name, for logs, labels and JSON.
+            /// The short name, for logs, labels and JSON.
             pub const fn label(self) -> &'static str {
                 match self {
                     $(Self::$name => $label,)*
                 }
             }
 
-            /// Whether the same call may succeed later with nothing changed by the caller.
+            /// Whether the same call may succeed later although the caller changes nothing.
             pub const fn is_retryable(self) -> bool {
                 match self {
                     $(Self::$name => $retry,)*
@@ -41,7 +41,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Done.
+    /// Success.
     Ok = 0, "ok", false;
     /// The key is present already; the put moved nothing.
     Exists = 1, "exists", false;
@@ -59,11 +59,11 @@ codes! {
     Malformed = 7, "malformed", false;
     /// The frame or message is larger than the agreed limit.
     Oversized = 8, "oversized", false;
-    /// The block is larger than the pool takes.
+    /// The block is larger than the pool accepts.
     TooLarge = 9, "too_large", false;
-    /// No room, and none could be made within the timeout.
+    /// The pool is full, and no room was freed within the timeout.
     Full = 10, "full", true;
-    /// No store node is there to hold blocks.
+    /// No store node can hold blocks.
     NoNodes = 11, "no_nodes", true;
     /// Another client is writing the key.
     InProgress = 12, "in_progress", true;
@@ -73,27 +73,27 @@ codes! {
     GrantEnded = 14, "grant_ended", true;
     /// The grant's proof does not match.
     GrantRefused = 15, "grant_refused", false;
-    /// The request carries an epoch that is over.
+    /// The request carries the epoch of an earlier term.
     StaleEpoch = 16, "stale_epoch", true;
     /// The request names another incarnation of the node.
     WrongIncarnation = 17, "wrong_incarnation", true;
     /// The range lies outside the extent or the segment.
     OutOfRange = 18, "out_of_range", false;
-    /// The lease has run out.
+    /// The lease has expired.
     LeaseEnded = 19, "lease_ended", true;
     /// The bytes do not match their checksum.
     ChecksumMismatch = 20, "checksum_mismatch", true;
-    /// The grant has been written through before.
+    /// The grant has been used before.
     AlreadyWritten = 21, "already_written", false;
     /// The other side is shutting down.
     Draining = 22, "draining", true;
-    /// The client holds as much as it may.
+    /// The client holds as much as it is allowed to.
     TooManyHeld = 23, "too_many_held", true;
-    /// The node's incarnation was dropped: it must come back as a new one.
+    /// The node's incarnation was dropped: the node must register with a new incarnation.
     IncarnationDropped = 24, "incarnation_dropped", false;
     /// This master is not the leader.
     NotLeader = 25, "not_leader", true;
-    /// The peer cannot be reached, or went away.
+    /// The peer is unreachable, or the connection to it failed.
     Unreachable = 26, "unreachable", true;
     /// The deadline passed.
     DeadlineExceeded = 27, "deadline_exceeded", true;
@@ -101,14 +101,14 @@ codes! {
     StoreFailed = 28, "store_failed", true;
     /// A fault in kvpool itself.
     Internal = 29, "internal", false;
-    /// The other side, of another version, does not know the operation. Nothing was done.
+    /// The peer has another version and does not implement the operation. It did nothing.
     Unimplemented = 30, "unimplemented", false;
-    /// The master's data directory is full: nothing was changed.
+    /// The master's data directory is full. Nothing was changed.
     StoreFull = 31, "store_full", true;
 }
 
 impl Code {
-    /// The number that stands for the code on every wire.
+    /// The number of the code on every wire.
     pub const fn to_wire(self) -> u16 {
         self as u16
     }

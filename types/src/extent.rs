@@ -6,16 +6,16 @@ use std::fmt;
 /// A range of one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
-    /// The segment that holds it.
+    /// The segment that contains the extent.
     pub segment: SegmentId,
-    /// Where in the segment it begins.
+    /// The first byte, relative to the segment.
     pub offset: Offset,
-    /// How many bytes it spans.
+    /// The length in bytes.
     pub length: Length,
 }
 
 impl Extent {
-    /// The first offset past the extent; `None` when it would overflow.
+    /// The offset after the last byte; `None` on overflow.
     pub const fn end(&self) -> Option<Offset> {
         match self.offset.0.checked_add(self.length.0) {
             Some(end) => Some(Offset(end)),
@@ -33,7 +33,7 @@ impl Extent {
         }
     }
 
-    /// Whether the two share a byte.
+    /// Whether the two extents share a byte.
     pub fn overlaps(&self, other: &Extent) -> bool {
         match (self.end(), other.end()) {
             (Some(end), Some(other_end)) => {

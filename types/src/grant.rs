@@ -1,22 +1,24 @@
-//! The right to write one extent, signed by the master so that a node need not ask it.
+//! The permission to write one extent, signed by the master, so that a node need not ask the
+//! master.
 
 use crate::{Epoch, Extent, GrantId, Incarnation};
 use sha2::block_api::compress256;
 use std::fmt;
 
-/// The bytes of a grant's authentication code: HMAC-SHA-256, cut to its first 16 bytes.
+/// The length of a grant's authentication code: HMAC-SHA-256, truncated to 16 bytes.
 pub const MAC_BYTES: usize = 16;
 
-/// The right to write `extent` of one incarnation of one node, in one epoch, until it is fenced.
+/// The permission to write `extent` of one incarnation of one node, in one epoch, until the grant
+/// is fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The range that may be written: exactly as long as the block.
+    /// The range to write, exactly as long as the block.
     pub extent: Extent,
-    /// The term of the leader that gave it.
+    /// The term of the leader that signed it.
     pub epoch: Epoch,
-    /// Its number, unique within the epoch.
+    /// The id, unique within the epoch.
     pub id: GrantId,
-    /// What proves it, under the key that the master shares with the node.
+    /// The signature, under the key that the master shares with the node.
     pub mac: [u8; MAC_BYTES],
 }
 
@@ -31,7 +33,7 @@ impl fmt::Debug for GrantKey {
 }
 
 impl GrantKey {
-    /// What signs and verifies with this key. Making it costs as much as a signature: keep it.
+    /// The prepared signer of this key. Creating it costs as much as a signature, so keep it.
     pub fn signer(&self) -> GrantSigner {
         let pad = |byte: u8| {
             let mut block = [byte; BLOCK_BYTES];
@@ -48,7 +50,7 @@ impl GrantKey {
         }
     }
 
-    /// Signs the right of `id` to write `extent` of `incarnation` in `epoch`.
+    /// Signs the permission of grant `id` to write `extent` of `incarnation` in `epoch`.
     pub fn sign(
         &self,
         incarnation: Incarnation,
@@ -67,7 +69,7 @@ impl GrantKey {
 
 const BLOCK_BYTES: usize = 64;
 
-/// What SHA-256 begins with.
+/// The initial state of SHA-256.
 const SHA256_START: [u32; 8] = [
     0x6a09_e667,
     0xbb67_ae85,
@@ -79,8 +81,8 @@ const SHA256_START: [u32; 8] = [
     0x5be0_cd19,
 ];
 
-/// A [`GrantKey`] made ready: the states of HMAC's two hashes behind the key. What a grant says fits
-/// into one block of each, so a signature is two compressions and copies nothing.
+/// A prepared [`GrantKey`]: the states of HMAC's two hashes after the key. A grant's fields fit one
+/// block of each hash, so a signature costs two compressions and no copies.
 #[derive(Clone)]
 pub struct GrantSigner {
     inner: [u32; 8],
@@ -94,7 +96,7 @@ impl fmt::Debug for GrantSigner {
 }
 
 impl GrantSigner {
-    /// Signs the right of `id` to write `extent` of `incarnation` in `epoch`.
+    /// Signs the permission of grant `id` to write `extent` of `incarnation` in `epoch`.
     pub fn sign(
         &self,
         incarnation: Incarnation,
@@ -150,8 +152,8 @@ impl GrantSigner {
     }
 }
 
-/// The hash of the 64 bytes that led to `state` and the first `len` (55 at most) of `block`; the rest
-/// of it is zero.
+/// Finishes the hash that is in `state` after 64 bytes, with the first `len` (at most 55) bytes of
+/// `block`. The other bytes of `block` are zero.
 fn last_block(mut state: [u32; 8], mut block: [u8; BLOCK_BYTES], len: usize) -> [u8; 32] {
     const { assert!(BLOCK_BYTES == 64, "SHA-256 works on blocks of 64 bytes") };
     let bits = (BLOCK_BYTES + len) as u64 * 8;
@@ -173,7 +175,7 @@ mod tests {
     use proptest::prelude::*;
     use sha2::Sha256;
 
-    /// The library's HMAC over the same bytes, written out here on its own.
+    /// The library's HMAC over the same bytes, written out separately.
     fn by_library(key: &GrantKey, life: u128, epoch: u64, id: u64, extent: Extent) -> Vec<u8> {
         let mut mac = Hmac::<Sha256>::new_from_slice(&key.0).unwrap();
         mac.update(&life.to_le_bytes());

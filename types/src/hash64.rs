@@ -1,4 +1,4 @@
-//! The 64-bit form of a block chain, for key formats that are built on it.
+//! The 64-bit hash of a block chain, for key formats that use it.
 //!
 //! ```text
 //! hash[-1] = 0
@@ -6,13 +6,14 @@
 //!            a signed 32-bit number little-endian)
 //! ```
 //!
-//! It is not seeded, and 64 bits collide by accident once there are billions of blocks: kvpool's own keys
-//! are [`crate::chain`]'s.
+//! The hash has no seed, and with billions of blocks 64 bits collide by accident. kvpool's own keys
+//! are those of [`crate::chain`].
 
 use sha2::{Digest as _, Sha256};
 use std::num::NonZeroUsize;
 
-/// The hash of a block of `tokens` behind the one whose hash is `previous` (0 for the first block).
+/// The hash of a block of `tokens` that follows the block with the hash `previous` (0 for the first
+/// block).
 pub fn next(previous: u64, tokens: &[i32]) -> u64 {
     let mut hasher = Sha256::new_with_prefix(previous.to_be_bytes());
     for token in tokens {
@@ -49,7 +50,7 @@ mod tests {
     ///     p = next(p, range(4 * b, 4 * b + 4)); print(f'{p:016x}')
     /// ```
     #[test]
-    fn hashes_are_those_that_hashlib_gives() {
+    fn hashes_match_hashlib() {
         let tokens: Vec<i32> = (0..15).collect();
         assert_eq!(
             chain(NonZeroUsize::new(4).unwrap(), &tokens),

@@ -1,4 +1,4 @@
-//! Newtypes for every id, offset, length and epoch, so that none is taken for another.
+//! Newtypes for every id, offset, length and epoch, so that they cannot be confused.
 
 use std::fmt;
 
@@ -27,12 +27,12 @@ macro_rules! wide_id {
         id!($(#[$doc])* $name, u128, "{:032x}");
 
         impl $name {
-            /// The 16 bytes that stand for the id on a wire, little-endian.
+            /// The 16 bytes of the id on a wire, little-endian.
             pub const fn to_bytes(self) -> [u8; 16] {
                 self.0.to_le_bytes()
             }
 
-            /// The id that `bytes` stand for; `None` unless there are exactly 16.
+            /// Reads the id from its 16 bytes; `None` for another length.
             pub fn from_slice(bytes: &[u8]) -> Option<Self> {
                 Some(Self(u128::from_le_bytes(bytes.try_into().ok()?)))
             }
@@ -41,11 +41,12 @@ macro_rules! wide_id {
 }
 
 wide_id!(
-    /// One pool: the master's store makes it once, and nobody talks across it.
+    /// One pool. The metadata store creates the id once; peers of different pools refuse each
+    /// other.
     ClusterId
 );
 wide_id!(
-    /// One life of one store node's process. A new life has lost its DRAM blocks.
+    /// One life of a store node's process. A new incarnation has lost its DRAM blocks.
     Incarnation
 );
 wide_id!(
@@ -53,32 +54,32 @@ wide_id!(
     ClientId
 );
 wide_id!(
-    /// One boot of one machine: two processes with the same one may share memory.
+    /// One boot of one machine. Processes with the same host id may share memory.
     HostId
 );
 id!(
-    /// The number of a leader's term; it only grows.
+    /// The number of a term. It only grows.
     Epoch, u64, "{}"
 );
 id!(
-    /// A segment, numbered by the master and never reused.
+    /// A segment. The master numbers segments and never reuses a number.
     SegmentId, u32, "{}"
 );
 id!(
-    /// A namespace, numbered by the master in order and never reused.
+    /// A namespace. The master numbers namespaces in order and never reuses a number.
     NamespaceId, u32, "{}"
 );
 id!(
-    /// A right to write one extent. Unique within its epoch.
+    /// The permission to write one extent. Unique within its epoch.
     GrantId, u64, "{}"
 );
 id!(
-    /// One committed value of one key: it is the id of the grants it was written under, so it grows
-    /// with every commit.
+    /// One committed value of one key. It equals the id of the put's grants, so it grows with every
+    /// commit.
     Version, u64, "{}"
 );
 id!(
-    /// A distance in bytes from a segment's start.
+    /// A distance in bytes from the start of a segment.
     Offset, u64, "{}"
 );
 id!(
@@ -87,7 +88,7 @@ id!(
 );
 
 impl Length {
-    /// The longest that a block can be: 1 GiB.
+    /// The longest block: 1 GiB.
     pub const MAX_BLOCK: Self = Self(1 << 30);
 
     /// The number of 64 KiB chunks that hold this many bytes.
@@ -115,13 +116,13 @@ impl Offset {
     }
 }
 
-/// The name of a store node, stable over its lives.
+/// The name of a store node, the same in all its incarnations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeName(pub String);
 
 impl NodeName {
-    /// Whether a name can go into log lines, labels and tables as it is: 1 to 255 letters, digits, `-`, `_`,
-    /// `.` or `:`.
+    /// Whether the name is safe in log lines, labels and tables: 1 to 255 letters, digits, `-`,
+    /// `_`, `.` or `:`.
     pub fn is_sound(&self) -> bool {
         let fits = |c: u8| c.is_ascii_alphanumeric() || b"-_.:".contains(&c);
         (1..=255).contains(&self.0.len()) && self.0.bytes().all(fits)

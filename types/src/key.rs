@@ -1,8 +1,9 @@
-//! What names a block.
+//! The name of a block.
 //!
-//! A key is a string of 1 byte to 1 KiB. One that contains 64 lower-case hex digits (a SHA-256) is
-//! held as those 32 bytes between a prefix and a suffix, which many keys share; any other is held as
-//! it is. A block of kvpool's own chains ([`crate::chain`]) is a digest with neither.
+//! A key is a string of 1 byte to 1 KiB. A string that contains 64 lower-case hex digits (a
+//! SHA-256) is stored as those 32 bytes between a prefix and a suffix, which many keys share. Any
+//! other string is stored as text. A block of kvpool's own chains ([`crate::chain`]) is a digest
+//! with empty prefix and suffix.
 
 use std::fmt;
 
@@ -11,17 +12,17 @@ pub const MAX_KEY_BYTES: usize = 1024;
 
 const HEX_DIGITS: usize = 64;
 
-/// A SHA-256.
+/// A SHA-256 digest.
 pub type Digest = [u8; 32];
 
-/// Why a string is no key.
+/// Why a string is not a key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The empty string names nothing.
+    /// The string is empty.
     #[error("a key has at least one byte")]
     Empty,
-    /// The string is over [`MAX_KEY_BYTES`].
+    /// The string exceeds [`MAX_KEY_BYTES`].
     #[error("a key has at most {MAX_KEY_BYTES} bytes, this one has {0}")]
     TooLong(usize),
 }
@@ -31,9 +32,9 @@ pub enum KeyError {
 pub enum KeyRef<'a> {
     /// A digest between a prefix and a suffix.
     Digest {
-        /// What stands before the digest's 64 hex digits.
+        /// The text before the digest's 64 hex digits.
         prefix: &'a str,
-        /// What stands after them.
+        /// The text after them.
         suffix: &'a str,
         /// The digest.
         digest: &'a Digest,
@@ -64,7 +65,11 @@ impl Key {
         })
     }
 
-    /// The key that a string names.
+    /// Parses a key's string form.
+    ///
+    /// # Errors
+    ///
+    /// See [`KeyError`].
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         KeyRef::parse(text, &mut [0; 32]).map(KeyRef::to_key)
     }
@@ -94,9 +99,13 @@ impl Key {
 }
 
 impl<'a> KeyRef<'a> {
-    /// The key that a string names, in its place; a digest in it is put into `digest`.
-    // Inlined, since thousands are read in a row: a caller that takes the key out of memory just written
-    // stalls on each.
+    /// Parses a key's string form without copying. A digest in the string is stored in `digest`.
+    ///
+    /// # Errors
+    ///
+    /// See [`KeyError`].
+    // Inlined, because callers parse thousands of keys in a row. A call would return the key
+    // through memory just written, and stall on each.
     #[inline]
     pub fn parse(text: &'a str, digest: &'a mut Digest) -> Result<Self, KeyError> {
         if text.is_empty() {
@@ -141,7 +150,7 @@ impl KeyRef<'_> {
         })
     }
 
-    /// The bytes of the key's string form.
+    /// The length of the key's string form, in bytes.
     pub fn text_len(&self) -> usize {
         match self {
             Self::Digest { prefix, suffix, .. } => prefix.len() + HEX_DIGITS + suffix.len(),
@@ -183,8 +192,8 @@ impl std::str::FromStr for Key {
     }
 }
 
-/// Cuts `text` at its first run of 64 lower-case hex digits. Looked at from its end, a run's worth of text
-/// that holds another character is passed over to behind that.
+/// Splits `text` at its first run of 64 lower-case hex digits. Each window is scanned from its end;
+/// a window with another character is skipped up to that character.
 fn split_digest(text: &str) -> Option<(&str, Digest, &str)> {
     let mut from = 0;
     while let Some(window) = text.as_bytes().get(from..from + HEX_DIGITS) {
@@ -200,12 +209,12 @@ fn split_digest(text: &str) -> Option<(&str, Digest, &str)> {
     None
 }
 
-/// Whether `text` would be held as a digest: such a key has one form on a wire, not two.
+/// Whether `text` would be stored as a digest. Such a key must not also have a text form on a wire.
 pub(crate) fn holds_digest(text: &str) -> bool {
     split_digest(text).is_some()
 }
 
-/// Whether a key's string that has `prefix` and then a digest is cut just there.
+/// Whether a string of `prefix` and a digest is split exactly at the end of `prefix`.
 pub(crate) fn may_precede_digest(prefix: &str) -> bool {
     let digit_before = prefix
         .bytes()

@@ -1,4 +1,4 @@
-//! The key strings of other systems, built and parsed.
+//! The key strings of other systems: building and parsing.
 //!
 //! | type | form |
 //! |---|---|
@@ -6,9 +6,9 @@
 //! | [`PoolKey`] | `{model}@pcp{n}@dcp{n}@head_or_tp_rank:{n}@pp_rank:{n}@{hex sha256}[@{layer}]` |
 //! | [`LmcacheKey`] | `{model}@{world_size}@{worker_id}@{hash hex}@{dtype}[@{layer}][@{tag}%{value}]...` |
 //!
-//! kvpool stores any string as a key; these types are for callers that make such strings or look into
-//! them. What is built parses back to the same fields, and what parses builds the same string. A
-//! model's name holds no `@`, which stands between the fields.
+//! kvpool stores any string as a key. These types are for callers that build such strings or
+//! inspect them. A built string parses to the same fields, and a parsed string builds the same
+//! string. A model's name contains no `@`, the separator of fields.
 
 mod lmcache;
 mod pool;
@@ -23,7 +23,7 @@ pub use vllm::VllmKey;
 
 use crate::key::KeyError;
 
-/// Why a string is no key of its form, or fields make none.
+/// Why a string does not have the form, or fields cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyStringError {
@@ -35,35 +35,35 @@ pub enum KeyStringError {
         /// The field.
         field: &'static str,
     },
-    /// The field holds what it cannot.
+    /// The field has an invalid value.
     #[error("{form} key: bad {field} {value:?}")]
     BadField {
         /// The form.
         form: &'static str,
         /// The field.
         field: &'static str,
-        /// What it holds.
+        /// The value.
         value: String,
     },
-    /// Something stands behind the last field.
+    /// The string continues after the last field.
     #[error("{form} key: {value:?} stands behind its end")]
     Trailing {
         /// The form.
         form: &'static str,
-        /// What stands there.
+        /// The surplus text.
         value: String,
     },
-    /// The string is no key at all.
+    /// The string is no valid key of any form.
     #[error("{form} key: {source}")]
     NoKey {
         /// The form.
         form: &'static str,
-        /// Why.
+        /// The reason.
         source: KeyError,
     },
 }
 
-/// Reads the fields of one string, divided by `@`.
+/// Reads the fields of one string, separated by `@`.
 struct Fields<'a> {
     form: &'static str,
     rest: std::str::Split<'a, char>,
@@ -83,7 +83,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// The next field, which must be what `read` takes.
+    /// The next field, parsed by `read`.
     fn read<T>(
         &mut self,
         field: &'static str,
@@ -93,7 +93,7 @@ impl<'a> Fields<'a> {
         read(value).ok_or_else(|| bad(self.form, field, value))
     }
 
-    /// A layer's number, if the string goes on.
+    /// The layer number, if the string continues.
     fn layer(&mut self) -> Result<Option<u32>, KeyStringError> {
         match self.rest.next() {
             None => Ok(None),
@@ -123,12 +123,12 @@ fn bad(form: &'static str, field: &'static str, value: &str) -> KeyStringError {
     }
 }
 
-/// Passes a text that may stand between two `@`.
+/// Accepts a text that may stand between two `@`.
 fn name(text: &str) -> Option<String> {
     (!text.is_empty() && !text.contains('@')).then(|| text.to_owned())
 }
 
-/// Reads a number in the one way that it is written: no sign, no zeros in front.
+/// Parses a number in its canonical form: no sign, no leading zeros.
 fn number(text: &str) -> Option<u32> {
     let plain = text == "0" || !text.starts_with(['+', '0']);
     if plain { text.parse().ok() } else { None }

@@ -1,8 +1,15 @@
-//! The words of kvpool as types: keys and chains, ids, extents, grants, epochs, stable codes and
-//! the codecs of what crosses a wire.
+//! The types that all crates share, and the codecs of everything on a wire.
 //!
-//! Everything here is pure: no I/O, no clock, no randomness, no unsafe code. Every other crate
-//! depends on this one, and this one on none of them.
+//! ```text
+//!  namespace ─seed─► chain ─► key ──► wire::keys (packed, inside gRPC messages and frames)
+//!  ids, extent ─► grant ───────────► wire::data, wire::rdma (meta of data-port frames)
+//!  code, checksum ─────────────────►   └─ wire::frame, wire::features (header), wire::incoming (reassembly)
+//!  incarnation_secret, term_proof: proofs between nodes and masters; token: a client's proof
+//!  hash64, key_strings: the key forms of other systems
+//! ```
+//!
+//! Everything here is pure: no I/O, no clock, no randomness, no unsafe code. This crate depends on
+//! no other crate of the workspace.
 
 #![forbid(unsafe_code)]
 

@@ -1,48 +1,47 @@
-//! Namespaces: what keeps blocks of different models, layouts and tenants apart.
+//! Namespaces separate the blocks of different models, layouts and tenants.
 
 use crate::key::Digest;
 use sha2::{Digest as _, Sha256};
 
-/// The name that stands for the empty one.
+/// The name that the empty name stands for.
 pub const DEFAULT_NAME: &str = "default";
 /// The longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
-/// The longest of the other fields, in bytes each.
+/// The longest value of each other field, in bytes.
 pub const MAX_FIELD_BYTES: usize = 1024;
 
-/// A namespace: its name, by which callers and tenants know it, and the fields that seed its chains.
+/// A namespace: its name, known to callers and tenants, and the fields that seed its chains.
 ///
-/// Two namespaces with the same four fields have the same chain digests under different names; their
-/// blocks are apart all the same, since a block is found by its namespace and its key.
+/// Two namespaces with the same other fields have the same chain digests. Their blocks are still
+/// separate, because a block is found by its namespace and its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
-    /// The name, 1 to [`MAX_NAME_BYTES`] characters of `A-Z a-z 0-9 . _ / : @ -`; empty for
-    /// [`DEFAULT_NAME`].
+    /// 1 to [`MAX_NAME_BYTES`] characters of `A-Z a-z 0-9 . _ / : @ -`; empty for [`DEFAULT_NAME`].
     pub name: String,
-    /// The model whose KV it holds.
+    /// The model whose KV the namespace holds.
     pub model: String,
     /// The element type of the KV.
     pub dtype: String,
-    /// Which part of the model's KV it holds where several workers share a model.
+    /// The part of the model's KV that it holds, when several workers share a model.
     pub parallel_rank: String,
-    /// Anything else that tells chains apart. It is no secret: who lists namespaces can read it.
+    /// Any further text that separates chains. It is not secret: listing namespaces shows it.
     pub salt: String,
 }
 
-/// Why a namespace cannot be.
+/// Why a namespace is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NamespaceError {
-    /// The name is over [`MAX_NAME_BYTES`].
+    /// The name exceeds [`MAX_NAME_BYTES`].
     #[error("a namespace's name has at most {MAX_NAME_BYTES} bytes, this one has {0}")]
     NameTooLong(usize),
-    /// The name holds a character that names do not have.
+    /// The name contains a character that is not allowed.
     #[error("a namespace's name has only letters, digits and . _ / : @ -, not {0:?}")]
     BadNameCharacter(char),
-    /// Another field is over [`MAX_FIELD_BYTES`].
+    /// Another field exceeds [`MAX_FIELD_BYTES`].
     #[error("a namespace's {field} has at most {MAX_FIELD_BYTES} bytes, this one has {bytes}")]
     FieldTooLong {
-        /// Which field.
+        /// The field.
         field: &'static str,
         /// Its length in bytes.
         bytes: usize,
@@ -50,7 +49,7 @@ pub enum NamespaceError {
 }
 
 impl Namespace {
-    /// The name, or [`DEFAULT_NAME`] for the empty one.
+    /// The name, or [`DEFAULT_NAME`] when it is empty.
     pub fn name_or_default(&self) -> &str {
         if self.name.is_empty() {
             DEFAULT_NAME
@@ -60,6 +59,10 @@ impl Namespace {
     }
 
     /// Checks every field against its limits.
+    ///
+    /// # Errors
+    ///
+    /// See [`NamespaceError`].
     pub fn validate(&self) -> Result<(), NamespaceError> {
         if self.name.len() > MAX_NAME_BYTES {
             return Err(NamespaceError::NameTooLong(self.name.len()));
@@ -82,9 +85,9 @@ impl Namespace {
         Ok(())
     }
 
-    /// What the namespace's chains begin from: the SHA-256 of model, dtype, parallel rank and salt,
-    /// each behind its length in bytes (32 bits, little-endian), so that no two divisions of the same
-    /// text are alike. The fields of a namespace that is valid are far below what 32 bits can hold.
+    /// The seed of the namespace's chains: the SHA-256 of model, dtype, parallel rank and salt.
+    /// Each follows its length in bytes (32 bits, little-endian), so that no two divisions of the
+    /// same text are equal. The fields of a valid namespace are far below what 32 bits can hold.
     pub fn seed(&self) -> Digest {
         let mut hasher = Sha256::new();
         for field in self.seeding() {
@@ -121,7 +124,7 @@ mod tests {
     /// def seed(*fields): return hashlib.sha256(b''.join(map(lp, fields))).hexdigest()
     /// ```
     #[test]
-    fn seeds_are_those_that_hashlib_gives() {
+    fn seeds_match_hashlib() {
         for (fields, expected) in [
             // seed('', '', '', '')
             (

@@ -1,4 +1,4 @@
-//! What shows that a pool has come to a term.
+//! Proves that a pool has reached a term.
 //!
 //! ADR 0028 says why a term needs a proof.
 
@@ -7,12 +7,12 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use std::fmt;
 
-/// The bytes of a proof: HMAC-SHA-256, cut to its first 16 bytes.
+/// The length of a proof: HMAC-SHA-256, truncated to 16 bytes.
 pub const TERM_PROOF_BYTES: usize = 16;
 
-/// Makes and checks the proofs of a pool's terms. A welcome carries one; a node shows it to a master that
-/// leads an earlier term, as one does that was started on an old copy of its data. All masters of a pool have
-/// the same key, made of a secret that its metadata holds.
+/// Creates and verifies proofs of a pool's terms. A registration's reply carries a proof. A node
+/// shows the proof to a master that leads an earlier term, for example one started on an old copy
+/// of its data. All masters of a pool derive the same key from a secret in the pool's metadata.
 #[derive(Clone)]
 pub struct TermProver([u8; 32]);
 
@@ -23,7 +23,7 @@ impl fmt::Debug for TermProver {
 }
 
 impl TermProver {
-    /// The one of the pool that keeps this secret.
+    /// The prover of the pool with this secret.
     pub fn new(cluster: ClusterId, secret: u64) -> Self {
         let key = Sha256::new()
             .chain_update(b"kvpool term proof 1")
@@ -33,13 +33,13 @@ impl TermProver {
         Self(key.into())
     }
 
-    /// What shows that `node` was welcomed to `epoch`.
+    /// The proof that `node` was registered in `epoch`.
     pub fn prove(&self, node: &NodeName, epoch: Epoch) -> [u8; TERM_PROOF_BYTES] {
         let mac: [u8; 32] = self.mac(node, epoch).finalize().into_bytes().into();
         std::array::from_fn(|index| mac[index])
     }
 
-    /// Whether `proof` shows that. Takes constant time.
+    /// Whether `proof` is the proof for `node` and `epoch`. Takes constant time.
     pub fn verify(&self, node: &NodeName, epoch: Epoch, proof: &[u8]) -> bool {
         let is_whole = proof.len() == TERM_PROOF_BYTES;
         is_whole && self.mac(node, epoch).verify_truncated_left(proof).is_ok()
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_is_of_one_pool_one_node_and_one_term() {
+    fn a_proof_is_bound_to_one_pool_one_node_and_one_term() {
         let node = |name: &str| NodeName(name.to_owned());
         let prover = TermProver::new(ClusterId(1), 2);
         let proof = prover.prove(&node("a"), Epoch(3));

@@ -1,9 +1,9 @@
-//! What a client proves itself with.
+//! A client's credential.
 
 use std::fmt;
 
-/// What proves to a node that a client may connect; empty while authentication is off. `Debug` says no
-/// more than whether there is one: what is logged of options and greetings gives nothing away.
+/// Proves to a node that a client may connect; empty while authentication is off. `Debug` prints
+/// only whether the token is set, so logs of options and hellos reveal nothing.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_logged_of_a_token_is_whether_there_is_one() {
+    fn a_logged_token_shows_only_whether_it_is_set() {
         let token = Token::from("open sesame".to_owned());
         assert_eq!(token.as_str(), "open sesame");
         assert_eq!(format!("{token:?}"), "Token(..)");

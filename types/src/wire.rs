@@ -1,4 +1,4 @@
-//! The codecs of what crosses a wire: packed keys inside gRPC messages, and the frames of the data
+//! The codecs of everything on a wire: packed keys inside gRPC messages, and the frames of the data
 //! port and the Unix socket. All numbers are little-endian.
 
 pub mod data;
@@ -11,7 +11,7 @@ mod reader;
 
 pub use reader::Reader;
 
-/// Why bytes from a wire could not be read. Nothing was changed by them.
+/// Why received bytes were refused. They changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
@@ -21,12 +21,12 @@ pub enum DecodeError {
         /// The value that was being read.
         what: &'static str,
     },
-    /// A field holds a value that it cannot have.
+    /// A field has an invalid value.
     #[error("{what}: bad value {value}")]
     BadValue {
         /// The field.
         what: &'static str,
-        /// What it held.
+        /// The value.
         value: u64,
     },
     /// Bytes are left over after the value.
@@ -34,7 +34,7 @@ pub enum DecodeError {
     Trailing {
         /// The value that was being read.
         what: &'static str,
-        /// How many bytes are left.
+        /// The number of surplus bytes.
         left: usize,
     },
     /// A string is not UTF-8.
@@ -43,28 +43,28 @@ pub enum DecodeError {
         /// The field.
         what: &'static str,
     },
-    /// The frame does not begin as a frame does.
+    /// The frame does not start with the magic number.
     #[error("not a kvpool frame: it begins with {0:#010x}")]
     BadMagic(u32),
-    /// The other side speaks another protocol version.
-    #[error("protocol version {theirs} is not spoken here ({ours_min} to {ours_max} are)")]
+    /// The peer uses another protocol version.
+    #[error("protocol version {theirs} is not supported ({ours_min} to {ours_max} are)")]
     VersionMismatch {
         /// The version in the frame.
         theirs: u16,
-        /// The oldest spoken here.
+        /// The oldest supported version.
         ours_min: u16,
-        /// The newest spoken here.
+        /// The newest supported version.
         ours_max: u16,
     },
-    /// The other side requires features that are not known here.
-    #[error("features {0:#010x} are required and not known here: one side is too old")]
+    /// The peer requires unknown features.
+    #[error("the peer requires unknown features {0:#010x}: one side is too old")]
     UnknownFeatures(u32),
     /// A part is larger than its limit.
     #[error("{what} of {size} bytes is over the limit of {limit}")]
     Oversized {
         /// The part.
         what: &'static str,
-        /// Its announced size in bytes.
+        /// The announced size in bytes.
         size: u64,
         /// The limit in bytes.
         limit: u64,
@@ -72,7 +72,7 @@ pub enum DecodeError {
 }
 
 impl DecodeError {
-    /// The stable code that a peer is told.
+    /// The stable code to send to the peer.
     pub const fn code(&self) -> crate::Code {
         match self {
             Self::VersionMismatch { .. } | Self::UnknownFeatures(_) => crate::Code::VersionMismatch,

@@ -74,7 +74,7 @@ const MECHANISMS: &[Mechanism] = &[
         on: "while self.callers.len() >= MOST_CALLERS {",
         off: "while false && self.callers.len() >= MOST_CALLERS {",
         package: "kvpool-transport",
-        test: "callers_before_hello_take_no_place_and_no_thread",
+        test: "callers_before_hello_take_no_slot_and_no_thread",
     },
     Mechanism {
         invariant: 10,
@@ -128,7 +128,7 @@ const MECHANISMS: &[Mechanism] = &[
         on: "pin.counts(epoch).then_some(pin)",
         off: "(pin.counts(epoch) || true).then_some(pin)",
         package: "kvpool-transport",
-        test: "a_pin_that_counts_is_seen_by_the_look_after_the_change",
+        test: "a_pin_that_counts_is_seen_by_the_read_after_the_change",
     },
     Mechanism {
         invariant: 3,

@@ -209,7 +209,7 @@ impl Reader<'_> {
         read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> Result<(), TransferError> {
         match read(self.incoming.room()) {
-            Ok(0) => return Err(unreachable("it was closed")),
+            Ok(0) => return Err(unreachable("the peer closed the connection")),
             Ok(count) => self.incoming.filled(count),
             Err(error)
                 if matches!(

@@ -41,7 +41,7 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     tokio::task::spawn_blocking(work).await.unwrap()
 }
 
-/// How often the calling thread has gone to sleep.
+/// The number of voluntary context switches of the calling thread.
 fn sleeps() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("voluntary"));
@@ -49,17 +49,17 @@ fn sleeps() -> u64 {
     count.trim().parse().unwrap()
 }
 
-/// Waking a core that sleeps takes longer than all the rest of a small request. A Unix socket tells
-/// who watches it for room of every message that the other side takes.
+/// Waking a sleeping core costs more than the rest of a small request. A Unix socket also becomes
+/// writable with every message that its peer takes.
 #[tokio::test]
-async fn who_waits_for_an_answer_is_woken_once() {
+async fn a_waiting_call_is_woken_once() {
     const CALLS: u64 = 100;
     let (channel, socket) = pair();
     let rest = || std::thread::sleep(Duration::from_millis(2));
     let served = std::thread::spawn(move || {
         for _ in 0..CALLS {
             crate::socket::wait_to_receive(socket.as_fd()).unwrap();
-            // The caller is asleep when its request is taken, and when it is answered.
+            // The caller sleeps when its request is taken, and again until it is answered.
             rest();
             let asked = request(&socket);
             rest();
@@ -72,13 +72,13 @@ async fn who_waits_for_an_answer_is_woken_once() {
     }
     let slept = sleeps() - before;
     served.join().unwrap();
-    // On a busy machine an answer may be there before the caller comes to sleep.
+    // On a busy machine an answer may arrive before the caller sleeps.
     assert!(slept < CALLS * 3 / 2, "{slept} sleeps");
 }
 
-/// Both directions stand still until somebody reads: what does not fit the socket waits for room.
+/// Both directions stall until somebody reads: bytes beyond the socket's buffer wait.
 #[tokio::test]
-async fn a_frame_beyond_the_sockets_room_goes_out_as_there_is_room() {
+async fn a_frame_larger_than_the_socket_buffer_is_sent_in_parts() {
     let (channel, socket) = pair();
     let payload: Vec<u8> = (0..4_000_000u32).map(|n| n.to_le_bytes()[0]).collect();
     let expected = payload.clone();
@@ -101,7 +101,7 @@ async fn a_frame_beyond_the_sockets_room_goes_out_as_there_is_room() {
 }
 
 #[tokio::test]
-async fn answers_in_another_order_reach_those_who_asked() {
+async fn answers_in_another_order_reach_their_calls() {
     let (channel, socket) = pair();
     let calls: Vec<_> = (0..3)
         .map(|_| {
@@ -137,9 +137,9 @@ async fn answers_in_another_order_reach_those_who_asked() {
     assert_eq!(seen, [1, 2, 3]);
 }
 
-/// Without the hand-over the second caller would sleep on: the driver only knows the first.
+/// Without the hand-over the second caller would sleep on, because the driver only knows the first.
 #[tokio::test]
-async fn who_leaves_passes_the_turn_to_read_on() {
+async fn a_dropped_reader_passes_the_role_on() {
     let (channel, socket) = pair();
     let stays = ping(&channel);
     tokio::task::yield_now().await;
@@ -158,9 +158,9 @@ async fn who_leaves_passes_the_turn_to_read_on() {
     assert_eq!(answered.unwrap().unwrap(), Ok(()));
 }
 
-/// The one that was polled last is answered first; the other one's answer comes later.
+/// The call polled last is answered first; the other answer comes later.
 #[tokio::test]
-async fn who_is_answered_passes_the_turn_to_read_on() {
+async fn an_answered_reader_passes_the_role_on() {
     let (channel, socket) = pair();
     let slow = ping(&channel);
     tokio::task::yield_now().await;
@@ -179,7 +179,7 @@ async fn who_is_answered_passes_the_turn_to_read_on() {
 }
 
 #[tokio::test]
-async fn a_failure_is_an_error_of_its_call_alone() {
+async fn a_failure_ends_its_call_alone() {
     let (channel, socket) = pair();
     let failing = ping(&channel);
     tokio::task::yield_now().await;
@@ -205,7 +205,7 @@ async fn a_failure_is_an_error_of_its_call_alone() {
 }
 
 #[tokio::test]
-async fn a_closed_connection_fails_all_that_wait_and_all_that_come() {
+async fn a_closed_connection_fails_all_waiting_and_later_calls() {
     let (channel, socket) = pair();
     let calls = [ping(&channel), ping(&channel)];
     tokio::task::yield_now().await;
@@ -219,7 +219,7 @@ async fn a_closed_connection_fails_all_that_wait_and_all_that_come() {
 }
 
 #[tokio::test]
-async fn what_is_no_frame_ends_the_connection() {
+async fn a_malformed_frame_ends_the_connection() {
     let (channel, socket) = pair();
     let call = ping(&channel);
     tokio::task::yield_now().await;
@@ -229,7 +229,7 @@ async fn what_is_no_frame_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn an_answer_larger_than_the_room_comes_whole() {
+async fn an_answer_larger_than_the_buffer_arrives_whole() {
     let (channel, socket) = pair();
     let bytes = 300_000;
     let asking = channel.clone();
@@ -251,9 +251,9 @@ async fn an_answer_larger_than_the_room_comes_whole() {
     call.await.unwrap();
 }
 
-/// A frame that is left in the middle would make what follows unreadable.
+/// A half-written frame would make all that follows unreadable.
 #[tokio::test]
-async fn a_request_given_up_in_the_middle_ends_the_connection() {
+async fn a_half_written_request_ends_the_connection() {
     let (channel, _socket) = pair();
     let asking = channel.clone();
     let call = tokio::spawn(async move {
@@ -268,7 +268,7 @@ async fn a_request_given_up_in_the_middle_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_call_that_polls_gets_its_answer_and_those_of_others() {
+async fn a_polling_call_delivers_all_answers() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let serving = std::thread::spawn(move || {

@@ -2,7 +2,7 @@ use super::*;
 use crate::memory::Region;
 use proptest::prelude::*;
 
-/// CRC-64/NVME as its definition has it, bit by bit.
+/// CRC-64/NVME by its definition, bit by bit.
 fn by_definition(bytes: &[u8]) -> u64 {
     !bytes.iter().fold(u64::MAX, |crc, byte| {
         (0..8).fold(crc ^ u64::from(*byte), |crc, _| {
@@ -11,7 +11,7 @@ fn by_definition(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Bytes in which no piece is like another.
+/// Bytes without repeated pieces.
 fn bytes(length: usize) -> Vec<u8> {
     let mut state = length as u64 | 1;
     (0..length)
@@ -24,7 +24,7 @@ fn bytes(length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Memory cut at the given places, each part in a region of its own.
+/// Memory cut at the given offsets, each part in its own region.
 fn scattered(bytes: &[u8], cuts: &[usize]) -> Vec<Slice> {
     let mut at = 0;
     let mut slices = Vec::new();
@@ -52,7 +52,7 @@ fn the_published_check_value() {
 }
 
 #[test]
-fn a_copy_that_is_stopped_writes_nothing_more() {
+fn a_stopped_copy_writes_nothing_more() {
     let from = [Region::from(vec![7; 1 << 20]).whole()];
     let to = [Region::allocate(Length(1 << 20)).whole()];
     let mut runs = 0;
@@ -82,7 +82,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_checksum_is_the_defined_one(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+    fn the_checksum_matches_the_definition(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         prop_assert_eq!(checksum(&bytes).0, by_definition(&bytes));
     }
 

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// A request of so many items.
+/// A request of `items` items.
 fn request(items: usize) -> ReadRequest {
     let item = ReadItem {
         extent: Extent {
@@ -25,9 +25,9 @@ fn request(items: usize) -> ReadRequest {
     }
 }
 
-/// Nobody else need run for a request to reach the socket.
+/// No other thread needs to run for a request to reach the socket.
 #[test]
-fn a_request_is_on_its_way_when_the_call_returns() {
+fn a_request_has_been_sent_when_the_call_returns() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let control = Control::start(ours.into(), "test").unwrap();
     for _ in 0..100 {
@@ -42,13 +42,13 @@ fn a_request_is_on_its_way_when_the_call_returns() {
     }
 }
 
-/// Some are sent by those who ask, some by the thread, and some in part by either.
+/// The requesting threads send some frames, the sending thread others, and both parts of some.
 #[test]
-fn frames_go_out_whole_and_in_order_whoever_sends_them() {
+fn frames_are_sent_whole_and_in_order_by_any_thread() {
     const THREADS: u64 = 4;
     const EACH: u64 = 500;
     let (ours, mut theirs) = UnixStream::pair().unwrap();
-    // Little enough that the socket is often full.
+    // A small buffer, so that the socket is often full.
     sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();
     let control = Control::start(ours.into(), "test").unwrap();
     std::thread::scope(|scope| {
@@ -75,7 +75,7 @@ fn frames_go_out_whole_and_in_order_whoever_sends_them() {
             }
         }
     });
-    // What is queued goes out before the socket is closed.
+    // The queue is sent before the socket is closed.
     for _ in 0..50 {
         control.request(Op::Sums, Epoch(1), &request(100), |_| {});
     }

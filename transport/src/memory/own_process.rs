@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_another_process() {
+    fn a_forked_child_is_another_process() {
         let mark = OwnProcess::mark().unwrap();
         assert!(mark.is_here());
         // SAFETY: the child does nothing but read a byte and end at once.

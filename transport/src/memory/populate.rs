@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_populated_no_more() {
+    fn a_dropped_mapping_is_populated_no_further() {
         let length = Length(2 * STEP);
         let (fd, _region) = create_segment(length, false, "kvpool-test").unwrap();
         let region = Region::map(fd.as_fd(), length, false).unwrap();

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_memory_that_is_left_is_read_from_meminfo() {
+    fn available_memory_is_read_from_meminfo() {
         let text = "MemTotal:       100 kB\nMemAvailable:    42 kB\nBuffers: 1 kB\n";
         assert_eq!(mem_available(text), Some(42 * 1024));
         assert_eq!(mem_available("MemTotal: 100 kB\n"), None);

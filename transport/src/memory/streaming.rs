@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_length_and_alignment_is_copied_and_nothing_beside() {
+    fn every_length_and_alignment_is_copied_exactly() {
         let source: Vec<u8> = (0..1000u32).map(|at| (at * 7 % 251) as u8).collect();
         for from in [0, 1, 31, 63] {
             for to in [0, 1, 17, 32, 63, 64] {

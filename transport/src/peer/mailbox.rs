@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_is_bounded_and_fetched_in_order() {
+    fn messages_are_bounded_and_fetched_in_order() {
         let mailbox = Mailbox::default();
         for number in 0..MAX_WAITING {
             assert_eq!(mailbox.leave(number.to_string().as_bytes()), Code::Ok);

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_is_bound_to_the_secret_and_to_who_says_it() {
+    fn a_proof_is_bound_to_the_secret_and_the_client() {
         let (secret, other) = (Secret::new("s"), Secret::new("t"));
         let proof = secret.proof(ClientId(1));
         assert!(secret.accepts(ClientId(1), &proof));

@@ -1,6 +1,6 @@
-//! The links to peers, opened when they are first needed and anew when they have failed.
+//! The links to peers, opened at their first use and reopened after a failure.
 //!
-//! Each target has a TCP link, and queue pairs beside it where both ends have RDMA.
+//! Each target has a TCP link. Where both ends have RDMA it also has queue pairs.
 
 use super::endpoint::Route;
 use super::host::CLUSTER;
@@ -19,30 +19,30 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// How long a peer that is not there may keep a call, whatever its own deadline.
+/// The longest time that connecting to an absent peer may take, whatever the call's deadline.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How many targets are kept before those whose links have failed are forgotten.
+/// The number of targets above which targets without an open link are dropped.
 const SWEEP_AT: usize = 64;
 
-/// How much news is kept for whoever never asks.
+/// The most route changes that are kept while nobody asks for them.
 const MAX_ROUTE_CHANGES: usize = 256;
-/// How long a peer is not reached over RDMA after that has failed: at first, and at most.
+/// The cooldown of RDMA to a peer after a failure: the first, and the longest.
 const FIRST_COOLDOWN: Duration = Duration::from_secs(1);
 const LONGEST_COOLDOWN: Duration = Duration::from_secs(60);
 
 /// The open links to one session of a peer.
 #[derive(Clone)]
 pub(super) struct Connected {
-    /// Carries messages and answers, and the bytes where there is no RDMA.
+    /// Carries messages and answers. Carries the bytes when there is no RDMA.
     pub(super) tcp: Arc<dyn Link>,
-    /// Carries the bytes, or why there is none.
+    /// Carries the bytes, or the reason why there is no RDMA.
     pub(super) rdma: Result<Arc<RdmaLink>, Arc<str>>,
     pub(super) session: Incarnation,
     pub(super) signer: GrantSigner,
 }
 
 impl Connected {
-    /// The link for bytes.
+    /// The link that carries the bytes.
     pub(super) fn data(&self) -> &dyn Link {
         match &self.rdma {
             Ok(rdma) => &**rdma,
@@ -50,7 +50,7 @@ impl Connected {
         }
     }
 
-    /// How the bytes go.
+    /// The transport of the bytes, and the reason for it.
     pub(super) fn route(&self) -> Route {
         Route {
             kind: self.data().kind(),
@@ -63,27 +63,27 @@ impl Connected {
     }
 }
 
-/// What is known of one target.
+/// The state of one target.
 #[derive(Default)]
 struct Target {
     connected: Option<Connected>,
-    /// The last time that it was not reached over RDMA for a while.
+    /// The last period without RDMA.
     cooldown: Option<Cooldown>,
-    /// How it was reached when that was said last.
+    /// The route that was logged last.
     announced: Option<Route>,
 }
 
-/// A while without RDMA, after that has failed.
+/// A period without RDMA after a failure.
 struct Cooldown {
     until: Instant,
     pause: Duration,
     why: Arc<str>,
-    /// Whether the end of it is still to be noticed.
+    /// False once its end has been noticed.
     is_on: bool,
 }
 
 impl Target {
-    /// Begins a rest, for twice as long as one that has just been.
+    /// Starts a cooldown, twice as long as a recent one.
     fn cool_down(&mut self, why: Arc<str>, now: Instant) {
         let pause = match &self.cooldown {
             Some(last) if now < last.until + LONGEST_COOLDOWN => {
@@ -99,7 +99,8 @@ impl Target {
         });
     }
 
-    /// Why it is not reached over RDMA, while it rests. At the end of the rest its links are opened anew.
+    /// The reason of the current cooldown. When the cooldown has ended, drops the links so that
+    /// they are reopened.
     fn cooling_down(&mut self, now: Instant) -> Option<Arc<str>> {
         let cooldown = self.cooldown.as_mut().filter(|cooldown| cooldown.is_on)?;
         if now < cooldown.until {
@@ -111,17 +112,17 @@ impl Target {
     }
 }
 
-/// Whoever opens a target's link holds the lock, so that others wait for the same one.
+/// The lock is held while the target's links are opened, so that all callers share one link.
 type SharedTarget = Arc<Mutex<Target>>;
 
-/// All links of this process.
+/// All links of this process to peers.
 pub(super) struct Targets {
     client: ClientId,
     secret: Secret,
-    /// The ports of this process, or why it has none.
+    /// This process's ports, or why it has none.
     rdma: Result<Arc<Fabric>, Arc<str>>,
     entries: Mutex<HashMap<String, SharedTarget>>,
-    /// What has not been asked for yet of how targets came to be reached.
+    /// The route changes that [`Targets::route_changes`] has not returned yet.
     route_changes: Mutex<Vec<(String, Route)>>,
 }
 
@@ -136,7 +137,7 @@ impl Targets {
         }
     }
 
-    /// The links to a target, "host:port", by `deadline`. Blocks.
+    /// Opens the links to a target ("host:port") by `deadline`, or returns the open links. Blocks.
     pub(super) fn open(&self, target: &str, deadline: Instant) -> Result<Connected, TransferError> {
         let entry = self.entry(target);
         let mut held = entry
@@ -160,7 +161,7 @@ impl Targets {
             && may_pass
             && let Err(why) = &connected.rdma
         {
-            // What one attempt came to is not for the life of the link.
+            // One failed attempt must not disable RDMA for the life of the link.
             held.cool_down(why.clone(), Instant::now());
         }
         let route = connected.route();
@@ -172,28 +173,28 @@ impl Targets {
         Ok(connected)
     }
 
-    /// Has a target that was reached over RDMA be reached over TCP for a while.
+    /// Moves a target from RDMA to TCP for a cooldown.
     pub(super) fn cool_down(&self, target: &str, why: &TransferError, deadline: Instant) {
         let entry = self.entry(target);
         let Some(mut held) = entry.try_lock_until(deadline) else {
             return;
         };
-        let why = format!("transfers over RDMA have failed: {why}");
+        let why = format!("transfers over RDMA failed: {why}");
         held.cool_down(why.into(), Instant::now());
         held.connected = None;
     }
 
-    /// Says how a target is reached.
+    /// Logs and records a target's new route.
     fn announce(&self, target: &str, route: Route) {
         let why = route.why.as_deref();
-        tracing::info!(target, kind = ?route.kind, why, "a peer's memory is reached");
+        tracing::info!(target, kind = ?route.kind, why, "route to a peer's memory changed");
         let mut route_changes = self.route_changes.lock();
         if route_changes.len() < MAX_ROUTE_CHANGES {
             route_changes.push((target.to_owned(), route));
         }
     }
 
-    /// How targets have come to be reached since the last call.
+    /// Takes the route changes since the last call.
     pub(super) fn route_changes(&self) -> Vec<(String, Route)> {
         std::mem::take(&mut *self.route_changes.lock())
     }
@@ -213,7 +214,8 @@ impl Targets {
         Arc::clone(entries.entry(target.to_owned()).or_default())
     }
 
-    /// Opens links; whether another attempt may have queue pairs where this one has none.
+    /// Opens the links. The flag tells whether another attempt may get queue pairs that this one
+    /// did not get.
     fn connect(
         &self,
         target: &str,
@@ -229,7 +231,7 @@ impl Targets {
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
             token: self.secret.proof(self.client).into(),
         };
-        let mut last = invalid(format!("{target} names no address"));
+        let mut last = invalid(format!("{target} resolves to no address"));
         for address in resolve(target, deadline)? {
             match tcp::connect(address, hello.clone(), deadline) {
                 Ok((tcp, reply)) => {
@@ -256,8 +258,8 @@ impl Targets {
 /// Queue pairs, or why there are none.
 type QueuePairs = Result<Arc<RdmaLink>, Arc<str>>;
 
-/// Queue pairs to a peer that has let this process in, and whether another attempt may have some where
-/// this one has none.
+/// Opens queue pairs to a peer that has admitted this process. The flag tells whether another
+/// attempt may succeed where this one failed.
 fn with_queue_pairs(
     rdma: Result<Arc<Fabric>, Arc<str>>,
     address: SocketAddr,
@@ -270,12 +272,12 @@ fn with_queue_pairs(
     };
     match rdma::open(&fabric, address, hello, deadline) {
         Ok((link, _)) => Ok((Ok(Arc::new(link)), true)),
-        // The peer is there, but no more the one that was asked before.
+        // The peer has started a new session, or is too slow: the whole attempt fails.
         Err(error) if matches!(error.code, Code::WrongIncarnation | Code::DeadlineExceeded) => {
             Err(error)
         }
         Err(error) if error.code == Code::InvalidArgument => {
-            let why = "the peer has no RDMA port, or was not asked to use one";
+            let why = "the peer has no RDMA port, or was not configured to use one";
             Ok((Err(why.into()), false))
         }
         Err(error) => {
@@ -285,7 +287,7 @@ fn with_queue_pairs(
     }
 }
 
-/// The addresses of "host:port". Asking for a name may take longer than the caller waits.
+/// Resolves "host:port". A thread does it, because resolving a name may outlast the deadline.
 fn resolve(target: &str, deadline: Instant) -> Result<Vec<SocketAddr>, TransferError> {
     if let Ok(address) = target.parse() {
         return Ok(vec![address]);
@@ -296,7 +298,7 @@ fn resolve(target: &str, deadline: Instant) -> Result<Vec<SocketAddr>, TransferE
         .name("kvpool-resolve".to_owned())
         .spawn(move || {
             let found = name.to_socket_addrs().map(Iterator::collect);
-            // Nobody waits any more when the deadline has passed.
+            // Nobody receives after the deadline.
             drop(answer.send(found));
         })
         .map_err(unreachable)?;
@@ -304,7 +306,7 @@ fn resolve(target: &str, deadline: Instant) -> Result<Vec<SocketAddr>, TransferE
         .recv_timeout(deadline.saturating_duration_since(Instant::now()))
         .map_err(|_| deadline_exceeded())?
         .map_err(|error| match error.kind() {
-            std::io::ErrorKind::InvalidInput => invalid(format!("{target:?} is no host:port")),
+            std::io::ErrorKind::InvalidInput => invalid(format!("{target:?} is not a host:port")),
             _ => unreachable(format!("{target}: {error}")),
         })
 }
@@ -314,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_failed_over_rdma_is_tried_again_after_rests_that_grow() {
+    fn a_peer_that_failed_over_rdma_is_tried_again_after_growing_cooldowns() {
         let (mut target, mut now) = (Target::default(), Instant::now());
         assert_eq!(target.cooling_down(now), None);
         let mut pauses = Vec::new();

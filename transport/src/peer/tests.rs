@@ -1,4 +1,4 @@
-//! What an endpoint keeps to, over real connections.
+//! The guarantees of an endpoint, over real connections.
 
 mod intruder;
 mod rdma;
@@ -32,7 +32,7 @@ fn endpoint_with(secret: &str) -> Endpoint {
     Endpoint::start(listener, options).unwrap()
 }
 
-/// Set where there is a device: then everything here goes over RDMA.
+/// Set where there is a device: then all transfers here go over RDMA.
 const OVER_RDMA: &str = "KVPOOL_TEST_PEERS_OVER_RDMA";
 
 fn ports() -> Option<RdmaOptions> {
@@ -55,7 +55,7 @@ fn address(region: &Region) -> u64 {
     region.whole().as_ptr().addr() as u64
 }
 
-/// Memory with a pattern of its own.
+/// Memory with a pattern that depends on `seed`.
 fn filled(length: u64, seed: u8) -> Region {
     let bytes: Vec<u8> = (0..length)
         .map(|at| (at % 251) as u8 ^ ((at / 4096) & 0x7f) as u8 ^ seed)
@@ -101,7 +101,7 @@ fn extent(remote: u64, length: u64) -> Extent {
 }
 
 #[test]
-fn bytes_go_both_ways_whatever_their_number() {
+fn transfers_of_any_size_work_in_both_directions() {
     let (here, there) = (endpoint(), endpoint());
     let target = exposed(&there, 40 * MIB);
     for length in [1, 7, 65_536, 65_537, 300_000, 16 * MIB, 40 * MIB] {
@@ -130,7 +130,7 @@ fn bytes_go_both_ways_whatever_their_number() {
 }
 
 #[test]
-fn neighbours_that_were_exposed_apart_are_written_in_one_call() {
+fn adjacent_ranges_exposed_separately_are_written_in_one_call() {
     let (here, there) = (endpoint(), endpoint());
     let region = Region::allocate(Length(8192));
     for from in [0, 4096] {
@@ -150,16 +150,16 @@ fn neighbours_that_were_exposed_apart_are_written_in_one_call() {
         Ok(())
     );
     assert!(region.whole().to_vec() == source.whole().to_vec());
-    // As one range it lies in none of the two.
+    // As one range it lies in neither exposed range.
     let whole = whole(&source, address(&region));
     let refused = here.transfer(&name(&there), Direction::Write, &whole, soon());
     assert_eq!(code(refused), Code::OutOfRange);
 }
 
 #[test]
-fn what_is_not_exposed_is_neither_written_nor_read() {
+fn unexposed_memory_is_neither_written_nor_read() {
     let (here, there) = (endpoint(), endpoint());
-    // Large enough to go in pieces: not even the first of them may arrive.
+    // Large enough for several pieces: not even the first piece may arrive.
     let all = filled(48 * MIB, 0x55);
     let middle = all.slice(Offset(4 * MIB), Length(36 * MIB)).unwrap();
     there.expose(middle).unwrap();
@@ -193,7 +193,7 @@ fn what_is_not_exposed_is_neither_written_nor_read() {
 }
 
 #[test]
-fn what_was_withdrawn_is_not_touched_any_more() {
+fn withdrawn_memory_is_not_touched() {
     let (here, there) = (endpoint(), endpoint());
     let target = exposed(&there, MIB);
     let source = filled(MIB, 9);
@@ -214,11 +214,11 @@ fn what_was_withdrawn_is_not_touched_any_more() {
 }
 
 #[test]
-fn a_withdrawal_ends_a_receive_that_stands_still() {
+fn a_withdrawal_ends_a_stalled_receive() {
     let there = endpoint();
     let target = exposed(&there, 4 * MIB);
     let secret = Secret::default();
-    // A hello of its own, to learn the session; then half of a write.
+    // A separate hello to learn the session, then half of a write.
     let (_link, reply) = tcp::connect(there.local_addr(), hello(&secret), soon()).unwrap();
     let mut socket = TcpStream::connect(there.local_addr()).unwrap();
     let head = encode_head(Op::Hello, 0, Epoch(0), 0, |out| hello(&secret).encode(out)).unwrap();
@@ -248,7 +248,7 @@ fn a_withdrawal_ends_a_receive_that_stands_still() {
 }
 
 #[test]
-fn without_the_secret_nothing_is_told_and_nothing_moves() {
+fn without_the_secret_nothing_is_revealed_and_nothing_moves() {
     let there = endpoint_with("right");
     let target = exposed(&there, 4096);
     let before = target.whole().to_vec();
@@ -280,7 +280,7 @@ fn a_request_needs_the_token_and_the_signature_of_the_session() {
     let before = target.whole().to_vec();
     let secret = Secret::new("right");
     let (link, reply) = tcp::connect(there.local_addr(), hello(&secret), soon()).unwrap();
-    // Small writes and large ones are judged at different places.
+    // Different code judges small and large writes.
     for length in [4096, MIB] {
         let extent = extent(address(&target), length);
         let source = filled(length, 3);
@@ -301,7 +301,7 @@ fn a_request_needs_the_token_and_the_signature_of_the_session() {
         }
     }
     assert!(target.whole().to_vec() == before);
-    // One who knows another session only is not let in.
+    // A hello that names another session is refused.
     let stale = Hello {
         incarnation: Incarnation(1),
         ..hello(&secret)
@@ -331,7 +331,7 @@ fn a_peer_that_never_answers_costs_no_more_than_the_deadline() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_reported_and_one_that_is_back_is_found() {
+fn an_absent_peer_is_reported_and_a_returned_peer_is_found() {
     let here = endpoint();
     let source = filled(4096, 1);
     let first = endpoint();
@@ -360,7 +360,7 @@ fn a_peer_that_is_gone_is_reported_and_one_that_is_back_is_found() {
 }
 
 #[test]
-fn messages_come_in_order_and_no_larger_than_allowed() {
+fn messages_arrive_in_order_and_within_the_limit() {
     let (here, there) = (endpoint(), endpoint());
     for number in 0..10u8 {
         here.tell(&name(&there), &[number; 100], soon()).unwrap();
@@ -375,7 +375,7 @@ fn messages_come_in_order_and_no_larger_than_allowed() {
 }
 
 #[test]
-fn the_first_exposed_address_is_told() {
+fn the_first_exposed_address_is_reported() {
     let (here, there) = (endpoint(), endpoint());
     assert_eq!(here.first_exposed(&name(&there), soon()), Ok(None));
     let first = exposed(&there, 64);

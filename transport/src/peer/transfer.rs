@@ -1,4 +1,4 @@
-//! One transfer over the links to a peer: what the peer admits is moved and checked.
+//! One transfer over the links to a peer: moves what the peer admits, and verifies it.
 
 use super::endpoint::Direction;
 use super::plan::{Move, PIECE_BYTES, Run, single};
@@ -13,19 +13,20 @@ use std::time::Instant;
 
 type Outcome = Result<(), TransferError>;
 
-/// A transfer, and what it goes over.
+/// A transfer and its links.
 pub(super) struct PeerTransfer<'a> {
     pub(super) peer: &'a Connected,
-    /// The number of the next write's grant.
+    /// The id of the next write's grant.
     pub(super) grants: &'a AtomicU64,
     pub(super) direction: Direction,
     pub(super) deadline: Instant,
 }
 
 impl PeerTransfer<'_> {
-    /// Does runs; those that were joined over a border of exposed ranges are done move by move.
+    /// Performs runs. If a run crosses the border of two exposed ranges, its moves are performed
+    /// one by one.
     pub(super) fn run(&self, runs: &[Run], moves: &[Move]) -> Outcome {
-        // Where the runs are is known until all of them have been moved.
+        // Keeps the located ranges in the cache until all runs have been moved.
         let _using = self.peer.rdma.as_ref().ok().map(|rdma| rdma.using());
         let admitted = self.admitted(runs);
         let outcomes = match self.direction {
@@ -53,7 +54,7 @@ impl PeerTransfer<'_> {
         self.run(&apart, moves)
     }
 
-    /// A write that the peer can tell to be of one who has its token and the secret.
+    /// A write that is signed with the session's key.
     pub(super) fn signed(&self, extent: Extent, from: Vec<Slice>) -> WriteOp {
         let id = GrantId(self.grants.fetch_add(1, Ordering::Relaxed));
         let Connected {
@@ -65,8 +66,8 @@ impl PeerTransfer<'_> {
         }
     }
 
-    /// What the peer says to whole runs before their first byte goes. Over TCP it will say it with the
-    /// bytes of those that do not go in pieces.
+    /// Asks the peer to judge whole runs before their first byte is sent. Over TCP only writes in
+    /// several pieces need this: a frame judges a run that goes in one.
     fn admitted(&self, runs: &[Run]) -> Vec<Outcome> {
         if let Ok(rdma) = &self.peer.rdma {
             let extents = runs.iter().map(|run| run.extent).collect();
@@ -120,8 +121,8 @@ impl PeerTransfer<'_> {
         outcomes
     }
 
-    /// Reads the admitted runs, and compares what came with what the peer says is there. Memory that its
-    /// owner changes meanwhile is read once more.
+    /// Reads the admitted runs and compares them with the peer's checksums. If the owner changed
+    /// the memory meanwhile, the run is read once more.
     fn read(&self, runs: &[Run], mut outcomes: Vec<Outcome>) -> Vec<Outcome> {
         let is_admitted = |outcome: &Outcome| outcome.is_ok();
         let has_changed = |outcome: &Outcome| matches!(outcome, Err(error) if error.code == Code::ChecksumMismatch);
@@ -152,7 +153,7 @@ impl PeerTransfer<'_> {
             into: run.local.clone(),
         });
         let reading = link.read(Epoch(0), ops.collect(), self.deadline);
-        // The answer to one of these is bounded, whatever the length of a run: each names a part of it.
+        // A request names parts of runs, which bounds the size of each answer.
         let parts = runs.iter().map(|run| sum_parts(run.extent));
         let parts: Vec<Vec<Extent>> = parts.collect();
         let asked = parts.iter().flatten().copied().collect();
@@ -170,7 +171,7 @@ impl PeerTransfer<'_> {
                 Err(TransferError {
                     code: Code::ChecksumMismatch,
                     message: format!(
-                        "what was read of {} bytes at {:#x} is not what is there",
+                        "{} bytes read at {:#x} differ from the peer's checksums",
                         run.extent.length, run.extent.offset.0
                     ),
                 })

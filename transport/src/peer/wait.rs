@@ -1,4 +1,4 @@
-//! Waiting for a future on a thread that has nothing else to do.
+//! Waits for a future on the calling thread.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,7 +14,8 @@ impl Wake for Unpark {
     }
 }
 
-/// What the future comes to. The futures of a link end by their deadline, so this does too.
+/// Blocks until the future resolves. A link's futures resolve by their deadline, so this returns by
+/// then.
 pub(super) fn wait_for<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
@@ -23,7 +24,7 @@ pub(super) fn wait_for<F: Future>(future: F) -> F::Output {
         if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
             return output;
         }
-        // A wake-up that came since the poll makes this return at once.
+        // A wake-up since the poll makes this return at once.
         std::thread::park();
     }
 }

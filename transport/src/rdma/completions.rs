@@ -1,11 +1,12 @@
-//! The completion queue of a rail and the thread that empties it.
+//! The completion queue of a rail, and the thread that empties it.
 //!
-//! A work request is known by the slot of its lane, the slot's generation, and a number in the lane:
-//! a completion that comes after its lane is gone finds another generation and is passed over. Every
-//! queue pair reserves room for all completions that it can cause, so the queue never overflows.
+//! A work request's id holds its lane's slot, the slot's generation, and a sequence number of the
+//! lane. A completion that arrives after its lane has ended finds another generation and is
+//! ignored. Every queue pair reserves room for all its possible completions, so the queue never
+//! overflows.
 
-// UNSAFETY: makes a completion queue with its channel, and destroys them once. Who uses the queue keeps
-// `CompletionState`, so nobody does by then.
+// UNSAFETY: creates a completion queue with its channel, and destroys each once. Every user of the
+// queue keeps `CompletionState` alive, so none is left by then.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 mod thread;
@@ -29,23 +30,24 @@ use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 use thread::Loop;
 
-/// How many completions the queue has room for, unless the device or locked memory allows less.
+/// The size of the completion queue. Falls to the least when the device or the limit of locked
+/// memory requires it.
 const MOST_ENTRIES: u32 = 1 << 16;
 const LEAST_ENTRIES: u32 = 1 << 10;
 
-/// How long work that was given up is waited for before its queue pair is destroyed.
+/// How long aborted work may drain before its queue pair is destroyed.
 pub(super) const DRAIN: Duration = Duration::from_millis(250);
 
-/// How long a queue pair waits for room in the completion queue that others have just left.
+/// How long a new queue pair waits for room that ended queue pairs are about to free.
 const ROOM: Duration = Duration::from_millis(500);
 
-/// The thread, which ends with this.
+/// Owns the completion thread, which ends when this is dropped.
 pub(super) struct Completions {
     shared: Arc<CompletionState>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What queue pairs, lanes and the thread share.
+/// Shared by queue pairs, lanes and the thread.
 pub(super) struct CompletionState {
     device: Arc<Device>,
     channel: NonNull<sys::Channel>,
@@ -61,10 +63,10 @@ pub(super) struct CompletionState {
     thread: Mutex<Option<ThreadId>>,
 }
 
-/// Room in the completion queue, counted in completions.
+/// Free entries of the completion queue.
 struct Room {
     free: u32,
-    /// Free once the queue has been seen empty.
+    /// Entries of ended queue pairs, free once the queue has been seen empty.
     left: u32,
 }
 
@@ -80,21 +82,21 @@ struct Slot {
     lane: Option<Arc<Inner>>,
 }
 
-/// Where a lane is known, as the upper half of the ids of its work requests.
+/// A lane's slot: the upper half of the ids of its work requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LaneSlot {
     slot: u16,
     generation: u16,
 }
 
-/// Room for the completions of one queue pair.
+/// The entries reserved for one queue pair.
 pub(super) struct Reserved {
     shared: Arc<CompletionState>,
     entries: u32,
     leaves_completions: bool,
 }
 
-// SAFETY: the library locks the queue and the channel; they belong to no thread.
+// SAFETY: the library locks the queue and the channel, and neither belongs to a thread.
 unsafe impl Send for CompletionState {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for CompletionState {}
@@ -115,7 +117,7 @@ impl LaneSlot {
 }
 
 impl Completions {
-    /// Makes the queue of a device and starts its thread, which also sweeps the cache.
+    /// Creates the queue of a device and starts its thread, which also sweeps the cache.
     pub(super) fn start(device: &Arc<Device>, cache: &Arc<Cache>) -> io::Result<Self> {
         let shared = Arc::new(CompletionState::new(device)?);
         let thread = std::thread::Builder::new()
@@ -146,7 +148,7 @@ impl Drop for Completions {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake();
-        // The last queue pair, and with it the rail, may go on the thread itself.
+        // The last queue pair, and with it the rail, may be dropped on the thread itself.
         if let Some(thread) = self.thread.take()
             && !self.shared.is_completion_thread()
             && thread.join().is_err()
@@ -160,7 +162,7 @@ impl CompletionState {
     fn new(device: &Arc<Device>) -> io::Result<Self> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let context = device.context.as_ptr();
-        // SAFETY: the context lives as long as the device, which is kept.
+        // SAFETY: the context lives as long as the device, which this value keeps.
         let channel = unsafe { (device.library.create_channel)(context) };
         let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
         let most = u32::try_from(device.attributes.max_cqe).unwrap_or(0);
@@ -182,7 +184,7 @@ impl CompletionState {
                 None if entries / 2 >= LEAST_ENTRIES => entries /= 2,
                 None => {
                     let error = io::Error::last_os_error();
-                    // SAFETY: just made, and nothing uses it.
+                    // SAFETY: the channel was just created and nothing uses it.
                     unsafe { (device.library.destroy_channel)(channel.as_ptr()) };
                     return Err(error);
                 }
@@ -212,10 +214,10 @@ impl CompletionState {
         Ok(shared)
     }
 
-    /// Takes room for the completions of a queue pair.
+    /// Reserves entries for a queue pair.
     pub(super) fn reserve(self: &Arc<Self>, entries: u32) -> io::Result<Reserved> {
         if !self.is_usable() {
-            return Err(io::Error::other("the RDMA device has failed"));
+            return Err(io::Error::other("the RDMA device failed"));
         }
         let deadline = Instant::now() + ROOM;
         let mut room = self.room.lock();
@@ -236,7 +238,7 @@ impl CompletionState {
         })
     }
 
-    /// Gives a lane a place.
+    /// Assigns a slot to a lane.
     pub(super) fn enter(&self, lane: impl FnOnce(LaneSlot) -> Arc<Inner>) -> Arc<Inner> {
         let mut slots = self.slots.lock();
         let slot = slots.free.pop().unwrap_or_else(|| {
@@ -254,7 +256,7 @@ impl CompletionState {
         lane
     }
 
-    /// Forgets a lane; what still comes for it is passed over.
+    /// Releases a lane's slot. Later completions of the lane are ignored.
     pub(super) fn leave(&self, place: LaneSlot) {
         let mut slots = self.slots.lock();
         let Some(entry) = slots.slots.get_mut(usize::from(place.slot)) else {
@@ -270,7 +272,7 @@ impl CompletionState {
         drop(lane);
     }
 
-    /// Has the thread end a lane that is still not drained after a while.
+    /// Lets the thread end a lane that has not drained after [`DRAIN`].
     pub(super) fn end_later(&self, lane: Arc<Inner>) {
         self.closing.lock().push((Instant::now() + DRAIN, lane));
         if !self.is_completion_thread() {
@@ -309,8 +311,8 @@ impl CompletionState {
 
     fn wake(&self) {
         if let Err(error) = rustix::io::write(&self.wake, &1_u64.to_ne_bytes()) {
-            // Full means that it is awake.
-            tracing::debug!(%error, "the RDMA completion thread was not woken");
+            // The counter is full, so the thread is awake.
+            tracing::debug!(%error, "waking the RDMA completion thread failed");
         }
     }
 
@@ -331,7 +333,7 @@ impl CompletionState {
             .collect()
     }
 
-    /// Nothing will come any more: ends all there is.
+    /// The device has failed: ends every lane.
     fn give_up(&self, why: &str) {
         if self.usable.swap(false, Ordering::AcqRel) {
             tracing::error!(%why, "RDMA device failed");
@@ -357,13 +359,13 @@ impl CompletionState {
 
 impl Drop for CompletionState {
     fn drop(&mut self) {
-        // SAFETY: every queue pair keeps this value, so none uses the queue any more; the thread has
+        // SAFETY: every queue pair keeps this value, so none uses the queue any more. The thread
         // acknowledged its events when it ended.
         let code = unsafe { (self.device.library.destroy_cq)(self.queue.as_ptr()) };
         if code != 0 {
-            tracing::error!(code, "an RDMA completion queue could not be destroyed");
+            tracing::error!(code, "destroying an RDMA completion queue failed");
         }
-        // SAFETY: its only queue is gone.
+        // SAFETY: the channel's only queue is destroyed.
         unsafe { (self.device.library.destroy_channel)(self.channel.as_ptr()) };
     }
 }

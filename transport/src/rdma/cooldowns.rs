@@ -1,6 +1,6 @@
-//! Pairs of ports over which nothing came through, and for how long each is left alone.
+//! Pairs of ports that transferred nothing, and their cooldowns.
 //!
-//! A pair rests by itself: others of the same link, and of the same ports, are used meanwhile.
+//! Each pair cools down alone. Other pairs of the same link, and of the same ports, stay in use.
 //!
 //! ADR 0030 says why pairs cool down one by one.
 
@@ -8,20 +8,20 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// The first rest of a pair, and the longest.
+/// The first cooldown of a pair, and the longest.
 const FIRST_COOLDOWN: Duration = Duration::from_secs(1);
 const LONGEST_COOLDOWN: Duration = Duration::from_secs(60);
-/// How many pairs are remembered before those are forgotten whose rest is long over.
+/// The number of pairs above which pairs with long expired cooldowns are dropped.
 const MAX_PAIRS: usize = 1024;
 
-/// A port here and one of a peer, by their GIDs.
+/// A local port and a peer's port, by their GIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PortPair {
     pub(super) here: [u8; 16],
     pub(super) there: [u8; 16],
 }
 
-/// The pairs that rest, or have not worked since.
+/// The pairs in cooldown, and the pairs that have not worked since their cooldown.
 #[derive(Debug, Default)]
 pub(super) struct PairCooldowns(Mutex<HashMap<PortPair, PairCooldown>>);
 
@@ -32,7 +32,8 @@ struct PairCooldown {
 }
 
 impl PairCooldowns {
-    /// Nothing came through: the pair rests, each time for twice as long. What fails together counts once.
+    /// Starts a cooldown, each twice as long as the one before. Failures during a cooldown count
+    /// once.
     pub(super) fn failed(&self, pair: PortPair, now: Instant) {
         let mut cooldowns = self.0.lock();
         if cooldowns.len() >= MAX_PAIRS {
@@ -49,12 +50,12 @@ impl PairCooldowns {
         cooldowns.insert(pair, PairCooldown { until, pause });
     }
 
-    /// Something came through.
+    /// Ends a pair's cooldown, because data arrived.
     pub(super) fn worked(&self, pair: PortPair) {
         self.0.lock().remove(&pair);
     }
 
-    /// Until when the pair rests, if it does.
+    /// The end of the pair's cooldown, if it is in one.
     pub(super) fn until(&self, pair: PortPair, now: Instant) -> Option<Instant> {
         let until = self.0.lock().get(&pair)?.until;
         (now < until).then_some(until)
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_rests_alone_and_is_tried_again() {
+    fn a_pair_cools_down_alone_and_is_tried_again() {
         let (cooldowns, now) = (PairCooldowns::default(), Instant::now());
         cooldowns.failed(pair(2), now);
         assert_eq!(cooldowns.until(pair(2), now), Some(now + FIRST_COOLDOWN));
@@ -86,12 +87,12 @@ mod tests {
     }
 
     #[test]
-    fn each_failure_after_a_rest_makes_the_next_one_longer_up_to_a_bound() {
+    fn each_failure_doubles_the_cooldown_up_to_a_bound() {
         let (cooldowns, mut now) = (PairCooldowns::default(), Instant::now());
         let mut pauses = Vec::new();
         for _ in 0..9 {
             cooldowns.failed(pair(2), now);
-            // Its lanes fail together.
+            // The lanes of a pair fail together.
             cooldowns.failed(pair(2), now);
             let until = cooldowns.until(pair(2), now).unwrap();
             pauses.push((until - now).as_secs());
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_that_are_long_over_are_forgotten() {
+    fn long_expired_cooldowns_are_dropped() {
         let (cooldowns, now) = (PairCooldowns::default(), Instant::now());
         for number in 0..MAX_PAIRS {
             let mut pair = pair(0);

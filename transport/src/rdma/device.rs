@@ -1,7 +1,7 @@
-//! The library, and the RDMA devices of this host.
+//! The verbs library, and the RDMA devices of this host.
 
-// UNSAFETY: opens devices and asks them. Every pointer comes from the library and is used until it is
-// given back, once, in `Drop`.
+// UNSAFETY: opens and queries devices. Every pointer comes from the library and is used until
+// `Drop` returns it, once.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 use super::cooldowns::PairCooldowns;
@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub struct Fabric {
     rails: Vec<Arc<Rail>>,
-    /// The pairs of ports that have failed.
+    /// Cooldowns of pairs that failed.
     pub(super) cooldowns: Arc<PairCooldowns>,
 }
 
@@ -34,13 +34,17 @@ pub(super) struct Device {
     pub(super) registrations: AtomicUsize,
 }
 
-// SAFETY: the library may be called from any thread with the same device, and locks what it must.
+// SAFETY: any thread may call the library for a device, and the library takes the necessary locks.
 unsafe impl Send for Device {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Device {}
 
 impl Fabric {
-    /// Opens every port that the options ask for. Ports that are not active now are left out.
+    /// Opens every port that the options name. Ports that are not active are left out.
+    ///
+    /// # Errors
+    ///
+    /// See [`Unavailable`].
     pub fn open(options: &RdmaOptions) -> Result<Arc<Self>, Unavailable> {
         options.validate()?;
         let library = library()?;
@@ -79,14 +83,14 @@ impl Fabric {
         if let Some(missing) = found.iter().position(|found| !found) {
             return Err(Unavailable::Device {
                 name: options.devices[missing].clone(),
-                reason: "there is no such device".to_owned(),
+                reason: "this host has no such device".to_owned(),
             });
         }
         if rails.is_empty() {
             return Err(Unavailable::NoPort(reasons.join("; ")));
         }
         for reason in reasons {
-            tracing::info!(%reason, "an RDMA device is not used");
+            tracing::info!(%reason, "RDMA device not used");
         }
         Ok(Arc::new(Self {
             rails,
@@ -94,8 +98,14 @@ impl Fabric {
         }))
     }
 
-    /// Registers memory that transfers will read into or write from. Registering the same again, or what
-    /// overlaps it, is harmless. Locks the pages, which takes a while: for large, lasting buffers.
+    /// Registers memory for later transfers. Registering the same or overlapping memory again is
+    /// harmless. Registration locks the pages, which takes a while, so it pays for large,
+    /// long-lived buffers.
+    ///
+    /// # Errors
+    ///
+    /// The error of the device that refused the registration, for example because of the limit of
+    /// locked memory.
     pub fn register_buffer(&self, memory: &Slice) -> io::Result<RegisteredBuffer> {
         let rails = self.rails.iter();
         let held = rails.map(|rail| rail.cached(memory));
@@ -104,7 +114,7 @@ impl Fabric {
         })
     }
 
-    /// The ports, in the order of the library's list.
+    /// The open ports, in the order of the library's list.
     pub fn rails(&self) -> &[Arc<Rail>] {
         &self.rails
     }
@@ -113,12 +123,12 @@ impl Fabric {
 impl Device {
     /// # Safety
     ///
-    /// The entry is of a list that has not been freed.
+    /// The entry belongs to a list that has not been freed.
     pub(super) unsafe fn open(
         library: &'static Library,
         entry: *mut sys::Device,
     ) -> io::Result<Self> {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         let context = unsafe { (library.open_device)(entry) };
         let context = NonNull::new(context).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: the context was just opened.
@@ -136,14 +146,14 @@ impl Device {
             attributes: sys::DeviceAttr::zeroed(),
             registrations: AtomicUsize::new(0),
         };
-        // SAFETY: the context is open, and the structure is ours.
+        // SAFETY: the context is open, and the structure is local.
         check(unsafe { (library.query_device)(context.as_ptr(), &raw mut device.attributes) })?;
         Ok(device)
     }
 
     pub(super) fn port(&self, port: u8) -> io::Result<sys::PortAttr> {
         let mut attributes = sys::PortAttr::zeroed();
-        // SAFETY: the context is open, and the structure is ours.
+        // SAFETY: the context is open, and the structure is local.
         check(unsafe {
             (self.library.query_port)(self.context.as_ptr(), port, &raw mut attributes)
         })?;
@@ -152,7 +162,7 @@ impl Device {
 
     pub(super) fn gid(&self, port: u8, index: u32) -> io::Result<sys::GidEntry> {
         let mut entry = sys::GidEntry::zeroed();
-        // SAFETY: the context is open, and the structure is ours and as long as is said.
+        // SAFETY: the context is open; the structure is local and has the given size.
         check(unsafe {
             (self.library.query_gid)(
                 self.context.as_ptr(),
@@ -166,7 +176,7 @@ impl Device {
         Ok(entry)
     }
 
-    /// The entry of the GID table that is best for peers on other hosts.
+    /// The GID table entry that suits peers on other hosts best.
     pub(super) fn best_gid(&self, port: u8, attributes: &sys::PortAttr) -> Result<u8, String> {
         let entries = u8::try_from(attributes.gid_tbl_len).unwrap_or(u8::MAX);
         (0..entries)
@@ -179,7 +189,7 @@ impl Device {
             .ok_or_else(|| format!("port {port} has no GID"))
     }
 
-    /// The descriptor that becomes readable when the device has something to say.
+    /// The descriptor that becomes readable when the device has an event.
     pub(super) fn async_fd(&self) -> RawFd {
         // SAFETY: the context is open.
         unsafe { (*self.context.as_ptr()).async_fd }
@@ -188,10 +198,10 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: all that was made from the domain keeps the device, so there is nothing of it.
+        // SAFETY: everything made in the domain keeps the device alive, so nothing is left in it.
         let code = unsafe { (self.library.dealloc_pd)(self.pd.as_ptr()) };
         if code != 0 {
-            tracing::error!(code, "an RDMA protection domain could not be freed");
+            tracing::error!(code, "freeing an RDMA protection domain failed");
         }
         // SAFETY: as above, for the context.
         unsafe { (self.library.close_device)(self.context.as_ptr()) };
@@ -208,14 +218,14 @@ struct DeviceList {
 impl DeviceList {
     fn get(library: &'static Library) -> Result<Self, Unavailable> {
         let mut length: c_int = 0;
-        // SAFETY: the length is ours to fill.
+        // SAFETY: the length is local.
         let first = unsafe { (library.get_device_list)(&raw mut length) };
         let Some(first) = NonNull::new(first) else {
             let error = io::Error::last_os_error();
-            // What a kernel says that has none of RDMA loaded.
+            // The error of a kernel without the RDMA modules.
             return Err(match error.raw_os_error() {
                 Some(libc::ENOSYS) => Unavailable::NoDevice,
-                _ => Unavailable::NoPort(format!("they cannot be listed: {error}")),
+                _ => Unavailable::NoPort(format!("listing the devices failed: {error}")),
             });
         };
         let list = Self {
@@ -246,7 +256,7 @@ impl Drop for DeviceList {
     }
 }
 
-/// The library, loaded at the first use.
+/// Loads the library at the first use.
 fn library() -> Result<&'static Library, Unavailable> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     LIBRARY
@@ -255,7 +265,7 @@ fn library() -> Result<&'static Library, Unavailable> {
             if let Err(error) = library.prepare_for_forks() {
                 tracing::warn!(
                     %error,
-                    "forks are not safe here: a child that runs while this process uses RDMA may break it"
+                    "forks are unsafe: a forked child that runs while this process uses RDMA may break its transfers"
                 );
             }
             Ok(library)
@@ -264,7 +274,7 @@ fn library() -> Result<&'static Library, Unavailable> {
         .map_err(|error| Unavailable::Library(error.clone()))
 }
 
-/// `name` or `name:port`, taken apart.
+/// Splits `name` or `name:port`.
 fn device_of(asked: &str) -> (&str, Option<u8>) {
     match asked.rsplit_once(':') {
         Some((name, port)) => match port.parse() {
@@ -275,8 +285,8 @@ fn device_of(asked: &str) -> (&str, Option<u8>) {
     }
 }
 
-/// How good a GID is for reaching other hosts, less being better; `None` for an empty entry. RoCE v2
-/// is routed, and an address that was given (IPv4 first) is more stable than a link-local one.
+/// Ranks a GID for reaching other hosts; less is better, `None` is an empty entry. RoCE v2 is
+/// routed. A configured address (IPv4 first) is more stable than a link-local one.
 fn rank(gid_type: u32, gid: &[u8; 16]) -> Option<u8> {
     const IPV4: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
     if gid.iter().all(|&byte| byte == 0) {
@@ -292,12 +302,12 @@ fn rank(gid_type: u32, gid: &[u8; 16]) -> Option<u8> {
     })
 }
 
-/// The MTU that a number in the verbs stands for.
+/// The MTU in bytes for a verbs constant.
 pub(super) fn mtu_bytes(number: c_int) -> u32 {
     128 << number.clamp(1, 5)
 }
 
-/// The number in the verbs for an MTU.
+/// The verbs constant for an MTU in bytes.
 pub(super) fn mtu_number(bytes: u32) -> c_int {
     match bytes {
         ..512 => 1,
@@ -308,11 +318,11 @@ pub(super) fn mtu_number(bytes: u32) -> c_int {
     }
 }
 
-/// The outcome of a call that answers 0 or an errno.
+/// The result of a call that returns 0 or an errno.
 pub(super) fn check(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
-        // Some calls answer -1 and set errno, others answer the errno itself.
+        // Some calls return -1 and set errno; others return the errno.
         -1 => Err(io::Error::last_os_error()),
         code => Err(io::Error::from_raw_os_error(code.abs())),
     }

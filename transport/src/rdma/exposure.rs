@@ -1,4 +1,4 @@
-//! Memory that peers may touch: one registration a port, and how peers are told of it.
+//! Memory that peers may touch: one registration a port, and its description for peers.
 
 use super::device::Fabric;
 use super::registry::{Access, Registration};
@@ -7,16 +7,16 @@ use kvpool_types::wire::rdma::Registered;
 use kvpool_types::{Length, SegmentId};
 use std::io;
 
-/// Memory that is registered for peers on every port of a fabric. Nobody else has a hold of the
-/// registrations, so that they end with this.
+/// Memory registered for peers on every port of a fabric. It owns the registrations, which end when
+/// it is dropped.
 #[derive(Debug)]
 pub(crate) struct Exposure {
-    /// One a rail, in order.
+    /// One registration a rail, in order.
     registrations: Vec<Registration>,
 }
 
 impl Fabric {
-    /// Lets peers whose queue pairs are on these ports read and write the memory. Locks its pages, which
+    /// Lets peers with queue pairs on these ports read and write the memory. Locks the pages, which
     /// takes a while.
     pub(crate) fn expose(&self, memory: &Slice) -> io::Result<Exposure> {
         let rails = self.rails().iter();
@@ -28,7 +28,7 @@ impl Fabric {
 }
 
 impl Exposure {
-    /// Where each port finds the memory, as a segment or a part of one.
+    /// The registration on each port, as a segment or a part of one.
     pub(crate) fn places(&self, segment: SegmentId) -> impl Iterator<Item = Registered> {
         (0..)
             .zip(&self.registrations)
@@ -41,12 +41,12 @@ impl Exposure {
             })
     }
 
-    /// Ends it: when this has succeeded, no port lets a peer touch the memory any more, and what was
-    /// under way fails at the peer.
+    /// Deregisters the memory. After success no port lets a peer touch it, and transfers in
+    /// progress fail at the peer.
     pub(crate) fn end(self) -> io::Result<()> {
         let mut outcome = Ok(());
         for registration in self.registrations {
-            // One that fails must not keep the others.
+            // A failure must not keep the other registrations.
             outcome = outcome.and(registration.undo());
         }
         outcome

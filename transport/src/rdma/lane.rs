@@ -1,14 +1,16 @@
-//! The side of a queue pair that submits: flow control, selective signalling, outcomes.
+//! The submitting side of a queue pair: flow control, selective signalling, outcomes.
 //!
 //! ```text
 //!  Open ─ bad completion, refused post, abort ─► Closing (ERR, draining) ─► Ended (destroyed)
 //! ```
 //!
-//! Every work request that was posted is in `posted`, in order, until a completion tells its end or
-//! the queue pair is destroyed. Reads always have a completion, for its byte count; of writes some
-//! do, and a success tells of all before it, since a reliable connection works in order.
+//! `posted` holds every posted work request, in order, until a completion reports its end or the
+//! queue pair is destroyed. Every read has a completion, which carries its byte count. Only some
+//! writes have one. A successful completion covers all earlier writes, because a reliable
+//! connection works in order.
 
-// UNSAFETY: posts work requests that name memory. Operations keep it until their work has ended.
+// UNSAFETY: posts work requests that name memory. Operations keep the memory until their work has
+// ended.
 #![allow(unsafe_code, reason = "posts work requests that name memory")]
 
 use super::completions::{CompletionState, DRAIN, LaneSlot};
@@ -26,16 +28,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// How many work requests are posted at once.
+/// The most work requests posted by one call.
 const CHAIN: usize = 32;
 
-/// A connected queue pair to submit to. Dropping it is [`RdmaLane::abort`], which may wait for a moment
-/// when something is in flight.
+/// A connected queue pair for submissions. Dropping it calls [`RdmaLane::abort`], which may block
+/// briefly while work is in flight.
 pub struct RdmaLane {
     inner: Arc<Inner>,
 }
 
-/// What the lane shares with the completion thread.
+/// Shared by the lane and the completion thread.
 pub(super) struct Inner {
     device: Arc<Device>,
     shared: Arc<CompletionState>,
@@ -55,9 +57,9 @@ struct LaneState {
     turns: Turns,
     window: Window,
     posted: VecDeque<Posted>,
-    /// The sequence number of the first in `posted`.
+    /// The sequence number of the front of `posted`.
     first: u32,
-    /// How much was posted since the last that has a completion.
+    /// The works and bytes posted since the last signalled request.
     unsignalled: (u32, u64),
 }
 
@@ -77,7 +79,7 @@ struct Posted {
 }
 
 impl RdmaLane {
-    /// Takes over a queue pair that has been connected.
+    /// Takes over a connected queue pair.
     pub fn new(queue: QueuePair) -> Self {
         let limits = queue.rail().limits();
         let bounds = Bounds {
@@ -112,19 +114,18 @@ impl RdmaLane {
                 changed: Condvar::new(),
             })
         });
-        // After it has its place: a device that fails from here on closes it itself.
+        // Checked after the lane has its slot: a device that fails later closes the lane itself.
         if !shared.is_usable() {
             inner.close(WorkError::local("device failure", "the device has failed"));
         }
         Self { inner }
     }
 
-    /// Moves bytes. `done` is called once, with one outcome an item, in order: on the completion
-    /// thread, so it must be quick, or on the caller's when there is nothing to wait for. Every slice
-    /// and registration is kept until its work has ended.
+    /// Submits transfers. `done` is called once, with one outcome an item, in order. It runs on the
+    /// completion thread and must not block, or on the calling thread when nothing is to be waited
+    /// for. Slices and registrations are kept until their work has ended.
     ///
-    /// After an outcome that is an error, and not [`Fault::Invalid`](super::Fault::Invalid), the lane
-    /// is closed.
+    /// After an error other than [`Fault::Invalid`](super::Fault::Invalid) the lane is closed.
     pub fn submit(
         &self,
         transfers: Vec<Transfer>,
@@ -151,14 +152,14 @@ impl RdmaLane {
         Finished::tell(finished);
     }
 
-    /// False once it takes no more work.
+    /// Whether the lane accepts work.
     pub fn is_open(&self) -> bool {
         self.inner.is_open.load(Ordering::Acquire)
     }
 
-    /// Ends everything in flight, now. When this returns the queue pair has been destroyed, and no
-    /// memory here or at the peer is touched for this lane any more; what had not ended has been
-    /// answered with an error. Takes a quarter of a second at most, far less as a rule.
+    /// Aborts all work in flight. On return the queue pair is destroyed, and this lane touches no
+    /// memory here or at the peer. Unfinished work has been reported as failed. Takes a quarter of
+    /// a second at most, usually far less.
     pub fn abort(&self) {
         self.inner.close(WorkError::flushed("the lane was aborted"));
         self.inner.drain();
@@ -182,7 +183,7 @@ impl fmt::Debug for RdmaLane {
 }
 
 impl Inner {
-    /// Takes a completion: of this work request, and with it of those before.
+    /// Handles a completion, which ends this work request and all earlier ones.
     pub(super) fn completed(
         self: &Arc<Self>,
         sequence: u32,
@@ -198,16 +199,16 @@ impl Inner {
         let outcome = judge(posted, completion);
         let mut failure = outcome.as_ref().err().cloned();
         for _ in 0..ahead {
-            // Writes without a completion of their own have succeeded if this has. If not, they may
-            // have, but nothing says so; and a read without a completion never counts.
+            // Earlier unsignalled writes succeeded if this request did. After a failure their end
+            // is unknown, so they fail. A read without a completion always fails.
             let before = match state.posted.front() {
                 Some(before) if before.verb == Verb::Write && failure.is_none() => Ok(()),
                 Some(before) if before.verb == Verb::Read => Err(WorkError::local(
                     "no completion",
-                    "a read ended without a word",
+                    "a read ended without a completion",
                 )),
                 _ => Err(WorkError::flushed(
-                    "the queue pair failed before this was heard of",
+                    "the queue pair failed before this write was confirmed",
                 )),
             };
             if let Err(error) = &before {
@@ -224,13 +225,13 @@ impl Inner {
         }
     }
 
-    /// Posts what there is room for.
+    /// Posts as much work as the window admits.
     pub(super) fn pump(self: &Arc<Self>, finished: &mut Vec<Finished>) {
         let mut state = self.state.lock();
         self.pump_locked(&mut state, finished);
     }
 
-    /// Takes no more work; what is in flight ends with an error, soon.
+    /// Closes the lane to new work. Work in flight soon ends with an error.
     pub(super) fn close(self: &Arc<Self>, failure: WorkError) {
         let mut finished = Vec::new();
         let mut state = self.state.lock();
@@ -239,8 +240,8 @@ impl Inner {
         Finished::tell(finished);
     }
 
-    /// Destroys the queue pair and answers for all that has not ended. When this returns that has
-    /// been done, here or by another thread.
+    /// Destroys the queue pair and fails all unfinished work. Returns after that is done, here or
+    /// by another thread.
     pub(super) fn end(&self) {
         let mut state = self.state.lock();
         let Some(mut queue) = state.queue.take() else {
@@ -253,8 +254,8 @@ impl Inner {
             queue.leaves_completions();
         }
         drop(state);
-        // The rail may go with its last queue pair, and then waits for the completion thread, which
-        // may be waiting here for the end.
+        // The rail may be dropped with its last queue pair, and then joins the completion thread.
+        // That thread may be waiting here for the end.
         let rail = queue.rail().clone();
         drop(queue);
         let mut finished = Vec::new();
@@ -271,17 +272,17 @@ impl Inner {
         drop(rail);
     }
 
-    /// Whether nothing that was posted has yet to end.
+    /// Whether no posted work is unfinished.
     pub(super) fn is_drained(&self) -> bool {
         self.state.lock().posted.is_empty()
     }
 
-    /// Whether this is the number of its queue pair.
+    /// Whether this open lane owns the queue pair with this number.
     pub(super) fn has_queue_pair(&self, number: u32) -> bool {
         self.number == number && self.is_open.load(Ordering::Acquire)
     }
 
-    /// Waits for what is in flight to end by itself, a while.
+    /// Waits for the work in flight, for [`DRAIN`] at most.
     fn drain(&self) {
         // The completion thread would wait for itself.
         if self.shared.is_completion_thread() {
@@ -307,9 +308,9 @@ impl Inner {
                 return;
             };
             self.shared.posted(length);
-            // SAFETY: each request of the chain is a work of an operation in `operations`, which
-            // keeps the slices and registrations that it names until the work is retired: by its
-            // completion, or once the queue pair has been dropped.
+            // SAFETY: each request of the chain is a work of an operation in `operations`. The
+            // operation keeps the slices and registrations that the request names until the work is
+            // retired: by its completion, or after the queue pair has been dropped.
             let Err(refused) = (unsafe { queue.post(&mut chain) }) else {
                 continue;
             };
@@ -317,13 +318,14 @@ impl Inner {
             for _ in refused.taken..length {
                 self.retire_last(state, &failure, finished);
             }
-            // What was taken may have no completion of its own, and nothing posted after it will
-            // tell: ending the queue pair does.
+            // Requests that were accepted may be unsignalled, and no later completion will cover
+            // them. Ending the queue pair does.
             self.close_locked(state, &failure, finished);
         }
     }
 
-    /// The next work requests, as many as may go now, counted as posted.
+    /// Builds the next chain of work requests, as many as the window admits, and counts them as
+    /// posted.
     fn fill(&self, state: &mut LaneState) -> Chain {
         let mut chain = Chain::default();
         while chain.len() < CHAIN
@@ -384,7 +386,7 @@ impl Inner {
         if let Some(queue) = &state.queue {
             queue.fail();
         }
-        tracing::debug!(number = self.number, %failure, "an RDMA lane closes");
+        tracing::debug!(number = self.number, %failure, "RDMA lane closed");
         state.turns.clear();
         let flushed = WorkError::flushed(format!("the lane was closed: {}", failure.message));
         for operation in state.operations.values_mut() {
@@ -443,7 +445,7 @@ impl Inner {
     }
 }
 
-/// What a completion says about the work request that it is of.
+/// The outcome of a work request, by its completion.
 fn judge(posted: Posted, completion: &sys::Wc) -> Result<(), WorkError> {
     if completion.status != sys::WC_SUCCESS {
         return Err(WorkError::of_completion(completion));
@@ -461,7 +463,7 @@ fn judge(posted: Posted, completion: &sys::Wc) -> Result<(), WorkError> {
             ),
         ));
     }
-    // Only a read's completion tells how many bytes came.
+    // Only a read's completion carries a byte count.
     if posted.verb == Verb::Read && completion.byte_len != posted.length {
         return Err(WorkError::local(
             "short read",

@@ -1,22 +1,21 @@
-//! Which lane a transfer goes over: one whose port is near its memory.
+//! Chooses the lane of a transfer: one whose port is near the transfer's memory.
 //!
-//! A device reads and writes memory of another NUMA node over the link between processors, at a fraction
-//! of the speed. So of several ports those count that are on the node of the transfer's first page; where
-//! none is, all do. Of the lanes that count the one goes that has the least to do, and they take turns where
-//! that is the same.
+//! A device reaches memory of another NUMA node over the interconnect, at a fraction of the speed.
+//! So lanes on the NUMA node of the transfer's first page are candidates; if there are none, all
+//! lanes are. The candidate with the least load is chosen, and equal candidates take turns.
 
-// UNSAFETY: asks the kernel about an address, which it only looks up.
+// UNSAFETY: passes an address to the kernel, which only looks it up.
 #![allow(unsafe_code, reason = "a system call that rustix does not have")]
 
 use crate::memory::Slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The lanes of one link, by their ports' NUMA nodes, and whose turn it is.
+/// The lanes of one link, by the NUMA nodes of their ports.
 #[derive(Debug)]
 pub(super) struct LaneChooser {
-    /// Of each lane's port, if it says so.
+    /// The NUMA node of each lane's port, where known.
     nodes: Vec<Option<u32>>,
-    /// Whether it matters where memory is.
+    /// Whether the nodes differ, so that the choice matters.
     differ: bool,
     turn: AtomicUsize,
 }
@@ -30,7 +29,8 @@ impl LaneChooser {
         }
     }
 
-    /// The number of the lane for a transfer from or into `memory`; `load` is what a lane has to do.
+    /// The index of the lane for a transfer from or into `memory`. `load` returns a lane's load in
+    /// bytes.
     pub(super) fn lane(&self, memory: Option<&Slice>, load: impl Fn(usize) -> u64) -> usize {
         let node = memory.filter(|_| self.differ).and_then(node_of);
         self.lane_for(node, load)
@@ -44,7 +44,7 @@ impl LaneChooser {
         let counts = |lane: &usize| !has_near || is_near(lane);
         let count = lanes().filter(counts).count().max(1);
         let in_turn = lanes().filter(counts).cycle().skip(turn % count);
-        // Of equals the first one is taken, and so the one whose turn it is.
+        // `min_by_key` takes the first of equals, which is the next in turn.
         in_turn
             .take(count)
             .min_by_key(|lane| load(*lane))
@@ -52,13 +52,13 @@ impl LaneChooser {
     }
 }
 
-/// The NUMA node that the first page of the memory is on, which is touched if nobody has yet; `None` where
-/// the kernel does not say.
+/// The NUMA node of the memory's first page, which this may allocate. `None` when the kernel does
+/// not tell.
 fn node_of(memory: &Slice) -> Option<u32> {
-    /// `MPOL_F_NODE | MPOL_F_ADDR`: the answer is a node, of the page at an address.
+    /// `MPOL_F_NODE | MPOL_F_ADDR`: the answer is the node of the page at an address.
     const OF_ADDRESS: usize = 1 | 2;
     let mut node: libc::c_int = -1;
-    // SAFETY: the kernel writes one int to `node`, and nothing else: there is no mask of nodes.
+    // SAFETY: the kernel writes one int to `node` and nothing else, because the node mask is null.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn all_lanes_take_turns_where_none_is_near_or_nobody_knows() {
+    fn all_lanes_take_turns_when_none_is_near_or_the_node_is_unknown() {
         for node in [None, Some(7)] {
             let near = LaneChooser::new(vec![Some(0), Some(1), None]);
             let lanes: Vec<_> = (0..6).map(|_| near.lane_for(node, idle)).collect();
@@ -100,9 +100,9 @@ mod tests {
         }
     }
 
-    /// A turn is not waited for behind a lane that is busy, and a far lane does not help a busy near one.
+    /// A busy lane is skipped, but a far lane never replaces a busy near lane.
     #[test]
-    fn the_lane_with_the_least_to_do_goes_first() {
+    fn the_least_loaded_lane_is_chosen() {
         let near = LaneChooser::new(vec![Some(0), Some(0), Some(1)]);
         let load = |lane: usize| [5, 3, 0][lane];
         for _ in 0..3 {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn one_lane_is_the_lane() {
+    fn a_single_lane_is_always_chosen() {
         let near = LaneChooser::new(vec![None]);
         assert_eq!(
             (near.lane(None, idle), near.lane_for(Some(3), idle)),
@@ -120,14 +120,14 @@ mod tests {
         );
     }
 
-    /// The kernel's answer for a page that was touched is a node of this machine.
+    /// The kernel reports a node of this machine for a page that was touched.
     #[test]
-    fn the_kernel_says_where_touched_memory_is() {
+    fn the_kernel_reports_the_node_of_touched_memory() {
         let memory = Region::allocate(Length(1 << 20)).whole();
         memory.write_at(kvpool_types::Offset(0), &[1]);
         let Some(node) = node_of(&memory) else {
             eprintln!(
-                "SKIPPED the_kernel_says_where_touched_memory_is: the kernel does not tell nodes of memory"
+                "SKIPPED the_kernel_reports_the_node_of_touched_memory: the kernel does not tell nodes of memory"
             );
             return;
         };

@@ -1,5 +1,5 @@
-//! The asking side: a connection to agree over, and pairs of lanes on each port, one to read by and one to
-//! write by.
+//! The client's side: a connection that agrees on queue pairs, and on each port pairs of lanes, one
+//! lane for reads and one for writes.
 
 use super::cooldowns::{PairCooldowns, PortPair};
 use super::device::Fabric;
@@ -37,21 +37,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-/// How many threads register and sum.
+/// The number of threads that register and sum.
 pub(super) const THREADS: usize = 2;
 
 /// The bytes that a probe reads.
 const PROBE: Length = Length(8);
-/// How long the first answer to a probe may take, and how long the others may take after it.
+/// The time limit of the first answer to a probe, and of the other answers after the first.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(1500);
 const PROBE_PAUSE: Duration = Duration::from_millis(200);
 
-/// The most queue pairs that a node takes of one connection.
+/// The most queue pairs that a node accepts from one connection.
 const MOST_OFFERS: usize = 64;
 
 /// Opens a link to the node whose data port is at `address`, by `deadline`. Blocks.
 ///
-/// Fails with [`Code::InvalidArgument`] when the node has no RDMA.
+/// # Errors
+///
+/// [`Code::InvalidArgument`] when the node has no RDMA. [`Code::Unreachable`] when no pair of ports
+/// works, [`Code::TooManyHeld`] when this process may not lock enough memory, or the code of the
+/// node's refusal.
 pub fn connect(
     fabric: &Arc<Fabric>,
     address: SocketAddr,
@@ -62,7 +66,7 @@ pub fn connect(
     Ok((Arc::new(link), reply))
 }
 
-/// Like [`connect`]; of a peer whose memory comes and goes, too, which is then asked by
+/// Like [`connect`], also for a peer whose memory comes and goes. Such a peer is asked through
 /// [`RdmaLink::locate`].
 pub(crate) fn open(
     fabric: &Fabric,
@@ -76,9 +80,10 @@ pub(crate) fn open(
         ..hello
     };
     let Agreed { ends, again } = agree(fabric, &socket, reply.incarnation, deadline)?;
-    // From here on the deadlines of requests are what ends waiting; without requests nothing comes.
+    // From here on the requests' deadlines bound the waiting; between requests the socket is
+    // silent.
     set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
-    // Without a runtime there is no channel, and small writes are announced like large ones.
+    // Without a runtime there is no channel, and small writes are announced like large writes.
     let inline = if tokio::runtime::Handle::try_current().is_ok() {
         let (socket, _) = tcp::open(address, &hello, deadline)?;
         Some(Arc::new(Channel::from_socket(socket).map_err(unreachable)?))
@@ -105,15 +110,15 @@ pub(crate) fn open(
     Ok((RdmaLink { address, open }, reply))
 }
 
-/// What two hosts have agreed on.
+/// The agreement of two hosts.
 struct Agreed {
     ends: Vec<PortLanes>,
-    /// When the first of the pairs of ports has rested that are left out of it.
+    /// The end of the first cooldown among the pairs of ports that were left out.
     again: Option<Instant>,
 }
 
-/// Makes queue pairs on every port that is up, has the node make theirs, connects them, and keeps those
-/// over which something comes.
+/// Creates queue pairs on every active port, lets the node create its own, and connects them. Keeps
+/// the pairs that pass a probe.
 fn agree(
     fabric: &Fabric,
     socket: &OwnedFd,
@@ -125,15 +130,16 @@ fn agree(
     let most = MOST_OFFERS / 2 / rails().count().max(1);
     let mut queues = Vec::new();
     let mut refused = None;
-    // All ports once, and then again: nodes of older versions pair them with their own in that order.
+    // The outer loop is over rounds, because older nodes pair the offers with their ports in that
+    // order.
     for round in 0..usize::from(lanes).min(most).max(1) {
         for rail in rails() {
             let create = || QueuePair::create(rail, Allows::Nothing);
             match create().and_then(|reads| Ok((reads, create()?))) {
                 Ok((reads, writes)) => queues.extend([(reads, false), (writes, true)]),
-                // With less room than for all of them, or a port that is down, there is a link all the same.
+                // Too little room, or an inactive port, reduces the lanes; the link still opens.
                 Err(error) => {
-                    tracing::debug!(%error, round, rail = rail.name(), "a port makes no queue pair");
+                    tracing::debug!(%error, round, rail = rail.name(), "creating a queue pair failed");
                     refused.get_or_insert(error);
                 }
             }
@@ -160,14 +166,16 @@ fn agree(
         Op::Failure => return Err(failure(&meta)),
         _ => return Err(status(Code::Malformed)),
     };
-    if opened.taken.len() != queues.len() {
-        return Err(unreachable("queue pairs were offered and not taken"));
+    if opened.accepted.len() != queues.len() {
+        return Err(unreachable(
+            "the node did not accept the offered queue pairs",
+        ));
     }
     let mut agreed = Agreed {
         ends: Vec::new(),
         again: None,
     };
-    let mut queues = queues.into_iter().zip(&opened.taken);
+    let mut queues = queues.into_iter().zip(&opened.accepted);
     while let (Some(((reads, _), its)), Some(((writes, _), theirs))) =
         (queues.next(), queues.next())
     {
@@ -191,7 +199,7 @@ fn agree(
         }
         let connected = reads.connect(&its.queue);
         if let Err(error) = connected.and_then(|()| writes.connect(&theirs.queue)) {
-            tracing::debug!(%error, rail = reads.rail().name(), "a queue pair cannot be connected");
+            tracing::debug!(%error, rail = reads.rail().name(), "connecting a queue pair failed");
             fabric.cooldowns.failed(pair, Instant::now());
             continue;
         }
@@ -209,13 +217,13 @@ fn agree(
     }
     probe(&mut agreed.ends, &opened.registered, deadline)?;
     if agreed.ends.is_empty() {
-        return Err(unreachable("nothing comes over any pair of RDMA ports"));
+        return Err(unreachable("no pair of RDMA ports transfers data"));
     }
     Ok(agreed)
 }
 
-/// Reads a few bytes over each pair of ports, and drops those over which none come. A node that has told of
-/// no memory is not probed: its first transfer tells.
+/// Reads a few bytes over each pair of ports, and drops the pairs that transfer none. A node that
+/// named no memory is not probed: the first transfer is the test.
 fn probe(
     ends: &mut Vec<PortLanes>,
     registered: &[Registered],
@@ -245,7 +253,7 @@ fn probe(
         let tell = tell.clone();
         open.insert(number);
         ends.reads.submit(vec![transfer], move |outcomes| {
-            // Nobody listens any more when it took too long.
+            // After the timeout nobody receives.
             let _too_late = tell.send((number, outcomes.iter().all(Result::is_ok)));
         });
     }
@@ -258,7 +266,7 @@ fn probe(
         };
         if came {
             open.remove(&number);
-            // Where one came, the others are as quick or do not come at all.
+            // Once one pair has answered, working pairs answer about as fast.
             let now = Instant::now();
             until = until.min(now + PROBE_PAUSE.max((now - begin) * 2));
         }
@@ -287,7 +295,7 @@ pub(crate) struct RdmaLink {
     open: Arc<OpenRdmaLink>,
 }
 
-/// A transfer of the present: its places are not forgotten.
+/// Marks a transfer in progress: its ranges stay in the cache.
 pub(crate) struct Using {
     open: Arc<OpenRdmaLink>,
     begun: Vec<u64>,
@@ -301,26 +309,27 @@ impl Drop for Using {
     }
 }
 
-/// What a link has, until it and all that it was asked to do are done.
+/// The parts of a link, alive until the link and all its futures are dropped.
 pub(super) struct OpenRdmaLink {
     pub(super) control: Arc<Control>,
-    /// For small writes.
+    /// Carries small writes.
     inline: Option<Arc<Channel>>,
     pub(super) incarnation: Incarnation,
     ends: Vec<PortLanes>,
-    /// When pairs that rest may be tried again, which takes another link.
+    /// When a pair's cooldown ends. The link then counts as closed, because only a new link uses
+    /// the pair.
     again: Option<Instant>,
     pub(super) copiers: Copiers,
     pub(super) deadlines: Deadlines,
     chooser: LaneChooser,
 }
 
-/// Two lanes of one port, and where it finds the node's memory.
+/// The two lanes of one port, and the node's memory as seen by the port.
 pub(super) struct PortLanes {
     rail: Arc<Rail>,
     reads: RdmaLane,
     writes: RdmaLane,
-    /// How many bytes they have to move.
+    /// The bytes that the lanes have yet to move.
     load: Arc<AtomicU64>,
     /// The node's port at the other end.
     there: u8,
@@ -341,19 +350,19 @@ impl OpenRdmaLink {
             .expect("invariant: a link has at least one port")
     }
 
-    /// Ends the link: what is in flight ends with an error, and the node ends its queue pairs.
+    /// Ends the link: work in flight ends with an error, and the node ends its queue pairs.
     pub(super) fn fail(&self, error: &TransferError) {
         self.control.abort(error);
     }
 
-    /// Whether every port knows where an extent is.
+    /// Whether every port has a registration of the extent.
     pub(super) fn knows(&self, extent: &Extent) -> bool {
         self.ends
             .iter()
             .all(|ends| ends.ranges.find(extent).is_some())
     }
 
-    /// Remembers where the node's ports find memory that an extent lies in.
+    /// Stores the registrations of the range around an extent.
     pub(super) fn learn(
         &self,
         extent: &Extent,
@@ -388,7 +397,7 @@ impl OpenRdmaLink {
 }
 
 impl PortLanes {
-    /// Moving one range of a segment.
+    /// A transfer of one range of a segment.
     pub(super) fn transfer(
         &self,
         verb: Verb,
@@ -400,7 +409,7 @@ impl PortLanes {
         };
         let register = |part: &RegisteredPart| match self.rail.cached(&part.of) {
             Ok(registration) => Ok((registration, part.slice.clone())),
-            // Some kernels register no memory that may only be read. What is written from there is copied.
+            // Some kernels cannot register read-only memory. Such a source is copied.
             Err(error) if error.kind() == io::ErrorKind::Unsupported && verb == Verb::Write => {
                 let copy = Region::from(part.slice.to_vec()).whole();
                 Ok((self.rail.cached(&copy)?, copy))
@@ -415,7 +424,7 @@ impl PortLanes {
         })
     }
 
-    /// Moves bytes; `done` gets one outcome an item, and must be quick.
+    /// Moves bytes. `done` gets one outcome an item and must not block.
     pub(super) fn submit(
         &self,
         open: &Arc<OpenRdmaLink>,
@@ -460,7 +469,7 @@ impl PortLanes {
     }
 }
 
-/// A failure of this process or its host: another node would be no better.
+/// A failure of this process or its host: another node would give the same.
 fn local_fault(what: &str, error: &io::Error) -> TransferError {
     let is_limit = matches!(
         error.raw_os_error(),
@@ -474,7 +483,7 @@ fn local_fault(what: &str, error: &io::Error) -> TransferError {
     };
     TransferError {
         code,
-        message: format!("{what} cannot be had for RDMA on this host: {error}{remedy}"),
+        message: format!("{what} is not available for RDMA on this host: {error}{remedy}"),
     }
 }
 
@@ -486,8 +495,8 @@ fn failed(error: &WorkError, late: bool) -> TransferError {
     }
 }
 
-/// Work on a lane that has to end by a deadline. A device cannot take one work request back, so the
-/// link ends.
+/// Work on a lane that must end by a deadline. A device cannot take back a single work request, so
+/// a missed deadline ends the link.
 struct Flight {
     pair: PortPair,
     cooldowns: Arc<PairCooldowns>,
@@ -511,7 +520,7 @@ impl Expire for Flight {
 }
 
 impl RdmaLink {
-    /// Keeps what the link learns and finds of the peer's memory while it is held.
+    /// While the guard lives, the link forgets no range that it learns or uses.
     pub(crate) fn using(&self) -> Using {
         let begun = self.open.ends.iter().map(|ends| ends.ranges.begin());
         Using {
@@ -520,8 +529,8 @@ impl RdmaLink {
         }
     }
 
-    /// Asks the peer where extents are that it has not told of yet; one outcome each. What it refuses is
-    /// not registered there.
+    /// Asks the peer for the registrations of unknown extents. One outcome an extent; an error
+    /// means that the extent is not registered.
     pub(crate) fn locate(
         &self,
         extents: Vec<Extent>,
@@ -570,7 +579,7 @@ impl Link for RdmaLink {
         for (item, mut write) in ops.into_iter().enumerate() {
             match check_write(&write) {
                 Ok(length) => {
-                    // A node that never answers would keep it for ever.
+                    // A node that never answers would otherwise hold the memory forever.
                     batch.keep(item, std::mem::take(&mut write.from));
                     writes.push((length.0, (item, write)));
                 }

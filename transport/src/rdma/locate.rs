@@ -1,4 +1,4 @@
-//! Asking a peer where its registered memory is.
+//! Asks a peer for the registrations of its memory.
 
 use super::link::OpenRdmaLink;
 use crate::control::Answer;
@@ -12,14 +12,14 @@ use kvpool_types::wire::rdma::RdmaLocated;
 use kvpool_types::{Code, Epoch, Extent, Offset};
 use std::sync::Arc;
 
-/// What the places of one extent take in an answer at most, and what an answer may hold, in bytes.
+/// The largest answer for one extent, and the largest answer in all, in bytes.
 const PLACES_BYTES: u64 = 1 << 10;
 const ANSWER_BYTES: u64 = 1 << 20;
 
-/// An extent, and which item of its batch it is.
+/// An extent, and the index of its item in the batch.
 type Item = (usize, Extent);
 
-/// Asks for what the link does not know yet; an item of the batch each.
+/// Asks for the extents that the link does not know yet. Each extent is one item of the batch.
 pub(super) fn start(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, extents: Vec<Extent>) {
     let mut unknown = Vec::new();
     for (item, extent) in extents.into_iter().enumerate() {
@@ -42,7 +42,7 @@ fn ask(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, asked: Vec<Item>) {
         incarnation: open.incarnation,
         items: asked.iter().map(whole).collect(),
     };
-    // What waits for an answer does not keep the link, whose control it would be kept by.
+    // The callback holds the link weakly: the link's control channel holds the callback.
     let (link, batch) = (Arc::downgrade(open), batch.clone());
     let control = &open.control;
     control.request(Op::RdmaLocate, Epoch::default(), &request, move |answer| {
@@ -65,7 +65,7 @@ fn ask(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, asked: Vec<Item>) {
     });
 }
 
-/// What became of each extent that was asked about.
+/// The outcome for each extent of the request.
 fn learned(
     open: &OpenRdmaLink,
     asked: &[Item],

@@ -1,16 +1,16 @@
-//! Which port of a node is the other end of a client's: one on the same subnet, as far as addresses tell.
+//! Chooses the node's port for a client's port: one on the same subnet, as far as addresses tell.
 //!
-//! A GID does not tell the length of its subnet's prefix, and link-local GIDs of two fabrics look alike. So
-//! addresses make a proposal, and the client's probe decides.
+//! A GID does not hold the length of its subnet's prefix, and link-local GIDs of two fabrics look
+//! alike. So addresses give a proposal, and the client's probe decides.
 //!
 //! ADR 0030 says how ports are paired.
 
-use kvpool_types::wire::rdma::Queue;
+use kvpool_types::wire::rdma::QueueAddress;
 
-/// What subnets have in common is counted up to here: a GID of an IPv4 address holds it in its last 32 bits.
+/// The most prefix bits that are compared. An IPv4 address is the last 32 bits of its GID.
 const IPV4_SUBNET: u32 = 24;
 const IPV6_SUBNET: u32 = 64;
-/// Subnets are told apart by whole steps of so many bits.
+/// Prefixes are compared in whole steps of this many bits.
 const IPV4_STEP: u32 = 8;
 const IPV6_STEP: u32 = 16;
 
@@ -18,11 +18,11 @@ const IPV6_STEP: u32 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Port {
     pub(super) gid: [u8; 16],
-    /// Its local identifier; 0 on Ethernet.
+    /// The local identifier; 0 on Ethernet.
     pub(super) lid: u16,
 }
 
-/// The kinds of GID on Ethernet, which do not talk to each other.
+/// The kinds of GID on Ethernet. Different kinds cannot reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     Ipv4,
@@ -31,7 +31,7 @@ enum Family {
 }
 
 impl Port {
-    pub(super) const fn of(queue: &Queue) -> Self {
+    pub(super) const fn of(queue: &QueueAddress) -> Self {
         Self {
             gid: queue.gid,
             lid: queue.lid,
@@ -49,8 +49,7 @@ impl Port {
         }
     }
 
-    /// How near two ports are to each other, more being nearer; `None` where no packet of one can reach
-    /// the other.
+    /// How near two ports are; more is nearer. `None` when no packet of one can reach the other.
     fn nearness(&self, other: &Self) -> Option<u32> {
         let common =
             (u128::from_be_bytes(self.gid) ^ u128::from_be_bytes(other.gid)).leading_zeros();
@@ -63,17 +62,17 @@ impl Port {
                 })
             }
             (0, _) | (_, 0) => None,
-            // A subnet of InfiniBand is named by its prefix; others may be routed to.
+            // A prefix names an InfiniBand subnet; other subnets may be routed to.
             _ => Some(u32::from(common >= IPV6_SUBNET)),
         }
     }
 }
 
-/// The port for an offer from `client`: of the nearest ones that with the fewest offers `taken` so far.
-/// `None` where none can be reached. Ports that are down are `None`.
-pub(super) fn choose(ports: &[Option<Port>], taken: &[usize], client: &Port) -> Option<usize> {
+/// The port for an offer from `client`: of the nearest ports, the one with the fewest accepted
+/// offers. `None` when none is reachable. A port that is down is `None` in `ports`.
+pub(super) fn choose(ports: &[Option<Port>], accepted: &[usize], client: &Port) -> Option<usize> {
     let near = |at: usize| ports.get(at).copied().flatten()?.nearness(client);
-    let load = |at: usize| taken.get(at).copied().unwrap_or_default();
+    let load = |at: usize| accepted.get(at).copied().unwrap_or_default();
     (0..ports.len())
         .filter_map(|at| Some((near(at)?, at)))
         .max_by_key(|(near, at)| (*near, std::cmp::Reverse((load(*at), *at))))
@@ -98,13 +97,13 @@ mod tests {
         Port { gid, lid: 0 }
     }
 
-    /// Takes offers in order; which port each one got.
+    /// Accepts offers in order. Returns the port of each.
     fn all(ports: &[Option<Port>], clients: &[Port]) -> Vec<Option<usize>> {
-        let mut taken = vec![0; ports.len()];
+        let mut accepted = vec![0; ports.len()];
         let choose = |client| {
-            let chosen = choose(ports, &taken, client);
+            let chosen = choose(ports, &accepted, client);
             if let Some(at) = chosen {
-                taken[at] += 1;
+                accepted[at] += 1;
             }
             chosen
         };
@@ -120,9 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_down_leaves_the_others_as_they_are() {
+    fn a_down_port_does_not_change_the_other_pairs() {
         let node = [None, Some(ipv4([10, 0, 2, 9]))];
-        // Another subnet may be routed to: the probe says.
+        // A router may reach the other subnet; the probe decides.
         let client = [ipv4([10, 0, 2, 5]), ipv4([10, 0, 1, 5])];
         assert_eq!(all(&node, &client), [Some(1), Some(1)]);
         assert_eq!(all(&[None, None], &client), [None, None]);

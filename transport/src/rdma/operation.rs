@@ -1,4 +1,4 @@
-//! One submission: its plan, its memory, and what has become of each item.
+//! One submission: its plan, its memory, and the outcome of each item.
 
 use super::plan::{Bounds, Plan, PlanItem, PlanPart, PlannedWork};
 use super::sys::Sge;
@@ -7,7 +7,7 @@ use crate::rdma::device::Device;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-/// What became of every item.
+/// The outcome of every item.
 pub(super) type WorkOutcomes = Vec<Result<(), WorkError>>;
 
 /// Called once, with the outcomes.
@@ -16,17 +16,17 @@ pub(super) type Done = Box<dyn FnOnce(WorkOutcomes) + Send>;
 /// A submission that has not ended.
 pub(super) struct Operation {
     plan: Plan,
-    /// The first work request that has not been posted.
+    /// The index of the first work request that has not been posted.
     next: usize,
-    /// How many work requests have not ended.
+    /// The number of work requests that have not ended.
     open: usize,
     outcomes: WorkOutcomes,
-    /// What the work requests name; kept until all have ended.
+    /// The memory that the work requests name, kept until all have ended.
     transfers: Vec<Transfer>,
     done: Done,
 }
 
-/// A submission that has ended, and whose submitter is to be told: not under a lock.
+/// A submission that has ended. Its submitter is told outside any lock.
 pub(super) struct Finished {
     transfers: Vec<Transfer>,
     outcomes: WorkOutcomes,
@@ -34,7 +34,7 @@ pub(super) struct Finished {
 }
 
 impl Operation {
-    /// Plans transfers. One that makes no sense gets its error at once and is not planned.
+    /// Plans transfers. An invalid transfer gets its error at once and is not planned.
     pub(super) fn new(
         transfers: Vec<Transfer>,
         device: &Arc<Device>,
@@ -61,13 +61,13 @@ impl Operation {
         }
     }
 
-    /// The next work request to post and the memory that it names.
+    /// The next work request to post, and its parts of memory.
     pub(super) fn next(&self) -> Option<(&PlannedWork, &[Sge])> {
         let work = self.plan.works().get(self.next)?;
         Some((work, self.plan.parts(work)))
     }
 
-    /// Counts the next work request as posted; its number.
+    /// Counts the next work request as posted. Returns its index.
     pub(super) fn posted(&mut self) -> usize {
         self.next += 1;
         self.next - 1
@@ -86,7 +86,7 @@ impl Operation {
         };
         let items = self.plan.works()[work].items.clone();
         for before in &mut self.outcomes[items] {
-            // The first error counts, except that any says more than a flush.
+            // The first error is kept, but any error replaces a flush.
             let is_worse = match before {
                 Ok(()) => true,
                 Err(before) => before.fault == Fault::Flushed && error.fault != Fault::Flushed,
@@ -106,7 +106,7 @@ impl Operation {
         }
     }
 
-    /// What is left to do.
+    /// Takes what the submitter is to be told.
     pub(super) fn finish(self) -> Finished {
         Finished {
             transfers: self.transfers,
@@ -117,7 +117,8 @@ impl Operation {
 }
 
 impl Finished {
-    /// Lets the memory go and tells the submitters. One that panics takes nobody else with it.
+    /// Releases the memory and tells the submitters. A panic of one callback does not stop the
+    /// others.
     pub(super) fn tell(all: Vec<Self>) {
         for finished in all {
             let told = std::panic::catch_unwind(AssertUnwindSafe(move || {
@@ -131,7 +132,7 @@ impl Finished {
     }
 }
 
-/// A transfer by addresses and keys.
+/// Checks a transfer and resolves it to addresses and keys.
 fn item(transfer: &Transfer, device: &Arc<Device>) -> Result<PlanItem, WorkError> {
     if transfer
         .remote
@@ -140,7 +141,7 @@ fn item(transfer: &Transfer, device: &Arc<Device>) -> Result<PlanItem, WorkError
         .is_none()
     {
         return Err(WorkError::invalid(
-            "the peer's range goes past the end of memory",
+            "the peer's range exceeds the address space",
         ));
     }
     let parts = transfer
@@ -161,7 +162,7 @@ fn item(transfer: &Transfer, device: &Arc<Device>) -> Result<PlanItem, WorkError
             let can_receive = registration.can_receive() && slice.is_writable();
             if transfer.verb == Verb::Read && !can_receive {
                 return Err(WorkError::invalid(
-                    "the memory is only read, and cannot be read into",
+                    "the memory is read-only, so nothing can be read into it",
                 ));
             }
             Ok(PlanPart {

@@ -1,6 +1,6 @@
-//! What can be set, and why there may be nothing to set.
+//! The operator's RDMA settings, and why RDMA may be unavailable.
 
-/// A node takes no more queue pairs over one connection than these make on two ports.
+/// A node accepts no more queue pairs from one connection than these make on two ports.
 const MOST_LANES: u8 = 16;
 
 /// How RDMA is used on this host. The defaults suit RoCE v2 and InfiniBand.
@@ -8,63 +8,64 @@ const MOST_LANES: u8 = 16;
 pub struct RdmaOptions {
     /// The devices to use, as `name` or `name:port`; empty means every active port.
     pub devices: Vec<String>,
-    /// Which entry of the ports' GID tables to use; `None` picks by type, RoCE v2 first.
+    /// The index into the ports' GID tables; `None` chooses by type, RoCE v2 first.
     pub gid_index: Option<u8>,
-    /// The path MTU in bytes (256 to 4096, a power of two); `None` takes the port's. Of two ends the
-    /// smaller counts.
+    /// The path MTU in bytes (256 to 4096, a power of two); `None` takes the port's. The smaller
+    /// MTU of the two ends is used.
     pub mtu: Option<u32>,
-    /// The traffic class (RoCE: DSCP and ECN bits) of what is sent.
+    /// The traffic class of sent packets (RoCE: DSCP and ECN bits).
     pub traffic_class: u8,
-    /// The service level of what is sent.
+    /// The service level of sent packets, 0 to 15.
     pub service_level: u8,
-    /// How many queue pairs a client has on each port for each way, to the same node: one serves what
-    /// another is busy with, in the device and on the paths of a network that spreads connections.
+    /// The number of queue pairs for each port and direction to one node, 1 to 16. Several use the
+    /// device's parallelism, and the paths of a network that spreads connections.
     pub lanes: u8,
-    /// How many work requests a queue pair holds; the device's limit cuts it.
+    /// The most work requests in a queue pair, at least 16. The device's limit applies.
     pub queue_depth: u32,
-    /// How many bytes a lane has in flight at most, unless one work request alone has more.
+    /// The most bytes that a lane has in flight, unless a single work request has more.
     pub window: u64,
-    /// The longest work request in bytes; longer transfers are sliced. The device's limit cuts it.
+    /// The longest work request in bytes, at least 4096. Longer transfers are divided. The device's
+    /// limit applies.
     pub slice: u32,
-    /// How long a silent peer is waited for.
+    /// When the device gives up a silent peer.
     pub retry: Retry,
-    /// How many ranges the registration cache of a rail keeps.
+    /// The most ranges in the registration cache of a rail.
     pub cached_ranges: usize,
-    /// How many bytes the registration cache of a rail keeps registered.
+    /// The most bytes that the registration cache of a rail keeps registered.
     pub cached_bytes: u64,
 }
 
-/// When the device gives a peer up.
+/// When the device gives up a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry {
-    /// How often a packet that was not acknowledged is sent again, up to 6. (What 7 means differs
-    /// between devices: with some it is "for ever".)
+    /// How often an unacknowledged packet is sent again, at most 6. (Some devices take 7 as
+    /// "forever".)
     pub count: u8,
-    /// The time to wait for an acknowledgement: 4.096 us times two to this, up to 31.
+    /// The time to wait for an acknowledgement: 4.096 us times two to this power, 1 to 31.
     pub timeout: u8,
 }
 
-/// Why there is no RDMA here.
+/// Why RDMA is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
-    /// The library is not there, or too old.
+    /// The library is absent or too old.
     #[error("libibverbs.so.1 (rdma-core 32 or later) cannot be used: {0}")]
     Library(String),
     /// The kernel knows no device.
     #[error("this host has no RDMA device")]
     NoDevice,
-    /// There are devices, none of them usable; why, for each.
+    /// Devices exist, but none is usable. Lists the reason for each.
     #[error("no RDMA device can be used: {0}")]
     NoPort(String),
-    /// An asked device is not there or cannot be used.
+    /// A requested device is absent or unusable.
     #[error("RDMA device {name}: {reason}")]
     Device {
-        /// As it was asked for.
+        /// The device as requested.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// An option has no sense.
+    /// The value of an option is out of range.
     #[error("RDMA option {0}")]
     Option(String),
 }
@@ -89,8 +90,8 @@ impl Default for RdmaOptions {
 }
 
 impl Default for Retry {
-    /// About a quarter of a second an attempt, two seconds in all: long enough for a peer whose cores are
-    /// busy, short enough for a lost packet not to use a deadline up.
+    /// About a quarter of a second an attempt, two seconds in all. That is long enough for a peer
+    /// with busy cores, and short enough that a lost packet does not use up a deadline.
     fn default() -> Self {
         Self {
             count: 6,
@@ -100,7 +101,11 @@ impl Default for Retry {
 }
 
 impl RdmaOptions {
-    /// Whether every value can be used.
+    /// Checks the range of every value.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable::Option`] for the first value out of range.
     pub fn validate(&self) -> Result<(), Unavailable> {
         let wrong = |what: String| Err(Unavailable::Option(what));
         if let Some(mtu) = self.mtu

@@ -1,8 +1,9 @@
-//! A batch as pieces that are moved and summed on their own, and what becomes of the blocks that they
-//! are of.
+//! Divides a batch into pieces that are moved and summed on their own, and joins their outcomes
+//! into the blocks'.
 //!
-//! A block that moves as one is summed before all of it is on its way, or after all of it is here, and
-//! the wire or the processor has nothing to do meanwhile. In pieces, one moves while another is summed.
+//! A block moved as a whole is summed before its first byte leaves, or after its last byte arrives.
+//! Meanwhile the wire or the processor is idle. With pieces, one piece moves while another is
+//! summed.
 
 use crate::link::TransferError;
 use crate::memory::Slice;
@@ -10,23 +11,24 @@ use kvpool_types::{CHUNK, Extent, Length, Offset};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The most bytes of a piece: far more than posting it costs, few enough for the last one not to be waited
-/// for. Whole chunks, so that the checksums of a block's chunks are those of its pieces.
+/// The most bytes of a piece. Posting a piece costs far less than moving it, and the last piece is
+/// short to wait for. A multiple of the chunk size, so the checksums of a block's chunks are those
+/// of its pieces.
 pub(super) const PIECE_BYTES: u64 = 16 * CHUNK;
 
 /// One transfer of a batch.
 pub(super) struct PieceItem<T> {
-    /// Which of the batch it is.
+    /// The index in the batch.
     pub(super) number: usize,
-    /// What stays with it until it has ended.
+    /// Stays with the item until the item has ended.
     pub(super) tag: T,
-    /// The node's side.
+    /// The range at the node.
     pub(super) range: Extent,
-    /// This side, of the same length.
+    /// The local memory, of the same length.
     pub(super) memory: Vec<Slice>,
 }
 
-/// A part of an item's memory, with the memory that it is a part of: that is registered as one.
+/// A part of an item's memory, and the slice that contains it. The slice is registered as a whole.
 pub(super) struct RegisteredPart {
     pub(super) of: Slice,
     pub(super) slice: Slice,
@@ -39,15 +41,15 @@ pub(super) struct Piece<T, S> {
     pub(super) place: PieceSlot<T, S>,
 }
 
-/// Where the outcome of a piece belongs.
+/// The position of a piece's outcome.
 pub(super) struct PieceSlot<T, S> {
     pub(super) whole: Arc<CutItem<T, S>>,
     number: usize,
 }
 
-/// An item in pieces, each of which ends with a sum or an error.
+/// An item in pieces. Each piece ends with a sum or an error.
 pub(super) struct CutItem<T, S> {
-    /// Which of the batch it is.
+    /// The index in the batch.
     pub(super) number: usize,
     pub(super) tag: T,
     pub(super) length: Length,
@@ -55,25 +57,25 @@ pub(super) struct CutItem<T, S> {
 }
 
 struct CutState<S> {
-    /// How many pieces have not ended.
+    /// The number of pieces that have not ended.
     left: usize,
     sums: Vec<Option<S>>,
     failed: Option<TransferError>,
 }
 
-/// Cuts the items of a batch, in order, as pieces are asked for.
+/// Cuts the items of a batch into pieces on demand, in order.
 pub(super) struct Cutter<T, S> {
     items: std::vec::IntoIter<PieceItem<T>>,
     open: Option<Remainder<T, S>>,
 }
 
-/// What is left of an item.
+/// The part of an item that has not been cut yet.
 struct Remainder<T, S> {
     whole: Arc<CutItem<T, S>>,
     next: usize,
     range: Extent,
     memory: std::iter::Peekable<std::vec::IntoIter<Slice>>,
-    /// How much of the first slice is gone.
+    /// The bytes of the first slice that are used up.
     gone: u64,
 }
 
@@ -85,13 +87,13 @@ impl<T, S> Cutter<T, S> {
         }
     }
 
-    /// Whether nothing is left.
+    /// Whether all items are cut.
     pub(super) fn is_empty(&self) -> bool {
         self.open.is_none() && self.items.len() == 0
     }
 
-    /// The next pieces: neighbours go together until they are worth it; none when nothing is left. An
-    /// item of which nothing has been cut is asked for by `begin`, and passed over where that says no.
+    /// The next pieces; small neighbours are grouped. Empty when nothing is left. `begin` is asked
+    /// before an item's first piece, and may skip the item.
     pub(super) fn next_group(
         &mut self,
         mut begin: impl FnMut(&mut PieceItem<T>) -> bool,
@@ -110,7 +112,7 @@ impl<T, S> Cutter<T, S> {
             let piece = rest.cut();
             bytes += piece.range.length.0;
             group.push(piece);
-            // The memory that is left of an item that is all cut goes here, not with the batch.
+            // A fully cut item's memory is released here, not with the batch.
             self.open = (rest.range.length > Length(0)).then_some(rest);
         }
         group
@@ -186,8 +188,8 @@ impl<T, S> Remainder<T, S> {
 }
 
 impl<T, S> PieceSlot<T, S> {
-    /// Notes what became of the piece. When it was the last of its item: the sums of all pieces, in
-    /// order, or the first error.
+    /// Records the outcome of the piece. For the last piece of an item, returns the sums of all
+    /// pieces, in order, or the first error.
     pub(super) fn ended(&self, outcome: Result<S, TransferError>) -> Option<Outcome<S>> {
         let mut state = self.whole.state.lock();
         match outcome {
@@ -211,7 +213,7 @@ impl<T, S> PieceSlot<T, S> {
     }
 }
 
-/// What became of an item.
+/// The outcome of an item.
 pub(super) type Outcome<S> = Result<Vec<S>, TransferError>;
 
 #[cfg(test)]

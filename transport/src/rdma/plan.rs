@@ -1,15 +1,15 @@
-//! Transfers as work requests: neighbours become one, what is too long becomes several.
+//! Plans transfers as work requests: joins adjacent ranges, and divides long ranges.
 
 use super::sys::Sge;
 use super::work::{Remote, Verb};
 use std::ops::Range;
 
-/// What a work request is held to.
+/// The limits of one work request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     /// The most bytes.
     pub(super) slice: u32,
-    /// The most parts of memory here.
+    /// The most parts of local memory.
     pub(super) scatter: u32,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct PlanItem {
     pub(super) parts: Vec<PlanPart>,
 }
 
-/// A part of an item's memory here.
+/// A part of an item's local memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlanPart {
     pub(super) address: u64,
@@ -29,13 +29,13 @@ pub(super) struct PlanPart {
     pub(super) lkey: u32,
 }
 
-/// One work request to be.
+/// A planned work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PlannedWork {
     pub(super) verb: Verb,
     pub(super) remote: Remote,
     pub(super) length: u32,
-    /// Which items it moves bytes of.
+    /// The indices of the items whose bytes it moves.
     pub(super) items: Range<usize>,
     parts: Range<usize>,
 }
@@ -48,8 +48,8 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Plans the next item. What continues the item before it, at the peer, becomes part of the same
-    /// work request; what continues it here too becomes part of the same part.
+    /// Plans the next item. A range that continues the previous range at the peer joins its work
+    /// request. If it continues the local memory too, it joins the same part.
     pub(super) fn add(&mut self, number: usize, item: &PlanItem, bounds: Bounds) {
         let mut remote = item.remote;
         for part in &item.parts {
@@ -67,12 +67,12 @@ impl Plan {
         &self.works
     }
 
-    /// The parts of memory here that a work request names.
+    /// The parts of local memory that a work request names.
     pub(super) fn parts(&self, work: &PlannedWork) -> &[Sge] {
         &self.parts[work.parts.clone()]
     }
 
-    /// Plans as much of a part as one work request takes; how much that is.
+    /// Plans as much of a part as one work request takes. Returns the number of bytes.
     fn take(
         &mut self,
         number: usize,
@@ -114,7 +114,7 @@ impl Plan {
         taken
     }
 
-    /// How many bytes of a part the last work request still takes.
+    /// The bytes of a part that the last work request still takes.
     fn room(&self, verb: Verb, remote: Remote, part: PlanPart, bounds: Bounds) -> u32 {
         let Some(work) = self.works.last() else {
             return 0;

@@ -1,13 +1,13 @@
-//! Who posts the pieces of a batch: the threads that sum, one piece each in turn.
+//! Posts the pieces of a batch: the summing threads do it, one piece each in turn.
 //!
 //! ```text
-//! start ─► run: cut, post ─► sum ─► run again, behind what has been queued meanwhile
-//!                 └─ first time: calls a second thread
+//! start ─► run: cut, post ─► sum ─► run again, behind all queued jobs
+//!                 └─ first time: wakes a second thread
 //! ```
 //!
-//! Posting a piece may take the processor for as long as moving it does, where the device is software. With
-//! all pieces of a batch queued at once, nothing that has landed would be summed or reported before the last
-//! one is posted. So a thread takes one piece and gets back in the line.
+//! With a software device, posting a piece takes as much processor time as moving it. If all pieces
+//! of a batch were queued at once, no piece would be summed or reported before the last piece is
+//! posted. So a thread posts one piece, and queues the next post behind the other jobs.
 
 use super::link::{OpenRdmaLink, THREADS};
 use super::pieces::{Cutter, Piece, PieceItem};
@@ -16,17 +16,17 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What is done with the pieces of a batch.
+/// What a batch does with its pieces.
 pub(super) trait Moves: Send + Sync + Sized + 'static {
-    /// What stays with an item.
+    /// Stays with an item until the item has ended.
     type Tag: Send + Sync + 'static;
-    /// What a piece is summed to.
+    /// The sum of a piece.
     type Sum: Send + 'static;
 
-    /// Begins an item; false when it has ended already.
+    /// Starts an item; false when it has ended already.
     fn begin(&self, open: &OpenRdmaLink, item: &mut PieceItem<Self::Tag>) -> bool;
 
-    /// Posts pieces. Calls `others` once memory has been registered, before what takes its time.
+    /// Posts pieces. Calls `others` after registering memory and before the slow part.
     fn post(&self, open: &Arc<OpenRdmaLink>, group: Group<Self>, others: impl FnOnce());
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Posting<M: Moves> {
 }
 
 impl<M: Moves> Posting<M> {
-    /// Has the items moved.
+    /// Starts to move the items.
     pub(super) fn start(open: &Arc<OpenRdmaLink>, moves: M, items: Vec<PieceItem<M::Tag>>) {
         if items.is_empty() {
             return;
@@ -71,7 +71,7 @@ impl<M: Moves> Posting<M> {
         if group.is_empty() {
             return;
         }
-        // Pieces of one block that come first on two threads would both register it.
+        // Two threads that start with pieces of one block would both register the block.
         let others = || {
             let is_wanted = |count| (has_more && count < THREADS).then_some(count + 1);
             let called = self

@@ -4,8 +4,8 @@
 //!  create ─► INIT ─ connect ─► RTR ─► RTS ─ fail ─► ERR ─ drop ─► destroyed
 //! ```
 
-// UNSAFETY: drives a queue pair through its states and posts to it. The handle is destroyed once, in
-// `Drop`; what posting needs of its caller stands at `post`.
+// UNSAFETY: drives a queue pair through its states and posts to it. `Drop` destroys the handle
+// once. `post` states what it requires of its caller.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 use super::completions::Reserved;
@@ -13,7 +13,7 @@ use super::device::{check, mtu_number};
 use super::rail::Rail;
 use super::sys::{self, Zeroed};
 use super::work::{Remote, Verb};
-pub use kvpool_types::wire::rdma::Queue as QueueAddress;
+pub use kvpool_types::wire::rdma::QueueAddress;
 use std::ffi::{c_int, c_uint};
 use std::io;
 use std::ptr::NonNull;
@@ -23,31 +23,31 @@ use std::time::Duration;
 /// A queue pair that only serves its peer posts nothing.
 const SERVING_DEPTH: u32 = 1;
 
-/// How many hops a packet may take.
+/// The hop limit of packets.
 const HOP_LIMIT: u8 = 64;
 
-/// 0.64 ms; no work here ever waits for a receiver, so it has no effect.
+/// 0.64 ms. It has no effect, because no work here waits for a receiver.
 const RNR_TIMER: u8 = 12;
 const RNR_RETRY: u8 = 6;
 
-/// How often, and how far apart, the destruction of a queue pair is tried: the kernel may be short
-/// of something for a moment.
+/// How often, and at what interval, the destruction of a queue pair is attempted. The kernel may be
+/// short of resources briefly.
 const DESTROY_TRIES: u32 = 100;
 const DESTROY_PAUSE: Duration = Duration::from_millis(20);
 
-/// What the peer of a queue pair may do through it.
+/// The access that a queue pair gives its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Allows {
-    /// Nothing: this is the side that reads and writes. Only such a queue pair has room to post.
+    /// No access: this end reads and writes. Only such a queue pair has room to post.
     Nothing,
-    /// To read what is registered for that.
+    /// Read access to memory registered for it.
     Reads,
-    /// To read and to write what is registered for that.
+    /// Read and write access to memory registered for it.
     Writes,
 }
 
-/// One end of a reliable connection. When it is dropped, nothing is sent or received through it any
-/// more: no peer touches memory here by it, and no local memory is touched.
+/// One end of a reliable connection. Once dropped, it sends and receives nothing: no peer touches
+/// memory through it, and it touches no local memory.
 #[derive(Debug)]
 pub struct QueuePair {
     rail: Arc<Rail>,
@@ -58,26 +58,32 @@ pub struct QueuePair {
     reserved: Option<Reserved>,
 }
 
-/// Work requests to post at once, with their lists of memory.
+/// Work requests to post by one call, with their lists of memory.
 #[derive(Default)]
 pub(super) struct Chain {
     requests: Vec<sys::SendWr>,
     parts: Vec<sys::Sge>,
 }
 
-/// The device took the first `taken` requests of a chain, or may have; the others it did not.
+/// The device accepted, or may have accepted, the first `taken` requests of a chain. It refused the
+/// others.
 pub(super) struct Refused {
     pub(super) taken: usize,
     pub(super) error: io::Error,
 }
 
-// SAFETY: the library's calls lock the queue pair, and it belongs to no thread.
+// SAFETY: the library's calls lock the queue pair, which belongs to no thread.
 unsafe impl Send for QueuePair {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for QueuePair {}
 
 impl QueuePair {
-    /// Makes one on a rail.
+    /// Creates a queue pair on a rail.
+    ///
+    /// # Errors
+    ///
+    /// `NetworkDown` when the port is not active, `QuotaExceeded` when the completion queue has no
+    /// room, or the device's error.
     pub fn create(rail: &Arc<Rail>, allows: Allows) -> io::Result<Self> {
         let port = rail.state()?;
         let limits = rail.limits();
@@ -95,10 +101,11 @@ impl QueuePair {
         attributes.cap.max_send_sge = limits.scatter;
         attributes.cap.max_recv_sge = 1;
         let device = &rail.device;
-        // SAFETY: the domain and the completion queue live as long as the rail, which is kept.
+        // SAFETY: the domain and the completion queue live as long as the rail, which this value
+        // keeps.
         let raw = unsafe { (device.library.create_qp)(device.pd.as_ptr(), &raw mut attributes) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: just made.
+        // SAFETY: the queue pair was just created.
         let number = unsafe { raw.as_ref() }.qp_num;
         let queue = Self {
             rail: rail.clone(),
@@ -126,17 +133,22 @@ impl QueuePair {
         Ok(queue)
     }
 
-    /// What the peer must know.
+    /// The address that the peer needs to connect.
     pub fn address(&self) -> &QueueAddress {
         &self.address
     }
 
-    /// The rail that it is on.
+    /// The rail of the queue pair.
     pub fn rail(&self) -> &Arc<Rail> {
         &self.rail
     }
 
-    /// Connects it to a peer's. The peer must have connected its own before anything is sent.
+    /// Connects to a peer's queue pair. The peer must have connected its own before anything is
+    /// sent.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` when the address is malformed, or the device's error.
     pub fn connect(&self, peer: &QueueAddress) -> io::Result<()> {
         if !(256..=4096).contains(&peer.mtu) || peer.number > 0xff_ffff || peer.psn > 0xff_ffff {
             return Err(io::Error::new(
@@ -156,7 +168,7 @@ impl QueuePair {
         attributes.ah_attr.dlid = peer.lid;
         attributes.ah_attr.sl = options.service_level;
         attributes.ah_attr.port_num = self.rail.port();
-        // Ethernet is always routed by GID, InfiniBand only into another subnet.
+        // Ethernet always routes by GID; InfiniBand only into another subnet.
         if self.is_ethernet || self.address.gid[..8] != peer.gid[..8] {
             attributes.ah_attr.is_global = 1;
             attributes.ah_attr.grh.dgid = sys::Gid(peer.gid);
@@ -192,23 +204,24 @@ impl QueuePair {
         )
     }
 
-    /// Ends it: nothing more is sent or taken, and what is in flight ends with an error.
+    /// Moves to the error state: nothing more is sent or accepted, and work in flight ends with an
+    /// error.
     pub fn fail(&self) {
         let mut attributes = sys::QpAttr::zeroed();
         attributes.qp_state = sys::QPS_ERR;
         if let Err(error) = self.modify(&mut attributes, sys::QP_STATE) {
-            // Destroying it ends it too.
-            tracing::debug!(%error, number = self.address.number, "a queue pair did not fail");
+            // Its destruction ends the queue pair too.
+            tracing::debug!(%error, number = self.address.number, "failing a queue pair failed");
         }
     }
 
-    /// How many work requests may be posted and not ended.
+    /// The most work requests that may be in flight.
     pub(super) fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// Says that it is dropped with completions to come, or that may be in the completion queue: the
-    /// room for them there is not given to others before they are out.
+    /// Marks that completions may remain in the completion queue after the drop. Their entries are
+    /// freed only once the queue has been empty.
     pub(super) fn leaves_completions(&mut self) {
         if let Some(reserved) = &mut self.reserved {
             reserved.leaves_completions();
@@ -219,8 +232,8 @@ impl QueuePair {
     ///
     /// # Safety
     ///
-    /// All memory that the chain names stays what it is until each work request has ended or the
-    /// queue pair has been dropped.
+    /// All memory that the chain names stays valid until each work request has ended or the queue
+    /// pair has been dropped.
     pub(super) unsafe fn post(&self, chain: &mut Chain) -> Result<(), Refused> {
         chain.link();
         let Some(first) = chain.requests.first_mut() else {
@@ -228,10 +241,10 @@ impl QueuePair {
         };
         let first: *mut sys::SendWr = first;
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair lives; `link` made the chain valid, and it is borrowed uniquely for
-        // the call; the memory that it names is the caller's word.
+        // SAFETY: the queue pair lives. `link` made the chain valid, and it is borrowed uniquely
+        // for the call. The caller guarantees the memory that it names.
         let code = unsafe { sys::post_send(self.raw.as_ptr(), first, &raw mut bad) };
-        // A driver that names none may have taken all.
+        // A driver that names no bad request may have accepted all.
         let taken = chain
             .requests
             .iter()
@@ -243,7 +256,7 @@ impl QueuePair {
     }
 
     fn modify(&self, attributes: &mut sys::QpAttr, mask: c_int) -> io::Result<()> {
-        // SAFETY: the queue pair lives and the attributes are ours.
+        // SAFETY: the queue pair lives, and the attributes are local.
         check(unsafe { (self.rail.device.library.modify_qp)(self.raw.as_ptr(), attributes, mask) })
     }
 }
@@ -252,11 +265,11 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         self.fail();
         for _ in 0..DESTROY_TRIES {
-            // SAFETY: made by the library and not destroyed yet; when this succeeds the device does
-            // not touch memory for it any more.
+            // SAFETY: made by the library and not destroyed yet. After success the device touches
+            // no memory for it.
             let code = unsafe { (self.rail.device.library.destroy_qp)(self.raw.as_ptr()) };
             match code.abs() {
-                // A device that is gone touches nothing either.
+                // A removed device touches no memory either.
                 0 | libc::EIO | libc::ENODEV => {
                     drop(self.reserved.take());
                     return;
@@ -264,8 +277,10 @@ impl Drop for QueuePair {
                 _ => std::thread::sleep(DESTROY_PAUSE),
             }
         }
-        // Going on would let memory be used again that a peer or the device may still write into.
-        tracing::error!("an RDMA queue pair cannot be destroyed: this process must end");
+        // To continue would reuse memory that a peer or the device may still write.
+        tracing::error!(
+            "destroying an RDMA queue pair failed: aborting the process to protect its memory"
+        );
         std::process::abort();
     }
 }
@@ -294,7 +309,7 @@ impl Chain {
         self.parts.extend_from_slice(parts);
     }
 
-    /// Has the last request end with a completion.
+    /// Requests a completion for the last request.
     pub(super) fn signal_last(&mut self) {
         if let Some(last) = self.requests.last_mut() {
             last.send_flags |= sys::SEND_SIGNALED;
@@ -305,7 +320,7 @@ impl Chain {
         self.requests.len()
     }
 
-    /// Makes the pointers, once nothing moves any more.
+    /// Sets the pointers, after the vectors have stopped moving.
     fn link(&mut self) {
         let mut parts: &mut [sys::Sge] = &mut self.parts;
         let mut next = std::ptr::null_mut();

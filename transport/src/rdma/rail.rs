@@ -1,6 +1,6 @@
-//! One port of one device, and what is made on it.
+//! One port of one device, and the objects made on it.
 
-// UNSAFETY: opens devices of the library's list while the list is there.
+// UNSAFETY: opens devices of the library's list while the list exists.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 use super::completions::Completions;
@@ -17,8 +17,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// How many parts of memory one work request names at most, whatever the device could: more makes
-/// every entry of the send queue longer.
+/// The most parts of memory in one work request, whatever the device allows. More would make every
+/// entry of the send queue longer.
 const SCATTER: u32 = 16;
 
 /// One port of one device. Two ports of a device are two rails that share nothing.
@@ -36,26 +36,26 @@ pub struct Rail {
     limits: Limits,
 }
 
-/// What a rail can do.
+/// The limits of a rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The longest work request in bytes, by the device and the options.
     pub slice: u32,
-    /// How many parts of memory one work request has at most.
+    /// The most parts of memory in one work request.
     pub scatter: u32,
-    /// How many work requests a queue pair holds.
+    /// The most work requests in a queue pair.
     pub queue_depth: u32,
-    /// How many reads a queue pair has on the wire at most.
+    /// The most reads that a queue pair has on the wire.
     pub reads_out: u8,
-    /// How many reads of its peer a queue pair serves at once.
+    /// The most reads of its peer that a queue pair serves at once.
     pub reads_in: u8,
     /// The longest registration in bytes.
     pub registration: u64,
-    /// How many registrations the device holds.
+    /// The most registrations that the device holds.
     pub registrations: u32,
 }
 
-/// What a port says of itself now.
+/// The present state of a port.
 pub(super) struct PortState {
     pub(super) lid: u16,
     pub(super) mtu: u32,
@@ -69,7 +69,7 @@ impl Rail {
         &self.name
     }
 
-    /// The node of memory that the device is nearest to, if it says so.
+    /// The NUMA node nearest to the device, if the device reports one.
     pub fn numa_node(&self) -> Option<u32> {
         self.numa_node
     }
@@ -79,42 +79,53 @@ impl Rail {
         self.gigabits
     }
 
-    /// What it can do.
+    /// The limits by the device and the options.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Which entry of its GID table it uses.
+    /// The index of its entry in the GID table.
     pub fn gid_index(&self) -> u8 {
         self.gid_index
     }
 
-    /// The path MTU in bytes that it asked for when it was opened: the port's, or less if set so.
+    /// The path MTU in bytes, set at opening: the port's, or the smaller one of the options.
     pub fn mtu(&self) -> u32 {
         self.mtu
     }
 
-    /// False once the device has failed: its lanes are closed, and others will not work either.
+    /// Whether the device works. After a failure its lanes are closed, and new ones fail too.
     pub fn is_usable(&self) -> bool {
         self.completions.shared().is_usable()
     }
 
-    /// Registers memory. The registration keeps the region; registering the same or overlapping
-    /// memory again gives another registration.
+    /// Registers memory. The registration keeps the region alive. Registering the same or
+    /// overlapping memory again gives another registration.
+    ///
+    /// # Errors
+    ///
+    /// `OutOfMemory` when the process may not lock so much memory, or the device's error.
     pub fn register(self: &Arc<Self>, slice: &Slice, access: Access) -> io::Result<Registration> {
         self.with_room(|| Registration::of_slice(&self.device, slice, access))
     }
 
-    /// A registration that covers a slice, for local use, from the cache or made for it. It keeps
-    /// nothing: who uses it keeps the slice, as [`Transfer`](super::Transfer) does.
+    /// A registration that covers a slice, for local use, from the cache or new. It does not keep
+    /// the slice alive: its user must, as [`Transfer`](super::Transfer) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Rail::register`].
     pub fn cached(self: &Arc<Self>, slice: &Slice) -> io::Result<Registration> {
         self.with_room(|| self.cache.registration(&self.device, slice))
     }
 
-    /// Registers `length` bytes of a dmabuf from `offset` on, such as memory of a GPU; work requests
-    /// name them by addresses from `address` on. A transfer's slice over such memory is a region that
-    /// was made from the same addresses. Fails with `Unsupported` where the library cannot do it, and
-    /// with the kernel's error where the driver cannot.
+    /// Registers `length` bytes of a dmabuf from `offset` on, such as memory of a GPU. Work
+    /// requests name these bytes by addresses from `address` on. A transfer's slice over such
+    /// memory is a region made from the same addresses.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` when the library lacks the call, or the kernel's error when the driver does.
     pub fn register_dmabuf(
         self: &Arc<Self>,
         dmabuf: BorrowedFd<'_>,
@@ -126,27 +137,27 @@ impl Rail {
         Registration::of_dmabuf(&self.device, dmabuf, offset, length, address, access)
     }
 
-    /// How many registrations are alive, those of the cache too.
+    /// The number of live registrations, including those of the cache.
     pub fn registrations(&self) -> usize {
         self.device.registrations.load(Ordering::Acquire)
     }
 
-    /// Empties the registration cache of what no work uses.
+    /// Drops the cached registrations that no work uses.
     pub fn forget_cached(&self) {
         self.cache.clear();
     }
 
-    /// How many work requests are posted and have not ended.
+    /// The number of posted work requests that have not ended.
     pub fn in_flight(&self) -> usize {
         self.completions.shared().in_flight()
     }
 
-    /// How many lanes have not ended.
+    /// The number of lanes that have not ended.
     pub fn lanes(&self) -> usize {
         self.completions.shared().lanes()
     }
 
-    /// What the port says now; an error when it is not active any more.
+    /// The present state of the port; an error when it is not active.
     pub(super) fn state(&self) -> io::Result<PortState> {
         let port = self.device.port(self.port)?;
         if port.state != sys::PORT_ACTIVE {
@@ -164,18 +175,18 @@ impl Rail {
         })
     }
 
-    /// Its address now; `None` while the port is not active.
+    /// The present address; `None` while the port is not active.
     pub(super) fn address(&self) -> Option<Port> {
         let PortState { gid, lid, .. } = self.state().ok()?;
         Some(Port { gid, lid })
     }
 
-    /// The number of its port.
+    /// The port number.
     pub(super) fn port(&self) -> u8 {
         self.port
     }
 
-    /// Tries once more without what the cache keeps, when memory may not be locked.
+    /// Repeats a registration without the cached ones when the process may not lock more memory.
     fn with_room(
         &self,
         register: impl Fn() -> io::Result<Registration>,
@@ -200,11 +211,11 @@ impl fmt::Debug for Rail {
     }
 }
 
-/// Opens the active ports of one device; `None` among the asked ports means all.
+/// Opens the active ports of one device. `None` in `asked` means all ports.
 ///
 /// # Safety
 ///
-/// The entry is of a list that has not been freed.
+/// The entry belongs to a list that has not been freed.
 pub(super) unsafe fn open_rails(
     library: &'static Library,
     entry: *mut sys::Device,
@@ -212,16 +223,17 @@ pub(super) unsafe fn open_rails(
     asked: &[Option<u8>],
     options: &RdmaOptions,
 ) -> Result<Vec<Arc<Rail>>, String> {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     if unsafe { (*entry).transport_type } == sys::TRANSPORT_IWARP {
         return Err(
-            "it is iWARP, where a write is reported done before the peer has it".to_owned(),
+            "iWARP is not supported: it reports a write done before the peer has the bytes"
+                .to_owned(),
         );
     }
     let open = || {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         let device = unsafe { Device::open(library, entry) };
-        device.map_err(|error| format!("it cannot be opened: {error}"))
+        device.map_err(|error| format!("opening the device failed: {error}"))
     };
     let mut rails = Vec::new();
     let mut reasons = Vec::new();
@@ -232,7 +244,7 @@ pub(super) unsafe fn open_rails(
         if !(asked.contains(&None) || asked.contains(&Some(port))) {
             continue;
         }
-        // Each rail has a context of its own: rails share no lock and no thread.
+        // Each rail has its own context, so rails share no lock and no thread.
         let device = match first.take() {
             Some(device) => device,
             None => open()?,
@@ -248,7 +260,7 @@ pub(super) unsafe fn open_rails(
         .any(|port| !rails.iter().any(|rail: &Arc<Rail>| rail.port == *port));
     if rails.is_empty() || wanting {
         if reasons.is_empty() {
-            reasons.push("it has no such port".to_owned());
+            reasons.push("the device has no such port".to_owned());
         }
         return Err(reasons.join("; "));
     }
@@ -263,7 +275,7 @@ fn open_rail(
 ) -> Result<Rail, String> {
     let port = device
         .port(number)
-        .map_err(|error| format!("port {number} cannot be asked: {error}"))?;
+        .map_err(|error| format!("querying port {number} failed: {error}"))?;
     if port.state != sys::PORT_ACTIVE {
         return Err(format!("port {number} is not active"));
     }
@@ -275,7 +287,7 @@ fn open_rail(
     let device = Arc::new(device);
     let cache = Arc::new(Cache::new(options.cached_ranges, options.cached_bytes));
     let completions = Completions::start(&device, &cache)
-        .map_err(|error| format!("its completion queue cannot be made: {error}"))?;
+        .map_err(|error| format!("creating the completion queue failed: {error}"))?;
     Ok(Rail {
         device,
         completions,
@@ -316,7 +328,7 @@ fn limits(device: &sys::DeviceAttr, port: &sys::PortAttr, options: &RdmaOptions)
 
 fn numa_node(device: &str) -> Option<u32> {
     let path = format!("/sys/class/infiniband/{device}/device/numa_node");
-    // A device that is near no node in particular says -1.
+    // A device without a nearest node reports -1.
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
@@ -347,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speeds_are_told_in_gigabits() {
+    fn speeds_are_converted_to_gigabits() {
         assert_eq!(gigabits(2, 64), 200);
         assert_eq!(gigabits(1, 1), 2);
     }

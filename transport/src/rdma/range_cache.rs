@@ -1,8 +1,8 @@
-//! Where one port of a link finds the node's memory.
+//! Caches where one port of a link finds the node's memory.
 //!
-//! A pool's node tells of its segments once, and they stay. A peer's memory comes and goes, and is asked
-//! for when it is first needed. A place that has gone meanwhile is refused by the peer's device, which
-//! ends the link, and with it all that it knew.
+//! A store node names its segments once, and they stay. A peer's memory comes and goes, so the link
+//! asks for it at its first use. The peer's device refuses a range that was deregistered meanwhile.
+//! That ends the link, and its cache with it.
 
 use super::work::Remote;
 use kvpool_types::wire::rdma::Registered;
@@ -11,26 +11,26 @@ use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many places are remembered before those are forgotten that were used longest ago: those of a peer
-/// that registers other memory for each transfer would grow without end.
+/// The number of ranges above which the least recently used are dropped. A peer that registers new
+/// memory for each transfer would otherwise grow the cache without bound.
 const MAX_RANGES: usize = 4096;
 
 /// Registered ranges that do not overlap.
 #[derive(Default)]
 pub(super) struct RangeCache {
     cached: RwLock<CachedRanges>,
-    /// Counts what is asked for and learned.
+    /// A logical clock that ticks at each use and each insertion.
     clock: AtomicU64,
 }
 
 #[derive(Default)]
 struct CachedRanges {
-    /// By segment and by where in it they begin.
+    /// By segment, and by their first offset in it.
     ranges: BTreeMap<(SegmentId, u64), CachedRange>,
-    /// When the transfers of the present began, and how many did then. What was used since the first one
-    /// is not forgotten.
+    /// The start ticks of transfers in progress, with counts. A range used since the oldest start
+    /// is kept.
     active: BTreeMap<u64, usize>,
-    /// How many ranges there are when it is worth looking again for what can be forgotten.
+    /// The number of ranges that triggers the next sweep.
     sweep_at: usize,
 }
 
@@ -40,7 +40,7 @@ struct CachedRange {
 }
 
 impl RangeCache {
-    /// Those of segments that are registered whole.
+    /// The ranges of segments that are registered whole.
     pub(super) fn of_segments<'a>(registered: impl Iterator<Item = &'a Registered>) -> Self {
         let range = |whole: &Registered| CachedRange {
             registered: *whole,
@@ -57,8 +57,8 @@ impl RangeCache {
         }
     }
 
-    /// Begins a transfer: what is found or learned from now on is kept until [`RangeCache::end`] is told the
-    /// number that this returns.
+    /// Starts a transfer. Ranges found or learned from now on are kept until [`RangeCache::end`] is
+    /// called with the returned number.
     pub(super) fn begin(&self) -> u64 {
         let mut cached = self.cached.write();
         let begun = self.tick();
@@ -78,8 +78,8 @@ impl RangeCache {
         cached.sweep_at = 0;
     }
 
-    /// Remembers a range of memory whose offsets are its addresses, in place of what it overlaps. False
-    /// when there can be no such range.
+    /// Inserts a range of memory whose offsets are its addresses, and removes the ranges that it
+    /// overlaps. False when the range exceeds the address space.
     pub(super) fn learn(&self, range: Registered) -> bool {
         let (segment, start) = (range.segment, range.address);
         let Some(end) = start.checked_add(range.length.0) else {
@@ -101,7 +101,7 @@ impl RangeCache {
         true
     }
 
-    /// Where an extent is; `None` when it does not lie in one known range.
+    /// The location of an extent; `None` when no cached range contains it.
     pub(super) fn find(&self, extent: &Extent) -> Option<Remote> {
         let Offset(offset) = extent.offset;
         let cached = self.cached.read();
@@ -133,8 +133,8 @@ impl RangeCache {
 }
 
 impl CachedRanges {
-    /// Forgets a quarter of what may be remembered, used longest ago first, but nothing that a transfer of
-    /// the present has used.
+    /// Drops down to three quarters of the maximum, least recently used first. Keeps every range
+    /// that a transfer in progress has used.
     fn forget(&mut self) {
         let needed = self.active.keys().next().copied().unwrap_or(u64::MAX);
         let mut over: Vec<(u64, (SegmentId, u64))> = self
@@ -148,8 +148,8 @@ impl CachedRanges {
         for (_, key) in over.into_iter().take(surplus) {
             self.ranges.remove(&key);
         }
-        // Where transfers of the present need more than is remembered otherwise, each look costs as much
-        // as has been learned since the last one.
+        // Transfers in progress may keep more than the maximum. The threshold then grows, so that
+        // each sweep costs no more than the insertions since the last one.
         self.sweep_at = self.ranges.len() + self.ranges.len() / 4;
     }
 }
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_of_segments_count_from_their_first_byte() {
+    fn segment_offsets_are_relative_to_the_first_byte() {
         let other = Registered {
             segment: SegmentId(9),
             ..range(0x9000, 100, 3)
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_found_by_its_addresses_and_nothing_beside_it() {
+    fn a_range_is_found_by_its_own_addresses_only() {
         let cache = RangeCache::default();
         assert_eq!(found(&cache, 0x1000, 1), None);
         assert!(cache.learn(range(0x1000, 0x100, 1)));
@@ -209,12 +209,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_learned_takes_the_place_of_what_it_overlaps() {
+    fn a_learned_range_replaces_the_ranges_it_overlaps() {
         let cache = RangeCache::default();
         for (number, address) in [(1, 0x1000), (2, 0x1100), (3, 0x1200), (4, 0x1300)] {
             cache.learn(range(address, 0x100, number));
         }
-        // As when memory was given back and larger memory registered where it was.
+        // As when memory was freed and larger memory was registered at its address.
         cache.learn(range(0x1080, 0x200, 5));
         assert_eq!(found(&cache, 0x1080, 0x200), Some((0x1080, 5)));
         assert_eq!(found(&cache, 0x1000, 1), None);
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(found(&cache, 0x1300, 0x100), Some((0x1300, 4)));
     }
 
-    /// Learns of ranges of 16 bytes by their number.
+    /// Inserts ranges of 16 bytes by their number.
     fn learn(cache: &RangeCache, numbers: std::ops::Range<u64>) {
         for number in numbers {
             assert!(cache.learn(range(number * 16, 16, 1)));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_what_was_used_last_stays() {
+    fn the_cache_is_bounded_and_keeps_recent_ranges() {
         let cache = RangeCache::default();
         let remembered = MAX_RANGES as u64;
         learn(&cache, 0..remembered);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_of_more_ranges_than_are_remembered_finds_all_of_them() {
+    fn a_transfer_with_more_ranges_than_the_cache_holds_finds_all() {
         let cache = RangeCache::default();
         let remembered = MAX_RANGES as u64;
         learn(&cache, 0..remembered);

@@ -1,6 +1,6 @@
-//! A batch of reads: the client's device reads the node's memory, piece by piece, and a piece is summed
-//! when it is here. Nobody is asked, and the caller's lease and the block's checksum say whether what was
-//! read counts.
+//! A batch of reads: the client's device reads the node's memory piece by piece, and sums each
+//! piece after it has arrived. The node takes no part. The caller's lease and the block's checksum
+//! decide whether the bytes are valid.
 
 use super::link::OpenRdmaLink;
 use super::pieces::{PieceItem, PieceSlot};
@@ -16,7 +16,7 @@ use kvpool_types::{Checksum, Length, Offset};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Has the batch read.
+/// Starts the reads of a batch.
 pub(super) fn start(
     open: &Arc<OpenRdmaLink>,
     batch: &Arc<Batch<Checksum>>,
@@ -45,7 +45,7 @@ struct Reading {
 /// The checksum of a piece, and its length.
 type Summed = (Checksum, Length);
 
-/// A piece that is on its way.
+/// A piece in flight.
 struct Flying {
     into: Vec<Slice>,
     place: PieceSlot<(), Summed>,
@@ -98,7 +98,7 @@ impl Moves for Reading {
     }
 }
 
-/// Sums what has come.
+/// Sums the pieces that have arrived.
 fn land(
     open: &OpenRdmaLink,
     batch: &Batch<Checksum>,
@@ -116,17 +116,17 @@ fn land(
             }
             (sum.finish(), Length(length))
         });
-        // The caller's memory is let go of before the caller is told.
+        // The memory is released before the caller is told.
         drop(piece.into);
         end(batch, &piece.place, summed);
     }
-    // Its lane has closed: the rest of the link goes too, at both ends.
+    // A failed lane has closed, so the whole link ends at both ends.
     if let Some(error) = failure {
         open.fail(&error);
     }
 }
 
-/// Ends a piece, and its block when it was the last one.
+/// Ends a piece, and its block with the block's last piece.
 fn end(
     batch: &Batch<Checksum>,
     place: &PieceSlot<(), Summed>,

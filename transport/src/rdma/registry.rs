@@ -1,7 +1,8 @@
-//! Registered memory: what a device may touch, and the keys that name it.
+//! Registered memory: the memory that a device may touch, and its keys.
 
 // UNSAFETY: hands ranges of memory to the device. A registration made here lies inside one living
-// region, and pages stay locked by the kernel until it is undone, whatever becomes of the region.
+// region. The kernel keeps its pages locked until the registration is undone, whatever happens to
+// the region.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 mod cache;
@@ -19,46 +20,46 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Who may touch registered memory, and how.
+/// The access that a registration gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Work requests of this process: as a source, and as a destination where it is writable.
+    /// Work requests of this process: as a source, and as a destination if the memory is writable.
     Local,
-    /// Peers may read it too.
+    /// Also reads by peers.
     RemoteRead,
-    /// Peers may read and write it too.
+    /// Also reads and writes by peers.
     RemoteReadWrite,
 }
 
-/// Memory that a device may touch. It is undone when the last clone is gone; work requests that are
-/// in flight keep one.
+/// Memory that a device may touch. Undone when the last clone is dropped; work requests in flight
+/// keep a clone.
 #[derive(Clone)]
 pub struct Registration(Arc<Registered>);
 
-/// Memory of a caller's that is registered on every port for as long as this lives, so that no transfer
-/// waits for that.
+/// A caller's memory, registered on every port while this lives, so that transfers need not
+/// register it.
 #[derive(Clone, Debug, Default)]
 pub struct RegisteredBuffer {
-    /// The ports' caches do not drop what is in use.
+    /// The ports' caches keep registrations that are in use.
     pub(super) _held: Vec<Registration>,
 }
 
 struct Registered {
     device: Arc<Device>,
-    /// `None` once it is undone.
+    /// `None` once undone.
     raw: Option<NonNull<sys::Mr>>,
     address: u64,
     length: u64,
     lkey: u32,
     rkey: u32,
     can_receive: bool,
-    /// What must outlive the registration; the cache's registrations keep nothing.
+    /// Kept alive by the registration. Registrations of the cache keep nothing.
     _keeps: Option<Region>,
 }
 
-// SAFETY: the handle is used once more, to undo the registration, which any thread may do.
+// SAFETY: the handle is used once more, to undo the registration. Any thread may do that.
 unsafe impl Send for Registered {}
-// SAFETY: as for `Send`; all else is plain values.
+// SAFETY: as for `Send`; the other fields are plain values.
 unsafe impl Sync for Registered {}
 
 impl Registration {
@@ -84,8 +85,9 @@ impl Registration {
 
     /// # Safety
     ///
-    /// The range is mapped memory of this process now, writable if so said, and what `keeps` holds
-    /// or the caller's care keeps others from being harmed when the device writes into its pages.
+    /// The range is mapped memory of this process, writable if `is_writable`. Until the
+    /// registration is undone, either `keeps` or the caller prevents harm from the device's writes
+    /// to its pages.
     unsafe fn of_range(
         device: &Arc<Device>,
         address: usize,
@@ -97,18 +99,18 @@ impl Registration {
         if length == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "memory of no bytes cannot be registered",
+                "an empty range cannot be registered",
             ));
         }
         if access == Access::RemoteReadWrite && !is_writable {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                "memory that is only read cannot be given to peers to write",
+                "read-only memory cannot be given to peers to write",
             ));
         }
         let flags = flags(access, is_writable);
         let register = |flags: c_uint| {
-            // SAFETY: the domain lives as long as the device; the range is the caller's word.
+            // SAFETY: the domain lives as long as the device; the caller guarantees the range.
             let raw = unsafe {
                 (device.library.reg_mr)(
                     device.pd.as_ptr(),
@@ -121,7 +123,7 @@ impl Registration {
             NonNull::new(raw).ok_or_else(io::Error::last_os_error)
         };
         let raw = register(flags).or_else(|error| {
-            // A driver that does not know the hint refuses it.
+            // A driver that does not know the ordering hint refuses it.
             if error.kind() == io::ErrorKind::OutOfMemory {
                 return Err(error);
             }
@@ -130,7 +132,7 @@ impl Registration {
         let raw = raw.map_err(|error| match error.raw_os_error() {
             Some(libc::EFAULT) if !is_writable => io::Error::new(
                 io::ErrorKind::Unsupported,
-                "before Linux 6.3 memory that is mapped for reading only cannot be registered",
+                "before Linux 6.3 memory that is mapped read-only cannot be registered",
             ),
             _ => explain(&error, length as u64),
         })?;
@@ -161,8 +163,8 @@ impl Registration {
         let flags = flags(access, true) & !sys::ACCESS_RELAXED_ORDERING;
         let bytes =
             usize::try_from(length).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-        // SAFETY: the domain lives as long as the device; the kernel checks the range against the
-        // dmabuf, and its memory stays with the registration.
+        // SAFETY: the domain lives as long as the device. The kernel checks the range against the
+        // dmabuf, whose memory stays with the registration.
         let raw = unsafe {
             register(
                 device.pd.as_ptr(),
@@ -200,17 +202,17 @@ impl Registration {
         }))
     }
 
-    /// The address of its first byte, by which work requests of both sides count.
+    /// The address of the first byte, in the address space of work requests.
     pub fn address(&self) -> u64 {
         self.0.address
     }
 
-    /// Its bytes.
+    /// The length in bytes.
     pub fn length(&self) -> u64 {
         self.0.length
     }
 
-    /// The key for work requests of this side.
+    /// The key for local work requests.
     pub fn lkey(&self) -> u32 {
         self.0.lkey
     }
@@ -220,8 +222,8 @@ impl Registration {
         self.0.rkey
     }
 
-    /// Undoes it: after success the device touches the memory for nobody any more. Fails when somebody
-    /// has a clone, or when the device refuses.
+    /// Deregisters the memory. After success the device touches the memory for nobody. Fails when a
+    /// clone exists, or when the device refuses.
     pub(super) fn undo(self) -> io::Result<()> {
         let sole = Arc::into_inner(self.0);
         sole.map_or_else(
@@ -230,12 +232,12 @@ impl Registration {
         )
     }
 
-    /// Whether bytes may be received into it.
+    /// Whether a read may target the memory.
     pub(super) fn can_receive(&self) -> bool {
         self.0.can_receive
     }
 
-    /// Whether all of a range lies inside.
+    /// Whether a whole range lies inside.
     pub(super) fn covers(&self, address: u64, length: u64) -> bool {
         address >= self.0.address
             && address
@@ -243,12 +245,12 @@ impl Registration {
                 .is_some_and(|end| end <= self.0.address + self.0.length)
     }
 
-    /// Whether it is of this device.
+    /// Whether the registration belongs to this device.
     pub(super) fn is_of(&self, device: &Arc<Device>) -> bool {
         Arc::ptr_eq(&self.0.device, device)
     }
 
-    /// Whether nobody else has a clone.
+    /// Whether this is the only clone.
     fn is_sole(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
@@ -276,7 +278,7 @@ impl Registered {
             return Ok(());
         };
         self.device.registrations.fetch_sub(1, Ordering::AcqRel);
-        // SAFETY: made by the library and undone once: nothing is left here of what names it.
+        // SAFETY: made by the library and undone once; nothing here uses the handle any more.
         check(unsafe { (self.device.library.dereg_mr)(raw.as_ptr()) })
     }
 }
@@ -285,7 +287,7 @@ impl Drop for Registered {
     fn drop(&mut self) {
         if let Err(error) = self.undo() {
             let length = self.length;
-            tracing::error!(%error, length, "memory could not be deregistered");
+            tracing::error!(%error, length, "deregistering RDMA memory failed");
         }
     }
 }
@@ -297,8 +299,8 @@ fn flags(access: Access, is_writable: bool) -> c_uint {
         0
     };
     match access {
-        // Bytes that are read into memory are there when the completion is, in whatever order they
-        // came. Peers' writes end elsewhere, so those keep their order.
+        // A read's bytes are in place at its completion, in whatever order they arrived. A peer's
+        // writes complete at the peer, so they keep their order.
         Access::Local => local | sys::ACCESS_RELAXED_ORDERING,
         Access::RemoteRead => local | sys::ACCESS_REMOTE_READ,
         Access::RemoteReadWrite => local | sys::ACCESS_REMOTE_READ | sys::ACCESS_REMOTE_WRITE,
@@ -312,6 +314,6 @@ fn explain(error: &io::Error, length: u64) -> io::Error {
     };
     io::Error::new(
         error.kind(),
-        format!("{length} bytes cannot be registered with the RDMA device: {error}{hint}"),
+        format!("registering {length} bytes with the RDMA device failed: {error}{hint}"),
     )
 }

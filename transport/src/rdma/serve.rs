@@ -1,8 +1,8 @@
-//! The node's side of links: queue pairs made to a client's offer, and writes announced and ended.
+//! The node's side of links: queue pairs for a client's offers, and announced writes.
 //!
-//! The bytes come and go without a word, so what a client may write is bounded in time by its queue
-//! pairs: they go with the connection that they were agreed on over, before the guards of the writes
-//! that were announced on it. A host that fences a grant aborts that connection.
+//! The node does not observe the transfers. So a client's access ends with its queue pairs. They
+//! are destroyed with the connection that agreed on them, before the guards of the writes announced
+//! on it. A host that fences a grant aborts that connection.
 
 use super::device::Fabric;
 use super::exposure::Exposure;
@@ -14,7 +14,7 @@ use crate::memory::Slice;
 
 use kvpool_types::wire::data::{ReadRequest, WriteEnd, WriteRequest};
 use kvpool_types::wire::rdma::{
-    Offer, Queue, RdmaLocated, RdmaOpen, RdmaOpened, Registered, Taken,
+    AcceptedOffer, Offer, QueueAddress, RdmaLocated, RdmaOpen, RdmaOpened, Registered,
 };
 use kvpool_types::{Code, GrantId, Length, SegmentId};
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ use std::sync::{Arc, Weak};
 /// The most queue pairs of one connection.
 const MAX_OFFERS: usize = 64;
 
-/// What a node serves over RDMA: its memory, registered on every port.
+/// A node's memory, registered on every port.
 pub struct Serving {
     fabric: Arc<Fabric>,
     memory: Mutex<Vec<Memory>>,
@@ -46,12 +46,17 @@ impl Serving {
         }
     }
 
-    /// Registers a segment on every port, unless it is. Locks its pages, which takes a while.
+    /// Registers a segment on every port, unless it is registered. Locks its pages, which takes a
+    /// while.
+    ///
+    /// # Errors
+    ///
+    /// As [`Rail::register`].
     pub fn register(&self, whole: &Slice) -> io::Result<()> {
         self.registered(SegmentId(0), whole).map(drop)
     }
 
-    /// Where every port finds a segment, which is registered first unless it is.
+    /// The registrations of a segment, one a port. Registers the segment if necessary.
     fn registered(&self, segment: SegmentId, whole: &Slice) -> io::Result<Vec<Registered>> {
         let mut memory = self.memory.lock();
         let same = |known: &&Memory| {
@@ -83,21 +88,21 @@ impl fmt::Debug for Serving {
     }
 }
 
-/// Where extents are that come and go, or why they may not be touched.
+/// The registrations around extents whose memory comes and goes, or the reason for a refusal.
 pub(crate) fn located(host: &dyn Host, request: &ReadRequest) -> RdmaLocated {
     let located = request.items.iter().map(|item| {
         let places = host.places(request.incarnation, &item.extent);
         places.map_err(|refused| {
-            tracing::debug!(%refused, extent = %item.extent, "a place is not told");
+            tracing::debug!(%refused, extent = %item.extent, "locating an extent refused");
             refused.code
         })
     });
     RdmaLocated(located.collect())
 }
 
-/// Stands for an offer that no port takes: no queue pair of a transfer has the number 0.
-const NOT_TAKEN: Taken = Taken {
-    queue: Queue {
+/// The answer to an offer that no port accepts. No real queue pair has the number 0.
+const NOT_ACCEPTED: AcceptedOffer = AcceptedOffer {
+    queue: QueueAddress {
         number: 0,
         psn: 0,
         gid: [0; 16],
@@ -108,7 +113,7 @@ const NOT_TAKEN: Taken = Taken {
     rail: 0,
 };
 
-/// The other end of an offer.
+/// Creates and connects the node's queue pair for an offer.
 fn connected(rail: &Arc<Rail>, offer: &Offer) -> io::Result<QueuePair> {
     let allows = if offer.writes {
         Allows::Writes
@@ -120,15 +125,15 @@ fn connected(rail: &Arc<Rail>, offer: &Offer) -> io::Result<QueuePair> {
     Ok(made)
 }
 
-/// What one connection has agreed on.
+/// The agreement on one connection.
 pub(crate) struct RdmaSession {
-    // Dropped in this order: no byte comes any more once a guard goes.
+    // Dropped in this order: once the queue pairs are gone, no byte arrives under a guard.
     queues: Vec<QueuePair>,
     guards: HashMap<GrantId, Box<dyn WriteGuard>>,
 }
 
 impl RdmaSession {
-    /// Makes the other ends of a client's queue pairs.
+    /// Creates the node's queue pairs for a client's offers.
     pub(crate) fn open(
         serving: &Serving,
         host: &dyn Host,
@@ -154,15 +159,15 @@ impl RdmaSession {
         for (segment, whole) in &segments {
             let places = serving
                 .registered(*segment, whole)
-                .map_err(|error| failed("a segment cannot be registered", error))?;
+                .map_err(|error| failed("registering a segment failed", error))?;
             registered.extend(places);
         }
         let mut queues = Vec::with_capacity(request.offers.len());
-        let mut taken = Vec::with_capacity(request.offers.len());
+        let mut accepted = Vec::with_capacity(request.offers.len());
         let ports: Vec<Option<Port>> = rails.iter().map(|rail| rail.address()).collect();
         let mut loads = vec![0; rails.len()];
         let mut refused = None;
-        // A client offers a queue pair to read by and one to write by, each two on one port.
+        // A client offers pairs: one queue pair for reads and one for writes, on the same port.
         for pair in request.offers.chunks(2) {
             let at = pair
                 .first()
@@ -177,7 +182,7 @@ impl RdmaSession {
                     if let Some(load) = loads.get_mut(usize::from(rail)) {
                         *load += 1;
                     }
-                    taken.extend(made.iter().map(|made| Taken {
+                    accepted.extend(made.iter().map(|made| AcceptedOffer {
                         queue: *made.address(),
                         rail,
                     }));
@@ -185,28 +190,33 @@ impl RdmaSession {
                     continue;
                 }
                 Some(Err(error)) => {
-                    tracing::debug!(%error, "a client's port gets no queue pair");
-                    refused = Some(failed("a queue pair cannot be connected", error));
+                    tracing::debug!(%error, "connecting a client's queue pair failed");
+                    refused = Some(failed("connecting a queue pair failed", error));
                 }
-                None => tracing::debug!(?pair, "no port here is on a network of a client's port"),
+                None => tracing::debug!(?pair, "no port of this node reaches the client's port"),
             }
-            taken.extend(pair.iter().map(|_| NOT_TAKEN));
+            accepted.extend(pair.iter().map(|_| NOT_ACCEPTED));
         }
         if queues.is_empty() {
             return Err(refused.unwrap_or_else(|| Refused {
                 code: Code::Unreachable,
-                message: "RDMA: no port of the node that is up is on a network of the client's"
-                    .to_owned(),
+                message: "RDMA: no active port of the node reaches a port of the client".to_owned(),
             }));
         }
         let session = Self {
             queues,
             guards: HashMap::new(),
         };
-        Ok((session, RdmaOpened { taken, registered }))
+        Ok((
+            session,
+            RdmaOpened {
+                accepted,
+                registered,
+            },
+        ))
     }
 
-    /// Announced writes: those that are admitted may come from now on.
+    /// Admits announced writes. The client may start the admitted writes at once.
     pub(crate) fn begin(
         &mut self,
         host: &dyn Host,
@@ -219,14 +229,14 @@ impl RdmaSession {
                 Code::Ok
             }
             Admission::Refuse(refused) => {
-                tracing::debug!(%refused, extent = %grant.extent, "a write is refused");
+                tracing::debug!(%refused, extent = %grant.extent, "write refused");
                 refused.code
             }
         };
         request.grants.iter().map(admit).collect()
     }
 
-    /// Writes that their client says have ended: with all bytes in place when there are sums.
+    /// Ends writes. Checksums mean that all bytes are in place; none means that they are not.
     pub(crate) fn end(&mut self, host: &dyn Host, request: WriteEnd) -> Vec<Code> {
         let mut written = 0;
         let end = |(grant, sums): (GrantId, Vec<_>)| match self.guards.remove(&grant) {
@@ -250,6 +260,6 @@ impl RdmaSession {
 impl Drop for RdmaSession {
     fn drop(&mut self) {
         let announced = self.guards.len();
-        tracing::debug!(queues = self.queues.len(), announced, "an RDMA link ends");
+        tracing::debug!(queues = self.queues.len(), announced, "RDMA link ended");
     }
 }

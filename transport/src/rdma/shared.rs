@@ -1,4 +1,5 @@
-//! One fabric for all who ask for the same one in this process: a device's memory is registered once.
+//! Shares one fabric between users with equal options in this process, so that a device's memory is
+//! registered once.
 
 use super::device::Fabric;
 use super::options::{RdmaOptions, Unavailable};
@@ -8,7 +9,11 @@ use std::sync::{Arc, Weak};
 static OPENED: Mutex<Vec<(RdmaOptions, Weak<Fabric>)>> = Mutex::new(Vec::new());
 
 impl Fabric {
-    /// The fabric that was opened with these options and is still in use, or a new one.
+    /// The open fabric with these options, or a new one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fabric::open`].
     pub fn shared(options: &RdmaOptions) -> Result<Arc<Self>, Unavailable> {
         let mut opened = OPENED.lock();
         opened.retain(|(_, fabric)| fabric.strong_count() > 0);

@@ -1,13 +1,13 @@
-//! The calls of libibverbs that are used here, found at run time.
+//! The functions of libibverbs that kvpool uses, loaded at run time.
 //!
-//! Nothing is needed at build time and nothing is linked: a process on a host without the library
-//! starts like any other and learns here that there is no RDMA. `types/layout.rs` compares every
-//! structure and constant with the C headers, under the feature `rdma-sys`.
+//! Nothing is needed at build time and nothing is linked. On a host without the library a process
+//! starts as usual, and loading fails here. `types/layout.rs` compares every structure and constant
+//! with the C headers, under the feature `rdma-sys`.
 //!
 //! ADR 0012 says why kvpool has its own binding.
 
 // UNSAFETY: foreign functions behind pointers. The signatures and structures are those of the
-// library's stable ABI; who calls a function keeps the library's rules for its arguments.
+// library's stable ABI. Callers keep the library's rules for arguments.
 #![allow(unsafe_code, reason = "calls a C library that is loaded at run time")]
 
 mod types;
@@ -26,15 +26,15 @@ macro_rules! library {
             $($(#[$doc])* pub(in crate::rdma) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
             /// Registers a range of a dmabuf; missing before rdma-core 34.
             pub(in crate::rdma) reg_dmabuf_mr: Option<RegDmabuf>,
-            /// Says whether forks are safe; missing before rdma-core 35.
+            /// Tells whether forks are safe; missing before rdma-core 35.
             is_fork_initialized: Option<IsForkInitialized>,
         }
 
         impl Library {
-            /// Loads the library; fails with the loader's own words.
+            /// Loads the library. Fails with the loader's message.
             pub(in crate::rdma) fn load() -> Result<Self, String> {
-                // SAFETY: the name is a C string; the library's initialisers are trusted like any
-                // linked library's.
+                // SAFETY: the name is a C string; the library's initialisers are trusted like those
+                // of any linked library.
                 let handle = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
                 let Some(handle) = NonNull::new(handle) else {
                     return Err(loader_error());
@@ -42,8 +42,8 @@ macro_rules! library {
                 Ok(Self {
                     $($field: {
                         let symbol = find(handle, $symbol).ok_or_else(loader_error)?;
-                        // SAFETY: the symbol is the function of this name, whose signature the
-                        // library keeps for as long as its number (1) stays.
+                        // SAFETY: the symbol is the function of this name. The library keeps its
+                        // signature as long as its version number is 1.
                         unsafe {
                             std::mem::transmute::<
                                 NonNull<c_void>,
@@ -65,27 +65,29 @@ macro_rules! library {
     };
 }
 
-/// Protection domain, offset in the dmabuf, length, the address it gets, descriptor, access.
+/// Protection domain, offset in the dmabuf, length, address for work requests, descriptor, access.
 pub(super) type RegDmabuf = unsafe extern "C" fn(*mut Pd, u64, usize, u64, c_int, c_int) -> *mut Mr;
 
-/// Answers one of `enum ibv_fork_status`.
+/// Returns a value of `enum ibv_fork_status`.
 type IsForkInitialized = unsafe extern "C" fn() -> c_int;
 
-/// `IBV_FORK_DISABLED`: a fork takes the pages of registered memory from this process at the next write.
+/// `IBV_FORK_DISABLED`: after a fork, this process's next write moves it off the registered pages.
 const FORK_DISABLED: c_int = 0;
 
 impl Library {
-    /// Keeps registered memory this process's own when it forks, as programs in Python do. Kernels from
-    /// 5.12 on copy such pages for the child at once, and the library says that nothing is needed; before,
-    /// the library keeps the pages from the child. It has to be asked before anything is registered.
+    /// Keeps registered memory with this process when it forks, as Python programs do. Since Linux
+    /// 5.12 the kernel copies such pages for the child, and the library reports that nothing is
+    /// needed. On older kernels the library keeps the pages from the child. This must run before
+    /// the first registration.
     pub(in crate::rdma) fn prepare_for_forks(&self) -> Result<(), String> {
         if let Some(is_initialized) = self.is_fork_initialized {
-            // SAFETY: takes nothing, and only reads the library's state.
+            // SAFETY: the function takes no arguments and only reads the library's state.
             if unsafe { is_initialized() } != FORK_DISABLED {
                 return Ok(());
             }
         }
-        // SAFETY: takes nothing; it may be called at any time, and then answers whether it was too late.
+        // SAFETY: the function takes no arguments. It may be called at any time, and fails when it
+        // is too late.
         match unsafe { (self.fork_init)() } {
             0 => Ok(()),
             code => Err(std::io::Error::from_raw_os_error(code.abs()).to_string()),
@@ -121,37 +123,37 @@ library! {
     destroy_qp: c"ibv_destroy_qp" (*mut Qp) -> c_int;
 }
 
-/// Posts a chain of work requests; the error is an errno, and `bad` then names the first one that
-/// was not taken.
+/// Posts a chain of work requests. Returns an errno; on an error `bad` names the first request that
+/// was not accepted.
 ///
 /// # Safety
 ///
-/// `qp` lives; the chain and its lists are valid for the call; the memory that it names stays until
-/// the work has ended.
+/// `qp` lives. The chain and its lists are valid during the call. The memory that it names stays
+/// valid until the work has ended.
 pub(super) unsafe fn post_send(qp: *mut Qp, first: *mut SendWr, bad: *mut *mut SendWr) -> c_int {
     // SAFETY: the queue pair lives.
     let context = unsafe { (*qp).context };
     // SAFETY: the context lives as long as the queue pair, and its operations never change.
     let post = unsafe { (*context).ops.post_send };
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe { post(qp, first, bad) }
 }
 
-/// Takes up to `room` completions; negative on failure.
+/// Takes up to `room` completions. Negative on failure.
 ///
 /// # Safety
 ///
-/// `cq` lives and `into` has room for as many.
+/// `cq` lives, and `into` has room for `room` completions.
 pub(super) unsafe fn poll_cq(cq: *mut Cq, room: c_int, into: *mut Wc) -> c_int {
     // SAFETY: the queue lives.
     let context = unsafe { (*cq).context };
     // SAFETY: the context lives as long as the queue, and its operations never change.
     let poll = unsafe { (*context).ops.poll_cq };
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe { poll(cq, room, into) }
 }
 
-/// Asks for an event at the next completion.
+/// Requests an event for the next completion.
 ///
 /// # Safety
 ///
@@ -161,7 +163,7 @@ pub(super) unsafe fn req_notify_cq(cq: *mut Cq) -> c_int {
     let context = unsafe { (*cq).context };
     // SAFETY: the context lives as long as the queue, and its operations never change.
     let request = unsafe { (*context).ops.req_notify_cq };
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe { request(cq, 0) }
 }
 
@@ -171,9 +173,9 @@ pub(super) unsafe fn req_notify_cq(cq: *mut Cq) -> c_int {
 ///
 /// `device` is an entry of a list that has not been freed.
 pub(super) unsafe fn device_name(device: *mut Device) -> String {
-    // SAFETY: the caller's word; the name is an array inside the entry.
+    // SAFETY: guaranteed by the caller; the name is an array inside the entry.
     let name = unsafe { &raw const (*device).name };
-    // SAFETY: the library ends the name with a zero inside the array.
+    // SAFETY: the library terminates the name with a zero inside the array.
     unsafe { CStr::from_ptr(name.cast::<c_char>()) }
         .to_string_lossy()
         .into_owned()
@@ -185,12 +187,13 @@ fn find(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_void>> {
 }
 
 fn loader_error() -> String {
-    // SAFETY: takes nothing; the result is null or a string of this thread, copied at once.
+    // SAFETY: takes no arguments; the result is null or a string of this thread, which is copied at
+    // once.
     let error = unsafe { libc::dlerror() };
     if error.is_null() {
-        return "it cannot be loaded".to_owned();
+        return "loading failed without an error message".to_owned();
     }
-    // SAFETY: not null, so a C string that stays until the next call of this thread.
+    // SAFETY: not null, so a C string that stays valid until this thread's next call.
     unsafe { CStr::from_ptr(error) }
         .to_string_lossy()
         .into_owned()

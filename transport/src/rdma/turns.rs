@@ -1,15 +1,15 @@
-//! Whose work request goes next, and whether it may go now.
+//! Decides which operation posts its next work request, and whether the window admits the request.
 
 use std::collections::VecDeque;
 
-/// How many bytes an operation has posted before the next one's turn comes.
+/// The bytes that an operation posts in one turn.
 const TURN_BYTES: u64 = 1 << 20;
 
-/// How many work requests an operation has posted before the next one's turn comes.
+/// The work requests that an operation posts in one turn.
 const TURN_WORKS: u32 = 16;
 
-/// The operations that have work to post, in turn. One that comes late waits for one turn of each of
-/// the others, however much they have.
+/// The operations with work to post, in round-robin order. A new operation waits for one turn of
+/// each other operation, whatever their sizes.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     queue: VecDeque<u64>,
@@ -17,7 +17,7 @@ pub(super) struct Turns {
     works: u32,
 }
 
-/// What a queue pair has in flight, and may have.
+/// The work that a queue pair has in flight, and its limits.
 #[derive(Debug)]
 pub(super) struct Window {
     depth: u32,
@@ -27,17 +27,17 @@ pub(super) struct Window {
 }
 
 impl Turns {
-    /// Puts an operation at the end.
+    /// Appends an operation.
     pub(super) fn enter(&mut self, operation: u64) {
         self.queue.push_back(operation);
     }
 
-    /// Whose turn it is.
+    /// The operation whose turn it is.
     pub(super) fn current(&self) -> Option<u64> {
         self.queue.front().copied()
     }
 
-    /// Counts a work request of the current operation, which has more or not.
+    /// Counts a work request of the current operation, and ends its turn when due.
     pub(super) fn took(&mut self, length: u32, has_more: bool) {
         self.bytes += u64::from(length);
         self.works += 1;
@@ -53,7 +53,7 @@ impl Turns {
         }
     }
 
-    /// Forgets all.
+    /// Removes all operations.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -69,7 +69,7 @@ impl Window {
         }
     }
 
-    /// Whether a work request may be posted now. One that is longer than the window goes alone.
+    /// Whether a work request may be posted now. A request larger than the window is posted alone.
     pub(super) fn admits(&self, length: u32) -> bool {
         let fits = self.in_flight == 0 || self.in_flight + u64::from(length) <= self.bytes;
         self.posted < self.depth && fits
@@ -85,8 +85,8 @@ impl Window {
         self.in_flight -= u64::from(length);
     }
 
-    /// Whether so much without a completion of its own is enough: what has ended is only known, and
-    /// its room only used again, at the next completion.
+    /// Whether this much unsignalled work needs a completion. Without one, its end is unknown and
+    /// its room is not reused.
     pub(super) fn wants_signal(&self, works: u32, bytes: u64) -> bool {
         works >= self.depth / 4 || bytes >= self.bytes / 4
     }
@@ -148,7 +148,7 @@ mod tests {
                 if turn.0 != current {
                     turn = (current, 0, 0);
                 }
-                // No turn goes on once it has had its bytes or works, while others wait.
+                // While others wait, a turn ends at its limit of bytes or works.
                 let others = left.iter().any(|(key, works)| *key != current && !works.is_empty());
                 prop_assert!(!others || (turn.1 < TURN_BYTES && turn.2 < TURN_WORKS));
                 turn = (current, turn.1 + u64::from(length), turn.2 + 1);

@@ -1,72 +1,72 @@
-//! What a lane is asked to do, and how that may end.
+//! The work of a lane, and its possible errors.
 
 use super::registry::Registration;
 use super::sys;
 use crate::memory::Slice;
 use std::io;
 
-/// Which way the bytes go, seen from who asks.
+/// The kind of a transfer, seen from its submitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
-    /// From the peer's memory into ours.
+    /// From the peer's memory into local memory.
     Read,
-    /// From our memory into the peer's.
+    /// From local memory into the peer's memory.
     Write,
 }
 
-/// A place in a peer's registered memory.
+/// A position in a peer's registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// The first byte's address, as the peer's registration counts.
+    /// The address of the first byte, in the address space of the peer's registration.
     pub address: u64,
     /// The key of the peer's registration.
     pub rkey: u32,
 }
 
-/// One contiguous range of a peer's memory and the memory here that it is read into or written from,
-/// in order, each part with a registration that covers it.
+/// A transfer between one contiguous range of a peer's memory and local memory. Each local part has
+/// a registration that covers it.
 #[derive(Clone, Debug)]
 pub struct Transfer {
-    /// Which way.
+    /// Read or write.
     pub verb: Verb,
-    /// Where at the peer it begins.
+    /// The first byte at the peer.
     pub remote: Remote,
-    /// Our side; the total length is what is moved.
+    /// The local memory, in order. Its total length is the length of the transfer.
     pub local: Vec<(Registration, Slice)>,
 }
 
-/// Whose fault the end of a work request was.
+/// The cause of a failed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// The transfer made no sense; nothing was sent and the lane goes on.
+    /// The transfer was invalid. Nothing was sent, and the lane stays open.
     Invalid,
-    /// This side's: its registration, its queue pair, its device.
+    /// The local side: its registration, queue pair or device.
     Local,
-    /// The peer refused it: its key, its bounds, its rights.
+    /// The peer refused it: its key, bounds or access rights.
     Remote,
     /// The peer did not answer.
     Path,
-    /// Nobody's: the work was given up because its queue pair ended. What came of it is not known,
-    /// and no byte is moved by it any more.
+    /// The queue pair ended before the work did. Whether the bytes moved is unknown, but none move
+    /// any more.
     Flushed,
 }
 
-/// How a work request ended that did not succeed.
+/// Why a work request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message} ({status}, vendor code {vendor:#x})")]
 pub struct WorkError {
-    /// Whose fault.
+    /// The cause.
     pub fault: Fault,
     /// The status by its name in the verbs.
     pub status: &'static str,
-    /// What the device's maker adds, 0 if nothing.
+    /// The vendor's code; 0 when there is none.
     pub vendor: u32,
-    /// For people.
+    /// A message for people.
     pub message: String,
 }
 
 impl Transfer {
-    /// The bytes that are moved.
+    /// The length in bytes.
     pub fn length(&self) -> u64 {
         self.local.iter().map(|(_, slice)| slice.length().0).sum()
     }
@@ -103,11 +103,11 @@ impl WorkError {
     pub(super) fn refused(error: &io::Error) -> Self {
         Self::local(
             "not posted",
-            format!("the device took no work request: {error}"),
+            format!("the device refused a work request: {error}"),
         )
     }
 
-    /// What a completion that is not a success says.
+    /// The error of a failed completion.
     pub(super) fn of_completion(completion: &sys::Wc) -> Self {
         let (status, fault, message) = meaning(completion.status);
         Self {
@@ -120,7 +120,7 @@ impl WorkError {
 }
 
 fn meaning(status: i32) -> (&'static str, Fault, &'static str) {
-    const LOCAL: &str = "the device could not do the work";
+    const LOCAL: &str = "the device failed to perform the work";
     const REMOTE: &str = "the peer refused the access";
     match status {
         1 => ("LOC_LEN_ERR", Fault::Local, LOCAL),
@@ -129,32 +129,32 @@ fn meaning(status: i32) -> (&'static str, Fault, &'static str) {
         4 => (
             "LOC_PROT_ERR",
             Fault::Local,
-            "the memory here is not registered for this",
+            "the local memory is not registered for this access",
         ),
         sys::WC_WR_FLUSH_ERR => ("WR_FLUSH_ERR", Fault::Flushed, "the queue pair ended first"),
         6 => ("MW_BIND_ERR", Fault::Local, LOCAL),
         7 => (
             "BAD_RESP_ERR",
             Fault::Remote,
-            "the peer's answer made no sense",
+            "the peer's answer was invalid",
         ),
         8 => (
             "LOC_ACCESS_ERR",
             Fault::Local,
-            "the memory here is not registered for this",
+            "the local memory is not registered for this access",
         ),
         9 => ("REM_INV_REQ_ERR", Fault::Remote, REMOTE),
         10 => ("REM_ACCESS_ERR", Fault::Remote, REMOTE),
         11 => (
             "REM_OP_ERR",
             Fault::Remote,
-            "the peer could not do the work",
+            "the peer failed to perform the work",
         ),
         12 => ("RETRY_EXC_ERR", Fault::Path, "the peer does not answer"),
-        13 => ("RNR_RETRY_EXC_ERR", Fault::Path, "the peer is never ready"),
+        13 => ("RNR_RETRY_EXC_ERR", Fault::Path, "the peer was never ready"),
         14 => ("LOC_RDD_VIOL_ERR", Fault::Local, LOCAL),
         15 => ("REM_INV_RD_REQ_ERR", Fault::Remote, REMOTE),
-        16 => ("REM_ABORT_ERR", Fault::Remote, "the peer gave the work up"),
+        16 => ("REM_ABORT_ERR", Fault::Remote, "the peer aborted the work"),
         19 => ("FATAL_ERR", Fault::Local, LOCAL),
         20 => ("RESP_TIMEOUT_ERR", Fault::Path, "the peer does not answer"),
         21 => ("GENERAL_ERR", Fault::Local, LOCAL),

@@ -1,4 +1,4 @@
-//! A batch of writes: announced, written piece by piece by the client's device, ended.
+//! A batch of writes: announced, written piece by piece by the client's device, and ended.
 //!
 //! ```text
 //! WriteBegin ──answer──► pieces: WRITE in flight ┐
@@ -6,8 +6,8 @@
 //!                                         ok ◄──answer── WriteEnd with the sums ◄─────────┘
 //! ```
 //!
-//! The bytes are summed where they lie while the device reads them too. A caller that changes them
-//! meanwhile stores a block that no reader takes for good.
+//! The bytes are summed in place while the device reads them. A caller that changes them meanwhile
+//! stores a block that every reader rejects by its checksum.
 
 use super::link::OpenRdmaLink;
 use super::pieces::{PieceItem, PieceSlot};
@@ -26,8 +26,8 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Announces the writes and has the rest done as answers come. The batch keeps the memory until a write
-/// is begun.
+/// Announces the writes; the transfers start when the answers arrive. The batch keeps the memory
+/// until a write starts.
 pub(super) fn start(
     open: &Arc<OpenRdmaLink>,
     batch: Arc<Batch<Checksum>>,
@@ -47,7 +47,7 @@ pub(super) fn start(
         });
 }
 
-/// Has the admitted writes done, and ends the others.
+/// Starts the admitted writes, and ends the others.
 fn begun(
     open: &Arc<OpenRdmaLink>,
     batch: Arc<Batch<Checksum>>,
@@ -79,7 +79,7 @@ impl Moves for Writing {
 
     fn begin(&self, open: &OpenRdmaLink, item: &mut PieceItem<GrantId>) -> bool {
         let Some(memory) = self.batch.take(item.number) else {
-            // The node need not take it for a write in progress any more.
+            // Tells the node that this write is no longer in progress.
             let items = vec![(item.tag, Vec::new())];
             let request = WriteEnd { items };
             open.control
@@ -135,13 +135,13 @@ impl Moves for Writing {
             sums.finish_chunks()
         });
         let sums = sums.collect();
-        // The caller's memory is let go of before the caller can be told; the lane has its own hold of it.
+        // The memory is released before the caller can be told. The lane keeps its own reference.
         drop(flying);
         landing.summed(sums);
     }
 }
 
-/// Pieces of which two things have to come to an end, in either order.
+/// Pieces that must both land and be summed, in either order.
 struct Landing {
     open: Arc<OpenRdmaLink>,
     batch: Arc<Batch<Checksum>>,
@@ -157,7 +157,7 @@ enum Half {
 }
 
 impl Landing {
-    /// Notes one half; both, when it was the second.
+    /// Records one half. Returns both halves when this was the second.
     fn both(&self, half: Half) -> Option<(EndOutcomes, Vec<Chunks>)> {
         let mut kept = self.half.lock();
         let Some(other) = kept.take() else {
@@ -171,7 +171,7 @@ impl Landing {
         }
     }
 
-    /// Called on the thread of the device, which has others to serve.
+    /// Runs on the completion thread, which serves other lanes too.
     fn landed(self: &Arc<Self>, outcomes: EndOutcomes) {
         if let Some((outcomes, sums)) = self.both(Half::Landed(outcomes)) {
             let landing = self.clone();
@@ -189,8 +189,8 @@ impl Landing {
     fn end(&self, outcomes: EndOutcomes, sums: Vec<Chunks>) {
         let failure = outcomes.iter().find_map(|o| o.as_ref().err().cloned());
         if let Some(error) = &failure {
-            // The lane has closed, and what of it the node has got is not known: the node is to end
-            // its queue pair before anything else is written there.
+            // The lane has closed, and which bytes reached the node is unknown. The node must end
+            // its queue pair before the extent is written again.
             self.open.fail(error);
         }
         let outcomes = outcomes.into_iter().zip(sums);
@@ -199,7 +199,7 @@ impl Landing {
     }
 }
 
-/// Takes what became of pieces, and tells the node of the blocks of which they were the last.
+/// Records outcomes of pieces, and tells the node about every block whose last piece has ended.
 fn finish<'p>(
     open: &OpenRdmaLink,
     batch: &Arc<Batch<Checksum>>,

@@ -1,16 +1,16 @@
-//! The door of a server: where callers stay until they have said hello.
+//! The acceptor of a server. It holds callers until they have said hello.
 //!
 //! ```text
-//! accept ──► caller ──hello, whole──► judged ──admitted──► a thread of its own
-//!              │                         └──refused──► told why, kept a moment to read it
+//! accept ──► caller ──complete hello──► judged ──admitted──► a thread for the connection
+//!              │                           └──refused──► told why, kept a moment to read the reason
 //!              └─ too slow, too large, or the oldest of too many: closed
 //! ```
 //!
-//! Anybody who reaches the port can be a caller, so a caller costs a descriptor and a few KiB: no thread, a
-//! frame of bounded size, a bounded time. Callers are bounded in number apart from connections, and take
-//! no place of those.
+//! Anybody who reaches the port can be a caller. So a caller costs a descriptor and a few KiB,
+//! without a thread, with a bounded frame and a bounded time. The number of callers has its own
+//! bound, apart from that of connections.
 //!
-//! ADR 0027 has the bounds on callers.
+//! ADR 0027 explains the bounds on callers.
 
 use super::{Admitted, ServiceShared};
 use crate::frame::{ReceiveError, decode_header, encode_head};
@@ -31,16 +31,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The most callers at a time; over it the oldest one is closed.
+/// The most callers at a time. Above it the oldest is closed.
 const MOST_CALLERS: usize = 256;
-/// The largest meta part of a hello, in bytes. The only part of variable length is the token.
+/// The largest meta part of a hello, in bytes. Only the token has a variable length.
 pub(crate) const MAX_HELLO_BYTES: u64 = 8 << 10;
-/// How long a refused caller may take to read why.
+/// How long a refused caller stays connected to read the reason.
 const LINGER: Duration = Duration::from_millis(500);
-/// What is read from a refused caller at a time, to be thrown away.
+/// The bytes read from a refused caller at a time, and discarded.
 const SCRATCH: usize = 4 << 10;
 
-/// Marks the events of the listening socket, and of the descriptor that ends accepting.
+/// Identify the events of the listening socket, and of the descriptor that ends accepting.
 const LISTENING: u64 = 0;
 const WAKE: u64 = 1;
 const FIRST_CALLER: u64 = 2;
@@ -58,22 +58,22 @@ struct Caller {
 }
 
 enum Stage {
-    /// Its header is coming.
+    /// The header is incomplete.
     Header(Vec<u8>),
-    /// Its meta is coming.
+    /// The meta part is incomplete.
     Meta(Header, Vec<u8>),
-    /// It has been told why it is refused.
+    /// The caller was refused and told why.
     Leaving,
 }
 
-/// What a look at a caller came to.
+/// The result of reading from a caller.
 enum CallerEvent {
     More,
     Whole(FirstFrame),
     End(End),
 }
 
-/// See the module's documentation. It lives on the accepting thread.
+/// See the module's documentation. Lives on the accepting thread.
 pub(super) struct Acceptor {
     shared: Arc<ServiceShared>,
     listener: OwnedFd,
@@ -95,7 +95,7 @@ impl Acceptor {
         };
         watch(listener.as_fd(), LISTENING)?;
         watch(shared.wake.as_fd(), WAKE)?;
-        // Somebody who hangs up between the event and the call must not make it wait.
+        // A peer that hangs up between the event and the call must not block the accept.
         rustix::io::ioctl_fionbio(&listener, true)?;
         Ok(Self {
             shared,
@@ -106,7 +106,7 @@ impl Acceptor {
         })
     }
 
-    /// Lets callers in until the service stops.
+    /// Admits callers until the service stops.
     pub(super) fn attend(&mut self) {
         let mut space = [MaybeUninit::uninit(); 64];
         loop {
@@ -120,7 +120,7 @@ impl Acceptor {
                 }
             };
             for event in events {
-                // A copy: the field of a packed structure cannot be borrowed.
+                // A copy, because a packed structure's field cannot be borrowed.
                 let data = event.data;
                 match data.u64() {
                     WAKE => return,
@@ -131,11 +131,11 @@ impl Acceptor {
         }
     }
 
-    /// Closes who has taken too long; how long until the next one has.
+    /// Closes the callers that are past their time limit. Returns the time until the next limit.
     fn end_late(&mut self, now: Instant) -> Option<Timespec> {
         self.callers.retain(|_, caller| caller.until > now);
         let next = self.callers.values().map(|caller| caller.until).min()?;
-        // The kernel's clock ticks in whole milliseconds: without one more it would be too early.
+        // The timeout has whole milliseconds, so one more is added to avoid waking too early.
         let timeout = next.saturating_duration_since(now) + Duration::from_millis(1);
         Timespec::try_from(timeout).ok()
     }
@@ -143,10 +143,10 @@ impl Acceptor {
     fn accept(&mut self) {
         match rustix::net::accept_with(&self.listener, rustix::net::SocketFlags::CLOEXEC) {
             Ok(socket) => self.receive(socket),
-            // The other side has gone already, or a signal came.
+            // The peer has closed already, or a signal arrived.
             Err(Errno::INTR | Errno::CONNABORTED | Errno::AGAIN) => {}
             Err(error) => {
-                // Most likely there are no descriptors left. Callers hold some.
+                // Most likely the process is out of descriptors, and callers hold some.
                 tracing::warn!(%error, "a connection could not be accepted");
                 if self.callers.pop_first().is_none() {
                     std::thread::sleep(Duration::from_millis(50));
@@ -157,14 +157,14 @@ impl Acceptor {
 
     fn receive(&mut self, socket: OwnedFd) {
         while self.callers.len() >= MOST_CALLERS {
-            tracing::debug!("too many callers have not said hello: the oldest one is closed");
+            tracing::debug!("too many callers: the oldest is closed before its hello");
             self.callers.pop_first();
         }
         let number = self.next;
         self.next += 1;
         let mark = epoll::EventData::new_u64(number);
         if let Err(error) = epoll::add(&self.events, &socket, mark, epoll::EventFlags::IN) {
-            tracing::warn!(%error, "a connection cannot be watched, and is closed");
+            tracing::warn!(%error, "registering a connection with epoll failed: closed");
             return;
         }
         let caller = Caller {
@@ -173,13 +173,13 @@ impl Acceptor {
             stage: Stage::Header(Vec::with_capacity(HEADER_BYTES)),
         };
         self.callers.insert(number, caller);
-        // Its hello is here already, most times.
+        // The hello has usually arrived already.
         self.read_caller(number);
     }
 
     fn read_caller(&mut self, number: u64) {
         let Some(caller) = self.callers.get_mut(&number) else {
-            // It was closed after the kernel had told of it.
+            // The caller was closed after the kernel had reported its event.
             return;
         };
         match caller.look() {
@@ -200,13 +200,13 @@ impl Acceptor {
             return;
         };
         if let Err(error) = epoll::delete(&self.events, &caller.socket) {
-            tracing::debug!(%error, "a connection is still watched at the door");
+            tracing::debug!(%error, "removing a connection from epoll failed");
         }
         let request = admitted.request;
         if let Err(caller) = self.shared.open(caller.socket, admitted) {
             let refused = Refused {
                 code: Code::TooManyHeld,
-                message: format!("at most {} connections are served", self.shared.limit),
+                message: format!("the limit of {} connections is reached", self.shared.limit),
             };
             self.tell(caller, request, &refused);
         }
@@ -218,18 +218,18 @@ impl Acceptor {
         };
         match end {
             End::Over => {}
-            End::Io(error) => tracing::debug!(%error, "a caller failed"),
+            End::Io(error) => tracing::debug!(%error, "caller failed"),
             End::Refuse { request, refused } => {
-                tracing::debug!(%refused, "a caller is refused");
-                // Watched anew under its new number.
+                tracing::debug!(%refused, "caller refused");
+                // The socket is registered again under a new number.
                 let _watched = epoll::delete(&self.events, &caller.socket);
                 self.tell(caller.socket, request, &refused);
             }
         }
     }
 
-    /// Says why a caller is refused, and keeps it a moment: closing at once with bytes unread would make
-    /// the kernel throw the answer away.
+    /// Tells a caller why it is refused, and keeps it for a moment. Closing at once with unread
+    /// bytes would make the kernel discard the answer.
     fn tell(&mut self, socket: OwnedFd, request: u64, refused: &Refused) {
         let failure = Failure {
             code: refused.code,
@@ -240,7 +240,7 @@ impl Acceptor {
         else {
             return;
         };
-        // The socket is fresh, so a small frame has room; who made none is not waited for.
+        // A new socket has room for a small frame. A peer that left no room gets no answer.
         if crate::socket::send_some(socket.as_fd(), &frame) < frame.len() {
             return;
         }
@@ -263,7 +263,7 @@ impl Acceptor {
 }
 
 impl Caller {
-    /// Reads what is there of its first frame, and nothing behind it.
+    /// Reads the available bytes of the first frame, and none after it.
     fn look(&mut self) -> CallerEvent {
         loop {
             match &mut self.stage {
@@ -295,7 +295,7 @@ impl Caller {
     }
 }
 
-/// Judges the header before any room is made for what it announces.
+/// Judges the header before any buffer is allocated for the announced sizes.
 fn check(head: &[u8; HEADER_BYTES]) -> Result<Header, ReceiveError> {
     let header = decode_header(head)?;
     let error = if let (Op::Hello, Err(error)) = (header.op, Features::of(head).shared()) {
@@ -320,7 +320,7 @@ fn check(head: &[u8; HEADER_BYTES]) -> Result<Header, ReceiveError> {
     })
 }
 
-/// Reads until there are `wanted` bytes.
+/// Reads until `bytes` holds `wanted` bytes.
 fn fill(socket: &OwnedFd, bytes: &mut Vec<u8>, wanted: usize) -> Result<(), CallerEvent> {
     while bytes.len() < wanted {
         let have = bytes.len();
@@ -339,7 +339,7 @@ fn fill(socket: &OwnedFd, bytes: &mut Vec<u8>, wanted: usize) -> Result<(), Call
     Ok(())
 }
 
-/// Throws away what still comes; over when the other side has closed.
+/// Discards the bytes that arrive; ends when the peer has closed.
 fn leave(socket: &OwnedFd) -> CallerEvent {
     let mut scratch = [0; SCRATCH];
     match rustix::net::recv(socket, &mut scratch, RecvFlags::DONTWAIT) {

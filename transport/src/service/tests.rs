@@ -7,7 +7,7 @@ use kvpool_types::{Code, Length};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-/// Admits who says hello, and ends each connection when its peer has said one byte more.
+/// Admits every hello, and ends each connection after one more byte from its peer.
 struct OneByte;
 
 const HANDSHAKE: Duration = Duration::from_secs(2);
@@ -77,7 +77,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// What answers a frame of this kind; `None` when the connection is closed without an answer.
+/// The answer to a frame; `None` when the connection is closed without an answer.
 fn ask(stream: &mut TcpStream, frame: &[u8]) -> Option<(Op, Vec<u8>)> {
     stream.write_all(frame).unwrap();
     let mut answer = [0; HEADER_BYTES];
@@ -109,7 +109,7 @@ fn threads() -> usize {
 }
 
 #[test]
-fn who_has_seen_the_end_of_a_connection_finds_its_place_free() {
+fn the_end_of_a_connection_is_seen_after_its_slot_is_free() {
     let (service, address) = start(1);
     let mut first = greet(address);
     let places = service.shared.connections.lock();
@@ -128,11 +128,11 @@ fn who_has_seen_the_end_of_a_connection_finds_its_place_free() {
 }
 
 #[test]
-fn callers_before_hello_take_no_place_and_no_thread() {
+fn callers_before_hello_take_no_slot_and_no_thread() {
     let (service, address) = start(2);
     let known = greet(address);
     let before = threads();
-    // Some say nothing, some stop in the middle of a hello.
+    // Some callers send nothing, others half a hello.
     let mut callers: Vec<TcpStream> = Vec::new();
     for number in 0..600 {
         let mut caller = connect(address);
@@ -143,7 +143,7 @@ fn callers_before_hello_take_no_place_and_no_thread() {
         }
         callers.push(caller);
     }
-    // Whoever calls while they are there is let in, and it is the oldest of them that has gone.
+    // A new caller is admitted while they are connected, and the oldest of them is closed.
     let second = greet(address);
     assert_eq!(service.connections(), 2);
     assert!(threads() <= before + 4, "{} threads", threads());
@@ -156,7 +156,7 @@ fn callers_before_hello_take_no_place_and_no_thread() {
         io::ErrorKind::WouldBlock,
         "the newest caller was closed before its time"
     );
-    // Places are for those who have said hello; who finds none is told so.
+    // Only connections after hello count against the limit. A refused caller is told so.
     assert_eq!(refused(address, &head(Op::Hello, 0)), Code::TooManyHeld);
     drop((known, second));
 }
@@ -164,14 +164,14 @@ fn callers_before_hello_take_no_place_and_no_thread() {
 #[test]
 fn a_hello_has_a_bounded_size_and_a_bounded_time() {
     let (_service, address) = start(2);
-    // The header alone is enough to be refused by: nothing of what it announces is waited for.
+    // The header alone suffices for a refusal: the announced bytes are not awaited.
     let large = head(
         Op::Hello,
         u32::try_from(acceptor::MAX_HELLO_BYTES + 1).unwrap(),
     );
     assert_eq!(refused(address, &large), Code::Oversized);
     assert_eq!(refused(address, &head(Op::Ping, 0)), Code::Malformed);
-    // Bytes that trickle in buy no time.
+    // A trickle of bytes does not extend the time.
     let began = Instant::now();
     let mut slow = connect(address);
     slow.set_read_timeout(Some(Duration::from_millis(100)))
@@ -191,9 +191,9 @@ fn a_hello_has_a_bounded_size_and_a_bounded_time() {
     assert!(closed, "after {:?}", began.elapsed());
 }
 
-/// Each used to hold up those behind it for half a second.
+/// Each refusal used to delay the callers behind it for half a second.
 #[test]
-fn refused_callers_hold_up_nobody() {
+fn refused_callers_delay_no_other_caller() {
     let (_service, address) = start(2);
     let rude: Vec<TcpStream> = (0..100)
         .map(|_| {

@@ -1,6 +1,6 @@
-//! Descriptors beside frames, and who is at the other end of a Unix socket.
+//! Descriptors passed beside frames, and the identity of a Unix socket's peer.
 
-// UNSAFETY: asks the kernel for socket options that no safe binding covers.
+// UNSAFETY: reads socket options that no safe binding covers.
 #![allow(unsafe_code, reason = "two socket options have no safe binding")]
 
 use crate::host::ProcessIdentity;
@@ -16,26 +16,26 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// `SO_PEERPIDFD` of Linux 6.5 and later, which the bindings do not name yet.
+/// `SO_PEERPIDFD` of Linux 6.5 and later, which the bindings lack.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// The file system that pidfds are of from Linux 6.9 on, where each process has an inode of its own.
+/// The file system of pidfds since Linux 6.9, where each process has its own inode.
 const PID_FS_MAGIC: rustix::fs::FsWord = 0x5049_4446;
 
-/// Who opened the other end of a Unix socket.
+/// The process that opened the other end of a Unix socket.
 pub(super) struct Credentials {
     pub(super) pid: i32,
     pub(super) uid: u32,
 }
 
-/// The credentials that the other end had when it connected.
+/// The credentials of the peer at the time it connected.
 pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut raw = libc::ucred {
         pid: 0,
         uid: 0,
         gid: 0,
     };
-    // SAFETY: the kernel fills a `ucred` for this option, and any bytes are values of one.
+    // SAFETY: the kernel writes a `ucred` for this option, and any bytes are a valid `ucred`.
     unsafe { socket_option(socket, libc::SO_PEERCRED, &mut raw) }?;
     Ok(Credentials {
         pid: raw.pid,
@@ -46,17 +46,17 @@ pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials
 /// A pidfd of the process that opened the other end.
 pub(super) fn peer_process(socket: BorrowedFd<'_>, pid: i32) -> io::Result<OwnedFd> {
     let mut raw: RawFd = -1;
-    // SAFETY: the kernel fills a descriptor's number for this option.
+    // SAFETY: the kernel writes a descriptor number for this option.
     match unsafe { socket_option(socket, SO_PEERPIDFD, &mut raw) } {
         Ok(()) => {
-            // SAFETY: the kernel has just made this descriptor for us and nobody else owns it.
+            // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
             Ok(unsafe { OwnedFd::from_raw_fd(raw) })
         }
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
             let pid = Pid::from_raw(pid).ok_or_else(|| {
                 io::Error::new(
                     io::ErrorKind::PermissionDenied,
-                    "the process cannot be seen from here: it is in another pid namespace",
+                    "the client's process is not visible: it is in another pid namespace",
                 )
             })?;
             Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
@@ -65,14 +65,14 @@ pub(super) fn peer_process(socket: BorrowedFd<'_>, pid: i32) -> io::Result<Owned
     }
 }
 
-/// What tells the process of a pidfd, in which a client lives, from others. Other than the process id,
-/// it does so in any pid namespace.
+/// Identifies the process behind a pidfd. Unlike the process id, the identity is valid in every pid
+/// namespace.
 pub(super) fn identify(
     process: &OwnedFd,
     pid: i32,
     client: ClientId,
 ) -> io::Result<ProcessIdentity> {
-    // Before Linux 6.9 all pidfds have one inode, which is not of this file system.
+    // Before Linux 6.9 all pidfds share one inode, on another file system.
     let is_own = rustix::fs::fstatfs(process)?.f_type == PID_FS_MAGIC;
     Ok(match pid {
         _ if is_own => ProcessIdentity::Inode(rustix::fs::fstat(process)?.st_ino),
@@ -83,7 +83,7 @@ pub(super) fn identify(
 
 /// # Safety
 ///
-/// The kernel must fill at most a `T` for the option, and what it fills must be a value of it.
+/// For this option the kernel must write at most a `T`, and a valid one.
 unsafe fn socket_option<T>(
     socket: BorrowedFd<'_>,
     option: libc::c_int,
@@ -91,7 +91,8 @@ unsafe fn socket_option<T>(
 ) -> io::Result<()> {
     let mut length = libc::socklen_t::try_from(size_of::<T>())
         .expect("invariant: socket options are a few bytes");
-    // SAFETY: the value is borrowed uniquely and its size is given; the rest is the caller's word.
+    // SAFETY: the value is borrowed uniquely and its size is passed; the caller guarantees the
+    // option.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -108,7 +109,7 @@ unsafe fn socket_option<T>(
     }
 }
 
-/// Sends a frame with a descriptor beside its first byte.
+/// Sends a frame with a descriptor attached to its first byte.
 pub(super) fn send_with_fd(
     socket: BorrowedFd<'_>,
     frame: &[u8],
@@ -137,8 +138,7 @@ pub(super) fn send_with_fd(
     rest.send_all(socket)
 }
 
-/// Receives up to `bytes`, and a descriptor when one stands beside them; 0 when the other side has
-/// closed.
+/// Receives up to `bytes`, and a descriptor if one is attached. Returns 0 when the peer has closed.
 pub(crate) fn receive_with_fd(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -167,7 +167,7 @@ pub(crate) fn receive_with_fd(
     Ok((received.bytes, fd))
 }
 
-/// Whether the process of a pidfd is gone.
+/// Whether the process of a pidfd has exited.
 pub(super) fn is_gone(process: &OwnedFd) -> bool {
     let mut polled = [rustix::event::PollFd::from_borrowed_fd(
         process.as_fd(),

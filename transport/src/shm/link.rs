@@ -1,4 +1,4 @@
-//! The asking side.
+//! The client's side.
 
 use super::board::Pinner;
 use super::read;
@@ -28,10 +28,10 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// How a link works.
+/// Options of a link.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// How many threads copy.
+    /// The number of copy threads, at least 1.
     pub copy_threads: usize,
 }
 
@@ -42,6 +42,11 @@ impl Default for ConnectOptions {
 }
 
 /// Opens a link to the node whose socket is at `path`, by `deadline`. Blocks.
+///
+/// # Errors
+///
+/// [`Code::Unreachable`] when the socket cannot be connected, [`Code::DeadlineExceeded`], or the
+/// code of the node's refusal.
 pub fn connect(
     path: &Path,
     hello: Hello,
@@ -50,7 +55,11 @@ pub fn connect(
     connect_with(path, hello, deadline, &ConnectOptions::default())
 }
 
-/// Like [`connect`], with other options than the default ones.
+/// Like [`connect`], with the given options.
+///
+/// # Errors
+///
+/// As [`connect`]. [`Code::InvalidArgument`] when `copy_threads` is 0.
 pub fn connect_with(
     path: &Path,
     hello: Hello,
@@ -58,12 +67,12 @@ pub fn connect_with(
     options: &ConnectOptions,
 ) -> Result<(Arc<dyn Link>, HelloReply), TransferError> {
     if options.copy_threads == 0 {
-        return Err(invalid("a link has at least one copy thread".to_owned()));
+        return Err(invalid("a link needs at least one copy thread".to_owned()));
     }
     let (socket, reply) = greet(path, &hello, deadline)?;
-    // Without a runtime there is no channel, and small writes are announced like large ones.
+    // Without a runtime there is no channel, and small writes are announced like large writes.
     let inline = if tokio::runtime::Handle::try_current().is_ok() {
-        // To the same life of the node.
+        // The second connection must reach the same incarnation.
         let hello = Hello {
             incarnation: reply.incarnation,
             ..hello
@@ -87,7 +96,7 @@ pub fn connect_with(
     Ok((Arc::new(link), reply))
 }
 
-/// Connects and says hello, both by `deadline`.
+/// Connects and says hello, by `deadline`.
 fn greet(
     path: &Path,
     hello: &Hello,
@@ -102,7 +111,7 @@ fn greet(
     Ok((socket, reply))
 }
 
-/// Asks for the pin board. Nobody waits for it: until it is there, pins take a round trip.
+/// Requests the pin board without waiting. Until it arrives, pins take a round trip.
 fn ask_for_board(control: &Control, incarnation: Incarnation) -> Arc<OnceLock<Arc<Pinner>>> {
     let board = Arc::new(OnceLock::new());
     let request = MapRequest {
@@ -119,7 +128,7 @@ fn ask_for_board(control: &Control, incarnation: Incarnation) -> Arc<OnceLock<Ar
             Ok(pinner) => {
                 given.get_or_init(|| Arc::new(pinner));
             }
-            Err(error) => tracing::debug!(%error, "the node gives no pin board"),
+            Err(error) => tracing::debug!(%error, "the node gave no pin board"),
         },
     );
     board
@@ -129,7 +138,7 @@ fn map_board(mut answer: Answer) -> Result<Pinner, TransferError> {
     let reply: MapReply = answer.decode(Op::MapReply)?;
     let fd = answer
         .fd()
-        .ok_or_else(|| unreachable("a pin board came without its descriptor"))?;
+        .ok_or_else(|| unreachable("the node sent a pin board without its descriptor"))?;
     Pinner::map(fd.as_fd(), reply.size).map_err(unreachable)
 }
 
@@ -141,7 +150,7 @@ fn open_socket(path: &Path, deadline: Instant) -> Result<OwnedFd, Errno> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // A blocking connect obeys the timeout of sends.
+    // A blocking connect obeys the send timeout.
     let left = deadline.saturating_duration_since(Instant::now());
     set_timeouts(socket.as_fd(), Some(left))
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;
@@ -151,23 +160,24 @@ fn open_socket(path: &Path, deadline: Instant) -> Result<OwnedFd, Errno> {
 
 struct ShmLink(Arc<OpenShmLink>);
 
-/// What a link has, until it and all that it was asked to do are done.
+/// The parts of a link, alive until the link and all its futures are dropped.
 pub(super) struct OpenShmLink {
     pub(super) control: Arc<Control>,
-    /// For small writes.
+    /// Carries small writes.
     inline: Option<Arc<Channel>>,
     pub(super) incarnation: Incarnation,
     pub(super) segments: Segments,
     pub(super) copiers: Copiers,
-    /// What pins are taken on at once, when the node has given it.
+    /// The pin board, once the node has sent it.
     board: Arc<OnceLock<Arc<Pinner>>>,
     process: OwnProcess,
     deadlines: Deadlines,
 }
 
 impl OpenShmLink {
-    /// Whether a thread of the caller may touch the mappings: the link has not failed, and the caller
-    /// is no child of the process that opened it, for a child does not inherit them.
+    /// Whether the caller's thread may touch the mappings. The link must be open, and the caller
+    /// must not be a forked child of the process that opened it, because a child does not inherit
+    /// the mappings.
     pub(super) fn is_usable(&self) -> bool {
         self.control.is_open() && self.process.is_here()
     }
@@ -219,7 +229,8 @@ impl Link for ShmLink {
         for (item, mut write) in ops.into_iter().enumerate() {
             match check_write(&write) {
                 Ok(length) => {
-                    // The batch keeps it, for a node that never answers would keep it for ever.
+                    // The batch keeps the memory, because a node that never answers would hold it
+                    // forever.
                     batch.keep(item, std::mem::take(&mut write.from));
                     writes.push((length.0, (item, write)));
                 }
@@ -278,7 +289,7 @@ impl Link for ShmLink {
                 if let Err(error) = pinned {
                     return batch.end(0, Err(error));
                 }
-                // From here on, dropping this undoes the pin, also when nobody waits any more.
+                // From here on, dropping `pin` removes the pin, also when nobody waits any more.
                 let pin = Pin {
                     control: open.control.clone(),
                     request: PinRequest {
@@ -323,7 +334,7 @@ impl Link for ShmLink {
     }
 }
 
-/// A pin at the node. Keeps the control socket open until it is undone.
+/// A pin at the node. Keeps the control socket open until the pin is removed.
 struct Pin {
     control: Arc<Control>,
     request: PinRequest,
@@ -334,7 +345,7 @@ impl Drop for Pin {
         self.control
             .request(Op::Unpin, Epoch::default(), &self.request, |answer| {
                 if let Err(error) = answer {
-                    tracing::debug!(%error, "a pin ends with the process, not before");
+                    tracing::debug!(%error, "unpinning failed: the pin ends with the process");
                 }
             });
     }

@@ -1,8 +1,8 @@
-//! The processes that have connected, and what happens when one is gone.
+//! The processes that have connected, and the clean-up after their exit.
 //!
-//! What a process holds is freed once the process is dead *and* the threads that serve its
-//! connections have ended, so that a request that was still in a socket cannot take hold of
-//! something after that.
+//! The holdings of a process are freed once the process has exited *and* the threads that serve its
+//! connections have ended. Otherwise a request still in a socket could take a new pin or write
+//! after the clean-up.
 
 use super::fds::is_gone;
 use crate::host::{Abort, Peer, ProcessIdentity};
@@ -15,14 +15,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// All processes that have connected and are not known to be gone. One thread watches them.
+/// All connected processes whose exit has not been noticed. One thread watches them.
 pub(super) struct Peers(Arc<PeersShared>);
 
 struct PeersShared {
-    /// Told of each client whose process is gone.
+    /// Called for each client whose process has exited.
     told: Box<dyn Fn(&Peer) + Send + Sync>,
     state: Mutex<PeersState>,
-    /// Written to when there is one more to watch, or when watching is to end.
+    /// Signals the watcher that a process was added, or that watching ends.
     wake: OwnedFd,
 }
 
@@ -45,7 +45,7 @@ struct ProcessClient {
 }
 
 impl Peers {
-    /// Watches processes from now on. `told` hears of each client whose process is gone.
+    /// Starts to watch processes. `told` is called for each client whose process has exited.
     pub(super) fn watch(told: impl Fn(&Peer) + Send + Sync + 'static) -> io::Result<Self> {
         let shared = Arc::new(PeersShared {
             told: Box::new(told),
@@ -74,7 +74,7 @@ impl Peers {
         let known = state
             .processes
             .iter()
-            // The number of a dead process may have come back as another one's.
+            // A new process may have the number of a dead process.
             .position(|process| {
                 process.identity == identity && !process.gone && !is_gone(&process.pidfd)
             });
@@ -140,9 +140,9 @@ impl Drop for Peers {
 impl PeersShared {
     fn wake(&self) {
         match rustix::io::write(&self.wake, &1u64.to_ne_bytes()) {
-            // It is full when the watcher is about to wake up anyway.
+            // A full counter means that the watcher is about to wake anyway.
             Ok(_) | Err(Errno::AGAIN) => {}
-            Err(error) => tracing::error!(%error, "the watcher of processes cannot be woken"),
+            Err(error) => tracing::error!(%error, "waking the watcher of client processes failed"),
         }
     }
 
@@ -171,7 +171,7 @@ impl PeersShared {
             }
             let mut ready = polled.iter().map(|polled| !polled.revents().is_empty());
             if ready.next() == Some(true) {
-                // An event that was taken by nobody only wakes the watcher once more.
+                // An event left unread only wakes the watcher once more.
                 let _taken = rustix::io::read(&self.wake, &mut [0; 8]);
             }
             let gone: Vec<_> = pidfds
@@ -194,7 +194,7 @@ impl PeersShared {
         }
     }
 
-    /// Frees what is held by the clients of dead processes whose connections have ended.
+    /// Frees the holdings of clients whose process has exited and whose connections have ended.
     fn free_gone(&self) {
         let mut freed = Vec::new();
         self.state.lock().processes.retain_mut(|process| {
@@ -229,7 +229,7 @@ mod tests {
     const ALICE: ClientId = ClientId(1);
     const BOB: ClientId = ClientId(2);
 
-    /// A process that lives until its input is closed, or it is killed.
+    /// A process that lives until its input closes or it is killed.
     fn process() -> Child {
         let mut cat = Command::new("cat");
         cat.stdin(Stdio::piped()).spawn().unwrap()
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_cannot_be_seen_keeps_what_it_holds_when_another_dies() {
+    fn an_invisible_process_keeps_its_holdings_when_another_dies() {
         type Identify = fn(&OwnedFd, ClientId) -> ProcessIdentity;
         let by_kernel: Identify = |pidfd, client| identify(pidfd, 0, client).unwrap();
         let by_client: Identify = |_, client| ProcessIdentity::Client(client);
@@ -265,7 +265,7 @@ mod tests {
             end(first);
             let limit = Duration::from_secs(5);
             assert_eq!(heard.recv_timeout(limit), Ok(ALICE));
-            // Who is named wrongly is named at once.
+            // A wrong client would be reported at once.
             let other = heard.recv_timeout(Duration::from_millis(200));
             assert_eq!(other, Err(mpsc::RecvTimeoutError::Timeout));
             join(&second, BOB);

@@ -1,5 +1,5 @@
-//! A batch of reads: straight out of the mapping. Nobody is asked, and the caller's lease and the
-//! block's checksum say whether what was copied counts.
+//! A batch of reads, copied directly from the mapping. The node takes no part: the caller's lease
+//! and the block's checksum decide whether the bytes are valid.
 
 use super::link::OpenShmLink;
 use crate::checksum::{Private, copy_with_whole_sum};
@@ -14,11 +14,11 @@ use kvpool_types::{Checksum, Code, Extent, SegmentId};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The most bytes of a batch that is copied by the thread that asks for it. Waking another thread
-/// and being woken by it takes as long as copying a few of these.
+/// The most bytes of a batch that the calling thread copies. Two thread switches take as long as
+/// copying a few times this.
 const INLINE_BYTES: u64 = 64 << 10;
 
-/// Has the batch copied by the copy threads.
+/// Lets the copy threads copy the batch.
 pub(super) fn start(
     open: &Arc<OpenShmLink>,
     batch: &Arc<Batch<Checksum>>,
@@ -26,7 +26,7 @@ pub(super) fn start(
     deadline: Instant,
 ) {
     let mut reads = judged(&open.control, batch, ops);
-    // The batch keeps the callers' memory, for a node that never answers would keep it for ever.
+    // The batch keeps the memory, because a node that never answers would hold it forever.
     for read in &mut reads {
         batch.keep(read.item, std::mem::take(&mut read.into));
     }
@@ -46,8 +46,8 @@ pub(super) fn start(
     }
 }
 
-/// Copies a small batch here and now; `None` when that would take waiting, or longer than being
-/// woken does.
+/// Copies a small batch on the calling thread. `None` when that would block, or take longer than a
+/// thread switch.
 pub(super) fn now(
     open: &OpenShmLink,
     ops: &[ReadOp],
@@ -113,7 +113,7 @@ fn copy(region: &Region, batch: &Batch<Checksum>, read: &Read, deadline: Instant
     };
     let in_time = || Instant::now() < deadline;
     let copied = copy_with_whole_sum(&[from], &into, Private::Destination, in_time);
-    // The caller's memory is let go of before the caller is told.
+    // The memory is released before the caller is told.
     drop(into);
     batch.end(read.item, copied.ok_or_else(deadline_exceeded));
 }

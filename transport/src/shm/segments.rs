@@ -1,5 +1,5 @@
-//! The node's segments as this process has mapped them: read-only on the first read, and a second
-//! time, writable, on the first write.
+//! The node's segments as mapped by this process: read-only at the first read, and a second time,
+//! writable, at the first write.
 
 use crate::control::{Answer, Control};
 use crate::link::TransferError;
@@ -45,7 +45,7 @@ impl Segments {
         }
     }
 
-    /// Calls `ready` with a segment's memory: here when it is mapped, else once it is.
+    /// Calls `ready` with a segment's memory: now if it is mapped, otherwise once it is.
     pub(super) fn with(
         &self,
         segment: SegmentId,
@@ -95,12 +95,12 @@ fn map(mut answer: Answer, request: &MapRequest) -> Result<Region, TransferError
     })?;
     Region::map(fd.as_fd(), reply.size, request.writable).map_err(|error| TransferError {
         code: Code::Internal,
-        message: format!("segment {} cannot be mapped: {error}", request.segment),
+        message: format!("mapping segment {} failed: {error}", request.segment),
     })
 }
 
-/// Has the page table of a new mapping filled by a thread of its own, which ends with the mapping or
-/// with the link, whichever goes first: it keeps neither.
+/// Starts a thread that fills the page table of a new mapping. The thread ends with the mapping or
+/// the link, and keeps neither alive.
 fn populate(region: &Region, mappings: Weak<Mappings>, control: Weak<Control>) {
     let mut populate = Populate::of(region);
     let wanted = move || {
@@ -110,11 +110,11 @@ fn populate(region: &Region, mappings: Weak<Mappings>, control: Weak<Control>) {
         .name("kvpool-shm-fill".to_owned())
         .spawn(move || while wanted() && populate_step(&mut populate) {});
     if let Err(error) = spawned {
-        tracing::debug!(%error, "a mapping is filled by its first uses instead of a thread");
+        tracing::debug!(%error, "starting the populating thread failed: first uses take page faults");
     }
 }
 
-/// Keeps the mapping, or forgets that it was asked for, and tells all who wait.
+/// Stores the mapping, or removes the failed request, and tells all waiters.
 fn settle(mappings: &Mappings, name: (SegmentId, bool), mapped: &Result<Region, TransferError>) {
     let before = {
         let mut mappings = mappings.lock();

@@ -1,4 +1,4 @@
-//! The serving side.
+//! The node's side.
 
 use super::fds::{identify, peer_credentials, peer_process};
 use super::peers::Peers;
@@ -15,14 +15,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How a server treats its connections.
+/// The limits of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// The most connections at once; more are refused. Callers that have not said hello take no place.
+    /// The most connections at once; more are refused. Callers before hello do not count.
     pub max_connections: usize,
     /// How long a new connection may take to say hello.
     pub handshake: Duration,
-    /// How long a frame, or an answer, may stand still before its connection is ended.
+    /// How long a frame or an answer may make no progress before its connection is ended.
     pub stall: Duration,
 }
 
@@ -36,7 +36,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// Serves a host over a Unix socket.
+/// Starts servers of a host over a Unix socket.
 #[derive(Debug)]
 pub struct Server;
 
@@ -47,9 +47,13 @@ pub struct ServerHandle {
 }
 
 impl Server {
-    /// Starts to serve what comes to a Unix socket at `path`, which only processes of the same user
-    /// and of root may connect to. A socket that a dead server has left there is replaced; fails
-    /// with `AddrInUse` when a living one listens, and with `AlreadyExists` when it is no socket.
+    /// Serves a Unix socket at `path`, which only processes of the same user or of root may connect
+    /// to. A socket left by a dead server is replaced.
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` when a process listens at `path`, `AlreadyExists` when `path` is no socket, or
+    /// the error of a system call.
     pub fn start(
         path: &Path,
         host: Arc<dyn Host>,
@@ -75,18 +79,18 @@ impl Server {
 }
 
 impl ServerHandle {
-    /// Where the socket is.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many connections are open.
+    /// The number of open connections.
     pub fn connections(&self) -> usize {
         self.service.connections()
     }
 
-    /// Accepts no more, lets requests in progress finish until `deadline`, then ends what is left.
-    /// True when nothing had to be cut off. Blocks.
+    /// Stops accepting, lets requests in progress finish until `deadline`, then aborts the others.
+    /// True when nothing was aborted. Blocks.
     pub fn drain(&self, deadline: Instant) -> bool {
         self.service.drain(deadline)
     }
@@ -95,7 +99,7 @@ impl ServerHandle {
 impl Drop for ServerHandle {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::debug!(%error, path = %self.path.display(), "the socket was gone already");
+            tracing::debug!(%error, path = %self.path.display(), "removing the socket failed");
         }
     }
 }
@@ -115,7 +119,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     if !kind.is_socket() {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
-            format!("{} exists and is no socket", path.display()),
+            format!("{} exists and is not a socket", path.display()),
         ));
     }
     match UnixStream::connect(path) {
@@ -194,7 +198,7 @@ impl Serve for ShmServe {
     }
 }
 
-/// Takes a connection out of the table also when serving it panics.
+/// Removes a connection from the table, also when serving it panics.
 struct Removed<'a> {
     peers: &'a Peers,
     peer: &'a crate::host::Peer,

@@ -1,4 +1,4 @@
-//! One control connection, served: requests one after the other, each answered before the next.
+//! Serves one control connection: requests in order, each answered before the next is read.
 
 use super::board::{BOARD_BYTES, Board};
 use super::fds::send_with_fd;
@@ -26,7 +26,7 @@ pub(super) struct ShmSession<'a> {
     connection: &'a Arc<Connection>,
     host: &'a dyn Host,
     peer: &'a Peer,
-    /// Kept so that the host knows whether the connection lives.
+    /// Kept so that the host can tell whether the connection lives.
     board: OnceCell<Arc<Board>>,
 }
 
@@ -50,7 +50,7 @@ impl<'a> ShmSession<'a> {
             receive_exact(socket, &mut head, |received| {
                 received == 0 && !self.connection.is_aborted()
             })?;
-            // What was still in the socket of a dead process is not carried out.
+            // Requests left in the socket by a dead process are not performed.
             if !self.connection.begin() || self.connection.is_aborted() {
                 return Err(End::Over);
             }
@@ -128,7 +128,7 @@ impl<'a> ShmSession<'a> {
         }
     }
 
-    /// A small batch, whose bytes come with it: that spares the announcement and its end.
+    /// Handles a small batch whose bytes come with the request, without announcement and end.
     fn write(&self, header: &Header, request: &WriteRequest) -> Result<(), End> {
         if request.payload_bytes() != Some(header.payload) {
             let error = DecodeError::BadValue {
@@ -166,12 +166,12 @@ impl<'a> ShmSession<'a> {
         }
     }
 
-    /// One board a connection: a client cannot have a node make any number of them.
+    /// One board a connection, so that a client cannot make a node create many.
     fn board(&self, request: &MapRequest) -> Result<(OwnedFd, Length), Refused> {
         if self.board.get().is_some() || !request.writable {
             return Err(Refused {
                 code: Code::InvalidArgument,
-                message: "a connection has one pin board, mapped writable".to_owned(),
+                message: "a connection has one pin board, which must be mapped writable".to_owned(),
             });
         }
         let (board, fd) = self.host.board(self.peer, request.incarnation)?;
@@ -206,7 +206,7 @@ fn decode<M: Meta>(header: &Header, meta: &[u8]) -> Result<M, End> {
     M::decode(meta).map_err(|error| End::malformed(header.request, &error))
 }
 
-/// The meta of a frame that has none.
+/// The empty meta of a frame.
 struct Nothing;
 
 impl Meta for Nothing {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! WriteBegin ──answer──► copy threads ──► WriteEnd with the sums ──answer──► ok
-//!                └ deadline, or no mapping ──► WriteEnd without: given up
+//!                └ deadline, or no mapping ──► WriteEnd without sums: aborted
 //! ```
 
 use super::link::OpenShmLink;
@@ -20,19 +20,19 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// So many bytes are copied before the node is told of it: hearing of it takes the node's time on a
-/// core that others copy on.
+/// The bytes copied before the node is told. Each message takes the node's time on a core that
+/// copies could use.
 const END_BYTES: u64 = 4 << 20;
 
-/// One frame's worth of a batch of writes.
+/// One frame of a batch of writes.
 pub(super) struct Writes {
     pub(super) batch: Arc<Batch<Checksum>>,
-    /// Each write, and which item of the batch it is. The batch keeps what is written.
+    /// Each write and its index in the batch. The batch keeps the source memory.
     pub(super) items: Vec<(usize, WriteOp)>,
     pub(super) deadline: Instant,
 }
 
-/// Announces the writes and has the rest done as answers come.
+/// Announces the writes; the copies start when the answers arrive.
 pub(super) fn start(open: &Arc<OpenShmLink>, writes: Writes) {
     let epoch = writes
         .items
@@ -40,7 +40,7 @@ pub(super) fn start(open: &Arc<OpenShmLink>, writes: Writes) {
         .map(|(_, write)| write.grant.epoch)
         .max()
         .unwrap_or_default();
-    // The mapping is asked for first, so that it is there when the copy is to begin.
+    // Requested first, so that the mapping exists when the copies start.
     if let Some((_, write)) = writes.items.first() {
         open.segments
             .with(write.grant.extent.segment, true, |_mapped| {});
@@ -56,7 +56,7 @@ pub(super) fn start(open: &Arc<OpenShmLink>, writes: Writes) {
         });
 }
 
-/// Has the admitted writes copied, in groups, and ends the others.
+/// Lets the copy threads copy the admitted writes, in groups, and ends the others.
 fn begun(open: &Arc<OpenShmLink>, writes: Writes, answer: Result<Answer, TransferError>) {
     let Writes {
         batch,
@@ -72,7 +72,7 @@ fn begun(open: &Arc<OpenShmLink>, writes: Writes, answer: Result<Answer, Transfe
     }
 }
 
-/// Queues the writes to one segment: small ones are copied together.
+/// Queues the writes to one segment. Small writes are copied together.
 fn submit(
     open: &Arc<OpenShmLink>,
     mapped: &Result<Region, TransferError>,
@@ -106,16 +106,16 @@ fn submit(
     }));
 }
 
-/// The writes to one segment that are copied and of which the node is still to be told.
+/// The copied writes of one segment that the node has not been told about.
 struct SegmentEnds {
     copied: Vec<WriteEnding>,
     bytes: u64,
-    /// How many groups are not copied yet.
+    /// The number of groups that are not copied yet.
     groups: usize,
 }
 
 impl SegmentEnds {
-    /// Adds a group; those that the node is to be told of now.
+    /// Adds a group. Returns the writes to tell the node about now.
     fn add(&mut self, copied: Vec<WriteEnding>) -> Vec<WriteEnding> {
         self.groups -= 1;
         self.bytes += copied.iter().map(|end| end.length.0).sum::<u64>();
@@ -128,7 +128,7 @@ impl SegmentEnds {
     }
 }
 
-/// A write that is to be ended: with sums when its bytes are in place.
+/// A write to end, with checksums when its bytes are in place.
 struct WriteEnding {
     item: usize,
     grant: GrantId,
@@ -136,7 +136,7 @@ struct WriteEnding {
     sums: Option<BlockSums>,
 }
 
-/// Copies one block; `None` when the item has ended without.
+/// Copies one block; `None` when the item has ended without a copy.
 fn copy(
     mapped: &Result<Region, TransferError>,
     batch: &Batch<Checksum>,
@@ -167,8 +167,8 @@ fn copy(
     copied
 }
 
-/// Tells the node that a group of writes has ended. Those that were given up are told too, so that
-/// the node need not take them for writes in progress.
+/// Tells the node that a group of writes has ended. Aborted writes are included, so that the node
+/// does not wait for them.
 fn end(control: &Control, batch: &Arc<Batch<Checksum>>, ends: Vec<WriteEnding>) {
     let mut items = Vec::with_capacity(ends.len());
     let mut done = Vec::with_capacity(ends.len());
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_is_told_of_many_groups_at_once_and_of_every_one() {
+    fn the_node_is_told_about_every_group_in_few_messages() {
         let mut ends = SegmentEnds {
             copied: Vec::new(),
             bytes: 0,

@@ -1,18 +1,18 @@
-//! A large payload on its way in.
+//! Receives a large payload with few wake-ups.
 
-// UNSAFETY: sets a socket option that the libraries have no call for, from a number on the stack.
+// UNSAFETY: sets a socket option that the libraries lack, from a number on the stack.
 #![allow(unsafe_code, reason = "SO_RCVLOWAT")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// How much of a large payload comes before its receiver is woken.
+/// The bytes of a large payload that must arrive before the receiver is woken.
 const SLEEP_BYTES: u32 = 96 << 10;
 
-/// The least bytes of a payload that is large.
+/// The smallest large payload, in bytes.
 const LARGE: u64 = 4 * SLEEP_BYTES as u64;
 
-/// A payload that is being received. While much of it is left its receiver sleeps long.
+/// A payload being received. While much of it is left, its receiver is woken seldom.
 pub(crate) struct LargePayload<'a> {
     socket: BorrowedFd<'a>,
     left: u64,
@@ -20,7 +20,7 @@ pub(crate) struct LargePayload<'a> {
 }
 
 impl<'a> LargePayload<'a> {
-    /// A payload of `left` bytes. One that is not large is received like anything else.
+    /// A payload of `left` bytes. A small payload is received as usual.
     pub(crate) fn new(socket: BorrowedFd<'a>, left: u64) -> Self {
         Self {
             socket,
@@ -29,7 +29,7 @@ impl<'a> LargePayload<'a> {
         }
     }
 
-    /// So many bytes have come, by one call.
+    /// Records that one call received `bytes`.
     pub(crate) fn received(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(bytes);
         if self.left < 2 * u64::from(SLEEP_BYTES) {
@@ -53,19 +53,19 @@ impl Drop for LargePayload<'_> {
 fn set(socket: BorrowedFd<'_>, bytes: u32) -> bool {
     let set = set_least_received(socket, bytes);
     if let Err(error) = &set {
-        tracing::debug!(%error, "receivers are woken for every packet");
+        tracing::debug!(%error, "setting SO_RCVLOWAT failed: every packet wakes the receiver");
     }
     set.is_ok()
 }
 
-/// Lets whoever waits to receive sleep until so many bytes are there, or the connection ends: a large
-/// payload otherwise wakes its receiver for every packet. One that waits for less must set it back,
-/// or it would sleep on.
+/// Keeps a receiver asleep until this many bytes have arrived, or the connection ends. Otherwise
+/// every packet of a large payload wakes it. A receiver that waits for fewer bytes must reset the
+/// option first, or it sleeps on.
 fn set_least_received(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let size = libc::socklen_t::try_from(size_of_val(&bytes))
         .expect("invariant: an int is a few bytes long");
-    // SAFETY: the option is an int, which lives for the call.
+    // SAFETY: the option is an int, which lives during the call.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

@@ -1,7 +1,8 @@
-//! One frame's worth of a batch, from the queue to its answer.
+//! One frame of a batch, from the queue to its answer.
 //!
-//! Whoever touches the memory of an exchange holds it, and its items end when the last holder lets
-//! go: so no outcome is told while a thread may still be touching the caller's memory.
+//! Every thread that touches the memory of an exchange holds the exchange, and its items end when
+//! the last holder drops it. So no outcome is reported while a thread may still touch the caller's
+//! memory.
 
 use crate::link::TransferError;
 use crate::memory::Slice;
@@ -59,7 +60,7 @@ impl Drop for LaneLoad {
 }
 
 impl Exchange {
-    /// An exchange that puts `bytes` of load on a lane.
+    /// An exchange that adds `bytes` to a lane's load.
     pub(super) fn new(
         epoch: Epoch,
         deadline: Instant,
@@ -85,16 +86,16 @@ impl Exchange {
         }
     }
 
-    /// The bytes that it moves.
+    /// The bytes that the exchange moves.
     pub(super) fn bytes(&self) -> u64 {
         self.load.bytes
     }
 }
 
-/// The outcomes of an exchange's items, told to the batch when this is dropped.
+/// The outcomes of an exchange's items. Dropping this reports them to the batch.
 pub(super) struct ExchangeOutcomes<T> {
     batch: Arc<Batch<T>>,
-    /// Which item of the batch each item of the exchange is.
+    /// The batch index of each item of the exchange.
     items: Vec<usize>,
     known: Mutex<Option<ExchangeResult<T>>>,
 }
@@ -120,7 +121,7 @@ impl<T> ExchangeOutcomes<T> {
 impl<T> Drop for ExchangeOutcomes<T> {
     fn drop(&mut self) {
         let known = self.known.get_mut().take();
-        match known.unwrap_or_else(|| Err(unreachable("it was closed"))) {
+        match known.unwrap_or_else(|| Err(unreachable("the connection was closed"))) {
             Ok(outcomes) => {
                 for (item, outcome) in self.items.iter().zip(outcomes) {
                     self.batch.end(*item, outcome);

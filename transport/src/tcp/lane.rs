@@ -1,5 +1,5 @@
-//! One connection of a link, and what waits to go over it. A lane connects anew when its connection
-//! has failed and there is something to send.
+//! One connection of a link, and the queue of exchanges for it. A lane reconnects when its
+//! connection has failed and the queue is not empty.
 
 use super::exchange::Exchange;
 use super::link::ConnectOptions;
@@ -24,7 +24,7 @@ use std::time::Instant;
 
 pub(super) struct TcpLane {
     address: SocketAddr,
-    /// What is said on each connection; it names the incarnation that the first one found.
+    /// Sent on each connection. Names the incarnation found by the first connection.
     hello: Hello,
     options: ConnectOptions,
     state: Mutex<LaneState>,
@@ -34,18 +34,18 @@ pub(super) struct TcpLane {
 }
 
 struct LaneState {
-    /// What no socket has been given yet.
+    /// Exchanges that no socket has been given yet.
     queue: VecDeque<Arc<Exchange>>,
     wire: Option<Arc<TcpConnection>>,
-    /// Why nothing can be sent any more.
+    /// Why the lane is closed.
     closed: Option<TransferError>,
 }
 
-/// One connection that has said hello.
+/// A connection after its hello.
 pub(super) struct TcpConnection {
     socket: OwnedFd,
     dead: AtomicBool,
-    /// What has been given to the socket and not been answered; `None` once it is dead.
+    /// Exchanges that were sent and not answered; `None` once the connection is dead.
     pending: Mutex<Option<HashMap<u64, Arc<Exchange>>>>,
 }
 
@@ -76,17 +76,17 @@ impl TcpConnection {
             .lock()
             .as_mut()
             .and_then(|pending| pending.remove(&request));
-        // Outside the lock: it may be the last holder, which tells the outcomes.
+        // Dropped outside the lock: it may be the last holder, whose drop reports the outcomes.
         drop(forgotten);
     }
 
-    /// Ends the connection: whoever waits on it returns.
+    /// Ends the connection: blocked calls on it return.
     fn abort(&self) {
         self.dead.store(true, Ordering::Release);
         shut_down(self.socket());
     }
 
-    /// Ends the connection and fails what was pending on it.
+    /// Ends the connection and fails its pending exchanges.
     fn fail(&self, error: &TransferError) {
         self.abort();
         let pending = self.pending.lock().take();
@@ -95,7 +95,7 @@ impl TcpConnection {
         }
     }
 
-    /// Gives an exchange to this connection; false when it is dead.
+    /// Assigns an exchange to this connection. False when the connection is dead.
     fn take(&self, request: u64, exchange: &Arc<Exchange>) -> bool {
         match self.pending.lock().as_mut() {
             Some(pending) if !self.is_dead() => {
@@ -106,7 +106,7 @@ impl TcpConnection {
         }
     }
 
-    /// Ends the connection when something on it is past its deadline; else the next deadline.
+    /// Ends the connection when an exchange on it is late. Otherwise returns the next deadline.
     fn expire(&self, now: Instant) -> Option<Instant> {
         let pending = self.pending.lock();
         let mut next = None;
@@ -120,7 +120,7 @@ impl TcpConnection {
             }
         }
         if late {
-            // Its bytes may come at any time, and must not be written any more.
+            // Late bytes may arrive at any time and must not be written any more.
             self.abort();
             return None;
         }
@@ -129,7 +129,7 @@ impl TcpConnection {
 }
 
 impl TcpLane {
-    /// Makes a lane out of a connection that has said hello, and starts its threads.
+    /// Creates a lane over a connection after its hello, and starts its threads.
     pub(super) fn start(
         address: SocketAddr,
         hello: Hello,
@@ -163,12 +163,12 @@ impl TcpLane {
         Ok(lane)
     }
 
-    /// The bytes that wait or are on their way.
+    /// The bytes in the queue and in flight.
     pub(super) fn load(&self) -> &Arc<AtomicU64> {
         &self.load
     }
 
-    /// Whether work may still be given.
+    /// Whether the lane accepts work.
     pub(super) fn is_open(&self) -> bool {
         self.state.lock().closed.is_none()
     }
@@ -187,7 +187,7 @@ impl TcpLane {
         self.changed.notify_one();
     }
 
-    /// Ends the lane for good.
+    /// Closes the lane.
     pub(super) fn close(&self, error: TransferError) {
         let (queue, wire) = {
             let mut state = self.state.lock();
@@ -203,7 +203,7 @@ impl TcpLane {
         }
     }
 
-    /// Ends what is past its deadline; when the next one is due.
+    /// Ends all late exchanges. Returns the next deadline.
     pub(super) fn expire(&self, now: Instant) -> Option<Instant> {
         let mut next = None;
         let mut late = Vec::new();
@@ -230,7 +230,7 @@ impl TcpLane {
             let wire = match self.live_wire() {
                 Ok(wire) => wire,
                 Err(error) => {
-                    tracing::debug!(address = %self.address, %error, "a lane cannot connect");
+                    tracing::debug!(address = %self.address, %error, "connecting a lane failed");
                     self.close(error);
                     return;
                 }
@@ -240,7 +240,7 @@ impl TcpLane {
             };
             let request = self.next_request.fetch_add(1, Ordering::Relaxed);
             if !wire.take(request, &exchange) {
-                // It died since it was looked at: the exchange goes over the next one.
+                // The connection died since the check, so the exchange goes to the next connection.
                 self.state.lock().queue.push_front(exchange);
                 continue;
             }
@@ -251,7 +251,7 @@ impl TcpLane {
         }
     }
 
-    /// Waits until something is queued; false when the lane is closed.
+    /// Waits for a queued exchange. False when the lane is closed.
     fn wait_for_work(&self) -> bool {
         let mut state = self.state.lock();
         loop {
@@ -265,7 +265,7 @@ impl TcpLane {
         }
     }
 
-    /// The connection, a new one when the last has failed.
+    /// The live connection, or a new one after a failure.
     fn live_wire(&self) -> Result<Arc<TcpConnection>, TransferError> {
         if let Some(wire) = &self.state.lock().wire
             && !wire.is_dead()
@@ -304,13 +304,13 @@ fn check_incarnation(expected: Incarnation, reply: &HelloReply) -> Result<(), Tr
     Err(TransferError {
         code: Code::WrongIncarnation,
         message: format!(
-            "the link is to incarnation {expected} of {}, which is now {}",
+            "the link is to incarnation {expected} of {}, which now has incarnation {}",
             reply.node, reply.incarnation
         ),
     })
 }
 
-/// Opens a connection and says hello, both by `deadline`.
+/// Opens a connection and says hello, by `deadline`.
 pub(crate) fn open(
     address: SocketAddr,
     hello: &Hello,
@@ -321,7 +321,7 @@ pub(crate) fn open(
         error => unreachable(format!("{address}: {}", io::Error::from(error))),
     })?;
     let reply = say_hello(socket.as_fd(), hello, deadline)?;
-    // From here on, the deadlines of the requests are what ends waiting.
+    // From here on the requests' deadlines bound the waiting.
     set_timeouts(socket.as_fd(), None).map_err(unreachable)?;
     Ok((socket, reply))
 }
@@ -334,7 +334,7 @@ fn open_socket(address: SocketAddr, deadline: Instant) -> Result<OwnedFd, Errno>
     let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
     notice_lost_peer(socket.as_fd());
-    // A blocking connect obeys the timeout of sends.
+    // A blocking connect obeys the send timeout.
     let left = deadline.saturating_duration_since(Instant::now());
     set_timeouts(socket.as_fd(), Some(left))
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;

@@ -1,4 +1,4 @@
-//! The asking side.
+//! The client's side.
 
 use super::exchange::{Exchange, ExchangeOutcomes, Work};
 use super::lane::{TcpLane, open};
@@ -18,15 +18,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// The most checksums that one frame asks for, in bytes: they come back as meta.
+/// The most checksum bytes that one frame asks for. They come back as meta.
 const SUMS_BYTES: u64 = 1 << 20;
 
-/// How a link connects.
+/// Options of a link.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// How many connections the link has.
+    /// The number of connections, at least 1.
     pub connections: usize,
-    /// How long a connection that takes the place of a failed one may take.
+    /// The time limit for replacing a failed connection.
     pub reconnect: Duration,
 }
 
@@ -40,6 +40,11 @@ impl Default for ConnectOptions {
 }
 
 /// Opens a link to the node at `address`, by `deadline`. Blocks.
+///
+/// # Errors
+///
+/// [`Code::Unreachable`] when the node cannot be connected, [`Code::DeadlineExceeded`], or the code
+/// of the node's refusal.
 pub fn connect(
     address: SocketAddr,
     hello: Hello,
@@ -48,7 +53,11 @@ pub fn connect(
     connect_with(address, hello, deadline, &ConnectOptions::default())
 }
 
-/// Like [`connect`], with other options than the default ones.
+/// Like [`connect`], with the given options.
+///
+/// # Errors
+///
+/// As [`connect`]. [`Code::InvalidArgument`] when `connections` is 0.
 pub fn connect_with(
     address: SocketAddr,
     hello: Hello,
@@ -56,15 +65,15 @@ pub fn connect_with(
     options: &ConnectOptions,
 ) -> Result<(Arc<dyn Link>, HelloReply), TransferError> {
     if options.connections == 0 {
-        return Err(invalid("a link has at least one connection".to_owned()));
+        return Err(invalid("a link needs at least one connection".to_owned()));
     }
     let (socket, reply) = open(address, &hello, deadline)?;
-    // All other connections of the link are to the same life of the node.
+    // The link's other connections must reach the same incarnation.
     let hello = Hello {
         incarnation: reply.incarnation,
         ..hello
     };
-    // Without a runtime there is no channel, and small batches go over the lanes too.
+    // Without a runtime there is no channel, and small batches use the lanes too.
     let (inline, mut first) = if tokio::runtime::Handle::try_current().is_ok() {
         let channel = Channel::from_socket(socket).map_err(unreachable)?;
         (Some(Arc::new(channel)), None)
@@ -72,7 +81,7 @@ pub fn connect_with(
         (None, Some(socket))
     };
     let mut lanes = Vec::with_capacity(options.connections);
-    // Those without a socket connect when they get something to send.
+    // Lanes without a socket connect when they get work.
     for _ in 0..options.connections {
         let lane = TcpLane::start(address, hello.clone(), options.clone(), first.take());
         lanes.push(lane.map_err(unreachable)?);
@@ -96,15 +105,15 @@ pub fn connect_with(
 
 struct TcpLink(Arc<OpenTcpLink>);
 
-/// The lanes of a link, closed when the link and all futures that it gave are gone.
+/// The lanes of a link, closed when the link and all its futures are dropped.
 struct OpenTcpLink {
     address: SocketAddr,
     incarnation: Incarnation,
-    /// For what is small.
+    /// Carries small batches.
     inline: Option<Arc<Channel>>,
     lanes: Arc<[Arc<TcpLane>]>,
     timer: Timer,
-    /// Which lane comes next among equally loaded ones.
+    /// The next lane among equally loaded ones.
     turn: Mutex<usize>,
 }
 
@@ -119,7 +128,7 @@ impl Drop for OpenTcpLink {
 impl OpenTcpLink {
     fn submit(&self, epoch: Epoch, deadline: Instant, bytes: u64, work: Work) {
         let lane = self.least_loaded();
-        // Queued first: a scan that came before would not know of it.
+        // Queued before the timer is set, so that the next scan sees the exchange.
         lane.submit(Exchange::new(
             epoch,
             deadline,
@@ -130,7 +139,7 @@ impl OpenTcpLink {
         self.timer.sooner(deadline);
     }
 
-    /// The channel, when there is one and such a batch is small enough for it.
+    /// The channel, if there is one and the batch is small enough for it.
     fn inline(&self, payloads: impl ExactSizeIterator<Item = u64>) -> Option<Arc<Channel>> {
         let inline = self.inline.as_ref()?;
         is_small(payloads).then(|| inline.clone())

@@ -1,4 +1,4 @@
-//! Receiving answers, straight into the callers' memory.
+//! Receives answers directly into the callers' memory.
 
 use super::exchange::{Exchange, Work};
 use super::lane::TcpConnection;
@@ -14,11 +14,11 @@ use kvpool_types::{Code, Length, Offset};
 use std::io;
 use std::time::Instant;
 
-/// The bytes that are received by one call and then summed, while they are in the cache. The
-/// deadline is looked at between two.
+/// The most bytes that one call receives. They are summed while they are in the cache. The deadline
+/// is checked between calls.
 const PIECE: u64 = 256 << 10;
 
-/// Receives answers until the connection ends; why it did.
+/// Receives answers until the connection ends. Returns the reason.
 pub(super) fn receive_answers(wire: &TcpConnection) -> TransferError {
     let mut meta = Vec::new();
     loop {
@@ -37,10 +37,11 @@ fn receive_answer(wire: &TcpConnection, meta: &mut Vec<u8>) -> Result<(), Transf
     if header.op == Op::Failure && header.request == 0 {
         return Err(failure(meta));
     }
-    // It stays in the table while its payload comes in, for the deadline to find it there.
+    // The exchange stays in the table while its payload arrives, so that the timer sees its
+    // deadline.
     let exchange = wire
         .pending(header.request)
-        .ok_or_else(|| malformed("answer to a request that was not asked"))?;
+        .ok_or_else(|| malformed("an answer to an unknown request"))?;
     answer(wire, &header, meta, &exchange)?;
     wire.forget(header.request);
     Ok(())
@@ -54,7 +55,7 @@ fn answer(
 ) -> Result<(), TransferError> {
     let has_payload = header.op == Op::Statuses && matches!(exchange.work, Work::Read { .. });
     if header.payload > 0 && !has_payload {
-        return Err(malformed("answer with a payload that was not asked for"));
+        return Err(malformed("an unexpected payload"));
     }
     if header.op == Op::Failure {
         exchange.fail(failure(meta));
@@ -77,16 +78,16 @@ fn answer(
                 .map(|(item, _)| item.length.0)
                 .sum();
             if expected != header.payload {
-                return Err(malformed("read answer of another length than was asked"));
+                return Err(malformed("a read answer of the wrong length"));
             }
             match receive_payload(wire, exchange.deadline, items, into, &codes) {
                 Ok(results) => outcomes.set(Ok(results)),
                 Err(error) => {
-                    // The connection ends in the middle of a frame. The deadline was this
-                    // exchange's own; to the others on the connection it is just gone.
+                    // The connection ends in the middle of a frame. Only this exchange missed its
+                    // deadline; the others on the connection get [`Code::Unreachable`].
                     outcomes.set(Err(error));
                     return Err(crate::outcomes::unreachable(
-                        "it was ended in the middle of an answer",
+                        "the connection was ended in the middle of an answer",
                     ));
                 }
             }
@@ -103,7 +104,7 @@ fn answer(
             let codes = statuses(meta, grants.len())?;
             let sent = sent.lock();
             if sent.len() != grants.len() {
-                return Err(malformed("answer to a write before it was sent"));
+                return Err(malformed("an answer to a write before all of it was sent"));
             }
             let results = codes
                 .into_iter()
@@ -118,25 +119,25 @@ fn answer(
         (Work::Sums { extents, outcomes }, Op::SumsReply) => {
             let reply = SumsReply::decode(meta).map_err(|error| decode_error(&error))?;
             if reply.0.len() != extents.len() {
-                return Err(malformed("sums of another number of extents"));
+                return Err(malformed("checksums of the wrong number of extents"));
             }
             let results = reply.0.into_iter().map(|sums| sums.map_err(status));
             outcomes.set(Ok(results.collect()));
         }
-        _ => return Err(malformed("answer to another kind of request")),
+        _ => return Err(malformed("an answer to another kind of request")),
     }
     Ok(())
 }
 
-/// One place in the callers' memory that bytes go to.
+/// A part of the callers' memory to receive into.
 struct Target<'a> {
     slice: &'a Slice,
     at: u64,
-    /// Whether the item that it belongs to is whole once it is full.
+    /// Whether the item is complete once this part is full.
     last: bool,
 }
 
-/// Receives the bytes of all items whose code is ok, and sums them as they come.
+/// Receives the bytes of all successful items, and sums them as they arrive.
 fn receive_payload(
     wire: &TcpConnection,
     deadline: Instant,
@@ -165,7 +166,7 @@ fn receive_payload(
     );
     while first < targets.len() {
         if wire.is_dead() {
-            return Err(crate::outcomes::unreachable("it was closed"));
+            return Err(crate::outcomes::unreachable("the connection was closed"));
         }
         if Instant::now() >= deadline {
             return Err(crate::outcomes::deadline_exceeded());
@@ -194,13 +195,13 @@ fn receive_payload(
         .map(|code| match code {
             Code::Ok => sums
                 .next()
-                .ok_or_else(|| malformed("read answer without bytes")),
+                .ok_or_else(|| malformed("a read answer without bytes")),
             code => Err(status(*code)),
         })
         .collect())
 }
 
-/// Receives up to [`PIECE`] bytes into the first of the targets; how many came.
+/// Receives up to [`PIECE`] bytes into the first targets. Returns the number of bytes.
 fn receive_piece(wire: &TcpConnection, targets: &[Target<'_>]) -> Result<u64, TransferError> {
     let mut scatter = Scatter::default();
     let mut room = PIECE;
@@ -226,7 +227,7 @@ fn statuses(meta: &[u8], count: usize) -> Result<Vec<Code>, TransferError> {
     if codes.len() == count {
         Ok(codes)
     } else {
-        Err(malformed("statuses of another number of items"))
+        Err(malformed("statuses of the wrong number of items"))
     }
 }
 
@@ -247,6 +248,6 @@ fn decode_error(error: &DecodeError) -> TransferError {
 fn malformed(what: &str) -> TransferError {
     TransferError {
         code: Code::Malformed,
-        message: format!("the node sent what cannot be: {what}"),
+        message: format!("invalid answer from the node: {what}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Sending the request of an exchange.
+//! Sends the request of an exchange.
 
 use super::exchange::{Exchange, Work};
 use super::lane::TcpConnection;
@@ -12,11 +12,11 @@ use kvpool_types::{Checksum, Grant, Incarnation, Length, Offset};
 use parking_lot::Mutex;
 use std::io;
 
-/// The bytes that are summed and then sent by one call, while they are in the cache: so many that the
-/// receiver seldom runs dry while the next are summed.
+/// The bytes that are summed and then sent by one call, while they are in the cache. Enough that
+/// the receiver stays busy while the next bytes are summed.
 const PIECE: u64 = 512 << 10;
 
-/// What is to be sent by one call.
+/// The memory to send by one call.
 #[derive(Default)]
 struct Outgoing {
     pieces: Vec<SendPiece>,
@@ -28,7 +28,7 @@ enum SendPiece {
     Memory(Slice),
 }
 
-/// Sends the request of `exchange` under the number `request`.
+/// Sends the request of `exchange` with the request id `request`.
 pub(super) fn send_request(
     wire: &TcpConnection,
     incarnation: Incarnation,
@@ -74,8 +74,8 @@ pub(super) fn send_request(
     }
 }
 
-/// Sends blocks, each with its chunk checksums behind it, many small ones or a piece of a large one
-/// by one call.
+/// Sends blocks, each followed by its chunk checksums. One call sends many small blocks or a piece
+/// of a large block.
 fn send_blocks(
     wire: &TcpConnection,
     head: Vec<u8>,
@@ -100,7 +100,7 @@ fn send_blocks(
             }
         }
         let sums = sum.finish();
-        // Before the last of its bytes is sent: the answer may come at once.
+        // Recorded before the block's last byte is sent, because the answer may arrive at once.
         sent.lock().push(sums.whole);
         let bytes: Vec<u8> = sums
             .chunks

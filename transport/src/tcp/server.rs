@@ -1,4 +1,4 @@
-//! The serving side.
+//! The node's side.
 
 use super::session::TcpSession;
 use crate::handshake::{Admitted, End, judge_hello};
@@ -13,16 +13,16 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How a server treats its connections.
+/// The limits of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// The most connections at once; more are refused. Callers that have not said hello take no place.
+    /// The most connections at once; more are refused. Callers before hello do not count.
     pub max_connections: usize,
-    /// How long a transfer may stand still before its connection is ended.
+    /// How long a transfer may make no progress before its connection is ended.
     pub stall: Duration,
     /// How long a new connection may take to say hello.
     pub handshake: Duration,
-    /// What is served over RDMA to clients that ask for it; `None`: nothing.
+    /// The memory to serve over RDMA; `None` refuses RDMA.
     pub rdma: Option<Arc<Serving>>,
 }
 
@@ -37,7 +37,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// Serves a host over TCP.
+/// Starts servers of a host over TCP.
 #[derive(Debug)]
 pub struct Server;
 
@@ -48,7 +48,11 @@ pub struct ServerHandle {
 }
 
 impl Server {
-    /// Starts to serve what comes to `listener`, one thread a connection.
+    /// Serves `listener`, with one thread a connection.
+    ///
+    /// # Errors
+    ///
+    /// The error of starting the accepting thread.
     pub fn start(
         listener: TcpListener,
         host: Arc<dyn Host>,
@@ -65,18 +69,18 @@ impl Server {
 }
 
 impl ServerHandle {
-    /// Where the server listens.
+    /// The address that the server listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many connections are open.
+    /// The number of open connections.
     pub fn connections(&self) -> usize {
         self.service.connections()
     }
 
-    /// Accepts no more, lets requests in progress finish until `deadline`, then ends what is left.
-    /// True when nothing had to be cut off. Blocks.
+    /// Stops accepting, lets requests in progress finish until `deadline`, then aborts the others.
+    /// True when nothing was aborted. Blocks.
     pub fn drain(&self, deadline: Instant) -> bool {
         self.service.drain(deadline)
     }
@@ -109,7 +113,7 @@ impl Serve for TcpServe {
     fn serve(&self, connection: &Arc<Connection>, admitted: Admitted) {
         notice_lost_peer(connection.socket());
         if let Err(error) = rustix::net::sockopt::set_tcp_nodelay(connection.socket(), true) {
-            tracing::debug!(%error, "small answers on a connection may be late");
+            tracing::debug!(%error, "setting TCP_NODELAY failed: small answers may be late");
         }
         TcpSession::new(connection, &*self.host, &self.options).run(&admitted);
     }

@@ -1,4 +1,4 @@
-//! One connection, served: requests one after the other, each answered before the next is read.
+//! Serves one connection: requests in order, each answered before the next is read.
 
 use super::server::ServerOptions;
 use crate::frame::{
@@ -20,7 +20,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// The most extents that are received into by one call.
+/// The most extents that one call receives into.
 const MAX_RUN: usize = 64;
 
 /// The state of one connection.
@@ -28,16 +28,16 @@ pub(super) struct TcpSession<'a> {
     connection: &'a Arc<Connection>,
     host: &'a dyn Host,
     options: &'a ServerOptions,
-    /// What was agreed on for RDMA, on a connection that carries what is beside it.
+    /// The queue pairs and announced writes of an RDMA link, if the connection opened one.
     rdma: RefCell<Option<rdma::RdmaSession>>,
 }
 
-/// A write that the host has admitted and whose bytes are to come.
+/// An admitted write whose bytes have not arrived.
 struct Receive {
-    /// Which of the request's grants it is for.
+    /// The index of its grant in the request.
     item: usize,
     guard: Box<dyn WriteGuard>,
-    /// The chunk checksums that stand behind the bytes, 8 bytes each.
+    /// The chunk checksums that follow the bytes, 8 bytes each.
     sums: Vec<u8>,
 }
 
@@ -67,7 +67,7 @@ impl<'a> TcpSession<'a> {
         let mut meta = Vec::new();
         loop {
             let mut head = [0; HEADER_BYTES];
-            // A connection may be idle for as long as its peer is there, but not in the middle of a
+            // A connection may be idle between frames as long as its peer exists, but not inside a
             // frame.
             receive_exact(self.socket(), &mut head, |received| {
                 received == 0 && !self.connection.is_aborted()
@@ -158,12 +158,12 @@ impl<'a> TcpSession<'a> {
         }
     }
 
-    /// Has this connection stand beside queue pairs from now on; they go with it.
+    /// Opens an RDMA link beside this connection. Its queue pairs end with the connection.
     fn open_rdma(&self, header: &Header, request: &RdmaOpen) -> Result<(), End> {
         let opened = match &self.options.rdma {
             Some(_) if self.rdma.borrow().is_some() => Err(Refused {
                 code: Code::InvalidArgument,
-                message: "this connection has queue pairs already".to_owned(),
+                message: "the connection has queue pairs already".to_owned(),
             }),
             Some(serving) => {
                 let abort: Arc<dyn Abort> = self.connection.clone();
@@ -201,7 +201,7 @@ impl<'a> TcpSession<'a> {
                 }
                 Ok(_) => Code::Internal,
                 Err(refused) => {
-                    tracing::debug!(%refused, extent = %item.extent, "a read is refused");
+                    tracing::debug!(%refused, extent = %item.extent, "read refused");
                     refused.code
                 }
             });
@@ -233,7 +233,7 @@ impl<'a> TcpSession<'a> {
         Ok(())
     }
 
-    /// Takes all of a small write and has it put into place.
+    /// Receives a whole small write and performs it.
     fn write_now(&self, header: &Header, request: &WriteRequest) -> Result<(), End> {
         let mut payload = vec![0; Length(header.payload).as_usize()];
         let mut scatter = Scatter::default();
@@ -262,7 +262,7 @@ impl<'a> TcpSession<'a> {
                 }
                 Admission::Write(_) => self.skip(&mut run, &mut codes, grant)?,
                 Admission::Refuse(refused) => {
-                    tracing::debug!(%refused, extent = %grant.extent, "a write is refused");
+                    tracing::debug!(%refused, extent = %grant.extent, "write refused");
                     if let Some(code) = codes.get_mut(item) {
                         *code = refused.code;
                     }
@@ -274,7 +274,7 @@ impl<'a> TcpSession<'a> {
         self.reply(header, Op::Statuses, &Statuses(codes))
     }
 
-    /// Receives the bytes of a run of admitted writes, straight into their extents.
+    /// Receives the bytes of several admitted writes directly into their extents.
     fn receive(&self, run: &mut Vec<Receive>, codes: &mut [Code]) -> Result<(), End> {
         let mut run = std::mem::take(run);
         let mut written = 0;
@@ -302,7 +302,7 @@ impl<'a> TcpSession<'a> {
         Ok(())
     }
 
-    /// Receives what was admitted so far, then throws away the bytes of a write that was not.
+    /// Receives the admitted writes so far, then discards the bytes of a refused write.
     fn skip(&self, run: &mut Vec<Receive>, codes: &mut [Code], grant: &Grant) -> Result<(), End> {
         self.receive(run, codes)?;
         let mut scratch = [0; 64 << 10];
@@ -335,7 +335,7 @@ impl<'a> TcpSession<'a> {
 
     fn reply(&self, header: &Header, op: Op, meta: &impl Meta) -> Result<(), End> {
         match self.send_head(header, op, |out| meta.encode(out)) {
-            // What was asked for does not fit one answer, which is the asker's to know.
+            // The answer exceeds one frame, which the client must be told.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 let failure = Failure {
                     code: Code::Oversized,

@@ -6,7 +6,7 @@
 use super::*;
 use kvpool_transport::shm::{Server, ServerOptions, connect};
 
-/// The first pin of a link whose board has come: waits for that, and for the mapping.
+/// The first pin of a link with a board. Waits for the board and for the mapping.
 fn first_pin(link: &dyn Link, extent: Extent) -> Slice {
     drop(wait(link.pin(EPOCH, extent, soon())).unwrap());
     link.pin_now(EPOCH, extent)
@@ -33,7 +33,7 @@ fn a_pin_on_the_board_is_the_memory_itself_and_lasts_as_long_as_the_view() {
 }
 
 #[test]
-fn what_cannot_be_pinned_at_once_is_left_to_a_round_trip() {
+fn a_pin_that_the_board_refuses_takes_a_round_trip() {
     let Opened { link, host, .. } = &open(TransportKind::Shm, 1 << 20);
     let extent = host.stored(&[1; 4096]);
     assert!(link.pin_now(EPOCH, extent).is_none(), "it is not mapped");
@@ -133,18 +133,18 @@ fn a_child_made_by_fork_touches_neither_mapping_nor_board() {
     let read = [read_op(extent, &room(10))];
     assert!(link.read_now(EPOCH, &read, soon()).is_some());
     let deadline = soon();
-    // SAFETY: the child calls nothing that takes a lock of the threads that it has lost but the
-    // allocator's, which fork leaves free.
+    // SAFETY: the child takes no lock of the threads that it has lost, except the allocator's,
+    // which fork leaves free.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let refused = link.read_now(EPOCH, &read, deadline).is_none()
             && link.pin_now(EPOCH, extent).is_none();
         drop(view);
-        // SAFETY: ends the child without running what belongs to its parent.
+        // SAFETY: ends the child without running the parent's exit handlers.
         unsafe { libc::_exit(i32::from(!refused)) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child that was just made, into a local.
+    // SAFETY: waits for the child that was just made; the status goes to a local.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(waited, child);
     assert!(

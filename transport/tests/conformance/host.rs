@@ -28,7 +28,7 @@ pub(crate) struct TestHost {
     changed: Condvar,
 }
 
-/// What is held at a moment.
+/// The holdings at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Held {
     /// Extents that are being received into.
@@ -37,7 +37,7 @@ pub(crate) struct Held {
     pub(crate) shm_writes: usize,
     /// Extents with pins.
     pub(crate) pins: usize,
-    /// Processes that were reported gone.
+    /// Processes reported as exited.
     pub(crate) gone: usize,
 }
 
@@ -56,13 +56,13 @@ struct TestHostState {
     shm_writes: HashMap<GrantId, (ClientId, Offset)>,
     pins: HashMap<Offset, (ClientId, u32)>,
     gone: Vec<ClientId>,
-    /// The boards that were given, unless none are.
+    /// The boards that were created, with their clients.
     boards: Vec<(ClientId, Arc<Board>)>,
     boardless: bool,
     /// While true, admissions wait.
     blocked: bool,
     counted: (u64, u64),
-    /// How often the checksums of an extent were asked for.
+    /// The number of requests for the checksums of an extent.
     summed: usize,
 }
 
@@ -95,7 +95,7 @@ impl TestHost {
         }
     }
 
-    /// A right to write a fresh extent.
+    /// A grant for a new extent.
     pub(crate) fn grant(&self, length: u64) -> Grant {
         let mut state = self.state.lock();
         state.next_grant += 1;
@@ -117,7 +117,7 @@ impl TestHost {
         )
     }
 
-    /// A right to write an extent that the caller chose.
+    /// A grant for an extent that the caller chose.
     pub(crate) fn grant_of(&self, extent: Extent) -> Grant {
         let mut state = self.state.lock();
         state.next_grant += 1;
@@ -125,7 +125,7 @@ impl TestHost {
         self.key.sign(state.incarnation, state.epoch, id, extent)
     }
 
-    /// A block that is in place already.
+    /// A stored block.
     pub(crate) fn stored(&self, bytes: &[u8]) -> Extent {
         let grant = self.grant(bytes.len() as u64);
         let slice = self.slice(&grant.extent);
@@ -162,12 +162,12 @@ impl TestHost {
         }
     }
 
-    /// Gives no more boards, as a node that does not know of them.
+    /// Refuses further boards, like a node without boards.
     pub(crate) fn without_boards(&self) {
         self.state.lock().boardless = true;
     }
 
-    /// What is pinned on all boards.
+    /// The pins on all boards.
     pub(crate) fn on_boards(&self) -> Vec<Extent> {
         let mut pinned = Vec::new();
         for (_, board) in &self.state.lock().boards {
@@ -176,7 +176,7 @@ impl TestHost {
         pinned
     }
 
-    /// How many boards there are, and how many of those no connection has any more.
+    /// The number of boards, and of those without a connection.
     pub(crate) fn boards(&self) -> (usize, usize) {
         let state = self.state.lock();
         let left = |board: &&(ClientId, Arc<Board>)| Arc::strong_count(&board.1) == 1;
@@ -188,8 +188,8 @@ impl TestHost {
         self.changed.notify_all();
     }
 
-    /// Closes a grant; true once nothing can touch its extent any more, false when that took
-    /// longer than `wait`.
+    /// Closes a grant. True once nothing can touch its extent; false when that took longer than
+    /// `wait`.
     pub(crate) fn fence(&self, grant: GrantId, wait: Duration) -> bool {
         let deadline = Instant::now() + wait;
         let mut state = self.state.lock();
@@ -205,7 +205,7 @@ impl TestHost {
         true
     }
 
-    /// Waits until `reached` says so; false when that took too long.
+    /// Waits until `reached` holds; false when that took too long.
     pub(crate) fn wait_for(&self, reached: impl Fn(Held) -> bool) -> bool {
         let deadline = Instant::now() + Duration::from_secs(5);
         let mut state = self.state.lock();
@@ -306,7 +306,7 @@ impl Drop for Guard {
     }
 }
 
-/// Nothing is received while a small write is put into place.
+/// A small write is performed at once, so there is no receive to abort.
 struct NoAbort;
 
 impl Abort for NoAbort {

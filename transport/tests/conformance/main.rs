@@ -1,4 +1,4 @@
-//! What every transport owes to those who use it: one suite, run over each.
+//! The guarantees of every transport: one suite, run over each.
 
 mod board;
 mod host;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const EPOCH: Epoch = Epoch(5);
 const SIZES: [usize; 6] = [1, 4095, 64 << 10, (64 << 10) + 1, 1 << 20, 16 << 20];
 
-/// A link to a host, and what serves it.
+/// A link to a host, and its server.
 struct Opened {
     link: Arc<dyn Link>,
     host: Arc<TestHost>,
@@ -63,13 +63,13 @@ fn open(kind: TransportKind, segment: u64) -> Opened {
     }
 }
 
-/// A deadline that no test is to reach.
+/// A deadline that no test should reach.
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
 
-/// The runtime that all futures are awaited on. A link that is opened in it has a channel for what is
-/// small; others have not.
+/// The runtime that awaits all futures. A link opened inside it has a channel for small batches;
+/// other links have none.
 fn runtime() -> &'static tokio::runtime::Runtime {
     static RUNTIME: std::sync::OnceLock<tokio::runtime::Runtime> = std::sync::OnceLock::new();
     RUNTIME.get_or_init(|| {
@@ -85,7 +85,7 @@ fn wait<T>(future: impl Future<Output = T>) -> T {
     runtime().block_on(future)
 }
 
-/// Bytes in which no piece is like another, nor like those of another seed.
+/// Bytes without repeated pieces, different for each seed.
 fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = (seed << 1 | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut out = Vec::with_capacity(length + 8);
@@ -111,7 +111,7 @@ fn room(length: usize) -> Vec<Slice> {
     vec![Region::allocate(Length(length as u64)).whole()]
 }
 
-/// Memory of a length, in parts of the given lengths, over and over.
+/// Memory of the given length, in parts of the given lengths, repeated.
 fn parts(length: usize, cuts: &[usize]) -> Vec<Slice> {
     let region = Region::allocate(Length(length as u64));
     let mut at = 0;
@@ -319,7 +319,7 @@ fn bad_writes_fail_alone(kind: TransportKind) {
         [Ok(checksum(&bytes))]
     );
     let other = pattern(70_000, 2);
-    // All differ: bytes that went to the wrong extent show.
+    // All blocks differ, so a write to the wrong extent shows.
     let writes = [first, forged, moved, fenced, twice, last]
         .into_iter()
         .zip(2..)
@@ -358,7 +358,7 @@ fn another_epoch_or_incarnation_is_refused(kind: TransportKind) {
     let sums = wait(link.sums(EPOCH, vec![extent], soon()));
     assert_eq!(codes(&sums), [Code::StaleEpoch]);
     if kind == TransportKind::Tcp {
-        // Through a mapping nobody is asked.
+        // A read through a mapping asks nobody.
         let read = wait(link.read(EPOCH, vec![read_op(extent, &room(1000))], soon()));
         assert_eq!(codes(&read), [Code::StaleEpoch]);
     }
@@ -368,7 +368,7 @@ fn another_epoch_or_incarnation_is_refused(kind: TransportKind) {
     }
     host.set_incarnation(Incarnation(78));
     if kind == TransportKind::Rdma {
-        // Its queue pairs go with the incarnation, and the link with them.
+        // The queue pairs end with the incarnation, and the link with them.
         rdma::wait_closed(&**link);
         let read = wait(link.read(Epoch(6), vec![read_op(extent, &room(1000))], soon()));
         assert_eq!(codes(&read), [Code::Unreachable]);
@@ -382,7 +382,7 @@ fn another_epoch_or_incarnation_is_refused(kind: TransportKind) {
     assert_eq!(codes(&sums), [Code::WrongIncarnation]);
 }
 
-fn a_hello_that_does_not_fit_is_refused(kind: TransportKind) {
+fn a_mismatched_hello_is_refused(kind: TransportKind) {
     let host = TestHost::new(Length(4096));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node.sock");
@@ -426,7 +426,7 @@ fn a_write_to_a_stopped_node_ends_at_its_deadline(kind: TransportKind) {
         "{took:?}"
     );
     host.block(false);
-    // Whatever the node still gets, it is not told that the write is whole, and holds nothing.
+    // Whatever else arrives, the node is never told that the write is complete, and holds nothing.
     assert!(host.wait_for(|held| held.receiving + held.shm_writes == 0));
     std::thread::sleep(Duration::from_millis(100));
     assert!(host.wait_for(|held| held.receiving + held.shm_writes == 0));
@@ -538,7 +538,7 @@ conformance! {
     bad_reads_fail_alone,
     bad_writes_fail_alone,
     another_epoch_or_incarnation_is_refused,
-    a_hello_that_does_not_fit_is_refused,
+    a_mismatched_hello_is_refused,
     a_write_to_a_stopped_node_ends_at_its_deadline,
     eight_threads_at_once,
     a_dropped_future_leaves_the_transfer_alone,

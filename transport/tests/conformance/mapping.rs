@@ -1,9 +1,9 @@
-//! What a link does with its mappings of the node's memory.
+//! A link's mappings of the node's memory.
 
 use super::*;
 
-/// How many bytes of the mappings of this process that are of the given length and permissions are
-/// in its page table; `None` when there are no such mappings.
+/// The bytes in the page table of this process's mappings with the given length and permissions;
+/// `None` without such a mapping.
 fn resident(length: u64, permissions: &str) -> Option<u64> {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut found = None;
@@ -34,7 +34,7 @@ fn wait_until(what: &str, reached: impl Fn() -> bool) {
 }
 
 #[test]
-fn the_pages_of_a_mapping_are_in_place_before_they_are_read() {
+fn the_pages_of_a_mapping_are_populated_before_they_are_read() {
     // A length that no other test's segment has.
     const SIZE: u64 = 37 << 20;
     let Opened { link, host, .. } = &open(TransportKind::Shm, SIZE);
@@ -44,7 +44,7 @@ fn the_pages_of_a_mapping_are_in_place_before_they_are_read() {
     wait_until("the mapping for reading is populated", || {
         resident(SIZE, "r--s") == Some(SIZE)
     });
-    // The host's own mapping is writable, too, and is all there.
+    // The host's own mapping is writable too, and fully populated.
     assert_eq!(resident(SIZE, "rw-s"), Some(SIZE));
     let written = wait(link.write(vec![write_op(host.grant(100), &[1; 100])], soon()));
     assert_eq!(codes(&written), [Code::Ok]);

@@ -1,4 +1,4 @@
-//! What a link does on the calling thread, or leaves to the others.
+//! Operations that a link performs on the calling thread, and those it refuses to.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn map(link: &dyn Link, extent: Extent) {
 }
 
 #[test]
-fn a_small_read_gives_what_any_read_gives() {
+fn an_inline_read_has_the_outcomes_of_a_read() {
     let Opened { link, host, .. } = &open(TransportKind::Shm, 16 << 20);
     let bytes = pattern(100_000, 1);
     let extent = host.stored(&bytes);
@@ -66,7 +66,7 @@ fn a_small_read_gives_what_any_read_gives() {
 }
 
 #[test]
-fn what_is_large_or_late_or_of_another_segment_is_not_read_at_once() {
+fn large_late_or_unmapped_reads_are_not_inline() {
     let Opened { link, host, .. } = &open(TransportKind::Shm, 16 << 20);
     let extent = host.stored(&pattern(100_000, 1));
     map(&**link, extent);
@@ -89,7 +89,7 @@ fn what_is_large_or_late_or_of_another_segment_is_not_read_at_once() {
 }
 
 #[test]
-fn a_link_that_has_failed_or_goes_over_tcp_reads_nothing_at_once() {
+fn a_failed_link_and_a_tcp_link_have_no_inline_reads() {
     let Opened {
         link,
         host,

@@ -1,5 +1,5 @@
-//! What RDMA alone owes. Where there is no device, these tests and the suite over RDMA say that they
-//! are skipped.
+//! The guarantees of RDMA alone. Without a device, these tests and the suite over RDMA print that
+//! they are skipped.
 
 use super::*;
 use kvpool_transport::rdma::{Fabric, RdmaOptions, Serving, Unavailable};
@@ -14,12 +14,12 @@ pub(crate) fn fabric() -> Result<Arc<Fabric>, Unavailable> {
         .clone()
 }
 
-/// A fabric of the test's own: pairs of ports that rest after another test's failures rest there.
+/// A fabric for one test, so that cooldowns of other tests' pairs do not affect it.
 pub(crate) fn own_fabric() -> Arc<Fabric> {
     Fabric::open(&RdmaOptions::default()).unwrap()
 }
 
-/// Whether there is RDMA here; if not, says on standard error that `test` is skipped.
+/// Whether there is RDMA. If not, prints that `test` is skipped.
 pub(crate) fn is_here(test: &str) -> bool {
     let fabric = fabric();
     if let Err(reason) = &fabric {
@@ -55,8 +55,8 @@ fn pair(segment: u64) -> (Arc<dyn Link>, Arc<TestHost>, ServerHandle) {
 }
 
 #[test]
-fn a_node_without_rdma_says_so() {
-    if !is_here("a_node_without_rdma_says_so") {
+fn a_node_without_rdma_refuses_to_open_it() {
+    if !is_here("a_node_without_rdma_refuses_to_open_it") {
         return;
     }
     let host = TestHost::new(Length(1 << 20));
@@ -69,7 +69,7 @@ fn a_node_without_rdma_says_so() {
     assert!(error.message.contains("no RDMA"), "{error}");
 }
 
-/// The writer goes on after its grant has been fenced, as one that was stopped in between does.
+/// The writer continues after its grant was fenced, like a writer that was stopped in between.
 #[test]
 fn a_writer_whose_grant_was_fenced_cannot_touch_the_extent() {
     if !is_here("a_writer_whose_grant_was_fenced_cannot_touch_the_extent") {
@@ -82,7 +82,7 @@ fn a_writer_whose_grant_was_fenced_cannot_touch_the_extent() {
     let writing = std::thread::spawn(move || wait(writing));
     assert!(host.wait_for(|held| held.receiving == 1));
     assert!(host.fence(grant.id, Duration::from_secs(5)), "it is fenced");
-    // From here on the extent may be another's.
+    // From here on the extent may have a new owner.
     let extent = host.slice(&grant.extent);
     let others = pattern(32 << 20, 2);
     extent.write_at(Offset(0), &others);
@@ -94,10 +94,10 @@ fn a_writer_whose_grant_was_fenced_cannot_touch_the_extent() {
     assert!(!host.is_written(grant.id));
 }
 
-/// The same for one that dies: nothing of it is left at the node.
+/// The same for a writer that dies: it leaves nothing at the node.
 #[test]
-fn a_link_that_is_dropped_in_mid_write_leaves_nothing_behind() {
-    if !is_here("a_link_that_is_dropped_in_mid_write_leaves_nothing_behind") {
+fn a_link_dropped_during_a_write_leaves_nothing_behind() {
+    if !is_here("a_link_dropped_during_a_write_leaves_nothing_behind") {
         return;
     }
     let fabric = fabric().unwrap();
@@ -122,10 +122,10 @@ fn a_link_that_is_dropped_in_mid_write_leaves_nothing_behind() {
     }
 }
 
-/// The node goes while a read is on its way.
+/// The node ends while a read is in flight.
 #[test]
-fn a_read_from_a_node_that_goes_ends_with_an_error() {
-    if !is_here("a_read_from_a_node_that_goes_ends_with_an_error") {
+fn a_read_from_an_ending_node_fails() {
+    if !is_here("a_read_from_an_ending_node_fails") {
         return;
     }
     let (link, host, server) = pair(64 << 20);
@@ -147,14 +147,14 @@ fn a_read_from_a_node_that_goes_ends_with_an_error() {
     } else {
         assert_eq!(codes(&read), [Code::Unreachable], "{read:?}");
     }
-    // What has ended touches nothing any more.
+    // Ended transfers touch nothing.
     into[0].write_at(Offset(0), &[7; 4096]);
     std::thread::sleep(Duration::from_millis(300));
     assert!(into[0].to_vec()[..4096] == [7; 4096]);
     assert!(!link.is_open());
 }
 
-/// Registered memory is not registered again, however often, and in whatever pieces, it is used.
+/// Registered memory is not registered again, however often and in whatever pieces it is used.
 #[test]
 fn a_registered_buffer_stays_registered_once() {
     if !is_here("a_registered_buffer_stays_registered_once") {
@@ -168,7 +168,7 @@ fn a_registered_buffer_stays_registered_once() {
     let registered = fabric().unwrap().register_buffer(&region.whole()).unwrap();
     let part = region.slice(Offset(1 << 20), Length(3 << 20)).unwrap();
     let again = fabric().unwrap().register_buffer(&part).unwrap();
-    // Those of other tests come and go meanwhile, so it is asked of this one's keys.
+    // Other tests' registrations come and go, so the test compares its own keys.
     let keys = || [0, 3 << 20].map(|from| rail.cached(&at(&region, from)).unwrap().lkey());
     let before = keys();
     assert_eq!(before[0], before[1], "one registration");
@@ -187,7 +187,7 @@ fn at(region: &Region, from: u64) -> Slice {
     region.slice(Offset(from), Length(4 << 20)).unwrap()
 }
 
-/// The deadline of its opening is none of its life.
+/// The deadline of the opening does not bound the link's life.
 #[test]
 fn an_idle_link_stays_open() {
     if !is_here("an_idle_link_stays_open") {
@@ -208,10 +208,10 @@ fn an_idle_link_stays_open() {
     assert_eq!(read, [Ok(checksum(&bytes))]);
 }
 
-/// No registration, queue pair or work request is left of links that are gone.
+/// Dropped links leave no registration, queue pair or work request.
 #[test]
-fn two_hundred_links_one_after_the_other_leave_nothing() {
-    if !is_here("two_hundred_links_one_after_the_other_leave_nothing") {
+fn two_hundred_links_leave_nothing_behind() {
+    if !is_here("two_hundred_links_leave_nothing_behind") {
         return;
     }
     let host = TestHost::new(Length(1 << 20));
@@ -247,7 +247,7 @@ fn two_hundred_links_one_after_the_other_leave_nothing() {
     }
 }
 
-/// A client with a device of its own, for what is counted there.
+/// A client with its own device, so that its counters belong to the test.
 fn alone(host: &Arc<TestHost>, server: &ServerHandle, lanes: u8) -> (Arc<Fabric>, Arc<dyn Link>) {
     let options = RdmaOptions {
         lanes,
@@ -260,8 +260,8 @@ fn alone(host: &Arc<TestHost>, server: &ServerHandle, lanes: u8) -> (Arc<Fabric>
 }
 
 #[test]
-fn a_link_has_the_lanes_that_were_asked_for() {
-    if !is_here("a_link_has_the_lanes_that_were_asked_for") {
+fn a_link_has_the_configured_number_of_lanes() {
+    if !is_here("a_link_has_the_configured_number_of_lanes") {
         return;
     }
     let host = TestHost::new(Length(16 << 20));
@@ -282,7 +282,7 @@ fn a_link_has_the_lanes_that_were_asked_for() {
     }
 }
 
-/// However many pieces it moves in.
+/// The number of pieces does not matter.
 #[test]
 fn the_memory_of_a_large_block_is_registered_as_one() {
     if !is_here("the_memory_of_a_large_block_is_registered_as_one") {
@@ -305,7 +305,7 @@ fn the_memory_of_a_large_block_is_registered_as_one() {
     let into = vec![Region::allocate(Length(16 << 20)).whole()];
     let read = wait(link.read(EPOCH, vec![read_op(extent, &into)], soon()));
     assert_eq!(read, [Ok(checksum(&bytes))]);
-    // One a port that its pieces went over.
+    // One registration for each port that the pieces used.
     assert!(
         registrations() <= before + fabric.rails().len(),
         "{before} and then {}",

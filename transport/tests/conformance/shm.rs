@@ -1,6 +1,6 @@
-//! What shared memory alone owes.
+//! The guarantees of shared memory alone.
 
-// UNSAFETY: maps memory and shuts sockets down by hand, as a client that goes wrong would.
+// UNSAFETY: maps memory and shuts sockets down by hand, like a faulty client.
 #![allow(unsafe_code, reason = "does what no safe client can")]
 
 use super::*;
@@ -25,7 +25,7 @@ fn a_pinned_view_is_the_memory_itself() {
     let view = wait(link.pin(EPOCH, extent, soon())).unwrap();
     assert!(host.wait_for(|held| held.pins == 1));
     assert_eq!(view.to_vec(), b"in place");
-    // Not a copy: what changes underneath shows.
+    // It is no copy: a change of the segment shows.
     host.slice(&extent).write_at(Offset(0), b"IN");
     assert_eq!(view.to_vec(), b"IN place");
     assert!(!view.is_writable());
@@ -56,11 +56,11 @@ fn a_view_outlives_its_link() {
 }
 
 #[test]
-fn a_pin_that_comes_too_late_is_undone() {
+fn a_late_pin_is_removed() {
     let Opened { link, host, .. } = &open(TransportKind::Shm, 1 << 20);
     let extent = host.stored(b"in place");
     drop(link.pin(EPOCH, extent, soon()));
-    // The link answers in order: once this is answered, so was the pin.
+    // The link answers in order, so the pin has been answered too.
     let _sums = wait(link.sums(EPOCH, vec![extent], soon()));
     assert!(host.wait_for(|held| held.pins == 0));
     let outside = Extent {
@@ -72,13 +72,13 @@ fn a_pin_that_comes_too_late_is_undone() {
 }
 
 #[test]
-fn what_a_reader_maps_cannot_be_made_writable() {
+fn a_read_only_mapping_cannot_be_made_writable() {
     use kvpool_transport::host::Host;
     let host = TestHost::new(Length(1 << 20));
     let (fd, length) = host.map(Incarnation(77), SEGMENT, false).unwrap();
     let refused = Region::map(std::os::fd::AsFd::as_fd(&fd), length, true);
     assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EACCES));
-    // SAFETY: no address is asked for, so no memory in use is mapped over.
+    // SAFETY: no address is asked for, so the kernel maps over no memory in use.
     let start = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),
@@ -91,7 +91,7 @@ fn what_a_reader_maps_cannot_be_made_writable() {
     }
     .unwrap();
     let writable = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
-    // SAFETY: the range is the mapping that was just made and that nothing refers to.
+    // SAFETY: the range is the mapping that was just made, and nothing refers to it.
     let changed = unsafe { rustix::mm::mprotect(start, length.as_usize(), writable) };
     assert_eq!(changed, Err(rustix::io::Errno::ACCESS));
     // SAFETY: as above.
@@ -99,7 +99,7 @@ fn what_a_reader_maps_cannot_be_made_writable() {
 }
 
 #[test]
-fn sockets_of_the_dead_are_replaced_and_of_the_living_are_not() {
+fn the_socket_of_a_dead_server_is_replaced_and_of_a_live_one_is_not() {
     use std::os::unix::fs::PermissionsExt;
     let host = TestHost::new(Length(4096));
     let directory = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn sockets_of_the_dead_are_replaced_and_of_the_living_are_not() {
 }
 
 #[test]
-fn a_link_whose_node_is_gone_is_not_open() {
+fn a_link_to_an_ended_node_is_not_open() {
     let host = TestHost::new(Length(1 << 20));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node.sock");
@@ -136,7 +136,7 @@ fn a_link_whose_node_is_gone_is_not_open() {
     assert_eq!(codes(&written), [Code::Unreachable]);
 }
 
-/// Runs in a process of its own: holds a view, then waits to be killed.
+/// Runs in a separate process: holds a view, then waits to be killed.
 #[test]
 #[ignore = "the process that another test starts and kills"]
 fn holder() {
@@ -154,13 +154,13 @@ fn holder() {
         offset: Offset(number * 4096),
         length: Length(4096),
     };
-    // Without the sockets of the common runtime, which cannot bear to have them shut down.
+    // Not on the common runtime, whose sockets must not be shut down.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();
     let view = runtime.block_on(link.pin(EPOCH, extent, soon())).unwrap();
     if std::env::var(HOLD).unwrap() == "closed" {
-        // The socket goes, the mapping stays: the process may still look at it.
+        // The socket closes but the mapping stays: the process may still read it.
         let view = std::mem::ManuallyDrop::new(view);
         shut_sockets_down();
         assert_eq!(view.length(), Length(4096));
@@ -173,7 +173,7 @@ fn holder() {
     }
 }
 
-/// Shuts down every socket of this process, as a fault in it might.
+/// Shuts down every socket of this process, as a fault might.
 fn shut_sockets_down() {
     let links = std::fs::read_dir("/proc/self/fd").unwrap();
     for entry in links.flatten() {
@@ -191,7 +191,7 @@ fn start_holder(path: &Path, hold: &str) -> Child {
     start_holder_of(path, hold, 0)
 }
 
-/// Starts a client of its own for each number, which holds the page of that number.
+/// Starts a client for each number, which holds the page of that number.
 fn start_holder_of(path: &Path, hold: &str, number: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "shm::holder", "--ignored"])
@@ -204,7 +204,7 @@ fn start_holder_of(path: &Path, hold: &str, number: u64) -> Child {
 }
 
 #[test]
-fn a_closed_connection_frees_nothing_but_a_dead_process_does() {
+fn a_dead_process_frees_its_holdings_and_a_closed_connection_does_not() {
     let host = TestHost::new(Length(1 << 20));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node.sock");
@@ -234,7 +234,7 @@ fn a_closed_connection_frees_nothing_but_a_dead_process_does() {
 }
 
 #[test]
-fn a_stopped_process_holds_what_it_holds() {
+fn a_stopped_process_keeps_its_holdings() {
     let host = TestHost::new(Length(1 << 20));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node.sock");
@@ -251,11 +251,11 @@ fn a_stopped_process_holds_what_it_holds() {
     assert!(host.wait_for(|held| held.pins == 0 && held.gone == 1));
 }
 
-/// A node in a pid namespace of its own, which sees the process id of nobody outside. Says on each line
-/// of its input whether so many extents came to be pinned, and so many processes to be gone.
+/// A node in its own pid namespace, which cannot see outside process ids. For each line of its
+/// input it prints whether that many extents became pinned and that many processes exited.
 #[test]
 #[ignore = "the process that another test starts"]
-fn node_that_sees_no_client() {
+fn node_that_cannot_see_its_clients() {
     let Ok(path) = std::env::var(SOCKET) else {
         return;
     };
@@ -272,7 +272,7 @@ fn node_that_sees_no_client() {
     }
 }
 
-/// Why no node can be put into a pid namespace of its own here, if none can.
+/// Why no node can get its own pid namespace here, if none can.
 fn no_namespaces() -> Option<String> {
     let tried = Command::new("unshare").args(["-p", "-f", "true"]).output();
     match tried {
@@ -282,13 +282,12 @@ fn no_namespaces() -> Option<String> {
     }
 }
 
-/// Whether the kernel tells who opened the other end of a socket when its number cannot be seen: from
-/// Linux 6.5 on.
+/// Whether the kernel gives a pidfd for an invisible peer: since Linux 6.5.
 fn tells_of_unseen_peers() -> bool {
     let peer_pidfd = 77;
     let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     let (mut pidfd, mut length) = (-1i32, 4u32);
-    // SAFETY: the kernel fills at most the four bytes that are given.
+    // SAFETY: the kernel writes at most the four bytes that are given.
     let known = unsafe {
         libc::getsockopt(
             std::os::fd::AsRawFd::as_raw_fd(&socket),
@@ -301,12 +300,12 @@ fn tells_of_unseen_peers() -> bool {
     if known != 0 {
         return false;
     }
-    // SAFETY: the kernel has just made this descriptor and nobody else owns it.
+    // SAFETY: the kernel has just created this descriptor and nothing else owns it.
     drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(pidfd) });
     true
 }
 
-/// A process that ends with the test, also when that fails.
+/// A process that ends with the test, also when the test fails.
 struct Ends(Child);
 
 impl Drop for Ends {
@@ -327,11 +326,15 @@ fn a_client_in_another_container_keeps_its_view_when_its_neighbour_dies() {
     }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node.sock");
-    // It ends with its input.
+    // It ends when its input closes.
     let node = Command::new("unshare")
         .args(["-p", "-f"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "shm::node_that_sees_no_client", "--ignored"])
+        .args([
+            "--exact",
+            "shm::node_that_cannot_see_its_clients",
+            "--ignored",
+        ])
         .arg("--nocapture")
         .env(SOCKET, &path)
         .stdin(Stdio::piped())
@@ -360,7 +363,7 @@ fn a_client_in_another_container_keeps_its_view_when_its_neighbour_dies() {
     assert!(comes_to(1, 1));
     std::thread::sleep(Duration::from_millis(200));
     assert!(comes_to(1, 1), "the other one still looks at its view");
-    // Nor does what the second held wait for anybody else.
+    // The second client's holdings do not wait for another client either.
     let third = Ends(start_holder_of(&path, "open", 0));
     assert!(comes_to(2, 1));
     drop(second);

@@ -1,7 +1,7 @@
-//! How long single calls over TCP take, of every size, on fresh connections and on warm ones.
+//! How long single calls over TCP take, for every size, on fresh and on warm connections.
 //!
-//! A stall of the network stack costs the same few times as many milliseconds at some sizes alone, and
-//! only while a connection is young, so that batches on warm connections never meet it.
+//! A stall of the network stack costs the same number of milliseconds at certain sizes only, and
+//! only while a connection is young. Batches on warm connections never meet it.
 
 use super::*;
 use kvpool_transport::tcp::connect;
@@ -9,10 +9,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Mutex;
 
-/// What a timer of the network stack adds at least: the shortest timeout of a retransmission is 200 ms.
+/// The least delay that a network timer adds: the shortest retransmission timeout is 200 ms.
 const STALL: Duration = Duration::from_millis(150);
 
-/// A direction.
+/// Put or get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
     Put,
@@ -21,7 +21,7 @@ enum Verb {
 
 const VERBS: [Verb; 2] = [Verb::Put, Verb::Get];
 
-/// A block of one size: its place in the segment, and the caller's memory.
+/// A block of one size: its offset in the segment, and the caller's memory.
 struct Block {
     extent: Extent,
     memory: Vec<Slice>,
@@ -35,7 +35,7 @@ impl Block {
         }
     }
 
-    /// How long one call takes.
+    /// The duration of one call.
     fn call(&self, link: &dyn Link, host: &TestHost, verb: Verb) -> Duration {
         let grant = host.grant_of(self.extent);
         let begin = Instant::now();
@@ -55,7 +55,7 @@ impl Block {
     }
 }
 
-/// A link as a client has it: with a channel for what is small.
+/// A link as a client has it, with a channel for small batches.
 fn client(host: &TestHost, address: SocketAddr) -> Arc<dyn Link> {
     let _runtime = runtime().enter();
     connect(address, host.hello(), soon()).unwrap().0
@@ -66,9 +66,9 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Clients that come one after the other, each with one put or one get of a few full segments of
-/// loopback, of which the last is lost where the receive buffer shrinks. One call in ten may stall:
-/// machines that run many tests at once stop for that long too.
+/// Clients run one after the other, each with one put or one get of a few full loopback segments.
+/// Where the receive buffer shrinks, the last segment is lost. One call in ten may stall, because
+/// machines that run many tests stop that long too.
 #[test]
 fn a_fresh_connection_moves_what_its_peer_advertised_without_a_stall() {
     let host = TestHost::new(Length(64 << 20));
@@ -91,7 +91,7 @@ fn a_fresh_connection_moves_what_its_peer_advertised_without_a_stall() {
     }
 }
 
-/// The bare pair beside the sweep: plain sockets that move as many bytes the same way.
+/// The baseline of the sweep: plain sockets that move as many bytes the same way.
 struct Bare(SocketAddr);
 
 impl Bare {
@@ -106,9 +106,9 @@ impl Bare {
         Self(address)
     }
 
-    /// A request is its verb and its size; a put brings the bytes, a get is answered with them.
+    /// A request is its verb and its size. A put brings the bytes; a get is answered with them.
     fn answer(socket: TcpStream) -> std::io::Result<()> {
-        /// Memory of connections that have ended, so that a fresh one touches none for the first time.
+        /// Memory of ended connections, so that a fresh connection touches no new page.
         static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
         let spare = SPARE.lock().unwrap().pop();
         let mut bytes = spare.unwrap_or_else(|| vec![1; 16 << 20]);
@@ -160,7 +160,7 @@ impl Bare {
 struct Times(Vec<Vec<Duration>>);
 
 impl Times {
-    /// The size's calls that took over three times the median of its neighbours, itself among them.
+    /// The calls of a size that took over three times the median of the neighbouring sizes.
     fn over(&self, at: usize) -> Vec<Duration> {
         let near = self.0[at.saturating_sub(1)..(at + 2).min(self.0.len())].iter();
         let limit = near.map(|times| median(times.clone())).max().unwrap() * 3;
@@ -169,9 +169,10 @@ impl Times {
     }
 }
 
-/// 60 rounds of each size from a byte to 16 MiB. Every stall of the network stack shows, and so does
-/// whatever else the machine does: the bare pair takes turns with the pool's links and tells which.
-/// Run by hand: `cargo nextest run --release -p kvpool-transport --run-ignored only sizes --no-capture`.
+/// 60 rounds of each size from a byte to 16 MiB. Every stall of the network stack shows, and so
+/// does other load of the machine. The plain sockets take turns with the pool's links and tell the
+/// two apart. Run by hand: `cargo nextest run --release -p kvpool-transport --run-ignored only
+/// sizes --no-capture`.
 #[test]
 #[ignore = "a measurement"]
 fn no_size_stalls_on_fresh_connections_or_on_warm_ones() {

@@ -1,8 +1,8 @@
-//! How fast bytes move, beside plain copies and a bare socket. Run by hand:
-//! `cargo nextest run --release -p kvpool-transport --run-ignored only speed --no-capture`.
+//! Transfer speeds beside plain copies and a bare socket. Run by hand: `cargo nextest run --release
+//! -p kvpool-transport --run-ignored only speed --no-capture`.
 //!
-//! Every batch is of blocks that were not touched for a gigabyte, and is timed by turns with a plain
-//! copy of other such blocks by one thread, so that both see the same machine.
+//! Every batch uses blocks that were not touched during the last gigabyte. Batches alternate with
+//! plain copies of other such blocks by one thread, so that both see the same machine.
 
 use super::*;
 use std::io::Read;
@@ -11,7 +11,7 @@ use std::net::TcpStream;
 const SEGMENT_BYTES: u64 = 1 << 30;
 const ROUNDS: usize = 21;
 
-/// Blocks of a batch.
+/// The blocks of a batch.
 #[derive(Clone, Copy)]
 struct Shape {
     blocks: usize,
@@ -44,7 +44,8 @@ impl Shape {
         self.blocks * self.block()
     }
 
-    /// The callers' memory of one batch: the pieces of a block lie apart, as the layers of a cache do.
+    /// The callers' memory of one batch. The pieces of a block lie apart, like the layers of a
+    /// cache.
     fn buffers(&self) -> Vec<Vec<Slice>> {
         let region = Region::from(pattern(self.bytes(), 1));
         let piece = |block: usize, piece: usize| {
@@ -70,7 +71,7 @@ impl std::fmt::Display for Shape {
     }
 }
 
-/// Batches of extents, each cold again when its turn comes.
+/// Batches of extents, each cold again at its turn.
 struct Rotation<'a> {
     extents: &'a [Extent],
     next: usize,
@@ -165,7 +166,7 @@ fn writes(link: &dyn Link, host: &TestHost, extents: &[Extent], shape: Shape) {
     report(&what, shape, copies, transfers);
 }
 
-/// Maps the segment both ways, and leaves the link the time to fill its page tables.
+/// Maps the segment both ways, and waits until the link has filled its page tables.
 fn warm_up(link: &dyn Link, host: &TestHost) {
     let grant = host.grant(4096);
     let written = wait(link.write(vec![write_op(grant, &[1; 4096])], soon()));
@@ -212,7 +213,7 @@ fn speed() {
     }
 }
 
-/// What a read on the calling thread costs beside the copy and its checksum.
+/// The cost of a read on the calling thread beyond the copy and its checksum.
 fn small_reads(link: &dyn Link, host: &TestHost) {
     const TIMES: usize = 200_000;
     for size in [4 << 10, 64 << 10] {
@@ -246,7 +247,7 @@ fn small_reads(link: &dyn Link, host: &TestHost) {
     }
 }
 
-/// What a view costs, taken and dropped: by the board, and by messages.
+/// The cost of taking and dropping a view, by the board and by messages.
 fn pins(link: &dyn Link, host: &TestHost) {
     const TIMES: usize = 200_000;
     let extent = host.stored(&[1; 4096]);

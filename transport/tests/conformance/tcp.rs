@@ -1,4 +1,4 @@
-//! What TCP alone owes.
+//! The guarantees of TCP alone.
 
 use super::*;
 use kvpool_transport::tcp::{
@@ -60,7 +60,7 @@ impl Raw {
         (header, meta)
     }
 
-    /// The code of the failure that comes, after which the connection must end.
+    /// The code of the failure that arrives, after which the connection must end.
     fn failure(mut self) -> Code {
         let (header, meta) = self.receive();
         assert_eq!(header.op, Op::Failure);
@@ -70,7 +70,7 @@ impl Raw {
 }
 
 #[test]
-fn frames_that_cannot_be_read_are_answered_and_change_nothing() {
+fn malformed_frames_are_answered_and_change_nothing() {
     let host = TestHost::new(Length(1 << 20));
     let server = serve(&host, ServerOptions::default());
     let bystander = connect(server.local_addr(), host.hello(), soon())
@@ -176,7 +176,7 @@ fn fencing_ends_a_receive_in_progress() {
         host.fence(grant.id, Duration::from_secs(2)),
         "the guard of a fenced receive is dropped at once, not when the peer goes on"
     );
-    // What the peer sends later goes nowhere.
+    // Bytes that the peer sends later are dropped.
     let before = host.slice(&grant.extent).to_vec();
     let _refused = raw.0.write_all(&vec![0xbb; 4 << 20]);
     std::thread::sleep(Duration::from_millis(100));
@@ -185,7 +185,7 @@ fn fencing_ends_a_receive_in_progress() {
 }
 
 #[test]
-fn a_receive_that_stands_still_is_ended() {
+fn a_stalled_receive_is_ended() {
     let host = TestHost::new(Length(16 << 20));
     let options = ServerOptions {
         stall: Duration::from_millis(200),
@@ -212,9 +212,9 @@ fn a_receive_that_stands_still_is_ended() {
     assert_eq!(idle.receive().0.op, Op::Pong, "an idle connection stays");
 }
 
-/// A client of a later version may ask for what this one does not know.
+/// A client of a later version may send operations that this version lacks.
 #[test]
-fn an_unknown_operation_is_answered_and_the_connection_goes_on() {
+fn an_unknown_operation_is_answered_and_the_connection_continues() {
     let host = TestHost::new(Length(1 << 20));
     let server = serve(&host, ServerOptions::default());
     let mut raw = Raw::greet(&host, &server);
@@ -241,9 +241,9 @@ fn an_unknown_operation_is_answered_and_the_connection_goes_on() {
     }
 }
 
-/// Both ends tell what they can do; older ones tell nothing and are served.
+/// Both ends send their features. Older ends send none and are served.
 #[test]
-fn a_hello_is_refused_for_unknown_features_that_are_required_only() {
+fn a_hello_is_refused_for_required_unknown_features_only() {
     let host = TestHost::new(Length(4096));
     let server = serve(&host, ServerOptions::default());
     let hello = host.hello().to_bytes();
@@ -284,7 +284,7 @@ fn a_silent_connection_is_ended_and_too_many_are_refused() {
         ..ServerOptions::default()
     };
     let server = serve(&host, options);
-    // Who has not said hello takes no place.
+    // A caller before hello does not count.
     let mut silent = Raw::connect(server.local_addr());
     let first = Raw::greet(&host, &server);
     let _second = Raw::greet(&host, &server);
@@ -300,7 +300,7 @@ fn a_silent_connection_is_ended_and_too_many_are_refused() {
     let _third = Raw::greet(&host, &server);
 }
 
-/// Both ends of the connections of this process to a server of its own.
+/// Both ends of this process's connections to its own server.
 fn ends(server: &ServerHandle) -> Vec<OwnedFd> {
     let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -316,9 +316,9 @@ fn ends(server: &ServerHandle) -> Vec<OwnedFd> {
         .collect()
 }
 
-/// Otherwise the connections of hosts that are gone would take the places of others for ever.
+/// Otherwise the connections of lost hosts would use up the limit forever.
 #[test]
-fn both_ends_ask_whether_a_quiet_peer_is_there() {
+fn both_ends_enable_keepalive() {
     let host = TestHost::new(Length(4096));
     let server = serve(&host, ServerOptions::default());
     let (_link, _) = connect(server.local_addr(), host.hello(), soon()).unwrap();
@@ -369,7 +369,7 @@ fn nothing_is_written_after_the_deadline_of_a_read() {
         stream.write_all(&meta).unwrap();
         stream.write_all(&vec![1; 1 << 20]).unwrap();
         gone.recv().unwrap();
-        // The rest comes after the deadline, when the caller may have other uses for the memory.
+        // The rest arrives after the deadline, when the caller may reuse the memory.
         let _refused = stream.write_all(&vec![2; 1 << 20]);
         gone.recv().unwrap();
     });
@@ -388,8 +388,8 @@ fn nothing_is_written_after_the_deadline_of_a_read() {
     let took = begin.elapsed();
     assert_eq!(codes(&read), [Code::DeadlineExceeded]);
     assert!(
-        // The peer goes on when it is told to, so without the deadline there would be no end. An emulated
-        // processor under load was 436 ms late once.
+        // The peer resumes when told to, so without the deadline the read would not end. An
+        // emulated processor under load was 436 ms late once.
         took >= Duration::from_millis(300) && took < Duration::from_secs(2),
         "{took:?}"
     );
@@ -402,7 +402,7 @@ fn nothing_is_written_after_the_deadline_of_a_read() {
 }
 
 #[test]
-fn a_peer_that_never_answers_holds_nobody_up() {
+fn a_peer_that_never_answers_delays_no_other() {
     let host = TestHost::new(Length(4 << 20));
     let (done, wait_done) = std::sync::mpsc::channel::<()>();
     let address = deaf_peer(host.clone(), move |_, _| {
@@ -431,7 +431,7 @@ fn a_peer_that_never_answers_holds_nobody_up() {
     );
     drop(done);
 
-    // One that does not even say hello.
+    // A peer that does not even answer hello.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let begin = Instant::now();
     let refused = connect(
@@ -456,7 +456,7 @@ fn a_link_outlives_its_connections_but_not_the_node() {
     drop(server);
     let listener = TcpListener::bind(address).unwrap();
     let server = Server::start(listener, host.clone(), ServerOptions::default()).unwrap();
-    // The first may still go to a connection that was cut, the link makes new ones for the others.
+    // The first read may use a connection that was cut; the link reconnects for the others.
     let _cut = [read(), read()];
     assert_eq!(codes(&read()), [Code::Ok]);
     assert!(link.is_open());
@@ -468,7 +468,7 @@ fn a_link_outlives_its_connections_but_not_the_node() {
 }
 
 #[test]
-fn a_drain_finishes_what_is_in_progress() {
+fn a_drain_finishes_requests_in_progress() {
     let host = TestHost::new(Length(4 << 20));
     let server = serve(&host, ServerOptions::default());
     let bytes = pattern(1 << 20, 1);

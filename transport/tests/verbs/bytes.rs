@@ -1,4 +1,4 @@
-//! The bytes that arrive are those that were sent, all of them, wherever they lie.
+//! All bytes arrive as they were sent, wherever they lie.
 
 use crate::ends::{Ends, Memory, pair, registrations_fall_to, run, run_one, transfer};
 use kvpool_transport::Region;
@@ -21,7 +21,7 @@ const SIZES: [u64; 10] = [
 
 #[test]
 fn reads_and_writes_of_every_size_move_every_byte() {
-    // As long as the device lets a work request be: the longest transfers are still sliced.
+    // The device's limit of a work request's length: the longest transfers are still divided.
     for slice in [4 << 20, u32::MAX, 64 << 10] {
         let options = RdmaOptions {
             slice,
@@ -53,7 +53,7 @@ fn reads_and_writes_of_every_size_move_every_byte() {
 fn scattered_memory_is_gathered_in_order_however_many_parts() {
     let rail = rail!("scattered_memory_is_gathered_in_order_however_many_parts");
     let ends = Ends::connect(&rail, Allows::Writes, MIB);
-    // Far more parts than a work request takes, of odd lengths, in memory of their own, with gaps.
+    // Far more parts than a work request takes, of odd lengths, in separate memory, with gaps.
     let parts: Vec<(Memory, u64)> = (0..75)
         .map(|i| {
             let length = 1 + i * 97 % 9000;
@@ -92,7 +92,7 @@ fn scattered_memory_is_gathered_in_order_however_many_parts() {
     .unwrap();
     assert!(all() == sent);
     for (memory, length) in &parts {
-        // The bytes around each part are as they were.
+        // The bytes around each part are unchanged.
         assert_eq!(memory.part(0, 5).1.to_vec(), [0xee; 5]);
         assert_eq!(memory.part(5 + length, 5).1.to_vec(), [0xee; 5]);
     }
@@ -111,7 +111,7 @@ fn many_transfers_in_one_submission_each_get_their_bytes() {
         };
         from.fill(verb as u64 + 5);
         to.fill_with(0);
-        // In an order in which nothing adjoins, and then in one in which everything does.
+        // Once in an order in which nothing is adjacent, and once in order.
         for step in [37, 1] {
             let transfers = (0..128)
                 .map(|i| {
@@ -168,7 +168,7 @@ fn cached_registrations_are_found_again_and_never_for_other_memory() {
     let mut addresses = Vec::new();
     let mut reused = 0;
     for round in 0..20_u8 {
-        // Freed and allocated anew, most often at the same address: but of other pages.
+        // Freed and allocated again, usually at the same address but with other pages.
         let region = Region::allocate(Length(32 * MIB));
         let slice = region.whole();
         slice.write_at(Offset(0), &vec![round + 1; 32 << 20]);
@@ -179,7 +179,7 @@ fn cached_registrations_are_found_again_and_never_for_other_memory() {
             .cached(&slice.slice(Offset(5 * MIB), Length(MIB)).unwrap())
             .unwrap();
         assert_eq!(again.lkey(), registration.lkey());
-        // What is gone is let go, here or by the thread that looks for it every second.
+        // Dropped regions leave the cache, here or by the sweep each second.
         registrations_fall_to(&rail, before + 1);
         let write = transfer(
             Verb::Write,
@@ -194,13 +194,13 @@ fn cached_registrations_are_found_again_and_never_for_other_memory() {
         );
     }
     assert!(reused > 0, "no address came twice");
-    // Without anything to do, the last one goes too.
+    // The sweep also drops the last entry of an idle cache.
     registrations_fall_to(&rail, before);
 }
 
 #[test]
-fn registering_again_or_overlapping_harms_nobody() {
-    let rail = rail!("registering_again_or_overlapping_harms_nobody");
+fn registering_again_or_overlapping_is_harmless() {
+    let rail = rail!("registering_again_or_overlapping_is_harmless");
     let ends = Ends::connect(&rail, Allows::Writes, MIB);
     let before = rail.registrations();
     let slice = Region::allocate(Length(MIB)).whole();

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-/// What memory is filled with once nothing may touch it: not the same on both sides, for late work
-/// would carry it from one to the other.
+/// Fills memory once nothing may touch it. The two sides differ, because late work would carry
+/// bytes from one to the other.
 const CANARY_HERE: u8 = 0xa1;
 const CANARY_THERE: u8 = 0xb2;
 
-/// Long enough for what is still under way to arrive.
+/// Long enough for bytes in flight to arrive.
 const WHILE: Duration = Duration::from_millis(500);
 
-/// Gives a silent peer up after about half a second.
+/// Gives up a silent peer after about half a second.
 fn impatient() -> RdmaOptions {
     RdmaOptions {
         retry: Retry {
@@ -38,7 +38,7 @@ fn all_of(ends: &Ends, here: &Memory, verb: Verb, rounds: u64) -> Vec<Transfer> 
         .collect()
 }
 
-/// Waits, then looks whether a memory is still as it was filled.
+/// Waits, then checks that the memory is unchanged.
 fn assert_untouched(memories: &[(&Memory, u8)]) {
     for (memory, canary) in memories {
         memory.fill_with(*canary);
@@ -55,7 +55,7 @@ fn assert_untouched(memories: &[(&Memory, u8)]) {
 
 #[test]
 fn after_an_abort_no_memory_is_touched() {
-    // Far more in flight than can end by itself while the abort waits for it.
+    // Far more in flight than can end by itself while the abort waits.
     let options = RdmaOptions {
         window: 1 << 30,
         ..RdmaOptions::default()
@@ -71,7 +71,7 @@ fn after_an_abort_no_memory_is_touched() {
             let (sender, answer) = mpsc::channel();
             let lane = &ends.lane;
             std::thread::scope(|scope| {
-                // On kernels where posting is sending, submitting takes as long.
+                // On kernels where posting sends, submitting takes as long.
                 scope.spawn(move || {
                     lane.submit(transfers, move |outcomes| sender.send(outcomes).unwrap());
                 });
@@ -98,9 +98,9 @@ fn after_an_abort_no_memory_is_touched() {
 }
 
 #[test]
-fn after_the_serving_queue_pair_is_gone_no_memory_is_touched() {
+fn after_the_serving_queue_pair_is_destroyed_no_memory_is_touched() {
     let rail = rail!(
-        "after_the_serving_queue_pair_is_gone_no_memory_is_touched",
+        "after_the_serving_queue_pair_is_destroyed_no_memory_is_touched",
         impatient()
     );
     let Ends {
@@ -117,7 +117,7 @@ fn after_the_serving_queue_pair_is_gone_no_memory_is_touched() {
         })
         .collect();
     let (sender, answer) = mpsc::channel();
-    // On kernels where posting is sending, submitting takes as long as the first window does.
+    // On kernels where posting sends, submitting takes as long as the first window.
     let submitter = std::thread::spawn(move || {
         lane.submit(transfers, move |outcomes| sender.send(outcomes).unwrap());
         lane
@@ -131,9 +131,9 @@ fn after_the_serving_queue_pair_is_gone_no_memory_is_touched() {
 }
 
 #[test]
-fn a_peer_that_vanishes_ends_in_an_error_in_bounded_time() {
+fn a_vanished_peer_causes_an_error_in_bounded_time() {
     let rail = rail!(
-        "a_peer_that_vanishes_ends_in_an_error_in_bounded_time",
+        "a_vanished_peer_causes_an_error_in_bounded_time",
         impatient()
     );
     for verb in [Verb::Read, Verb::Write] {
@@ -162,11 +162,8 @@ fn a_peer_that_vanishes_ends_in_an_error_in_bounded_time() {
 }
 
 #[test]
-fn a_queue_pair_that_is_failed_answers_for_its_work() {
-    let rail = rail!(
-        "a_queue_pair_that_is_failed_answers_for_its_work",
-        impatient()
-    );
+fn a_failed_queue_pair_ends_all_its_work() {
+    let rail = rail!("a_failed_queue_pair_ends_all_its_work", impatient());
     let ends = Ends::connect(&rail, Allows::Writes, 8 * MIB);
     let here = Memory::new(&rail, 8 * MIB, Access::Local);
     ends.serving.fail();
@@ -179,8 +176,8 @@ fn a_queue_pair_that_is_failed_answers_for_its_work() {
 }
 
 #[test]
-fn a_queue_pair_that_is_not_connected_takes_no_work() {
-    let rail = rail!("a_queue_pair_that_is_not_connected_takes_no_work");
+fn an_unconnected_queue_pair_refuses_work() {
+    let rail = rail!("an_unconnected_queue_pair_refuses_work");
     let queue = kvpool_transport::rdma::QueuePair::create(&rail, Allows::Nothing).unwrap();
     let lane = RdmaLane::new(queue);
     let here = Memory::new(&rail, MIB, Access::RemoteReadWrite);
@@ -208,7 +205,7 @@ fn two_hundred_connections_leave_nothing_behind() {
         };
         let one = transfer(verb, ends.there.remote(0), vec![here.part(0, MIB)]);
         if round % 3 == 0 {
-            // Left in the middle.
+            // Dropped in the middle.
             ends.lane.submit(vec![one], |_| {});
         } else {
             run_one(&ends.lane, one).unwrap();
@@ -217,7 +214,7 @@ fn two_hundred_connections_leave_nothing_behind() {
     }
     assert_eq!(rail.lanes(), 0);
     assert_eq!(rail.in_flight(), 0);
-    // What was answered for on the completion thread may be let go a moment later.
+    // The completion thread may release its references a moment later.
     registrations_fall_to(&rail, before);
 }
 
@@ -246,7 +243,7 @@ fn a_lane_may_be_dropped_at_the_end_of_its_work() {
         .collect();
     lane.submit(all, move |outcomes| {
         ended.send(()).unwrap();
-        // The last one to hold it is this thread, and with it goes the rail.
+        // This thread holds the last reference, and the rail ends with it.
         is_dropped.recv_timeout(LIMIT).unwrap();
         drop(held);
         sender.send(outcomes).unwrap();
@@ -259,8 +256,8 @@ fn a_lane_may_be_dropped_at_the_end_of_its_work() {
 }
 
 #[test]
-fn who_panics_at_the_end_of_its_work_harms_nobody_else() {
-    let rail = rail!("who_panics_at_the_end_of_its_work_harms_nobody_else");
+fn a_panicking_callback_harms_no_other() {
+    let rail = rail!("a_panicking_callback_harms_no_other");
     let ends = Ends::connect(&rail, Allows::Writes, MIB);
     let here = Memory::new(&rail, MIB, Access::Local);
     let write = transfer(Verb::Write, ends.there.remote(0), vec![here.part(0, MIB)]);

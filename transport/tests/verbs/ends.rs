@@ -1,4 +1,4 @@
-//! Two connected ends, and what is done between them.
+//! Two connected ends, and operations between them.
 
 use kvpool_transport::rdma::{
     Access, Allows, Fabric, QueuePair, Rail, RdmaLane, RdmaOptions, Registration, Remote, Transfer,
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Longer than any answer may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// The rail that a test runs on; without one the test says so and ends.
+/// The rail that a test runs on. Without one the test prints that it is skipped, and returns.
 macro_rules! rail {
     ($name:literal) => {
         rail!($name, kvpool_transport::rdma::RdmaOptions::default())
@@ -34,7 +34,7 @@ pub(crate) fn open(options: &RdmaOptions) -> Result<Arc<Rail>, String> {
     Ok(fabric.rails()[0].clone())
 }
 
-/// One connection, and the memory of the end that serves.
+/// One connection, and the memory of the serving end.
 pub(crate) struct Ends {
     pub(crate) lane: RdmaLane,
     pub(crate) serving: QueuePair,
@@ -57,7 +57,7 @@ impl Memory {
         }
     }
 
-    /// Where a byte of it is for the peer.
+    /// The peer's address of a byte.
     pub(crate) fn remote(&self, from: u64) -> Remote {
         Remote {
             address: self.registration.address() + from,
@@ -70,7 +70,7 @@ impl Memory {
         (self.registration.clone(), slice)
     }
 
-    /// Every byte its own.
+    /// Fills each byte by its position.
     pub(crate) fn fill(&self, seed: u64) {
         let mut state = seed | 1;
         let mut bytes = vec![0; self.slice.length().as_usize()];
@@ -90,7 +90,7 @@ impl Memory {
 }
 
 impl Ends {
-    /// Connected, with `bytes` of memory at the end that serves.
+    /// Connects, with `bytes` of memory at the serving end.
     pub(crate) fn connect(rail: &Arc<Rail>, allows: Allows, bytes: u64) -> Self {
         let access = match allows {
             Allows::Writes => Access::RemoteReadWrite,
@@ -114,7 +114,7 @@ impl Ends {
     }
 }
 
-/// Two queue pairs, connected; the second serves.
+/// Two connected queue pairs; the second serves.
 pub(crate) fn pair(here: &Arc<Rail>, there: &Arc<Rail>, allows: Allows) -> (QueuePair, QueuePair) {
     let asking = QueuePair::create(here, Allows::Nothing).unwrap();
     let serving = QueuePair::create(there, allows).unwrap();
@@ -138,7 +138,7 @@ pub(crate) fn run(lane: &RdmaLane, transfers: Vec<Transfer>) -> Vec<Result<(), W
         .expect("an answer in time")
 }
 
-/// Submits, to be waited for.
+/// Submits; the receiver gets the outcomes.
 pub(crate) fn start(
     lane: &RdmaLane,
     transfers: Vec<Transfer>,
@@ -157,7 +157,7 @@ pub(crate) fn run_one(lane: &RdmaLane, transfer: Transfer) -> Result<(), WorkErr
     outcomes.remove(0)
 }
 
-/// Waits until no more than so many registrations are alive.
+/// Waits until at most `count` registrations are alive.
 pub(crate) fn registrations_fall_to(rail: &Arc<Rail>, count: usize) {
     let limit = Instant::now() + LIMIT;
     while rail.registrations() > count {

@@ -1,5 +1,5 @@
-//! The verbs layer over whatever RDMA device this machine has; without one, every test says so and
-//! passes. Both ends are in this process, on one port.
+//! The verbs layer over this machine's RDMA device. Without one, every test prints that it is
+//! skipped, and passes. Both ends are in this process, on one port.
 
 #[macro_use]
 mod ends;

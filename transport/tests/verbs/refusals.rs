@@ -1,4 +1,4 @@
-//! What is not allowed does not happen, and the error says whose fault it was.
+//! Forbidden transfers do not happen, and the error names the side at fault.
 
 use crate::ends::{Ends, LIMIT, Memory, run, run_one, transfer};
 use kvpool_transport::Region;
@@ -12,7 +12,7 @@ use std::time::Instant;
 
 const SIZE: u64 = 64 << 10;
 
-/// What a forbidden transfer comes to: an error, the lane closed, the peer's memory untouched.
+/// The result of a forbidden transfer: an error, the lane closed, the peer's memory untouched.
 fn refused(ends: &Ends, forbidden: Transfer) -> WorkError {
     let before = ends.there.slice.to_vec();
     let started = Instant::now();
@@ -87,7 +87,7 @@ fn a_revoked_registration_is_the_peers_refusal() {
 #[test]
 fn a_queue_pair_that_allows_reads_refuses_a_write() {
     let rail = rail!("a_queue_pair_that_allows_reads_refuses_a_write");
-    // The memory may be written, only not through this queue pair.
+    // The memory is writable, but not through this queue pair.
     let ends = Ends::with_access(&rail, Allows::Reads, Access::RemoteReadWrite, SIZE);
     let here = Memory::new(&rail, SIZE, Access::Local);
     here.fill(1);
@@ -112,8 +112,8 @@ fn memory_registered_for_reading_refuses_a_write() {
 }
 
 #[test]
-fn one_refusal_ends_all_that_is_behind_it() {
-    let rail = rail!("one_refusal_ends_all_that_is_behind_it");
+fn one_refusal_ends_all_later_work() {
+    let rail = rail!("one_refusal_ends_all_later_work");
     let ends = Ends::connect(&rail, Allows::Writes, 100 * SIZE);
     let here = Memory::new(&rail, SIZE, Access::Local);
     let transfers = (0..100)
@@ -130,7 +130,7 @@ fn one_refusal_ends_all_that_is_behind_it() {
         (51..100).all(|i| fault(i) == Some(Fault::Flushed)),
         "{outcomes:?}"
     );
-    // Those before may have been heard of or not, but none failed by itself.
+    // The earlier requests may or may not be confirmed, but none failed by itself.
     assert!((0..50).all(|i| matches!(fault(i), None | Some(Fault::Flushed))));
     assert!(!ends.lane.is_open());
     let after = transfer(Verb::Write, ends.there.remote(0), vec![here.part(0, SIZE)]);
@@ -142,8 +142,8 @@ fn one_refusal_ends_all_that_is_behind_it() {
 }
 
 #[test]
-fn nonsense_is_refused_alone_and_the_lane_goes_on() {
-    let rail = rail!("nonsense_is_refused_alone_and_the_lane_goes_on");
+fn an_invalid_transfer_is_refused_alone_and_the_lane_stays_open() {
+    let rail = rail!("an_invalid_transfer_is_refused_alone_and_the_lane_stays_open");
     let ends = Ends::connect(&rail, Allows::Writes, SIZE);
     let here = Memory::new(&rail, SIZE, Access::Local);
     let other = Region::allocate(Length(SIZE)).whole();
@@ -155,7 +155,7 @@ fn nonsense_is_refused_alone_and_the_lane_goes_on() {
     );
     let mut past_the_end = transfer(Verb::Write, remote, vec![here.part(0, SIZE)]);
     past_the_end.remote.address = u64::MAX - 5;
-    let elsewhere = rail!("nonsense_is_refused_alone_and_the_lane_goes_on");
+    let elsewhere = rail!("an_invalid_transfer_is_refused_alone_and_the_lane_stays_open");
     let foreign = Memory::new(&elsewhere, SIZE, Access::Local);
     let of_another_rail = transfer(Verb::Write, remote, vec![foreign.part(0, SIZE)]);
     let good = transfer(Verb::Write, remote, vec![here.part(0, SIZE)]);
@@ -177,8 +177,8 @@ fn memory_of_no_bytes_is_not_registered() {
 }
 
 #[test]
-fn what_is_no_dmabuf_is_not_registered_as_one() {
-    let rail = rail!("what_is_no_dmabuf_is_not_registered_as_one");
+fn a_descriptor_that_is_no_dmabuf_is_refused() {
+    let rail = rail!("a_descriptor_that_is_no_dmabuf_is_refused");
     let file = tempfile::tempfile().unwrap();
     let before = rail.registrations();
     let registered = rail.register_dmabuf(file.as_fd(), 0, 4096, 0, Access::RemoteReadWrite);
@@ -187,8 +187,8 @@ fn what_is_no_dmabuf_is_not_registered_as_one() {
 }
 
 #[test]
-fn memory_that_is_only_read_is_a_source_and_no_destination() {
-    let rail = rail!("memory_that_is_only_read_is_a_source_and_no_destination");
+fn read_only_memory_is_a_source_and_no_destination() {
+    let rail = rail!("read_only_memory_is_a_source_and_no_destination");
     let ends = Ends::connect(&rail, Allows::Writes, SIZE);
     let (fd, writable) = create_segment(Length(SIZE), false, "verbs").unwrap();
     writable.whole().write_at(Offset(0), &[7; 64 << 10]);
@@ -197,7 +197,7 @@ fn memory_that_is_only_read_is_a_source_and_no_destination() {
     assert!(rail.register(&slice, Access::RemoteReadWrite).is_err());
     let registration = match rail.cached(&slice) {
         Ok(registration) => registration,
-        // Before Linux 6.3 it cannot be registered at all.
+        // Before Linux 6.3 the memory cannot be registered at all.
         Err(error) => return assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{error}"),
     };
     let local = vec![(registration, slice)];
@@ -209,8 +209,8 @@ fn memory_that_is_only_read_is_a_source_and_no_destination() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
-    let rail = rail!("a_device_that_is_not_there_is_named");
+fn an_absent_device_is_named_in_the_error() {
+    let rail = rail!("an_absent_device_is_named_in_the_error");
     let port_99 = format!("{}:99", rail.name().split(':').next().unwrap());
     for name in ["nosuch0", &port_99] {
         let options = RdmaOptions {

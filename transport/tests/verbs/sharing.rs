@@ -22,7 +22,7 @@ fn a_small_submission_does_not_wait_for_a_huge_one() {
                 sender.send((name, begun.elapsed())).unwrap();
             });
         };
-        // The same memory over and over: 512 MiB in pieces that do not adjoin.
+        // The same memory again and again: 512 MiB in pieces that are not adjacent.
         let huge = (0..512)
             .map(|i| {
                 let at = i * 37 % 64 * MIB;
@@ -86,8 +86,8 @@ fn many_threads_share_one_lane() {
 }
 
 #[test]
-fn a_submission_may_be_made_from_the_end_of_another() {
-    let rail = rail!("a_submission_may_be_made_from_the_end_of_another");
+fn a_completion_callback_may_submit() {
+    let rail = rail!("a_completion_callback_may_submit");
     let ends = Ends::connect(&rail, Allows::Writes, MIB);
     let here = Arc::new(Memory::new(&rail, MIB, Access::Local));
     let (lane, there) = (Arc::new(ends.lane), Arc::new(ends.there));
@@ -122,7 +122,7 @@ fn an_idle_rail_uses_no_processor() {
     let write = transfer(Verb::Write, ends.there.remote(0), vec![here.part(0, MIB)]);
     start(&ends.lane, vec![write]).recv_timeout(LIMIT).unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    // Other tests have such threads too, so the idlest one counts.
+    // Other tests have such threads too, so the idlest thread counts.
     let before = processor_ticks();
     std::thread::sleep(Duration::from_secs(2));
     let after = processor_ticks();
@@ -133,11 +133,11 @@ fn an_idle_rail_uses_no_processor() {
             Some(later - ticks)
         })
         .min();
-    // A tick is 10 ms: a thread that spins has about two hundred.
+    // A tick is 10 ms: a spinning thread has about two hundred.
     assert!(least.unwrap() <= 5, "{least:?}");
 }
 
-/// The processor time of the completion threads of this process.
+/// The processor time of this process's completion threads.
 fn processor_ticks() -> Vec<(u32, u64)> {
     let mut ticks = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap() {

@@ -1,5 +1,5 @@
-//! How fast bytes move, to be set beside what `ib_write_bw` and `ib_read_bw` say on the same device.
-//! Measured by hand: `cargo test -p kvpool-transport --test verbs -- --ignored --nocapture`.
+//! Transfer speeds, to compare with `ib_write_bw` and `ib_read_bw` on the same device. Run by hand:
+//! `cargo test -p kvpool-transport --test verbs -- --ignored --nocapture`.
 
 use crate::ends::{Ends, Memory, run, transfer};
 use kvpool_transport::rdma::{Access, Allows, Verb};

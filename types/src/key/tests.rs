@@ -15,7 +15,7 @@ fn a_run_of_exactly_64_lower_case_digits_is_a_digest() {
         (hex.clone(), Some(("", ""))),
         (format!("p@{hex}@s"), Some(("p@", "@s"))),
         (format!("é{hex}é"), Some(("é", "é"))),
-        // A longer run: its first 64 digits are the digest, so that there is one form only.
+        // A longer run: its first 64 digits are the digest, so that each key has one form.
         (format!("{hex}a"), Some(("", "a"))),
         (format!("x{hex}{hex}"), Some(("x", hex.as_str()))),
         (hex[1..].to_owned(), None),
@@ -49,7 +49,7 @@ fn a_digest_and_its_string_are_the_same_key() {
 
 proptest! {
     #[test]
-    fn strings_come_back_as_they_were(text in "\\PC{1,300}") {
+    fn strings_round_trip(text in "\\PC{1,300}") {
         let key = Key::parse(&text).unwrap();
         prop_assert_eq!(key.to_string(), text.clone());
         prop_assert_eq!(key.as_ref().text_len(), text.len());
@@ -57,7 +57,7 @@ proptest! {
     }
 
     #[test]
-    fn strings_with_hex_runs_come_back_as_they_were(
+    fn strings_with_hex_runs_round_trip(
         before in "[0-9a-fA-Fé@]{0,80}",
         run in "[0-9a-f]{60,70}|[0-9a-f]{120,140}",
         after in "[0-9a-fA-Fé@]{0,80}",
@@ -69,7 +69,7 @@ proptest! {
         let is_hex = |window: &[u8]| window.iter().all(|byte| nibble(*byte).is_some());
         let has_digest = text.as_bytes().windows(HEX_DIGITS).any(is_hex);
         prop_assert_eq!(digest_parts(&key).is_some(), has_digest);
-        // The digest is the first run there is: nothing before it holds or begins one.
+        // The digest is the first run: nothing before it contains or starts a run.
         if let Some((prefix, _)) = digest_parts(&key) {
             prop_assert!(!holds_digest(prefix));
             prop_assert!(prefix.bytes().last().is_none_or(|byte| nibble(byte).is_none()));

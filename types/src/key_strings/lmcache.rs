@@ -8,24 +8,29 @@ const FORM: &str = "LMCache";
 /// A key of LMCache's cache engine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LmcacheKey {
-    /// The model.
+    /// The model's name.
     pub model: String,
-    /// How many workers share the model.
+    /// The number of workers that share the model.
     pub world_size: u32,
-    /// Which of them made the chunk.
+    /// The worker that made the chunk.
     pub worker_id: u32,
     /// The chunk's hash in lower-case hex digits: 16 of a 64-bit hash, 64 of a SHA-256.
     pub hash_hex: String,
     /// The element type.
     pub dtype: String,
-    /// The layer, where each has a chunk of its own.
+    /// The layer; `None` when a chunk covers all layers.
     pub layer: Option<u32>,
-    /// Tags and their values, in the order in which they are written.
+    /// Tags and their values, in order.
     pub tags: Vec<(String, String)>,
 }
 
 impl LmcacheKey {
-    /// The key's string.
+    /// Builds the string.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyStringError::BadField`] for a field that the form cannot hold,
+    /// [`KeyStringError::NoKey`] when the string is too long.
     pub fn build(&self) -> Result<String, KeyStringError> {
         let model = name(&self.model).ok_or_else(|| bad(FORM, "model", &self.model))?;
         let dtype = name(&self.dtype).ok_or_else(|| bad(FORM, "dtype", &self.dtype))?;
@@ -41,7 +46,7 @@ impl LmcacheKey {
         }
         for (tag, value) in &self.tags {
             let written = format!("{tag}%{value}");
-            // What is read is cut at the first `%`, so a tag's name cannot hold one.
+            // Parsing splits at the first `%`, so a tag's name cannot contain one.
             if tag.is_empty() || tag.contains('%') || written.contains('@') {
                 return Err(bad(FORM, "tag", &written));
             }
@@ -51,7 +56,11 @@ impl LmcacheKey {
         Ok(text)
     }
 
-    /// The fields of a key's string.
+    /// Parses the string.
+    ///
+    /// # Errors
+    ///
+    /// See [`KeyStringError`].
     pub fn parse(text: &str) -> Result<Self, KeyStringError> {
         let mut fields = Fields::new(FORM, text)?;
         let mut key = Self {
@@ -78,7 +87,11 @@ impl LmcacheKey {
         Ok(key)
     }
 
-    /// The pool's key: a SHA-256 between what stands before and after it, or text for another hash.
+    /// The pool's key: a SHA-256 with prefix and suffix, or text for another hash.
+    ///
+    /// # Errors
+    ///
+    /// As [`LmcacheKey::build`].
     pub fn to_key(&self) -> Result<Key, KeyStringError> {
         let text = self.build()?;
         Key::parse(&text).map_err(|source| KeyStringError::NoKey { form: FORM, source })

@@ -5,10 +5,10 @@ use crate::key::{Digest, Key, KeyRef};
 
 const FORM: &str = "pool";
 
-/// A key over a SHA-256, made by one rank of a model that is split in several ways at once.
+/// A key over a SHA-256, made by one rank of a model that is partitioned in several dimensions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PoolKey {
-    /// The model.
+    /// The model's name.
     pub model: String,
     /// The rank in prefill context parallelism.
     pub pcp: u32,
@@ -16,17 +16,23 @@ pub struct PoolKey {
     pub dcp: u32,
     /// The first KV head, or the rank in tensor parallelism.
     pub head_or_tp_rank: u32,
-    /// The rank in pipeline parallelism; none in layered keys that leave it out, since a layer lies in
-    /// one stage only.
+    /// The rank in pipeline parallelism. Layered keys may omit it, because a layer lies in one
+    /// stage.
     pub pp_rank: Option<u32>,
     /// The block's hash.
     pub hash: Digest,
-    /// The layer, where each has a block of its own.
+    /// The layer; `None` when a block covers all layers.
     pub layer: Option<u32>,
 }
 
 impl PoolKey {
-    /// The key's string. Fails when the pipeline rank is left out of a key without a layer.
+    /// Builds the string.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyStringError::Missing`] when both the pipeline rank and the layer are `None`.
+    /// [`KeyStringError::BadField`] for a field that the form cannot hold,
+    /// [`KeyStringError::NoKey`] when the string is too long.
     pub fn build(&self) -> Result<String, KeyStringError> {
         let model = name(&self.model).ok_or_else(|| bad(FORM, "model", &self.model))?;
         let mut text = format!(
@@ -46,7 +52,11 @@ impl PoolKey {
         Ok(text)
     }
 
-    /// The fields of a key's string.
+    /// Parses the string.
+    ///
+    /// # Errors
+    ///
+    /// See [`KeyStringError`].
     pub fn parse(text: &str) -> Result<Self, KeyStringError> {
         let mut fields = Fields::new(FORM, text)?;
         let model = fields.read("model", name)?;
@@ -77,7 +87,11 @@ impl PoolKey {
         })
     }
 
-    /// The pool's key: the hash between what stands before and after it.
+    /// The pool's key: the digest with prefix and suffix.
+    ///
+    /// # Errors
+    ///
+    /// As [`PoolKey::build`].
     pub fn to_key(&self) -> Result<Key, KeyStringError> {
         let text = self.build()?;
         Key::parse(&text).map_err(|source| KeyStringError::NoKey { form: FORM, source })

@@ -103,7 +103,8 @@ fn lmcache_keys_have_their_documented_form() {
     assert_eq!(LmcacheKey::parse(&text).unwrap(), key);
 }
 
-/// The directory's budget a block holds for digest keys only, so these must be such.
+/// The directory's budget for each block holds for digest keys only, so these keys must be digest
+/// keys.
 #[test]
 fn keys_over_a_sha256_are_held_as_a_digest_between_affixes() {
     let mut pool = pool_key();
@@ -149,7 +150,7 @@ fn field<T: std::fmt::Debug>(outcome: Result<T, KeyStringError>) -> String {
 }
 
 #[test]
-fn what_is_no_vllm_key_is_refused_by_its_field() {
+fn a_bad_vllm_key_is_refused_by_its_field() {
     for (text, wrong) in [
         ("", "bad engine"),
         ("sglang@m@1@0@00000000000000ab", "bad engine"),
@@ -172,7 +173,7 @@ fn what_is_no_vllm_key_is_refused_by_its_field() {
 }
 
 #[test]
-fn what_is_no_pool_key_is_refused_by_its_field() {
+fn a_bad_pool_key_is_refused_by_its_field() {
     for (text, wrong) in [
         ("".to_owned(), "bad model"),
         ("m".to_owned(), "missing pcp"),
@@ -217,7 +218,7 @@ fn what_is_no_pool_key_is_refused_by_its_field() {
 }
 
 #[test]
-fn what_is_no_lmcache_key_is_refused_by_its_field() {
+fn a_bad_lmcache_key_is_refused_by_its_field() {
     for (text, wrong) in [
         ("", "bad model"),
         ("m", "missing world size"),
@@ -297,7 +298,7 @@ proptest! {
     }
 
     #[test]
-    fn what_parses_builds_the_same_string(
+    fn a_parsed_key_builds_the_same_string(
         text in "(vllm@)?m(@(pcp|dcp|head_or_tp_rank:|pp_rank:)?(0|1|7|01|a%b|[0-9a-f]{16}|[0-9a-f]{64})){3,8}",
     ) {
         if let Ok(key) = VllmKey::parse(&text) {

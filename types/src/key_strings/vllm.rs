@@ -8,20 +8,25 @@ const FORM: &str = "vllm";
 /// A key over a 64-bit chain hash ([`crate::hash64`]), made by a worker of an engine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VllmKey {
-    /// The model. A `/` is written as `_`, and so does not come back from [`VllmKey::parse`].
+    /// The model's name. A `/` is written as `_`, so [`VllmKey::parse`] does not restore it.
     pub model: String,
-    /// How many workers share the model.
+    /// The number of workers that share the model.
     pub world_size: u32,
-    /// Which of them made the block.
+    /// The worker that made the block.
     pub worker_id: u32,
     /// The block's hash.
     pub hash: u64,
-    /// The layer, where each has a block of its own.
+    /// The layer; `None` when a block covers all layers.
     pub layer: Option<u32>,
 }
 
 impl VllmKey {
-    /// The key's string.
+    /// Builds the string.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyStringError::BadField`] for a field that the form cannot hold,
+    /// [`KeyStringError::NoKey`] when the string is too long.
     pub fn build(&self) -> Result<String, KeyStringError> {
         let model = name(&self.model)
             .ok_or_else(|| bad(FORM, "model", &self.model))?
@@ -37,7 +42,11 @@ impl VllmKey {
         Ok(text)
     }
 
-    /// The fields of a key's string.
+    /// Parses the string.
+    ///
+    /// # Errors
+    ///
+    /// See [`KeyStringError`].
     pub fn parse(text: &str) -> Result<Self, KeyStringError> {
         let mut fields = Fields::new(FORM, text)?;
         fields.read("engine", |engine| (engine == "vllm").then_some(()))?;
@@ -55,6 +64,10 @@ impl VllmKey {
     }
 
     /// The pool's key.
+    ///
+    /// # Errors
+    ///
+    /// As [`VllmKey::build`].
     pub fn to_key(&self) -> Result<Key, KeyStringError> {
         let text = self.build()?;
         Key::parse(&text).map_err(|source| KeyStringError::NoKey { form: FORM, source })

@@ -1,4 +1,4 @@
-//! The meta parts of data frames.
+//! The meta parts of data-port frames.
 
 use super::{DecodeError, Reader, reader::put_str16};
 use crate::grant::MAC_BYTES;
@@ -8,17 +8,21 @@ use crate::{
     Length, NodeName, Offset, SegmentId,
 };
 
-/// The most extents that one frame names.
+/// The most extents in one frame.
 pub const MAX_ITEMS: u32 = 4096;
 
-/// A part that can be written to and read from a frame's meta.
+/// A type that a frame's meta part can hold.
 pub trait Meta: Sized {
-    /// Appends the part's bytes.
+    /// Appends the encoded bytes.
     fn encode(&self, out: &mut Vec<u8>);
-    /// Reads the part from all of `bytes`.
+    /// Decodes all of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// See [`DecodeError`].
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError>;
 
-    /// The part's bytes.
+    /// The encoded bytes.
     fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.encode(&mut out);
@@ -29,19 +33,19 @@ pub trait Meta: Sized {
 /// Opens a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The oldest version that the client speaks.
+    /// The oldest version that the client supports.
     pub min_version: u16,
-    /// The newest version that the client speaks.
+    /// The newest version that the client supports.
     pub max_version: u16,
-    /// The pool that it means.
+    /// The pool that the client expects.
     pub cluster: ClusterId,
-    /// Which client it is.
+    /// The client's id.
     pub client: ClientId,
-    /// The life of the node that it means; zero for whichever there is.
+    /// The incarnation that the client expects; zero accepts any.
     pub incarnation: Incarnation,
     /// The wire number of its checksum algorithm.
     pub checksum_algorithm: u8,
-    /// What proves that it may connect; empty while authentication is off.
+    /// The credential; empty while authentication is off.
     pub token: Token,
 }
 
@@ -67,7 +71,7 @@ impl Meta for Hello {
             checksum_algorithm: r.u8()?,
             token: r.str16()?.to_owned().into(),
         };
-        // What stands behind is of a later version.
+        // Later versions may append fields.
         Ok(hello)
     }
 }
@@ -75,15 +79,15 @@ impl Meta for Hello {
 /// Answers a hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HelloReply {
-    /// The version that both sides will speak.
+    /// The version that both sides will use.
     pub version: u16,
     /// The pool that the node belongs to.
     pub cluster: ClusterId,
     /// The node's name.
     pub node: NodeName,
-    /// The node's present life.
+    /// The node's current incarnation.
     pub incarnation: Incarnation,
-    /// The machine it runs on.
+    /// The machine that the node runs on.
     pub host: HostId,
     /// The wire number of its checksum algorithm.
     pub checksum_algorithm: u8,
@@ -109,29 +113,29 @@ impl Meta for HelloReply {
             host: HostId(r.u128()?),
             checksum_algorithm: r.u8()?,
         };
-        // What stands behind is of a later version.
+        // Later versions may append fields.
         Ok(reply)
     }
 }
 
-/// One range of one extent.
+/// A read of one range of one extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadItem {
     /// The whole extent, as the master named it.
     pub extent: Extent,
-    /// Where in the extent to begin.
+    /// The first byte to read, relative to the extent.
     pub from: Offset,
-    /// How many bytes to read.
+    /// The number of bytes to read.
     pub length: Length,
 }
 
-/// Asks for ranges of extents of one incarnation. The payload of the answer holds the bytes of the
-/// items whose status is ok, in order.
+/// Reads ranges of extents of one incarnation. The answer's payload holds the bytes of the
+/// successful items, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// The life of the node that holds them.
+    /// The incarnation that holds the extents.
     pub incarnation: Incarnation,
-    /// The ranges.
+    /// The ranges to read.
     pub items: Vec<ReadItem>,
 }
 
@@ -161,18 +165,18 @@ impl Meta for ReadRequest {
     }
 }
 
-/// Writes, or announces writes of, whole extents. A write's payload holds, for each grant in
-/// order, the block's bytes and then the checksums (8 bytes each) of its 64 KiB chunks, so that a
-/// sender can compute them as it sends.
+/// Writes, or announces writes of, whole extents. For each grant in order, a write's payload holds
+/// the block's bytes and then the checksums of its 64 KiB chunks, 8 bytes each. The sender computes
+/// the checksums while it sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteRequest {
-    /// The life of the node that is to take them.
+    /// The incarnation that should take the blocks.
     pub incarnation: Incarnation,
-    /// The rights to write, one an extent.
+    /// The grants, one an extent.
     pub grants: Vec<Grant>,
 }
 
-/// What one grant takes in a message.
+/// The encoded length of one grant.
 const GRANT_BYTES: usize = 20 + 8 + 8 + MAC_BYTES;
 
 impl WriteRequest {
@@ -184,8 +188,8 @@ impl WriteRequest {
         })
     }
 
-    /// The blocks that a payload of [`WriteRequest::payload_bytes`] holds, each with its grant.
-    /// Ends early when the payload is shorter.
+    /// The blocks in a payload of [`WriteRequest::payload_bytes`], each with its grant. Stops early
+    /// when the payload is too short.
     pub fn blocks<'a>(&'a self, mut payload: &'a [u8]) -> impl Iterator<Item = WrittenBlock<'a>> {
         self.grants.iter().map_while(move |grant| {
             let length = grant.extent.length;
@@ -201,16 +205,16 @@ impl WriteRequest {
 /// One block of a write's payload.
 #[derive(Clone, Copy, Debug)]
 pub struct WrittenBlock<'a> {
-    /// The right to write it.
+    /// The grant of the block.
     pub grant: &'a Grant,
-    /// Its bytes, as long as the extent.
+    /// The block's bytes, as long as the extent.
     pub bytes: &'a [u8],
-    /// The checksums of its chunks as they came, 8 bytes each.
+    /// The encoded checksums of its chunks, 8 bytes each.
     sums: &'a [u8],
 }
 
 impl WrittenBlock<'_> {
-    /// The checksums of its 64 KiB chunks.
+    /// The checksums of the 64 KiB chunks.
     pub fn sums(&self) -> impl ExactSizeIterator<Item = Checksum> {
         let (sums, _) = self.sums.as_chunks();
         sums.iter().map(|sum| Checksum(u64::from_le_bytes(*sum)))
@@ -249,10 +253,10 @@ impl Meta for WriteRequest {
     }
 }
 
-/// Ends announced writes through shared memory.
+/// Ends announced writes, over shared memory or RDMA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteEnd {
-    /// Each ended grant with the checksums of the chunks written; none when the write was given up.
+    /// Each ended grant with the checksums of its chunks; no checksums when the write was aborted.
     pub items: Vec<(GrantId, Vec<Checksum>)>,
 }
 
@@ -273,11 +277,11 @@ impl Meta for WriteEnd {
     }
 }
 
-/// Pins or unpins extents of one incarnation for views. A pin is held by the connection's client
-/// until it is undone or the client's process is gone; pins of one extent count.
+/// Pins or unpins extents of one incarnation for views. The client of the connection holds the pin
+/// until it removes the pin or its process exits. Pins of one extent are counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinRequest {
-    /// The life of the node that holds them.
+    /// The incarnation that holds the extents.
     pub incarnation: Incarnation,
     /// The extents.
     pub extents: Vec<Extent>,
@@ -307,19 +311,18 @@ impl Meta for PinRequest {
 /// Asks for the memory of one segment, or for the connection's pin board.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapRequest {
-    /// The life of the node that holds it.
+    /// The incarnation that holds the segment.
     pub incarnation: Incarnation,
     /// The segment.
     pub segment: SegmentId,
-    /// Whether the mapping is to be written through; else the descriptor is read-only.
+    /// Whether to map for writing; otherwise the descriptor is read-only.
     pub writable: bool,
 }
 
 impl MapRequest {
-    /// What is named instead of a segment to ask for the connection's pin board, which is mapped
-    /// writable. No master gives this number to a segment, so a node that has no boards answers that
-    /// it has no such segment, and the connection goes on: an operation that it does not know would
-    /// end it.
+    /// Stands for the connection's pin board, which is mapped writable. No master assigns this
+    /// segment number. So a node without boards answers that the segment does not exist, and the
+    /// connection continues. An unknown operation would end it.
     pub const BOARD: SegmentId = SegmentId(u32::MAX);
 }
 
@@ -351,10 +354,10 @@ impl Meta for MapRequest {
     }
 }
 
-/// Answers a map request; the file descriptor comes with it.
+/// Answers a map request. The file descriptor is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapReply {
-    /// The bytes of the segment.
+    /// The size of the segment, in bytes.
     pub size: Length,
 }
 
@@ -371,7 +374,7 @@ impl Meta for MapReply {
     }
 }
 
-/// One outcome for each item of a request, in order.
+/// One code for each item of a request, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statuses(pub Vec<Code>);
 
@@ -391,7 +394,7 @@ impl Meta for Statuses {
     }
 }
 
-/// The chunk checksums of each asked extent, as its writer gave them.
+/// The chunk checksums of each extent of the request, as its writer gave them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SumsReply(pub Vec<Result<Vec<Checksum>, Code>>);
 
@@ -421,13 +424,13 @@ impl Meta for SumsReply {
     }
 }
 
-/// Answers a request that failed as a whole; the connection ends after it when the code says that
-/// the frame could not be read.
+/// Answers a request that failed as a whole. If the code says that the frame could not be read, the
+/// connection ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What happened.
+    /// The stable code.
     pub code: Code,
-    /// The same for people, with the values that matter.
+    /// A message for people, with the values that matter.
     pub message: String,
 }
 
@@ -497,7 +500,7 @@ fn extent(r: &mut Reader<'_>) -> Result<Extent, DecodeError> {
 }
 
 fn sums(r: &mut Reader<'_>) -> Result<Vec<Checksum>, DecodeError> {
-    // Bounded by the meta limit, not by MAX_ITEMS: a large block has many chunks.
+    // Bounded by the meta limit, not by `MAX_ITEMS`, because a large block has many chunks.
     let count = r.u32()?;
     if u64::from(count) * 8 > r.remaining() as u64 {
         return Err(DecodeError::Truncated { what: "checksums" });

@@ -1,19 +1,20 @@
-//! What an end of a connection can do beyond its protocol version.
+//! The features of one end of a connection, beyond its protocol version.
 //!
-//! Both ends tell their features when a connection opens: on the data port in the reserved field of the headers
-//! of [`Op::Hello`](super::frame::Op) and its answer, which older versions write as zero and do not read; to a
-//! master in `HelloRequest` and `HelloReply`. Either uses a feature only where both have told it.
+//! Both ends send their features when a connection opens. On the data port they are in the reserved
+//! field of the headers of [`Op::Hello`](super::frame::Op) and of its answer. Older versions write
+//! zero there and ignore it. To a master they are in `HelloRequest` and `HelloReply`. An end uses a
+//! feature only if both have sent it.
 //!
-//! A bit that is not known here is ignored in the lower half, and refused as `version_mismatch` in the upper
-//! one: there stands what the sender cannot do without.
+//! An unknown bit in the lower half is ignored. An unknown bit in the upper half is refused as
+//! `version_mismatch`, because the sender requires the feature.
 
 use super::DecodeError;
 use super::frame::HEADER_BYTES;
 use std::ops::Range;
 
-/// Where features stand in a header.
+/// The position of the features in a header.
 const PLACE: Range<usize> = 28..32;
-/// The bits that must be known.
+/// The bits of required features.
 const REQUIRED: u32 = 0xffff_0000;
 
 /// A set of features.
@@ -21,10 +22,10 @@ const REQUIRED: u32 = 0xffff_0000;
 pub struct Features(pub u32);
 
 impl Features {
-    /// An operation that is not known is answered with [`crate::Code::Unimplemented`], and the connection goes
-    /// on. Without it such an operation ends the connection.
+    /// An unknown operation is answered with [`crate::Code::Unimplemented`], and the connection
+    /// continues. Without this feature the connection ends.
     pub const UNIMPLEMENTED: Self = Self(1);
-    /// What is told here.
+    /// The features of this version.
     pub const OURS: Self = Self::UNIMPLEMENTED;
 
     /// The features in a header that opens a connection.
@@ -32,12 +33,16 @@ impl Features {
         Self(u32::from_le_bytes([head[28], head[29], head[30], head[31]]))
     }
 
-    /// Writes them into a header that opens a connection.
+    /// Writes the features into a header that opens a connection.
     pub fn mark(self, head: &mut [u8; HEADER_BYTES]) {
         head[PLACE].copy_from_slice(&self.0.to_le_bytes());
     }
 
-    /// Those that the other end, which told these, shares with this one.
+    /// The features that both ends have, given the peer's.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError::UnknownFeatures`] when the peer requires an unknown feature.
     pub fn shared(self) -> Result<Self, DecodeError> {
         let unknown = self.0 & REQUIRED & !Self::OURS.0;
         if unknown != 0 {
@@ -46,7 +51,7 @@ impl Features {
         Ok(Self(self.0 & Self::OURS.0))
     }
 
-    /// Whether all of `others` are among them.
+    /// Whether the set contains all of `others`.
     pub const fn has(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }
@@ -71,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_opens_a_connection_tells_features_and_nothing_else_does() {
+    fn only_the_opening_frames_carry_features() {
         for op in [Op::Hello, Op::HelloReply] {
             assert_eq!(Features::of(&head(op)), Features::OURS);
         }
@@ -79,7 +84,7 @@ mod tests {
         let mut marked = head(Op::Hello);
         Features(0x8000_0001).mark(&mut marked);
         assert_eq!(Features::of(&marked), Features(0x8000_0001));
-        // The rest of the header is as it was.
+        // The other fields of the header are unchanged.
         assert_eq!(Header::decode(&marked), Header::decode(&head(Op::Hello)));
     }
 

@@ -4,8 +4,8 @@
 //! header (40 bytes) | meta (fields of the operation) | payload (bytes of blocks)
 //! ```
 //!
-//! An answer carries its request's id, so that requests can be pipelined; answers to one connection
-//! may come in any order. Payload follows on TCP only.
+//! An answer carries its request's id, so requests can be pipelined. Answers on one connection may
+//! come in any order. Only TCP frames have a payload, apart from small writes on the Unix socket.
 
 use super::features::Features;
 use super::{DecodeError, Reader};
@@ -13,35 +13,35 @@ use crate::{Epoch, Length};
 
 /// The first four bytes of every frame: "KVP1".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"KVP1");
-/// The oldest data-port protocol version spoken here.
+/// The oldest supported protocol version of the data port.
 pub const MIN_VERSION: u16 = 1;
-/// The newest data-port protocol version spoken here.
+/// The newest supported protocol version of the data port.
 pub const VERSION: u16 = 1;
-/// The bytes of a header.
+/// The length of a header, in bytes.
 pub const HEADER_BYTES: usize = 40;
 /// The largest meta part, in bytes.
 pub const MAX_META_BYTES: u64 = 4 << 20;
-/// The largest payload, in bytes: the longest block with the checksums of its chunks, which one frame
-/// carries. Several blocks that are longer together travel in several frames.
+/// The largest payload, in bytes: the longest block and the checksums of its chunks. Blocks that
+/// exceed it together travel in several frames.
 pub const MAX_PAYLOAD_BYTES: u64 = Length::MAX_BLOCK.0 + Length::MAX_BLOCK.chunks() * 8;
 
-/// What a frame asks or answers.
+/// The operation of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Op {
-    /// An operation of another version, whose number is not known here. It is never sent. A request is
+    /// An operation of another version with an unknown number. It is never sent. A request is
     /// answered with [`crate::Code::Unimplemented`]; its meta and payload are skipped.
     Unknown = 0,
     /// Opens a connection: [`super::data::Hello`].
     Hello = 1,
     /// Reads ranges of extents: [`super::data::ReadRequest`].
     Read = 2,
-    /// Writes whole extents under grants: [`super::data::WriteRequest`], payload behind it.
+    /// Writes whole extents under grants: [`super::data::WriteRequest`], with a payload.
     Write = 3,
     /// Asks for the memory of a segment or of the pin board (Unix socket):
     /// [`super::data::MapRequest`]. The answer carries a file descriptor.
     Map = 4,
-    /// Announces writes through shared memory: [`super::data::WriteRequest`].
+    /// Announces writes through shared memory or RDMA: [`super::data::WriteRequest`].
     WriteBegin = 5,
     /// Ends announced writes: [`super::data::WriteEnd`].
     WriteEnd = 6,
@@ -51,17 +51,18 @@ pub enum Op {
     Unpin = 8,
     /// Asks for the chunk checksums of extents: [`super::data::ReadRequest`], no payload comes back.
     Sums = 9,
-    /// Nothing but an answer.
+    /// Checks that the peer answers.
     Ping = 10,
-    /// Asks for queue pairs of the node's, and for where its memory is (TCP):
-    /// [`super::rdma::RdmaOpen`]. From then on the connection announces and ends writes as on a Unix
-    /// socket, and the bytes go by verbs.
+    /// Asks for queue pairs of the node, and for the registrations of its memory (TCP):
+    /// [`super::rdma::RdmaOpen`]. From then on the connection announces and ends writes like a Unix
+    /// socket, and the bytes move over RDMA.
     RdmaOpen = 11,
-    /// Asks, on a connection that has queue pairs, where memory is that comes and goes:
-    /// [`super::data::ReadRequest`]. Only a peer whose [`Op::RdmaOpened`] told of no segment is asked.
+    /// Asks, on a connection with queue pairs, for the registrations of memory that comes and goes:
+    /// [`super::data::ReadRequest`]. Sent only to a peer whose [`Op::RdmaOpened`] named no segment.
     RdmaLocate = 12,
-    /// Opens a connection to a master. The meta of this and of the calls below is the protobuf
-    /// request of the gRPC method of that name (`HelloRequest` here); [`Op::Reply`] answers them.
+    /// Opens a connection to a master. The meta of this call and of the calls below is the protobuf
+    /// request of the gRPC method with the same name (here `HelloRequest`). [`Op::Reply`] answers
+    /// them.
     Greet = 32,
     /// A call of `Pool.Reserve`.
     Reserve = 33,
@@ -79,7 +80,8 @@ pub enum Op {
     Release = 40,
     /// Answers [`Op::Hello`]: [`super::data::HelloReply`].
     HelloReply = 65,
-    /// Answers a request for several extents: [`super::data::Statuses`], and for reads the bytes.
+    /// Answers a request for several extents: [`super::data::Statuses`]. For reads the payload
+    /// holds the bytes.
     Statuses = 66,
     /// Answers [`Op::Sums`]: [`super::data::SumsReply`].
     SumsReply = 67,
@@ -98,7 +100,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The operation that a wire number names; never [`Op::Unknown`].
+    /// The operation with this wire number; never [`Op::Unknown`].
     pub const fn from_wire(raw: u16) -> Option<Self> {
         Some(match raw {
             1 => Self::Hello,
@@ -140,20 +142,20 @@ impl Op {
 pub struct Header {
     /// The protocol version of the sender.
     pub version: u16,
-    /// What the frame is.
+    /// The operation.
     pub op: Op,
-    /// The asker's number for the request; an answer repeats it.
+    /// The request id, chosen by the requester. The answer repeats it.
     pub request: u64,
-    /// The sender's epoch: the one its locations or grants come from.
+    /// The sender's epoch: the epoch of its locations or grants.
     pub epoch: Epoch,
-    /// The bytes of the meta part.
+    /// The length of the meta part, in bytes.
     pub meta: u32,
-    /// The bytes of the payload.
+    /// The length of the payload, in bytes.
     pub payload: u64,
 }
 
 impl Header {
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[0..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -162,7 +164,7 @@ impl Header {
         out[8..16].copy_from_slice(&self.request.to_le_bytes());
         out[16..24].copy_from_slice(&self.epoch.0.to_le_bytes());
         out[24..28].copy_from_slice(&self.meta.to_le_bytes());
-        // Bytes 28 to 32 are zero, except in what opens a connection.
+        // Bytes 28 to 32 are zero, except in a frame that opens a connection.
         out[32..40].copy_from_slice(&self.payload.to_le_bytes());
         if matches!(self.op, Op::Hello | Op::HelloReply) {
             Features::OURS.mark(&mut out);
@@ -170,7 +172,11 @@ impl Header {
         out
     }
 
-    /// Reads a header and checks it against the limits.
+    /// Decodes a header and checks it against the limits.
+    ///
+    /// # Errors
+    ///
+    /// See [`DecodeError`].
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(bytes, "frame header");
         let magic = reader.u32()?;

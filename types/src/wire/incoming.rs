@@ -1,38 +1,38 @@
-//! Frames put together from bytes that come in pieces of any size.
+//! Reassembles frames from bytes that arrive in pieces of any size.
 
 use super::DecodeError;
 use super::frame::{HEADER_BYTES, Header};
 use crate::Length;
 use std::ops::Range;
 
-/// The room that there is at first.
+/// The initial size of the buffer, in bytes.
 const ROOM: usize = 16 << 10;
-/// The room that a larger frame makes is kept for the next one up to this.
+/// The buffer keeps at most this many bytes after a large frame.
 const KEPT_ROOM: usize = 256 << 10;
 
-/// Bytes that have come and are not all taken yet. One read often brings several small frames.
+/// Received bytes that have not been taken. One read often brings several small frames.
 #[derive(Debug)]
 pub struct Incoming {
     max_payload: u64,
     buffer: Vec<u8>,
-    /// The part of `buffer` that holds bytes.
+    /// The range of `buffer` that holds bytes.
     start: usize,
     end: usize,
 }
 
-/// One whole frame.
+/// One complete frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// Its header.
+    /// The header.
     pub header: Header,
-    /// Its meta part.
+    /// The meta part.
     pub meta: &'a [u8],
-    /// Its payload.
+    /// The payload.
     pub payload: &'a [u8],
 }
 
 impl Incoming {
-    /// Takes frames with payloads of at most `max_payload` bytes.
+    /// Accepts frames with payloads of at most `max_payload` bytes.
     pub const fn new(max_payload: u64) -> Self {
         Self {
             max_payload,
@@ -42,7 +42,7 @@ impl Incoming {
         }
     }
 
-    /// Room to read into: for the rest of the frame that has begun, at least. Never empty.
+    /// Room to read into, at least for the rest of the current frame. Never empty.
     pub fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
             self.start = 0;
@@ -50,7 +50,7 @@ impl Incoming {
             self.buffer.truncate(KEPT_ROOM);
             self.buffer.shrink_to(KEPT_ROOM);
         }
-        // A header that is refused makes no room: reading it as a frame is an error.
+        // A refused header reserves no room: decoding it as a frame is an error.
         let begun = self.header().ok().flatten();
         let wanted = begun.map_or(HEADER_BYTES, |header| total(&header));
         if self.buffer.len() - self.start < wanted {
@@ -63,12 +63,16 @@ impl Incoming {
         self.buffer.get_mut(self.end..).unwrap_or_default()
     }
 
-    /// So many bytes have been read into the room.
+    /// Records that `count` bytes were read into the room.
     pub fn filled(&mut self, count: usize) {
         self.end = self.end.saturating_add(count).min(self.buffer.len());
     }
 
-    /// Takes the next frame, once all of it is there.
+    /// Takes the next frame, if it is complete.
+    ///
+    /// # Errors
+    ///
+    /// See [`DecodeError`].
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, DecodeError> {
         let Some(header) = self.header()? else {
             return Ok(None);
@@ -88,12 +92,12 @@ impl Incoming {
         }))
     }
 
-    /// Whether a frame has begun to come and was not taken.
+    /// Whether a frame has arrived in part.
     pub const fn has_begun(&self) -> bool {
         self.start < self.end
     }
 
-    /// The header of the frame that has begun, once all of that is there.
+    /// The header of the current frame, if it is complete.
     fn header(&self) -> Result<Option<Header>, DecodeError> {
         let bytes = self.buffer.get(self.start..self.end).unwrap_or_default();
         let Some((head, _)) = bytes.split_first_chunk() else {
@@ -136,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_whole_however_they_are_cut() {
+    fn frames_are_reassembled_from_any_pieces() {
         let sizes = [
             (0, 0),
             (1, 2),
@@ -182,14 +186,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused_by_its_header() {
+    fn a_malformed_frame_is_refused_by_its_header() {
         let refused = |change: fn(&mut [u8])| {
             let mut bytes = frame(1, 0, 0);
             change(&mut bytes);
             let mut incoming = Incoming::new(0);
             incoming.room()[..bytes.len()].copy_from_slice(&bytes);
             incoming.filled(bytes.len());
-            // Room is made for no frame that will be refused.
+            // No room is made for a frame that will be refused.
             assert!(incoming.room().len() < ROOM);
             incoming.next_frame().map(|_| ()).unwrap_err()
         };

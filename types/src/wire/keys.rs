@@ -1,4 +1,4 @@
-//! Keys packed for a message: runs of keys that share their prefix and suffix.
+//! Keys packed for a message: runs of keys that share a prefix and a suffix.
 //!
 //! ```text
 //! batch = run*
@@ -6,7 +6,7 @@
 //!       | 2 u32:count (str16:text)*count
 //! ```
 //!
-//! A batch of kvpool's own block keys is one run: 32 bytes a key and 9 more.
+//! A batch of kvpool's own block keys is one run: 32 bytes a key, and 9 bytes for the run.
 //!
 //! ADR 0006 says why keys are packed.
 
@@ -32,12 +32,12 @@ pub struct Packer {
 struct OpenRun {
     count_at: usize,
     count: u32,
-    /// Where the shared prefix and suffix of a digest run stand in `out`; `None` for texts.
+    /// The positions of the shared prefix and suffix of a digest run in `out`; `None` for texts.
     affixes: Option<(std::ops::Range<usize>, std::ops::Range<usize>)>,
 }
 
 impl Packer {
-    /// A packer that need not grow for so many of kvpool's own block keys.
+    /// A packer with enough capacity for `keys` of kvpool's own block keys.
     pub fn with_room_for(keys: usize) -> Self {
         const RUN_BYTES: usize = 1 + COUNT_BYTES + 2 + 2;
         Self {
@@ -94,7 +94,8 @@ impl Packer {
         }
     }
 
-    /// Whether an affix stands at `at`. Most are empty, and then there is nothing to compare.
+    /// Whether the affix at `at` equals `affix`. Most affixes are empty, which skips the
+    /// comparison.
     #[inline]
     fn holds(&self, at: &std::ops::Range<usize>, affix: &str) -> bool {
         at.len() == affix.len() && (affix.is_empty() || &self.out[at.clone()] == affix.as_bytes())
@@ -122,7 +123,7 @@ impl Packer {
         });
     }
 
-    /// Writes how many keys the open run holds, which is known only now.
+    /// Writes the number of keys of the open run.
     fn close_run(&mut self) {
         if let Some(run) = self.open.take()
             && let Some(count) = self.out.get_mut(run.count_at..run.count_at + COUNT_BYTES)
@@ -148,7 +149,7 @@ pub fn pack<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Vec<u8> {
     packer.finish()
 }
 
-/// Reads packed keys in order, without copying any. Ends after the first error.
+/// Reads packed keys in order, without copying. Ends after the first error.
 #[derive(Clone, Debug)]
 pub struct Keys<'a> {
     reader: Reader<'a>,
@@ -168,7 +169,7 @@ enum Run<'a> {
     },
 }
 
-/// Reads the keys that `packed` holds.
+/// Reads the keys in `packed`.
 pub const fn unpack(packed: &[u8]) -> Keys<'_> {
     Keys {
         reader: Reader::new(packed, "keys"),
@@ -235,8 +236,8 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Refuses a prefix that holds part of the run of digits that its keys' strings would be cut at: such a
-/// key would have a second form.
+/// Refuses a prefix whose last characters would belong to the run of digits at which the key's
+/// string is split. Such a key would have a second form.
 fn check_prefix(prefix: &str) -> Result<(), DecodeError> {
     if crate::key::may_precede_digest(prefix) {
         Ok(())

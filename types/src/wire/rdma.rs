@@ -1,86 +1,86 @@
-//! How queue pairs are agreed on over the data port.
+//! The messages that agree on queue pairs over the data port.
 //!
 //! ```text
-//!  client: queue pairs made ── RdmaOpen ──► node: its own made and connected
-//!  client: connected        ◄─ RdmaOpened ─ and where its segments are
+//!  client: creates queue pairs   ── RdmaOpen ──► node: creates and connects its own
+//!  client: connects              ◄─ RdmaOpened ─ with the registrations of its segments
 //! ```
 //!
-//! A peer whose memory comes and goes tells of no segment then, and is asked by `RdmaLocate`.
+//! A peer whose memory comes and goes names no segment at that time. It is asked by `RdmaLocate`.
 
 use super::data::{Meta, code, list, put_count};
 use super::{DecodeError, Reader};
 use crate::{Code, Incarnation, Length, SegmentId};
 
-/// What a peer must know to connect to a queue pair.
+/// The address that a peer needs to connect to a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Queue {
-    /// Its number on its device.
+pub struct QueueAddress {
+    /// The queue pair's number on its device.
     pub number: u32,
-    /// The number of the first packet that it will send.
+    /// The sequence number of its first packet.
     pub psn: u32,
-    /// The address of its port.
+    /// The GID of its port.
     pub gid: [u8; 16],
     /// The local identifier of its port; 0 on Ethernet.
     pub lid: u16,
-    /// The largest packet that it takes, in bytes.
+    /// The path MTU in bytes.
     pub mtu: u32,
-    /// How many reads it serves at once.
+    /// The number of reads that it serves at once.
     pub reads: u8,
 }
 
-/// A queue pair of a client, and what it is to be for.
+/// A queue pair offered by a client, and its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The queue pair.
-    pub queue: Queue,
-    /// Whether it writes as well as reads.
+    pub queue: QueueAddress,
+    /// Whether the client writes through it; otherwise it only reads.
     pub writes: bool,
 }
 
-/// Asks for the other ends of queue pairs.
+/// Offers queue pairs to a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaOpen {
-    /// The life of the node that is meant.
+    /// The incarnation that the client expects.
     pub incarnation: Incarnation,
     /// The client's queue pairs.
     pub offers: Vec<Offer>,
 }
 
-/// The other end of one offer.
+/// The node's answer to one offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
-    /// The node's queue pair.
-    pub queue: Queue,
-    /// Which of the node's ports it is on: registrations are a port's.
+pub struct AcceptedOffer {
+    /// The node's queue pair; number 0 when no port accepts the offer.
+    pub queue: QueueAddress,
+    /// The index of the node's port. Registrations belong to a port.
     pub rail: u8,
 }
 
-/// Where a port of the node finds a segment.
+/// A segment's registration on one port of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registered {
-    /// The port.
+    /// The index of the port.
     pub rail: u8,
     /// The segment.
     pub segment: SegmentId,
-    /// The address of its first byte.
+    /// The address of the first byte.
     pub address: u64,
-    /// Its bytes.
+    /// The length in bytes.
     pub length: Length,
-    /// The key of its registration.
+    /// The key for peers.
     pub rkey: u32,
 }
 
-/// Answers [`RdmaOpen`], one end an offer, in order.
+/// Answers [`RdmaOpen`], one answer an offer, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaOpened {
-    /// The other ends.
-    pub taken: Vec<Taken>,
-    /// Where the segments are.
+    /// The answers to the offers.
+    pub accepted: Vec<AcceptedOffer>,
+    /// The registrations of the segments.
     pub registered: Vec<Registered>,
 }
 
-/// Answers a request for where extents are: for each the registered range around it, once a port, or why
-/// it may not be touched.
+/// Answers a request to locate extents. For each extent: the registrations of the range around it,
+/// one a port, or the code of the refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaLocated(pub Vec<Result<Vec<Registered>, Code>>);
 
@@ -121,25 +121,28 @@ impl Meta for RdmaOpen {
 
 impl Meta for RdmaOpened {
     fn encode(&self, out: &mut Vec<u8>) {
-        put_count(out, self.taken.len());
-        for taken in &self.taken {
-            put_queue(out, &taken.queue);
-            out.push(taken.rail);
+        put_count(out, self.accepted.len());
+        for accepted in &self.accepted {
+            put_queue(out, &accepted.queue);
+            out.push(accepted.rail);
         }
         put_registered(out, &self.registered);
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(bytes, "rdma opened");
-        let taken = list(&mut r, |r| {
-            Ok(Taken {
+        let accepted = list(&mut r, |r| {
+            Ok(AcceptedOffer {
                 queue: queue(r)?,
                 rail: r.u8()?,
             })
         })?;
         let registered = registered(&mut r)?;
         r.finish()?;
-        Ok(Self { taken, registered })
+        Ok(Self {
+            accepted,
+            registered,
+        })
     }
 }
 
@@ -192,7 +195,7 @@ fn registered(r: &mut Reader<'_>) -> Result<Vec<Registered>, DecodeError> {
     })
 }
 
-fn put_queue(out: &mut Vec<u8>, queue: &Queue) {
+fn put_queue(out: &mut Vec<u8>, queue: &QueueAddress) {
     out.extend_from_slice(&queue.number.to_le_bytes());
     out.extend_from_slice(&queue.psn.to_le_bytes());
     out.extend_from_slice(&queue.gid);
@@ -201,8 +204,8 @@ fn put_queue(out: &mut Vec<u8>, queue: &Queue) {
     out.push(queue.reads);
 }
 
-fn queue(r: &mut Reader<'_>) -> Result<Queue, DecodeError> {
-    Ok(Queue {
+fn queue(r: &mut Reader<'_>) -> Result<QueueAddress, DecodeError> {
+    Ok(QueueAddress {
         number: r.u32()?,
         psn: r.u32()?,
         gid: *r.array()?,
@@ -219,7 +222,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    fn queues() -> impl Strategy<Value = Queue> {
+    fn queues() -> impl Strategy<Value = QueueAddress> {
         let values = (
             any::<u32>(),
             any::<u32>(),
@@ -228,7 +231,7 @@ mod tests {
             any::<u32>(),
             any::<u8>(),
         );
-        values.prop_map(|(number, psn, gid, lid, mtu, reads)| Queue {
+        values.prop_map(|(number, psn, gid, lid, mtu, reads)| QueueAddress {
             number,
             psn,
             gid,
@@ -267,12 +270,12 @@ mod tests {
 
         #[test]
         fn answers_to_offers_round_trip(
-            taken in vec((queues(), any::<u8>()), 0..4),
+            accepted in vec((queues(), any::<u8>()), 0..4),
             registered in vec(places(), 0..4),
         ) {
-            let taken = taken.into_iter().map(|(queue, rail)| Taken { queue, rail });
+            let accepted = accepted.into_iter().map(|(queue, rail)| AcceptedOffer { queue, rail });
             check(&RdmaOpened {
-                taken: taken.collect(),
+                accepted: accepted.collect(),
                 registered,
             })?;
         }
@@ -291,7 +294,7 @@ mod tests {
         let open = RdmaOpen {
             incarnation: Incarnation(1),
             offers: vec![Offer {
-                queue: Queue {
+                queue: QueueAddress {
                     number: 1,
                     psn: 2,
                     gid: [3; 16],

@@ -10,17 +10,17 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader of `bytes`, which hold a `what` (named in errors).
+    /// A reader of `bytes`. `what` names the value in errors.
     pub const fn new(bytes: &'a [u8], what: &'static str) -> Self {
         Self { bytes, what }
     }
 
-    /// Whether everything has been read.
+    /// Whether all bytes have been read.
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The bytes not yet read.
+    /// The number of bytes not yet read.
     pub const fn remaining(&self) -> usize {
         self.bytes.len()
     }
@@ -70,14 +70,14 @@ impl<'a> Reader<'a> {
         self.array().map(|b| u128::from_le_bytes(*b))
     }
 
-    /// A string that stands behind its 16-bit length.
+    /// A string that follows its 16-bit length.
     pub fn str16(&mut self) -> Result<&'a str, DecodeError> {
         let len = self.u16()?;
         let bytes = self.take(usize::from(len))?;
         std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8 { what: self.what })
     }
 
-    /// Fails unless everything has been read.
+    /// Fails unless all bytes have been read.
     pub const fn finish(self) -> Result<(), DecodeError> {
         if self.bytes.is_empty() {
             Ok(())
@@ -90,8 +90,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends a string behind its 16-bit length. Longer strings are cut at a character boundary: no
-/// field of the protocol that may be longer is written with this.
+/// Appends a string after its 16-bit length. A longer string is cut at a character boundary; the
+/// protocol's fields that may be longer are not written with this.
 pub(super) fn put_str16(out: &mut Vec<u8>, text: &str) {
     let mut end = text.len().min(usize::from(u16::MAX));
     while !text.is_char_boundary(end) {

@@ -1,4 +1,4 @@
-//! A client that keeps to no rule: it has queue pairs and uses whatever key and address it likes.
+//! A client that follows no rule: it has queue pairs and uses arbitrary keys and addresses.
 
 use super::{hello, soon};
 use crate::frame::{failure, receive_by, send};
@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-/// The first port of this host, opened for whoever is not an endpoint here; or why there is none.
+/// The first port of this host, opened outside any endpoint; or why there is none.
 pub(super) fn port() -> Result<Arc<Rail>, String> {
     static FABRIC: OnceLock<Result<Arc<Fabric>, String>> = OnceLock::new();
     let fabric = FABRIC.get_or_init(|| {
@@ -28,7 +28,7 @@ pub(super) fn port() -> Result<Arc<Rail>, String> {
     fabric.as_ref().map(first).map_err(Clone::clone)
 }
 
-/// A connection that was let in.
+/// An admitted connection.
 pub(super) struct Connection {
     socket: OwnedFd,
     pub(super) session: Incarnation,
@@ -47,12 +47,12 @@ impl Connection {
         })
     }
 
-    /// Ends it.
+    /// Ends the connection.
     pub(super) fn shut(&self) {
         shut_down(self.socket.as_fd());
     }
 
-    /// Asks, and gives the answer.
+    /// Sends a request and returns the answer.
     pub(super) fn ask<M: Meta>(
         &self,
         op: Op,
@@ -69,7 +69,7 @@ impl Connection {
         Ok(M::decode(&meta).unwrap())
     }
 
-    /// Asks for the other ends of queue pairs.
+    /// Offers queue pairs.
     pub(super) fn offer(
         &self,
         session: Incarnation,
@@ -106,13 +106,13 @@ impl Connection {
     }
 }
 
-/// Queue pairs as a peer gets them, on a port of this host.
+/// Queue pairs as a peer has them, on a port of this host.
 pub(super) fn queue_pairs(port: &Arc<Rail>) -> Vec<(QueuePair, bool)> {
     let pair = |writes| (QueuePair::create(port, Allows::Nothing).unwrap(), writes);
     vec![pair(false), pair(true)]
 }
 
-/// One that was let in and has connected its queue pairs.
+/// An admitted client with connected queue pairs.
 pub(super) struct Intruder {
     pub(super) connection: Connection,
     port: Arc<Rail>,
@@ -126,7 +126,7 @@ impl Intruder {
         let queues = queue_pairs(port);
         let opened = connection.offer(connection.session, &queues).unwrap();
         let mut lanes = Vec::new();
-        for ((queue, _), its) in queues.into_iter().zip(&opened.taken) {
+        for ((queue, _), its) in queues.into_iter().zip(&opened.accepted) {
             queue.connect(&its.queue).unwrap();
             lanes.push(RdmaLane::new(queue));
         }
@@ -139,7 +139,7 @@ impl Intruder {
         }
     }
 
-    /// Where the peer's first port finds memory.
+    /// The registration on the peer's first port.
     pub(super) fn place(&self, extent: Extent) -> Result<Registered, Code> {
         let places = self.connection.locate(self.connection.session, extent)?;
         Ok(places[0])
@@ -158,7 +158,7 @@ impl Intruder {
         codes[0]
     }
 
-    /// Moves bytes between `local` and an address of the peer's, by a key.
+    /// Moves bytes between `local` and an address of the peer, by a key.
     pub(super) fn run(
         &self,
         verb: Verb,

@@ -1,5 +1,5 @@
-//! What only RDMA can get wrong: keys, queue pairs, and memory that is touched without a word. Where there
-//! is no device these tests say that they skip.
+//! Faults that only RDMA can have: in keys, in queue pairs, and in memory touched unobserved.
+//! Without a device these tests print that they are skipped.
 
 use super::intruder::{Connection, Intruder, port, queue_pairs};
 use super::*;
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-/// The port that a test runs on; without one it says so and ends.
+/// The port that a test runs on. Without one the test prints that it is skipped, and returns.
 macro_rules! device {
     ($name:literal) => {
         match port() {
@@ -23,7 +23,7 @@ macro_rules! device {
     };
 }
 
-/// Long enough for what is still under way to arrive.
+/// Long enough for bytes in flight to arrive.
 const WHILE: Duration = Duration::from_millis(300);
 
 fn endpoint_over(rdma: Option<RdmaOptions>) -> Endpoint {
@@ -61,7 +61,7 @@ fn refill(region: &Region, byte: u8) -> Vec<u8> {
     bytes
 }
 
-/// Both ways through an endpoint, with a check of the bytes.
+/// Both directions through an endpoint, with a check of the bytes.
 fn round_trip(here: &Endpoint, there: &str, target: &Region, seed: u8) {
     let length = target.whole().length().0;
     let source = filled(length, seed);
@@ -80,9 +80,9 @@ fn round_trip(here: &Endpoint, there: &str, target: &Region, seed: u8) {
     assert!(same(&back, &source.whole().to_vec()));
 }
 
-/// Needs no device: what is asked for and not there is said, and does not stop the bytes.
+/// Needs no device: an unavailable device is reported and does not stop the bytes.
 #[test]
-fn where_there_is_no_device_the_reason_is_told_and_bytes_go_over_tcp() {
+fn without_a_device_the_reason_is_given_and_bytes_go_over_tcp() {
     let here = endpoint_over(Some(on_devices(&["no-such-device"])));
     let why = here.ports().unwrap_err().to_owned();
     assert!(why.contains("RDMA") || why.contains("libibverbs"), "{why}");
@@ -94,7 +94,7 @@ fn where_there_is_no_device_the_reason_is_told_and_bytes_go_over_tcp() {
     let route = here.route(&name(&there), soon()).unwrap();
     assert_eq!(route.kind, TransportKind::Tcp);
     assert_eq!(route.why.as_deref(), Some(why.as_str()));
-    // It is news once, and again only when it is another way.
+    // A route is reported once, and again only when it changes.
     assert_eq!(here.news(), [(name(&there), route)]);
     round_trip(&here, &name(&there), &target, 4);
     assert_eq!(here.news(), []);
@@ -102,7 +102,7 @@ fn where_there_is_no_device_the_reason_is_told_and_bytes_go_over_tcp() {
 
 /// Needs no device either.
 #[test]
-fn nobody_is_told_of_memory_or_given_queue_pairs_where_there_are_none() {
+fn without_rdma_nothing_is_located_and_no_queue_pairs_are_given() {
     let there = endpoint_over(None);
     let target = exposed(&there, 4096);
     let connection = Connection::open(&there);
@@ -114,8 +114,8 @@ fn nobody_is_told_of_memory_or_given_queue_pairs_where_there_are_none() {
 }
 
 #[test]
-fn the_way_is_rdma_only_where_both_ends_have_it() {
-    let _device = device!("the_way_is_rdma_only_where_both_ends_have_it");
+fn the_route_is_rdma_only_if_both_ends_have_it() {
+    let _device = device!("the_route_is_rdma_only_if_both_ends_have_it");
     for (here, there, want) in [
         (true, true, TransportKind::Rdma),
         (true, false, TransportKind::Tcp),
@@ -132,8 +132,8 @@ fn the_way_is_rdma_only_where_both_ends_have_it() {
 }
 
 #[test]
-fn a_key_opens_its_range_and_nothing_beside_it() {
-    let port = device!("a_key_opens_its_range_and_nothing_beside_it");
+fn a_key_grants_access_to_its_range_only() {
+    let port = device!("a_key_grants_access_to_its_range_only");
     let there = over_rdma();
     let all = filled(12 << 10, 0x55);
     let middle = all.slice(Offset(4 << 10), Length(4 << 10)).unwrap();
@@ -155,7 +155,7 @@ fn a_key_opens_its_range_and_nothing_beside_it() {
         (0, 16),
     ] {
         for way in [rdma::Verb::Read, rdma::Verb::Write] {
-            // Refused once, a queue pair is of no use any more.
+            // After a refusal a queue pair is unusable.
             let intruder = Intruder::connect(&there, &port);
             let local = filled(length, 0xff);
             let sent = local.whole().to_vec();
@@ -179,10 +179,10 @@ fn a_key_opens_its_range_and_nothing_beside_it() {
     assert!(read.is_ok() && same(&inside, &before[4096..8192]));
 }
 
-/// As when the process is a store node too, whose segment is registered for its clients.
+/// As when the process is a store node too, with its segment registered for its clients.
 #[test]
-fn keys_of_other_memory_that_the_process_has_registered_open_nothing() {
-    let port = device!("keys_of_other_memory_that_the_process_has_registered_open_nothing");
+fn keys_of_other_registered_memory_grant_no_access() {
+    let port = device!("keys_of_other_registered_memory_grant_no_access");
     let there = over_rdma();
     let _target = exposed(&there, 4096);
     let segment = filled(MIB, 0x11);
@@ -222,11 +222,10 @@ fn a_key_is_void_when_withdraw_has_returned() {
     }
 }
 
-/// A writer that was stopped in the middle, and goes on when the memory is another's.
+/// A writer that is stopped in the middle, and resumes when the memory has a new owner.
 #[test]
-fn withdraw_ends_the_queue_pairs_of_a_write_that_was_announced_and_does_not_end() {
-    let port =
-        device!("withdraw_ends_the_queue_pairs_of_a_write_that_was_announced_and_does_not_end");
+fn withdraw_ends_the_queue_pairs_of_an_unfinished_announced_write() {
+    let port = device!("withdraw_ends_the_queue_pairs_of_an_unfinished_announced_write");
     let there = over_rdma();
     let target = exposed(&there, MIB);
     let other = exposed(&there, MIB);
@@ -240,7 +239,7 @@ fn withdraw_ends_the_queue_pairs_of_a_write_that_was_announced_and_does_not_end(
     assert_eq!(there.withdraw(address(&target), timeout), Ok(true));
     assert!(begun.elapsed() >= timeout && begun.elapsed() < Duration::from_secs(3));
     let canary = refill(&target, 0xca);
-    // Not even what is still registered is reached by what was fenced.
+    // A fenced writer reaches not even memory that is still registered.
     let untouched = other.whole().to_vec();
     for place in [place, of_other] {
         let late = intruder.run(
@@ -255,8 +254,8 @@ fn withdraw_ends_the_queue_pairs_of_a_write_that_was_announced_and_does_not_end(
 }
 
 #[test]
-fn transfers_under_way_end_with_an_error_when_their_range_is_withdrawn() {
-    let _device = device!("transfers_under_way_end_with_an_error_when_their_range_is_withdrawn");
+fn transfers_in_progress_fail_when_their_range_is_withdrawn() {
+    let _device = device!("transfers_in_progress_fail_when_their_range_is_withdrawn");
     for way in [Direction::Read, Direction::Write] {
         let (here, there) = (over_rdma(), over_rdma());
         let target = exposed(&there, 64 * MIB);
@@ -270,7 +269,7 @@ fn transfers_under_way_end_with_an_error_when_their_range_is_withdrawn() {
             std::thread::sleep(Duration::from_millis(40));
             let withdrawn = there.withdraw(address(&target), Duration::from_millis(10));
             assert_eq!(withdrawn, Ok(true));
-            // From here on the memory is another's, and what it holds is nobody's to read.
+            // From here on the memory has a new owner, and nothing may read it.
             let canary = refill(&target, 0xca);
             let outcome = moving.join().unwrap();
             if outcome.is_ok() {
@@ -290,8 +289,8 @@ fn transfers_under_way_end_with_an_error_when_their_range_is_withdrawn() {
 }
 
 #[test]
-fn memory_that_is_registered_anew_is_reached_over_rdma_again() {
-    let _device = device!("memory_that_is_registered_anew_is_reached_over_rdma_again");
+fn memory_registered_again_is_reached_over_rdma_again() {
+    let _device = device!("memory_registered_again_is_reached_over_rdma_again");
     let (here, there) = (over_rdma(), over_rdma());
     let to = name(&there);
     let target = exposed(&there, MIB);
@@ -309,15 +308,16 @@ fn memory_that_is_registered_anew_is_reached_over_rdma_again() {
 }
 
 #[test]
-fn there_are_no_queue_pairs_without_the_token() {
-    let port = device!("there_are_no_queue_pairs_without_the_token");
+fn queue_pairs_require_the_token() {
+    let port = device!("queue_pairs_require_the_token");
     let there = endpoint_over(Some(RdmaOptions::default()));
     let target = exposed(&there, 4096);
     let connection = Connection::open(&there);
     let wrong = Incarnation(1);
     let refused = connection.offer(wrong, &queue_pairs(&port)).unwrap_err();
     assert_eq!(refused.code, Code::WrongIncarnation);
-    // Nor is anything told on a connection that has none, or to one that names another session.
+    // Nothing is told on a connection without queue pairs, or to a request that names another
+    // session.
     let at = extent(address(&target), 4096);
     let refused = connection.locate(connection.session, at);
     assert_eq!(refused.unwrap_err(), Code::InvalidArgument);
@@ -327,8 +327,8 @@ fn there_are_no_queue_pairs_without_the_token() {
 }
 
 #[test]
-fn there_are_no_queue_pairs_without_the_secret() {
-    let port = device!("there_are_no_queue_pairs_without_the_secret");
+fn queue_pairs_require_the_secret() {
+    let port = device!("queue_pairs_require_the_secret");
     let options = EndpointOptions {
         name: "test".to_owned(),
         secret: Secret::new("right"),
@@ -340,7 +340,7 @@ fn there_are_no_queue_pairs_without_the_secret() {
         let refused = Connection::with_hello(&there, &hello(&Secret::new(secret)));
         assert_eq!(refused.err().unwrap().code, Code::GrantRefused);
     }
-    // One that does not even say hello.
+    // A caller that does not even say hello.
     let queues = queue_pairs(&port);
     let request = RdmaOpen {
         incarnation: Incarnation(0),
@@ -388,8 +388,8 @@ fn queue_pairs_end_with_the_session_and_with_their_connection() {
 }
 
 #[test]
-fn nothing_of_withdrawn_memory_stays_registered() {
-    let _device = device!("nothing_of_withdrawn_memory_stays_registered");
+fn withdrawn_memory_does_not_stay_registered() {
+    let _device = device!("withdrawn_memory_does_not_stay_registered");
     let fabric = Fabric::open(&RdmaOptions::default()).unwrap();
     let memory = filled(MIB, 1);
     let alive = || -> Vec<usize> { fabric.rails().iter().map(|it| it.registrations()).collect() };
@@ -400,10 +400,10 @@ fn nothing_of_withdrawn_memory_stays_registered() {
     assert_eq!(alive(), before);
 }
 
-/// Two devices that do not reach each other: the queue pairs are agreed on, and no byte goes over them.
+/// Two devices that cannot reach each other: queue pairs are agreed on, but no byte passes.
 #[test]
-fn where_rdma_does_not_get_through_tcp_takes_over() {
-    let _device = device!("where_rdma_does_not_get_through_tcp_takes_over");
+fn tcp_takes_over_when_rdma_transfers_nothing() {
+    let _device = device!("tcp_takes_over_when_rdma_transfers_nothing");
     let (first, second) = (on_devices(&["rxe0"]), on_devices(&["rxe1"]));
     let impatient = RdmaOptions {
         retry: rdma::Retry {
@@ -415,7 +415,7 @@ fn where_rdma_does_not_get_through_tcp_takes_over() {
     let (here, there) = (endpoint_over(Some(impatient)), endpoint_over(Some(second)));
     for end in [&here, &there] {
         if let Err(why) = end.ports() {
-            eprintln!("SKIPPED where_rdma_does_not_get_through_tcp_takes_over: {why}");
+            eprintln!("SKIPPED tcp_takes_over_when_rdma_transfers_nothing: {why}");
             return;
         }
     }
@@ -426,12 +426,13 @@ fn where_rdma_does_not_get_through_tcp_takes_over() {
     let route = here.route(&to, soon()).unwrap();
     assert_eq!(route.kind, TransportKind::Tcp);
     let why = route.why.unwrap();
-    // The transfer that failed, or the probe of the link that was opened after it.
-    let is_told = why.contains("have failed") || why.contains("nothing comes over");
+    // Either the failed transfer is named, or the probe of the link that was opened after it.
+    let is_told =
+        why.contains("RDMA failed") || why.contains("no pair of RDMA ports transfers data");
     assert!(is_told, "{why}");
 }
 
-/// A process with exposed memory, which ends with this value.
+/// A process with exposed memory, killed when this is dropped.
 struct Process {
     child: Child,
     target: String,
@@ -489,8 +490,8 @@ fn a_process_with_memory() {
 }
 
 #[test]
-fn a_peer_that_is_killed_or_stopped_ends_a_transfer_by_its_deadline() {
-    let _device = device!("a_peer_that_is_killed_or_stopped_ends_a_transfer_by_its_deadline");
+fn a_transfer_with_a_killed_or_stopped_peer_ends_by_its_deadline() {
+    let _device = device!("a_transfer_with_a_killed_or_stopped_peer_ends_by_its_deadline");
     use rustix::process::Signal;
     for way in [Direction::Read, Direction::Write] {
         for (signal, codes) in [
@@ -523,7 +524,7 @@ fn a_peer_that_is_killed_or_stopped_ends_a_transfer_by_its_deadline() {
                     "{way:?} {signal:?}: {late:?}"
                 );
             });
-            // What has ended touches nothing any more, also when the peer goes on.
+            // Ended transfers touch nothing, also when the peer resumes.
             let settled = refill(&local, 0x0a);
             if signal == Signal::STOP {
                 there.signal(Signal::CONT);
@@ -534,10 +535,10 @@ fn a_peer_that_is_killed_or_stopped_ends_a_transfer_by_its_deadline() {
     }
 }
 
-/// Buffers that nobody registered are registered for their transfer, and stay whole.
+/// Unregistered buffers are registered for their transfer, and stay intact.
 #[test]
-fn buffers_that_come_and_go_are_read_into_and_written_from() {
-    let _device = device!("buffers_that_come_and_go_are_read_into_and_written_from");
+fn unregistered_buffers_are_registered_for_their_transfer() {
+    let _device = device!("unregistered_buffers_are_registered_for_their_transfer");
     let (here, there) = (over_rdma(), Arc::new(over_rdma()));
     let target = exposed(&there, 8 * MIB);
     for round in 0..40 {

@@ -1,10 +1,10 @@
-//! The thread that empties a completion queue and tells lanes of the ends of their work.
+//! The thread that empties a completion queue and reports the completions to the lanes.
 //!
-//! It spins only while work is in flight, and for a moment; then it has the device send an event at
-//! the next completion, looks once more, and sleeps.
+//! It spins while work is in flight, for [`SPIN`] at most. Then it requests an event for the next
+//! completion, looks once more, and sleeps.
 
 // UNSAFETY: polls a completion queue and reads events of its channel and its device, all of which
-// live as long as what is shared.
+// live as long as `CompletionState`.
 #![allow(unsafe_code, reason = "calls libibverbs")]
 
 use super::{CompletionState, LaneSlot};
@@ -21,19 +21,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How many completions are taken at once.
+/// The most completions taken by one poll.
 const BATCH: usize = 64;
 
-/// How long the thread looks on after the last completion, while more are to come.
+/// How long the thread spins after the last completion while work is in flight.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// How many events are acknowledged at once: each time takes a lock.
+/// The number of events acknowledged by one call, because each call takes a lock.
 const ACKNOWLEDGED_AT_ONCE: c_uint = 128;
 
-/// How often the registrations of regions that are gone are looked for.
+/// How often the cache is swept of dropped regions.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What the thread has for itself.
+/// The state of the thread.
 pub(super) struct Loop {
     shared: Arc<CompletionState>,
     cache: Arc<Cache>,
@@ -55,7 +55,7 @@ impl Loop {
         }
     }
 
-    /// Works until the rail is gone or the device has failed.
+    /// Runs until the rail is dropped or the device fails.
     pub(super) fn run(mut self) {
         let mut quiet_since = Instant::now();
         while !self.shared.stop.load(Ordering::Acquire) {
@@ -69,11 +69,11 @@ impl Loop {
                 std::hint::spin_loop();
                 continue;
             }
-            // SAFETY: the queue lives as long as what is shared.
+            // SAFETY: the queue lives as long as the shared state.
             let code = unsafe { sys::req_notify_cq(self.shared.queue.as_ptr()) };
             if let Err(error) = check(code) {
                 self.shared
-                    .give_up(&format!("no event can be asked for: {error}"));
+                    .give_up(&format!("requesting a completion event failed: {error}"));
                 return;
             }
             if !self.take() {
@@ -83,14 +83,14 @@ impl Loop {
         }
     }
 
-    /// Takes completions that are there and tells their lanes; whether there were any.
+    /// Takes the completions that have arrived and reports them. False when there were none.
     fn take(&mut self) -> bool {
         let room = c_int::try_from(self.batch.len()).expect("invariant: a small batch");
-        // SAFETY: the queue lives as long as what is shared, and the batch has this much room.
+        // SAFETY: the queue lives as long as the shared state, and the batch has this much room.
         let taken =
             unsafe { sys::poll_cq(self.shared.queue.as_ptr(), room, self.batch.as_mut_ptr()) };
         let Ok(taken) = usize::try_from(taken) else {
-            self.shared.give_up("the completion queue cannot be read");
+            self.shared.give_up("reading the completion queue failed");
             return false;
         };
         if taken == 0 {
@@ -106,7 +106,7 @@ impl Loop {
                 lanes.push((place, self.shared.lane(place)?));
                 Some(lanes.len() - 1)
             });
-            // A lane that is gone has answered for all its work already.
+            // An ended lane has reported all its work already.
             if let Some((_, lane)) = at.and_then(|at| lanes.get(at)) {
                 lane.completed(sequence, completion, &mut finished);
             }
@@ -118,7 +118,7 @@ impl Loop {
         true
     }
 
-    /// What queue pairs that are gone left in the completion queue is out.
+    /// The queue is empty, so completions of ended queue pairs have left it.
     fn free_room(&self) {
         let mut room = self.shared.room.lock();
         if room.left > 0 {
@@ -128,9 +128,9 @@ impl Loop {
         }
     }
 
-    /// Destroys the queue pairs of lanes that were given time to drain and have not.
+    /// Destroys the queue pairs of lanes that did not drain in time.
     fn end_overdue(&self) {
-        // Not under the lock: lanes take it while they hold their own.
+        // Taken out of the lock, because lanes take it while they hold their own.
         let closing = std::mem::take(&mut *self.shared.closing.lock());
         if closing.is_empty() {
             return;
@@ -150,7 +150,7 @@ impl Loop {
         self.shared.closing.lock().extend(later);
     }
 
-    /// Sleeps until the device, somebody here, or the time has something.
+    /// Sleeps until an event of the device, a wake-up, or the next deadline.
     fn sleep(&mut self) {
         let shared = self.shared.clone();
         let deadline = shared
@@ -184,14 +184,14 @@ impl Loop {
                 }
                 if wake {
                     let mut count = [0; 8];
-                    // Only emptied: what it was for is looked up anyway.
+                    // Only drained: the loop checks every cause of a wake-up anyway.
                     let _ = rustix::io::read(&shared.wake, &mut count);
                 }
             }
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => self
                 .shared
-                .give_up(&format!("events cannot be waited for: {error}")),
+                .give_up(&format!("waiting for RDMA events failed: {error}")),
         }
         if self.swept.elapsed() >= SWEEP {
             self.cache.sweep();
@@ -203,7 +203,7 @@ impl Loop {
         let mut queue = std::ptr::null_mut();
         let mut context = std::ptr::null_mut();
         loop {
-            // SAFETY: the channel lives as long as what is shared; the rest is ours to fill.
+            // SAFETY: the channel lives as long as the shared state; the other arguments are local.
             let code = unsafe {
                 (self.shared.device.library.get_cq_event)(
                     self.shared.channel.as_ptr(),
@@ -222,19 +222,19 @@ impl Loop {
     fn acknowledge(&mut self, from: c_uint) {
         if self.unacknowledged >= from {
             let count = std::mem::take(&mut self.unacknowledged);
-            // SAFETY: so many events of this queue were taken and not acknowledged.
+            // SAFETY: this many events of this queue were taken and not acknowledged.
             unsafe {
                 (self.shared.device.library.ack_cq_events)(self.shared.queue.as_ptr(), count);
             }
         }
     }
 
-    /// What the device says about itself and its queue pairs.
+    /// Handles the device's asynchronous events.
     fn take_news(&mut self) {
         loop {
             let mut event = sys::AsyncEvent::zeroed();
             let library = self.shared.device.library;
-            // SAFETY: the context lives as long as the device, and the event is ours to fill.
+            // SAFETY: the context lives as long as the device, and the event is local.
             let code = unsafe {
                 (library.get_async_event)(self.shared.device.context.as_ptr(), &raw mut event)
             };
@@ -246,13 +246,13 @@ impl Loop {
                 sys::EVENT_QP_FATAL | sys::EVENT_QP_REQ_ERR | sys::EVENT_QP_ACCESS_ERR
             );
             let number = is_of_queue_pair.then(|| {
-                // SAFETY: such an event names a queue pair, whose destruction waits until the event
-                // has been acknowledged.
+                // SAFETY: such an event names a queue pair, which cannot be destroyed before the
+                // event is acknowledged.
                 unsafe { (*event.element).qp_num }
             });
-            // SAFETY: taken above and acknowledged once.
+            // SAFETY: the event was taken above and is acknowledged once.
             unsafe { (library.ack_async_event)(&raw mut event) };
-            tracing::debug!(kind = event.event_type, ?number, "an RDMA device reports");
+            tracing::debug!(kind = event.event_type, ?number, "RDMA device event");
             if let Some(number) = number {
                 for lane in self.shared.all_lanes() {
                     if lane.has_queue_pair(number) {
@@ -266,8 +266,7 @@ impl Loop {
                 event.event_type,
                 sys::EVENT_CQ_ERR | sys::EVENT_DEVICE_FATAL
             ) {
-                self.shared
-                    .give_up("the device reports a failure that it does not recover from");
+                self.shared.give_up("the device reported a fatal error");
             }
         }
     }
@@ -275,9 +274,9 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // The queue can only be destroyed once all its events have been acknowledged.
+        // The queue can be destroyed only after all its events are acknowledged.
         self.acknowledge(1);
-        // Lanes keep what is shared, and must not be kept by it.
+        // Lanes keep the shared state, so the shared state must not keep lanes.
         let closing = std::mem::take(&mut *self.shared.closing.lock());
         drop(closing);
     }

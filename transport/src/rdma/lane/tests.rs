@@ -29,7 +29,7 @@ fn a_completion_counts_only_with_its_status_its_kind_and_its_bytes() {
     let write = posted(Verb::Write, 100);
     let (as_read, as_write) = (sys::WC_RDMA_READ, sys::WC_RDMA_WRITE);
     assert_eq!(judge(read, &completion(0, as_read, 100)), Ok(()));
-    // What a write's completion says of bytes is not defined.
+    // The byte count of a write's completion is undefined.
     assert_eq!(judge(write, &completion(0, as_write, 0)), Ok(()));
     for (work, bad) in [
         (read, completion(0, as_read, 99)),
@@ -50,7 +50,7 @@ fn a_completion_counts_only_with_its_status_its_kind_and_its_bytes() {
     assert_eq!(fault(5), Fault::Flushed);
 }
 
-/// A rail of its own; without a device the test says that it skips.
+/// A rail for the test. Without a device the test prints that it is skipped.
 fn rail(test: &str) -> Option<Arc<Rail>> {
     match Fabric::open(&RdmaOptions::default()) {
         Ok(fabric) => Some(fabric.rails()[0].clone()),
@@ -71,12 +71,12 @@ fn connected(rail: &Arc<Rail>) -> (QueuePair, QueuePair) {
 }
 
 #[test]
-fn a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all() {
-    let Some(rail) = rail("a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all") else {
+fn a_partly_accepted_chain_closes_the_lane_and_fails_all_its_work() {
+    let Some(rail) = rail("a_partly_accepted_chain_closes_the_lane_and_fails_all_its_work") else {
         return;
     };
     let (asking, _serving) = connected(&rail);
-    // The lane believes that a work request takes more parts than the device does.
+    // The lane assumes more parts in a work request than the device allows.
     let bounds = Bounds {
         slice: 1 << 20,
         scatter: 1000,
@@ -108,7 +108,7 @@ fn a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all() {
         .iter()
         .map(|outcome| outcome.as_ref().err().map(|error| error.fault))
         .collect();
-    // Nothing told of the first two: they had no completion of their own.
+    // The first two have an unknown end, because they were unsignalled.
     let (flushed, local) = (Some(Fault::Flushed), Some(Fault::Local));
     assert_eq!(faults, [flushed, flushed, local, local], "{outcomes:?}");
     assert!(!lane.is_open());
@@ -116,9 +116,9 @@ fn a_chain_that_is_taken_in_part_ends_the_lane_and_answers_for_all() {
 }
 
 #[test]
-fn a_device_is_closed_after_its_last_user_however_that_ended() {
+fn a_device_is_closed_after_its_last_user() {
     for _ in 0..5 {
-        let Some(rail) = rail("a_device_is_closed_after_its_last_user_however_that_ended") else {
+        let Some(rail) = rail("a_device_is_closed_after_its_last_user") else {
             return;
         };
         let device = Arc::downgrade(&rail.device);
@@ -137,7 +137,7 @@ fn a_device_is_closed_after_its_last_user_however_that_ended() {
         drop((registration, memory));
         lane.submit(vec![transfer], |_| {});
         drop((lane, serving, rail));
-        // What the completion thread has in hand it lets go at once.
+        // The completion thread may hold the device for a moment.
         let limit = Instant::now() + Duration::from_secs(10);
         while device.strong_count() > 0 {
             assert!(Instant::now() < limit, "{} users", device.strong_count());

@@ -54,7 +54,7 @@ fn large_blocks_are_cut_and_small_neighbours_go_together() {
 }
 
 #[test]
-fn an_item_that_has_ended_is_passed_over_and_its_neighbours_are_not() {
+fn an_ended_item_is_skipped_and_its_neighbours_are_not() {
     let items = (0..4).map(|number| item(number, 0, &[10])).collect();
     let mut cutter: Cutter<(), u64> = Cutter::new(items);
     let group = cutter.next_group(|item| item.number % 2 == 1);
@@ -64,7 +64,7 @@ fn an_item_that_has_ended_is_passed_over_and_its_neighbours_are_not() {
 }
 
 #[test]
-fn memory_is_let_go_of_with_its_pieces() {
+fn memory_is_released_with_its_pieces() {
     let whole = item(0, 0, &[PIECE_BYTES + 1]);
     let memory = whole.memory[0].region().downgrade();
     let mut cutter: Cutter<(), u64> = Cutter::new(vec![whole]);
@@ -94,9 +94,9 @@ fn a_block_ends_with_its_last_piece_and_with_the_sums_in_order() {
     assert_eq!(pieces[1].place.ended(Ok(1)), Some(Ok(vec![0, 1, 2])));
 }
 
-/// The memory of one that failed may be in use until the last of its pieces has ended.
+/// A failed item's memory may be in use until the last of its pieces has ended.
 #[test]
-fn a_block_that_failed_ends_with_its_last_piece_too() {
+fn a_failed_block_ends_with_its_last_piece_too() {
     let pieces: Vec<_> = groups(vec![item(0, 0, &[3 * PIECE_BYTES])])
         .into_iter()
         .flatten()
@@ -111,7 +111,7 @@ proptest! {
     fn pieces_cover_every_byte_of_both_sides_once_and_in_order(
         items in prop::collection::vec(prop::collection::vec(0_u64..3 * PIECE_BYTES, 1..5), 1..5)
     ) {
-        // An item has bytes, as those have that are read and written.
+        // Items are never empty, like the reads and writes of a link.
         let items: Vec<Vec<u64>> = items
             .into_iter()
             .map(|mut slices| { slices[0] += 1; slices })
@@ -128,11 +128,11 @@ proptest! {
             let (range, done) = (piece.range, next[number]);
             prop_assert_eq!(range.offset.0, 1000 * number as u64 + done);
             prop_assert!(range.length.0 > 0 && range.length.0 <= PIECE_BYTES);
-            // All but the last are whole chunks: their chunks are the block's.
+            // All pieces but the last are whole chunks, so their chunks are the block's.
             prop_assert!(done % CHUNK == 0);
             let mut at = done;
             for part in &piece.memory {
-                // Where this byte of the item is in its memory.
+                // Finds this byte of the item in its memory.
                 let mut skip = at;
                 let mut slices = memory[number].iter();
                 let slice = slices

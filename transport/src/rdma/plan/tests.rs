@@ -58,7 +58,7 @@ fn contiguous_runs_merge() {
 }
 
 #[test]
-fn neighbours_of_another_key_or_way_do_not_merge() {
+fn neighbours_with_another_key_or_verb_do_not_merge() {
     let mut other_key = item(Verb::Read, PAGE, &[(PAGE, PAGE)]);
     other_key.remote.rkey = 8;
     let items = [
@@ -83,7 +83,7 @@ fn scattered_memory_is_one_work_up_to_the_devices_limit() {
 }
 
 #[test]
-fn what_is_empty_needs_no_work() {
+fn an_empty_item_needs_no_work() {
     let items = [
         item(Verb::Read, 0, &[]),
         item(Verb::Read, 0, &[(PAGE, 0), (PAGE, 0)]),
@@ -91,7 +91,7 @@ fn what_is_empty_needs_no_work() {
     assert!(plan(&items, bounds(4096, 1)).works().is_empty());
 }
 
-/// Items whose memory and places at the peer often adjoin.
+/// Items whose memory and remote ranges are often adjacent.
 fn items() -> impl Strategy<Value = Vec<PlanItem>> {
     let part = (0_u64..8, 0_u64..5000, 0_u32..2);
     let one = (any::<bool>(), 0_u64..6, prop::collection::vec(part, 0..6));
@@ -129,7 +129,7 @@ fn items() -> impl Strategy<Value = Vec<PlanItem>> {
     })
 }
 
-/// Every byte as (item's way, remote address, local address, local key).
+/// Every byte as (item, verb, remote address, local address, local key).
 fn bytes_of_items(items: &[PlanItem]) -> Vec<(usize, Verb, u64, u64, u32)> {
     let mut bytes = Vec::new();
     for (number, item) in items.iter().enumerate() {
@@ -169,7 +169,7 @@ proptest! {
                     at += 1;
                 }
             }
-            // No item is named that has no byte in it.
+            // Every named item has a byte in the work request.
             let first = expected[at - work.length as usize].0;
             prop_assert_eq!(work.items.clone(), first..expected[at - 1].0 + 1);
         }

@@ -1,11 +1,11 @@
-//! Registrations of memory whose owners do not register it, kept for the next time.
+//! Caches registrations of memory whose owners do not register it.
 //!
-//! An entry belongs to one region, not to a range of addresses: what is unmapped and mapped anew at
-//! the same address is another region, and never finds the old one's registration, which still names
-//! the old pages. The cache does not keep regions. It drops the entries of regions that are gone as
-//! it comes by them, and its owner has it look for them every second.
+//! An entry belongs to one region, not to a range of addresses. Memory that is unmapped and mapped
+//! again at the same address is another region, and never finds the old registration, which still
+//! names the old pages. The cache holds regions weakly. Insertions drop entries of dropped regions,
+//! and the owner sweeps the cache every second.
 
-// UNSAFETY: registers ranges that it widens itself, inside the region of the slice at hand.
+// UNSAFETY: registers ranges that it widens itself, inside the region of the given slice.
 #![allow(unsafe_code, reason = "registers ranges of memory")]
 
 use super::{Access, Registration};
@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-/// Registrations are widened to multiples of this many bytes, inside the region, so that neighbours
-/// find them.
+/// Registrations are widened to multiples of this many bytes, inside the region, so that adjacent
+/// slices share them.
 const GRAIN: usize = 2 << 20;
 
 /// The cache of one rail.
@@ -27,9 +27,9 @@ pub(in crate::rdma) struct Cache {
     most_bytes: u64,
 }
 
-/// Ranges of regions, each with what was made for it. Those of one region do not overlap.
+/// Ranges of regions, each with a handle. The ranges of one region do not overlap.
 struct Intervals<H> {
-    /// By the region's identity, then by where the range starts.
+    /// By the region's identity, then by the range's start.
     entries: BTreeMap<(usize, usize), Entry<H>>,
     bytes: u64,
     uses: u64,
@@ -67,9 +67,9 @@ impl Cache {
             }
             intervals.widen(region, start, end)
         };
-        // SAFETY: the range lies in the region, which the caller's slice keeps meanwhile. When the
-        // region goes before the registration does, the pages stay locked and nobody else's, and no
-        // work request names them: those keep their slices.
+        // SAFETY: the range lies in the region, which the caller's slice keeps alive meanwhile. If
+        // the region is dropped before the registration, its pages stay locked and belong to nobody
+        // else. No work request names them, because work requests keep their slices.
         let made = unsafe {
             Registration::of_range(
                 device,
@@ -91,23 +91,23 @@ impl Cache {
             ));
             dropped
         };
-        // Undoing a registration takes long; nobody waits for it here under the lock.
+        // Dropped outside the lock, because undoing a registration is slow.
         drop(dropped);
         Ok(made)
     }
 
-    /// Drops the registrations of regions that are gone.
+    /// Drops the registrations of dropped regions.
     pub(in crate::rdma) fn sweep(&self) {
         let dropped = self.intervals.lock().stale();
         drop(dropped);
     }
 
-    /// Whether anything is cached.
+    /// Whether the cache is empty.
     pub(in crate::rdma) fn is_empty(&self) -> bool {
         self.intervals.lock().entries.is_empty()
     }
 
-    /// Drops what nobody uses; how many that was.
+    /// Drops the unused entries. Returns their number.
     pub(in crate::rdma) fn clear(&self) -> usize {
         let dropped = self.intervals.lock().evict(0, 0, Registration::is_sole);
         dropped.len()
@@ -123,12 +123,12 @@ impl<H: Clone> Intervals<H> {
         }
     }
 
-    /// What covers a range of a region.
+    /// The handle that covers a range of a region.
     fn find(&mut self, region: &Region, start: usize, end: usize) -> Option<H> {
         let id = region.identity();
         let (_, entry) = self.entries.range_mut((id, 0)..=(id, start)).next_back()?;
-        // An identity is that of a region that lives or whose entry is still here: while the entry
-        // has its weak reference, no other region can have it.
+        // The entry's weak reference keeps its region's identity from being reused, so the entry
+        // belongs to this region.
         if entry.end < end {
             return None;
         }
@@ -137,8 +137,8 @@ impl<H: Clone> Intervals<H> {
         Some(entry.handle.clone())
     }
 
-    /// The range to make for a range that was not found: whole grains of the region, and all that it
-    /// overlaps.
+    /// The range to register for a range that was not found: whole grains of the region, and all
+    /// ranges that it overlaps.
     fn widen(&self, region: &Region, start: usize, end: usize) -> (usize, usize) {
         let whole = region.whole();
         let first = whole.as_ptr().addr();
@@ -152,7 +152,7 @@ impl<H: Clone> Intervals<H> {
         (start, end)
     }
 
-    /// Adds a range and takes away what it overlaps.
+    /// Inserts a range and removes the ranges that it overlaps.
     fn insert(&mut self, region: &Region, start: usize, end: usize, handle: H) -> Vec<H> {
         let id = region.identity();
         let overlapped: Vec<usize> = self
@@ -175,7 +175,7 @@ impl<H: Clone> Intervals<H> {
         dropped
     }
 
-    /// Takes away what belongs to regions that are gone.
+    /// Removes the entries of dropped regions.
     fn stale(&mut self) -> Vec<H> {
         let gone: Vec<(usize, usize)> = self
             .entries
@@ -188,7 +188,7 @@ impl<H: Clone> Intervals<H> {
             .collect()
     }
 
-    /// Takes away what was used least recently and is idle, until no more than so much is left.
+    /// Removes idle entries, least recently used first, until the limits hold.
     fn evict(&mut self, ranges: usize, bytes: u64, is_idle: impl Fn(&H) -> bool) -> Vec<H> {
         let is_over = |it: &Self| it.entries.len() > ranges || it.bytes > bytes;
         if !is_over(self) {
@@ -217,7 +217,7 @@ impl<H: Clone> Intervals<H> {
         start: usize,
         end: usize,
     ) -> impl Iterator<Item = (usize, &Entry<H>)> {
-        // They do not overlap each other, so at most one begins before the range and reaches into it.
+        // Entries do not overlap, so at most one starts before the range and reaches into it.
         let before = self.entries.range((id, 0)..(id, start)).next_back();
         let inside = self.entries.range((id, start)..(id, end));
         before

@@ -1,11 +1,11 @@
-//! The structures and constants of libibverbs, as far as they are used.
+//! The structures and constants of libibverbs that kvpool uses.
 
 #[cfg(all(test, feature = "rdma-sys"))]
 mod layout;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// `struct ibv_device`, from its beginning as far as it is read.
+/// `struct ibv_device`, up to the last field that is read.
 #[repr(C)]
 pub(in crate::rdma) struct Device {
     ops: [*mut c_void; 2],
@@ -14,7 +14,7 @@ pub(in crate::rdma) struct Device {
     pub(in crate::rdma) name: [c_char; 64],
 }
 
-/// `struct ibv_context_ops`: a table of pointers, of which three are used.
+/// `struct ibv_context_ops`: a table of pointers; three are used.
 #[repr(C)]
 pub(in crate::rdma) struct ContextOps {
     before_poll: [*mut c_void; 11],
@@ -25,7 +25,7 @@ pub(in crate::rdma) struct ContextOps {
     after_post: [*mut c_void; 6],
 }
 
-/// `struct ibv_context`, from its beginning as far as it is read.
+/// `struct ibv_context`, up to the last field that is read.
 #[repr(C)]
 pub(in crate::rdma) struct Context {
     device: *mut Device,
@@ -35,26 +35,26 @@ pub(in crate::rdma) struct Context {
     pub(in crate::rdma) num_comp_vectors: c_int,
 }
 
-/// `struct ibv_pd`, never looked into.
+/// `struct ibv_pd`, whose content is not read.
 #[repr(C)]
 pub(in crate::rdma) struct Pd {
     context: *mut Context,
 }
 
-/// `struct ibv_comp_channel`, from its beginning.
+/// `struct ibv_comp_channel`, up to the last field that is read.
 #[repr(C)]
 pub(in crate::rdma) struct Channel {
     context: *mut Context,
     pub(in crate::rdma) fd: c_int,
 }
 
-/// `struct ibv_cq`, from its beginning.
+/// `struct ibv_cq`, up to the last field that is read.
 #[repr(C)]
 pub(in crate::rdma) struct Cq {
     pub(super) context: *mut Context,
 }
 
-/// `struct ibv_qp`, from its beginning as far as it is read.
+/// `struct ibv_qp`, up to the last field that is read.
 #[repr(C)]
 pub(in crate::rdma) struct Qp {
     pub(super) context: *mut Context,
@@ -155,7 +155,7 @@ pub(in crate::rdma) struct GidEntry {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::rdma) struct Gid(pub(in crate::rdma) [u8; 16]);
 
-/// `struct ibv_async_event`; the element is a pointer or a port's number.
+/// `struct ibv_async_event`; the element is a pointer or a port number.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(in crate::rdma) struct AsyncEvent {
@@ -288,15 +288,15 @@ pub(in crate::rdma) struct Wc {
     dlid_path_bits: u8,
 }
 
-/// Structures that start as all zeros, as the library's own examples start them.
+/// Structures that start as all zeros, as in the library's examples.
 ///
 /// # Safety
 ///
-/// All zeros is a value of the type.
+/// All zeros is a valid value of the type.
 pub(in crate::rdma) unsafe trait Zeroed: Sized {
     /// All zeros.
     fn zeroed() -> Self {
-        // SAFETY: who implements the trait says so.
+        // SAFETY: guaranteed by the implementer of the trait.
         unsafe { std::mem::zeroed() }
     }
 }
@@ -315,8 +315,8 @@ zeroed!(
 
 pub(in crate::rdma) const TRANSPORT_IWARP: c_int = 1;
 pub(in crate::rdma) const PORT_ACTIVE: c_int = 4;
-/// Of an enum without a name, which the generated bindings leave out: software RoCE, which reports it,
-/// connects only with it.
+/// From an unnamed enum, which the generated bindings omit. Software RoCE reports this link layer
+/// and requires it for connections.
 pub(in crate::rdma) const LINK_LAYER_ETHERNET: u8 = 2;
 pub(in crate::rdma) const GID_TYPE_ROCE_V1: u32 = 1;
 pub(in crate::rdma) const GID_TYPE_ROCE_V2: u32 = 2;

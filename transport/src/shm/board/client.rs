@@ -1,4 +1,4 @@
-//! The client's side: takes slots and gives them back.
+//! The client's side: claims slots and frees them.
 
 use super::{BOARD_BYTES, CLAIMED, FREE, LAYOUT, PINNED, SLOTS, Words};
 use crate::memory::{OwnProcess, Populate, Region, populate_step};
@@ -8,17 +8,17 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// A board that a client pins on, with all its threads.
+/// A mapped board, shared by all threads of a client.
 #[derive(Debug)]
 pub struct Pinner {
     pub(super) words: Words,
-    /// The bytes that are pinned now.
+    /// The bytes pinned now.
     pinned: AtomicU64,
     allowance: Length,
     process: OwnProcess,
 }
 
-/// A pin that the node can see. Dropping it undoes it.
+/// A pin that the node can see. Dropping it removes the pin.
 #[derive(Debug)]
 pub struct Pin {
     pinner: Arc<Pinner>,
@@ -27,8 +27,11 @@ pub struct Pin {
 }
 
 impl Pinner {
-    /// Maps the board behind a descriptor. Fails with `InvalidData` when it is laid out in a way that
-    /// is not known here, and as `mmap` does.
+    /// Maps the board behind a descriptor.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` when the layout is unknown, or the error of `mmap`.
     pub fn map(fd: BorrowedFd<'_>, size: Length) -> io::Result<Self> {
         let unknown =
             || io::Error::new(io::ErrorKind::InvalidData, "the board's layout is unknown");
@@ -40,7 +43,7 @@ impl Pinner {
         if words.layout().load(Ordering::SeqCst) != LAYOUT {
             return Err(unknown());
         }
-        // A few pages in one step; without it, the first pins fault.
+        // Populates the few pages in one step; otherwise the first pins take page faults.
         populate_step(&mut Populate::of(&region));
         Ok(Self {
             pinned: AtomicU64::new(0),
@@ -50,16 +53,16 @@ impl Pinner {
         })
     }
 
-    /// Pins an extent whose location was learnt in `epoch`; `None` when no slot is free, the
-    /// allowance is used up, or pins of that epoch count no more. Before the caller uses the bytes, it
-    /// must ask whether its lease still runs, *after* this.
+    /// Pins an extent whose location was learnt in `epoch`. `None` when no slot is free, the
+    /// allowance is used up, or pins of that epoch no longer count. Before it uses the bytes, the
+    /// caller must check its lease *after* this returns.
     pub fn pin(self: &Arc<Self>, epoch: Epoch, extent: Extent) -> Option<Pin> {
         let pin = self.publish(extent)?;
         pin.counts(epoch).then_some(pin)
     }
 
-    /// The first half of [`Pinner::pin`]: shows the pin to the node. It does not count before
-    /// [`Pin::counts`] says so.
+    /// The first half of [`Pinner::pin`]: makes the pin visible to the node. The pin counts only
+    /// once [`Pin::counts`] says so.
     pub fn publish(self: &Arc<Self>, extent: Extent) -> Option<Pin> {
         let length = extent.length.0;
         let before = self.pinned.fetch_add(length, Ordering::Relaxed);
@@ -82,7 +85,7 @@ impl Pinner {
             .store(extent.segment.0.into(), Ordering::Relaxed);
         words.offset.store(extent.offset.0, Ordering::Relaxed);
         words.length.store(length, Ordering::Relaxed);
-        // Whoever sees the slot pinned sees the extent and that the reach covers it.
+        // A node that sees the slot pinned also sees the extent, and a reach that covers the slot.
         self.words
             .reach()
             .fetch_max(slot as u64 + 1, Ordering::SeqCst);
@@ -91,7 +94,7 @@ impl Pinner {
         Some(pin)
     }
 
-    /// The lowest free slot, so that the node has few to look at.
+    /// Claims the lowest free slot, so that the node reads few slots.
     fn claim(&self) -> Option<usize> {
         (0..SLOTS).find(|slot| {
             let state = self.words.slot(*slot).state;
@@ -104,7 +107,8 @@ impl Pinner {
 }
 
 impl Pin {
-    /// Whether the node counts pins for locations of `epoch`: asked after the pin was shown to it.
+    /// Whether the node counts pins for locations of `epoch`. Must be called after the pin became
+    /// visible.
     pub fn counts(&self, epoch: Epoch) -> bool {
         let generation = self.pinner.words.generation().load(Ordering::SeqCst);
         epoch != Epoch(super::CLOSED) && generation == epoch.0
@@ -113,7 +117,7 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        // A child made by fork has a copy of this value but not the board, and its parent still looks.
+        // A forked child has a copy of this value but not the board, which its parent still uses.
         if !self.pinner.process.is_here() {
             return;
         }

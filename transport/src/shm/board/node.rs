@@ -1,4 +1,4 @@
-//! The node's side: says in which epoch pins count, and looks at them.
+//! The node's side: sets the epoch in which pins count, and reads the pins.
 
 use super::{BOARD_BYTES, CLOSED, LAYOUT, PINNED, SLOTS, Words};
 use crate::memory::create_small;
@@ -7,13 +7,17 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
-/// One connection's board.
+/// The board of one connection.
 #[derive(Debug)]
 pub struct Board(pub(super) Words);
 
 impl Board {
-    /// Makes a closed board whose client is to pin at most `allowance` bytes at once, and the
-    /// descriptor that the client maps it by. Fails as making and mapping a memfd does.
+    /// Creates a closed board for a client that may pin at most `allowance` bytes at once, and the
+    /// descriptor to map it by.
+    ///
+    /// # Errors
+    ///
+    /// The error of creating or mapping the memfd.
     pub fn create(allowance: Length) -> io::Result<(Self, OwnedFd)> {
         let (fd, region) = create_small(BOARD_BYTES, "kvpool-board")?;
         let words = Words::new(&region).expect("invariant: the board was made long enough");
@@ -22,20 +26,20 @@ impl Board {
         Ok((Self(words), fd))
     }
 
-    /// From now on pins count for locations of `epoch` alone. Every pin that was taken before for
-    /// another one is seen by all later looks, or is undone by its maker.
+    /// Makes pins count for locations of `epoch` alone. All later calls of [`Board::look`] see
+    /// every earlier pin for another epoch, unless its client has removed it.
     pub fn open(&self, epoch: Epoch) {
         self.0.generation().store(epoch.0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// From now on no pin succeeds. Those that there are stay until they are undone.
+    /// Makes every new pin fail. Existing pins stay until the client removes them.
     pub fn close(&self) {
         self.open(Epoch(CLOSED));
     }
 
-    /// Hands every pinned extent to `pinned`, as the client wrote it: it may be nonsense. Sees every
-    /// pin that was in place before the call.
+    /// Passes every pinned extent to `pinned`, as the client wrote it: the extent may be invalid.
+    /// Sees every pin that was in place before the call.
     pub fn look(&self, mut pinned: impl FnMut(Extent)) {
         fence(Ordering::SeqCst);
         let reach = self.0.reach().load(Ordering::SeqCst);

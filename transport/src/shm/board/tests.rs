@@ -69,12 +69,12 @@ fn pins_count_in_one_epoch_and_on_an_open_board() {
 }
 
 #[test]
-fn a_pin_that_a_new_generation_overtakes_is_lost() {
+fn a_pin_overtaken_by_a_new_generation_fails() {
     let (board, pinner) = board(u64::MAX);
     board.open(EPOCH);
     let pin = pinner.publish(extent(1)).unwrap();
     board.open(Epoch(8));
-    // The node's look sees it until its maker notices.
+    // The node sees the pin until the client notices.
     assert_eq!(seen(&board), [extent(1)]);
     assert!(!pin.counts(EPOCH));
     drop(pin);
@@ -100,7 +100,7 @@ fn a_full_board_pins_no_more() {
 }
 
 #[test]
-fn no_more_bytes_are_pinned_than_are_allowed() {
+fn pins_stay_within_the_allowance() {
     let (board, pinner) = board(3 * 4096 - 1);
     board.open(EPOCH);
     let first = pinner.pin(EPOCH, extent(1)).unwrap();
@@ -119,7 +119,7 @@ fn no_more_bytes_are_pinned_than_are_allowed() {
 }
 
 #[test]
-fn what_a_client_writes_is_looked_at_with_care() {
+fn invalid_slots_are_ignored() {
     let (board, pinner) = board(u64::MAX);
     board.open(EPOCH);
     pinner.words.reach().store(u64::MAX, Ordering::SeqCst);
@@ -138,7 +138,7 @@ fn what_a_client_writes_is_looked_at_with_care() {
 }
 
 #[test]
-fn a_board_of_another_layout_is_not_used() {
+fn a_board_with_another_layout_is_refused() {
     let (board, fd) = Board::create(Length(0)).unwrap();
     let shorter = Pinner::map(fd.as_fd(), Length(4096));
     assert_eq!(shorter.unwrap_err().kind(), std::io::ErrorKind::InvalidData);
@@ -147,14 +147,14 @@ fn a_board_of_another_layout_is_not_used() {
     assert_eq!(other.unwrap_err().kind(), std::io::ErrorKind::InvalidData);
 }
 
-/// Two threads race: one pins, one changes the generation and then looks. In no round may the pin
-/// count and the look have missed it.
+/// Two threads race: one pins; the other changes the generation and then reads the board. In no
+/// round may the pin count while the read missed it.
 #[test]
-fn a_pin_that_counts_is_seen_by_the_look_after_the_change() {
+fn a_pin_that_counts_is_seen_by_the_read_after_the_change() {
     const ROUNDS: u64 = 20_000;
     let (board, pinner) = board(u64::MAX);
-    // Only the last slot is free and none is known to be used: finding it takes the client long, and
-    // looking takes the node no time, so that changes come between all steps of a pin.
+    // Only the last slot is free, and the reach covers no slot. So the claim is slow and the read
+    // is fast, and the change falls between any two steps of a pin.
     for slot in 0..SLOTS - 1 {
         pinner
             .words
@@ -186,7 +186,7 @@ fn a_pin_that_counts_is_seen_by_the_look_after_the_change() {
             }
             board.open(Epoch(round * 2 + 1));
             let found = seen(&board);
-            // Only now may the pin go.
+            // Only now may the pin be dropped.
             barrier.wait();
             looks.push(found.contains(&extent(round)));
             barrier.wait();

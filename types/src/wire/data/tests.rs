@@ -3,7 +3,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::fmt::Debug;
 
-/// Holds the rules of every part: it comes back as it was, and is refused when cut short anywhere or
+/// Checks the rules of every part: it round-trips, and is refused when truncated anywhere or
 /// followed by anything.
 pub(in super::super) fn check<M: Meta + PartialEq + Debug>(part: &M) -> Result<(), TestCaseError> {
     let mut bytes = check_whole(part)?;
@@ -18,7 +18,7 @@ pub(in super::super) fn check<M: Meta + PartialEq + Debug>(part: &M) -> Result<(
     Ok(())
 }
 
-/// The same for the parts that open a connection, behind which a later version may say more.
+/// The same for the parts that open a connection, to which a later version may append.
 fn check_open<M: Meta + PartialEq + Debug>(part: &M) -> Result<(), TestCaseError> {
     let mut bytes = check_whole(part)?;
     bytes.extend([0, 1, 2]);
@@ -166,9 +166,9 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_a_part_panic(mut bytes: Vec<u8>, count in 0u32..5) {
+    fn no_bytes_cause_a_panic(mut bytes: Vec<u8>, count in 0u32..5) {
         decode_all(&bytes);
-        // With a small count where each part that has one keeps it, so that items are reached.
+        // With a small count at the positions of counts, so that items are reached.
         for at in [0, 16] {
             if let Some(field) = bytes.get_mut(at..at + 4) {
                 field.copy_from_slice(&count.to_le_bytes());
@@ -193,7 +193,7 @@ fn decode_all(bytes: &[u8]) {
 }
 
 #[test]
-fn a_count_that_promises_too_much_is_refused_before_anything_is_set_aside() {
+fn an_excessive_count_is_refused_before_memory_is_allocated() {
     let mut bytes = (MAX_ITEMS + 1).to_le_bytes().to_vec();
     assert_eq!(
         Statuses::decode(&bytes),

@@ -51,7 +51,7 @@ fn with(at: usize, bytes: &[u8]) -> Result<Header, DecodeError> {
 }
 
 #[test]
-fn every_operation_round_trips_and_no_other_number_is_one() {
+fn every_operation_round_trips_and_other_numbers_are_refused() {
     let known: Vec<_> = (0..=u16::MAX).filter_map(Op::from_wire).collect();
     assert_eq!(known, OPS);
     for op in OPS {
@@ -80,7 +80,7 @@ fn a_header_has_its_documented_bytes() {
 }
 
 #[test]
-fn what_begins_otherwise_is_no_frame() {
+fn a_frame_without_the_magic_number_is_refused() {
     let error = with(0, b"GET ").unwrap_err();
     assert_eq!(error, DecodeError::BadMagic(u32::from_le_bytes(*b"GET ")));
     assert_eq!(error.code(), crate::Code::Malformed);
@@ -100,14 +100,14 @@ fn another_version_is_refused_with_both_named() {
         );
         assert_eq!(error.code(), crate::Code::VersionMismatch);
     }
-    // Of another version nothing further is read: its operations may be unknown here.
+    // Nothing else of another version's frame is read: its operations may be unknown.
     assert!(matches!(
         with(4, &[9, 0, 255, 255]),
         Err(DecodeError::VersionMismatch { theirs: 9, .. })
     ));
 }
 
-/// The frame behind it is found, so that it can be answered and skipped.
+/// The following frame is found, so the unknown one can be answered and skipped.
 #[test]
 fn an_unknown_operation_is_read_as_such() {
     for op in [0u16, 13, 64, 74, u16::MAX] {
@@ -155,10 +155,10 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic_or_pass_a_limit(bytes: [u8; HEADER_BYTES], framed: bool) {
+    fn no_header_bytes_cause_a_panic_or_pass_a_limit(bytes: [u8; HEADER_BYTES], framed: bool) {
         let mut bytes = bytes;
         if framed {
-            // Past magic, version and operation, so that the limits are reached.
+            // Valid magic, version and operation, so that the limits are reached.
             bytes[..8].copy_from_slice(&ping().encode()[..8]);
         }
         if let Ok(header) = Header::decode(&bytes) {

@@ -1,12 +1,12 @@
-//! The keys of one request, to be taken by their index.
+//! The keys of one request, by index.
 
 use super::{DIGESTS, Run, unpack};
 use crate::key::{Digest, KeyRef};
 use crate::wire::{DecodeError, Reader};
 use std::borrow::Cow;
 
-/// Keys in order. Those of a message that is one run of digests, as kvpool's own chains are, stay
-/// where they lie in it; nothing is allocated for them.
+/// Keys in order. If a message is one run of digests, like kvpool's own chains, the keys stay in
+/// the message, and nothing is allocated.
 #[derive(Clone, Debug)]
 pub struct KeyBatch<'a>(Form<'a>);
 
@@ -20,23 +20,27 @@ enum Form<'a> {
     List(Cow<'a, [KeyRef<'a>]>),
 }
 
-/// Why packed keys make no batch.
+/// Why packed keys were refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// There are more than are taken in one request.
+    /// One request has too many keys.
     #[error("more than {most} keys in one request: split it")]
     TooMany {
-        /// The most that are taken.
+        /// The maximum.
         most: usize,
     },
-    /// The bytes are no packed keys.
+    /// The bytes are not packed keys.
     #[error(transparent)]
     Malformed(#[from] DecodeError),
 }
 
 impl<'a> KeyBatch<'a> {
-    /// Reads the keys that `packed` holds, at most `most`.
+    /// Reads the keys in `packed`, at most `most`.
+    ///
+    /// # Errors
+    ///
+    /// See [`BatchError`].
     pub fn unpack(packed: &'a [u8], most: usize) -> Result<Self, BatchError> {
         if let Some(run) = one_run(packed)? {
             return if run.len() > most {
@@ -55,7 +59,7 @@ impl<'a> KeyBatch<'a> {
         Ok(Self(Form::List(Cow::Owned(keys))))
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub fn len(&self) -> usize {
         match &self.0 {
             Form::Run { digests, .. } => digests.len(),
@@ -63,12 +67,12 @@ impl<'a> KeyBatch<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The key at an index below [`KeyBatch::len`].
+    /// The key at `index`; `None` past the end.
     #[inline]
     pub fn get(&self, index: usize) -> Option<KeyRef<'_>> {
         match &self.0 {
@@ -93,7 +97,7 @@ impl<'a> KeyBatch<'a> {
         })
     }
 
-    /// The keys from `from` on, without those before it.
+    /// The keys from index `from` on.
     #[must_use]
     pub fn skip(&self, from: usize) -> KeyBatch<'_> {
         KeyBatch(match &self.0 {
@@ -111,7 +115,7 @@ impl<'a> KeyBatch<'a> {
     }
 }
 
-/// The batch that is one run of digests and nothing more; `None` when it is something else.
+/// The batch, if `packed` is exactly one run of digests.
 fn one_run(packed: &[u8]) -> Result<Option<KeyBatch<'_>>, DecodeError> {
     if packed.first() != Some(&DIGESTS) {
         return Ok(None);

@@ -66,7 +66,7 @@ fn bad_runs_are_refused() {
     );
 }
 
-/// Two forms of one key would be two keys to the directory.
+/// Two forms of one key would be two keys in the directory.
 #[test]
 fn a_key_has_one_form_only() {
     let mut as_text = vec![TEXTS, 1, 0, 0, 0, 64, 0];
@@ -110,7 +110,7 @@ fn nothing_follows_an_error() {
 
 proptest! {
     #[test]
-    fn keys_come_back_in_order(keys in prop::collection::vec(key(), 0..40)) {
+    fn unpacked_keys_keep_their_order(keys in prop::collection::vec(key(), 0..40)) {
         let packed = pack(&keys);
         prop_assert_eq!(packed.is_empty(), keys.is_empty());
         prop_assert_eq!(unpacked(&packed).unwrap(), keys);
@@ -129,7 +129,7 @@ proptest! {
                 prop_assert_eq!(key.as_ref().unwrap(), &wanted.as_ref());
             }
             if good == read.len() {
-                // Without an error it is a whole batch of fewer keys: a run ended at the cut.
+                // Without an error the result is a batch of fewer keys: a run ended at the cut.
                 prop_assert_eq!(&pack(&keys[..good])[..], &packed[..cut]);
             }
         }
@@ -145,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_read_is_what_its_string_names(
+    fn every_decoded_key_equals_its_parsed_string(
         tag in 0u8..4, count in 0u32..4, prefix in "[a-g@]{0,3}", bytes: Vec<u8>,
     ) {
         let mut packed = vec![tag];
@@ -160,13 +160,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes: Vec<u8>) {
+    fn no_packed_bytes_cause_a_panic(bytes: Vec<u8>) {
         let read = unpack(&bytes).count();
         prop_assert!(read <= bytes.len());
     }
 }
 
-/// The keys of a batch, or that there are too many, or why they cannot be read.
+/// The keys of a batch, or the error.
 fn batch(packed: &[u8], most: usize) -> Result<Vec<Key>, BatchError> {
     let batch = KeyBatch::unpack(packed, most)?;
     assert_eq!(batch.get(batch.len()), None);
@@ -174,7 +174,7 @@ fn batch(packed: &[u8], most: usize) -> Result<Vec<Key>, BatchError> {
 }
 
 proptest! {
-    /// Whether it stays where it lies or not, a batch holds what its bytes hold.
+    /// In place or not, a batch holds the keys of its bytes.
     #[test]
     fn a_batch_holds_the_keys_in_order(
         keys in prop_oneof![
@@ -201,7 +201,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_are_no_keys_are_no_batch(mut packed: Vec<u8>, first in 0..4u8, whole: bool) {
+    fn malformed_bytes_are_no_batch(mut packed: Vec<u8>, first in 0..4u8, whole: bool) {
         if let Some(byte) = packed.first_mut() {
             *byte = first;
         }

@@ -1,7 +1,7 @@
 use super::*;
 use kvpool_types::Length;
 
-/// What stands for a registration: its number, and whether somebody has a clone.
+/// Stands for a registration. A second clone means that it is in use.
 type Handle = Arc<u32>;
 
 const MIB: usize = 1 << 20;
@@ -19,7 +19,7 @@ fn is_idle(handle: &Handle) -> bool {
 }
 
 #[test]
-fn what_is_covered_is_found_and_nothing_else() {
+fn only_covered_ranges_are_found() {
     let region = region(4);
     let at = start(&region);
     let mut cache = Intervals::new();
@@ -60,7 +60,7 @@ fn a_registration_stays_inside_its_region() {
 
 #[test]
 fn memory_at_the_same_address_in_another_region_is_not_found() {
-    // The same bytes under two regions, as when an address is freed and mapped anew.
+    // The same bytes under two regions, as when an address is freed and mapped again.
     let first = region(1);
     let at = start(&first);
     let keep: Arc<dyn std::any::Any + Send + Sync> = Arc::new(first.clone());
@@ -74,7 +74,7 @@ fn memory_at_the_same_address_in_another_region_is_not_found() {
 }
 
 #[test]
-fn regions_that_are_gone_leave_the_cache_and_never_match() {
+fn dropped_regions_leave_the_cache_and_never_match() {
     let mut cache = Intervals::new();
     let mut reused = 0;
     let mut last = 0;

@@ -1,10 +1,11 @@
-//! Compares what is written by hand with what is generated from the C headers.
+//! Compares the hand-written structures with those generated from the C headers.
 
 use super as ours;
 use rdma_sys as theirs;
 use std::mem::offset_of;
 
-/// Fields lie where the header has them. A structure that we make ourselves must be as large, too.
+/// Checks that fields lie where the header has them. A `whole` structure must also have the
+/// header's size.
 macro_rules! same {
     (whole $ours:ident, $theirs:ident: $($field:ident $(as $other:ident)?),*) => {
         assert_eq!(size_of::<ours::$ours>(), size_of::<theirs::$theirs>(), stringify!($ours));
@@ -23,7 +24,7 @@ macro_rules! same {
 }
 
 #[test]
-fn structures_that_are_made_here_are_those_of_the_headers() {
+fn structures_made_here_match_the_headers() {
     same!(whole DeviceAttr, ibv_device_attr: fw_ver, node_guid, sys_image_guid, max_mr_size,
         page_size_cap, vendor_id, vendor_part_id, hw_ver, max_qp, max_qp_wr, device_cap_flags,
         max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_ee_rd_atom,
@@ -63,7 +64,7 @@ fn structures_that_are_made_here_are_those_of_the_headers() {
 }
 
 #[test]
-fn structures_that_the_library_makes_begin_like_those_of_the_headers() {
+fn structures_made_by_the_library_start_as_in_the_headers() {
     same!(part Device, ibv_device: ops as _ops, node_type, transport_type, name);
     same!(part Context, ibv_context: device, ops, cmd_fd, async_fd, num_comp_vectors);
     same!(whole ContextOps, ibv_context_ops: before_poll as _compat_query_device, poll_cq,
@@ -81,7 +82,7 @@ macro_rules! equal {
 }
 
 #[test]
-fn constants_are_those_of_the_headers() {
+fn constants_match_the_headers() {
     use theirs::{
         ibv_access_flags, ibv_event_type, ibv_port_state, ibv_qp_attr_mask, ibv_qp_state,
         ibv_qp_type, ibv_send_flags, ibv_transport_type, ibv_wc_opcode, ibv_wc_status,
