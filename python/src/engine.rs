@@ -137,7 +137,7 @@ impl PeerEngine {
 
     /// The transport of each peer whose transport was chosen or changed since the last call.
     fn news(&self) -> PyResult<Vec<(String, Told)>> {
-        let news = self.session()?.endpoint.news().into_iter();
+        let news = self.session()?.endpoint.route_changes().into_iter();
         Ok(news.map(|(target, route)| (target, told(route))).collect())
     }
 

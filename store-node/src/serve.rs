@@ -8,7 +8,9 @@ use crate::metrics::Metrics;
 use crate::segment::Segment;
 use kvpool_transport::Slice;
 use kvpool_transport::checksum::sum_shared;
-use kvpool_transport::host::{Abort, Admission, Host, Peer, Refused, WriteGuard};
+use kvpool_transport::host::{
+    Abort, Admission, Host, Peer, RdmaHost, Refused, ShmHost, WriteGuard,
+};
 use kvpool_transport::shm::board::Board;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
 use kvpool_types::wire::frame;
@@ -380,6 +382,12 @@ impl Host for Store {
         sums.map_err(|refused| self.refuse(refused))
     }
 
+    fn count(&self, read: Length, written: Length) {
+        self.shared.metrics.moved(read, written);
+    }
+}
+
+impl RdmaHost for Store {
     fn memory(
         &self,
         incarnation: Incarnation,
@@ -407,7 +415,9 @@ impl Host for Store {
         }
         Ok(ids.into_iter().zip(segments).collect())
     }
+}
 
+impl ShmHost for Store {
     fn map(
         &self,
         incarnation: Incarnation,
@@ -500,10 +510,6 @@ impl Host for Store {
         let key = PeerKey::from(peer);
         tracing::debug!(peer = %key, "client is gone, its writes and pins are released");
         self.change(|fence| fence.peer_gone(key));
-    }
-
-    fn count(&self, read: Length, written: Length) {
-        self.shared.metrics.moved(read, written);
     }
 }
 

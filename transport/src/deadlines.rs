@@ -73,7 +73,7 @@ impl Deadlines {
             }
             tracked.things.push((deadline, Arc::downgrade(thing)));
         }
-        self.timer.sooner(deadline);
+        self.timer.scan_by(deadline);
     }
 }
 

@@ -3,6 +3,8 @@
 //!
 //! ```text
 //!  frame in ──► server (tcp/, shm/) ──► Host::admit_* ──► guard ──► bytes move ──► guard dropped
+//!
+//!  Host: every transport    RdmaHost: Host + registration    ShmHost: Host + mappings, pins
 //! ```
 //!
 //! A guard records that bytes of an extent are being touched. While a guard lives, the host must
@@ -121,6 +123,12 @@ pub trait Host: Send + Sync + 'static {
         extent: &Extent,
     ) -> Result<Vec<Checksum>, Refused>;
 
+    /// Adds to the byte counters of the metrics.
+    fn count(&self, read: Length, written: Length);
+}
+
+/// A host whose memory devices reach: the data port opens RDMA links to it.
+pub trait RdmaHost: Host {
     /// The memory of every segment, for registration with devices. [`Host::admit_write`] decides
     /// about writes to it. When the incarnation ends, the host aborts the connection through
     /// `abort`.
@@ -131,9 +139,9 @@ pub trait Host: Send + Sync + 'static {
     ) -> Result<Vec<(SegmentId, Slice)>, Refused>;
 
     /// The registrations around an extent, one for each port of this host, for a peer with queue
-    /// pairs here. A store node refuses: its segments do not change, and [`Host::memory`] names
+    /// pairs here. A store node refuses: its segments do not change, and [`RdmaHost::memory`] names
     /// them all.
-    fn places(
+    fn registrations(
         &self,
         _incarnation: Incarnation,
         _extent: &Extent,
@@ -143,7 +151,10 @@ pub trait Host: Send + Sync + 'static {
             message: "a store node names its segments when a link opens".to_owned(),
         })
     }
+}
 
+/// A host whose memory other processes of its machine map, behind a Unix socket.
+pub trait ShmHost: Host {
     /// A descriptor of a segment's memory, and its size in bytes. The descriptor is read-only
     /// unless `writable`.
     fn map(
@@ -183,7 +194,4 @@ pub trait Host: Send + Sync + 'static {
 
     /// Frees everything that the process of `peer` holds. Called after the process has exited.
     fn peer_gone(&self, peer: &Peer);
-
-    /// Adds to the byte counters of the metrics.
-    fn count(&self, read: Length, written: Length);
 }

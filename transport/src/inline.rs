@@ -54,11 +54,13 @@ pub(crate) fn read(
             Ok(Vec::new())
         } else {
             let call = channel.call(Op::Read, epoch, |out| request.encode(out));
-            by(&channel, deadline, call).await.and_then(|reply| {
-                let Statuses(codes) = reply.decode(Op::Statuses)?;
-                let into: Vec<&[Slice]> = asked().map(|(op, _)| op.into.as_slice()).collect();
-                hand_out(&request.items, &codes, &into, &reply.payload)
-            })
+            with_deadline(&channel, deadline, call)
+                .await
+                .and_then(|reply| {
+                    let Statuses(codes) = reply.decode(Op::Statuses)?;
+                    let into: Vec<&[Slice]> = asked().map(|(op, _)| op.into.as_slice()).collect();
+                    hand_out(&request.items, &codes, &into, &reply.payload)
+                })
         };
         join(early, answer)
     }
@@ -99,17 +101,19 @@ pub(crate) fn write(
                 channel.call_with_payload(Op::Write, epoch.unwrap_or_default(), &payload, |out| {
                     request.encode(out)
                 });
-            by(&channel, deadline, call).await.and_then(|reply| {
-                let Statuses(codes) = reply.decode(Op::Statuses)?;
-                expect(codes.len(), whole.len())?;
-                let outcomes = codes.into_iter().zip(whole);
-                Ok(outcomes
-                    .map(|(code, sum)| match code {
-                        Code::Ok => Ok(sum),
-                        code => Err(status(code)),
-                    })
-                    .collect())
-            })
+            with_deadline(&channel, deadline, call)
+                .await
+                .and_then(|reply| {
+                    let Statuses(codes) = reply.decode(Op::Statuses)?;
+                    expect(codes.len(), whole.len())?;
+                    let outcomes = codes.into_iter().zip(whole);
+                    Ok(outcomes
+                        .map(|(code, sum)| match code {
+                            Code::Ok => Ok(sum),
+                            code => Err(status(code)),
+                        })
+                        .collect())
+                })
         };
         join(early, answer)
     }
@@ -192,7 +196,7 @@ fn join(
 
 /// Awaits a call until its deadline. A call that times out ends the channel, as in [`crate::tcp`]:
 /// the path to the node may be dead, and nothing else would detect it.
-async fn by<T>(
+async fn with_deadline<T>(
     channel: &Channel,
     deadline: Instant,
     call: impl Future<Output = Result<T, TransferError>>,

@@ -93,7 +93,7 @@ impl<T> Batch<T> {
             Some(state @ ItemState::Waiting) => *state = ItemState::Running,
             _ => return None,
         }
-        Some(state.let_go(item))
+        Some(state.take_kept(item))
     }
 
     /// Lets a running item wait again. False when the item ended because its deadline passed.
@@ -112,7 +112,7 @@ impl<T> Batch<T> {
     /// Ends an item, unless it has ended.
     pub(crate) fn end(&self, item: usize, outcome: Outcome<T>) {
         // The memory is released before the caller is told, and outside the lock.
-        let kept = self.0.lock().let_go(item);
+        let kept = self.0.lock().take_kept(item);
         drop(kept);
         self.0.lock().end(item, outcome);
     }
@@ -142,7 +142,7 @@ impl<T> Batch<T> {
 
 impl<T> BatchState<T> {
     /// Takes the memory that is kept for an item.
-    fn let_go(&mut self, item: usize) -> Vec<Slice> {
+    fn take_kept(&mut self, item: usize) -> Vec<Slice> {
         self.kept
             .get_mut(item)
             .map(std::mem::take)

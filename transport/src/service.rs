@@ -144,10 +144,10 @@ impl Service {
             connections: Mutex::default(),
             ended: Condvar::new(),
         });
-        let mut door = Acceptor::open(shared.clone(), listener)?;
+        let mut acceptor_loop = Acceptor::open(shared.clone(), listener)?;
         let accepting = std::thread::Builder::new()
             .name(format!("{name}-accept"))
-            .spawn(move || door.attend())?;
+            .spawn(move || acceptor_loop.run())?;
         Ok(Self {
             shared,
             accepting: Mutex::new(Some(accepting)),

@@ -5,7 +5,7 @@
 //!    ├────► pin board: slots in shared memory ◄── read by the Host
 //!    ├────► copy threads: mapping of the segment ◄══► the caller's memory
 //!    └────► timer: ends operations at their deadline
-//!                                         watcher: pidfd of each client's process ──► Host::peer_gone
+//!                                         watcher: pidfd of each client's process ──► ShmHost::peer_gone
 //! ```
 //!
 //! A write is announced before its first byte and ended after its last byte, because a mapping

@@ -38,7 +38,7 @@ impl Timer {
             .spawn(move || {
                 while shared.wait() {
                     if let Some(due) = scan(Instant::now()) {
-                        shared.sooner(due);
+                        shared.scan_by(due);
                     }
                 }
             })?;
@@ -46,8 +46,8 @@ impl Timer {
     }
 
     /// Ensures a scan at `deadline` at the latest.
-    pub(crate) fn sooner(&self, deadline: Instant) {
-        self.0.sooner(deadline);
+    pub(crate) fn scan_by(&self, deadline: Instant) {
+        self.0.scan_by(deadline);
     }
 }
 
@@ -79,7 +79,7 @@ impl TimerShared {
         }
     }
 
-    fn sooner(&self, deadline: Instant) {
+    fn scan_by(&self, deadline: Instant) {
         let mut state = self.state.lock();
         if state.next.is_none_or(|next| deadline < next) {
             state.next = Some(deadline);

@@ -164,7 +164,7 @@ async fn an_answered_reader_passes_the_role_on() {
     let (channel, socket) = pair();
     let slow = ping(&channel);
     tokio::task::yield_now().await;
-    let quick = ping(&channel);
+    let waiting = ping(&channel);
     tokio::task::yield_now().await;
     let (first, second, socket) = aside(move || {
         let first = request(&socket).request;
@@ -172,7 +172,7 @@ async fn an_answered_reader_passes_the_role_on() {
     })
     .await;
     pong(&socket, second);
-    assert_eq!(quick.await.unwrap(), Ok(()));
+    assert_eq!(waiting.await.unwrap(), Ok(()));
     pong(&socket, first);
     let answered = tokio::time::timeout(Duration::from_secs(5), slow).await;
     assert_eq!(answered.unwrap().unwrap(), Ok(()));

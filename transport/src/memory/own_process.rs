@@ -38,7 +38,7 @@ impl OwnProcess {
     }
 
     /// Whether the caller runs in the marked process.
-    pub(crate) fn is_here(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         let mut mark = [0];
         self.0.read_at(Offset(0), &mut mark);
         mark == [HERE]
@@ -52,11 +52,11 @@ mod tests {
     #[test]
     fn a_forked_child_is_another_process() {
         let mark = OwnProcess::mark().unwrap();
-        assert!(mark.is_here());
+        assert!(mark.is_current());
         // SAFETY: the child does nothing but read a byte and end at once.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let code = i32::from(mark.is_here());
+            let code = i32::from(mark.is_current());
             // SAFETY: ends the child without running the parent's exit handlers.
             unsafe { libc::_exit(code) };
         }
@@ -65,6 +65,6 @@ mod tests {
         let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(waited, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
-        assert!(mark.is_here());
+        assert!(mark.is_current());
     }
 }

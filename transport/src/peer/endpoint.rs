@@ -143,7 +143,7 @@ impl Endpoint {
 
     /// The changes of route since the last call. A peer is listed when it is first reached, and
     /// whenever its transport changes.
-    pub fn news(&self) -> Vec<(String, Route)> {
+    pub fn route_changes(&self) -> Vec<(String, Route)> {
         self.targets.route_changes()
     }
 

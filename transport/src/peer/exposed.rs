@@ -203,11 +203,14 @@ impl Exposed {
 
     /// The registrations of the range around an extent; `None` when the extent does not lie in one
     /// range.
-    pub(super) fn places(&self, of: &Extent) -> Option<Vec<Registered>> {
+    pub(super) fn registrations(&self, of: &Extent) -> Option<Vec<Registered>> {
         let ranges = self.0.lock();
         let (start, range) = ranges.by_start.range(..=of.offset.0).next_back()?;
         range.whole.slice(Offset(of.offset.0 - start), of.length)?;
-        let places = range.exposure.iter().flat_map(|it| it.places(of.segment));
+        let places = range
+            .exposure
+            .iter()
+            .flat_map(|it| it.registrations(of.segment));
         Some(places.collect())
     }
 

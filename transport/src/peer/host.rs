@@ -4,18 +4,16 @@ use super::exposed::{ActiveReceives, ExposeError, Exposed, ReceiveGuard, StillTo
 use super::mailbox::{MAX_MESSAGE, Mailbox};
 use super::secret::Secret;
 use crate::checksum::{checksum, sum_shared};
-use crate::host::{Abort, Admission, Host, Peer, Refused, WriteGuard};
+use crate::host::{Abort, Admission, Host, RdmaHost, Refused, WriteGuard};
 use crate::memory::{Region, Slice};
 use crate::rdma::Fabric;
-use crate::shm::board::Board;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest, WrittenBlock};
 use kvpool_types::wire::frame;
 use kvpool_types::wire::rdma::Registered;
 use kvpool_types::{
-    CHUNK, Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantId,
-    GrantSigner, HostId, Incarnation, Length, NodeName, Offset, SegmentId,
+    CHUNK, Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantSigner, HostId,
+    Incarnation, Length, NodeName, Offset, SegmentId,
 };
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -143,13 +141,6 @@ fn not_registered(extent: &Extent) -> Refused {
             extent.length, extent.offset.0
         ),
     }
-}
-
-fn no_shm<T>() -> Result<T, Refused> {
-    refuse(
-        Code::InvalidArgument,
-        "peer memory is not reachable through shared memory".to_owned(),
-    )
 }
 
 /// A receive into exposed memory.
@@ -287,6 +278,10 @@ impl Host for PeerHost {
         Ok(sum_shared(&memory).chunks)
     }
 
+    fn count(&self, _read: Length, _written: Length) {}
+}
+
+impl RdmaHost for PeerHost {
     /// Names no memory, because registered ranges come and go. The session aborts the connection
     /// when it ends, and the queue pairs end with the connection.
     fn memory(
@@ -298,44 +293,15 @@ impl Host for PeerHost {
         Ok(Vec::new())
     }
 
-    fn places(&self, session: Incarnation, extent: &Extent) -> Result<Vec<Registered>, Refused> {
+    fn registrations(
+        &self,
+        session: Incarnation,
+        extent: &Extent,
+    ) -> Result<Vec<Registered>, Refused> {
         self.check_session(session)?;
         check_segment(extent)?;
         self.exposed
-            .places(extent)
+            .registrations(extent)
             .ok_or_else(|| not_registered(extent))
     }
-
-    fn map(
-        &self,
-        _session: Incarnation,
-        _segment: SegmentId,
-        _writable: bool,
-    ) -> Result<(OwnedFd, Length), Refused> {
-        no_shm()
-    }
-
-    fn board(&self, _peer: &Peer, _session: Incarnation) -> Result<(Arc<Board>, OwnedFd), Refused> {
-        no_shm()
-    }
-
-    fn begin_shm_writes(&self, _peer: &Peer, _session: Incarnation, grants: &[Grant]) -> Vec<Code> {
-        vec![Code::InvalidArgument; grants.len()]
-    }
-
-    fn end_shm_writes(&self, _peer: &Peer, items: Vec<(GrantId, Vec<Checksum>)>) -> Vec<Code> {
-        vec![Code::InvalidArgument; items.len()]
-    }
-
-    fn pin(&self, _peer: &Peer, _epoch: Epoch, _session: Incarnation, _extent: &Extent) -> Code {
-        Code::InvalidArgument
-    }
-
-    fn unpin(&self, _peer: &Peer, _extent: &Extent) -> Code {
-        Code::InvalidArgument
-    }
-
-    fn peer_gone(&self, _peer: &Peer) {}
-
-    fn count(&self, _read: Length, _written: Length) {}
 }

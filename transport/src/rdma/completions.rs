@@ -107,12 +107,12 @@ impl LaneSlot {
     }
 
     fn of_id(id: u64) -> (Self, u32) {
-        let place = Self {
+        let slot_id = Self {
             slot: u16::try_from(id >> 48).expect("invariant: 16 bits remain"),
             generation: u16::try_from(id >> 32 & 0xffff).expect("invariant: masked to 16 bits"),
         };
         let sequence = u32::try_from(id & 0xffff_ffff).expect("invariant: masked to 32 bits");
-        (place, sequence)
+        (slot_id, sequence)
     }
 }
 
@@ -257,17 +257,17 @@ impl CompletionState {
     }
 
     /// Releases a lane's slot. Later completions of the lane are ignored.
-    pub(super) fn leave(&self, place: LaneSlot) {
+    pub(super) fn leave(&self, slot_id: LaneSlot) {
         let mut slots = self.slots.lock();
-        let Some(entry) = slots.slots.get_mut(usize::from(place.slot)) else {
+        let Some(entry) = slots.slots.get_mut(usize::from(slot_id.slot)) else {
             return;
         };
-        if entry.generation != place.generation {
+        if entry.generation != slot_id.generation {
             return;
         }
         entry.generation = entry.generation.wrapping_add(1);
         let lane = entry.lane.take();
-        slots.free.push(place.slot);
+        slots.free.push(slot_id.slot);
         drop(slots);
         drop(lane);
     }
@@ -316,10 +316,10 @@ impl CompletionState {
         }
     }
 
-    fn lane(&self, place: LaneSlot) -> Option<Arc<Inner>> {
+    fn lane(&self, slot_id: LaneSlot) -> Option<Arc<Inner>> {
         let slots = self.slots.lock();
-        let entry = slots.slots.get(usize::from(place.slot))?;
-        (entry.generation == place.generation)
+        let entry = slots.slots.get(usize::from(slot_id.slot))?;
+        (entry.generation == slot_id.generation)
             .then(|| entry.lane.clone())
             .flatten()
     }

@@ -29,7 +29,7 @@ impl Fabric {
 
 impl Exposure {
     /// The registration on each port, as a segment or a part of one.
-    pub(crate) fn places(&self, segment: SegmentId) -> impl Iterator<Item = Registered> {
+    pub(crate) fn registrations(&self, segment: SegmentId) -> impl Iterator<Item = Registered> {
         (0..)
             .zip(&self.registrations)
             .map(move |(rail, registration)| Registered {

@@ -41,7 +41,7 @@ pub struct RdmaLane {
 pub(super) struct Inner {
     device: Arc<Device>,
     shared: Arc<CompletionState>,
-    place: LaneSlot,
+    slot_id: LaneSlot,
     number: u32,
     bounds: Bounds,
     is_open: AtomicBool,
@@ -92,11 +92,11 @@ impl RdmaLane {
     fn bounded(queue: QueuePair, bounds: Bounds) -> Self {
         let rail = queue.rail().clone();
         let shared = rail.completions.shared().clone();
-        let inner = shared.enter(|place| {
+        let inner = shared.enter(|slot_id| {
             Arc::new(Inner {
                 device: rail.device.clone(),
                 shared: shared.clone(),
-                place,
+                slot_id,
                 number: queue.address().number,
                 bounds,
                 is_open: AtomicBool::new(true),
@@ -267,7 +267,7 @@ impl Inner {
         state.phase = Phase::Ended;
         drop(state);
         self.changed.notify_all();
-        self.shared.leave(self.place);
+        self.shared.leave(self.slot_id);
         Finished::tell(finished);
         drop(rail);
     }
@@ -345,7 +345,7 @@ impl Inner {
             let sequence = state.first.wrapping_add(
                 u32::try_from(state.posted.len()).expect("invariant: a send queue's depth"),
             );
-            chain.push(self.place.id(sequence), verb, work.remote, parts, false);
+            chain.push(self.slot_id.id(sequence), verb, work.remote, parts, false);
             let work = operation.posted();
             let has_more = operation.next().is_some();
             state.turns.took(length, has_more);

@@ -340,7 +340,7 @@ pub(super) struct PortLanes {
 
 impl OpenRdmaLink {
     /// The lanes for transfers from or into this memory.
-    pub(super) fn end_near(&self, memory: Option<&Slice>) -> &PortLanes {
+    pub(super) fn lanes_near(&self, memory: Option<&Slice>) -> &PortLanes {
         let load = |number| {
             let ends = self.ends.get(number);
             ends.map_or(0, |ends: &PortLanes| ends.load.load(Ordering::Relaxed))

@@ -38,7 +38,7 @@ pub(super) struct RegisteredPart {
 pub(super) struct Piece<T, S> {
     pub(super) range: Extent,
     pub(super) memory: Vec<RegisteredPart>,
-    pub(super) place: PieceSlot<T, S>,
+    pub(super) slot: PieceSlot<T, S>,
 }
 
 /// The position of a piece's outcome.
@@ -179,7 +179,7 @@ impl<T, S> Remainder<T, S> {
         Piece {
             range,
             memory,
-            place: PieceSlot {
+            slot: PieceSlot {
                 whole: self.whole.clone(),
                 number,
             },
@@ -194,8 +194,8 @@ impl<T, S> PieceSlot<T, S> {
         let mut state = self.whole.state.lock();
         match outcome {
             Ok(sum) => {
-                if let Some(place) = state.sums.get_mut(self.number) {
-                    *place = Some(sum);
+                if let Some(slot) = state.sums.get_mut(self.number) {
+                    *slot = Some(sum);
                 }
             }
             Err(error) => {

@@ -48,7 +48,7 @@ type Summed = (Checksum, Length);
 /// A piece in flight.
 struct Flying {
     into: Vec<Slice>,
-    place: PieceSlot<(), Summed>,
+    slot: PieceSlot<(), Summed>,
 }
 
 impl Moves for Reading {
@@ -61,7 +61,7 @@ impl Moves for Reading {
 
     fn post(&self, open: &Arc<OpenRdmaLink>, group: Group<Self>, others: impl FnOnce()) {
         let memory = group.first().and_then(|piece| piece.memory.first());
-        let ends = open.end_near(memory.map(|part| &part.of));
+        let ends = open.lanes_near(memory.map(|part| &part.of));
         let mut transfers = Vec::with_capacity(group.len());
         let mut flying = Vec::with_capacity(group.len());
         for piece in group {
@@ -70,12 +70,12 @@ impl Moves for Reading {
                     transfers.push(transfer);
                     flying.push(Flying {
                         into: piece.memory.into_iter().map(|part| part.slice).collect(),
-                        place: piece.place,
+                        slot: piece.slot,
                     });
                 }
                 Err(error) => {
                     drop(piece.memory);
-                    end(&self.batch, &piece.place, Err(error));
+                    end(&self.batch, &piece.slot, Err(error));
                 }
             }
         }
@@ -118,7 +118,7 @@ fn land(
         });
         // The memory is released before the caller is told.
         drop(piece.into);
-        end(batch, &piece.place, summed);
+        end(batch, &piece.slot, summed);
     }
     // A failed lane has closed, so the whole link ends at both ends.
     if let Some(error) = failure {
@@ -129,16 +129,16 @@ fn land(
 /// Ends a piece, and its block with the block's last piece.
 fn end(
     batch: &Batch<Checksum>,
-    place: &PieceSlot<(), Summed>,
+    slot: &PieceSlot<(), Summed>,
     summed: Result<Summed, TransferError>,
 ) {
-    if let Some(outcome) = place.ended(summed) {
+    if let Some(outcome) = slot.ended(summed) {
         let whole = outcome.map(|pieces| {
             let pieces = pieces.into_iter();
             pieces.fold(Checksum(0), |whole, (sum, length)| {
                 combine(whole, sum, length)
             })
         });
-        batch.end(place.whole.number, whole);
+        batch.end(slot.whole.number, whole);
     }
 }

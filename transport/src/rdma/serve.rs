@@ -9,7 +9,7 @@ use super::exposure::Exposure;
 use super::matching::{Port, choose};
 use super::queue::{Allows, QueuePair};
 use super::rail::Rail;
-use crate::host::{Abort, Admission, Host, Refused, WriteGuard};
+use crate::host::{Abort, Admission, Host, RdmaHost, Refused, WriteGuard};
 use crate::memory::Slice;
 
 use kvpool_types::wire::data::{ReadRequest, WriteEnd, WriteRequest};
@@ -63,10 +63,10 @@ impl Serving {
             (known.whole.as_ptr(), known.whole.length()) == (whole.as_ptr(), whole.length())
         };
         if let Some(known) = memory.iter().find(same) {
-            return Ok(known.exposure.places(segment).collect());
+            return Ok(known.exposure.registrations(segment).collect());
         }
         let exposure = self.fabric.expose(whole)?;
-        let places = exposure.places(segment).collect();
+        let places = exposure.registrations(segment).collect();
         memory.push(Memory {
             whole: whole.clone(),
             exposure,
@@ -89,9 +89,9 @@ impl fmt::Debug for Serving {
 }
 
 /// The registrations around extents whose memory comes and goes, or the reason for a refusal.
-pub(crate) fn located(host: &dyn Host, request: &ReadRequest) -> RdmaLocated {
+pub(crate) fn located(host: &dyn RdmaHost, request: &ReadRequest) -> RdmaLocated {
     let located = request.items.iter().map(|item| {
-        let places = host.places(request.incarnation, &item.extent);
+        let places = host.registrations(request.incarnation, &item.extent);
         places.map_err(|refused| {
             tracing::debug!(%refused, extent = %item.extent, "locating an extent refused");
             refused.code
@@ -136,7 +136,7 @@ impl RdmaSession {
     /// Creates the node's queue pairs for a client's offers.
     pub(crate) fn open(
         serving: &Serving,
-        host: &dyn Host,
+        host: &dyn RdmaHost,
         abort: Weak<dyn Abort>,
         request: &RdmaOpen,
     ) -> Result<(Self, RdmaOpened), Refused> {

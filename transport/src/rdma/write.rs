@@ -92,20 +92,20 @@ impl Moves for Writing {
 
     fn post(&self, open: &Arc<OpenRdmaLink>, group: Group<Self>, others: impl FnOnce()) {
         let memory = group.first().and_then(|piece| piece.memory.first());
-        let ends = open.end_near(memory.map(|part| &part.of));
+        let ends = open.lanes_near(memory.map(|part| &part.of));
         let mut transfers = Vec::with_capacity(group.len());
         let mut flying = Vec::with_capacity(group.len());
-        let mut places = Vec::with_capacity(group.len());
+        let mut slots = Vec::with_capacity(group.len());
         for piece in group {
             match ends.transfer(Verb::Write, &piece.range, &piece.memory) {
                 Ok(transfer) => {
                     transfers.push(transfer);
                     flying.push(piece.memory);
-                    places.push(piece.place);
+                    slots.push(piece.slot);
                 }
                 Err(error) => {
                     drop(piece.memory);
-                    finish(open, &self.batch, [(&piece.place, Err(error))]);
+                    finish(open, &self.batch, [(&piece.slot, Err(error))]);
                 }
             }
         }
@@ -116,7 +116,7 @@ impl Moves for Writing {
         let landing = Arc::new(Landing {
             open: open.clone(),
             batch: self.batch.clone(),
-            places,
+            slots,
             half: Mutex::new(None),
         });
         let landed = landing.clone();
@@ -145,7 +145,7 @@ impl Moves for Writing {
 struct Landing {
     open: Arc<OpenRdmaLink>,
     batch: Arc<Batch<Checksum>>,
-    places: Vec<PieceSlot<GrantId, Chunks>>,
+    slots: Vec<PieceSlot<GrantId, Chunks>>,
     half: Mutex<Option<Half>>,
 }
 
@@ -195,7 +195,7 @@ impl Landing {
         }
         let outcomes = outcomes.into_iter().zip(sums);
         let outcomes = outcomes.map(|(outcome, sums)| outcome.map(|()| sums));
-        finish(&self.open, &self.batch, self.places.iter().zip(outcomes));
+        finish(&self.open, &self.batch, self.slots.iter().zip(outcomes));
     }
 }
 
@@ -212,14 +212,14 @@ fn finish<'p>(
 ) {
     let mut items = Vec::new();
     let mut told = Vec::new();
-    for (place, outcome) in pieces {
-        let Some(outcome) = place.ended(outcome) else {
+    for (slot, outcome) in pieces {
+        let Some(outcome) = slot.ended(outcome) else {
             continue;
         };
-        let (item, grant) = (place.whole.number, place.whole.tag);
+        let (item, grant) = (slot.whole.number, slot.whole.tag);
         match outcome.map(|chunks| chunks.concat()) {
             Ok(chunks) if batch.pause(item) => {
-                let whole = combine_chunks(place.whole.length, &chunks);
+                let whole = combine_chunks(slot.whole.length, &chunks);
                 told.push(Some((item, whole)));
                 items.push((grant, chunks));
             }

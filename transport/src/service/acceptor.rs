@@ -107,7 +107,7 @@ impl Acceptor {
     }
 
     /// Admits callers until the service stops.
-    pub(super) fn attend(&mut self) {
+    pub(super) fn run(&mut self) {
         let mut space = [MaybeUninit::uninit(); 64];
         loop {
             let timeout = self.end_late(Instant::now());
@@ -182,20 +182,20 @@ impl Acceptor {
             // The caller was closed after the kernel had reported its event.
             return;
         };
-        match caller.look() {
+        match caller.read() {
             CallerEvent::More => {}
-            CallerEvent::End(end) => self.turn_away(number, end),
+            CallerEvent::End(end) => self.refuse_caller(number, end),
             CallerEvent::Whole(frame) => {
                 let admitted = self.shared.serve.judge(caller.socket.as_fd(), &frame);
                 match admitted {
-                    Ok(admitted) => self.let_in(number, admitted),
-                    Err(end) => self.turn_away(number, end),
+                    Ok(admitted) => self.admit(number, admitted),
+                    Err(end) => self.refuse_caller(number, end),
                 }
             }
         }
     }
 
-    fn let_in(&mut self, number: u64, admitted: Admitted) {
+    fn admit(&mut self, number: u64, admitted: Admitted) {
         let Some(caller) = self.callers.remove(&number) else {
             return;
         };
@@ -208,11 +208,11 @@ impl Acceptor {
                 code: Code::TooManyHeld,
                 message: format!("the limit of {} connections is reached", self.shared.limit),
             };
-            self.tell(caller, request, &refused);
+            self.send_refusal(caller, request, &refused);
         }
     }
 
-    fn turn_away(&mut self, number: u64, end: End) {
+    fn refuse_caller(&mut self, number: u64, end: End) {
         let Some(caller) = self.callers.remove(&number) else {
             return;
         };
@@ -223,14 +223,14 @@ impl Acceptor {
                 tracing::debug!(%refused, "caller refused");
                 // The socket is registered again under a new number.
                 let _watched = epoll::delete(&self.events, &caller.socket);
-                self.tell(caller.socket, request, &refused);
+                self.send_refusal(caller.socket, request, &refused);
             }
         }
     }
 
     /// Tells a caller why it is refused, and keeps it for a moment. Closing at once with unread
     /// bytes would make the kernel discard the answer.
-    fn tell(&mut self, socket: OwnedFd, request: u64, refused: &Refused) {
+    fn send_refusal(&mut self, socket: OwnedFd, request: u64, refused: &Refused) {
         let failure = Failure {
             code: refused.code,
             message: refused.message.clone(),
@@ -264,7 +264,7 @@ impl Acceptor {
 
 impl Caller {
     /// Reads the available bytes of the first frame, and none after it.
-    fn look(&mut self) -> CallerEvent {
+    fn read(&mut self) -> CallerEvent {
         loop {
             match &mut self.stage {
                 Stage::Header(bytes) => {

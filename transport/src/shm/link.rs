@@ -179,7 +179,7 @@ impl OpenShmLink {
     /// must not be a forked child of the process that opened it, because a child does not inherit
     /// the mappings.
     pub(super) fn is_usable(&self) -> bool {
-        self.control.is_open() && self.process.is_here()
+        self.control.is_open() && self.process.is_current()
     }
 }
 

@@ -77,7 +77,7 @@ impl Segments {
                         if let Ok(region) = &mapped {
                             populate(region, Arc::downgrade(&mappings), control);
                         }
-                        settle(&mappings, name, &mapped);
+                        resolve_mapping(&mappings, name, &mapped);
                     });
             }
         }
@@ -115,7 +115,11 @@ fn populate(region: &Region, mappings: Weak<Mappings>, control: Weak<Control>) {
 }
 
 /// Stores the mapping, or removes the failed request, and tells all waiters.
-fn settle(mappings: &Mappings, name: (SegmentId, bool), mapped: &Result<Region, TransferError>) {
+fn resolve_mapping(
+    mappings: &Mappings,
+    name: (SegmentId, bool),
+    mapped: &Result<Region, TransferError>,
+) {
     let before = {
         let mut mappings = mappings.lock();
         match mapped {

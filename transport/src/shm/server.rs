@@ -4,7 +4,7 @@ use super::fds::{identify, peer_credentials, peer_process};
 use super::peers::Peers;
 use super::session::ShmSession;
 use crate::handshake::{Admitted, End, judge_hello};
-use crate::host::{Host, Refused};
+use crate::host::{Refused, ShmHost};
 use crate::service::{Connection, FirstFrame, Serve, Service};
 use kvpool_types::{Code, Epoch};
 use std::io;
@@ -56,7 +56,7 @@ impl Server {
     /// the error of a system call.
     pub fn start(
         path: &Path,
-        host: Arc<dyn Host>,
+        host: Arc<dyn ShmHost>,
         options: ServerOptions,
     ) -> io::Result<ServerHandle> {
         remove_stale(path)?;
@@ -135,7 +135,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 struct ShmServe {
-    host: Arc<dyn Host>,
+    host: Arc<dyn ShmHost>,
     options: ServerOptions,
     peers: Peers,
 }

@@ -6,7 +6,7 @@ use crate::frame::{
     decode_header, encode_head, receive_exact, receive_meta, send, skip, unimplemented,
 };
 use crate::handshake::{End, answer_sums};
-use crate::host::{Host, Peer, Refused};
+use crate::host::{Peer, Refused, ShmHost};
 use crate::inline::WHOLE_BYTES;
 use crate::service::Connection;
 use crate::socket::wait_to_receive;
@@ -24,14 +24,18 @@ use std::sync::Arc;
 /// The state of one connection.
 pub(super) struct ShmSession<'a> {
     connection: &'a Arc<Connection>,
-    host: &'a dyn Host,
+    host: &'a dyn ShmHost,
     peer: &'a Peer,
     /// Kept so that the host can tell whether the connection lives.
     board: OnceCell<Arc<Board>>,
 }
 
 impl<'a> ShmSession<'a> {
-    pub(super) fn new(connection: &'a Arc<Connection>, host: &'a dyn Host, peer: &'a Peer) -> Self {
+    pub(super) fn new(
+        connection: &'a Arc<Connection>,
+        host: &'a dyn ShmHost,
+        peer: &'a Peer,
+    ) -> Self {
         Self {
             connection,
             host,

@@ -136,7 +136,7 @@ impl OpenTcpLink {
             lane.load().clone(),
             bytes,
         ));
-        self.timer.sooner(deadline);
+        self.timer.scan_by(deadline);
     }
 
     /// The channel, if there is one and the batch is small enough for it.

@@ -2,7 +2,7 @@
 
 use super::session::TcpSession;
 use crate::handshake::{Admitted, End, judge_hello};
-use crate::host::Host;
+use crate::host::RdmaHost;
 use crate::rdma::Serving;
 use crate::service::{Connection, FirstFrame, Serve, Service};
 use crate::socket::notice_lost_peer;
@@ -55,7 +55,7 @@ impl Server {
     /// The error of starting the accepting thread.
     pub fn start(
         listener: TcpListener,
-        host: Arc<dyn Host>,
+        host: Arc<dyn RdmaHost>,
         options: ServerOptions,
     ) -> io::Result<ServerHandle> {
         let address = listener.local_addr()?;
@@ -93,7 +93,7 @@ impl std::fmt::Debug for ServerHandle {
 }
 
 struct TcpServe {
-    host: Arc<dyn Host>,
+    host: Arc<dyn RdmaHost>,
     options: ServerOptions,
 }
 

@@ -5,7 +5,7 @@ use crate::frame::{
     decode_header, encode_head, receive_exact, receive_meta, send, skip, unimplemented,
 };
 use crate::handshake::{Admitted, End, answer_sums};
-use crate::host::{Abort, Admission, Host, Refused, WriteGuard};
+use crate::host::{Abort, Admission, RdmaHost, Refused, WriteGuard};
 use crate::inline::WHOLE_BYTES;
 use crate::rdma;
 use crate::service::Connection;
@@ -26,7 +26,7 @@ const MAX_RUN: usize = 64;
 /// The state of one connection.
 pub(super) struct TcpSession<'a> {
     connection: &'a Arc<Connection>,
-    host: &'a dyn Host,
+    host: &'a dyn RdmaHost,
     options: &'a ServerOptions,
     /// The queue pairs and announced writes of an RDMA link, if the connection opened one.
     rdma: RefCell<Option<rdma::RdmaSession>>,
@@ -44,7 +44,7 @@ struct Receive {
 impl<'a> TcpSession<'a> {
     pub(super) fn new(
         connection: &'a Arc<Connection>,
-        host: &'a dyn Host,
+        host: &'a dyn RdmaHost,
         options: &'a ServerOptions,
     ) -> Self {
         Self {

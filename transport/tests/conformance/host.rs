@@ -1,7 +1,9 @@
 //! A small store node for tests: one real segment, real proofs, real fencing.
 
 use kvpool_transport::checksum::sum_shared;
-use kvpool_transport::host::{Abort, Admission, Host, Peer, Refused, WriteGuard};
+use kvpool_transport::host::{
+    Abort, Admission, Host, Peer, RdmaHost, Refused, ShmHost, WriteGuard,
+};
 use kvpool_transport::memory::{Region, Slice, create_segment, read_only_fd};
 use kvpool_transport::shm::board::Board;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
@@ -413,6 +415,14 @@ impl Host for TestHost {
         sums.ok_or_else(|| refused(Code::OutOfRange))
     }
 
+    fn count(&self, read: Length, written: Length) {
+        let mut state = self.state.lock();
+        state.counted.0 += read.0;
+        state.counted.1 += written.0;
+    }
+}
+
+impl RdmaHost for TestHost {
     fn memory(
         &self,
         incarnation: Incarnation,
@@ -427,7 +437,9 @@ impl Host for TestHost {
             code => Err(refused(code)),
         }
     }
+}
 
+impl ShmHost for TestHost {
     fn map(
         &self,
         incarnation: Incarnation,
@@ -552,11 +564,5 @@ impl Host for TestHost {
         state.boards.retain(|(client, _)| *client != peer.client);
         state.gone.push(peer.client);
         self.changed.notify_all();
-    }
-
-    fn count(&self, read: Length, written: Length) {
-        let mut state = self.state.lock();
-        state.counted.0 += read.0;
-        state.counted.1 += written.0;
     }
 }

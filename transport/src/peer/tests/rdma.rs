@@ -95,9 +95,9 @@ fn without_a_device_the_reason_is_given_and_bytes_go_over_tcp() {
     assert_eq!(route.kind, TransportKind::Tcp);
     assert_eq!(route.why.as_deref(), Some(why.as_str()));
     // A route is reported once, and again only when it changes.
-    assert_eq!(here.news(), [(name(&there), route)]);
+    assert_eq!(here.route_changes(), [(name(&there), route)]);
     round_trip(&here, &name(&there), &target, 4);
-    assert_eq!(here.news(), []);
+    assert_eq!(here.route_changes(), []);
 }
 
 /// Needs no device either.
@@ -189,7 +189,7 @@ fn keys_of_other_registered_memory_grant_no_access() {
     let before = segment.whole().to_vec();
     let fabric = Fabric::shared(&RdmaOptions::default()).unwrap();
     let exposure = fabric.expose(&segment.whole()).unwrap();
-    let place = exposure.places(MEMORY).next().unwrap();
+    let place = exposure.registrations(MEMORY).next().unwrap();
     for way in [rdma::Verb::Read, rdma::Verb::Write] {
         let intruder = Intruder::connect(&there, &port);
         let local = filled(4096, 0xff);

@@ -100,10 +100,10 @@ impl Loop {
         let mut finished = Vec::new();
         let mut lanes: Vec<(LaneSlot, Arc<Inner>)> = Vec::new();
         for completion in &self.batch[..taken] {
-            let (place, sequence) = LaneSlot::of_id(completion.wr_id);
-            let known = lanes.iter().position(|(other, _)| *other == place);
+            let (slot_id, sequence) = LaneSlot::of_id(completion.wr_id);
+            let known = lanes.iter().position(|(other, _)| *other == slot_id);
             let at = known.or_else(|| {
-                lanes.push((place, self.shared.lane(place)?));
+                lanes.push((slot_id, self.shared.lane(slot_id)?));
                 Some(lanes.len() - 1)
             });
             // An ended lane has reported all its work already.

@@ -58,7 +58,7 @@ fn an_ended_item_is_skipped_and_its_neighbours_are_not() {
     let items = (0..4).map(|number| item(number, 0, &[10])).collect();
     let mut cutter: Cutter<(), u64> = Cutter::new(items);
     let group = cutter.next_group(|item| item.number % 2 == 1);
-    let numbers: Vec<usize> = group.iter().map(|p| p.place.whole.number).collect();
+    let numbers: Vec<usize> = group.iter().map(|p| p.slot.whole.number).collect();
     assert_eq!(numbers, [1, 3]);
     assert!(cutter.is_empty());
 }
@@ -89,9 +89,9 @@ fn a_block_ends_with_its_last_piece_and_with_the_sums_in_order() {
         .into_iter()
         .flatten()
         .collect();
-    assert_eq!(pieces[2].place.ended(Ok(2)), None);
-    assert_eq!(pieces[0].place.ended(Ok(0)), None);
-    assert_eq!(pieces[1].place.ended(Ok(1)), Some(Ok(vec![0, 1, 2])));
+    assert_eq!(pieces[2].slot.ended(Ok(2)), None);
+    assert_eq!(pieces[0].slot.ended(Ok(0)), None);
+    assert_eq!(pieces[1].slot.ended(Ok(1)), Some(Ok(vec![0, 1, 2])));
 }
 
 /// A failed item's memory may be in use until the last of its pieces has ended.
@@ -101,9 +101,9 @@ fn a_failed_block_ends_with_its_last_piece_too() {
         .into_iter()
         .flatten()
         .collect();
-    assert_eq!(pieces[1].place.ended(Err(error("first"))), None);
-    assert_eq!(pieces[0].place.ended(Err(error("second"))), None);
-    assert_eq!(pieces[2].place.ended(Ok(2)), Some(Err(error("first"))));
+    assert_eq!(pieces[1].slot.ended(Err(error("first"))), None);
+    assert_eq!(pieces[0].slot.ended(Err(error("second"))), None);
+    assert_eq!(pieces[2].slot.ended(Ok(2)), Some(Err(error("first"))));
 }
 
 proptest! {
@@ -124,7 +124,7 @@ proptest! {
         let memory: Vec<Vec<Slice>> = made.iter().map(|item| item.memory.clone()).collect();
         let mut next = vec![0_u64; items.len()];
         for piece in groups(made).into_iter().flatten() {
-            let number = piece.place.whole.number;
+            let number = piece.slot.whole.number;
             let (range, done) = (piece.range, next[number]);
             prop_assert_eq!(range.offset.0, 1000 * number as u64 + done);
             prop_assert!(range.length.0 > 0 && range.length.0 <= PIECE_BYTES);

@@ -118,7 +118,7 @@ impl Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         // A forked child has a copy of this value but not the board, which its parent still uses.
-        if !self.pinner.process.is_here() {
+        if !self.pinner.process.is_current() {
             return;
         }
         let state = self.pinner.words.slot(self.slot).state;
