@@ -54,7 +54,7 @@ impl End {
         }
     }
 
-    /// Tells the peer if it is to be told, and logs.
+    /// Logs the reason, and sends a refusal if there is one.
     pub(crate) fn carry_out(self, socket: BorrowedFd<'_>, epoch: Epoch) {
         match self {
             Self::Over => {}

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  Endpoint ──transfer(target, ranges)──► plan ──► Link ──TCP──► Server ──► Host (host.rs)
-//!     │                                           │                          │ admits what is
-//!     │                                           └─────RDMA─────► ports ◄── │ registered with
+//!     │                                           │                          │ admits exposed
+//!     │                                           └─────RDMA─────► ports ◄── │ ranges only
 //!     └─ expose, withdraw ───────────────────────────────────────────► Exposed (exposed.rs)
 //! ```
 //!

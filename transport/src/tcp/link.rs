@@ -45,6 +45,9 @@ impl Default for ConnectOptions {
 ///
 /// [`Code::Unreachable`] when the node cannot be connected, [`Code::DeadlineExceeded`], or the code
 /// of the node's refusal.
+///
+/// [`Code::Unreachable`]: kvpool_types::Code::Unreachable
+/// [`Code::DeadlineExceeded`]: kvpool_types::Code::DeadlineExceeded
 pub fn connect(
     address: SocketAddr,
     hello: Hello,
@@ -58,6 +61,8 @@ pub fn connect(
 /// # Errors
 ///
 /// As [`connect`]. [`Code::InvalidArgument`] when `connections` is 0.
+///
+/// [`Code::InvalidArgument`]: kvpool_types::Code::InvalidArgument
 pub fn connect_with(
     address: SocketAddr,
     hello: Hello,

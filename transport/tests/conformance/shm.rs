@@ -73,7 +73,7 @@ fn a_late_pin_is_removed() {
 
 #[test]
 fn a_read_only_mapping_cannot_be_made_writable() {
-    use kvpool_transport::host::Host;
+    use kvpool_transport::host::ShmHost;
     let host = TestHost::new(Length(1 << 20));
     let (fd, length) = host.map(Incarnation(77), SEGMENT, false).unwrap();
     let refused = Region::map(std::os::fd::AsFd::as_fd(&fd), length, true);
