@@ -1,6 +1,7 @@
 //! Running cargo and other programs in the repository's root.
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -55,20 +56,19 @@ pub(crate) fn forget_xtask(command: &mut Command) {
 }
 
 /// The part of `cargo metadata` that the tasks use.
-#[derive(serde::Deserialize)]
+///
+/// It is read without serde's derive: its compilation would delay `cargo xtask demo` on a new machine.
 pub(crate) struct Metadata {
     pub(crate) packages: Vec<Package>,
     target_directory: PathBuf,
 }
 
 /// A package of the workspace.
-#[derive(serde::Deserialize)]
 pub(crate) struct Package {
     pub(crate) manifest_path: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
 }
 
-#[derive(serde::Deserialize)]
 pub(crate) struct Dependency {
     /// `None` for a normal dependency, else `dev` or `build`.
     pub(crate) kind: Option<String>,
@@ -81,7 +81,39 @@ pub(crate) fn metadata() -> Result<Metadata> {
         .stderr(Stdio::inherit())
         .output()
         .context("cannot run cargo metadata")?;
-    serde_json::from_slice(&output.stdout).context("cannot read the output of cargo metadata")
+    let metadata: Value = serde_json::from_slice(&output.stdout)
+        .context("cannot read the output of cargo metadata")?;
+    Ok(Metadata {
+        packages: list(&metadata, "packages")?
+            .iter()
+            .map(package)
+            .collect::<Result<_>>()?,
+        target_directory: text(&metadata, "target_directory")?.into(),
+    })
+}
+
+fn package(package: &Value) -> Result<Package> {
+    let optional = |value: &Value| value.as_str().map(str::to_owned);
+    let dependencies = list(package, "dependencies")?.iter();
+    Ok(Package {
+        manifest_path: text(package, "manifest_path")?.into(),
+        dependencies: dependencies
+            .map(|dependency| Dependency {
+                kind: optional(&dependency["kind"]),
+                path: optional(&dependency["path"]).map(PathBuf::from),
+            })
+            .collect(),
+    })
+}
+
+fn list<'a>(of: &'a Value, name: &str) -> Result<&'a Vec<Value>> {
+    let list = of[name].as_array();
+    list.with_context(|| format!("cargo metadata has no list {name}"))
+}
+
+fn text<'a>(of: &'a Value, name: &str) -> Result<&'a str> {
+    let text = of[name].as_str();
+    text.with_context(|| format!("cargo metadata has no text {name}"))
 }
 
 /// Where cargo builds: `CARGO_TARGET_DIR`, cargo's configuration, or `target`.
