@@ -265,7 +265,7 @@ impl<'a> PutBatch<'a> {
                     continue;
                 }
                 code => {
-                    if self.failed(at, refused(code)) {
+                    if self.failed(at, self.refused(at, code)) {
                         match code {
                             Code::Full | Code::InProgress => waits.push(at),
                             _ => again.push(at),
@@ -520,7 +520,7 @@ impl<'a> PutBatch<'a> {
                         code => {
                             // The store may have it all the same.
                             self.item(at).unknown |= code == Code::StoreFailed;
-                            if self.failed(at, refused(code)) {
+                            if self.failed(at, self.refused(at, code)) {
                                 again.push(at);
                             }
                         }
@@ -593,6 +593,18 @@ impl<'a> PutBatch<'a> {
         item.stage = Stage::Settled(outcome);
     }
 
+    /// The error of a block that kvmaster refused.
+    fn refused(&self, at: usize, code: Code) -> PutError {
+        let message = match (code, self.items.get(at)) {
+            (Code::TooLarge, Some(item)) => format!(
+                "the block of {} bytes fits into no segment of the pool; start a store node with a larger --segment",
+                item.length.0
+            ),
+            _ => "kvmaster refused the block".to_owned(),
+        };
+        PutError::Failed { code, message }
+    }
+
     fn again(&mut self, items: Vec<usize>) {
         let pause = items.iter().map(|at| self.item(*at).backoff.next()).max();
         self.reserve(items, pause);
@@ -618,13 +630,6 @@ fn node_failed(error: Option<&TransferError>) -> bool {
             Code::Unreachable | Code::DeadlineExceeded | Code::Draining
         )
     })
-}
-
-fn refused(code: Code) -> PutError {
-    PutError::Failed {
-        code,
-        message: "kvmaster refused the block".to_owned(),
-    }
 }
 
 /// A write that failed may work elsewhere or under another grant, unless it was wrong in itself.

@@ -125,7 +125,7 @@ pub enum OpenError {
         path: String,
     },
     /// The directory or the file cannot be created, read or written.
-    #[error("{path}: {source}")]
+    #[error("the data directory {path} (--data-dir) cannot be used")]
     Io {
         /// The store's file or directory.
         path: String,
