@@ -402,3 +402,31 @@ impl Drop for Holding {
         self.releases.end(held);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::Packed;
+
+    #[test]
+    fn a_key_that_is_never_read_keeps_no_leases_that_have_run_out() {
+        let (begun, step) = (BootTime::now(), Duration::from_millis(10));
+        let key = Key::parse("key").unwrap();
+        let mut index = Index::default();
+        // Each lease overlaps the next one, so the index as a whole never runs out.
+        for n in 0..1000 {
+            let now = begun.after(step * n);
+            let leased = Leased {
+                token: n.into(),
+                until: now.after(step * 2),
+                ttl: step * 2,
+                epoch: Epoch(1),
+                newest: Version(0),
+            };
+            let keys = Packed::of([&key]);
+            index.add(&Part { keys, leased }, now);
+        }
+        let kept: usize = index.keys.values().map(|leases| leases.len()).sum();
+        assert!(kept <= 8, "{kept} leases are kept, 2 run");
+    }
+}

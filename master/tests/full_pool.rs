@@ -57,23 +57,25 @@ fn keep_putting(
 /// Eight writers of 64 KiB blocks fill every gap that appears. The large block needs room in one piece.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_large_put_is_served_among_small_ones_and_evicts_about_its_size() {
+    const POOL: u64 = 4096 * MIB;
+    const FILL: u64 = POOL / (64 * KIB);
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), patient()).await;
-    join(&pool, "only", 1, 256 * MIB).await;
+    join(&pool, "only", 1, POOL).await;
     let next = Arc::new(AtomicU64::new(0));
     // Random recency: blocks are used in another order than they lie in.
-    for _ in 0..4000 {
+    for _ in 0..FILL {
         put(&pool, next.fetch_add(1, Ordering::Relaxed), 64 * KIB).await;
     }
-    for n in 0..4000 {
-        let used = key(n * 7919 % 4000);
+    for n in 0..FILL {
+        let used = key(n * 7919 % FILL);
         pool.exist(SPACE, &[used.as_ref()][..], false);
     }
     let done = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..8)
         .map(|_| keep_putting(&pool, &next, &done, 64 * KIB))
         .collect();
-    let (large, mut slowest) = (64 * MIB, Duration::ZERO);
+    let (large, mut slowest) = (256 * MIB, Duration::ZERO);
     for n in 0..10 {
         let began = Instant::now();
         put(&pool, 1_000_000 + n, large).await;
@@ -88,7 +90,7 @@ async fn a_large_put_is_served_among_small_ones_and_evicts_about_its_size() {
     }
     let counters = pool.counters();
     let evicted = counters["bytes_evicted_total"];
-    let offered = (4000 + small) * 64 * KIB + 10 * large;
+    let offered = (FILL + small) * 64 * KIB + 10 * large;
     let live = counters["live_bytes"];
     println!("slowest large put {slowest:?}, slowest of {small} small ones {longest:?}");
     println!("{offered} bytes put, {evicted} evicted, {live} left");
@@ -102,7 +104,7 @@ async fn a_large_put_is_served_among_small_ones_and_evicts_about_its_size() {
     );
     assert_eq!(offered, evicted + live);
     // The high watermark is 0.95 of the pool. Eviction keeps another 0.05 free, and overshoots by less than a block.
-    let least = 256 * MIB / 100 * 90 - large;
+    let least = POOL / 100 * 90 - large;
     assert!(live >= least, "{live} bytes are left of {least}");
 }
 

@@ -222,3 +222,33 @@ async fn a_master_whose_data_directory_is_moved_away_ends_and_says_so() {
     cluster.restart_master().unwrap();
     cluster.wait_live(1).unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_restarts_on_a_full_data_directory_serves_gets() {
+    let Some(disk) = SmallDisk::mount("32m") else {
+        return;
+    };
+    let options = Options {
+        segment: "256MiB".into(),
+        data_dir: Some(disk.data()),
+        ..Options::default()
+    };
+    let mut cluster = Cluster::start(options).unwrap();
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..BATCH, LENGTH).await.unwrap();
+    disk.fill();
+    cluster.master.kill().unwrap();
+    cluster.restart_master().unwrap();
+    cluster.wait_live(1).unwrap();
+    let client = cluster.client().await.unwrap();
+    let tally = check_all(&client, 0..BATCH, LENGTH).await;
+    assert_eq!(tally.right as u64, BATCH, "{tally:?}");
+    std::fs::remove_file(disk.ballast()).unwrap();
+    put_all(&client, BATCH..2 * BATCH, LENGTH).await.unwrap();
+    cluster.master.kill().unwrap();
+    cluster.restart_master().unwrap();
+    cluster.wait_live(1).unwrap();
+    let client = cluster.client().await.unwrap();
+    let tally = check_all(&client, 0..2 * BATCH, LENGTH).await;
+    assert_eq!(tally.right as u64, 2 * BATCH, "{tally:?}");
+}

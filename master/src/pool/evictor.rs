@@ -112,14 +112,19 @@ impl Pool {
         let usage = self.placement.usage();
         let demanded = self.put_queue.demanded(counted_at_once(usage.limit));
         let goal = self.eviction_goal(&usage, demanded.as_ref());
+        let started = std::time::Instant::now();
         let mut freed = 0;
         if let Some(demanded) = &demanded {
             freed += self.make_range(demanded, &usage, goal > 0, runs);
         }
         if goal == 0 {
+            if freed > 0 {
+                // The run itself was the goal.
+                let took = started.elapsed();
+                self.metrics.eviction_round(freed, freed, freed, took);
+            }
             return;
         }
-        let started = std::time::Instant::now();
         let mut last = freed;
         while freed < goal && !self.is_stopping() {
             let want = (goal - freed).min(STEP_BYTES);
@@ -155,8 +160,9 @@ impl Pool {
         if is_full && self.directory.first_footprint() >= length.0 {
             return 0;
         }
+        let counted = demand.counted(counted_at_once(usage.limit));
         // The put's bytes will come from extents that only leases hold.
-        if !is_full && usage.used_after_quarantine.saturating_add(demand.bytes) > usage.limit {
+        if !is_full && usage.used_after_quarantine.saturating_add(counted) > usage.limit {
             return 0;
         }
         let mut segments: Vec<_> = {
@@ -191,7 +197,6 @@ impl Pool {
             }
             runs.0.insert(segment.id, (demanded.first, now));
             // One run serves the blocks of a batch together where possible.
-            let counted = demand.counted(counted_at_once(usage.limit));
             let together = counted / demand.copies.max(1) as u64;
             let together = Length(together.min(LONGEST_RUN).max(length.0));
             let _until_submitted = self.evicting.read();

@@ -167,3 +167,21 @@ fn only_what_is_stuck_behind_leases_counts_as_room_to_come() {
     told.quarantine.tick(NOW.after(Duration::from_millis(500)));
     assert_eq!(coming(5000), 4 * KIB);
 }
+
+#[test]
+fn a_gone_node_is_asked_for_no_fence_and_keeps_no_ticket() {
+    let mut told = Told::new();
+    let node = Arc::clone(&told.segment.node);
+    let leased = Freed {
+        not_before: NOW.after(Duration::from_millis(400)),
+        ..told.freed(0, 4 * KIB, Some(1))
+    };
+    told.quarantine.take(vec![leased], NOW);
+    let later = told.freed(8 * KIB, 4 * KIB, Some(2));
+    node.set_state(NodeState::Gone);
+    told.quarantine.take(vec![later], NOW);
+    told.quarantine.tick(NOW.after(Duration::from_millis(500)));
+    assert_eq!(told.asked(), []);
+    let tickets = told.quarantine.tickets(&node);
+    assert!(tickets.is_none_or(|tickets| tickets.open.lock().is_empty()));
+}

@@ -75,6 +75,8 @@ pub struct GrpcStream {
     origin: Origin,
     /// Completes when the caller is displaced, or its time is over.
     over: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
+    /// Whether it has ended: a completed future must not be polled again.
+    is_over: bool,
 }
 
 impl std::fmt::Debug for GrpcStream {
@@ -102,11 +104,15 @@ impl GrpcStream {
             stream,
             origin: Origin(Arc::new(identity)),
             over: Some(Box::pin(over)),
+            is_over: false,
         }
     }
 
     /// Fails after the caller's time is over, and then wakes the task.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if self.is_over {
+            return Err(out_of_time());
+        }
         let Some(over) = &mut self.over else {
             return Ok(());
         };
@@ -116,13 +122,19 @@ impl GrpcStream {
         }
         match over.as_mut().poll(context) {
             Poll::Pending => Ok(()),
-            // The future is not polled again, because the connection fails here.
-            Poll::Ready(()) => Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "no call came in time, or too many callers made none",
-            )),
+            Poll::Ready(()) => {
+                self.is_over = true;
+                Err(out_of_time())
+            }
         }
     }
+}
+
+fn out_of_time() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::TimedOut,
+        "no call came in time, or too many callers made none",
+    )
 }
 
 impl Connected for GrpcStream {
@@ -179,5 +191,31 @@ impl AsyncWrite for GrpcStream {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvpool_daemon::callers::Callers;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn a_displaced_caller_fails_at_every_read_and_write() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (_client, (stream, _)) = (client.unwrap(), accepted.unwrap());
+        let callers = Callers::new(1, 1 << 20);
+        let places = Arc::new(Semaphore::new(1));
+        let mut stream = GrpcStream::new(stream, callers.admit(), places);
+        callers.displace_all();
+        for _ in 0..2 {
+            let read = stream.read_u8().await;
+            assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            let written = stream.write_all(b"x").await;
+            assert_eq!(written.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        }
     }
 }
