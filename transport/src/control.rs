@@ -27,13 +27,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const SUMS_BYTES: u64 = 1 << 20;
 
 /// An answer other than a failure. A failure becomes an error.
-pub(crate) struct Answer {
+pub(crate) struct ControlAnswer {
     op: Op,
     meta: Vec<u8>,
     fd: Option<OwnedFd>,
 }
 
-type Callback = Box<dyn FnOnce(Result<Answer, TransferError>) + Send>;
+type Callback = Box<dyn FnOnce(Result<ControlAnswer, TransferError>) + Send>;
 
 /// The socket. Dropping this closes it after everything in the queue has been sent.
 pub(crate) struct Control(Arc<ControlShared>);
@@ -59,7 +59,7 @@ struct ControlState {
     then: Option<Box<dyn FnOnce() + Send>>,
 }
 
-impl Answer {
+impl ControlAnswer {
     /// Decodes the meta of an answer that must be an `op`.
     pub(crate) fn decode<M: Meta>(&self, op: Op) -> Result<M, TransferError> {
         if self.op != op {
@@ -117,7 +117,7 @@ impl Control {
         op: Op,
         epoch: Epoch,
         meta: &impl Meta,
-        answered: impl FnOnce(Result<Answer, TransferError>) + Send + 'static,
+        answered: impl FnOnce(Result<ControlAnswer, TransferError>) + Send + 'static,
     ) {
         let mut state = self.0.state.lock();
         if let Some(error) = state.failed.clone() {
@@ -245,7 +245,7 @@ pub(crate) fn judged(control: &Control, batch: &Batch<Checksum>, ops: Vec<ReadOp
 
 /// The writes that the node has admitted. The others end with the node's code.
 pub(crate) fn admitted(
-    answer: Result<Answer, TransferError>,
+    answer: Result<ControlAnswer, TransferError>,
     batch: &Batch<Checksum>,
     items: Vec<(usize, WriteOp)>,
 ) -> Vec<(usize, WriteOp)> {
@@ -270,7 +270,7 @@ pub(crate) fn admitted(
 
 /// Decodes an answer that must hold `count` codes.
 pub(crate) fn codes(
-    answer: Result<Answer, TransferError>,
+    answer: Result<ControlAnswer, TransferError>,
     count: usize,
 ) -> Result<Vec<Code>, TransferError> {
     let Statuses(codes) = answer?.decode(Op::Statuses)?;
@@ -383,7 +383,7 @@ impl ControlShared {
         callback(if header.op == Op::Failure {
             Err(failure(&meta))
         } else {
-            Ok(Answer {
+            Ok(ControlAnswer {
                 op: header.op,
                 meta,
                 fd,

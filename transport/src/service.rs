@@ -29,12 +29,12 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// An accepted connection.
 pub(crate) struct Connection {
     socket: OwnedFd,
-    phase: Mutex<Phase>,
+    phase: Mutex<ConnectionPhase>,
     aborted: AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum ConnectionPhase {
     Idle,
     Busy,
     Draining,
@@ -44,7 +44,7 @@ impl Connection {
     pub(crate) fn new(socket: OwnedFd) -> Arc<Self> {
         Arc::new(Self {
             socket,
-            phase: Mutex::new(Phase::Idle),
+            phase: Mutex::new(ConnectionPhase::Idle),
             aborted: AtomicBool::new(false),
         })
     }
@@ -56,9 +56,9 @@ impl Connection {
     /// Marks the start of a request. False when the connection must end.
     pub(crate) fn begin(&self) -> bool {
         let mut phase = self.phase.lock();
-        let goes_on = *phase == Phase::Idle;
+        let goes_on = *phase == ConnectionPhase::Idle;
         if goes_on {
-            *phase = Phase::Busy;
+            *phase = ConnectionPhase::Busy;
         }
         goes_on
     }
@@ -66,9 +66,9 @@ impl Connection {
     /// Marks the end of a request. False when the connection must end.
     pub(crate) fn finish(&self) -> bool {
         let mut phase = self.phase.lock();
-        let goes_on = *phase == Phase::Busy;
+        let goes_on = *phase == ConnectionPhase::Busy;
         if goes_on {
-            *phase = Phase::Idle;
+            *phase = ConnectionPhase::Idle;
         }
         goes_on && !self.is_aborted()
     }
@@ -79,10 +79,10 @@ impl Connection {
 
     fn drain(&self) {
         let mut phase = self.phase.lock();
-        if *phase == Phase::Idle {
+        if *phase == ConnectionPhase::Idle {
             shut_down(self.socket());
         }
-        *phase = Phase::Draining;
+        *phase = ConnectionPhase::Draining;
     }
 }
 

@@ -110,8 +110,8 @@ impl Inbox {
     }
 
     /// Takes the role of the reader, unless another call has it.
-    pub(super) fn try_read(&self) -> Option<Reader<'_>> {
-        self.incoming.try_lock().map(|incoming| Reader {
+    pub(super) fn try_read(&self) -> Option<ReaderRole<'_>> {
+        self.incoming.try_lock().map(|incoming| ReaderRole {
             inbox: self,
             incoming,
         })
@@ -197,12 +197,12 @@ impl Drop for Waiter<'_> {
 }
 
 /// The role of the reader, held by one call at a time.
-pub(super) struct Reader<'a> {
+pub(super) struct ReaderRole<'a> {
     inbox: &'a Inbox,
     incoming: MutexGuard<'a, Incoming>,
 }
 
-impl Reader<'_> {
+impl ReaderRole<'_> {
     /// Reads once without waiting, and delivers every complete answer.
     pub(super) fn receive(
         &mut self,

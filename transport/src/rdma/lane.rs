@@ -17,7 +17,7 @@ use super::completions::{CompletionState, DRAIN, LaneSlot};
 use super::device::Device;
 use super::operation::{Finished, Operation};
 use super::plan::Bounds;
-use super::queue::{Chain, QueuePair};
+use super::queue::{QueuePair, WorkChain};
 use super::sys;
 use super::turns::{Turns, Window};
 use super::work::{Transfer, Verb, WorkError};
@@ -45,12 +45,12 @@ pub(super) struct Inner {
     number: u32,
     bounds: Bounds,
     is_open: AtomicBool,
-    state: Mutex<LaneState>,
+    state: Mutex<RdmaLaneState>,
     changed: Condvar,
 }
 
-struct LaneState {
-    phase: Phase,
+struct RdmaLaneState {
+    phase: LanePhase,
     queue: Option<QueuePair>,
     operations: HashMap<u64, Operation>,
     next_operation: u64,
@@ -64,7 +64,7 @@ struct LaneState {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum LanePhase {
     Open,
     Closing,
     Ended,
@@ -100,8 +100,8 @@ impl RdmaLane {
                 number: queue.address().number,
                 bounds,
                 is_open: AtomicBool::new(true),
-                state: Mutex::new(LaneState {
-                    phase: Phase::Open,
+                state: Mutex::new(RdmaLaneState {
+                    phase: LanePhase::Open,
                     window: Window::new(queue.depth(), rail.options.window),
                     queue: Some(queue),
                     operations: HashMap::new(),
@@ -135,7 +135,7 @@ impl RdmaLane {
         let mut finished = Vec::new();
         let mut operation = Operation::new(transfers, &inner.device, inner.bounds, Box::new(done));
         let mut state = inner.state.lock();
-        if state.phase != Phase::Open {
+        if state.phase != LanePhase::Open {
             operation.cancel(&WorkError::flushed("the lane is closed"));
         }
         if operation.is_finished() {
@@ -245,7 +245,7 @@ impl Inner {
     pub(super) fn end(&self) {
         let mut state = self.state.lock();
         let Some(mut queue) = state.queue.take() else {
-            while state.phase != Phase::Ended {
+            while state.phase != LanePhase::Ended {
                 self.changed.wait(&mut state);
             }
             return;
@@ -264,7 +264,7 @@ impl Inner {
         while !state.posted.is_empty() {
             self.retire_first(&mut state, &flushed, &mut finished);
         }
-        state.phase = Phase::Ended;
+        state.phase = LanePhase::Ended;
         drop(state);
         self.changed.notify_all();
         self.shared.leave(self.slot_id);
@@ -297,8 +297,8 @@ impl Inner {
         }
     }
 
-    fn pump_locked(self: &Arc<Self>, state: &mut LaneState, finished: &mut Vec<Finished>) {
-        while state.phase == Phase::Open {
+    fn pump_locked(self: &Arc<Self>, state: &mut RdmaLaneState, finished: &mut Vec<Finished>) {
+        while state.phase == LanePhase::Open {
             let mut chain = self.fill(state);
             let length = chain.len();
             if length == 0 {
@@ -326,8 +326,8 @@ impl Inner {
 
     /// Builds the next chain of work requests, as many as the window admits, and counts them as
     /// posted.
-    fn fill(&self, state: &mut LaneState) -> Chain {
-        let mut chain = Chain::default();
+    fn fill(&self, state: &mut RdmaLaneState) -> WorkChain {
+        let mut chain = WorkChain::default();
         while chain.len() < CHAIN
             && let Some(key) = state.turns.current()
         {
@@ -374,14 +374,14 @@ impl Inner {
 
     fn close_locked(
         self: &Arc<Self>,
-        state: &mut LaneState,
+        state: &mut RdmaLaneState,
         failure: &WorkError,
         finished: &mut Vec<Finished>,
     ) {
-        if state.phase != Phase::Open {
+        if state.phase != LanePhase::Open {
             return;
         }
-        state.phase = Phase::Closing;
+        state.phase = LanePhase::Closing;
         self.is_open.store(false, Ordering::Release);
         if let Some(queue) = &state.queue {
             queue.fail();
@@ -403,7 +403,7 @@ impl Inner {
 
     fn retire_first(
         &self,
-        state: &mut LaneState,
+        state: &mut RdmaLaneState,
         outcome: &Result<(), WorkError>,
         finished: &mut Vec<Finished>,
     ) {
@@ -415,7 +415,7 @@ impl Inner {
 
     fn retire_last(
         &self,
-        state: &mut LaneState,
+        state: &mut RdmaLaneState,
         failure: &WorkError,
         finished: &mut Vec<Finished>,
     ) {
@@ -426,7 +426,7 @@ impl Inner {
 
     fn retire(
         &self,
-        state: &mut LaneState,
+        state: &mut RdmaLaneState,
         posted: Posted,
         outcome: &Result<(), WorkError>,
         finished: &mut Vec<Finished>,

@@ -1,7 +1,7 @@
 //! Asks a peer for the registrations of its memory.
 
 use super::link::OpenRdmaLink;
-use crate::control::Answer;
+use crate::control::ControlAnswer;
 use crate::frame::status;
 use crate::link::TransferError;
 use crate::outcomes::{Batch, unreachable};
@@ -17,7 +17,7 @@ const PLACES_BYTES: u64 = 1 << 10;
 const ANSWER_BYTES: u64 = 1 << 20;
 
 /// An extent, and the index of its item in the batch.
-type Item = (usize, Extent);
+type LocateItem = (usize, Extent);
 
 /// Asks for the extents that the link does not know yet. Each extent is one item of the batch.
 pub(super) fn start(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, extents: Vec<Extent>) {
@@ -32,8 +32,8 @@ pub(super) fn start(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, extents: V
     pack(unknown, ANSWER_BYTES, |_, asked| ask(open, batch, asked));
 }
 
-fn ask(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, asked: Vec<Item>) {
-    let whole = |&(_, extent): &Item| ReadItem {
+fn ask(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, asked: Vec<LocateItem>) {
+    let whole = |&(_, extent): &LocateItem| ReadItem {
         extent,
         from: Offset(0),
         length: extent.length,
@@ -68,8 +68,8 @@ fn ask(open: &Arc<OpenRdmaLink>, batch: &Arc<Batch<()>>, asked: Vec<Item>) {
 /// The outcome for each extent of the request.
 fn learned(
     open: &OpenRdmaLink,
-    asked: &[Item],
-    answer: Result<Answer, TransferError>,
+    asked: &[LocateItem],
+    answer: Result<ControlAnswer, TransferError>,
 ) -> Result<Vec<Result<(), TransferError>>, TransferError> {
     let RdmaLocated(located) = answer?.decode(Op::RdmaLocated)?;
     if located.len() != asked.len() {

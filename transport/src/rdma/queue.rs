@@ -60,14 +60,14 @@ pub struct QueuePair {
 
 /// Work requests to post by one call, with their lists of memory.
 #[derive(Default)]
-pub(super) struct Chain {
+pub(super) struct WorkChain {
     requests: Vec<sys::SendWr>,
     parts: Vec<sys::Sge>,
 }
 
 /// The device accepted, or may have accepted, the first `taken` requests of a chain. It refused the
 /// others.
-pub(super) struct Refused {
+pub(super) struct PostRefused {
     pub(super) taken: usize,
     pub(super) error: io::Error,
 }
@@ -234,7 +234,7 @@ impl QueuePair {
     ///
     /// All memory that the chain names stays valid until each work request has ended or the queue
     /// pair has been dropped.
-    pub(super) unsafe fn post(&self, chain: &mut Chain) -> Result<(), Refused> {
+    pub(super) unsafe fn post(&self, chain: &mut WorkChain) -> Result<(), PostRefused> {
         chain.link();
         let Some(first) = chain.requests.first_mut() else {
             return Ok(());
@@ -252,7 +252,7 @@ impl QueuePair {
             .unwrap_or(chain.requests.len());
         chain.requests.clear();
         chain.parts.clear();
-        check(code).map_err(|error| Refused { taken, error })
+        check(code).map_err(|error| PostRefused { taken, error })
     }
 
     fn modify(&self, attributes: &mut sys::QpAttr, mask: c_int) -> io::Result<()> {
@@ -285,7 +285,7 @@ impl Drop for QueuePair {
     }
 }
 
-impl Chain {
+impl WorkChain {
     pub(super) fn push(
         &mut self,
         id: u64,

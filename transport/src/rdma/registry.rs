@@ -34,7 +34,7 @@ pub enum Access {
 /// Memory that a device may touch. Undone when the last clone is dropped; work requests in flight
 /// keep a clone.
 #[derive(Clone)]
-pub struct Registration(Arc<Registered>);
+pub struct Registration(Arc<RegisteredMemory>);
 
 /// A caller's memory, registered on every port while this lives, so that transfers need not
 /// register it.
@@ -44,7 +44,7 @@ pub struct RegisteredBuffer {
     pub(super) _held: Vec<Registration>,
 }
 
-struct Registered {
+struct RegisteredMemory {
     device: Arc<Device>,
     /// `None` once undone.
     raw: Option<NonNull<sys::Mr>>,
@@ -58,9 +58,9 @@ struct Registered {
 }
 
 // SAFETY: the handle is used once more, to undo the registration. Any thread may do that.
-unsafe impl Send for Registered {}
+unsafe impl Send for RegisteredMemory {}
 // SAFETY: as for `Send`; the other fields are plain values.
-unsafe impl Sync for Registered {}
+unsafe impl Sync for RegisteredMemory {}
 
 impl Registration {
     pub(super) fn of_slice(
@@ -190,7 +190,7 @@ impl Registration {
         device.registrations.fetch_add(1, Ordering::AcqRel);
         // SAFETY: just made by the library, and read before anyone can undo it.
         let keys = unsafe { raw.as_ref() };
-        Self(Arc::new(Registered {
+        Self(Arc::new(RegisteredMemory {
             device: device.clone(),
             raw: Some(raw),
             address,
@@ -258,7 +258,7 @@ impl Registration {
 
 impl fmt::Debug for Registration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Registered {
+        let RegisteredMemory {
             address,
             length,
             lkey,
@@ -272,7 +272,7 @@ impl fmt::Debug for Registration {
     }
 }
 
-impl Registered {
+impl RegisteredMemory {
     fn undo(&mut self) -> io::Result<()> {
         let Some(raw) = self.raw.take() else {
             return Ok(());
@@ -283,7 +283,7 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         if let Err(error) = self.undo() {
             let length = self.length;

@@ -14,7 +14,7 @@ use super::pieces::{PieceItem, PieceSlot};
 use super::posting::{Group, Moves, Posting};
 use super::work::Verb;
 use crate::checksum::{ChunkedSum, combine_chunks};
-use crate::control::{Answer, admitted, codes};
+use crate::control::{ControlAnswer, admitted, codes};
 use crate::copiers::Job;
 use crate::frame::status;
 use crate::link::{TransferError, WriteOp};
@@ -52,7 +52,7 @@ fn begun(
     open: &Arc<OpenRdmaLink>,
     batch: Arc<Batch<Checksum>>,
     items: Vec<(usize, WriteOp)>,
-    answer: Result<Answer, TransferError>,
+    answer: Result<ControlAnswer, TransferError>,
     deadline: Instant,
 ) {
     let admitted = admitted(answer, &batch, items).into_iter();

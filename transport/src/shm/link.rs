@@ -5,7 +5,7 @@ use super::read;
 use super::segments::Segments;
 use super::write::{self, Writes};
 use crate::channel::Channel;
-use crate::control::{Answer, Control, ask_sums};
+use crate::control::{Control, ControlAnswer, ask_sums};
 use crate::copiers::Copiers;
 use crate::deadlines::Deadlines;
 use crate::frame::status;
@@ -134,7 +134,7 @@ fn ask_for_board(control: &Control, incarnation: Incarnation) -> Arc<OnceLock<Ar
     board
 }
 
-fn map_board(mut answer: Answer) -> Result<Pinner, TransferError> {
+fn map_board(mut answer: ControlAnswer) -> Result<Pinner, TransferError> {
     let reply: MapReply = answer.decode(Op::MapReply)?;
     let fd = answer
         .fd()
@@ -290,7 +290,7 @@ impl Link for ShmLink {
                     return batch.end(0, Err(error));
                 }
                 // From here on, dropping `pin` removes the pin, also when nobody waits any more.
-                let pin = Pin {
+                let pin = NodePin {
                     control: open.control.clone(),
                     request: PinRequest {
                         incarnation: open.incarnation,
@@ -335,12 +335,12 @@ impl Link for ShmLink {
 }
 
 /// A pin at the node. Keeps the control socket open until the pin is removed.
-struct Pin {
+struct NodePin {
     control: Arc<Control>,
     request: PinRequest,
 }
 
-impl Drop for Pin {
+impl Drop for NodePin {
     fn drop(&mut self) {
         self.control
             .request(Op::Unpin, Epoch::default(), &self.request, |answer| {

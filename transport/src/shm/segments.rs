@@ -1,7 +1,7 @@
 //! The node's segments as mapped by this process: read-only at the first read, and a second time,
 //! writable, at the first write.
 
-use crate::control::{Answer, Control};
+use crate::control::{Control, ControlAnswer};
 use crate::link::TransferError;
 use crate::memory::{Populate, Region, populate_step};
 use kvpool_types::wire::data::{MapReply, MapRequest};
@@ -12,10 +12,10 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 
-type Waiter = Box<dyn FnOnce(Result<Region, TransferError>) + Send>;
+type MappingWaiter = Box<dyn FnOnce(Result<Region, TransferError>) + Send>;
 
 enum Mapping {
-    Asked(Vec<Waiter>),
+    Asked(Vec<MappingWaiter>),
     Mapped(Region),
 }
 
@@ -84,7 +84,7 @@ impl Segments {
     }
 }
 
-fn map(mut answer: Answer, request: &MapRequest) -> Result<Region, TransferError> {
+fn map(mut answer: ControlAnswer, request: &MapRequest) -> Result<Region, TransferError> {
     let reply: MapReply = answer.decode(Op::MapReply)?;
     let fd = answer.fd().ok_or_else(|| TransferError {
         code: Code::Malformed,

@@ -7,7 +7,7 @@
 
 use super::link::OpenShmLink;
 use crate::checksum::{BlockSums, Private, copy_with_sum};
-use crate::control::{Answer, Control, admitted, codes};
+use crate::control::{Control, ControlAnswer, admitted, codes};
 use crate::copiers::{Job, by_segment, grouped};
 use crate::frame::status;
 use crate::link::{TransferError, WriteOp};
@@ -57,7 +57,7 @@ pub(super) fn start(open: &Arc<OpenShmLink>, writes: Writes) {
 }
 
 /// Lets the copy threads copy the admitted writes, in groups, and ends the others.
-fn begun(open: &Arc<OpenShmLink>, writes: Writes, answer: Result<Answer, TransferError>) {
+fn begun(open: &Arc<OpenShmLink>, writes: Writes, answer: Result<ControlAnswer, TransferError>) {
     let Writes {
         batch,
         items,

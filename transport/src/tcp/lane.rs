@@ -27,13 +27,13 @@ pub(super) struct TcpLane {
     /// Sent on each connection. Names the incarnation found by the first connection.
     hello: Hello,
     options: ConnectOptions,
-    state: Mutex<LaneState>,
+    state: Mutex<TcpLaneState>,
     changed: Condvar,
     load: Arc<AtomicU64>,
     next_request: AtomicU64,
 }
 
-struct LaneState {
+struct TcpLaneState {
     /// Exchanges that no socket has been given yet.
     queue: VecDeque<Arc<Exchange>>,
     wire: Option<Arc<TcpConnection>>,
@@ -140,7 +140,7 @@ impl TcpLane {
             address,
             hello,
             options,
-            state: Mutex::new(LaneState {
+            state: Mutex::new(TcpLaneState {
                 queue: VecDeque::new(),
                 wire: None,
                 closed: None,

@@ -130,7 +130,7 @@ fn answer(
 }
 
 /// A part of the callers' memory to receive into.
-struct Target<'a> {
+struct ReceiveTarget<'a> {
     slice: &'a Slice,
     at: u64,
     /// Whether the item is complete once this part is full.
@@ -146,9 +146,9 @@ fn receive_payload(
     codes: &[Code],
 ) -> Result<Vec<TransferResult>, TransferError> {
     debug_assert_eq!(items.len(), into.len());
-    let mut targets: Vec<Target<'_>> = Vec::with_capacity(items.len());
+    let mut targets: Vec<ReceiveTarget<'_>> = Vec::with_capacity(items.len());
     for slices in into.iter().zip(codes).filter(|(_, c)| **c == Code::Ok) {
-        targets.extend(slices.0.iter().map(|slice| Target {
+        targets.extend(slices.0.iter().map(|slice| ReceiveTarget {
             slice,
             at: 0,
             last: false,
@@ -202,7 +202,10 @@ fn receive_payload(
 }
 
 /// Receives up to [`PIECE`] bytes into the first targets. Returns the number of bytes.
-fn receive_piece(wire: &TcpConnection, targets: &[Target<'_>]) -> Result<u64, TransferError> {
+fn receive_piece(
+    wire: &TcpConnection,
+    targets: &[ReceiveTarget<'_>],
+) -> Result<u64, TransferError> {
     let mut scatter = Scatter::default();
     let mut room = PIECE;
     for target in targets {

@@ -3,6 +3,11 @@
 use super::DecodeError;
 
 /// Reads little-endian values from the front of a byte slice.
+///
+/// # Errors
+///
+/// Every read fails with [`DecodeError::Truncated`] when too few bytes are left. A string also fails
+/// with [`DecodeError::NotUtf8`].
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     bytes: &'a [u8],
@@ -77,7 +82,11 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8 { what: self.what })
     }
 
-    /// Fails unless all bytes have been read.
+    /// Checks that all bytes have been read.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError::Trailing`] when bytes are left.
     pub const fn finish(self) -> Result<(), DecodeError> {
         if self.bytes.is_empty() {
             Ok(())
