@@ -1,11 +1,15 @@
-//! Times calls of the client for another program, which says over standard input when each is to be made:
-//! what the cost of a binding is measured against (`python/benches/cost.py`).
+//! Times calls of the client for another program, which commands each call over standard input.
+//! `python/benches/cost.py` measures the cost of a binding against it.
 //!
-//! Started as `timed MASTER KEYS BLOCK_BYTES`, it reads a command a line, makes the call twice, so that it has
-//! not just been woken, and writes the second one's nanoseconds on a line: `get N` gets the first N of the blocks `cost-0`, `cost-1`, ... into
-//! memory that it keeps, `exist N` asks for the first N digests of the chain of tokens 0, 1, 2, ... with one
-//! token a block, `exist-text N` for the keys `cost-text-0`, `cost-text-1`, ..., and `exist-named N` for keys as engines
-//! name them, `cost@tp_rank:0@` and 64 hex digits. Digests are keys before the call, texts are read within it.
+//! Usage: `timed MASTER KEYS BLOCK_BYTES`. It reads one command a line. It makes the call twice, so that the
+//! process has not just been woken, and writes the nanoseconds of the second call on a line. The commands:
+//!
+//! * `get N` gets the first N of the blocks `cost-0`, `cost-1`, ... into memory that it keeps.
+//! * `exist N` asks for the first N digests of the chain of tokens 0, 1, 2, ... with one token a block.
+//! * `exist-text N` asks for the keys `cost-text-0`, `cost-text-1`, ...
+//! * `exist-named N` asks for keys as engines name them: `cost@tp_rank:0@` and 64 hex digits.
+//!
+//! Digests become keys before the call, texts within it.
 
 use kvpool_client::blocking::Client;
 use kvpool_client::{GetBlock, GetOptions, Leasing, Namespace, Options, Region};

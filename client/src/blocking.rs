@@ -41,8 +41,8 @@ pub trait CancelCheck: Debug + Send + Sync {
 
 /// A connection to the pool for plain threads. Clones share it.
 ///
-/// The thread that makes a call does its work: it sends, waits on the sockets, and copies what is
-/// small, so that no other has to be woken. A second thread does what nobody waits for.
+/// The calling thread does the call's work: it sends, waits on the sockets, and copies small blocks. So no
+/// other thread has to be woken. A second thread does the work that no call waits for.
 ///
 /// Its methods panic when they are called from within an async runtime, as all blocking there would
 /// stop that runtime's other work: use [`crate::Client`] there.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// A store node, as a reply of the master named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Node {
+pub(crate) struct KnownNode {
     pub(crate) name: NodeName,
     pub(crate) incarnation: Incarnation,
     pub(crate) data_address: String,
@@ -28,8 +28,8 @@ pub(crate) struct Node {
 
 /// One replica of a block.
 #[derive(Clone, Debug)]
-pub(crate) struct Replica {
-    pub(crate) node: Arc<Node>,
+pub(crate) struct LocatedReplica {
+    pub(crate) node: Arc<KnownNode>,
     pub(crate) extent: Extent,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Located {
     pub(crate) version: Version,
     pub(crate) checksum: Checksum,
     pub(crate) length: Length,
-    pub(crate) replicas: Vec<Replica>,
+    pub(crate) replicas: Vec<LocatedReplica>,
     /// `None`: unleased, good for verified copies and nothing else.
     pub(crate) lease: Option<Leased>,
 }
@@ -72,7 +72,7 @@ impl Leased {
 
 impl Located {
     /// The replica that lies in `segment`.
-    pub(crate) fn replica(&self, segment: SegmentId) -> Option<&Replica> {
+    pub(crate) fn replica(&self, segment: SegmentId) -> Option<&LocatedReplica> {
         self.replicas
             .iter()
             .find(|replica| replica.extent.segment == segment)
@@ -247,5 +247,18 @@ mod tests {
         assert!(cache.get(&key(), Epoch(1), now).is_some());
         cache.purge([&key()]);
         assert!(cache.get(&key(), Epoch(1), now).is_none());
+    }
+
+    #[test]
+    fn locations_that_are_never_read_again_take_bounded_memory() {
+        let cache = Locations::new(100);
+        let until = BootTime::now().after(Duration::from_secs(8));
+        for n in 0..10_000 {
+            let key = Key::parse(&format!("k{n}")).unwrap();
+            cache.insert(cache.begin(), &key, &located(1, until));
+        }
+        let entries = cache.entries.as_ref().unwrap();
+        entries.run_pending_tasks();
+        assert!(entries.entry_count() <= 100, "{}", entries.entry_count());
     }
 }

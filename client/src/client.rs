@@ -3,21 +3,19 @@
 use crate::api::{
     GetBlock, GetOptions, GetOutcome, Limits, PutBlock, PutOptions, PutOutcome, ViewOptions,
 };
-use crate::cache::{Located, Locations};
+use crate::cache::Locations;
 use crate::clock::Deadline;
+use crate::context::ClientContext;
 use crate::control::Control;
 use crate::counters::{Counters, Counting};
 use crate::dialer::Dialer;
-use crate::errors::{ConnectError, ControlError, GetError, PutError};
-use crate::gpu::Staging;
+use crate::errors::{ConnectError, GetError, PutError};
 use crate::links::{Dial, Links};
-use crate::locate::{self, Found, How};
-use crate::message_limits::MessageLimits;
 use crate::options::{Options, TransportChoice};
-use crate::put::{self, Revoker};
 use crate::releases::{Holding, Releases};
+use crate::revoker::Revoker;
 use crate::view::View;
-use crate::{get, range, view};
+use crate::{get, put, range, view};
 use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, RegisteredBuffer};
 use kvpool_transport::{Region, Slice};
@@ -32,23 +30,7 @@ use tokio::runtime::Handle;
 /// neighbours, and duplicates are each served.
 #[derive(Clone, Debug)]
 pub struct Client {
-    pub(crate) inner: Arc<Inner>,
-}
-
-/// What the operations share.
-#[derive(Debug)]
-pub(crate) struct Inner {
-    pub(crate) options: Options,
-    pub(crate) control: Arc<Control>,
-    pub(crate) locations: Arc<Locations>,
-    pub(crate) links: Links,
-    pub(crate) counting: Arc<Counting>,
-    pub(crate) revoker: Revoker,
-    pub(crate) releases: Arc<Releases>,
-    /// The RDMA ports of this host, if they may be used.
-    pub(crate) rdma: Option<Arc<Fabric>>,
-    /// What GPUs' blocks pass through, once a GPU buffer was registered.
-    pub(crate) staging: OnceLock<Arc<Staging>>,
+    pub(crate) inner: Arc<ClientContext>,
 }
 
 impl Client {
@@ -59,6 +41,10 @@ impl Client {
     ///
     /// [`ConnectError`] when the options are invalid, when no master accepts the client within
     /// [`crate::Timeouts::connect`], or when RDMA is required and not available.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future closes the connections that it opened.
     pub async fn connect(options: Options) -> Result<Self, ConnectError> {
         Self::connect_on(options, Handle::current()).await
     }
@@ -110,7 +96,7 @@ impl Client {
             Arc::clone(&counting),
         );
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(ClientContext {
                 revoker: Revoker::start(&control),
                 releases: Arc::new(Releases::new(
                     Arc::clone(&control),
@@ -150,6 +136,10 @@ impl Client {
     }
 
     /// [`Client::batch_put`] that writes a new version of blocks that are present.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::batch_put`]; so is cancellation.
     pub async fn upsert(
         &self,
         blocks: Vec<PutBlock>,
@@ -163,6 +153,10 @@ impl Client {
     }
 
     /// Puts one block from owned bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::batch_put`]; so is cancellation.
     pub async fn put(&self, key: &Key, bytes: Vec<u8>) -> Result<PutOutcome, PutError> {
         let block = PutBlock::new(key.clone(), Region::from(bytes).whole());
         self.batch_put(vec![block], &PutOptions::default())
@@ -200,7 +194,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::batch_get`].
+    /// As [`Client::batch_get`]; so is cancellation.
     pub async fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, GetError> {
         let mut memory = None;
         let mut place = |length| Some(memory.insert(Region::allocate(length)).whole());
@@ -215,9 +209,14 @@ impl Client {
         })
     }
 
-    /// Gets one block into memory that `place` provides once the block's length is known. It is asked
-    /// again, for more, when a longer version of the block is committed meanwhile; what it gave before
-    /// is in use no more. When it gives none the get fails.
+    /// Gets one block into memory that `place` provides once the block's length is known. The client calls
+    /// `place` again, for more memory, when a longer version of the block is committed meanwhile. It no longer
+    /// uses the memory of the earlier call then.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError::Failed`] with [`Code::Internal`] when `place` provides no memory; else as
+    /// [`Client::batch_get`]. So is cancellation.
     pub async fn get_placed(
         &self,
         key: &Key,
@@ -260,7 +259,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`GetError::OutsideBlock`] when the range exceeds the block; else as [`Client::batch_get`].
+    /// [`GetError::OutsideBlock`] when the range exceeds the block; else as [`Client::batch_get`]. So is
+    /// cancellation.
     pub async fn get_range(
         &self,
         key: &Key,
@@ -277,6 +277,10 @@ impl Client {
     /// # Errors
     ///
     /// [`GetError::NotLocal`] when shared memory reaches no replica; else as [`Client::batch_get`].
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future releases its lease and its pin.
     pub async fn get_view(
         &self,
         key: &Key,
@@ -368,44 +372,5 @@ async fn open_rdma(options: &Options) -> Result<Option<Arc<Fabric>>, ConnectErro
             Ok(None)
         }
         Err(reason) => Err(ConnectError::NoRdma(reason.to_string())),
-    }
-}
-
-impl Inner {
-    /// What fits one message.
-    pub(crate) fn message_limits(&self) -> MessageLimits {
-        MessageLimits {
-            keys: self.control.limits().max_batch_keys,
-            bytes: self.options.max_message_bytes.as_usize(),
-        }
-    }
-
-    /// Asks the master where `keys` lie.
-    pub(crate) async fn lookup(
-        &self,
-        keys: &[Key],
-        keep: bool,
-        deadline: Deadline,
-    ) -> Result<Vec<Found>, ControlError> {
-        let how = How {
-            limits: self.message_limits(),
-            concurrency: self.options.batch_concurrency,
-            keep,
-            deadline,
-        };
-        locate::lookup(&self.control, &self.locations, keys, how).await
-    }
-
-    /// Holds no lease yet.
-    pub(crate) fn hold(&self) -> Holding {
-        Holding::new(Arc::clone(&self.releases))
-    }
-
-    /// Whether no replica can be reached by the transports that may be used.
-    pub(crate) fn reaches_none(&self, located: &Located) -> bool {
-        located
-            .replicas
-            .iter()
-            .all(|replica| self.links.ways(&replica.node).is_empty())
     }
 }

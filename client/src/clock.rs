@@ -1,8 +1,8 @@
 //! The two clocks of a client.
 //!
-//! What an operation may take is measured on the runtime's clock ([`Deadline`]). How long a lease
-//! runs is measured on `CLOCK_BOOTTIME` ([`BootTime`]), which goes on while the machine sleeps, as
-//! the master's clock does, and which no one can set.
+//! Deadlines of operations are on the runtime's clock ([`Deadline`]). Leases are on `CLOCK_BOOTTIME`
+//! ([`BootTime`]), as they are at the master. That clock goes on while the machine sleeps, and nobody can set
+//! it.
 
 use kvpool_types::Length;
 use std::time::Duration;
@@ -81,8 +81,7 @@ impl Deadline {
         self.at_most((self.left() / attempts.max(1)).max(LEAST + moving))
     }
 
-    /// Seven eighths of what is left, for a call after which there must be time to find out what became
-    /// of it when it is not answered.
+    /// Seven eighths of what is left. The rest is for finding out what became of a call without an answer.
     pub(crate) fn leaving_rest(self) -> Self {
         self.at_most(self.left() * 7 / 8)
     }

@@ -76,8 +76,16 @@ pub struct SnapshotStatus {
 }
 
 /// Asks the masters at `masters` (as in [`crate::Options::masters`]) and the leader that they name,
-/// each for `timeout` at most. One that answers is enough, whether it leads or not; the leader's own
-/// word is preferred, then that of the latest term. Must be called on a tokio runtime.
+/// each for `timeout` at most. One master that answers is enough, whether it leads or not. The leader's own
+/// answer comes first, then the answer of the latest term. Must be called on a tokio runtime.
+///
+/// # Errors
+///
+/// [`ConnectError`] when an address is malformed, or when no master answers in time.
+///
+/// # Cancellation
+///
+/// Dropping the future changes nothing in the pool.
 pub async fn cluster_status(
     masters: &[String],
     timeout: Duration,
@@ -165,15 +173,15 @@ impl ClusterStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Master, Passage, Role, serve_behind_wire};
-    use std::sync::Arc;
+    use crate::testing::{Cluster, Master, Passage, Setup, Wire};
 
     #[tokio::test]
     async fn any_master_leads_to_the_word_of_the_leader() {
-        let a = Arc::new(Master::default());
-        let to_a = serve_behind_wire(&a).await;
-        let b = Arc::new(a.beside(Role::naming(&to_a.url)));
-        let to_b = serve_behind_wire(&b).await;
+        let cluster = Cluster::start(Setup::default()).await;
+        let (a, b) = (Master::start(&cluster), Master::start(&cluster));
+        let (to_a, to_b) = (Wire::to(&a).await, Wire::to(&b).await);
+        a.lead().await;
+        b.resign_to(&to_a.url).await;
         let timeout = Duration::from_millis(500);
         let from_standby = std::slice::from_ref(&to_b.url);
         let status = cluster_status(from_standby, timeout).await.unwrap();
@@ -191,7 +199,7 @@ mod tests {
             ("standby", &to_b.url)
         );
         assert_eq!(status.unreached[0].0, to_a.url);
-        b.own().role = Role::standby();
+        b.resign_to("").await;
         let status = cluster_status(from_standby, timeout).await.unwrap();
         assert_eq!(status.leader, None);
         to_b.set(Passage::Dead);

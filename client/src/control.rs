@@ -2,8 +2,8 @@
 //!
 //! Every reply carries its master's epoch. A reply below the highest epoch seen comes from a deposed
 //! leader and is refused. A higher epoch drops every cached location. A call that fails with a
-//! retryable code is repeated until its deadline; if this master is gone or does not lead, on the
-//! leader ([`masters`]). Calls that must not be repeated are marked ([`Call::once`],
+//! retryable code is repeated until its deadline. If this master is gone or does not lead, the leader gets
+//! the repetition ([`masters`]). Calls that must not be repeated are marked ([`Call::once`],
 //! [`Call::unless_done`]).
 
 mod framed;
@@ -38,7 +38,7 @@ const SHORTEST_ATTEMPT: Duration = Duration::from_millis(500);
 /// The most that one attempt gets where a standby passes it on, unless the leader may take its time.
 const FORWARDED_ATTEMPT: Duration = Duration::from_secs(1);
 /// How long connecting waits for a read-only leader to take the namespace.
-const READ_ONLY_PATIENCE: Duration = Duration::from_secs(1);
+const READ_ONLY_TIMEOUT: Duration = Duration::from_secs(1);
 /// So often in a row a call goes to another master at once; then it pauses: they may name each other.
 const MOVES: u32 = 3;
 
@@ -229,7 +229,7 @@ impl Control {
     /// Makes the namespace known. A leader that is read-only now cannot take it, and is good enough for
     /// who wants to read.
     async fn tell(&self, create: CreateNamespaceRequest, call: Call) -> Result<(), ControlError> {
-        let soon = Call::by(call.deadline.at_most(READ_ONLY_PATIENCE));
+        let soon = Call::by(call.deadline.at_most(READ_ONLY_TIMEOUT));
         let told = match self.call(create.clone(), soon).await {
             Err(error) if error.code == Code::NotLeader && self.masters.are_read_only() => {
                 tracing::warn!(%error, "namespace not announced yet, retrying before the first put");

@@ -1,7 +1,7 @@
 //! Opening links to store nodes.
 
 use crate::addresses::{self, first_of};
-use crate::cache::Node;
+use crate::cache::KnownNode;
 use crate::clock::Deadline;
 use crate::links::Dial;
 use futures::future::BoxFuture;
@@ -54,7 +54,7 @@ impl Dialer {
 impl Dial for Dialer {
     fn dial(
         &self,
-        node: Arc<Node>,
+        node: Arc<KnownNode>,
         kind: TransportKind,
         deadline: Deadline,
     ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>> {

@@ -14,15 +14,15 @@ mod machine;
 mod renewal;
 
 use crate::api::{GetBlock, GetOptions, GetOutcome};
-use crate::client::Inner;
 use crate::clock::Deadline;
+use crate::context::ClientContext;
 use crate::counters::Counting;
 use crate::errors::GetError;
 pub(crate) use renewal::Renewal;
 
 /// Gets every block of a batch; one outcome a block, in order.
 pub(crate) async fn get(
-    inner: &Inner,
+    inner: &ClientContext,
     gets: Vec<GetBlock>,
     options: &GetOptions,
 ) -> Vec<Result<GetOutcome, GetError>> {

@@ -96,6 +96,15 @@ impl Client {
 
     /// [`Client::batch_put`] from GPU memory. Kernels that write the buffers must have ended: the copies
     /// are not ordered with the caller's streams.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::batch_put`]. Besides, a block fails that spans two devices, that is larger than
+    /// [`crate::Options::gpu_staging`], or that the driver cannot copy.
+    ///
+    /// # Cancellation
+    ///
+    /// As [`Client::batch_put`]. A copy that the driver has begun runs to its end.
     pub async fn batch_put_gpu(
         &self,
         blocks: Vec<PutBlock<GpuSlice>>,
@@ -118,6 +127,14 @@ impl Client {
 
     /// [`Client::batch_get`] into GPU memory: every byte that arrives there has been verified. Kernels
     /// that are started after the return see them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::batch_get`]. Besides, a block fails for the reasons that [`Client::batch_put_gpu`] adds.
+    ///
+    /// # Cancellation
+    ///
+    /// As [`Client::batch_get`]. A copy that the driver has begun runs to its end.
     pub async fn batch_get_gpu(
         &self,
         blocks: Vec<GetBlock<GpuSlice>>,
@@ -305,8 +322,8 @@ impl Place {
 
 /// How many groups of one batch are worked on at a time: one is copied while another is transferred.
 const AT_ONCE: usize = 3;
-/// About how much is staged together, where the staging memory has room for several such: enough to keep a
-/// copy engine and a network port at their full speed.
+/// About how many bytes are staged together, where the staging memory has room for several groups. This keeps
+/// a copy engine and a network port at their full speed.
 const GROUP: u64 = 16 << 20;
 /// Where blocks begin in staging memory.
 const ALIGNMENT: u64 = 4096;

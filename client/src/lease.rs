@@ -23,7 +23,7 @@ use std::time::Duration;
 pub struct Lease {
     releases: Arc<Releases>,
     timeout: Duration,
-    parts: Vec<Part>,
+    parts: Vec<LeasePart>,
 }
 
 impl Drop for Lease {
@@ -37,12 +37,12 @@ impl Drop for Lease {
 
 /// What one reply leased.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct LeasePart {
     pub(crate) keys: Packed,
     pub(crate) leased: Leased,
 }
 
-impl Part {
+impl LeasePart {
     /// The latest version that each block can have.
     fn versions(&self) -> Vec<u64> {
         vec![self.leased.newest.0; self.keys.len()]
@@ -128,7 +128,7 @@ pub(crate) fn counted(wire: Option<&WireLease>, sent: BootTime, epoch: u64) -> O
 }
 
 impl Lease {
-    pub(crate) fn new(releases: Arc<Releases>, timeout: Duration, parts: Vec<Part>) -> Self {
+    pub(crate) fn new(releases: Arc<Releases>, timeout: Duration, parts: Vec<LeasePart>) -> Self {
         Self {
             releases,
             timeout,
@@ -159,8 +159,17 @@ impl Lease {
             .unwrap_or_default()
     }
 
-    /// Extends the lease by the master's full time. Keys whose lease had run out fall out of it;
-    /// how many is the answer.
+    /// Extends the lease to the master's full lease TTL from now. Keys whose lease had run out leave the
+    /// lease; the answer is their number.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`] when the master cannot be asked by [`crate::Timeouts::control`]. The lease is then as
+    /// long as before, or part of its keys is renewed.
+    ///
+    /// # Cancellation
+    ///
+    /// The master may renew the lease all the same. The lease counts the shorter time.
     pub async fn renew(&mut self) -> Result<usize, ControlError> {
         let deadline = Deadline::after(self.timeout);
         let before = self.len();
@@ -174,9 +183,13 @@ impl Lease {
         Ok(before - self.len())
     }
 
-    /// Ends the lease, so that the blocks may be evicted again. It is asked for once and not again,
-    /// since a release that is repeated could end another's lease; when the call fails the lease
-    /// runs out by itself.
+    /// Ends the lease, so that the blocks may be evicted again. The client asks once: a repeated release
+    /// could end another client's lease.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`] when the master did not answer. The lease then runs out by itself, as it does when the
+    /// future is dropped.
     pub async fn release(mut self) -> Result<(), ControlError> {
         let deadline = Deadline::after(self.timeout);
         let parts = std::mem::take(&mut self.parts);
@@ -187,7 +200,7 @@ impl Lease {
 /// Renews one part.
 pub(crate) async fn renew(
     control: &Control,
-    part: &Part,
+    part: &LeasePart,
     deadline: Deadline,
 ) -> Result<Renewed, ControlError> {
     let sent = BootTime::now();
@@ -215,7 +228,7 @@ pub(crate) async fn renew(
 /// Ends what still runs of `parts`, each at most once.
 pub(crate) async fn release(
     control: &Control,
-    parts: Vec<Part>,
+    parts: Vec<LeasePart>,
     deadline: Deadline,
 ) -> Result<(), ControlError> {
     let now = BootTime::now();

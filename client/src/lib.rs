@@ -122,6 +122,7 @@ mod cache;
 mod client;
 mod clock;
 mod cluster;
+mod context;
 mod control;
 mod counters;
 mod dialer;
@@ -142,10 +143,11 @@ mod releases;
 mod replica_retry;
 mod replicas;
 mod reports;
+mod revoker;
 mod view;
 
 #[cfg(test)]
-mod fake;
+mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -4,16 +4,17 @@
 //! a link is being opened waits for it. After a failure the next attempt is delayed; calls that come
 //! meanwhile get the last failure at once.
 
-use crate::cache::Node;
+use crate::cache::KnownNode;
 use crate::clock::{Backoff, Deadline};
 use crate::counters::Counting;
 use crate::options::TransportChoice;
 use futures::future::BoxFuture;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use kvpool_transport::{Link, TransferError, TransportKind};
 use kvpool_types::{Code, HostId, Incarnation};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -31,7 +32,7 @@ pub(crate) trait Dial: Send + Sync + std::fmt::Debug {
     /// Opens a link to the incarnation that `node` names.
     fn dial(
         &self,
-        node: Arc<Node>,
+        node: Arc<KnownNode>,
         kind: TransportKind,
         deadline: Deadline,
     ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>>;
@@ -47,8 +48,6 @@ pub(crate) struct Links {
     rdma: bool,
     nodes: Mutex<HashMap<Incarnation, Arc<NodeLinks>>>,
     counting: Arc<Counting>,
-    /// The nodes whose shared memory was said to be out of reach.
-    said: Mutex<HashSet<Incarnation>>,
 }
 
 /// The links to one incarnation.
@@ -58,6 +57,8 @@ struct NodeLinks {
     rdma: Lane,
     tcp: Lane,
     used: Mutex<Instant>,
+    /// Whether a warning says that shared memory of this node is out of reach: one for each incarnation.
+    shm_failure_logged: AtomicBool,
     deprioritized_until: Mutex<Option<Instant>>,
     /// Until when RDMA is not used.
     rdma_cooldown_until: Mutex<Option<Instant>>,
@@ -92,12 +93,11 @@ impl Links {
             rdma,
             nodes: Mutex::new(HashMap::new()),
             counting,
-            said: Mutex::new(HashSet::new()),
         }
     }
 
     /// The ways to reach `node`, best first.
-    pub(crate) fn ways(&self, node: &Node) -> &'static [TransportKind] {
+    pub(crate) fn ways(&self, node: &KnownNode) -> &'static [TransportKind] {
         use TransportKind::{Rdma, Shm, Tcp};
         let near = node.host == self.host && !node.shm_path.is_empty();
         let rdma = self.rdma && !self.is_in_rdma_cooldown(node);
@@ -115,7 +115,7 @@ impl Links {
     /// A link to `node` over `kind`, opened if need be.
     pub(crate) async fn get(
         &self,
-        node: &Arc<Node>,
+        node: &Arc<KnownNode>,
         kind: TransportKind,
         deadline: Deadline,
     ) -> Result<Arc<dyn Link>, TransferError> {
@@ -161,7 +161,9 @@ impl Links {
                     _ => opening.backoff.next(),
                 };
                 opening.failed = Some((error.clone(), Instant::now() + pause));
-                if kind == TransportKind::Shm && self.said.lock().insert(node.incarnation) {
+                if kind == TransportKind::Shm
+                    && !links.shm_failure_logged.swap(true, Ordering::Relaxed)
+                {
                     tracing::warn!(
                         node = %node.name, path = node.shm_path, %error,
                         "shared memory of a node on this host is not reachable, using another transport"
@@ -173,7 +175,7 @@ impl Links {
     }
 
     /// The link to `node` over `kind` if it is open.
-    pub(crate) fn opened(&self, node: &Node, kind: TransportKind) -> Option<Arc<dyn Link>> {
+    pub(crate) fn opened(&self, node: &KnownNode, kind: TransportKind) -> Option<Arc<dyn Link>> {
         let nodes = self.nodes.lock();
         nodes.get(&node.incarnation)?.lane(kind).open_link()
     }
@@ -181,7 +183,7 @@ impl Links {
     /// The best link to `node` that can be had.
     pub(crate) async fn best(
         &self,
-        node: &Arc<Node>,
+        node: &Arc<KnownNode>,
         deadline: Deadline,
     ) -> Result<Arc<dyn Link>, TransferError> {
         self.first(node, self.ways(node), deadline).await
@@ -190,7 +192,7 @@ impl Links {
     /// The first link to `node` that can be had of `ways`, tried in order.
     pub(crate) async fn first(
         &self,
-        node: &Arc<Node>,
+        node: &Arc<KnownNode>,
         ways: &[TransportKind],
         deadline: Deadline,
     ) -> Result<Arc<dyn Link>, TransferError> {
@@ -211,7 +213,7 @@ impl Links {
     }
 
     /// Makes reads prefer other nodes for [`DEPRIORITIZED_FOR`], because this node failed.
-    pub(crate) fn deprioritize(&self, node: &Node) {
+    pub(crate) fn deprioritize(&self, node: &KnownNode) {
         *self.of(node).deprioritized_until.lock() = Some(Instant::now() + DEPRIORITIZED_FOR);
     }
 
@@ -222,13 +224,13 @@ impl Links {
     }
 
     /// Uses no RDMA to a node for [`RDMA_COOLDOWN`], because a transfer failed on an open link.
-    pub(crate) fn rdma_cooldown(&self, node: &Node, kind: TransportKind) {
+    pub(crate) fn rdma_cooldown(&self, node: &KnownNode, kind: TransportKind) {
         if kind == TransportKind::Rdma {
             *self.of(node).rdma_cooldown_until.lock() = Some(Instant::now() + RDMA_COOLDOWN);
         }
     }
 
-    fn is_in_rdma_cooldown(&self, node: &Node) -> bool {
+    fn is_in_rdma_cooldown(&self, node: &KnownNode) -> bool {
         let nodes = self.nodes.lock();
         nodes.get(&node.incarnation).is_some_and(|links| {
             let until = *links.rdma_cooldown_until.lock();
@@ -237,7 +239,7 @@ impl Links {
     }
 
     /// Whether a failure of this node was so recent that other nodes are preferred.
-    pub(crate) fn is_deprioritized(&self, node: &Node) -> bool {
+    pub(crate) fn is_deprioritized(&self, node: &KnownNode) -> bool {
         let links = self.nodes.lock().get(&node.incarnation).map(Arc::clone);
         links.is_some_and(|links| {
             links
@@ -247,7 +249,7 @@ impl Links {
         })
     }
 
-    fn of(&self, node: &Node) -> Arc<NodeLinks> {
+    fn of(&self, node: &KnownNode) -> Arc<NodeLinks> {
         let now = Instant::now();
         let mut nodes = self.nodes.lock();
         if let Some(links) = nodes.get(&node.incarnation) {
@@ -261,6 +263,7 @@ impl Links {
             rdma: Lane::default(),
             tcp: Lane::default(),
             used: Mutex::new(now),
+            shm_failure_logged: AtomicBool::new(false),
             deprioritized_until: Mutex::new(None),
             rdma_cooldown_until: Mutex::new(None),
         });

@@ -1,6 +1,6 @@
 //! Asking the master where blocks lie.
 
-use crate::cache::{Leased, Located, Locations, Node, Replica};
+use crate::cache::{KnownNode, Leased, Located, LocatedReplica, Locations};
 use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
@@ -71,14 +71,14 @@ pub(crate) async fn lookup(
 }
 
 /// The store nodes that a reply names.
-pub(crate) fn read_nodes(nodes: &[NodeAddress]) -> Result<Vec<Arc<Node>>, ControlError> {
+pub(crate) fn read_nodes(nodes: &[NodeAddress]) -> Result<Vec<Arc<KnownNode>>, ControlError> {
     nodes
         .iter()
         .map(|node| {
             let incarnation = Incarnation::from_slice(&node.incarnation);
             let host = HostId::from_slice(&node.host_id);
             match (incarnation, host) {
-                (Some(incarnation), Some(host)) => Ok(Arc::new(Node {
+                (Some(incarnation), Some(host)) => Ok(Arc::new(KnownNode {
                     name: NodeName(node.name.clone()),
                     incarnation,
                     data_address: node.data_address.clone(),
@@ -92,7 +92,10 @@ pub(crate) fn read_nodes(nodes: &[NodeAddress]) -> Result<Vec<Arc<Node>>, Contro
 }
 
 /// The node that a reply means by its index.
-pub(crate) fn node_at(nodes: &[Arc<Node>], index: u32) -> Result<Arc<Node>, ControlError> {
+pub(crate) fn node_at(
+    nodes: &[Arc<KnownNode>],
+    index: u32,
+) -> Result<Arc<KnownNode>, ControlError> {
     usize::try_from(index)
         .ok()
         .and_then(|index| nodes.get(index))
@@ -148,7 +151,7 @@ fn read_reply(
 
 fn read_location(
     location: &Location,
-    nodes: &[Arc<Node>],
+    nodes: &[Arc<KnownNode>],
     epoch: Epoch,
     leased: Option<Leased>,
 ) -> Result<Arc<Located>, ControlError> {
@@ -157,7 +160,7 @@ fn read_location(
         .replicas
         .iter()
         .map(|replica| {
-            Ok(Replica {
+            Ok(LocatedReplica {
                 node: node_at(nodes, replica.node)?,
                 extent: Extent {
                     segment: SegmentId(replica.segment),

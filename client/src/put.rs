@@ -16,8 +16,8 @@ mod requests;
 mod stages;
 
 use crate::api::{PutBlock, PutOptions, PutOutcome};
-use crate::client::Inner;
 use crate::clock::Deadline;
+use crate::context::ClientContext;
 use crate::counters::Counting;
 use crate::distinct::Distinct;
 use crate::errors::PutError;
@@ -26,7 +26,6 @@ use futures::StreamExt;
 use hashbrown::HashMap;
 use kvpool_transport::memory::total_length;
 use kvpool_types::{Code, Key, Length};
-pub(crate) use stages::Revoker;
 
 /// A part of a batch is no smaller than this for the sake of being done beside another: a message has
 /// its own cost.
@@ -34,7 +33,7 @@ const LEAST_SHARE: usize = 256;
 
 /// Puts every block of a batch; one outcome a block, in order.
 pub(crate) async fn put(
-    inner: &Inner,
+    inner: &ClientContext,
     blocks: Vec<PutBlock>,
     options: &PutOptions,
 ) -> Vec<Result<PutOutcome, PutError>> {
@@ -83,7 +82,7 @@ pub(crate) async fn put(
 
 /// Puts blocks of distinct keys, in messages that are not too large.
 async fn put_distinct(
-    inner: &Inner,
+    inner: &ClientContext,
     blocks: Vec<(usize, PutBlock)>,
     options: &PutOptions,
     deadline: Deadline,

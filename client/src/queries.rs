@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::clock::{BootTime, Deadline};
 use crate::control::Call;
 use crate::errors::{ControlError, RemoveError};
-use crate::lease::{Lease, Packed, Part, counted};
+use crate::lease::{Lease, LeasePart, Packed, counted};
 use crate::locate::{code_of, expect_answers, malformed};
 use crate::packed::{PackedKeys, PackedRun};
 use futures::{StreamExt, TryStreamExt};
@@ -29,18 +29,35 @@ enum Run<'k> {
 }
 
 impl Client {
-    /// Which of `keys` are present; those are leased for a while.
+    /// Which of `keys` are present. The master leases the present ones; as this client gets them, the leases end.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::exist`]; so is cancellation.
     pub async fn is_exist(&self, keys: &[Key]) -> Result<Vec<bool>, ControlError> {
         Ok(self.exist(keys, Leasing::Lease).await?.present)
     }
 
-    /// Which of `keys` are present, with the lease on those.
+    /// Which of `keys` are present, with the lease on the present ones.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`] with the code of the last attempt, once [`crate::Timeouts::control`] has passed or the
+    /// master refused the call.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future changes nothing in the pool. Leases that it took run out by themselves.
     pub async fn exist(&self, keys: &[Key], leasing: Leasing) -> Result<Existence, ControlError> {
         let runs = self.runs(keys).into_iter();
         self.exist_in(runs.map(Run::Keys).collect(), leasing).await
     }
 
-    /// The same for keys that were packed one by one.
+    /// [`Client::exist`] for keys that were packed one by one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::exist`]; so is cancellation.
     pub async fn exist_packed(
         &self,
         keys: PackedKeys,
@@ -89,7 +106,7 @@ impl Client {
         run: Run<'_>,
         leasing: Leasing,
         call: Call,
-    ) -> Result<(Vec<bool>, Option<Part>), ControlError> {
+    ) -> Result<(Vec<bool>, Option<LeasePart>), ControlError> {
         let (keys, count) = match run {
             // Packed only now: those before them are under way.
             Run::Keys(keys) => (pack(keys).into(), keys.len()),
@@ -103,19 +120,27 @@ impl Client {
         };
         let reply = self.inner.control.call(request, call).await?;
         let present = read_bits(&reply.present, count)?;
-        let part = counted(reply.lease.as_ref(), sent, reply.epoch).map(|leased| Part {
+        let part = counted(reply.lease.as_ref(), sent, reply.epoch).map(|leased| LeasePart {
             keys: Packed::select(&keys, count, |at| present.get(at) == Some(&true)),
             leased,
         });
         Ok((present, part))
     }
 
-    /// How many leading blocks of a chain are present; those are leased for a while.
+    /// How many leading blocks of a chain are present. The answer carries a lease on these blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::exist`]; so is cancellation.
     pub async fn match_prefix(&self, keys: &[Key]) -> Result<Prefix, ControlError> {
         self.match_prefix_with(keys, Leasing::Lease).await
     }
 
-    /// The same, with a word on leases.
+    /// [`Client::match_prefix`]; `leasing` says whether to lease the blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::exist`]; so is cancellation.
     pub async fn match_prefix_with(
         &self,
         keys: &[Key],
@@ -124,7 +149,11 @@ impl Client {
         self.match_prefix_packed(self.pack(keys), leasing).await
     }
 
-    /// The same for keys that were packed one by one.
+    /// [`Client::match_prefix_with`] for keys that were packed one by one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::exist`]; so is cancellation.
     pub async fn match_prefix_packed(
         &self,
         keys: PackedKeys,
@@ -148,7 +177,7 @@ impl Client {
                 .ok_or_else(|| malformed(format!("{} of {} blocks", reply.blocks, run.count)))?;
             blocks += present;
             if let Some(leased) = counted(reply.lease.as_ref(), sent, reply.epoch) {
-                parts.push(Part {
+                parts.push(LeasePart {
                     keys: Packed::select(&run.keys, run.count, |at| at < present),
                     leased,
                 });
@@ -164,6 +193,10 @@ impl Client {
     }
 
     /// The length of a block; `None` when it is absent. Leases nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::describe`]; so is cancellation.
     pub async fn get_size(&self, key: &Key) -> Result<Option<Length>, ControlError> {
         let described = self.describe(std::slice::from_ref(key)).await?;
         Ok(described
@@ -173,7 +206,16 @@ impl Client {
             .map(|description| description.length))
     }
 
-    /// What the master knows of each of `keys`; `None` for those that are absent. Leases nothing.
+    /// What the master knows of each of `keys`; `None` for an absent key. Leases nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`] with the code of the last attempt, once [`crate::Timeouts::control`] has passed or the
+    /// master refused the call.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future changes nothing in the pool.
     pub async fn describe(&self, keys: &[Key]) -> Result<Vec<Option<Description>>, ControlError> {
         let deadline = self.control_deadline();
         let calls = self.runs(keys).into_iter().map(|keys| async move {
@@ -198,6 +240,10 @@ impl Client {
 
     /// One page of the namespace's blocks whose keys match `pattern`, a regular expression; empty
     /// for all. `limit` is the most blocks of the page; 0 for the master's own limit.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::describe`]; so is cancellation.
     pub async fn list(
         &self,
         pattern: &str,
@@ -229,11 +275,18 @@ impl Client {
         })
     }
 
-    /// Removes blocks. Leased and pinned ones are kept unless `force` is set. Whatever comes of it,
-    /// this client forgets where they lay.
+    /// Removes blocks. Leased and pinned blocks stay unless `force` is set. When the call returns, this client
+    /// has forgotten where the named blocks lay, also after an error.
     ///
-    /// Fails with [`RemoveError::OutcomeUnknown`] when the answer is lost: a removal that may have been
-    /// done is not repeated, as another client may have put the key anew.
+    /// # Errors
+    ///
+    /// [`RemoveError::OutcomeUnknown`] when the answer is lost. The client does not repeat a removal that may
+    /// have been done, because another client may have put the key anew.
+    ///
+    /// # Cancellation
+    ///
+    /// The master may still remove the blocks. This client may then read a removed block from its last known
+    /// location, until the lease that came with the location would have run out.
     pub async fn remove(&self, what: Remove, force: bool) -> Result<Removed, RemoveError> {
         let outcome = Box::pin(self.remove_at_master(&what, force)).await;
         match &what {
@@ -250,6 +303,10 @@ impl Client {
     }
 
     /// What the master counts: blocks, bytes, nodes and segments.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::describe`]; so is cancellation.
     pub async fn stats(&self) -> Result<PoolStats, ControlError> {
         let call = Call::by(self.control_deadline());
         let reply = self
@@ -358,7 +415,7 @@ impl Client {
         Deadline::after(self.inner.options.timeouts.control)
     }
 
-    fn lease(&self, parts: Vec<Part>) -> Lease {
+    fn lease(&self, parts: Vec<LeasePart>) -> Lease {
         Lease::new(
             std::sync::Arc::clone(&self.inner.releases),
             self.inner.options.timeouts.control,

@@ -6,8 +6,8 @@
 
 use crate::api::{GetOptions, GetOutcome};
 use crate::cache::Located;
-use crate::client::Inner;
 use crate::clock::{BootTime, Deadline};
+use crate::context::ClientContext;
 use crate::errors::GetError;
 use crate::get::{Renewal, count};
 use crate::replica_retry::{ReplicaRetry, Target};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// Gets the range of `key` that begins at `from` and is as long as `buffers`.
 pub(crate) async fn get_range(
-    inner: &Inner,
+    inner: &ClientContext,
     key: &Key,
     from: Offset,
     buffers: Vec<Slice>,
@@ -34,7 +34,7 @@ pub(crate) async fn get_range(
 }
 
 async fn get(
-    inner: &Inner,
+    inner: &ClientContext,
     key: &Key,
     from: Offset,
     buffers: &[Slice],
@@ -207,8 +207,8 @@ struct Chunk {
     sum: Checksum,
 }
 
-/// The chunks of a block of `block` bytes that a range touches, and the memory for their bytes: the range's
-/// buffers, and separate memory for bytes outside the range. `None` when the range exceeds the block.
+/// The chunks of a block of `block` bytes that a range touches, and the memory for their bytes. Bytes outside
+/// the range get memory of their own. `None` when the range exceeds the block.
 fn plan(block: Length, from: Offset, buffers: &[Slice], sums: &[Checksum]) -> Option<Vec<Chunk>> {
     let end = from.0.checked_add(total_length(buffers).0)?;
     if end > block.0 {

@@ -18,7 +18,7 @@ use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
-use crate::lease::Part;
+use crate::lease::LeasePart;
 use crate::message_limits::MessageLimits;
 use hashbrown::HashMap;
 use kvpool_proto::ReleaseRequest;
@@ -35,7 +35,7 @@ use std::time::Duration;
 /// put that waits for room hardly notices it.
 const GATHER: Duration = Duration::from_millis(5);
 /// The most time that one message may take. Meanwhile others gather.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a view's lease is kept for another view of the same block. A pin needs a lease, and a request
 /// for one takes many times as long as the view itself.
 const LINGER: Duration = Duration::from_millis(50);
@@ -45,9 +45,13 @@ const MOST_LINGERING: usize = 64;
 /// by itself.
 const MOST: usize = 1 << 16;
 
+/// How often the index of dropped leases is looked through for leases that have run out. That takes under a
+/// millisecond for [`MOST`] leases, with the queue locked.
+const TRIM: Duration = Duration::from_millis(250);
+
 /// A lease on one block, held once.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldLease {
     pub(crate) key: Key,
     /// The block's version; of a lease of several blocks, what none of them is above.
     pub(crate) newest: Version,
@@ -67,8 +71,8 @@ pub(crate) struct Releases {
 
 #[derive(Debug, Default)]
 struct Queue {
-    ended: Vec<Held>,
-    dropped: VecDeque<Part>,
+    ended: Vec<HeldLease>,
+    dropped: VecDeque<LeasePart>,
     dropped_keys: usize,
     read: Vec<Key>,
     index: Index,
@@ -82,45 +86,65 @@ struct Queue {
 #[derive(Debug)]
 struct Lingering {
     located: Arc<Located>,
-    held: Held,
+    held: HeldLease,
     since: BootTime,
 }
 
-/// The keys of dropped leases, since the first read after the drop.
+/// The leases of dropped [`crate::Lease`]s by key, since the first read after the drop.
 #[derive(Debug, Default)]
 struct Index {
     keys: HashMap<Key, SmallVec<[Leased; 1]>>,
-    /// When the last of them has run out.
+    /// How many leases all keys have together: [`MOST`] at most.
+    leases: usize,
+    /// When the last of the leases has run out.
     until: Option<BootTime>,
+    /// When the next lease that is added may trim the index.
+    next_trim: Option<BootTime>,
 }
 
 impl Index {
-    /// Adds the keys of a lease. Keys whose leases have all run out are given up by then.
-    fn add(&mut self, part: &Part, now: BootTime) {
-        if self.keys.len() >= MOST || self.until.is_some_and(|until| until.left(now).is_zero()) {
-            self.keys
-                .retain(|_, leases| leases.iter().any(|leased| leased.runs(now)));
-            self.until = None;
+    /// Adds the keys of a lease. Beyond [`MOST`] leases they are left to run out.
+    fn add(&mut self, part: &LeasePart, now: BootTime) {
+        if self.next_trim.is_none_or(|at| at.left(now).is_zero()) {
+            self.trim(now);
         }
-        if self.keys.len() >= MOST || !part.leased.runs(now) {
+        if self.leases + part.keys.len() > MOST || !part.leased.runs(now) {
             return;
         }
         for key in part.keys.iter() {
             let leases = self.keys.entry(key).or_default();
-            // A key may be asked for without end and never be read: what has run out makes room.
             if leases.len() == leases.capacity() {
+                let before = leases.len();
                 leases.retain(|leased| leased.runs(now));
+                self.leases -= before - leases.len();
             }
             leases.push(part.leased);
+            self.leases += 1;
         }
         self.until = self.until.max(Some(part.leased.until));
     }
 
+    /// Drops the leases that have run out: a key may be asked for without end and never be read.
+    fn trim(&mut self, now: BootTime) {
+        let before = self.leases;
+        self.leases = 0;
+        self.keys.retain(|_, leases| {
+            leases.retain(|leased| leased.runs(now));
+            self.leases += leases.len();
+            !leases.is_empty()
+        });
+        debug_assert!(self.leases <= before, "the index lost count of its leases");
+        self.next_trim = Some(now.after(TRIM));
+    }
+
     /// Takes out the leases on a key that was read.
-    fn take(&mut self, key: &Key) -> impl Iterator<Item = Held> {
+    fn take(&mut self, key: &Key) -> impl Iterator<Item = HeldLease> {
         let found = self.keys.remove_entry(key);
+        let count = found.as_ref().map_or(0, |(_, leases)| leases.len());
+        debug_assert!(count <= self.leases, "the index lost count of its leases");
+        self.leases = self.leases.saturating_sub(count);
         found.into_iter().flat_map(|(key, leases)| {
-            leases.into_iter().map(move |leased| Held {
+            leases.into_iter().map(move |leased| HeldLease {
                 key: key.clone(),
                 newest: leased.newest,
                 leased,
@@ -135,13 +159,22 @@ impl Queue {
         while let Some(first) = self.dropped.front()
             && (self.dropped_keys > MOST || !first.leased.runs(now))
         {
+            debug_assert!(
+                self.dropped_keys >= first.keys.len(),
+                "dropped keys miscounted"
+            );
             self.dropped_keys -= first.keys.len();
             self.dropped.pop_front();
         }
+        debug_assert!(
+            !self.dropped.is_empty() || self.dropped_keys == 0,
+            "{} keys of no dropped lease",
+            self.dropped_keys
+        );
     }
 
     /// What is to be sent now: of what ended, and of dropped leases the keys that were read.
-    fn take(&mut self, now: BootTime) -> Vec<Held> {
+    fn take(&mut self, now: BootTime) -> Vec<HeldLease> {
         let mut ended = std::mem::take(&mut self.ended);
         while let Some(first) = self.lingering.front()
             && (self.lingering.len() > MOST_LINGERING
@@ -179,13 +212,13 @@ impl Releases {
         }
     }
 
-    /// Who the leases are from.
+    /// The connection to the master that gave the leases.
     pub(crate) const fn control(&self) -> &Arc<Control> {
         &self.control
     }
 
     /// Gives back leases whose work is over.
-    pub(crate) fn end(self: &Arc<Self>, held: Vec<Held>) {
+    pub(crate) fn end(self: &Arc<Self>, held: Vec<HeldLease>) {
         if held.is_empty() {
             return;
         }
@@ -198,7 +231,7 @@ impl Releases {
 
     /// Keeps in mind a lease that its holder has dropped: its keys are given back one by one, as this
     /// client reads them.
-    pub(crate) fn drop_lease(&self, parts: Vec<Part>) {
+    pub(crate) fn drop_lease(&self, parts: Vec<LeasePart>) {
         let now = BootTime::now();
         let parts = parts.into_iter().filter(|part| part.leased.runs(now));
         let mut queue = self.queue.lock();
@@ -257,7 +290,7 @@ impl Releases {
     }
 
     /// Leaves a lease for another view of its block.
-    fn linger(self: &Arc<Self>, located: Arc<Located>, held: Held) {
+    fn linger(self: &Arc<Self>, located: Arc<Located>, held: HeldLease) {
         let since = BootTime::now();
         let mut queue = self.queue.lock();
         queue.lingering.push_back(Lingering {
@@ -293,7 +326,7 @@ impl Releases {
             };
             if !held.is_empty()
                 && let Err(error) = self
-                    .send(held, Call::by(Deadline::after(PATIENCE)).aside())
+                    .send(held, Call::by(Deadline::after(SEND_TIMEOUT)).aside())
                     .await
             {
                 tracing::debug!(%error, "leases not released, they expire by themselves");
@@ -303,7 +336,11 @@ impl Releases {
     }
 
     /// Gives back what still runs of `held`, each at most once. Leases of an earlier term are void.
-    pub(crate) async fn send(&self, mut held: Vec<Held>, call: Call) -> Result<(), ControlError> {
+    pub(crate) async fn send(
+        &self,
+        mut held: Vec<HeldLease>,
+        call: Call,
+    ) -> Result<(), ControlError> {
         let (now, epoch) = (BootTime::now(), self.control.epoch());
         let limits = MessageLimits {
             keys: self.control.limits().max_batch_keys,
@@ -340,7 +377,7 @@ impl Releases {
 #[derive(Debug)]
 pub(crate) struct Holding {
     releases: Arc<Releases>,
-    held: Vec<Held>,
+    held: Vec<HeldLease>,
 }
 
 impl Holding {
@@ -354,7 +391,7 @@ impl Holding {
 
     /// Adds the lease that a lookup of `key` came with, if any.
     pub(crate) fn add_located(&mut self, key: &Key, located: &Located) {
-        self.held.extend(located.lease.map(|leased| Held {
+        self.held.extend(located.lease.map(|leased| HeldLease {
             key: key.clone(),
             newest: located.version,
             leased,
@@ -363,7 +400,7 @@ impl Holding {
 
     /// The lease on `key` was renewed: from `before`, it is now `after`.
     pub(crate) fn renewed(&mut self, key: &Key, before: Leased, after: Leased) {
-        let is_it = |held: &&mut Held| held.leased.token == before.token && held.key == *key;
+        let is_it = |held: &&mut HeldLease| held.leased.token == before.token && held.key == *key;
         if before != after
             && let Some(held) = self.held.iter_mut().find(is_it)
         {
@@ -383,7 +420,7 @@ impl Holding {
     /// Leaves the lease on `located` for another view of the block.
     pub(crate) fn linger(&mut self, located: &Arc<Located>) {
         let token = located.lease.map(|lease| lease.token);
-        let is_it = |held: &Held| Some(held.leased.token) == token;
+        let is_it = |held: &HeldLease| Some(held.leased.token) == token;
         if let Some(at) = self.held.iter().position(is_it) {
             let held = self.held.swap_remove(at);
             self.releases.linger(Arc::clone(located), held);
@@ -391,7 +428,7 @@ impl Holding {
     }
 
     /// Takes them out, to be given back by who asks.
-    pub(crate) fn take(&mut self) -> Vec<Held> {
+    pub(crate) fn take(&mut self) -> Vec<HeldLease> {
         std::mem::take(&mut self.held)
     }
 }
@@ -424,9 +461,50 @@ mod tests {
                 newest: Version(0),
             };
             let keys = Packed::of([&key]);
-            index.add(&Part { keys, leased }, now);
+            index.add(&LeasePart { keys, leased }, now);
         }
         let kept: usize = index.keys.values().map(|leases| leases.len()).sum();
         assert!(kept <= 8, "{kept} leases are kept, 2 run");
+    }
+
+    fn part(names: impl Iterator<Item = u32>, token: u64, until: BootTime) -> LeasePart {
+        let keys: Vec<Key> = names
+            .map(|n| Key::parse(&format!("k{n}")).unwrap())
+            .collect();
+        LeasePart {
+            keys: Packed::of(&keys),
+            leased: Leased {
+                token,
+                until,
+                ttl: Duration::from_secs(5),
+                epoch: Epoch(1),
+                newest: Version(1),
+            },
+        }
+    }
+
+    #[test]
+    fn keys_that_are_never_read_leave_the_index_when_their_leases_have_run_out() {
+        let (begun, mut index) = (BootTime::now(), Index::default());
+        for second in 0..200 {
+            let now = begun.after(Duration::from_secs(second.into()));
+            let until = now.after(Duration::from_secs(5));
+            index.add(&part(second * 100..(second + 1) * 100, 1, until), now);
+        }
+        // Leases of five seconds still run, and those of the last second may wait to be trimmed.
+        assert!(index.keys.len() <= 700, "{} keys", index.keys.len());
+    }
+
+    #[test]
+    fn a_key_that_is_asked_for_without_end_has_a_bounded_number_of_leases() {
+        let (now, mut index) = (BootTime::now(), Index::default());
+        let until = now.after(Duration::from_secs(5));
+        for token in 0..(MOST as u64 + 1000) {
+            index.add(&part(0..1, token, until), now);
+        }
+        let key = Key::parse("k0").unwrap();
+        let leases = index.take(&key).count();
+        assert!(leases <= MOST, "{leases} leases");
+        assert!(index.keys.is_empty());
     }
 }

@@ -1,8 +1,8 @@
 //! Tries the replicas of one block until one serves; range gets and views share this.
 
 use crate::cache::{Begun, Leased, Located};
-use crate::client::Inner;
 use crate::clock::{Backoff, BootTime, Deadline};
+use crate::context::ClientContext;
 use crate::counters::Counting;
 use crate::errors::GetError;
 use crate::releases::Holding;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// One block, and the replicas and transports that have failed so far.
 pub(crate) struct ReplicaRetry<'a> {
-    inner: &'a Inner,
+    inner: &'a ClientContext,
     key: &'a Key,
     pub(crate) deadline: Deadline,
     /// The one transport that will do; `None`: any.
@@ -49,7 +49,7 @@ pub(crate) struct Target {
 
 impl<'a> ReplicaRetry<'a> {
     pub(crate) fn new(
-        inner: &'a Inner,
+        inner: &'a ClientContext,
         key: &'a Key,
         deadline: Deadline,
         only: Option<TransportKind>,

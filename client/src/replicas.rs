@@ -1,6 +1,6 @@
 //! Which replica to read next, and what a failed read says.
 
-use crate::cache::{Located, Replica};
+use crate::cache::{Located, LocatedReplica};
 use crate::links::Links;
 use kvpool_transport::{Slice, TransportKind};
 use kvpool_types::{Code, Length, Offset, SegmentId, Version};
@@ -15,7 +15,7 @@ pub(crate) struct Tried {
 /// The replica to read next, over the first of `ways` that can be had.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
-    pub(crate) replica: Replica,
+    pub(crate) replica: LocatedReplica,
     pub(crate) ways: Vec<TransportKind>,
 }
 

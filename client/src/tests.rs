@@ -10,9 +10,14 @@ mod put;
 mod read_only;
 mod remove;
 
-use crate::fake::Pool;
+use crate::testing::Pool;
 use crate::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, PutOutcome, Region};
 use kvpool_types::{Key, Length};
+use std::time::{Duration, Instant};
+
+fn assert_soon(since: Instant, limit: Duration) {
+    assert!(since.elapsed() < limit, "{:?}", since.elapsed());
+}
 
 fn key(name: &str) -> Key {
     Key::parse(name).unwrap()

@@ -1,8 +1,8 @@
 //! Views: a block read in place, in the memory of a node on the same host.
 
 use crate::api::ViewOptions;
-use crate::client::Inner;
 use crate::clock::{BootTime, Deadline};
+use crate::context::ClientContext;
 use crate::counters::Counting;
 use crate::errors::GetError;
 use crate::replica_retry::ReplicaRetry;
@@ -47,7 +47,7 @@ impl View {
 
 /// Takes a view of `key`; `None` when the block is absent.
 pub(crate) async fn get_view(
-    inner: &Inner,
+    inner: &ClientContext,
     key: &Key,
     options: &ViewOptions,
 ) -> Result<Option<View>, GetError> {

@@ -360,7 +360,7 @@ const MECHANISMS: &[Mechanism] = &[
     Mechanism {
         invariant: 8,
         what: "what was refused beside grants is asked for at once",
-        file: "client/src/put/batch.rs",
+        file: "client/src/put/machine.rs",
         on: "Code::Full | Code::InProgress => waits.push(at),",
         off: "Code::Full | Code::InProgress => again.push(at),",
         package: "kvpool-client",

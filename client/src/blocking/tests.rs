@@ -1,5 +1,5 @@
 use super::{CancelCheck, Client, Runtimes};
-use crate::fake::{Master, Mode, Nodes, connect, options, serve};
+use crate::testing::{Mode, Nodes, Setup, connect, leader, options};
 use crate::{GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions, Region};
 use kvpool_types::{Code, Key, Length};
 use std::sync::Arc;
@@ -10,13 +10,15 @@ fn key(name: &str) -> Key {
     Key::parse(name).unwrap()
 }
 
-/// A blocking client of a fake pool, which has a block.
+/// A blocking client of a pool that has a block.
 fn client_of_one_block(cancel: Option<Arc<dyn CancelCheck>>) -> (Nodes, Client) {
     let runtimes = Runtimes::start(cancel).unwrap();
     let (nodes, client) = runtimes.background.block_on(async {
-        let mut options = options(vec![serve(Arc::new(Master::default()))]);
+        let master = leader(Setup::default()).await;
+        let mut options = options(vec![master.url()]);
         options.timeouts.get = Duration::from_secs(600);
-        connect(options).await
+        let client = connect(&master, options).await;
+        (master.cluster.nodes.clone(), client)
     });
     let client = Client {
         client,

@@ -22,8 +22,7 @@ use tokio::time::Instant;
 
 /// For how long a master that does not speak the protocol is called over gRPC.
 const AGAIN: Duration = Duration::from_secs(30);
-/// How long a master may take to say that it is there after a call that had less time than it takes
-/// to ask in its midst.
+/// How long a master may take to answer a ping after a call that was too short for a ping during the call.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// See the module's documentation.

@@ -121,7 +121,9 @@ struct Waiting<'a>(&'a Masters);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().waiting -= 1;
+        let mut state = self.0.state.lock();
+        debug_assert!(state.waiting > 0, "a call stopped waiting that never began");
+        state.waiting -= 1;
     }
 }
 

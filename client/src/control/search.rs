@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 /// How long a master may take to say who leads.
-const PATIENCE: Duration = Duration::from_millis(400);
+const ASK_TIMEOUT: Duration = Duration::from_millis(400);
 /// After so long without an answer another master is asked too.
 const STAGGER: Duration = Duration::from_millis(100);
 /// About how long the first pause between two rounds is.
@@ -55,7 +55,7 @@ pub(super) async fn leads(masters: &Masters, master: &Arc<Master>) -> bool {
 type Answer = Result<ClusterReply, ControlError>;
 
 async fn ask(known: &Known, master: Arc<Master>) -> (Arc<Master>, Answer) {
-    let answer = master.ask(known.caller(None), Deadline::after(PATIENCE));
+    let answer = master.ask(known.caller(None), Deadline::after(ASK_TIMEOUT));
     let answer = answer.await;
     (master, answer)
 }

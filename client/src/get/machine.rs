@@ -3,9 +3,9 @@
 use super::judge::{Judged, judge};
 use super::renewal::Renewal;
 use crate::api::{GetBlock, GetOutcome};
-use crate::cache::{Leased, Located, Node};
-use crate::client::Inner;
+use crate::cache::{KnownNode, Leased, Located};
 use crate::clock::{Backoff, BootTime, Deadline, Passed};
+use crate::context::ClientContext;
 use crate::control::Call;
 use crate::counters::Counting;
 use crate::distinct::Distinct;
@@ -25,13 +25,13 @@ use kvpool_types::{Code, Epoch, Incarnation, Key, Length, Offset, SegmentId};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a get that has its outcomes waits for the master to take the leases back: what is here is
-/// not held back by a master that is gone. The leases then run out by themselves.
-const RELEASE_PATIENCE: Duration = Duration::from_millis(100);
+/// How long a get that has its outcomes waits until the master has taken the leases back. A master that is
+/// gone must not hold back bytes that are here. The leases then run out by themselves.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// One batch of gets; keys may be named more than once.
 pub(super) struct GetBatch<'a> {
-    inner: &'a Inner,
+    inner: &'a ClientContext,
     deadline: Deadline,
     release: bool,
     items: Vec<Item>,
@@ -68,7 +68,7 @@ enum Step {
 
 /// The blocks that are read from one node in one go.
 struct NodeReads {
-    node: Arc<Node>,
+    node: Arc<KnownNode>,
     ways: Vec<TransportKind>,
     epoch: Epoch,
     reads: Vec<(usize, Arc<Located>, SegmentId)>,
@@ -99,7 +99,7 @@ impl NodeReads {
 
 /// What one read from one node came to.
 struct ReadDone {
-    node: Arc<Node>,
+    node: Arc<KnownNode>,
     reads: Vec<(usize, Arc<Located>, SegmentId)>,
     /// The transports that it went over, or that could not be opened.
     ways: Vec<TransportKind>,
@@ -112,7 +112,7 @@ struct ReadDone {
 
 impl<'a> GetBatch<'a> {
     pub(super) fn new(
-        inner: &'a Inner,
+        inner: &'a ClientContext,
         gets: Vec<GetBlock>,
         release: bool,
         deadline: Deadline,
@@ -164,7 +164,7 @@ impl<'a> GetBatch<'a> {
         if self.release {
             let by = self.deadline.with_grace();
             let released = self.inner.releases.send(self.holding.take(), Call::by(by));
-            match by.at_most(RELEASE_PATIENCE).run(released).await {
+            match by.at_most(RELEASE_TIMEOUT).run(released).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     tracing::debug!(%error, "leases not released, they expire by themselves")
@@ -579,7 +579,7 @@ fn failed(code: Code, message: impl Into<String>) -> GetError {
     }
 }
 
-fn overdue(node: &Node) -> TransferError {
+fn overdue(node: &KnownNode) -> TransferError {
     TransferError {
         code: Code::DeadlineExceeded,
         message: format!("the transfer from node {} timed out", node.name),

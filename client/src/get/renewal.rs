@@ -3,7 +3,7 @@
 use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};
 use crate::control::Control;
-use crate::lease::{Packed, Part, renew};
+use crate::lease::{LeasePart, Packed, renew};
 use hashbrown::HashMap;
 use kvpool_types::Key;
 use parking_lot::Mutex;
@@ -122,7 +122,7 @@ impl<'a> Renewal<'a> {
                     distinct.len() - 1
                 });
             }
-            let part = Part {
+            let part = LeasePart {
                 keys: Packed::of(distinct),
                 leased: *lease,
             };

@@ -136,7 +136,9 @@ impl Staging {
         drop(dropped);
         let allocated = self.allocate_now(device, Length(length));
         if allocated.is_err() {
-            self.pieces.lock().allocated -= length;
+            let mut pieces = self.pieces.lock();
+            debug_assert!(pieces.allocated >= length);
+            pieces.allocated -= length;
         }
         allocated
     }
@@ -171,10 +173,17 @@ impl Pieces {
         while self.allocated + length > budget
             && let Some(piece) = self.idle.pop()
         {
+            debug_assert!(self.allocated >= piece.memory.length().0);
             self.allocated -= piece.memory.length().0;
             dropped.push(piece);
         }
         self.allocated += length;
+        // Pieces in use have permits of the budget, and so has the new one.
+        debug_assert!(
+            self.allocated <= budget,
+            "{} bytes of a staging budget of {budget}",
+            self.allocated
+        );
         dropped
     }
 }

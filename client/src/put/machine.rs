@@ -3,9 +3,9 @@
 use super::requests::{Reservations, reserve_request, wait_for_room};
 use super::stages::{Reserved, Written};
 use crate::api::{PutBlock, PutOptions, PutOutcome};
-use crate::cache::Node;
-use crate::client::Inner;
+use crate::cache::KnownNode;
 use crate::clock::{Backoff, Deadline};
+use crate::context::ClientContext;
 use crate::control::Call;
 use crate::counters::Counting;
 use crate::errors::{ControlError, PutError};
@@ -31,7 +31,7 @@ const RESERVE_MARGIN: Duration = Duration::from_secs(1);
 
 /// One batch of blocks with distinct keys, small enough for one message.
 pub(super) struct PutBatch<'a> {
-    inner: &'a Inner,
+    inner: &'a ClientContext,
     /// Which it is of those that run side by side.
     number: usize,
     options: &'a PutOptions,
@@ -104,7 +104,7 @@ struct Place {
 
 impl<'a> PutBatch<'a> {
     pub(super) fn new(
-        inner: &'a Inner,
+        inner: &'a ClientContext,
         number: usize,
         blocks: Vec<PutBlock>,
         options: &'a PutOptions,
@@ -310,7 +310,7 @@ impl<'a> PutBatch<'a> {
     }
 
     /// Moves the bytes of all replicas that lie on one node.
-    fn write(&mut self, node: Arc<Node>, writes: &NodeWrites) {
+    fn write(&mut self, node: Arc<KnownNode>, writes: &NodeWrites) {
         let place = |(item, grant): &(usize, Grant)| Place {
             item: *item,
             segment: grant.extent.segment,
@@ -527,8 +527,8 @@ impl<'a> PutBatch<'a> {
                     }
                 }
             }
-            // Under a new term the grants are void, and elsewhere nobody may know what became of the
-            // commit: the block is put again, and is present if it was committed.
+            // Under a new term the grants are void. After other errors nobody may know what became of the
+            // commit. So the client puts the block again; if it was committed, it is present.
             Err(error) => {
                 for (at, written) in items {
                     if error.code == Code::StaleEpoch {

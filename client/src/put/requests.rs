@@ -1,7 +1,7 @@
 //! What a put asks of the master, and how its answer is read.
 
 use crate::api::PutOptions;
-use crate::cache::Node;
+use crate::cache::KnownNode;
 use crate::errors::ControlError;
 use crate::locate::{expect_answers, malformed, node_at};
 use kvpool_proto::{Reservation, ReservationColumns, ReserveReply, ReserveRequest};
@@ -98,7 +98,7 @@ impl Reservations {
     pub(super) fn granted(
         &self,
         at: usize,
-        nodes: &[Arc<Node>],
+        nodes: &[Arc<KnownNode>],
         epoch: Epoch,
         length: Length,
     ) -> Result<(Version, Granted), ControlError> {

@@ -1,79 +1,13 @@
 //! The stages of one put, each a type: what may be done next is what the type offers.
 //!
-//! A stage that is dropped before its block is committed gives the grants back, so that the space
-//! and the key are free again before the reservation expires.
+//! A stage that is dropped before its block is committed gives the grants back. So the space and the key are
+//! free again before the reservation expires.
 
-use crate::clock::Deadline;
-use crate::control::{Call, Control};
-use kvpool_proto::{CommitColumns, CommitItem, RevokeRequest};
+use crate::revoker::{Revoker, Ticket};
+use kvpool_proto::{CommitColumns, CommitItem};
 use kvpool_transport::{TransferError, TransferResult};
-use kvpool_types::wire::keys::pack;
 use kvpool_types::{Checksum, Code, Epoch, Key, Length, SegmentId, Version};
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::mpsc;
-
-/// How many reservations may wait to be given back. Beyond it they are left to expire.
-const QUEUE: usize = 4096;
-/// The most that one call gives back.
-const REVOKED_AT_ONCE: usize = 512;
-/// How long one call may take.
-const REVOKE_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// What identifies a reservation to the master that gave it.
-#[derive(Debug)]
-struct Ticket {
-    key: Key,
-    version: Version,
-    epoch: Epoch,
-}
-
-/// Gives reservations back, many in one call, on a task of its own. The task ends when the last
-/// clone is dropped and the queue is empty.
-#[derive(Clone, Debug)]
-pub(crate) struct Revoker(mpsc::Sender<Ticket>);
-
-impl Revoker {
-    /// Starts the task.
-    pub(crate) fn start(control: &Arc<Control>) -> Self {
-        let (sender, mut queue) = mpsc::channel(QUEUE);
-        let revoking = Arc::clone(control);
-        control.spawn(async move {
-            let mut tickets = Vec::new();
-            while queue.recv_many(&mut tickets, REVOKED_AT_ONCE).await > 0 {
-                revoke(&revoking, std::mem::take(&mut tickets)).await;
-            }
-        });
-        Self(sender)
-    }
-}
-
-async fn revoke(control: &Control, tickets: Vec<Ticket>) {
-    let mut by_epoch: BTreeMap<Epoch, Vec<Ticket>> = BTreeMap::new();
-    for ticket in tickets {
-        by_epoch.entry(ticket.epoch).or_default().push(ticket);
-    }
-    let most = control.limits().max_batch_keys.clamp(1, REVOKED_AT_ONCE);
-    let mut calls = Vec::new();
-    for (epoch, tickets) in &by_epoch {
-        calls.extend(tickets.chunks(most).map(|tickets| (*epoch, tickets)));
-    }
-    for (epoch, tickets) in calls {
-        let request = RevokeRequest {
-            caller: None,
-            keys: pack(tickets.iter().map(|ticket| &ticket.key)).into(),
-            versions: tickets.iter().map(|ticket| ticket.version.0).collect(),
-        };
-        let call = Call::by(Deadline::after(REVOKE_TIMEOUT))
-            .under(epoch)
-            .aside();
-        if let Err(error) = control.call(request, call).await {
-            tracing::debug!(%error, count = tickets.len(), "reservations not revoked, they expire by themselves");
-        }
-    }
-}
 
 /// A reservation that is given back unless it is used up.
 #[derive(Debug)]
@@ -97,8 +31,7 @@ impl Claim<'_> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            // A full queue leaves the reservation to expire, as a client's death would.
-            let _ = self.revoker.0.try_send(ticket);
+            self.revoker.give_back(ticket);
         }
     }
 }
@@ -146,6 +79,10 @@ impl<'a> Reserved<'a> {
 
     /// Records what became of one replica.
     pub(super) fn record(&mut self, segment: SegmentId, result: TransferResult) {
+        debug_assert!(
+            self.outstanding > 0,
+            "a replica more was written than granted"
+        );
         self.outstanding = self.outstanding.saturating_sub(1);
         match result {
             Ok(checksum) => self.written.push((segment, checksum)),

@@ -1,12 +1,11 @@
 //! Masters that are found where they announce themselves: in a real etcd.
 
-use super::{block, key};
-use crate::fake::{Master, Passage, Role, connect, options, serve_behind_wire};
+use super::{assert_soon, block, key};
+use crate::testing::{Cluster, Master, Passage, Setup, Wire, connect, options};
 use crate::{Client, ConnectError, PutOptions, PutOutcome};
 use kvpool_etcd::kv::{Op, Txn};
 use kvpool_etcd::testing::Etcd;
 use kvpool_types::Code;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 async fn announce(etcd: &Etcd, name: &str, url: &str) {
@@ -27,18 +26,20 @@ fn place(etcd: &Etcd) -> String {
 async fn masters_are_found_in_etcd_and_found_again_when_they_are_others() {
     let directory = tempfile::tempdir().unwrap();
     let mut etcd = Etcd::start(directory.path()).await.unwrap();
-    let a = Arc::new(Master::default());
-    let to_a = serve_behind_wire(&a).await;
+    let cluster = Cluster::start(Setup::default()).await;
+    let a = Master::start(&cluster);
+    let to_a = Wire::to(&a).await;
+    a.lead().await;
     announce(&etcd, "members/a", &to_a.url).await;
-    let (_nodes, client) = connect(options(vec![place(&etcd)])).await;
+    let client = connect(&a, options(vec![place(&etcd)])).await;
     assert!(client.put(&key("a"), b"x".to_vec()).await.is_ok());
 
-    let b = Arc::new(a.beside(Role::standby()));
-    let to_b = serve_behind_wire(&b).await;
+    let b = Master::start(&cluster);
+    let to_b = Wire::to(&b).await;
     to_a.set(Passage::Dead);
     announce(&etcd, "members/b", &to_b.url).await;
-    b.state().fail_over();
-    b.own().role = Role::Leader;
+    a.resign_to("").await;
+    b.lead().await;
     let left = Instant::now();
     let options = PutOptions {
         timeout: Some(Duration::from_secs(5)),
@@ -46,11 +47,7 @@ async fn masters_are_found_in_etcd_and_found_again_when_they_are_others() {
     };
     let outcome = client.batch_put(vec![block("b", b"x")], &options).await;
     assert_eq!(outcome, [Ok(PutOutcome::Stored { replicas: 1 })]);
-    assert!(
-        left.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        left.elapsed()
-    );
+    assert_soon(left, Duration::from_secs(2));
 
     // Whoever has been found needs etcd no more.
     etcd.kill().unwrap();

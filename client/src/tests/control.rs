@@ -1,8 +1,9 @@
-use super::{block, get_one, key, put_twice};
-use crate::fake::{Master, connect, options, pool, pool_with, serve};
+use super::{assert_soon, block, get_one, key, put_twice};
+use crate::testing::{Fault, Setup, connect, leader, options, pool, pool_with};
 use crate::{Client, ConnectError, GetOutcome, Leasing, Options, PutOptions, Timeouts};
-use kvpool_types::{Code, Key};
-use std::sync::Arc;
+use kvpool_proto::{ExistReply, HelloReply};
+use kvpool_types::{ClusterId, Code, Key};
+use prost::Message;
 use std::time::{Duration, Instant};
 
 fn impatient(masters: Vec<String>) -> Options {
@@ -25,7 +26,8 @@ async fn a_new_term_ends_the_use_of_what_was_remembered() {
         Ok(GetOutcome::Hit { .. })
     ));
     assert_eq!(pool.master.calls("lookup"), 1);
-    pool.master.state().fail_over();
+    pool.master.resign_to("").await;
+    pool.master.lead().await;
     // Any answer tells of the new term.
     assert_eq!(pool.client.is_exist(&[key("a")]).await.unwrap(), [true]);
     assert!(matches!(
@@ -37,26 +39,21 @@ async fn a_new_term_ends_the_use_of_what_was_remembered() {
 
 #[tokio::test]
 async fn a_lower_term_than_the_highest_seen_is_refused() {
-    let pool = pool().await;
-    pool.master.state().epoch = 7;
+    let pool = pool_with(|setup, _| setup.epoch = 7).await;
     pool.client.is_exist(&[key("a")]).await.unwrap();
-    pool.master.state().epoch = 6;
+    pool.master
+        .on_answer("exist", |reply: &mut ExistReply| reply.epoch = 6);
     let begun = Instant::now();
     let error = pool.client.is_exist(&[key("a")]).await.unwrap_err();
     assert_eq!(error.code, Code::StaleEpoch);
-    assert!(
-        begun.elapsed() < Duration::from_millis(2500),
-        "{:?}",
-        begun.elapsed()
-    );
-    pool.master.state().epoch = 7;
+    assert_soon(begun, Duration::from_millis(2500));
+    pool.master.on_answer("exist", |_: &mut ExistReply| {});
     pool.client.is_exist(&[key("a")]).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_batch_over_the_limit_is_split_and_put_back_in_order() {
-    let pool = pool_with(|options| options.max_batch_keys = 7).await;
-    pool.master.state().max_batch_keys = 7;
+    let pool = pool_with(|setup, _| setup.config.max_batch_keys = 7).await;
     let keys: Vec<Key> = (0..50).map(|n| key(&format!("k{n}"))).collect();
     let present = |n: usize| n.is_multiple_of(3) || n < 20;
     let blocks = (0..50)
@@ -78,8 +75,7 @@ async fn a_batch_over_the_limit_is_split_and_put_back_in_order() {
 
 #[tokio::test]
 async fn an_exist_of_several_messages_goes_over_two_connections() {
-    let pool = pool_with(|options| options.max_batch_keys = 7).await;
-    pool.master.state().max_batch_keys = 7;
+    let pool = pool_with(|setup, _| setup.config.max_batch_keys = 7).await;
     let keys: Vec<Key> = (0..50).map(|n| key(&format!("k{n}"))).collect();
     pool.client.is_exist(&keys[..7]).await.unwrap();
     // Each connection is greeted once.
@@ -94,8 +90,7 @@ async fn an_exist_of_several_messages_goes_over_two_connections() {
 
 #[tokio::test]
 async fn parts_of_a_put_go_over_two_connections() {
-    let pool = pool_with(|options| options.max_batch_keys = 7).await;
-    pool.master.state().max_batch_keys = 7;
+    let pool = pool_with(|setup, _| setup.config.max_batch_keys = 7).await;
     let put = async |keys: std::ops::Range<u32>| {
         let blocks = keys.map(|n| block(&format!("k{n}"), b"x")).collect();
         let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
@@ -111,7 +106,7 @@ async fn parts_of_a_put_go_over_two_connections() {
 async fn a_release_is_sent_at_most_once() {
     let pool = pool().await;
     put_twice(&pool, "a", b"bytes").await;
-    pool.master.state().release_fails = true;
+    pool.master.always("release", Fault::AnswerLost);
     let prefix = pool.client.match_prefix(&[key("a")]).await.unwrap();
     assert!(prefix.lease.release().await.is_err());
     assert_eq!(pool.master.calls("release"), 1);
@@ -119,13 +114,12 @@ async fn a_release_is_sent_at_most_once() {
 
 #[tokio::test]
 async fn a_lease_that_has_run_out_is_not_released() {
-    let pool = pool().await;
+    let ttl = Duration::from_millis(20);
+    let pool = pool_with(|setup, _| setup.config.lease_ttl = ttl).await;
     put_twice(&pool, "a", b"bytes").await;
-    pool.master.state().lease_ttl_ms = 20;
     let mut prefix = pool.client.match_prefix(&[key("a")]).await.unwrap();
     tokio::time::sleep(Duration::from_millis(30)).await;
     assert_eq!(prefix.lease.left(), Duration::ZERO);
-    pool.master.state().renews = false;
     assert_eq!(prefix.lease.renew().await, Ok(1));
     assert!(prefix.lease.is_empty());
     let prefix = pool.client.match_prefix(&[key("a")]).await.unwrap();
@@ -136,9 +130,8 @@ async fn a_lease_that_has_run_out_is_not_released() {
 
 #[tokio::test]
 async fn the_next_master_is_asked_when_one_is_gone() {
-    let master = Arc::new(Master::default());
-    let address = serve(Arc::clone(&master));
-    let options = impatient(vec!["http://127.0.0.1:1".to_owned(), address]);
+    let master = leader(Setup::default()).await;
+    let options = impatient(vec!["http://127.0.0.1:1".to_owned(), master.url()]);
     let client = Client::connect(options).await.unwrap();
     assert_eq!(client.is_exist(&[key("a")]).await.unwrap(), [false]);
 }
@@ -155,18 +148,24 @@ fn hello_of_version_1() -> Vec<u8> {
 
 #[tokio::test]
 async fn a_master_of_the_version_before_is_a_master() {
-    let master = Arc::new(Master::default());
-    master.state().epoch = 7;
-    master.own().hello = Some(hello_of_version_1());
-    master.own().is_older = true;
-    let address = serve(Arc::clone(&master));
+    let cluster: Vec<u8> = (0x10..0x20).collect();
+    let setup = Setup {
+        id: ClusterId::from_slice(&cluster).unwrap(),
+        epoch: 7,
+        ..Setup::default()
+    };
+    let master = leader(setup).await;
+    master.on_answer("hello", |reply: &mut HelloReply| {
+        *reply = HelloReply::decode(hello_of_version_1().as_slice()).unwrap();
+    });
+    master.always("cluster", Fault::Unknown);
+    let address = master.url();
     // Also where it is one of two, and so first asked what it does not know.
     for masters in [
         vec![address.clone()],
         vec!["http://127.0.0.1:1".to_owned(), address],
     ] {
-        let (_nodes, client) = connect(options(masters)).await;
-        let cluster: Vec<u8> = (0x10..0x20).collect();
+        let client = connect(&master, options(masters)).await;
         assert_eq!(client.cluster_id().to_bytes().as_slice(), cluster);
         assert_eq!(client.epoch().0, 7);
         assert_eq!(client.limits().lease_ttl, Duration::from_secs(10));
@@ -176,11 +175,13 @@ async fn a_master_of_the_version_before_is_a_master() {
 
 #[tokio::test]
 async fn a_master_of_a_version_to_come_is_refused() {
-    let master = Arc::new(Master::default());
-    let mut hello = hello_of_version_1();
-    hello[1] = 3;
-    master.own().hello = Some(hello);
-    let error = Client::connect(impatient(vec![serve(master)]))
+    let master = leader(Setup::default()).await;
+    master.on_answer("hello", |reply: &mut HelloReply| {
+        let mut hello = hello_of_version_1();
+        hello[1] = 3;
+        *reply = HelloReply::decode(hello.as_slice()).unwrap();
+    });
+    let error = Client::connect(impatient(vec![master.url()]))
         .await
         .unwrap_err();
     assert_eq!(error.code(), Code::VersionMismatch);
@@ -194,11 +195,7 @@ async fn connecting_to_nobody_ends_in_time_and_says_whom_it_tried() {
     let error = Client::connect(options).await.unwrap_err();
     assert_eq!(error.code(), Code::Unreachable);
     assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
-    assert!(
-        begun.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert_soon(begun, Duration::from_secs(2));
     for bad in ["", "127.0.0.1:1", "http://"] {
         let error = Client::connect(impatient(vec![bad.to_owned()]))
             .await

@@ -1,12 +1,11 @@
 //! Several masters, of which one leads: it is found from any of them, followed when it changes, and
 //! left when it hangs.
 
-use super::{block, key};
-use crate::fake::{
-    CommitFault, Master, Mode, Nodes, Passage, Role, Wire, connect, options, serve,
-    serve_behind_wire,
-};
+use super::put::refuse_commits;
+use super::{assert_soon, block, key};
+use crate::testing::{self, Cluster, Fault, Master, Mode, Passage, Setup, Wire, connect, options};
 use crate::{Client, PutError, PutOptions, PutOutcome, blocking};
+use kvpool_proto::{ClusterReply, Outcomes};
 use kvpool_types::Code;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,10 +22,19 @@ struct Two {
 
 impl Two {
     async fn start() -> Self {
-        let a = Arc::new(Master::default());
-        let to_a = serve_behind_wire(&a).await;
-        let b = Arc::new(a.beside(Role::naming(&to_a.url)));
-        let to_b = serve_behind_wire(&b).await;
+        Self::start_at(1).await
+    }
+
+    async fn start_at(epoch: u64) -> Self {
+        let setup = Setup {
+            epoch,
+            ..Setup::default()
+        };
+        let cluster = Cluster::start(setup).await;
+        let (a, b) = (Master::start(&cluster), Master::start(&cluster));
+        let (to_a, to_b) = (Wire::to(&a).await, Wire::to(&b).await);
+        a.lead().await;
+        b.resign_to(&to_a.url).await;
         Self { a, to_a, b, to_b }
     }
 
@@ -34,14 +42,20 @@ impl Two {
         vec![self.to_a.url.clone(), self.to_b.url.clone()]
     }
 
-    async fn connect(&self) -> (Nodes, Client) {
-        connect(options(self.urls())).await
+    async fn connect(&self) -> Client {
+        connect(&self.a, options(self.urls())).await
+    }
+
+    /// Nobody leads any more.
+    async fn depose(&self) {
+        self.a.resign_to("").await;
+        self.b.resign_to("").await;
     }
 
     /// The second master leads from now on, in a new term.
-    fn promote(&self) {
-        self.b.state().fail_over();
-        self.b.own().role = Role::Leader;
+    async fn promote(&self) {
+        self.a.resign_to("").await;
+        self.b.lead().await;
     }
 
     /// The same later.
@@ -49,16 +63,25 @@ impl Two {
         let two = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            two.promote();
+            two.promote().await;
         });
     }
 
+    /// The first master leads again.
+    async fn give_back(&self) {
+        self.b.resign_to(&self.to_a.url).await;
+        self.a.lead().await;
+        self.to_a.set(Passage::Open);
+    }
+
     /// The second master reaches the first, whatever clients do.
-    fn let_b_reach_a(&self) {
-        self.b.own().role = Role::Standby {
-            leader: self.to_a.url.clone(),
-            reaches: Some(Arc::clone(&self.a)),
-        };
+    async fn let_b_reach_a(&self) {
+        self.b.resign_to(self.a.own_url()).await;
+        let url = self.to_a.url.clone();
+        self.b
+            .on_answer("cluster", move |reply: &mut ClusterReply| {
+                reply.leader.clone_from(&url);
+            });
     }
 }
 
@@ -81,14 +104,10 @@ async fn put_within(
     outcomes.remove(0)
 }
 
-fn assert_soon(since: Instant, limit: Duration) {
-    assert!(since.elapsed() < limit, "{:?}", since.elapsed());
-}
-
 #[tokio::test]
 async fn a_leader_that_dies_is_followed_by_the_next() {
     let two = Arc::new(Two::start().await);
-    let (_nodes, client) = two.connect().await;
+    let client = two.connect().await;
     assert_eq!(put(&client, "a").await, STORED);
     two.to_a.set(Passage::Dead);
     two.promote_after(Duration::from_millis(700));
@@ -103,52 +122,51 @@ async fn a_leader_that_dies_is_followed_by_the_next() {
 #[tokio::test]
 async fn a_standby_leads_to_a_leader_that_was_not_given() {
     let two = Two::start().await;
-    let (_nodes, client) = connect(options(vec![two.to_b.url.clone()])).await;
+    let client = connect(&two.a, options(vec![two.to_b.url.clone()])).await;
     assert_eq!(put(&client, "a").await, STORED);
     // No call but the question went to the standby after the one that it refused.
-    assert_eq!(two.b.own_calls("refused"), 1);
-    assert_eq!(two.b.own_calls("passed on"), 0);
+    assert_eq!(two.b.calls("refused"), 1);
+    assert_eq!(two.b.calls("passed on"), 0);
 }
 
 #[tokio::test]
 async fn masters_that_were_not_given_are_learned() {
     let two = Two::start().await;
-    two.a.own().members = two.urls();
-    let (_nodes, client) = connect(options(vec![two.to_a.url.clone()])).await;
+    two.a.name_members(&two.urls());
+    let client = connect(&two.a, options(vec![two.to_a.url.clone()])).await;
     assert_eq!(put(&client, "a").await, STORED);
     // It says whom else there is when it is asked who leads.
-    two.a.own().role = Role::standby();
-    two.b.own().role = Role::standby();
+    two.depose().await;
     assert!(
         put_within(&client, "b", Duration::from_millis(300))
             .await
             .is_err()
     );
     two.to_a.set(Passage::Dead);
-    two.promote();
+    two.promote().await;
     assert_eq!(put(&client, "b").await, STORED);
 }
 
 #[tokio::test]
 async fn a_standby_passes_calls_on_to_a_leader_that_only_it_reaches() {
     let two = Two::start().await;
-    two.let_b_reach_a();
-    let (_nodes, client) = two.connect().await;
+    two.let_b_reach_a().await;
+    let client = two.connect().await;
     assert_eq!(put(&client, "a").await, STORED);
-    assert_eq!(two.b.own_calls("passed on"), 0);
+    assert_eq!(two.b.calls("passed on"), 0);
     two.to_a.set(Passage::Dead);
     let cut = Instant::now();
     assert_eq!(put(&client, "b").await, STORED);
     assert_soon(cut, Duration::from_millis(500));
-    assert!(two.b.own_calls("passed on") >= 2);
+    assert!(two.b.calls("passed on") >= 2);
     // The leader is tried directly now and then, and called so as soon as it answers.
     two.to_a.set(Passage::Open);
     let back = Instant::now();
     loop {
         assert_soon(back, Duration::from_secs(4));
-        let before = two.b.own_calls("passed on");
+        let before = two.b.calls("passed on");
         client.is_exist(&[key("a")]).await.unwrap();
-        if two.b.own_calls("passed on") == before {
+        if two.b.calls("passed on") == before {
             break;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -158,15 +176,15 @@ async fn a_standby_passes_calls_on_to_a_leader_that_only_it_reaches() {
 #[tokio::test]
 async fn a_leader_that_was_cut_off_is_called_over_a_standby_within_two_seconds() {
     let two = Two::start().await;
-    two.let_b_reach_a();
-    let (_nodes, client) = two.connect().await;
+    two.let_b_reach_a().await;
+    let client = two.connect().await;
     assert_eq!(put(&client, "a").await, STORED);
     two.to_a.set(Passage::Silent);
     let cut = Instant::now();
     let timeout = Duration::from_secs(10);
     assert_eq!(put_within(&client, "b", timeout).await, STORED);
     assert_soon(cut, Duration::from_millis(2300));
-    assert!(two.b.own_calls("passed on") >= 2);
+    assert!(two.b.calls("passed on") >= 2);
 }
 
 /// A call by gRPC waits no longer on it than one by frames.
@@ -174,10 +192,10 @@ async fn a_leader_that_was_cut_off_is_called_over_a_standby_within_two_seconds()
 async fn a_leader_that_hangs_is_left_within_two_seconds() {
     let two = Two::start().await;
     for grpc in [false, true] {
-        let (_nodes, client) = two.connect().await;
+        let client = two.connect().await;
         assert!(put(&client, "a").await.is_ok());
         two.to_a.set(Passage::Silent);
-        two.promote();
+        two.promote().await;
         let hung = Instant::now();
         if grpc {
             // Its deadline would let an attempt wait as long; another is what ends it.
@@ -187,8 +205,7 @@ async fn a_leader_that_hangs_is_left_within_two_seconds() {
             assert_eq!(put_within(&client, "b", timeout).await, STORED);
         }
         assert_soon(hung, Duration::from_millis(2200));
-        two.to_a.set(Passage::Open);
-        two.b.own().role = Role::naming(&two.to_a.url);
+        two.give_back().await;
     }
 }
 
@@ -196,9 +213,9 @@ async fn a_leader_that_hangs_is_left_within_two_seconds() {
 async fn a_first_master_that_hangs_delays_no_connect() {
     let two = Two::start().await;
     two.to_a.set(Passage::Silent);
-    two.promote();
+    two.promote().await;
     let begun = Instant::now();
-    let (_nodes, client) = two.connect().await;
+    let client = two.connect().await;
     assert_eq!(put(&client, "a").await, STORED);
     assert_soon(begun, Duration::from_millis(700));
 }
@@ -206,9 +223,8 @@ async fn a_first_master_that_hangs_delays_no_connect() {
 #[tokio::test]
 async fn a_put_waits_for_a_leader_to_its_deadline_and_says_who_there_is() {
     let two = Two::start().await;
-    let (_nodes, client) = two.connect().await;
-    two.a.own().role = Role::standby();
-    two.b.own().role = Role::standby();
+    let client = two.connect().await;
+    two.depose().await;
     let begun = Instant::now();
     let timeout = Duration::from_millis(800);
     let error = put_within(&client, "a", timeout).await.unwrap_err();
@@ -226,10 +242,9 @@ async fn a_put_waits_for_a_leader_to_its_deadline_and_says_who_there_is() {
 #[tokio::test]
 async fn while_nobody_leads_one_search_asks_for_all_calls_and_pauses() {
     let two = Arc::new(Two::start().await);
-    let (_nodes, client) = two.connect().await;
-    two.a.own().role = Role::standby();
-    two.b.own().role = Role::standby();
-    let asked = |two: &Two| two.a.own_calls("cluster") + two.b.own_calls("cluster");
+    let client = two.connect().await;
+    two.depose().await;
+    let asked = |two: &Two| two.a.calls("cluster") + two.b.calls("cluster");
     let before = asked(&two);
     let mut puts = Vec::new();
     for n in 0..100 {
@@ -243,7 +258,7 @@ async fn while_nobody_leads_one_search_asks_for_all_calls_and_pauses() {
     let rounds = asked(&two) - before;
     assert!((6..30).contains(&rounds), "{rounds} questions in 1.5 s");
     let promoted = Instant::now();
-    two.promote();
+    two.promote().await;
     for put in puts {
         assert_eq!(put.await.unwrap(), STORED);
     }
@@ -253,47 +268,42 @@ async fn while_nobody_leads_one_search_asks_for_all_calls_and_pauses() {
 #[tokio::test]
 async fn masters_that_name_each_other_are_not_called_without_a_pause() {
     let two = Two::start().await;
-    let (_nodes, client) = two.connect().await;
-    two.a.own().role = Role::naming(&two.to_b.url);
-    let before = two.a.own_calls("refused") + two.b.own_calls("refused");
+    let client = two.connect().await;
+    two.a.resign_to(&two.to_b.url).await;
+    let before = two.a.calls("refused") + two.b.calls("refused");
     let timeout = Duration::from_millis(1000);
     let error = put_within(&client, "a", timeout).await.unwrap_err();
     assert_eq!(error.code(), Code::NotLeader);
-    let refused = two.a.own_calls("refused") + two.b.own_calls("refused") - before;
+    let refused = two.a.calls("refused") + two.b.calls("refused") - before;
     assert!(refused < 20, "{refused}");
     // And when the lead comes and goes between them all is put in the end.
-    two.promote();
+    two.promote().await;
     for turn in 0..6 {
         let (leads, stands) = match turn % 2 {
             0 => (&two.a, &two.b),
             _ => (&two.b, &two.a),
         };
-        stands.state().fail_over();
-        let leader = leads.own().address.clone();
-        stands.own().role = Role::naming(&leader);
-        leads.own().role = Role::Leader;
+        stands.resign_to(&leads.url()).await;
+        leads.lead().await;
         assert_eq!(put(&client, &format!("k{turn}")).await, STORED);
     }
 }
 
 #[tokio::test]
 async fn the_word_of_a_master_of_an_older_term_is_not_taken() {
-    let two = Two::start().await;
-    two.a.state().epoch = 5;
-    let (_nodes, client) = two.connect().await;
+    let two = Two::start_at(5).await;
+    let client = two.connect().await;
     assert_eq!(put(&client, "a").await, STORED);
-    // The first was cut off from the others and takes itself for the leader still.
-    two.a.own().role = Role::naming(&two.to_b.url);
-    two.promote();
+    // The first is cut off from the others and takes itself for the leader still.
+    two.to_a.set(Passage::Dead);
+    two.b.lead().await;
     client.is_exist(&[key("a")]).await.unwrap();
     assert_eq!(client.epoch().0, 6);
-    two.a.own().epoch = Some(5);
-    two.a.own().role = Role::Leader;
     two.to_b.set(Passage::Dead);
+    two.to_a.set(Passage::Open);
     let timeout = Duration::from_millis(500);
     let error = put_within(&client, "b", timeout).await.unwrap_err();
-    // Its calls say the newer epoch all the same, so only the search can have refused it.
-    assert_eq!(two.a.own_calls("reserve"), 1);
+    assert_eq!(two.a.calls("reserve"), 1);
     let text = error.to_string();
     assert!(text.contains("epoch 5 only, and 6 was seen"), "{text}");
 }
@@ -301,12 +311,12 @@ async fn the_word_of_a_master_of_an_older_term_is_not_taken() {
 #[tokio::test]
 async fn a_master_that_does_not_know_the_question_is_called_as_before() {
     let two = Two::start().await;
-    two.a.own().is_older = true;
-    two.b.own().is_older = true;
-    two.b.own().role = Role::Leader;
-    let (_nodes, client) = two.connect().await;
+    two.a.always("cluster", Fault::Unknown);
+    two.b.always("cluster", Fault::Unknown);
+    let client = two.connect().await;
     assert_eq!(put(&client, "a").await, STORED);
     two.to_a.set(Passage::Dead);
+    two.promote().await;
     let died = Instant::now();
     assert_eq!(put(&client, "b").await, STORED);
     assert_soon(died, Duration::from_millis(600));
@@ -315,31 +325,24 @@ async fn a_master_that_does_not_know_the_question_is_called_as_before() {
 /// The node has heard of the new term before the client: the grant is void there.
 #[tokio::test]
 async fn a_put_that_a_node_of_a_newer_term_refuses_is_put_under_that_term() {
-    let two = Arc::new(Two::start().await);
-    let (nodes, client) = two.connect().await;
-    nodes.set(1, Mode::Fails(Code::StaleEpoch));
-    let putting = tokio::spawn({
-        let client = client.clone();
-        async move { put(&client, "a").await }
-    });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let two = Two::start().await;
+    let client = two.connect().await;
     // The old leader has not noticed: only the other one can tell.
-    two.a.own().epoch = Some(1);
-    two.promote();
-    nodes.set(1, Mode::Well);
+    two.b.lead().await;
     let promoted = Instant::now();
-    assert!(putting.await.unwrap().is_ok());
+    assert_eq!(put(&client, "a").await, STORED);
     assert_soon(promoted, Duration::from_secs(1));
+    assert_eq!(two.a.calls("commit"), 0);
+    assert_eq!(client.epoch().0, 2);
 }
 
 #[tokio::test]
 async fn a_commit_that_the_store_failed_is_put_again() {
     let two = Two::start().await;
-    let (_nodes, client) = two.connect().await;
-    let failed = CommitFault::Refused(Code::StoreFailed);
-    two.a.state().commit_faults.extend([failed; 3]);
+    let client = two.connect().await;
+    refuse_commits(&two.a, 3, Code::StoreFailed);
     assert_eq!(put(&client, "a").await, STORED);
-    two.a.state().commit_faults.extend([failed; 1000]);
+    refuse_commits(&two.a, usize::MAX, Code::StoreFailed);
     let timeout = Duration::from_millis(300);
     let error = put_within(&client, "b", timeout).await.unwrap_err();
     // The store may have kept it: nobody can say that the block is not there.
@@ -354,10 +357,10 @@ async fn a_commit_that_the_store_failed_is_put_again() {
 #[tokio::test]
 async fn a_commit_that_a_deposed_leader_answers_may_have_been_made() {
     let two = Two::start().await;
-    let (_nodes, client) = two.connect().await;
+    let client = two.connect().await;
     assert_eq!(put(&client, "a").await, STORED);
-    let by_old = CommitFault::AnsweredByOld;
-    two.a.state().commit_faults.extend([by_old; 1000]);
+    two.a
+        .on_answer("commit", |answer: &mut Outcomes| answer.epoch -= 1);
     let options = PutOptions {
         upsert: true,
         timeout: Some(Duration::from_millis(300)),
@@ -375,25 +378,29 @@ async fn a_commit_that_a_deposed_leader_answers_may_have_been_made() {
 }
 
 #[tokio::test]
-async fn a_commit_whose_leader_dies_is_present_when_it_is_put_again() {
+async fn a_commit_whose_leader_dies_is_not_made_twice() {
     let two = Arc::new(Two::start().await);
-    let (nodes, client) = two.connect().await;
-    nodes.set(1, Mode::Slow(Duration::from_millis(100)));
-    two.a
-        .state()
-        .commit_faults
-        .push_back(CommitFault::AnswerLost);
+    let client = two.connect().await;
+    for node in [1, 2] {
+        let slow = Mode::Slow(Duration::from_millis(100));
+        two.a.cluster.nodes.set(node, slow);
+    }
+    two.a.next("commit", [Fault::AnswerLost]);
     let putting = tokio::spawn({
         let client = client.clone();
         async move { put(&client, "a").await }
     });
-    while two.a.own_calls("commit") == 0 {
+    let committed = loop {
+        if let Some(block) = two.a.described("a") {
+            break block.version;
+        }
         tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    };
     two.to_a.set(Passage::Dead);
     two.promote_after(Duration::from_millis(200));
+    assert_eq!(putting.await.unwrap(), STORED);
     // What the old leader committed is what the new one has.
-    assert_eq!(putting.await.unwrap(), Ok(PutOutcome::Present));
+    assert_eq!(two.b.described("a").unwrap().version, committed);
     assert_eq!(client.get(&key("a")).await.unwrap().unwrap(), b"x");
 }
 
@@ -415,8 +422,7 @@ async fn a_blocking_client_follows_the_leader_too() {
         let left = Instant::now();
         tokio::task::spawn_blocking(ask).await.unwrap().unwrap();
         assert_soon(left, Duration::from_millis(2300));
-        two.to_a.set(Passage::Open);
-        two.b.own().role = Role::naming(&two.to_a.url);
+        two.give_back().await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // Its runtimes end where blocking is allowed.
@@ -425,13 +431,11 @@ async fn a_blocking_client_follows_the_leader_too() {
 
 #[tokio::test]
 async fn a_slow_word_of_the_leader_is_waited_for_beside_other_questions() {
-    let a = Arc::new(Master::default());
-    a.own().slow = Duration::from_millis(250);
-    let first = serve(Arc::clone(&a));
-    let b = Arc::new(a.beside(Role::standby()));
-    let second = serve(Arc::clone(&b));
+    let a = testing::leader(Setup::default()).await;
+    a.always("cluster", Fault::Late(Duration::from_millis(250)));
+    let b = Master::start(&a.cluster);
     let begun = Instant::now();
-    let (_nodes, client) = connect(options(vec![first, second])).await;
+    let client = connect(&a, options(vec![a.url(), b.url()])).await;
     assert_eq!(put(&client, "a").await, STORED);
     assert_soon(begun, Duration::from_millis(600));
 }

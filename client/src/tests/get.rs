@@ -1,14 +1,18 @@
-use super::{block, get_one, key, put_twice};
-use crate::fake::{Mode, Pool, pool};
+use super::{assert_soon, block, get_one, key, put_twice};
+use crate::testing::{Fault, Mode, Pool, pool, pool_with};
 use crate::{GetBlock, GetError, GetOptions, GetOutcome, PutOptions, Region};
-use kvpool_proto::ReportedReplica;
+use kvpool_proto::{RenewReply, RenewRequest, ReportReplicasRequest, ReportedReplica};
+use kvpool_types::wire::keys::unpack;
 use kvpool_types::{Code, Length, Offset};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[tokio::test]
 async fn bytes_that_do_not_match_are_never_returned() {
     let pool = pool().await;
     put_twice(&pool, "a", b"right bytes").await;
+    let (reports, segment) = (watch_reports(&pool), first_segment(&pool, "a"));
     pool.nodes.set(1, Mode::Lies);
     for _ in 0..20 {
         let (outcome, bytes) = get_one(&pool, "a", 11).await;
@@ -16,23 +20,39 @@ async fn bytes_that_do_not_match_are_never_returned() {
         assert_eq!(bytes, b"right bytes");
     }
     assert!(pool.client.counters().checksum_mismatches > 0);
-    let report = first_report(&pool).await;
-    assert_eq!((report.segment, report.code), (0, 20));
+    first_replica_is_dropped(&pool, "a", &reports, segment).await;
 }
 
-/// It comes on its own, so it may be a little behind.
-async fn first_report(pool: &Pool) -> ReportedReplica {
+/// The reports that reach the master from now on.
+fn watch_reports(pool: &Pool) -> Arc<Mutex<Vec<ReportedReplica>>> {
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&reports);
+    let keep = move |request: &mut ReportReplicasRequest| seen.lock().extend(&request.reports);
+    pool.master.on_request("report_replicas", keep);
+    reports
+}
+
+/// Waits until the master has dropped the replica of `name` on the first node, for a report of that replica.
+async fn first_replica_is_dropped(
+    pool: &Pool,
+    name: &str,
+    reports: &Mutex<Vec<ReportedReplica>>,
+    segment: u32,
+) {
     let begun = Instant::now();
-    loop {
-        if let Some(report) = pool.master.state().reports.first() {
-            return *report;
-        }
-        assert!(
-            begun.elapsed() < Duration::from_secs(2),
-            "nothing was reported"
-        );
+    while pool.master.replicas(name) != ["n2"] {
+        assert!(begun.elapsed() < Duration::from_secs(2), "{reports:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    let report = reports.lock()[0];
+    assert_eq!((report.segment, report.code), (segment, 20));
+}
+
+/// The segment of the first node.
+fn first_segment(pool: &Pool, name: &str) -> u32 {
+    let replicas = pool.master.described(name).unwrap().replicas;
+    let first = replicas.iter().find(|replica| replica.node.0 == *"n1");
+    first.unwrap().segment.0
 }
 
 #[tokio::test]
@@ -55,13 +75,9 @@ async fn a_node_that_hangs_takes_only_its_share_of_the_deadline() {
         let (outcome, bytes) = get_one(&pool, "a", 5).await;
         assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
         assert_eq!(bytes, b"bytes");
-        assert!(
-            begun.elapsed() < Duration::from_millis(1500),
-            "{:?}",
-            begun.elapsed()
-        );
+        assert_soon(begun, Duration::from_millis(1500));
     }
-    // Once it has hung it is shunned: it is not asked every time.
+    // Once it has hung the client deprioritizes it.
     assert!(pool.nodes.reads(1) <= 1, "{}", pool.nodes.reads(1));
 }
 
@@ -69,15 +85,10 @@ async fn a_node_that_hangs_takes_only_its_share_of_the_deadline() {
 async fn a_node_that_hangs_holds_up_no_block_of_another() {
     let pool = pool().await;
     let names: Vec<String> = (0..50).map(|n| format!("k{n}")).collect();
-    for name in &names {
-        put_twice(&pool, name, name.as_bytes()).await;
-    }
     // Half of the blocks lie on the node that hangs and nowhere else.
     for (at, name) in names.iter().enumerate() {
-        let segment = u32::from(at % 2 == 0);
-        pool.master.state().blocks.get_mut(name).unwrap().segments = vec![segment];
+        put_on(&pool, if at % 2 == 0 { "n2" } else { "n1" }, name).await;
     }
-    pool.master.state().hides = false;
     pool.nodes.set(1, Mode::Hangs);
     let memory: Vec<Region> = names.iter().map(|_| Region::allocate(Length(8))).collect();
     let gets = names
@@ -87,11 +98,7 @@ async fn a_node_that_hangs_holds_up_no_block_of_another() {
         .collect();
     let begun = Instant::now();
     let outcomes = pool.client.batch_get(gets, &GetOptions::default()).await;
-    assert!(
-        begun.elapsed() < Duration::from_millis(2500),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert_soon(begun, Duration::from_millis(2500));
     for (at, outcome) in outcomes.iter().enumerate() {
         if at % 2 == 0 {
             assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
@@ -101,33 +108,44 @@ async fn a_node_that_hangs_holds_up_no_block_of_another() {
     }
 }
 
+/// Puts one block on one node.
+async fn put_on(pool: &Pool, node: &str, name: &str) {
+    let options = PutOptions {
+        preferred_node: Some(node.to_owned()),
+        ..PutOptions::default()
+    };
+    let blocks = vec![block(name, name.as_bytes())];
+    let outcomes = pool.client.batch_put(blocks, &options).await;
+    assert!(outcomes[0].is_ok(), "{outcomes:?}");
+    assert_eq!(pool.master.replicas(name), [node]);
+}
+
 #[tokio::test]
-async fn what_the_master_hides_is_a_miss_and_what_it_does_not_is_an_error_in_time() {
+async fn a_block_of_dropped_nodes_is_a_miss_and_one_of_unreachable_nodes_an_error_in_time() {
     let pool = pool().await;
     put_twice(&pool, "a", b"bytes").await;
-    put_twice(&pool, "b", b"bytes").await;
     for node in [1, 2] {
         pool.nodes.set(node, Mode::Fails(Code::Unreachable));
     }
+    let begun = Instant::now();
+    let (outcome, _) = get_one(&pool, "a", 5).await;
+    assert_eq!(outcome.unwrap_err().code(), Code::Unreachable);
+    assert_soon(begun, Duration::from_millis(2500));
+    let master = pool.master.pool();
+    for node in master.members.all() {
+        master.drop_node(&node);
+    }
     let (outcome, _) = get_one(&pool, "a", 5).await;
     assert_eq!(outcome, Ok(GetOutcome::Miss));
-    pool.master.state().hides = false;
-    let begun = Instant::now();
-    let (outcome, _) = get_one(&pool, "b", 5).await;
-    assert_eq!(outcome.unwrap_err().code(), Code::Unreachable);
-    assert!(
-        begun.elapsed() < Duration::from_millis(2500),
-        "{:?}",
-        begun.elapsed()
-    );
 }
 
 #[tokio::test]
 async fn bytes_read_after_the_lease_are_read_again() {
-    let pool = pool().await;
+    let ttl = Duration::from_millis(40);
+    let pool = pool_with(|setup, _| setup.config.lease_ttl = ttl).await;
     put_twice(&pool, "a", b"bytes").await;
-    pool.master.state().lease_ttl_ms = 40;
-    pool.master.state().renews = false;
+    let reports = watch_reports(&pool);
+    refuse_renewals(&pool);
     for node in [1, 2] {
         pool.nodes.set(node, Mode::Slow(Duration::from_millis(80)));
     }
@@ -136,14 +154,21 @@ async fn bytes_read_after_the_lease_are_read_again() {
     assert_eq!(outcome.unwrap_err().code(), Code::LeaseEnded);
     assert!(pool.client.counters().leases_outrun > 1);
     assert_eq!(pool.client.counters().checksum_mismatches, 0);
-    assert!(pool.master.state().reports.is_empty());
+    assert!(reports.lock().is_empty());
+}
+
+/// The master answers every renewal as it does when it comes too late.
+fn refuse_renewals(pool: &Pool) {
+    pool.master.on_answer("renew", |renewed: &mut RenewReply| {
+        renewed.codes.fill(Code::LeaseEnded.to_wire().into());
+    });
 }
 
 #[tokio::test]
 async fn a_long_read_renews_its_lease() {
-    let pool = pool().await;
+    let ttl = Duration::from_millis(100);
+    let pool = pool_with(|setup, _| setup.config.lease_ttl = ttl).await;
     put_twice(&pool, "a", b"bytes").await;
-    pool.master.state().lease_ttl_ms = 100;
     for node in [1, 2] {
         pool.nodes.set(node, Mode::Slow(Duration::from_millis(300)));
     }
@@ -156,32 +181,39 @@ async fn a_long_read_renews_its_lease() {
 
 #[tokio::test]
 async fn a_lease_that_is_not_renewed_ends_no_other() {
-    let pool = pool().await;
+    let ttl = Duration::from_millis(400);
+    let pool = pool_with(|setup, _| setup.config.lease_ttl = ttl).await;
+    // One node is read from, under one lease.
     for name in ["a", "b"] {
-        put_twice(&pool, name, b"bytes").await;
+        put_on(&pool, "n1", name).await;
     }
-    {
-        let mut state = pool.master.state();
-        state.lease_ttl_ms = 400;
-        state.unrenewed = ["b".to_owned()].into();
-        // One node is read from, under one lease.
-        for block in state.blocks.values_mut() {
-            block.segments = vec![0];
-        }
-    }
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let keys = Arc::clone(&asked);
+    pool.master
+        .on_request("renew", move |renew: &mut RenewRequest| {
+            *keys.lock() = unpack(&renew.keys)
+                .map(Result::unwrap)
+                .map(|k| k.to_string())
+                .collect();
+        });
+    let until = Instant::now() + Duration::from_millis(800);
+    pool.master
+        .on_answer("renew", move |renewed: &mut RenewReply| {
+            for (key, code) in asked.lock().iter().zip(&mut renewed.codes) {
+                if key == "b" && Instant::now() < until {
+                    *code = Code::LeaseEnded.to_wire().into();
+                }
+            }
+        });
     pool.nodes.set(1, Mode::Slow(Duration::from_millis(1000)));
-    let memory: Vec<Region> = (0..2).map(|_| Region::allocate(Length(5))).collect();
+    let memory: Vec<Region> = (0..2).map(|_| Region::allocate(Length(1))).collect();
     let gets = ["a", "b"].into_iter().zip(&memory);
     let gets = gets.map(|(name, memory)| GetBlock::new(key(name), memory.whole()));
     let options = GetOptions {
         timeout: Some(Duration::from_secs(10)),
         ..GetOptions::default()
     };
-    let again = async {
-        tokio::time::sleep(Duration::from_millis(800)).await;
-        pool.master.state().unrenewed.clear();
-    };
-    let (outcomes, ()) = tokio::join!(pool.client.batch_get(gets.collect(), &options), again);
+    let outcomes = pool.client.batch_get(gets.collect(), &options).await;
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     // The block whose lease ended is read again, and the other is not.
     assert_eq!(pool.client.counters().leases_outrun, 1);
@@ -199,6 +231,8 @@ async fn a_location_is_asked_for_once_while_its_lease_runs() {
     // A call that takes its leases back leaves nothing behind to be used.
     let memory = Region::allocate(Length(5));
     put_twice(&pool, "b", b"other").await;
+    // The first release is that of "a".
+    settled(&pool, 1).await;
     for released in 1..=2 {
         let gets = vec![GetBlock::new(key("b"), memory.whole())];
         let options = GetOptions {
@@ -207,11 +241,18 @@ async fn a_location_is_asked_for_once_while_its_lease_runs() {
         };
         let outcomes = pool.client.batch_get(gets, &options).await;
         assert!(matches!(outcomes[0], Ok(GetOutcome::Hit { .. })));
-        let of_b = |(key, _): &&(String, u64)| key == "b";
-        let state = pool.master.state();
-        assert_eq!(state.released.iter().filter(of_b).count(), released);
-        drop(state);
+        assert_eq!(pool.master.calls("release"), 1 + released);
+        assert!(pool.master.described("b").unwrap().lease_left.is_zero());
         assert_eq!(pool.master.calls("lookup"), 1 + released);
+    }
+}
+
+/// Waits until the client has sent so many releases, which it does a moment after a get.
+async fn settled(pool: &Pool, releases: usize) {
+    let begun = Instant::now();
+    while pool.master.calls("release") < releases {
+        assert!(begun.elapsed() < Duration::from_secs(10), "no release came");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -219,7 +260,7 @@ async fn a_location_is_asked_for_once_while_its_lease_runs() {
 async fn a_release_that_is_not_answered_holds_no_bytes_back() {
     let pool = pool().await;
     put_twice(&pool, "a", b"bytes").await;
-    pool.master.state().release_hangs = true;
+    pool.master.always("release", Fault::AnswerHangs);
     let memory = Region::allocate(Length(5));
     let options = GetOptions {
         release: true,
@@ -234,7 +275,7 @@ async fn a_release_that_is_not_answered_holds_no_bytes_back() {
     assert_eq!(pool.master.calls("release"), 1);
     // The master is not doubted for it.
     let hellos = pool.master.calls("hello");
-    pool.master.state().release_hangs = false;
+    pool.master.always("release", None);
     let (outcome, _) = get_one(&pool, "a", 5).await;
     assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
     assert_eq!(pool.master.calls("hello"), hellos);
@@ -254,6 +295,8 @@ async fn a_block_that_was_written_anew_is_got_whole() {
         pool.client.get(&key("a")).await.unwrap().unwrap(),
         b"second, longer"
     );
+    // A lease would keep the block; that of each get ends a moment after it.
+    settled(&pool, 2).await;
     let removed = pool
         .client
         .remove(crate::Remove::Keys(vec![key("a"), key("z")]), false)
@@ -308,6 +351,7 @@ async fn a_range_is_verified_by_its_chunks() {
         .map(|n| n.to_le_bytes()[0] ^ n.to_le_bytes()[1])
         .collect();
     put_twice(&pool, "a", &bytes).await;
+    let (reports, segment) = (watch_reports(&pool), first_segment(&pool, "a"));
     pool.nodes.set(1, Mode::Lies);
     for from in [0usize, 65_530, 70_000, 199_990].repeat(5) {
         let memory = Region::allocate(Length(10));
@@ -332,8 +376,7 @@ async fn a_range_is_verified_by_its_chunks() {
         );
         assert_eq!(memory.whole().to_vec(), bytes[from..from + 10]);
     }
-    let report = first_report(&pool).await;
-    assert_eq!((report.segment, report.code), (0, 20));
+    first_replica_is_dropped(&pool, "a", &reports, segment).await;
     let memory = Region::allocate(Length(11));
     let outcome = pool
         .client

@@ -1,8 +1,10 @@
-//! Blocks of a GPU, on a device whose memory is this process's own: what is staged, how much at a time,
-//! and what a fault of the device does. The driver itself is tested where there is a GPU (`tests/gpu.rs`).
+//! Blocks of a GPU, on a device whose memory is this process's own.
+//!
+//! The tests look at what is staged, how much at a time, and what a fault of the device does.
+//! The driver itself is tested where there is a GPU (`tests/gpu.rs`).
 
-use super::{block, get_one, key};
-use crate::fake::{Mode, Pool, pool_with};
+use super::{assert_soon, block, get_one, key};
+use crate::testing::{Mode, Pool, pool_with};
 use crate::{
     GetBlock, GetError, GetOptions, GetOutcome, GpuBuffer, PutBlock, PutOptions, PutOutcome,
 };
@@ -104,7 +106,7 @@ impl CopyEngine for Emulated {
 
 /// A pool, its GPUs, and a buffer over all of the first.
 async fn with_gpu(staging: u64) -> (Pool, Arc<Emulated>, GpuBuffer) {
-    let pool = pool_with(|options| options.gpu_staging = Length(staging)).await;
+    let pool = pool_with(|_, options| options.gpu_staging = Length(staging)).await;
     let gpus = Emulated::new();
     let range = DeviceRange {
         address: BASE,
@@ -316,9 +318,5 @@ async fn a_put_that_finds_no_staging_memory_ends_by_its_deadline() {
         second[0].as_ref().unwrap_err().code(),
         Code::DeadlineExceeded
     );
-    assert!(
-        begun.elapsed() < Duration::from_millis(800),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert_soon(begun, Duration::from_millis(800));
 }

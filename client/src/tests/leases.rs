@@ -1,24 +1,89 @@
 //! Leases end with what they were taken for.
 
-use super::{get_one, key, put_twice};
-use crate::fake::{Mode, Pool, pool, pool_with};
+use super::{assert_soon, get_one, key, put_twice};
+use crate::testing::{Fault, Mode, Pool, pool, pool_with};
 use crate::{GetBlock, GetOptions, GetOutcome, Leasing, Region, ViewOptions};
+use kvpool_proto::{ExistReply, Lease, LookupReply, MatchPrefixReply, ReleaseRequest};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::wire::keys::unpack;
 use kvpool_types::{Code, Length, Offset};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Waits until the leases have so many holders together: releases are sent a moment later.
-async fn settles_at(pool: &Pool, holders: i64) {
-    let begun = Instant::now();
-    loop {
-        let now = pool.master.state().all_holders();
-        if now == holders {
-            return;
+/// The leases of a pool as they pass between master and client.
+#[derive(Clone, Default)]
+struct Leases(Arc<Mutex<Passed>>);
+
+#[derive(Default)]
+struct Passed {
+    /// How many leases the client holds.
+    held: i64,
+    /// The keys and versions that releases named.
+    released: Vec<(String, u64)>,
+}
+
+impl Leases {
+    /// Counts from now on.
+    fn of(pool: &Pool) -> Self {
+        let leases = Self::default();
+        let take = |leases: &Self, lease: Option<Lease>, blocks: u32| {
+            assert!(lease.unwrap().ttl_ms > 0);
+            leases.0.lock().held += i64::from(blocks);
+        };
+        let of = leases.clone();
+        pool.master
+            .on_answer("lookup", move |reply: &mut LookupReply| {
+                let present = reply.locations.iter().filter(|found| found.code == 0);
+                take(&of, reply.lease, u32::try_from(present.count()).unwrap());
+            });
+        let of = leases.clone();
+        pool.master
+            .on_answer("exist", move |reply: &mut ExistReply| {
+                let present = reply.present.iter().map(|byte| byte.count_ones()).sum();
+                take(&of, reply.lease, present);
+            });
+        let of = leases.clone();
+        let matched = move |reply: &mut MatchPrefixReply| take(&of, reply.lease, reply.blocks);
+        pool.master.on_answer("match_prefix", matched);
+        let of = leases.clone();
+        pool.master
+            .on_request("release", move |request: &mut ReleaseRequest| {
+                let keys = unpack(&request.keys).map(|key| key.unwrap().to_string());
+                let named: Vec<_> = keys.zip(request.versions.clone()).collect();
+                let mut passed = of.0.lock();
+                passed.held -= i64::try_from(named.len()).unwrap();
+                passed.released.extend(named);
+            });
+        leases
+    }
+
+    /// Waits until the client holds so many: releases are sent a moment later. Without any, the master
+    /// protects no block of `names` either.
+    async fn settle_at(&self, pool: &Pool, holders: i64, names: &[&str]) {
+        let begun = Instant::now();
+        loop {
+            let held = self.0.lock().held;
+            let is_free = |name: &&str| pool.master.described(name).unwrap().lease_left.is_zero();
+            if held == holders && (holders > 0 || names.iter().all(is_free)) {
+                return;
+            }
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "{held} leases, where {holders} should be left"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        assert!(
-            begun.elapsed() < Duration::from_secs(10),
-            "{now} holders, where {holders} should be left"
-        );
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    /// How often releases named each key.
+    fn released(&self) -> HashMap<String, usize> {
+        let mut counts = HashMap::new();
+        for (key, _) in &self.0.lock().released {
+            *counts.entry(key.clone()).or_default() += 1;
+        }
+        counts
     }
 }
 
@@ -26,24 +91,26 @@ async fn settles_at(pool: &Pool, holders: i64) {
 async fn a_gets_lease_ends_with_the_get_and_its_location_stays_known() {
     let pool = pool().await;
     put_twice(&pool, "a", b"bytes").await;
+    let leases = Leases::of(&pool);
     for _ in 0..50 {
         let (outcome, bytes) = get_one(&pool, "a", 5).await;
         assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
         assert_eq!(bytes, b"bytes");
     }
-    settles_at(&pool, 0).await;
+    leases.settle_at(&pool, 0, &["a"]).await;
     // Reads at a known location hold nothing, and so give nothing back.
     assert_eq!(pool.master.calls("lookup"), 1);
     assert_eq!(pool.master.calls("release"), 1);
     // The release says which block it means.
-    let version = pool.master.state().blocks["a"].version;
-    assert_eq!(pool.master.state().released, [("a".to_owned(), version)]);
+    let version = pool.master.described("a").unwrap().version.0;
+    assert_eq!(leases.0.lock().released, [("a".to_owned(), version)]);
 }
 
 #[tokio::test]
 async fn every_way_of_getting_ends_its_lease_once() {
-    let pool = pool_with(|options| options.location_cache = 0).await;
+    let pool = pool_with(|_, options| options.location_cache = 0).await;
     put_twice(&pool, "a", b"bytes").await;
+    let leases = Leases::of(&pool);
     let memory = Region::allocate(Length(16));
     // One key named twice in a batch is leased once.
     let twice = (0..2).map(|n| {
@@ -53,9 +120,9 @@ async fn every_way_of_getting_ends_its_lease_once() {
     pool.client
         .batch_get(twice.collect(), &GetOptions::default())
         .await;
-    settles_at(&pool, 0).await;
+    leases.settle_at(&pool, 0, &["a"]).await;
     assert_eq!(pool.client.get(&key("a")).await.unwrap().unwrap(), b"bytes");
-    settles_at(&pool, 0).await;
+    leases.settle_at(&pool, 0, &["a"]).await;
     // Too small a buffer, a range, a view that cannot be had, and a get that is given up.
     let small = memory.slice(Offset(0), Length(1)).unwrap();
     let gets = vec![GetBlock::new(key("a"), small.clone())];
@@ -72,20 +139,21 @@ async fn every_way_of_getting_ends_its_lease_once() {
             .await
             .is_err()
     );
-    settles_at(&pool, 0).await;
+    leases.settle_at(&pool, 0, &["a"]).await;
 }
 
 #[tokio::test]
 async fn a_lease_renewed_during_a_long_read_is_ended_by_its_last_token() {
-    let pool = pool().await;
+    let ttl = Duration::from_secs(1);
+    let pool = pool_with(|setup, _| setup.config.lease_ttl = ttl).await;
     put_twice(&pool, "a", b"bytes").await;
-    pool.master.state().lease_ttl_ms = 1000;
+    let leases = Leases::of(&pool);
     pool.nodes.set(1, Mode::Slow(Duration::from_millis(800)));
     pool.nodes.set(2, Mode::Slow(Duration::from_millis(800)));
     let (outcome, _) = get_one(&pool, "a", 5).await;
     assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
     assert!(pool.master.calls("renew") > 0);
-    settles_at(&pool, 0).await;
+    leases.settle_at(&pool, 0, &["a"]).await;
 }
 
 #[tokio::test]
@@ -94,6 +162,7 @@ async fn a_dropped_lease_ends_for_a_key_when_the_client_has_read_it() {
     for name in ["a", "b"] {
         put_twice(&pool, name, b"bytes").await;
     }
+    let leases = Leases::of(&pool);
     assert_eq!(
         pool.client.is_exist(&[key("a"), key("b"), key("c")]).await,
         Ok(vec![true, true, false])
@@ -110,14 +179,16 @@ async fn a_dropped_lease_ends_for_a_key_when_the_client_has_read_it() {
         .exist(&[key("a")], Leasing::Lease)
         .await
         .unwrap();
-    assert_eq!(pool.master.state().all_holders(), 5);
+    assert_eq!(leases.0.lock().held, 5);
     get_one(&pool, "a", 5).await.0.unwrap();
-    settles_at(&pool, 3).await;
-    assert_eq!(pool.master.state().holders["a"], 1);
+    leases.settle_at(&pool, 3, &[]).await;
+    // Of three leases before the get and its own.
+    assert_eq!(leases.released(), HashMap::from([("a".to_owned(), 3)]));
+    assert!(!pool.master.described("a").unwrap().lease_left.is_zero());
     get_one(&pool, "b", 5).await.0.unwrap();
-    settles_at(&pool, 1).await;
+    leases.settle_at(&pool, 1, &[]).await;
     kept.lease.release().await.unwrap();
-    settles_at(&pool, 0).await;
+    leases.settle_at(&pool, 0, &["a", "b"]).await;
 }
 
 #[tokio::test]
@@ -126,23 +197,24 @@ async fn a_known_location_that_was_freed_is_asked_for_again_and_no_fault_is_repo
     put_twice(&pool, "a", b"bytes").await;
     get_one(&pool, "a", 5).await.0.unwrap();
     // As after an eviction, and another block's bytes in its place.
-    pool.master.state().blocks.clear();
+    let (master, freed) = (pool.master.pool(), key("a"));
+    let keys = [freed.as_ref()];
+    master.remove(NamespaceId(0), &keys, true).await.unwrap();
     pool.nodes.set(1, Mode::Lies);
     pool.nodes.set(2, Mode::Lies);
     let (outcome, _) = get_one(&pool, "a", 5).await;
     assert_eq!(outcome, Ok(GetOutcome::Miss));
     assert_eq!(pool.client.counters().checksum_mismatches, 0);
-    assert!(pool.master.state().reports.is_empty());
+    assert_eq!(pool.master.calls("report_replicas"), 0);
 }
 
 #[tokio::test]
 async fn a_lookup_does_not_wait_for_the_answer_to_an_unreachable_report() {
     let pool = pool().await;
     put_twice(&pool, "a", b"bytes").await;
-    pool.master.state().report_hangs = true;
+    pool.master.always("report_replicas", Fault::AnswerHangs);
     pool.nodes.set(1, Mode::Fails(Code::Unreachable));
     pool.nodes.set(2, Mode::Fails(Code::Unreachable));
-    pool.master.state().hides = false;
     let nodes = pool.nodes.clone();
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -152,9 +224,5 @@ async fn a_lookup_does_not_wait_for_the_answer_to_an_unreachable_report() {
     let (outcome, _) = get_one(&pool, "a", 5).await;
     assert!(matches!(outcome, Ok(GetOutcome::Hit { .. })), "{outcome:?}");
     // Half of the get's two seconds is what it would wait.
-    assert!(
-        begun.elapsed() < Duration::from_millis(900),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert_soon(begun, Duration::from_millis(900));
 }

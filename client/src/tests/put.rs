@@ -1,7 +1,14 @@
-use super::{block, child, key};
-use crate::fake::{Columns, CommitFault, Mode, pool, pool_with};
+use super::{assert_soon, block, child, key};
+use crate::testing::{Fault, Master, Mode, Pool, pool, pool_with};
 use crate::{PutBlock, PutError, PutOptions, PutOutcome};
-use kvpool_types::Code;
+use kvpool_proto::{CommitRequest, Outcomes, Reservation, ReserveReply, ReserveRequest};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::wire::keys::{pack, unpack};
+use kvpool_types::{Code, Key, Version};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const STORED: Result<PutOutcome, PutError> = Ok(PutOutcome::Stored { replicas: 1 });
@@ -13,69 +20,123 @@ fn two() -> PutOptions {
     }
 }
 
+fn keys(packed: &[u8]) -> Vec<Key> {
+    unpack(packed).map(|key| key.unwrap().to_key()).collect()
+}
+
+/// The versions of the puts that a request commits, and whether they came in columns.
+fn committed(request: &CommitRequest) -> (Vec<u64>, bool) {
+    match &request.columns {
+        Some(columns) => (columns.versions.clone(), true),
+        None => (request.items.iter().map(|i| i.version).collect(), false),
+    }
+}
+
+/// The master ends what the next `times` commits are to commit, and answers `code` of each.
+pub(super) fn refuse_commits(master: &Arc<Master>, times: usize, code: Code) {
+    let pool = master.pool();
+    let left = Arc::new(AtomicUsize::new(times));
+    let refused = Arc::clone(&left);
+    master.on_request("commit", move |request: &mut CommitRequest| {
+        if refused.load(Relaxed) > 0 {
+            let versions: Vec<Version> = committed(request).0.into_iter().map(Version).collect();
+            let keys = keys(&request.keys);
+            let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+            pool.revoke(NamespaceId(0), &keys[..], &versions);
+        }
+    });
+    master.on_answer("commit", move |answer: &mut Outcomes| {
+        if left.load(Relaxed) > 0 {
+            left.fetch_sub(1, Relaxed);
+            answer.codes.fill(code.to_wire().into());
+        }
+    });
+}
+
 #[tokio::test]
 async fn a_put_waits_for_room_and_then_says_full() {
-    let pool = pool().await;
-    let full = |times| std::iter::repeat_n(Code::Full, times).collect();
-    pool.master
-        .state()
-        .reserve_codes
-        .insert("a".into(), full(3));
-    pool.master
-        .state()
-        .reserve_codes
-        .insert("b".into(), full(100_000));
-    let options = PutOptions {
-        timeout: Some(Duration::from_millis(400)),
-        ..PutOptions::default()
+    let pool = pool_with(|setup, _| setup.segment_bytes = 1 << 20).await;
+    let bytes = vec![7; 600 << 10];
+    let pinned = PutOptions {
+        hard_pin: true,
+        ..two()
     };
     let outcomes = pool
         .client
-        .batch_put(vec![block("a", b"x")], &options)
-        .await;
-    assert_eq!(outcomes, [STORED]);
+        .batch_put(vec![block("filler", &bytes)], &pinned);
+    assert_eq!(outcomes.await, [Ok(PutOutcome::Stored { replicas: 2 })]);
+    let options = PutOptions {
+        timeout: Some(Duration::from_millis(400)),
+        hard_pin: true,
+        ..two()
+    };
+    let (putting, freeing) = (pool.client.clone(), pool.master.pool());
+    let put = async |name: &str| {
+        let outcomes = putting.batch_put(vec![block(name, &bytes)], &options);
+        outcomes.await.remove(0)
+    };
+    let free = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let filler = key("filler");
+        let keys = [filler.as_ref()];
+        freeing.remove(NamespaceId(0), &keys, true).await.unwrap();
+    };
+    let (outcome, ()) = tokio::join!(put("a"), free);
+    assert_eq!(outcome, Ok(PutOutcome::Stored { replicas: 2 }));
     let begun = Instant::now();
-    let outcomes = pool
-        .client
-        .batch_put(vec![block("b", b"x")], &options)
-        .await;
-    assert_eq!(outcomes[0].as_ref().unwrap_err().code(), Code::Full);
-    assert!(
-        begun.elapsed() < Duration::from_millis(900),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert_eq!(put("b").await.unwrap_err().code(), Code::Full);
+    assert_soon(begun, Duration::from_millis(900));
 }
 
 #[tokio::test]
 async fn a_batch_that_was_granted_a_part_asks_for_the_rest_without_a_pause() {
     let pool = pool().await;
+    // Of each request the first key finds room, and no other.
+    let cut = Arc::new(AtomicUsize::new(0));
+    let open = Arc::clone(&cut);
+    pool.master
+        .on_request("reserve", move |request: &mut ReserveRequest| {
+            let keys = keys(&request.keys);
+            open.store(keys.len() - 1, Relaxed);
+            request.keys = pack(&keys[..1]).into();
+            request.lengths.truncate(1);
+            request.columns = false;
+        });
+    pool.master
+        .on_answer("reserve", move |reply: &mut ReserveReply| {
+            let full = Reservation {
+                code: Code::Full.to_wire().into(),
+                ..Reservation::default()
+            };
+            let asked = 1 + cut.load(Relaxed);
+            reply.reservations.resize(asked, full);
+        });
     let names: Vec<String> = (0..12).map(|number| format!("k{number}")).collect();
-    for (number, name) in names.iter().enumerate() {
-        let full = std::iter::repeat_n(Code::Full, number).collect();
-        let codes = &mut pool.master.state().reserve_codes;
-        codes.insert(name.clone(), full);
-    }
     let blocks = names.iter().map(|name| block(name, b"x")).collect();
     let begun = Instant::now();
     let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
     assert!(outcomes.iter().all(|outcome| *outcome == STORED));
+    assert_eq!(pool.master.calls("reserve"), 12);
     // Eleven pauses, each between half of its length and all of it, would take more than 750 ms.
-    assert!(
-        begun.elapsed() < Duration::from_millis(400),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert_soon(begun, Duration::from_millis(400));
+}
+
+/// Counts the commits that come in columns.
+fn count_columns(pool: &Pool) -> Arc<AtomicUsize> {
+    let count = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&count);
+    pool.master
+        .on_request("commit", move |request: &mut CommitRequest| {
+            seen.fetch_add(committed(request).1.into(), Relaxed);
+        });
+    count
 }
 
 #[tokio::test]
 async fn a_master_that_answers_in_columns_is_told_in_columns() {
     let pool = pool().await;
-    pool.master.state().columns = Columns::Allowed;
-    pool.master
-        .state()
-        .reserve_codes
-        .insert("b".into(), [Code::Exists].into());
+    assert_eq!(pool.client.put(&key("b"), b"x".to_vec()).await, STORED);
+    let columns = count_columns(&pool);
     let blocks = vec![
         block("a", b"x"),
         block("b", b"yy"),
@@ -84,25 +145,39 @@ async fn a_master_that_answers_in_columns_is_told_in_columns() {
     ];
     let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
     assert_eq!(outcomes, [STORED, Ok(PutOutcome::Present), STORED, STORED]);
-    {
-        let state = pool.master.state();
-        assert!(state.commits_in_columns > 0);
-        assert_eq!(state.blocks["c"].length, 3);
-        assert_eq!(state.parents.get("c").map(String::as_str), Some("a"));
-        assert!(state.reservations.is_empty());
-    }
+    assert!(columns.load(Relaxed) > 0);
+    assert_eq!(pool.master.described("c").unwrap().length.0, 3);
+    assert_eq!(pool.master.pool().reservations(), 0);
     assert_eq!(pool.client.get(&key("c")).await.unwrap().unwrap(), b"zzz");
     // What is granted several extents has no columns.
-    let before = pool.master.state().commits_in_columns;
+    let before = columns.load(Relaxed);
     let outcomes = pool.client.batch_put(vec![block("e", b"v")], &two()).await;
     assert_eq!(outcomes, [Ok(PutOutcome::Stored { replicas: 2 })]);
-    assert_eq!(pool.master.state().commits_in_columns, before);
+    assert_eq!(columns.load(Relaxed), before);
+}
+
+#[tokio::test]
+async fn a_master_that_knows_no_columns_is_told_in_items() {
+    let pool = pool().await;
+    let columns = count_columns(&pool);
+    pool.master
+        .on_request("reserve", |request: &mut ReserveRequest| {
+            request.columns = false
+        });
+    let blocks = vec![block("a", b"x"), child("b", "a", b"yy")];
+    let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
+    assert_eq!(outcomes, [STORED, STORED]);
+    assert_eq!(columns.load(Relaxed), 0);
+    assert_eq!(pool.client.get(&key("b")).await.unwrap().unwrap(), b"yy");
 }
 
 #[tokio::test]
 async fn columns_of_different_lengths_are_refused() {
     let pool = pool().await;
-    pool.master.state().columns = Columns::Short;
+    pool.master
+        .on_answer("reserve", |reply: &mut ReserveReply| {
+            reply.columns.as_mut().unwrap().offsets.pop();
+        });
     let options = PutOptions {
         timeout: Some(Duration::from_millis(400)),
         ..PutOptions::default()
@@ -116,14 +191,21 @@ async fn columns_of_different_lengths_are_refused() {
         .map(|outcome| outcome.as_ref().unwrap_err().code())
         .collect();
     assert_eq!(codes, [Code::Malformed; 2]);
-    assert!(pool.master.state().commits.is_empty());
+    assert_eq!(pool.master.calls("commit"), 0);
 }
 
 /// Whatever it was granted would keep the key from the put itself until the grant ends.
 #[tokio::test]
 async fn a_reservation_whose_answer_was_lost_is_named_when_it_is_asked_for_again() {
     let pool = pool().await;
-    pool.master.state().lost_reserves = 2;
+    pool.master.next("reserve", [Fault::AnswerLost; 2]);
+    let reserves = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&reserves);
+    pool.master
+        .on_request("reserve", move |request: &mut ReserveRequest| {
+            let named = (request.request, request.instead_of.clone());
+            seen.lock().push(named);
+        });
     let blocks = vec![block("a", b"x"), block("b", b"y")];
     let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
     assert_eq!(outcomes, [STORED, STORED]);
@@ -132,7 +214,7 @@ async fn a_reservation_whose_answer_was_lost_is_named_when_it_is_asked_for_again
         .batch_put(vec![block("c", b"z")], &PutOptions::default())
         .await;
     assert_eq!(outcomes, [STORED]);
-    let reserves = pool.master.state().reserves.clone();
+    let reserves = reserves.lock().clone();
     let names: Vec<u64> = reserves.iter().map(|(name, _)| *name).collect();
     let sorted = |names: &[u64]| {
         let mut names = names.to_vec();
@@ -145,12 +227,13 @@ async fn a_reservation_whose_answer_was_lost_is_named_when_it_is_asked_for_again
     let instead: Vec<Vec<u64>> = reserves.into_iter().map(|(_, instead)| instead).collect();
     let both = sorted(&[first, second]);
     assert_eq!(instead, [vec![], vec![first], both, vec![]]);
+    assert_eq!(pool.master.pool().reservations(), 0);
 }
 
 #[tokio::test]
 async fn a_key_that_another_writes_holds_up_no_neighbour() {
     let pool = pool().await;
-    pool.master.state().in_progress.insert("a".into());
+    pool.master.hold("a").await;
     let blocks = vec![
         block("a", b"x"),
         block("b", b"y"),
@@ -168,10 +251,7 @@ async fn a_key_that_another_writes_holds_up_no_neighbour() {
 #[tokio::test]
 async fn a_commit_whose_answer_was_lost_is_asked_again() {
     let pool = pool().await;
-    pool.master
-        .state()
-        .commit_faults
-        .push_back(CommitFault::AnswerLost);
+    pool.master.next("commit", [Fault::AnswerLost]);
     let outcomes = pool
         .client
         .batch_put(vec![block("a", b"x")], &PutOptions::default())
@@ -184,13 +264,16 @@ async fn a_commit_whose_answer_was_lost_is_asked_again() {
 #[tokio::test]
 async fn a_commit_whose_answer_stays_lost_claims_nothing() {
     let pool = pool().await;
-    {
-        let state = &mut *pool.master.state();
-        state.commit_faults.extend([CommitFault::AnswerLost; 1000]);
-        // Nor can a second reserve tell.
-        let codes = [Code::Ok].into_iter().chain([Code::InProgress; 1000]);
-        state.reserve_codes.insert("a".into(), codes.collect());
-    }
+    // Nor can a second reserve tell: another client writes the key by then.
+    refuse_commits(&pool.master, usize::MAX, Code::Ok);
+    pool.master.always("commit", Fault::AnswerLost);
+    let (master, held) = (Arc::clone(&pool.master), AtomicUsize::new(0));
+    pool.master.on_answer("commit", move |_: &mut Outcomes| {
+        if held.fetch_add(1, Relaxed) == 0 {
+            let master = Arc::clone(&master);
+            tokio::spawn(async move { master.hold("a").await });
+        }
+    });
     let options = PutOptions {
         timeout: Some(Duration::from_millis(300)),
         ..PutOptions::default()
@@ -208,10 +291,7 @@ async fn a_commit_whose_answer_stays_lost_claims_nothing() {
 #[tokio::test]
 async fn a_commit_whose_answer_stays_lost_is_settled_by_putting_again() {
     let pool = pool().await;
-    pool.master
-        .state()
-        .commit_faults
-        .extend([CommitFault::AnswerLost; 1000]);
+    pool.master.always("commit", Fault::AnswerLost);
     let outcome = pool.client.put(&key("a"), b"x".to_vec()).await;
     assert_eq!(outcome, Ok(PutOutcome::Present));
 }
@@ -219,8 +299,7 @@ async fn a_commit_whose_answer_stays_lost_is_settled_by_putting_again() {
 #[tokio::test]
 async fn a_grant_that_ended_is_asked_for_again() {
     let pool = pool().await;
-    let ended = CommitFault::Refused(Code::GrantEnded);
-    pool.master.state().commit_faults.push_back(ended);
+    refuse_commits(&pool.master, 1, Code::GrantEnded);
     let outcomes = pool
         .client
         .batch_put(vec![block("a", b"x")], &PutOptions::default())
@@ -233,7 +312,9 @@ async fn a_grant_that_ended_is_asked_for_again() {
 #[tokio::test]
 async fn a_put_across_a_failover_is_put_again_under_the_new_term() {
     let pool = pool().await;
-    pool.nodes.set(1, Mode::Slow(Duration::from_millis(100)));
+    for node in [1, 2] {
+        pool.nodes.set(node, Mode::Slow(Duration::from_millis(100)));
+    }
     let client = pool.client.clone();
     let put = tokio::spawn(async move {
         client
@@ -243,18 +324,12 @@ async fn a_put_across_a_failover_is_put_again_under_the_new_term() {
     while pool.master.calls("reserve") == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    {
-        // The new term has given the same number to another client, which writes the same key.
-        let state = &mut *pool.master.state();
-        state.fail_over();
-        let of_another = ("a".to_owned(), vec![0], 1 << 30);
-        state.reservations.insert(1, of_another);
-    }
+    pool.master.resign_to("").await;
+    pool.master.lead().await;
     assert_eq!(put.await.unwrap(), [STORED]);
     assert_eq!(pool.master.calls("reserve"), 2);
     assert_eq!(pool.client.epoch().0, 2);
-    // What was committed is what was written, not the other's reservation.
-    assert_eq!(pool.master.state().blocks["a"].version, 2);
+    assert_eq!(pool.master.pool().reservations(), 0);
     assert_eq!(pool.client.get(&key("a")).await.unwrap().unwrap(), b"x");
 }
 
@@ -265,33 +340,38 @@ async fn a_replica_that_cannot_be_written_is_left_out() {
         pool.nodes.set(2, mode);
         let outcomes = pool.client.batch_put(vec![block("a", b"x")], &two()).await;
         assert_eq!(outcomes, [STORED]);
-        assert_eq!(pool.master.state().blocks["a"].segments, [0]);
+        assert_eq!(pool.master.replicas("a"), ["n1"]);
     }
 }
 
 #[tokio::test]
 async fn a_put_that_is_given_up_gives_its_grants_back() {
     let pool = pool().await;
-    pool.nodes.set(1, Mode::Hangs);
+    hang_all(&pool);
     let client = pool.client.clone();
     let put = tokio::spawn(async move {
         client
             .batch_put(vec![block("a", b"x")], &PutOptions::default())
             .await
     });
-    while pool.master.state().reservations.is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    put.abort();
     let begun = Instant::now();
-    while pool.master.state().revoked != [1] {
-        assert!(
-            begun.elapsed() < Duration::from_secs(2),
-            "nothing was revoked"
-        );
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    let until = async |holds: bool| {
+        while (pool.master.pool().reservations() > 0) != holds {
+            assert!(begun.elapsed() < Duration::from_secs(2), "{holds} in vain");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    until(true).await;
+    put.abort();
+    until(false).await;
+    assert_eq!(pool.master.calls("revoke"), 1);
+    assert!(pool.master.described("a").is_none());
+}
+
+fn hang_all(pool: &Pool) {
+    for node in [1, 2] {
+        pool.nodes.set(node, Mode::Hangs);
     }
-    assert!(pool.master.state().blocks.is_empty());
 }
 
 #[tokio::test]
@@ -300,7 +380,44 @@ async fn a_block_that_was_committed_is_not_given_back() {
     let outcomes = pool.client.batch_put(vec![block("a", b"x")], &two()).await;
     assert!(outcomes[0].is_ok());
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(pool.master.state().revoked.is_empty());
+    assert_eq!(pool.master.calls("revoke"), 0);
+}
+
+/// The parents of committed blocks.
+type Links = Arc<Mutex<HashMap<String, String>>>;
+
+/// Watches which parents commits name that are present by then, or are in the same message.
+fn watch_links(pool: &Pool) -> Links {
+    let links = Links::default();
+    let (seen, master) = (Arc::clone(&links), pool.master.pool());
+    pool.master
+        .on_request("commit", move |request: &mut CommitRequest| {
+            let mut named = keys(&request.keys);
+            let items = named.len();
+            named.extend(keys(&request.parents));
+            let parents: Vec<u32> = match &request.columns {
+                Some(columns) => columns.parents.clone(),
+                None => request.items.iter().map(|item| item.parent).collect(),
+            };
+            for (child, at) in named.iter().zip(parents) {
+                let Some(at) = (at as usize).checked_sub(1) else {
+                    continue;
+                };
+                let parent = [named[at].as_ref()];
+                let present = || master.describe(NamespaceId(0), &parent[..])[0].is_some();
+                if at < items || present() {
+                    seen.lock().insert(child.to_string(), named[at].to_string());
+                }
+            }
+        });
+    links
+}
+
+fn assert_linked(links: &Links, names: &[String]) {
+    let links = links.lock();
+    for pair in names.windows(2) {
+        assert_eq!(links.get(&pair[1]), Some(&pair[0]));
+    }
 }
 
 /// A chain of blocks, each naming the one before it as its parent.
@@ -318,7 +435,7 @@ fn chain(names: &[String]) -> Vec<PutBlock> {
 #[tokio::test]
 async fn a_block_that_is_written_sooner_than_its_parent_waits_for_it() {
     let pool = pool().await;
-    pool.master.state().alternates = true;
+    let links = watch_links(&pool);
     pool.nodes.set(1, Mode::Slow(Duration::from_millis(100)));
     let names: Vec<String> = (0..20).map(|n| format!("k{n}")).collect();
     let outcomes = pool
@@ -326,16 +443,14 @@ async fn a_block_that_is_written_sooner_than_its_parent_waits_for_it() {
         .batch_put(chain(&names), &PutOptions::default())
         .await;
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
-    let state = pool.master.state();
-    for pair in names.windows(2) {
-        assert_eq!(state.parents.get(&pair[1]), Some(&pair[0]));
-    }
+    assert_linked(&links, &names);
 }
 
 #[tokio::test]
 async fn a_block_whose_parent_gets_no_room_is_put_without_it() {
     let pool = pool().await;
-    pool.master.state().in_progress.insert("k1".into());
+    pool.master.hold("k1").await;
+    let links = watch_links(&pool);
     let names: Vec<String> = (0..4).map(|n| format!("k{n}")).collect();
     let outcomes = pool
         .client
@@ -345,16 +460,16 @@ async fn a_block_whose_parent_gets_no_room_is_put_without_it() {
     for at in [0, 2, 3] {
         assert_eq!(outcomes[at], STORED);
     }
-    let state = pool.master.state();
-    assert_eq!(state.parents.get("k3"), Some(&"k2".to_owned()));
-    assert_eq!(state.parents.get("k2"), None);
+    let links = links.lock();
+    assert_eq!(links.get("k3"), Some(&"k2".to_owned()));
+    assert_eq!(links.get("k2"), None);
 }
 
 #[tokio::test]
 async fn a_chain_over_several_messages_stays_linked() {
-    let pool = pool_with(|options| options.max_batch_keys = 1).await;
-    // Every other message would be done before the one with its block's parent.
-    pool.master.state().alternates = true;
+    let pool = pool_with(|_, options| options.max_batch_keys = 1).await;
+    // Messages for the other node would be done before the one with their block's parent.
+    let links = watch_links(&pool);
     pool.nodes.set(1, Mode::Slow(Duration::from_millis(30)));
     let names: Vec<String> = (0..10).map(|n| format!("k{n}")).collect();
     let outcomes = pool
@@ -362,11 +477,8 @@ async fn a_chain_over_several_messages_stays_linked() {
         .batch_put(chain(&names), &PutOptions::default())
         .await;
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
-    let state = pool.master.state();
-    assert!(state.commits.iter().all(|keys| keys.len() == 1));
-    for pair in names.windows(2) {
-        assert_eq!(state.parents.get(&pair[1]), Some(&pair[0]));
-    }
+    assert_linked(&links, &names);
+    assert_eq!(pool.master.calls("commit"), names.len());
 }
 
 #[tokio::test]

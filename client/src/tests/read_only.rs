@@ -1,7 +1,7 @@
 //! A leader that may not lead much longer: it answers what changes nothing, without leases.
 
-use super::{block, get_one, key, put_twice};
-use crate::fake::{Pool, Role, connect, options, pool, pool_with};
+use super::{assert_soon, block, get_one, key, put_twice};
+use crate::testing::{Mode, Pool, connect, options, pool, pool_with};
 use crate::{
     GetError, GetOptions, GetOutcome, Leasing, PutError, PutOptions, Region, TransportChoice,
     ViewOptions,
@@ -9,10 +9,14 @@ use crate::{
 use kvpool_types::{Code, Length, Offset};
 use std::time::{Duration, Instant};
 
-const WHY: &str = "read-only: etcd has not answered for 4.2 s";
+const WHY: &str = "read-only: etcd has not confirmed epoch 1 in time";
 
 fn make_read_only(pool: &Pool) {
-    pool.master.own().role = Role::ReadOnly(WHY.to_owned());
+    pool.master.cluster.outlast_term();
+}
+
+fn make_leader(pool: &Pool) {
+    pool.master.cluster.confirm_term(&pool.master.pool());
 }
 
 #[tokio::test]
@@ -50,9 +54,12 @@ async fn an_unleased_block_is_copied_and_verified_and_its_location_forgotten() {
 
 #[tokio::test]
 async fn an_unleased_block_gives_no_view() {
-    let pool = pool_with(|options| options.transport = TransportChoice::Auto).await;
+    let pool = pool_with(|setup, options| {
+        setup.is_near = true;
+        options.transport = TransportChoice::Auto;
+    });
+    let pool = pool.await;
     put_twice(&pool, "a", b"bytes").await;
-    pool.master.state().is_near = true;
     make_read_only(&pool);
     let options = ViewOptions::default();
     let error = pool.client.get_view(&key("a"), &options).await.unwrap_err();
@@ -67,7 +74,7 @@ async fn a_put_waits_to_its_deadline_and_says_why_it_is_refused_while_gets_go_on
     // Another master hangs: who leads is asked in vain for a while, again and again.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let hung = format!("http://{}", silent.local_addr().unwrap());
-    let pool = pool_with(|options| options.masters.push(hung)).await;
+    let pool = pool_with(|_, options| options.masters.push(hung)).await;
     put_twice(&pool, "a", b"bytes").await;
     make_read_only(&pool);
     // The first put finds out.
@@ -111,21 +118,18 @@ async fn a_put_goes_through_once_the_leader_may_lead_again() {
     let putting = tokio::spawn(async move { client.put(&key("b"), b"x".to_vec()).await });
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert!(!putting.is_finished());
-    pool.master.own().role = Role::Leader;
+    make_leader(&pool);
     let freed = Instant::now();
     putting.await.unwrap().unwrap();
-    assert!(
-        freed.elapsed() < Duration::from_millis(450),
-        "{:?}",
-        freed.elapsed()
-    );
+    assert_soon(freed, Duration::from_millis(450));
 }
 
 #[tokio::test]
 async fn a_commit_that_a_read_only_leader_refuses_is_not_unknown() {
     let pool = pool().await;
-    pool.nodes
-        .set(1, crate::fake::Mode::Slow(Duration::from_millis(100)));
+    for node in [1, 2] {
+        pool.nodes.set(node, Mode::Slow(Duration::from_millis(100)));
+    }
     let client = pool.client.clone();
     let putting = tokio::spawn(async move {
         let options = PutOptions {
@@ -151,14 +155,17 @@ async fn a_read_only_leader_lets_readers_in_and_hears_of_their_namespace_before_
     let pool = pool().await;
     put_twice(&pool, "a", b"bytes").await;
     make_read_only(&pool);
-    let address = pool.master.own().address.clone();
+    let own = || options(vec![pool.master.url()]);
     let begun = Instant::now();
-    let (_nodes, client) = connect(options(vec![address])).await;
+    let client = connect(&pool.master, own()).await;
     assert!(begun.elapsed() < Duration::from_millis(1500));
     assert_eq!(client.is_exist(&[key("a")]).await.unwrap(), [true]);
-    let created = pool.master.calls("namespace");
-    pool.master.own().role = Role::Leader;
+    let mut of_a_new_namespace = own();
+    of_a_new_namespace.namespace.name = "new".to_owned();
+    let client = connect(&pool.master, of_a_new_namespace).await;
+    let created = pool.master.calls("create_namespace");
+    make_leader(&pool);
     client.put(&key("b"), b"x".to_vec()).await.unwrap();
     client.put(&key("c"), b"x".to_vec()).await.unwrap();
-    assert_eq!(pool.master.calls("namespace"), created + 1);
+    assert_eq!(pool.master.calls("create_namespace"), created + 1);
 }

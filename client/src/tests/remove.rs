@@ -1,8 +1,9 @@
 use super::{block, key};
-use crate::fake::{Master, Passage, Pool, connect, options, pool_with, serve_behind_wire};
+use crate::testing::{
+    Fault, Passage, Pool, Setup, Wire, connect, leader, options, pool, pool_with,
+};
 use crate::{PutOptions, Remove, RemoveError};
 use kvpool_types::Code;
-use std::sync::Arc;
 use std::time::Duration;
 
 fn keys(names: &[&str]) -> Remove {
@@ -18,9 +19,9 @@ async fn put(pool: &Pool, names: &[&str]) {
 /// Another client may have put the key since, and been told that it is stored.
 #[tokio::test]
 async fn a_removal_that_may_have_been_done_is_not_done_again() {
-    let pool = pool_with(|_| {}).await;
+    let pool = pool().await;
     put(&pool, &["a"]).await;
-    pool.master.state().lost_removals = [true].into();
+    pool.master.next("remove", [Fault::AnswerLost]);
     let error = pool.client.remove(keys(&["a"]), true).await.unwrap_err();
     assert!(
         matches!(&error, RemoveError::OutcomeUnknown(why) if why.code == Code::Unreachable),
@@ -31,9 +32,9 @@ async fn a_removal_that_may_have_been_done_is_not_done_again() {
 
 #[tokio::test]
 async fn a_removal_that_reached_no_master_is_made_when_one_is_there() {
-    let master = Arc::new(Master::default());
-    let wire = serve_behind_wire(&master).await;
-    let (_nodes, client) = connect(options(vec![wire.url.clone()])).await;
+    let master = leader(Setup::default()).await;
+    let wire = Wire::to(&master).await;
+    let client = connect(&master, options(vec![wire.url.clone()])).await;
     wire.set(Passage::Dead);
     let restart = async {
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -48,9 +49,9 @@ async fn a_removal_that_reached_no_master_is_made_when_one_is_there() {
 
 #[tokio::test]
 async fn the_messages_of_a_large_removal_have_outcomes_of_their_own() {
-    let pool = pool_with(|options| options.max_batch_keys = 2).await;
+    let pool = pool_with(|_, options| options.max_batch_keys = 2).await;
     put(&pool, &["a", "c"]).await;
-    pool.master.state().lost_removals = [false, true].into();
+    pool.master.next("remove", [None, Some(Fault::AnswerLost)]);
     let names = ["a", "b", "c", "d", "e"];
     let removed = pool.client.remove(keys(&names), true).await.unwrap();
     let lost = Code::Unreachable;

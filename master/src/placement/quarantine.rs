@@ -315,15 +315,21 @@ impl Quarantine {
             .sum()
     }
 
-    /// Asks a node to re-verify bytes with a wrong checksum.
-    pub fn verify(&self, node: &StoreNode, suspected: Suspected) {
+    /// Asks a node to re-verify bytes with a wrong checksum. False if the node is gone, and will not answer.
+    pub fn verify(&self, node: &StoreNode, suspected: Suspected) -> bool {
         let tickets = self.tickets_or_new(node);
         let mut tickets = tickets.open.lock();
+        if node.state() == NodeState::Gone {
+            drop(tickets);
+            self.forget(node);
+            return false;
+        }
         let number = self.number();
         let message = verify(number, &suspected);
         tickets.insert(number, Ticket::Verify(suspected));
         drop(tickets);
         node.send(proto::master_message::Body::Verify(message));
+        true
     }
 
     /// Removes the request to re-verify that a node has answered.

@@ -333,23 +333,27 @@ impl Pool {
             .segments()
             .get(segment)
             .map(|s| Arc::clone(&s.node));
-        let Some(node) = node else { return };
+        let Some(node) = node else {
+            self.hidden.write().remove(&(segment, offset));
+            return;
+        };
         tracing::warn!(%key, %version, node = %node.name, "a client found wrong bytes");
         let extent = kvpool_types::Extent {
             segment,
             offset,
             length,
         };
-        self.quarantine.verify(
-            &node,
-            Suspected {
-                namespace,
-                key,
-                version,
-                extent,
-                checksum,
-            },
-        );
+        let suspected = Suspected {
+            namespace,
+            key,
+            version,
+            extent,
+            checksum,
+        };
+        if !self.quarantine.verify(&node, suspected) {
+            // The node was dropped meanwhile: its replicas are no longer found, so none needs to be hidden.
+            self.hidden.write().remove(&(segment, offset));
+        }
     }
 
     /// Processes a node's re-verification of a replica.

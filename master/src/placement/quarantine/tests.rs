@@ -185,3 +185,20 @@ fn a_gone_node_is_asked_for_no_fence_and_keeps_no_ticket() {
     let tickets = told.quarantine.tickets(&node);
     assert!(tickets.is_none_or(|tickets| tickets.open.lock().is_empty()));
 }
+
+/// A ticket would stay in memory for ever.
+#[test]
+fn a_gone_node_is_not_asked_to_verify() {
+    let told = Told::new();
+    let node = Arc::clone(&told.segment.node);
+    let suspected = Suspected {
+        namespace: kvpool_types::ids::NamespaceId(0),
+        key: kvpool_types::Key::parse("k").unwrap(),
+        version: kvpool_types::Version(1),
+        extent: told.freed(0, 4 * KIB, Some(1)).extent,
+        checksum: kvpool_types::Checksum(1),
+    };
+    node.set_state(NodeState::Gone);
+    assert!(!told.quarantine.verify(&node, suspected));
+    assert!(told.quarantine.by_node.read().is_empty());
+}

@@ -1,4 +1,4 @@
-//! The framed side of a fake master's port.
+//! The framed side of a master's port: each frame is a call of the gRPC service.
 
 use super::master::Master;
 use kvpool_proto::pool_server::Pool;

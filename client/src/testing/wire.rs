@@ -1,6 +1,7 @@
-//! The way to a master, which may be cut: what a client meets when a process is killed, stopped, or
-//! cut off is the same as what it meets here.
+//! The way to a master, which a test may cut. A client meets here the same as when a process is killed,
+//! stopped, or cut off.
 
+use super::Master;
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -25,16 +26,17 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// A way to what listens on `to`.
-    pub(crate) async fn to(to: SocketAddr) -> Self {
+    /// A way to `master`, which is where clients are told to find it.
+    pub(crate) async fn to(master: &Master) -> Self {
+        let to = master.own_url().strip_prefix("http://").unwrap();
+        let to = to.parse().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let own = listener.local_addr().unwrap();
         let (passage, watched) = watch::channel(Passage::Open);
         tokio::spawn(listen(listener, own, to, watched));
-        Self {
-            url: format!("http://{own}"),
-            passage,
-        }
+        let url = format!("http://{own}");
+        master.set_url(&url);
+        Self { url, passage }
     }
 
     pub(crate) fn set(&self, passage: Passage) {

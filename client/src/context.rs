@@ -1,0 +1,72 @@
+//! What the operations of one client share.
+
+use crate::cache::{Located, Locations};
+use crate::clock::Deadline;
+use crate::control::Control;
+use crate::counters::Counting;
+use crate::errors::ControlError;
+use crate::gpu::Staging;
+use crate::links::Links;
+use crate::locate::{self, Found, How};
+use crate::message_limits::MessageLimits;
+use crate::options::Options;
+use crate::releases::{Holding, Releases};
+use crate::revoker::Revoker;
+use kvpool_transport::rdma::Fabric;
+use kvpool_types::Key;
+use std::sync::{Arc, OnceLock};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct ClientContext {
+    pub(crate) options: Options,
+    pub(crate) control: Arc<Control>,
+    pub(crate) locations: Arc<Locations>,
+    pub(crate) links: Links,
+    pub(crate) counting: Arc<Counting>,
+    pub(crate) revoker: Revoker,
+    pub(crate) releases: Arc<Releases>,
+    /// The RDMA ports of this host, if they may be used.
+    pub(crate) rdma: Option<Arc<Fabric>>,
+    /// What GPUs' blocks pass through, once a GPU buffer was registered.
+    pub(crate) staging: OnceLock<Arc<Staging>>,
+}
+
+impl ClientContext {
+    /// What fits one message.
+    pub(crate) fn message_limits(&self) -> MessageLimits {
+        MessageLimits {
+            keys: self.control.limits().max_batch_keys,
+            bytes: self.options.max_message_bytes.as_usize(),
+        }
+    }
+
+    /// Asks the master where `keys` lie.
+    pub(crate) async fn lookup(
+        &self,
+        keys: &[Key],
+        keep: bool,
+        deadline: Deadline,
+    ) -> Result<Vec<Found>, ControlError> {
+        let how = How {
+            limits: self.message_limits(),
+            concurrency: self.options.batch_concurrency,
+            keep,
+            deadline,
+        };
+        locate::lookup(&self.control, &self.locations, keys, how).await
+    }
+
+    /// Holds no lease yet.
+    pub(crate) fn hold(&self) -> Holding {
+        Holding::new(Arc::clone(&self.releases))
+    }
+
+    /// Whether no replica can be reached by the transports that may be used.
+    pub(crate) fn reaches_none(&self, located: &Located) -> bool {
+        located
+            .replicas
+            .iter()
+            .all(|replica| self.links.ways(&replica.node).is_empty())
+    }
+}

@@ -1,0 +1,77 @@
+//! Reservations given back that no put uses: its write failed, or its caller is gone.
+
+use crate::clock::Deadline;
+use crate::control::{Call, Control};
+use kvpool_proto::RevokeRequest;
+use kvpool_types::wire::keys::pack;
+use kvpool_types::{Epoch, Key, Version};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// How many reservations may wait to be given back. Beyond it they are left to expire.
+const QUEUE: usize = 4096;
+/// The most that one call gives back.
+const REVOKED_AT_ONCE: usize = 512;
+/// How long one call may take.
+const REVOKE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What identifies a reservation to the master that gave it.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    pub(crate) key: Key,
+    pub(crate) version: Version,
+    pub(crate) epoch: Epoch,
+}
+
+/// Gives reservations back, many in one call, on a task of its own. The task ends when the last
+/// clone is dropped and the queue is empty.
+#[derive(Clone, Debug)]
+pub(crate) struct Revoker(mpsc::Sender<Ticket>);
+
+impl Revoker {
+    /// Starts the task.
+    pub(crate) fn start(control: &Arc<Control>) -> Self {
+        let (sender, mut queue) = mpsc::channel(QUEUE);
+        let revoking = Arc::clone(control);
+        control.spawn(async move {
+            let mut tickets = Vec::new();
+            while queue.recv_many(&mut tickets, REVOKED_AT_ONCE).await > 0 {
+                revoke(&revoking, std::mem::take(&mut tickets)).await;
+            }
+        });
+        Self(sender)
+    }
+
+    /// Gives one reservation back. If the queue is full, the reservation is left to expire, as it is when a
+    /// client dies.
+    pub(crate) fn give_back(&self, ticket: Ticket) {
+        let _ = self.0.try_send(ticket);
+    }
+}
+
+async fn revoke(control: &Control, tickets: Vec<Ticket>) {
+    let mut by_epoch: BTreeMap<Epoch, Vec<Ticket>> = BTreeMap::new();
+    for ticket in tickets {
+        by_epoch.entry(ticket.epoch).or_default().push(ticket);
+    }
+    let most = control.limits().max_batch_keys.clamp(1, REVOKED_AT_ONCE);
+    let mut calls = Vec::new();
+    for (epoch, tickets) in &by_epoch {
+        calls.extend(tickets.chunks(most).map(|tickets| (*epoch, tickets)));
+    }
+    for (epoch, tickets) in calls {
+        let request = RevokeRequest {
+            caller: None,
+            keys: pack(tickets.iter().map(|ticket| &ticket.key)).into(),
+            versions: tickets.iter().map(|ticket| ticket.version.0).collect(),
+        };
+        let call = Call::by(Deadline::after(REVOKE_TIMEOUT))
+            .under(epoch)
+            .aside();
+        if let Err(error) = control.call(request, call).await {
+            tracing::debug!(%error, count = tickets.len(), "reservations not revoked, they expire by themselves");
+        }
+    }
+}
