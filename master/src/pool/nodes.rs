@@ -294,7 +294,7 @@ impl Pool {
             .retain(|(segment, _)| !segments.contains(segment));
         let sweep = Sweep::new(node.name.clone(), node.incarnation, gone);
         self.sweeps.lock().push_back(sweep);
-        self.quarantine.forget(&node);
+        self.quarantine.forget(node);
         self.changed.notify_waiters();
         tracing::warn!(node = %node.name, incarnation = %node.incarnation, "node dropped");
     }
