@@ -356,7 +356,7 @@ impl Pool {
         self.quiesce();
         self.journal().close().await;
         if let Err(error) = self.store.close().await {
-            tracing::warn!(%error, "the metadata store was not closed cleanly");
+            tracing::warn!(%error, "metadata store not closed cleanly");
         }
     }
 

@@ -220,7 +220,7 @@ fn serve(
     );
     let elsewhere = Elsewhere {
         text: format!(
-            "this is the HTTP port of a kvmaster, for probes and metrics: the pool is served at {served}"
+            "this is the HTTP port of a kvmaster, for probes and metrics; the pool is at {served}"
         ),
         code: (CODE_METADATA, Code::InvalidArgument.to_wire()),
     };

@@ -86,7 +86,7 @@ pub enum ApplyError {
         source: RecordError,
     },
     /// The group changes the secret of the directory's hashes although blocks are present.
-    #[error("group {seq} changes the directory's secret, and blocks are there")]
+    #[error("group {seq} changes the directory's secret although blocks are present")]
     Reseeded {
         /// The group.
         seq: LogSeq,

@@ -1,5 +1,5 @@
-//! The master's durable state behind one trait: a log of groups of records, and one snapshot for each shard.
-//! A shard is a part of the keys.
+//! The master's durable state behind one trait: a log of groups of records, and one snapshot for
+//! each shard. A shard is one of the durable parts of the keys.
 //!
 //! ```text
 //!  submissions ─► journal ─► group ─► append ─► callbacks (publish, answer)     in log order
@@ -7,13 +7,13 @@
 //!  start:  recover = snapshots + the log after each ─► the directory
 //! ```
 //!
-//! * [`MetadataStore`] is the trait; [`EmbeddedStore`] the one for a single master, [`etcd`] the one for
-//!   several, with what elects one of them.
-//! * [`record`] is the codec of what is stored; a store itself sees opaque bytes.
-//! * [`journal`] makes groups, appends them and keeps the log short; [`recovery`] reads them back.
+//! * [`MetadataStore`] is the trait. [`EmbeddedStore`] serves a single master; [`etcd`] serves
+//!   several masters and elects one of them.
+//! * [`record`] is the codec of the stored bytes, which are opaque to a store.
+//! * [`journal`] makes groups, appends them and keeps the log short; [`recovery`] reads them.
 //! * [`conformance`] is the suite that every store passes.
 //!
-//! Architecture invariant: what is visible in the directory is durable (but for commits under
+//! Architecture invariant: a visible block is durable (except for commits under
 //! [`journal::Ack::Memory`]), and a position is given to one group only.
 
 pub mod conformance;
@@ -39,12 +39,12 @@ use kvpool_types::{ClusterId, Epoch};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The position of a group in the log. The first group has 1; 0 stands before it.
+/// The position of a group in the log. The first group has 1; 0 is the position before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LogSeq(pub u64);
 
 impl LogSeq {
-    /// The position behind this one.
+    /// The next position.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
@@ -57,12 +57,12 @@ impl fmt::Display for LogSeq {
     }
 }
 
-/// A shard of the directory, counted from 0, or [`ShardIndex::SYSTEM`].
+/// A shard, counted from 0, or [`ShardIndex::SYSTEM`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardIndex(pub u32);
 
 impl ShardIndex {
-    /// What belongs to no shard of the directory: namespaces, segments, dropped incarnations.
+    /// The shard of the records without a key: namespaces, segments, dropped incarnations.
     pub const SYSTEM: Self = Self(u32::MAX);
 }
 
@@ -76,76 +76,77 @@ impl fmt::Display for ShardIndex {
     }
 }
 
-/// The positions that the log holds: above `cut`, through `last`.
+/// The positions in the log: above `cut`, through `last`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogSpan {
-    /// The position through which the log has been cut.
+    /// The position through which the log was cut.
     pub cut: LogSeq,
     /// The position of the last durable group.
     pub last: LogSeq,
 }
 
-/// Of each shard that has a snapshot: the position that it contains, and its bytes.
+/// For each shard with a snapshot: the snapshot's position and bytes.
 pub type SnapshotPositions = BTreeMap<ShardIndex, (LogSeq, u64)>;
 
 /// A shard's contents at one position of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The last position whose records are contained.
+    /// The position through which the snapshot contains the log.
     pub seq: LogSeq,
-    /// The chunks, in the order in which they were put.
+    /// The chunks, in their order at the put.
     pub chunks: Vec<Bytes>,
 }
 
 /// Durable storage of a log and of snapshots, for one writer at a time.
 ///
-/// Every write names the epoch of the term it belongs to. It is compared with the stored one in
-/// the same transaction, so that a deposed leader changes nothing. Writes are durable when they
-/// return. A write that fails with [`StoreError::Unavailable`] may or may not have happened; one
-/// that fails otherwise has not.
+/// Every write names the epoch of its term. The store compares it with the stored epoch in the same
+/// transaction, so a deposed leader changes nothing. A write is durable when it returns. After
+/// [`StoreError::Unavailable`] the outcome of a write is unknown; after any other error nothing was
+/// written.
 ///
-/// Groups have consecutive positions, which the same transaction compares. A caller may have several appends
-/// in flight: none is applied before its predecessor.
+/// Groups have consecutive positions, which the same transaction compares. A caller may have
+/// several appends in flight; none is applied before its predecessor.
 ///
-/// Values are opaque here. A future may block its thread for the time of a disk flush. The journal therefore
-/// calls the store from threads of its own.
+/// Values are opaque here. A future may block its thread for the time of a disk flush, so the
+/// journal calls the store from its own threads.
 #[async_trait]
 pub trait MetadataStore: Send + Sync + 'static {
-    /// The id of the pool. The first call on a new store stores `fresh` and answers it.
+    /// The id of the pool. The first call on a new store stores `fresh` and returns it.
     async fn cluster_id(&self, fresh: ClusterId) -> Result<ClusterId, StoreError>;
 
     /// The epoch of the latest term; 0 before the first.
     async fn epoch(&self) -> Result<Epoch, StoreError>;
 
-    /// Begins a term: stores and answers an epoch above every earlier one and not under
-    /// `at_least`. From then on only writes under it are taken.
+    /// Begins a term: stores and returns an epoch above every earlier one and at least `at_least`.
+    /// From then on only writes under this epoch succeed.
     async fn begin_epoch(&self, at_least: Epoch) -> Result<Epoch, StoreError>;
 
-    /// Adds a group at the position behind the last.
+    /// Appends a group at the next position.
     async fn append(&self, epoch: Epoch, seq: LogSeq, group: Bytes) -> Result<(), StoreError>;
 
-    /// Does what no caller of an append has to wait for. The journal calls it once the callers have their answers.
+    /// Does the work that no caller of an append waits for. The journal calls it after the callers
+    /// have their answers.
     fn tidy_after_append(&self) {}
 
-    /// Makes sure that the next append of `bytes` finds room, where that can be said beforehand.
+    /// Ensures room for the next append of `bytes`, where the store can tell beforehand.
     async fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
         let _any = bytes;
         Ok(())
     }
 
-    /// Which positions the log holds.
+    /// The positions in the log.
     async fn log_span(&self) -> Result<LogSpan, StoreError>;
 
-    /// The groups behind `after` in order: as many as fit into `limit_bytes`, at least one if
-    /// there is any.
+    /// The groups behind `after` in order: as many as fit into `limit_bytes`, and at least one if
+    /// any.
     async fn read_log(
         &self,
         after: LogSeq,
         limit_bytes: u64,
     ) -> Result<Vec<(LogSeq, Bytes)>, StoreError>;
 
-    /// Replaces a shard's snapshot by one that contains the log through `seq`. A reader and a crash see the old
-    /// or the new one, whole. It is durable when the log is cut.
+    /// Replaces a shard's snapshot by one that contains the log through `seq`. A reader or a crash
+    /// sees the old snapshot or the new one, whole. The new one is durable when the log is cut.
     async fn put_snapshot(
         &self,
         epoch: Epoch,
@@ -154,22 +155,22 @@ pub trait MetadataStore: Send + Sync + 'static {
         chunks: Vec<Bytes>,
     ) -> Result<(), StoreError>;
 
-    /// A shard's snapshot, if one was put.
+    /// A shard's snapshot, if any.
     async fn read_snapshot(&self, shard: ShardIndex) -> Result<Option<Snapshot>, StoreError>;
 
-    /// The shards that have a snapshot, in order of their index.
+    /// The shards with a snapshot, in order.
     async fn snapshots(&self) -> Result<Vec<ShardIndex>, StoreError>;
 
-    /// Of each shard that has a snapshot: the position that it contains, and its bytes.
+    /// For each shard with a snapshot: the snapshot's position and bytes.
     async fn snapshot_positions(&self) -> Result<SnapshotPositions, StoreError>;
 
-    /// Forgets the groups through `through`. That every snapshot contains them is the caller's
-    /// promise. Cutting where the log is cut already does nothing.
+    /// Removes the groups through `through`. The caller ensures that every snapshot contains them.
+    /// A cut at or before the current cut changes nothing.
     async fn truncate_log(&self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError>;
 
-    /// The bytes that the store takes where it keeps them.
+    /// The bytes that the store occupies.
     async fn size_on_disk(&self) -> Result<u64, StoreError>;
 
-    /// Closes the store. Later calls answer [`StoreError::Closed`].
+    /// Closes the store. Later calls fail with [`StoreError::Closed`].
     async fn close(&self) -> Result<(), StoreError>;
 }

@@ -45,7 +45,7 @@ impl Pool {
     /// Returns whether the term is within its deadline. Past the deadline the pool ends the nodes'
     /// sessions, so that they look for another leader, and ends all waits for the store. When the
     /// term is renewed after all, the nodes get their time to return.
-    fn mind_term(&self, now: BootInstant) -> bool {
+    fn check_term(&self, now: BootInstant) -> bool {
         let leads = self.leads();
         if self.leading.swap(leads, Ordering::AcqRel) != leads {
             self.lapse_told.notify_waiters();
@@ -56,7 +56,11 @@ impl Pool {
                     node.hang_up();
                 }
             }
-            tracing::warn!(epoch = %self.epoch, leads, "the term was confirmed late, or was not");
+            if leads {
+                tracing::info!(epoch = %self.epoch, "leader lease renewed, resuming");
+            } else {
+                tracing::warn!(epoch = %self.epoch, "leader lease expired, read-only");
+            }
         }
         leads
     }
@@ -77,7 +81,7 @@ impl Pool {
             tracing::info!(
                 clients = gone.len(),
                 puts = ended.len(),
-                "clients are gone, their connections closed: their unfinished puts are ended"
+                "clients gone, their open puts ended"
             );
         }
         self.end_reservations(ended);
@@ -96,7 +100,7 @@ impl Pool {
         let now = self.now();
         self.check_nodes_returned();
         // Past its deadline the term gives up nothing, because it could not make that durable.
-        if !self.mind_term(now) {
+        if !self.check_term(now) {
             return;
         }
         let expired = self.reservations.take_expired(now);
@@ -113,7 +117,7 @@ impl Pool {
         } = &**self;
         let broken_after = config.suspect_after.min(config.heartbeat_interval * 2);
         for node in members.judge(now, config.suspect_after, broken_after, config.drop_after) {
-            tracing::warn!(node = %node.name, "node has been silent for too long: it is dropped");
+            tracing::warn!(node = %node.name, "node silent for too long, dropping it");
             self.drop_node(&node);
         }
         // Room also appears without an event: a node takes blocks again, or a demand reached the

@@ -87,7 +87,7 @@ impl Pool {
         });
         let answered = async {
             if let Err(error) = submitting.await {
-                tracing::error!(%error, "a commit was not logged");
+                tracing::error!(%error, "commit not logged");
             }
             published.await.ok()
         };

@@ -49,7 +49,7 @@ impl Pool {
             Some(node) if node.is_connected() && node.state() != NodeState::Suspect => Err(refuse(
                 Code::InProgress,
                 format!(
-                    "node name {} is in use by incarnation {}, which is live",
+                    "the node name {} is in use by the live incarnation {}",
                     node.name, node.incarnation
                 ),
             )),
@@ -57,7 +57,7 @@ impl Pool {
                 Err(refuse(
                     Code::InProgress,
                     format!(
-                        "node name {} is kept for incarnation {}, which may still come back to this term",
+                        "the node name {} is reserved for incarnation {}, which may still return in this term",
                         node.name, node.incarnation
                     ),
                 ))
@@ -65,7 +65,7 @@ impl Pool {
             _ if registration.segments.iter().any(|(_, id)| id.is_some()) => Err(refuse(
                 Code::IncarnationDropped,
                 format!(
-                    "incarnation {} names segments of an earlier welcome, and no node has them: it was dropped",
+                    "incarnation {} was dropped: no node has the segments that it names",
                     registration.incarnation
                 ),
             )),

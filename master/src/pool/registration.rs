@@ -44,7 +44,7 @@ impl Pool {
         if !self.leads() {
             return Err(refuse(
                 Code::NotLeader,
-                format!("epoch {} is not confirmed, or over", self.epoch),
+                format!("epoch {} is unconfirmed or over", self.epoch),
             ));
         }
         if self.members.is_dropped(registration.incarnation) {
@@ -57,7 +57,7 @@ impl Pool {
         if !is_known && self.members.count() >= MOST_NODES {
             return Err(refuse(
                 Code::TooManyHeld,
-                format!("the pool has {MOST_NODES} nodes, which is the most"),
+                format!("the pool has the maximum of {MOST_NODES} nodes"),
             ));
         }
         Ok(())
@@ -106,7 +106,7 @@ impl Pool {
             return Err(refuse(
                 Code::InProgress,
                 format!(
-                    "incarnation {} of node {} has a session, and this one shows no secret of it",
+                    "incarnation {} of node {} has a session, and the registration lacks its secret",
                     node.incarnation, node.name
                 ),
             ));
@@ -132,11 +132,11 @@ fn check_words(registration: &Registration) -> Result<(), RegisterError> {
         data_address.len() <= MOST_ADDRESS && data_address.chars().all(|c| c.is_ascii_graphic());
     if !is_address {
         return Err(invalid(format!(
-            "{data_address:.80?} is no address of a data port"
+            "the data address {data_address:.80?} is not host:port"
         )));
     }
     if shm_path.len() > MOST_PATH || shm_path.chars().any(char::is_control) {
-        return Err(invalid(format!("{shm_path:.80?} is no path of a socket")));
+        return Err(invalid(format!("{shm_path:.80?} is not the path of a socket")));
     }
     Ok(())
 }
@@ -144,11 +144,11 @@ fn check_words(registration: &Registration) -> Result<(), RegisterError> {
 fn check_sizes(registration: &Registration) -> Result<(), RegisterError> {
     let segments = &registration.segments;
     if segments.is_empty() || segments.iter().any(|(size, _)| size.0 == 0) {
-        return Err(invalid("a node offers at least one byte of memory"));
+        return Err(invalid("a node must offer at least one byte of memory"));
     }
     if segments.len() > MOST_SEGMENTS {
         return Err(invalid(format!(
-            "{} segments are over the limit of {MOST_SEGMENTS}",
+            "{} segments exceed the limit of {MOST_SEGMENTS}",
             segments.len()
         )));
     }
@@ -157,7 +157,7 @@ fn check_sizes(registration: &Registration) -> Result<(), RegisterError> {
         .try_fold(0u64, |total, (size, _)| total.checked_add(size.0));
     if total.is_none_or(|total| total > MOST_BYTES) {
         return Err(invalid(format!(
-            "segments of more than {MOST_BYTES} bytes together are more than a process can map"
+            "the segments exceed {MOST_BYTES} bytes, the most that a process can map"
         )));
     }
     Ok(())
@@ -169,11 +169,11 @@ fn check_secret(registration: &Registration) -> Result<(), RegisterError> {
         Some(secret) if secret.incarnation() == life => Ok(()),
         Some(_) => Err(refuse(
             Code::GrantRefused,
-            format!("the secret shown is not that of incarnation {life}"),
+            format!("the secret does not belong to incarnation {life}"),
         )),
         None if life.has_secret() => Err(refuse(
             Code::GrantRefused,
-            format!("incarnation {life} has a secret, and none is shown"),
+            format!("the registration lacks the secret of incarnation {life}"),
         )),
         None => Ok(()),
     }

@@ -333,11 +333,8 @@ impl Pool {
             .segments()
             .get(segment)
             .map(|s| Arc::clone(&s.node));
-        let Some(node) = node else {
-            self.hidden.write().remove(&(segment, offset));
-            return;
-        };
-        tracing::warn!(%key, %version, node = %node.name, "a client found wrong bytes");
+        let Some(node) = node else { return };
+        tracing::warn!(%key, %version, node = %node.name, "client reported a checksum mismatch, replica hidden until its node re-verifies it");
         let extent = kvpool_types::Extent {
             segment,
             offset,
@@ -367,12 +364,12 @@ impl Pool {
         } = suspected;
         let place = (extent.segment, extent.offset);
         if matches {
-            tracing::info!(%key, %version, "the copy is right: the fault was the client's");
+            tracing::info!(%key, %version, "replica re-verified: its checksum matches, the mismatch was on the client's side");
             self.hidden.write().remove(&place);
             return;
         }
         self.metrics.corrupt_replica();
-        tracing::error!(%key, %version, %extent, "a copy is corrupt and is dropped");
+        tracing::error!(%key, %version, %extent, "checksum mismatch on re-verification, replica dropped");
         let _until_submitted = self.evicting.read();
         let dropped = self
             .directory

@@ -44,7 +44,7 @@ impl Pool {
         count: u32,
     ) -> Result<impl Iterator<Item = SegmentId> + use<>, RegisterError> {
         let first = self.segment_ids.next.load(Ordering::Acquire);
-        let exhausted = || refuse(Code::TooLarge, "no segment id is left in this pool");
+        let exhausted = || refuse(Code::TooLarge, "the pool has no segment ids left");
         let end = first.checked_add(count).ok_or_else(exhausted)?;
         if end > self.segment_ids.until.load(Ordering::Acquire) {
             let until = end.saturating_add(WINDOW);

@@ -56,7 +56,7 @@ impl Pool {
                 self.sweeps.lock().push_front(sweep);
             } else {
                 tracing::warn!(node = %sweep.node, incarnation = %sweep.incarnation, blocks_lost = sweep.lost,
-                    "the blocks of a dropped node are out of the directory");
+                    "blocks of the dropped node removed from the directory");
             }
             if begun.elapsed() >= budget {
                 return true;

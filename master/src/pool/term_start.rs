@@ -29,13 +29,13 @@ const VERSION_WINDOW: u64 = 1 << 40;
 #[non_exhaustive]
 pub enum StartError {
     /// The store failed.
-    #[error("the metadata store: {0}")]
+    #[error("metadata store: {0}")]
     Store(#[from] StoreError),
     /// The stored metadata cannot be read.
     #[error("the metadata cannot be recovered: {0}")]
     Recovery(#[from] RecoveryError),
     /// The log takes no records.
-    #[error("the metadata log: {0}")]
+    #[error("metadata log: {0}")]
     Log(Code),
     /// A thread cannot be started.
     #[error("a thread cannot be started: {0}")]

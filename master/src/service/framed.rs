@@ -72,7 +72,7 @@ impl Shared {
             refused(
                 Code::TooManyHeld,
                 format!(
-                    "this master serves {most} connections, which is what --max-connections allows"
+                    "this master has {most} connections, the limit of --max-connections"
                 ),
             )
         })
@@ -204,7 +204,7 @@ async fn sort(
                 .spawn(move || {
                     let _entered = runtime.enter();
                     if let Err(error) = connection.serve(&runtime) {
-                        tracing::debug!(%peer, %error, "a framed connection ended");
+                        tracing::debug!(%peer, %error, "framed connection ended");
                     }
                 })?;
             Ok(())

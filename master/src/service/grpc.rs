@@ -66,7 +66,7 @@ impl PoolService {
 fn too_many_wait() -> Refused {
     refused(
         Code::TooManyHeld,
-        "the calls that wait hold as much memory as they may (max_waiting)",
+        "waiting calls hold the most memory allowed (max_waiting)",
     )
 }
 

@@ -28,7 +28,7 @@ impl Health for SeatHealth {
                 })
             }),
             Role::Standby => Ok(()),
-            Role::ReadOnly => Err("read-only: etcd has not confirmed this term in time".to_owned()),
+            Role::ReadOnly => Err("read-only: the leader lease was not renewed in time".to_owned()),
             Role::Starting => Err(self.0.reason()),
         }
     }

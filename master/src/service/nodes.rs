@@ -52,7 +52,7 @@ impl proto::nodes_server::Nodes for NodesService {
                     body: Some(FromNode::Register(register)),
                 })) => register,
                 _ => {
-                    let error = status(Code::Malformed, "a session begins with a registration");
+                    let error = status(Code::Malformed, "a session must begin with a registration");
                     let _left = outbox.send(Err(error));
                     return;
                 }
@@ -138,7 +138,7 @@ fn read_registration(
         return Err(refuse(
             Code::VersionMismatch,
             format!(
-                "the node speaks versions {} to {}, this master {} to {}",
+                "the node supports protocol versions {} to {}, this master {} to {}",
                 register.min_version,
                 register.max_version,
                 proto::MIN_VERSION,
@@ -160,7 +160,7 @@ fn read_registration(
         return Err(refuse(
             Code::VersionMismatch,
             format!(
-                "checksum algorithm {} is not known here",
+                "unknown checksum algorithm {}",
                 register.checksum_algorithm
             ),
         ));
@@ -171,7 +171,7 @@ fn read_registration(
         [] => None,
         bytes => Some(
             IncarnationSecret::from_slice(bytes)
-                .ok_or_else(|| refuse(Code::Malformed, "a life's secret has 32 bytes".into()))?,
+                .ok_or_else(|| refuse(Code::Malformed, "the secret of an incarnation has 32 bytes".into()))?,
         ),
     };
     let held = register.held.iter().map(|range| Extent {

@@ -49,7 +49,7 @@ pub(super) fn check_leads(pool: &Pool) -> Result<(), Refused> {
     Err(refused(
         Code::NotLeader,
         format!(
-            "read-only: etcd has not confirmed epoch {} in time, which was over {} ago",
+            "read-only: the leader lease of epoch {} expired {} ago, and etcd has not renewed it",
             pool.epoch,
             humantime::format_duration(overdue)
         ),

@@ -1,7 +1,7 @@
-//! What every [`MetadataStore`] has to do, as one suite that each implementation's tests run.
+//! The rules of a [`MetadataStore`] as one suite, which the tests of each implementation run.
 //!
-//! A check panics when the store breaks a rule, so only tests may call it. The suite is chunk of the library
-//! so that the tests of every implementation reach it.
+//! A check panics when the store breaks a rule, so only tests may call it. The suite is part of the
+//! library so that the tests of every implementation reach it.
 
 use super::{LogSeq, LogSpan, MetadataStore, ShardIndex, Snapshot, StoreError};
 use async_trait::async_trait;
@@ -9,13 +9,13 @@ use bytes::Bytes;
 use kvpool_types::{ClusterId, Epoch};
 use std::sync::Arc;
 
-/// Makes the stores that the suite checks.
+/// The source of the stores under test.
 #[async_trait]
 pub trait Bench: Send + Sync {
     /// A new, empty store.
     async fn fresh(&self) -> Arc<dyn MetadataStore>;
 
-    /// The same store after its process has ended and begun again. The one given is closed.
+    /// The same store after a restart of its process. The given store is closed.
     async fn reopen(&self, store: Arc<dyn MetadataStore>) -> Arc<dyn MetadataStore>;
 }
 
@@ -79,7 +79,7 @@ async fn the_cluster_id_is_made_once(bench: &dyn Bench) {
 async fn epochs_only_grow(bench: &dyn Bench) {
     let store = bench.fresh().await;
     let mut latest = Epoch(0);
-    // How far above an epoch lies is the store's business.
+    // The store decides how far above `at_least` the epoch lies.
     for ahead in [0, 40, 0, 100_000, 0] {
         let at_least = Epoch(latest.0 + ahead);
         let epoch = expect(store.begin_epoch(at_least).await);
@@ -100,11 +100,11 @@ async fn groups_are_read_back_in_order(bench: &dyn Bench) {
     let (store, _) = with_log(bench, 300).await;
     let store = bench.reopen(store).await;
     assert_eq!(expect(store.log_span().await).last, LogSeq(300));
-    // The positions cross a byte's width, so an order by text or by low byte would show.
+    // The positions cross the width of a byte, so an order by text or by low byte would show.
     let all: Vec<_> = (1..=300).map(|seq| (LogSeq(seq), group(seq))).collect();
     assert_eq!(expect(store.read_log(LogSeq(0), u64::MAX).await), all);
     assert_eq!(expect(store.read_log(LogSeq(300), u64::MAX).await), []);
-    // One group at least, then no more than asked for.
+    // At least one group, then no more than asked for.
     let one = expect(store.read_log(LogSeq(254), 1).await);
     assert_eq!(one, [(LogSeq(255), group(255))]);
     let limit = (group(256).len() + group(257).len()) as u64;

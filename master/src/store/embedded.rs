@@ -45,17 +45,17 @@ use parking_lot::Mutex;
 use snapshots::Snapshots;
 use std::path::PathBuf;
 
-/// What a segment of the log holds: about 70,000 blocks.
+/// The size of a segment of the log: about 70,000 blocks.
 const SEGMENT: ByteSize = ByteSize::mib(4);
 
-/// How the embedded store is opened.
+/// Options of the embedded store.
 #[derive(Clone, Debug)]
 pub struct EmbeddedOptions {
-    /// The directory of its files; made if it is not there.
+    /// The directory of the files, created if missing.
     pub directory: PathBuf,
-    /// The memory that reading a store of format 1 may use, once, to carry it over.
+    /// The memory for the one-time migration of a store of format 1.
     pub cache: ByteSize,
-    /// The size of a segment of the log: so much room is taken at a time.
+    /// The size of a segment of the log, which is allocated at once.
     pub segment: ByteSize,
 }
 
@@ -76,7 +76,7 @@ pub struct EmbeddedStore {
     layout: Layout,
     /// `None` once closed.
     open: Mutex<Option<Open>>,
-    /// Held while a snapshot is put: they come one after another.
+    /// Held while a snapshot is put: snapshots are put one after another.
     snapshot: Mutex<()>,
 }
 
@@ -89,7 +89,7 @@ struct Open {
 }
 
 impl EmbeddedStore {
-    /// Opens the store, or makes a new one in a directory where there was none.
+    /// Opens the store, or creates one in a directory without a store.
     pub fn open(options: &EmbeddedOptions) -> Result<Self, OpenError> {
         let layout = Layout::new(&options.directory);
         let segment = options.segment.as_u64();
@@ -126,8 +126,8 @@ impl EmbeddedStore {
         })
     }
 
-    /// Whether the files are still where they were opened. If they are not, another kvmaster may write
-    /// there what this one does not know.
+    /// Checks that the files are still where they were opened. Otherwise another kvmaster may write
+    /// there unnoticed.
     pub fn check(&self) -> Result<(), StoreError> {
         self.with(|open| open.place.check(&self.layout, open.log.active()))
     }
@@ -218,7 +218,8 @@ impl MetadataStore for EmbeddedStore {
                 ..open.identity
             };
             match self.identify(open, identity) {
-                // A kvmaster that starts on a full disk still serves gets. The log has room for a term.
+                // A kvmaster that starts on a full disk still serves gets. The log has reserved
+                // room for a term.
                 Err(StoreError::DirectoryFull { .. }) => {
                     open.log.begin_epoch(identity.epoch)?;
                     open.identity.epoch = identity.epoch;
@@ -244,7 +245,7 @@ impl MetadataStore for EmbeddedStore {
     }
 
     fn tidy_after_append(&self) {
-        // Whoever holds the lock appends, and tidies up after that.
+        // The thread that holds the lock appends, and tidies up afterwards.
         if let Some(mut open) = self.open.try_lock()
             && let Some(open) = open.as_mut()
         {
@@ -265,7 +266,7 @@ impl MetadataStore for EmbeddedStore {
         after: LogSeq,
         limit_bytes: u64,
     ) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
-        // Under the lock, so that no segment becomes another meanwhile.
+        // Under the lock, so that no segment is reused meanwhile.
         self.with(|open| open.log.read(after, limit_bytes))
     }
 
@@ -285,7 +286,7 @@ impl MetadataStore for EmbeddedStore {
             allowed(open)?;
             Ok(open.snapshots.writer())
         })?;
-        // Appends go on meanwhile.
+        // Appends continue meanwhile.
         let written = writer.write(shard, seq, &chunks)?;
         self.with(|open| {
             allowed(open)?;

@@ -4,11 +4,12 @@ use super::LogSeq;
 use kvpool_types::{Code, Epoch};
 use std::time::Duration;
 
-/// Why an operation of a metadata store failed.
+/// The reason that an operation of a metadata store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// Another term has begun: the master of epoch `asked` no longer leads. Nothing was changed.
+    /// Another term has begun: the master of epoch `asked` is no longer the leader. Nothing was
+    /// changed.
     #[error("epoch {asked} may not write: the store is in epoch {current}")]
     Fenced {
         /// The epoch that the write carried.
@@ -24,27 +25,26 @@ pub enum StoreError {
         /// The position of the last durable group.
         last: LogSeq,
     },
-    /// A snapshot or a cut names a position that the log does not reach or no longer holds.
-    /// Nothing was changed.
+    /// A snapshot or a cut names a position outside the log. Nothing was changed.
     #[error("position {asked} is outside the log, which was cut at {cut} and ends at {last}")]
     OutsideLog {
-        /// The position that was named.
+        /// The named position.
         asked: LogSeq,
-        /// The position through which the log has been cut.
+        /// The position through which the log was cut.
         cut: LogSeq,
         /// The position of the last durable group.
         last: LogSeq,
     },
-    /// The store did not answer or failed. Whether a write took effect is unknown: read back
-    /// before anything that depends on it.
+    /// The store did not answer, or failed. The outcome of a write is unknown, so the caller must
+    /// read before it depends on it.
     #[error("the metadata store is unavailable: {reason}")]
     Unavailable {
-        /// What the store said.
+        /// The store's reason.
         reason: String,
     },
-    /// The store has used up its space and takes no more until room was made. A write whose own bytes used
-    /// up the last of it may have been done, whole.
-    #[error("the metadata store has used up its space")]
+    /// The store is out of space and refuses writes until it has room. A write that used up the
+    /// last space may have been done, whole.
+    #[error("the metadata store is out of space")]
     NoSpace,
     /// The directory's filesystem has no room. Nothing was changed.
     #[error(
@@ -60,28 +60,28 @@ pub enum StoreError {
         "{path} was moved or replaced while this kvmaster had it open: put it back, and start kvmaster again"
     )]
     Moved {
-        /// The file or directory that is not there any more.
+        /// The missing file or directory.
         path: String,
     },
-    /// The lease has run out or was revoked. Nothing was changed.
+    /// The lease has expired or was revoked. Nothing was changed.
     #[error("the lease in the metadata store is gone")]
     LeaseGone,
-    /// The store gives no lease of the time that was asked for.
-    #[error("the metadata store gave a lease of {granted:?} where {asked:?} was asked for")]
+    /// The store does not grant a lease with the requested TTL.
+    #[error("the metadata store granted a lease of {granted:?} instead of {asked:?}")]
     LeaseTtl {
-        /// The time that was asked for.
+        /// The requested TTL.
         asked: Duration,
-        /// The time that was granted.
+        /// The granted TTL.
         granted: Duration,
     },
     /// The stored bytes differ from the written ones.
     #[error("the metadata store is corrupt: {reason}")]
     Corrupt {
-        /// What is wrong, and where.
+        /// The damage and its place.
         reason: String,
     },
-    /// The value is larger than the store takes. Nothing was changed.
-    #[error("a value of {size} bytes is more than the metadata store takes")]
+    /// The value exceeds the store's limit. Nothing was changed.
+    #[error("a value of {size} bytes exceeds the limit of the metadata store")]
     TooLarge {
         /// The size of the value in bytes.
         size: u64,
@@ -92,8 +92,8 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the same call may succeed later with nothing changed by the caller. A write whose
-    /// outcome is unknown has to be read back first.
+    /// True when the same call may succeed later without a change by the caller. After an unknown
+    /// outcome the caller must read first.
     pub const fn is_retryable(&self) -> bool {
         matches!(
             self,
@@ -101,7 +101,7 @@ impl StoreError {
         )
     }
 
-    /// The stable code that a client is told.
+    /// The stable code for clients.
     pub const fn code(&self) -> Code {
         match self {
             Self::Fenced { .. } => Code::NotLeader,
@@ -112,7 +112,7 @@ impl StoreError {
     }
 }
 
-/// Why a metadata store could not be opened.
+/// The reason that a metadata store could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -129,7 +129,7 @@ pub enum OpenError {
     Io {
         /// The store's file or directory.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A newer kvmaster wrote the file.
@@ -145,12 +145,12 @@ pub enum OpenError {
     /// The file is not a metadata store, or is damaged.
     #[error("{path} is not a readable metadata store: {reason}")]
     Corrupt {
-        /// Where the store is.
+        /// The path of the store.
         path: String,
-        /// What is wrong.
+        /// The damage.
         reason: String,
     },
-    /// A file of the store is missing, damaged, or of another store.
+    /// A file of the store is missing, damaged, or belongs to another store.
     #[error(
         "{directory}: {reason}. This pool's metadata cannot be read back whole: put the files back as they \
          were, or start kvmaster once with --accept-empty-store, which sets them aside and begins an empty pool"
@@ -158,7 +158,7 @@ pub enum OpenError {
     Damaged {
         /// The store's directory.
         directory: String,
-        /// What is wrong, and where.
+        /// The damage and its place.
         reason: String,
     },
     /// The store failed while it was being opened.
@@ -167,28 +167,28 @@ pub enum OpenError {
     /// etcd did not answer.
     #[error("etcd at {endpoints} cannot be used: {reason}")]
     Unreachable {
-        /// The endpoints that were asked.
+        /// The endpoints that were tried.
         endpoints: String,
-        /// What the last one said.
+        /// The last endpoint's error.
         reason: String,
     },
-    /// etcd refused, or what is configured about it cannot be right.
+    /// etcd refused, or the configuration of etcd is wrong.
     #[error("etcd at {endpoints} cannot be used as configured: {reason}")]
     Refused {
-        /// The endpoints that are configured.
+        /// The configured endpoints.
         endpoints: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
 }
 
 impl OpenError {
-    /// Whether `--accept-empty-store` helps.
+    /// True when `--accept-empty-store` helps.
     pub const fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged { .. })
     }
 
-    /// Whether opening may succeed later with nothing changed by the caller.
+    /// True when opening may succeed later without a change by the caller.
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::InUse { .. } | Self::Unreachable { .. })
     }

@@ -41,10 +41,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// When a submission is answered.
+/// When to answer a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ack {
-    /// Once its records are durable.
+    /// When its records are durable.
     Durable,
     /// In its turn, before its records are durable. They are appended up to 50 ms later together with others,
     /// and are lost if the master dies before. While the store stalls, the group under way and the next group,
@@ -53,19 +53,19 @@ pub enum Ack {
     Memory,
 }
 
-/// Why records were not acknowledged.
+/// The reason that records were not acknowledged.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// The append failed, and whether the records are durable is unknown: only the next start,
-    /// which reads the log, can say.
+    /// The append failed, and it is unknown whether the records are durable. Only the next start,
+    /// which reads the log, can tell.
     #[error("the metadata log could not be written: {0}")]
     Unknown(Arc<StoreError>),
     /// The records were not logged, because the store refused them or an earlier append failed.
     #[error("the metadata log takes no more records: {0}")]
     Refused(Arc<StoreError>),
     /// The records were not logged: the journal is closed, or the submitter did not wait for room.
-    #[error("the records were given up before they were logged")]
+    #[error("the records were abandoned before they were logged")]
     Abandoned,
     /// The journal's thread ended on a fault. Whether the records are durable is unknown.
     #[error("the journal's thread ended on a fault")]
@@ -73,17 +73,17 @@ pub enum JournalError {
 }
 
 impl JournalError {
-    /// Whether the same call may succeed later, perhaps at the master's next start.
+    /// True when the same call may succeed later, perhaps after the master's next start.
     pub fn is_retryable(&self) -> bool {
         self.code().is_retryable()
     }
 
-    /// Whether the records may be durable all the same.
+    /// True when the records may be durable after all.
     pub const fn is_outcome_unknown(&self) -> bool {
         matches!(self, Self::Unknown(_) | Self::Died)
     }
 
-    /// The reason alone, for a caller that does not know of the log.
+    /// The reason alone, for a caller that does not know the log.
     pub fn told(&self) -> String {
         match self {
             Self::Unknown(error) | Self::Refused(error) => error.to_string(),
@@ -91,7 +91,7 @@ impl JournalError {
         }
     }
 
-    /// The stable code that a client is told.
+    /// The stable code for clients.
     pub fn code(&self) -> Code {
         match self {
             Self::Unknown(_) | Self::Died => Code::StoreFailed,
@@ -105,38 +105,38 @@ impl JournalError {
     }
 }
 
-/// Why a journal could not be started.
+/// The reason that a journal could not be started.
 #[derive(Debug, thiserror::Error)]
 #[error("the journal's threads cannot be started: {0}")]
 pub struct StartError(#[from] std::io::Error);
 
-/// What a journal takes snapshots of: the directory.
+/// The state of which a journal takes snapshots: the directory.
 pub trait SnapshotSource: Send + Sync + 'static {
-    /// How many shards it is cut into.
+    /// The number of shards.
     fn shards(&self) -> u32;
 
-    /// The records that make up a shard now. Called on the journal's thread between two groups.
+    /// The records of a shard now. Called on the journal's thread between two groups.
     fn capture(&self, shard: ShardIndex) -> Vec<Record>;
 
-    /// The records that belong to no shard now. Called on the journal's thread between two groups.
+    /// The records without a shard now. Called on the journal's thread between two groups.
     fn capture_system(&self) -> Vec<Record>;
 }
 
-/// How a journal groups and when it takes snapshots.
+/// Options for groups and snapshots.
 #[derive(Clone, Debug)]
 pub struct JournalOptions {
-    /// A group that has reached this size is appended (a submission is never split).
+    /// A group of this size is appended. A submission is never split.
     pub group_bytes: ByteSize,
-    /// A group that has reached this many records is appended.
+    /// A group of this many records is appended.
     pub group_records: usize,
-    /// The records that may wait, by their size in memory; beyond that [`Journal::submit`] waits.
+    /// The memory of waiting records; beyond it [`Journal::submit`] waits.
     pub queue_bytes: ByteSize,
-    /// The log may always grow to this size before a shard is captured.
+    /// The log size below which no shard is captured.
     pub log_bytes: ByteSize,
-    /// The log may grow to this many times the size of all snapshots before a shard is captured.
+    /// The log may grow to this multiple of all snapshots before a shard is captured.
     pub log_ratio: u64,
-    /// Shards are captured together up to so many bytes of snapshots. In a small pool the flush of a snapshot
-    /// costs more than its bytes.
+    /// Several shards are captured together up to this size of their snapshots. In a small pool the
+    /// flush of a snapshot costs more than its bytes.
     pub capture_bytes: ByteSize,
     /// Whether every append runs on the append thread, so that the journal gathers the next group meanwhile. It
     /// costs a wake-up, which pays for a remote store.
@@ -157,11 +157,11 @@ impl Default for JournalOptions {
     }
 }
 
-/// So many records are answered from memory, or appended, on their submitter's thread.
+/// Up to this many records are answered from memory, or appended, on their submitter's thread.
 const FEW: usize = 32;
 
 thread_local! {
-    /// Whether this thread may wait for the disk.
+    /// True while this thread may wait for the disk.
     static LENT: Cell<bool> = const { Cell::new(false) };
     /// The store that this thread appended to while it was lent, until [`end_loan`].
     static APPENDED: Cell<Option<Arc<dyn MetadataStore>>> = const { Cell::new(None) };
@@ -182,8 +182,8 @@ pub(crate) fn lend_thread<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Does what an append on this lent thread left undone. The lender calls it once it has sent its answer, which a
-/// small write to the log would delay by some microseconds.
+/// Finishes the work of an append on this lent thread. The lender calls it after it has sent its
+/// answer: a small write to the log would delay the answer by some microseconds.
 pub(crate) fn end_loan() {
     if let Some(store) = APPENDED.take() {
         store.tidy_after_append();
@@ -199,8 +199,8 @@ fn after_loan(store: &Arc<dyn MetadataStore>) {
     }
 }
 
-/// A handle to a running journal. When the last one is dropped, the journal writes what is queued
-/// and ends.
+/// A handle to a running journal. When the last handle is dropped, the journal writes the queued
+/// records and ends.
 #[derive(Clone, Debug)]
 pub struct Journal {
     shared: Arc<JournalShared>,
@@ -224,7 +224,7 @@ impl std::fmt::Debug for JournalShared {
     }
 }
 
-/// The way into the journal's queue.
+/// The sending side of the journal's queue.
 #[derive(Clone, Debug)]
 struct Sender {
     sender: mpsc::Sender<Message>,
@@ -238,7 +238,7 @@ impl Sender {
         self.sender.send(message).is_ok()
     }
 
-    /// Whether everything that was sent has been taken in.
+    /// True when the journal has taken in every sent message.
     fn is_idle(&self) -> bool {
         self.queued.load(Ordering::Acquire) == 0
     }
@@ -246,27 +246,27 @@ impl Sender {
 
 impl Drop for JournalShared {
     fn drop(&mut self) {
-        // Fails when the thread has ended already, which is what is asked.
+        // The send fails when the thread has already ended, which is the goal.
         let _ended = self.sender.send(Message::Close(None));
     }
 }
 
-/// Why the journal takes nothing.
+/// The reasons that the journal takes nothing.
 #[derive(Debug, Default)]
 struct Health {
-    /// Why it never will again; `None` while it may.
+    /// The permanent reason, if any.
     failed: Mutex<Option<JournalError>>,
-    /// Why it takes nothing for a while: the store has no room.
+    /// The temporary reason, if any: the store has no room.
     full: Mutex<Option<Arc<StoreError>>>,
 }
 
 impl Health {
-    /// Whether the journal goes on.
+    /// An error once the journal has failed.
     fn check(&self) -> Result<(), JournalError> {
         self.failed.lock().clone().map_or(Ok(()), Err)
     }
 
-    /// Whether records can be made durable now.
+    /// An error while records cannot be made durable.
     fn check_room(&self) -> Result<(), JournalError> {
         self.check()?;
         let full = self.full.lock().clone();
@@ -312,7 +312,7 @@ impl Drop for Callback {
 struct Submission {
     records: Vec<Record>,
     ack: Ack,
-    /// Whether the records are of past events: the journal keeps them until the store has room.
+    /// True for records of past events, which the journal keeps until the store has room.
     has_happened: bool,
     callback: Callback,
     /// Room in the queue, given back when the records are durable. `None` for a submission that did not wait.
@@ -321,15 +321,15 @@ struct Submission {
 
 enum Message {
     Submit(Submission),
-    /// The outcome lies in a channel of its own, where it does not wait behind submissions.
+    /// The outcome comes through another channel, where it does not wait behind submissions.
     SnapshotDone,
-    /// The same of an append.
+    /// The outcome of an append, likewise.
     Appended,
     Close(Option<oneshot::Sender<()>>),
 }
 
 impl Journal {
-    /// Starts a journal that appends under `epoch`, behind what `state` says is there.
+    /// Starts a journal that appends under `epoch`, behind the position in `state`.
     pub fn start(
         store: Arc<dyn MetadataStore>,
         epoch: Epoch,
@@ -378,12 +378,15 @@ impl Journal {
         })
     }
 
-    /// Submits records that are to be durable together, and waits for room in the queue if need
-    /// be. `on_durable` is called once in any case: with the position of the records, or with why they
-    /// are not acknowledged; it must not block. It is called on the journal's thread, or for
-    /// [`Ack::Memory`] and on a lent thread perhaps on this one, which therefore holds no lock. If this future is
-    /// dropped before there was room, that is [`JournalError::Abandoned`]. An error that is
-    /// answered here is told to `on_durable` too.
+    /// Submits records that must become durable together, and waits for room in the queue.
+    ///
+    /// The journal calls `on_durable` exactly once: with the position of the records, or with the
+    /// reason that they are not acknowledged. The callback must not block. It runs on the journal's
+    /// thread. For [`Ack::Memory`] and on a lent thread it may run on this thread, so the caller
+    /// holds no lock.
+    ///
+    /// A future dropped before there was room gives [`JournalError::Abandoned`]. An error returned
+    /// here goes to `on_durable` too.
     pub async fn submit(
         &self,
         records: Vec<Record>,
@@ -393,7 +396,7 @@ impl Journal {
         let callback = Callback(Some(Box::new(on_durable)));
         let size = self.queued_size(&records);
         let room = Arc::clone(&self.shared.room).acquire_many_owned(size).await;
-        // The room is closed when the thread ends.
+        // The semaphore is closed when the thread ends.
         let room = room.map_err(|_| JournalError::Abandoned)?;
         let submission = Submission {
             records,
@@ -402,8 +405,8 @@ impl Journal {
             callback,
             room: Some(room),
         };
-        // Waking another thread takes longer than answering a few records from memory does. With many
-        // the submitter has better things to do meanwhile.
+        // A wake-up of another thread takes longer than answering a few records from memory. With
+        // many records the submitter has other work meanwhile.
         let left = match ack {
             Ack::Memory if submission.records.len() <= FEW => {
                 self.take_here(submission, worker::Worker::take_here)
@@ -450,7 +453,7 @@ impl Journal {
         let room = Arc::clone(&self.shared.room)
             .try_acquire_many_owned(size)
             .ok();
-        // The callback is told of an error.
+        // The callback receives the error.
         let _told = self.enqueue(Submission {
             records,
             ack,
@@ -460,7 +463,7 @@ impl Journal {
         });
     }
 
-    /// Waits until everything submitted before is durable; answers the log's last position then.
+    /// Waits until all earlier submissions are durable. Returns the log's last position then.
     pub async fn flush(&self) -> Result<LogSeq, JournalError> {
         let (done, durable) = oneshot::channel();
         self.submit(Vec::new(), Ack::Durable, |outcome| {
@@ -470,28 +473,28 @@ impl Journal {
         durable.await.unwrap_or(Err(JournalError::Died))
     }
 
-    /// The position of the last group that was handed to the store.
+    /// The position of the last group handed to the store.
     pub fn position(&self) -> LogSeq {
         LogSeq(self.shared.position.load(Ordering::Acquire))
     }
 
-    /// Whether the journal goes on: once it does not, only another start helps.
+    /// An error once the journal has failed: then only another start helps.
     pub fn healthy(&self) -> Result<(), JournalError> {
         self.shared.health.check()
     }
 
-    /// Whether records can be made durable now: what `/readyz` asks. Where the store has no room, that
-    /// ends by itself when there is some.
+    /// An error while records cannot be made durable, as `/readyz` reports. A full store ends by
+    /// itself when it has room.
     pub fn has_room(&self) -> Result<(), JournalError> {
         self.shared.health.check_room()
     }
 
-    /// Makes durable what has been submitted, waits for a snapshot in progress, and ends. Whatever
-    /// is submitted afterwards is [`JournalError::Abandoned`].
+    /// Makes the submitted records durable, waits for a snapshot in progress, and ends. Later
+    /// submissions give [`JournalError::Abandoned`].
     pub async fn close(&self) {
         let (done, ended) = oneshot::channel();
         if self.shared.sender.send(Message::Close(Some(done))) {
-            // An error says that the thread has ended without an answer: it has ended.
+            // An error means that the thread has already ended.
             let _ended = ended.await;
         }
     }
@@ -501,7 +504,7 @@ impl Journal {
             submission.callback.call(Err(error.clone().for_later()));
             return Err(error.for_later());
         }
-        // Dropping the message tells the callback.
+        // Dropping the message calls the callback.
         if self.shared.sender.send(Message::Submit(submission)) {
             Ok(())
         } else {
@@ -509,8 +512,8 @@ impl Journal {
         }
     }
 
-    /// Takes a submission in on this thread when the journal is free and nothing is before it; gives
-    /// it back otherwise.
+    /// Takes a submission in on this thread when the journal is free and no submission is before
+    /// it; otherwise gives it back.
     fn take_here(
         &self,
         submission: Submission,
@@ -520,13 +523,13 @@ impl Journal {
             return Some(submission);
         };
         let taken = match worker.try_lock() {
-            // A message that was sent earlier comes first.
+            // A message sent earlier comes first.
             Some(mut worker) if self.shared.sender.is_idle() => take(&mut worker, submission),
             _ => Err(submission),
         };
         match taken {
             Ok(true) => {
-                // Where the thread has ended, that has been told already.
+                // If the thread has ended, its waiters already know.
                 let _told = self.shared.sender.send(Message::Appended);
                 None
             }
@@ -535,7 +538,7 @@ impl Journal {
         }
     }
 
-    /// Roughly what records take in memory, and no more than there is room.
+    /// The approximate memory of records, at most the queue's size.
     fn queued_size(&self, records: &[Record]) -> u32 {
         let size: usize = records
             .iter()
@@ -551,7 +554,7 @@ impl Journal {
 }
 
 impl JournalError {
-    /// What records are told that come after the failure: they were certainly not logged.
+    /// The error for records behind the failure, which were certainly not logged.
     fn for_later(self) -> Self {
         match self {
             Self::Unknown(error) => Self::Refused(error),

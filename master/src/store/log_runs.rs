@@ -1,14 +1,16 @@
-//! How much of the log lies behind each position, in few words: a standby follows millions of groups.
+//! The bytes of the log behind each position, in little memory: a standby follows millions of
+//! groups.
 
 use super::LogSeq;
 use std::collections::VecDeque;
 
-/// What a group takes in the store besides its bytes, roughly.
+/// The approximate bytes that the store adds to each group.
 pub(crate) const GROUP_OVERHEAD: u64 = 64;
-/// Neighbouring groups are counted together up to this size, so that small ones take no room here.
+/// Neighbouring groups are counted as one run up to this size, so that small groups need no memory
+/// here.
 const RUN_BYTES: u64 = 64 << 10;
 
-/// The groups of the log in runs of neighbours: the last position of each run, and its bytes.
+/// The groups of the log as runs of neighbours: the last position and the bytes of each run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogRuns {
     runs: VecDeque<(LogSeq, u64)>,
@@ -16,7 +18,7 @@ pub struct LogRuns {
 }
 
 impl LogRuns {
-    /// Counts the group behind the last one.
+    /// Counts the next group.
     pub(crate) fn push(&mut self, seq: LogSeq, bytes: u64) {
         let bytes = bytes + GROUP_OVERHEAD;
         self.bytes += bytes;
@@ -29,7 +31,7 @@ impl LogRuns {
         }
     }
 
-    /// Forgets the groups through `cut`. A run of which a part is left counts whole.
+    /// Forgets the groups through `cut`. A partly cut run counts whole.
     pub(crate) fn forget(&mut self, cut: LogSeq) {
         while let Some((last, bytes)) = self.runs.front().copied()
             && last <= cut
@@ -44,12 +46,12 @@ impl LogRuns {
         self.bytes
     }
 
-    /// How many runs there are.
+    /// The number of runs.
     pub fn len(&self) -> usize {
         self.runs.len()
     }
 
-    /// Whether the log holds nothing.
+    /// True for an empty log.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }

@@ -1,6 +1,6 @@
-//! What the log and the snapshots say, and its compact form.
+//! The records of the log and the snapshots, and their compact encoding.
 //!
-//! A group of the log and a chunk of a snapshot have one form, which needs nothing outside it:
+//! A group of the log and a chunk of a snapshot have one self-contained form:
 //!
 //! ```text
 //! group  = u8:format u8:checksum algorithm varint:shards varint:count record*count u64:CRC-64
@@ -9,16 +9,17 @@
 //! place  = varint:entry [varint:namespace u8:form [str:prefix str:suffix]]    of a key
 //! ```
 //!
-//! A key is the number of an entry in the group's dictionary, then 32 bytes of digest or the text. An entry has
-//! a namespace and the text around the digest; it is spelled out at its first use. A version is its
-//! distance from the version before. So a block of one replica costs about 55 bytes. `shards` is the number of
-//! shards that the directory was cut into when a snapshot was made; 0 in the log. The CRC covers everything before
-//! it.
+//! A key is the number of an entry in the group's dictionary, then 32 bytes of digest or the text.
+//! An entry has a namespace and the affixes of the digest, spelled out at its first use. A version
+//! is the distance from the version before. So a block with one replica costs about 55 bytes.
+//! `shards` is the number of shards when a snapshot was made; 0 in the log. The CRC covers all
+//! bytes before it.
 //!
-//! **What a later version may add** (ADR 0020). A new kind of record is *extended*: its fields are a protobuf
-//! message behind its length. A reader that does not know the kind skips it. At a record marked
-//! as required it stops instead, and names the version that wrote the record. A record of an old kind may carry later
-//! fields, marked in its tag: a reader that does not know them skips them.
+//! **What a later version may add** (ADR 0020). A new kind of record is *extended*: its fields are
+//! a protobuf message behind its length. A reader that does not know the kind skips it. At a record
+//! marked as required the reader stops instead, and names the version that wrote the record. A
+//! record of an old kind may carry later fields, marked in its tag. A reader that does not know
+//! them skips them.
 
 mod decode;
 mod encode;
@@ -34,148 +35,148 @@ use kvpool_types::namespace;
 use kvpool_types::{Checksum, Incarnation, Key, Length, NodeName, Offset, SegmentId, Version};
 use smallvec::SmallVec;
 
-/// Where a block's replicas begin: segments, and offsets in them.
+/// The starts of a block's replicas: segments, and offsets in them.
 pub type Places = SmallVec<[(SegmentId, Offset); 1]>;
 
-/// A block became visible, in place of any earlier version of its key.
+/// A block became visible and replaced any earlier version of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
-    /// The namespace of the key.
+    /// Namespace of the key.
     pub namespace: NamespaceId,
-    /// The block's key.
+    /// Key of the block.
     pub key: Key,
     /// The committed version.
     pub version: Version,
     /// The block's length.
     pub length: Length,
-    /// The checksum of its bytes.
+    /// Checksum of the block's bytes.
     pub checksum: Checksum,
-    /// Where its replicas begin; each spans `length`.
+    /// The starts of its replicas; each spans `length`.
     pub replicas: Places,
-    /// The previous block of its chain, in the same namespace.
+    /// Key of the block before this one in the chain, in the same namespace.
     pub parent: Option<Key>,
-    /// Whether it is never evicted.
+    /// Whether the block is hard-pinned, which means never evicted.
     pub hard_pin: bool,
 }
 
 /// A block left the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remove {
-    /// The namespace of the key.
+    /// Namespace of the key.
     pub namespace: NamespaceId,
-    /// The block's key.
+    /// Key of the block.
     pub key: Key,
-    /// The version that left; another one stays.
+    /// The removed version; another version stays.
     pub version: Version,
-    /// Whether nobody held a lease on it: its extents need not wait for leases after a load.
+    /// True when the block had no lease: after a load its extents need not wait for leases.
     pub unleased: bool,
 }
 
-/// One of several replicas of a block was given up.
+/// One of several replicas of a block was dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaGone {
-    /// The namespace of the key.
+    /// Namespace of the key.
     pub namespace: NamespaceId,
-    /// The block's key.
+    /// Key of the block.
     pub key: Key,
-    /// The version whose replica is gone; another one keeps its own.
+    /// The version without the replica; another version keeps its own.
     pub version: Version,
-    /// The segment that held it.
+    /// The segment of the replica.
     pub segment: SegmentId,
 }
 
 /// A namespace was created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// Its number.
+    /// The namespace's id.
     pub id: NamespaceId,
-    /// Its fields.
+    /// The namespace's fields.
     pub namespace: namespace::Namespace,
 }
 
 /// A segment was registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its number.
+    /// The segment's id.
     pub id: SegmentId,
-    /// The node that it is on.
+    /// The node with the segment.
     pub node: NodeName,
-    /// The life of the node that it belongs to.
+    /// The node's incarnation.
     pub incarnation: Incarnation,
-    /// Its place among the node's segments, from 0.
+    /// The segment's index among the node's segments, from 0.
     pub index: u32,
-    /// Its size.
+    /// The size in bytes.
     pub size: Length,
 }
 
-/// A segment went for ever, with every replica on it.
+/// A segment is gone for good, with every replica on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentGone {
-    /// Its number.
+    /// The segment's id.
     pub id: SegmentId,
 }
 
-/// A node's incarnation was given up: it is never accepted again.
+/// A node's incarnation was dropped. The pool never accepts it again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IncarnationDropped {
     /// The node.
     pub node: NodeName,
-    /// The life that was dropped.
+    /// The dropped incarnation.
     pub incarnation: Incarnation,
 }
 
-/// The secret under which the directory hashes keys, made once, so that every life of the master
-/// cuts the directory into the same shards.
+/// The secret of the directory's hashes. It is made once, so that a key keeps its shard in every
+/// life of the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed {
     /// The secret.
     pub seed: u64,
 }
 
-/// Versions below `until` may have been given to grants. Later terms begin at it, so no two grants ever share
-/// a version.
+/// Versions below `until` may have been granted. Later terms begin at `until`, so no two grants
+/// ever share a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionsGranted {
-    /// The first version that has not been given.
+    /// The first version not granted.
     pub until: Version,
 }
 
-/// Segment ids below `until` may have been given. New segments get ids from it on, so no two segments ever
-/// share an id.
+/// Segment ids below `until` may have been given. New segments get ids from `until` on, so no two
+/// segments ever share an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentsGranted {
-    /// The first id that has not been given.
+    /// The first id not given.
     pub until: SegmentId,
 }
 
-/// One change of what the master knows.
+/// One change of the metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// A block became visible.
     Commit(Commit),
     /// A block left.
     Remove(Remove),
-    /// A replica left.
+    /// A replica left its block.
     ReplicaGone(ReplicaGone),
     /// A namespace was created.
     Namespace(Namespace),
     /// A segment was registered.
     Segment(Segment),
-    /// A segment went.
+    /// A segment is gone.
     SegmentGone(SegmentGone),
-    /// An incarnation was given up.
+    /// An incarnation was dropped.
     IncarnationDropped(IncarnationDropped),
     /// The directory's secret was made.
     Seed(Seed),
-    /// Versions were set aside for grants.
+    /// Versions were reserved for grants.
     VersionsGranted(VersionsGranted),
-    /// Segment ids were set aside for new segments.
+    /// Segment ids were reserved for new segments.
     SegmentsGranted(SegmentsGranted),
 }
 
 impl Record {
-    /// The key that the record is about, which says in which shard it belongs; `None` when it is
-    /// about no block and belongs to [`super::ShardIndex::SYSTEM`].
+    /// The key of the record, which decides its shard; `None` for a record without a block, which
+    /// belongs to [`super::ShardIndex::SYSTEM`].
     pub const fn place(&self) -> Option<(NamespaceId, &Key)> {
         match self {
             Self::Commit(Commit { namespace, key, .. })
@@ -192,10 +193,10 @@ impl Record {
     }
 }
 
-/// The form that this version writes, and the only one that it reads.
+/// The format that this version writes and reads.
 const FORMAT: u8 = 1;
 
-/// The bytes of the CRC at a group's end.
+/// The bytes of the CRC at the end of a group.
 const CRC_BYTES: usize = 8;
 
 const COMMIT: u8 = 1;
@@ -207,20 +208,20 @@ const SEGMENT_GONE: u8 = 6;
 const INCARNATION_DROPPED: u8 = 7;
 const SEED: u8 = 8;
 const VERSIONS_GRANTED: u8 = 9;
-/// A record whose kind follows: every kind that came after format 1.
+/// The tag of a record whose kind follows: every kind since format 1.
 const EXTENDED: u8 = 10;
 
-/// The low bits of a tag byte, which hold the tag; the others are flags.
+/// The low bits of a tag byte hold the tag; the others are flags.
 const TAG_MASK: u8 = 0x0f;
-/// Of any kind but an extended one: fields of a later version follow, behind their length.
+/// In any kind except an extended one: fields of a later version follow, behind their length.
 const HAS_LATER_FIELDS: u8 = 0x80;
-/// Of an extended record: who does not know its kind may not go on.
+/// In an extended record: a reader that does not know the kind must stop.
 const REQUIRED: u8 = 0x10;
 const HARD_PIN: u8 = 0x10;
-/// Of the first byte of a removal's later fields: nobody held a lease.
+/// In the first byte of a removal's later fields: the block had no lease.
 const UNLEASED: u8 = 1;
 const HAS_PARENT: u8 = 0x20;
-/// The parent is the key of the commit written before: a chain put in order costs nothing.
+/// The parent is the key of the commit before, so a chain in order needs no bytes for parents.
 const PARENT_IS_PREVIOUS: u8 = 0x40;
 
 const PLAIN_DIGEST: u8 = 0;

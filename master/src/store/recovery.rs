@@ -1,8 +1,9 @@
-//! Reads back the state that earlier terms made durable.
+//! Recovery: reads the state that earlier terms made durable.
 //!
-//! The order is: the system snapshot, each shard's snapshot, then the log. A record of the log is applied only
-//! to shards whose snapshot does not contain it. Snapshots have different positions, so the state is consistent
-//! only at the end. Until then two blocks may share an extent, and a block may lie on a segment that is gone.
+//! The order is: the system snapshot, each shard's snapshot, then the log. A record of the log is
+//! applied only to shards whose snapshot does not contain it. Snapshots have different positions,
+//! so the state is consistent only at the end. Until then two blocks may share an extent, and a
+//! block may lie on a segment that is gone.
 //!
 //! Memory holds one shard's snapshot, or a few megabytes of the log.
 
@@ -13,10 +14,10 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, Key};
 use std::collections::BTreeMap;
 
-/// The bytes of the log that are read at once.
+/// The bytes of the log read at once.
 const READ_BYTES: u64 = 4 << 20;
 
-/// Why the metadata could not be read back. The master does not start on part of it.
+/// The reason that the metadata is unreadable. The master does not start on part of it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecoveryError {
@@ -28,7 +29,7 @@ pub enum RecoveryError {
     DamagedGroup {
         /// The group.
         seq: LogSeq,
-        /// What is wrong with it.
+        /// The reason.
         source: RecordError,
     },
     /// A chunk of a snapshot cannot be read.
@@ -40,39 +41,39 @@ pub enum RecoveryError {
         seq: LogSeq,
         /// The chunk, from 0.
         chunk: usize,
-        /// What is wrong with it.
+        /// The reason.
         source: RecordError,
     },
-    /// Groups that no snapshot contains are not there.
+    /// The log lacks groups that no snapshot contains.
     #[error(
         "the metadata log lacks group {missing}, which the snapshot of {shard} does not contain"
     )]
     LostGroups {
-        /// The first group that is missing.
+        /// The first missing group.
         missing: LogSeq,
-        /// A shard that needs it.
+        /// A shard that needs the group.
         shard: ShardIndex,
     },
-    /// The secret that says which shard a key is in was made anew while blocks are there.
-    #[error("group {seq} of the metadata log changes the directory's secret, and blocks are there")]
+    /// The group changes the secret that maps keys to shards, although blocks are present.
+    #[error("group {seq} of the metadata log changes the directory's secret although blocks are present")]
     Reseeded {
         /// The group.
         seq: LogSeq,
     },
-    /// The directory was cut into another number of shards when the snapshots were made.
-    #[error("{shard} was stored as one of {stored} shards, the directory has {configured} now")]
+    /// The snapshots were made with another number of shards.
+    #[error("{shard} was stored with {stored} shards, but this version has {configured}")]
     ShardCount {
-        /// The shard whose snapshot says so.
+        /// The shard whose snapshot has that number.
         shard: ShardIndex,
-        /// The number of shards then.
+        /// The number in the snapshot.
         stored: u32,
-        /// The number of shards now.
+        /// The number of this version.
         configured: u32,
     },
 }
 
 impl RecoveryError {
-    /// Whether a later try may succeed with nothing changed.
+    /// True when a later attempt may succeed without a change.
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Store(error) => error.is_retryable(),
@@ -80,7 +81,7 @@ impl RecoveryError {
         }
     }
 
-    /// The stable code of it.
+    /// The stable code.
     pub const fn code(&self) -> Code {
         match self {
             Self::Store(error) => error.code(),
@@ -89,61 +90,61 @@ impl RecoveryError {
     }
 }
 
-/// Where the log and the snapshots stand: what a journal goes on from.
+/// The positions of the log and the snapshots, which a journal continues from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogState {
-    /// The positions that the log holds.
+    /// The positions in the log.
     pub span: LogSpan,
     /// The bytes of the log.
     pub runs: LogRuns,
-    /// Of each shard that has a snapshot: the position that it contains, and its bytes.
+    /// For each shard with a snapshot: the snapshot's position and bytes.
     pub snapshots: BTreeMap<ShardIndex, (LogSeq, u64)>,
 }
 
 /// The result of a recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Where the log and the snapshots stand.
+    /// The positions of the log and the snapshots.
     pub state: LogState,
-    /// The records that came from snapshots.
+    /// The number of records from snapshots.
     pub from_snapshots: u64,
-    /// The records that came from the log.
+    /// The number of records from the log.
     pub from_log: u64,
-    /// The records of the log that a shard's snapshot contains already.
+    /// The number of records of the log that a shard's snapshot already contains.
     pub skipped: u64,
 }
 
-/// What metadata is read back into.
+/// The state that a recovery fills.
 pub trait Target {
-    /// Which shard a key belongs to.
+    /// The shard of a key.
     fn shard_of(&self, namespace: NamespaceId, key: &Key) -> ShardIndex;
 
-    /// Forgets the applied state of a shard. It is read again, since a leader has replaced its snapshot and cut
-    /// the log behind that.
+    /// Forgets the applied state of a shard. The recovery reads the shard again, because a leader
+    /// replaced its snapshot and cut the log behind it.
     fn forget(&mut self, shard: ShardIndex);
 
     /// Applies a record of a shard's snapshot.
     fn snapshot(&mut self, shard: ShardIndex, record: Record);
 
-    /// Learns that a shard's snapshot has been applied.
+    /// All records of a shard's snapshot have been applied.
     fn snapshot_ends(&mut self, _shard: ShardIndex) {}
 
-    /// Learns that all snapshots have been applied. The log comes now.
+    /// All snapshots have been applied. The log follows.
     fn snapshots_end(&mut self) {}
 
     /// Applies a record of the log.
     fn logged(&mut self, seq: LogSeq, record: Record) -> Result<(), RecoveryError>;
 
-    /// Looks at a record of the log that its shard's snapshot contains.
+    /// Passes a record of the log that its shard's snapshot already contains.
     fn contained(&mut self, _record: &Record) {}
 }
 
-/// How often what a leader changes meanwhile is read again before this is given up.
+/// The most attempts to read state that a leader changes meanwhile.
 const TRIES: u32 = 50;
 
-/// Reads everything back into a target. When this fails, part of it may have been applied.
+/// Recovers the metadata into a target. After a failure part of it may have been applied.
 ///
-/// A leader may write meanwhile: what is read is the state at one position of the log, whatever comes behind it.
+/// A leader may write meanwhile: the result is the state at one position of the log.
 pub async fn recover(
     store: &dyn MetadataStore,
     shards: u32,
@@ -158,7 +159,7 @@ pub async fn recover(
     let mut lost = (LogSeq(0), ShardIndex::SYSTEM);
     for _ in 0..TRIES {
         load.missing_snapshots().await?;
-        // Read after the snapshots, so the log's end is behind all of them.
+        // The span is read after the snapshots, so the log's end is behind all of them.
         let span = load.store.log_span().await?;
         let old = load.behind(span.cut);
         if let Some(oldest) = old.iter().min_by_key(|shard| load.position(**shard)) {
@@ -172,7 +173,7 @@ pub async fn recover(
                 let needs = load.all().find(|shard| load.position(*shard) < missing);
                 lost = (missing, needs.unwrap_or(ShardIndex::SYSTEM));
                 if missing > span.cut.next() {
-                    // Part of the log has been applied, which nothing takes back.
+                    // Part of the log has been applied, and nothing can undo it.
                     load.all().for_each(|shard| load.forget(shard));
                 }
             }
@@ -182,7 +183,7 @@ pub async fn recover(
     Err(RecoveryError::LostGroups { missing, shard })
 }
 
-/// The first group that is not where it should be.
+/// The first group that is not at its position.
 struct Gap(LogSeq);
 
 struct Load<'a, T> {
@@ -193,18 +194,18 @@ struct Load<'a, T> {
 }
 
 impl<T: Target> Load<'_, T> {
-    /// What belongs to no shard, and every shard.
+    /// The system shard and every other shard.
     fn all(&self) -> impl Iterator<Item = ShardIndex> + use<T> {
         std::iter::once(ShardIndex::SYSTEM).chain((0..self.shards).map(ShardIndex))
     }
 
-    /// The position that a shard's snapshot contains.
+    /// The position of a shard's snapshot.
     fn position(&self, shard: ShardIndex) -> LogSeq {
         let applied = self.recovered.state.snapshots.get(&shard);
         applied.map_or(LogSeq(0), |(seq, _)| *seq)
     }
 
-    /// The shards that lack groups which have been cut away.
+    /// The shards that lack groups which were cut.
     fn behind(&self, cut: LogSeq) -> Vec<ShardIndex> {
         self.all()
             .filter(|shard| self.position(*shard) < cut)
@@ -216,8 +217,8 @@ impl<T: Target> Load<'_, T> {
         self.target.forget(shard);
     }
 
-    /// Applies every snapshot that was not applied, the system's first: it has the secret that says in which
-    /// shard a key is.
+    /// Applies the snapshots that are not applied yet. The system's snapshot is first: it has the
+    /// secret that maps keys to shards.
     async fn missing_snapshots(&mut self) -> Result<(), RecoveryError> {
         let stored = self.store.snapshots().await?;
         let applied = &self.recovered.state.snapshots;
@@ -237,7 +238,7 @@ impl<T: Target> Load<'_, T> {
     fn snapshot(&mut self, shard: ShardIndex, snapshot: Snapshot) -> Result<(), RecoveryError> {
         let seq = snapshot.seq;
         let mut size = 0;
-        // Each chunk is let go of once it was applied.
+        // Each chunk is freed after it was applied.
         for (chunk, bytes) in snapshot.chunks.into_iter().enumerate() {
             let decoded =
                 record::decode(&bytes).map_err(|source| RecoveryError::DamagedSnapshot {
@@ -264,7 +265,7 @@ impl<T: Target> Load<'_, T> {
         Ok(())
     }
 
-    /// Applies the log through the end of `span`, unless the first groups have been cut away meanwhile.
+    /// Applies the log through the end of `span`, unless its first groups were cut meanwhile.
     async fn log(&mut self, span: LogSpan) -> Result<Result<(), Gap>, RecoveryError> {
         self.recovered.state.span = span;
         self.recovered.state.runs = LogRuns::default();

@@ -18,7 +18,7 @@ impl Calls {
         }
         let asked = request
             .namespace
-            .ok_or_else(|| refused(Code::Malformed, "the request holds no namespace"))?;
+            .ok_or_else(|| refused(Code::Malformed, "the request has no namespace"))?;
         let namespace = kvpool_types::namespace::Namespace {
             name: asked.name,
             model: asked.model,
@@ -40,10 +40,10 @@ impl Calls {
             .await
             .map_err(|code| {
                 let why = match code {
-                    Code::NotLeader => "cannot be made now: this master is read-only",
+                    Code::NotLeader => "cannot be created now: this master is read-only",
                     Code::StoreFailed => "could not be made durable",
-                    Code::TooManyHeld => "is one too many: the pool has max_namespaces of them",
-                    _ => "is there with other fields",
+                    Code::TooManyHeld => "exceeds max_namespaces, the limit of this pool",
+                    _ => "exists with other fields",
                 };
                 refused(code, format!("namespace {name:?} {why}"))
             })?;
@@ -193,7 +193,7 @@ impl Calls {
             let code = code.ok_or_else(|| {
                 refused(
                     Code::InvalidArgument,
-                    format!("there is no code {}", report.code),
+                    format!("unknown code {}", report.code),
                 )
             })?;
             reports.push((

@@ -18,7 +18,7 @@ impl Calls {
             return Err(refused(
                 Code::VersionMismatch,
                 format!(
-                    "the caller speaks versions {} to {}, this master {} to {}",
+                    "the caller supports protocol versions {} to {}, this master {} to {}",
                     request.min_version,
                     request.max_version,
                     proto::MIN_VERSION,

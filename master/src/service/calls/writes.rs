@@ -87,7 +87,7 @@ impl Calls {
                 let parent = named(at).ok_or_else(|| {
                     refused(
                         Code::InvalidArgument,
-                        format!("there is no parent {parent}"),
+                        format!("parent number {parent} is out of range"),
                     )
                 })?;
                 item.parent = Some(parent.to_key());

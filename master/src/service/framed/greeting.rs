@@ -73,7 +73,7 @@ async fn receive(stream: &mut TcpStream) -> Result<(Header, Vec<u8>), Error> {
     }
     if header.op != Op::Greet || header.payload > 0 {
         return Err(DecodeError::BadValue {
-            what: "first operation, which must be a greeting without payload",
+            what: "first operation, which must be a hello without payload",
             value: (header.op as u16).into(),
         }
         .into());

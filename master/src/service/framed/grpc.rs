@@ -47,7 +47,7 @@ impl Origin {
             *place = Some(taken.map_err(|_| {
                 refused(
                     Code::TooManyHeld,
-                    "this master takes no more connections (see --max-connections)",
+                    "this master has the most connections that --max-connections allows",
                 )
             })?);
         }
@@ -133,7 +133,7 @@ impl GrpcStream {
 fn out_of_time() -> io::Error {
     io::Error::new(
         io::ErrorKind::TimedOut,
-        "no call came in time, or too many callers made none",
+        "no call arrived in time, or too many callers are waiting",
     )
 }
 

@@ -1,4 +1,4 @@
-//! The directory: its layout, its lock, and whether a new pool may begin in it.
+//! The data directory: its layout, its lock, and the check before a new pool begins in it.
 
 use super::identity::{self, Identity, StoreId, Unreadable};
 use super::log::Log;
@@ -36,7 +36,7 @@ impl Layout {
         self.root.join(redb_import::FILE_NAME)
     }
 
-    /// Everything that belongs to a store.
+    /// Every path that belongs to a store.
     fn all(&self) -> [PathBuf; 4] {
         let identity = self.root.join(identity::NAME);
         [identity, self.log(), self.snapshots(), self.old_file()]
@@ -93,7 +93,7 @@ impl Layout {
         let (old, unused) = (self.old_file(), self.old_file().with_extension("unused"));
         tracing::warn!(
             file = %old.display(), moved_to = %unused.display(),
-            "a store of format 1 lies beside the one of today: it is not used"
+            "a store of format 1 beside the current store is not used"
         );
         std::fs::rename(&old, &unused)
             .and_then(|()| redb_import::leave_note(&old))
@@ -105,7 +105,7 @@ impl Layout {
         let io = |error| self.io(error);
         if self.holds_something()? {
             return Err(self.damage(format!(
-                "the file {} is missing, and there is a log or a snapshot",
+                "the file {} is missing, but a log or a snapshot is present",
                 self.root.join(identity::NAME).display()
             )));
         }
@@ -122,11 +122,11 @@ impl Layout {
         files::sync_directory(&self.root).map_err(io)?;
         identity.write(&self.root).map_err(io)?;
         redb_import::leave_note(&self.old_file()).map_err(io)?;
-        tracing::info!(directory = %self.root.display(), "a new metadata store was made");
+        tracing::info!(directory = %self.root.display(), "new metadata store created");
         Ok(identity)
     }
 
-    /// Whether there is a group or a snapshot. A start that was cut short leaves neither.
+    /// True when the directory holds a group or a snapshot. An interrupted start leaves neither.
     fn holds_something(&self) -> Result<bool, OpenError> {
         let entries = |directory: PathBuf| match std::fs::read_dir(directory) {
             Ok(entries) => entries
@@ -146,7 +146,8 @@ impl Layout {
         Ok(snapshots.iter().any(|path| finished(&path)) || log.iter().any(|path| something(&path)))
     }
 
-    /// Moves files and directories of the store into a new directory inside of it. Answers where they are.
+    /// Moves files and directories of the store into a new directory inside the store, and returns
+    /// its path.
     pub(super) fn move_aside(
         &self,
         paths: impl IntoIterator<Item = PathBuf>,
@@ -175,12 +176,12 @@ impl Layout {
         Ok(aside)
     }
 
-    /// The bytes that all files take.
+    /// The bytes of all files.
     pub(super) fn size(&self) -> io::Result<u64> {
         let mut bytes = 0;
         for directory in [self.root.clone(), self.log(), self.snapshots()] {
             for entry in std::fs::read_dir(directory)? {
-                // A file may go meanwhile.
+                // A file may disappear meanwhile.
                 bytes += match entry?.metadata() {
                     Ok(metadata) if metadata.is_file() => metadata.len(),
                     _ => 0,
@@ -198,7 +199,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Which file or directory something is, wherever it is moved to.
+/// The identity of a file or directory, wherever it is moved to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Inode(u64, u64);
 
@@ -215,22 +216,22 @@ impl Inode {
 /// A locked directory: no other process has it open.
 #[derive(Debug)]
 pub(super) struct LockedDirectory {
-    /// The lock is on the directory itself: whatever is moved out of it, or removed, the lock stays.
+    /// The lock is on the directory itself, so it stays when files are moved or removed.
     directory: File,
     identity: Option<Inode>,
 }
 
 impl LockedDirectory {
-    /// Takes the directory, which is made if it is not there.
+    /// Locks the directory, which is created if missing.
     pub(super) fn lock(layout: &Layout) -> Result<Self, OpenError> {
         let io = |error| layout.io(error);
         std::fs::create_dir_all(&layout.root).map_err(io)?;
         let directory = File::open(&layout.root).map_err(io)?;
         if let Some(parent) = layout.root.parent().filter(|p| !p.as_os_str().is_empty()) {
-            // The directory's name has to be as durable as its files.
+            // The directory's name must be as durable as its files.
             match files::sync_directory(parent) {
-                // The right to list the parent is not needed: a journaling filesystem writes the name when the
-                // directory itself is flushed.
+                // The right to list the parent is not needed: a journaling filesystem writes the
+                // name when the directory itself is flushed.
                 Err(error) if error.kind() == ErrorKind::PermissionDenied => directory.sync_all(),
                 flushed => flushed,
             }
@@ -248,13 +249,13 @@ impl LockedDirectory {
         }
     }
 
-    /// Remembers the identity that lies there now.
+    /// Records the current identity file.
     pub(super) fn watch(&mut self, layout: &Layout) -> io::Result<()> {
         self.identity = Some(Inode::at(&layout.root.join(identity::NAME))?);
         Ok(())
     }
 
-    /// Whether the directory, its identity and the log are still where they were.
+    /// Checks that the directory, its identity and the log are still in place.
     pub(super) fn check(&self, layout: &Layout, active: &Active) -> Result<(), StoreError> {
         let identity = layout.root.join(identity::NAME);
         let held = |file: &File| file.metadata().ok().map(|metadata| Inode::of(&metadata));
@@ -274,8 +275,8 @@ impl LockedDirectory {
     }
 }
 
-/// Moves the files of a store into a new directory inside its own, so that the next opening makes a new store.
-/// Answers the new directory.
+/// Moves the files of a store into a new directory inside it, so that the next opening makes a new
+/// store. Returns the new directory.
 pub fn set_aside(directory: &Path) -> Result<PathBuf, OpenError> {
     let layout = Layout::new(directory);
     let _place = LockedDirectory::lock(&layout)?;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-/// The ending of a file that is being written. Only one under its own name counts.
+/// The suffix of a file that is being written. Readers ignore such files.
 pub(super) const PARTIAL: &str = "partial";
 
 /// Makes the entries of a directory durable.
@@ -21,7 +21,7 @@ pub(super) fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) 
         .and_then(|file| write(&file).and_then(|()| file.sync_all()))
         .and_then(|()| std::fs::rename(&partial, path));
     if let Err(error) = written {
-        // A partial file that stays costs room only.
+        // A partial file that stays costs only room.
         let _removed = std::fs::remove_file(&partial);
         return Err(error);
     }
@@ -52,7 +52,7 @@ pub(super) fn fill(mut file: &File, size: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the system has said that there is no room.
+/// True for an error that says the disk is full.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),

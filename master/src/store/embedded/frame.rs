@@ -1,4 +1,4 @@
-//! The frames that a segment of the log is made of.
+//! The frames of a segment of the log.
 //!
 //! ```text
 //!  salt u64 │ kind u32 │ length u32 │ position u64 │ epoch u64 │ CRC of the body u64 │ CRC of this head u64 │ body
@@ -15,17 +15,17 @@ pub(super) const HEAD: usize = 48;
 /// Frames begin at multiples of this.
 const ALIGN: u64 = 8;
 
-/// What a frame says.
+/// The meaning of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A group of records.
     Group,
-    /// The log has been cut through this position.
+    /// The log was cut through this position.
     Cut,
-    /// Every group through this position was durable when this was written, and none follows. The next
-    /// frame takes its place.
+    /// Every group through this position was durable at that time, and none follows. The next frame
+    /// replaces this one.
     End,
-    /// The log goes on in the next segment.
+    /// The log continues in the next segment.
     Next,
 }
 
@@ -72,7 +72,7 @@ impl Head {
         })
     }
 
-    /// Writes the frame into `out`, in place of what is there.
+    /// Writes the frame into `out`, which is cleared first.
     pub(super) fn write(&self, salt: u64, body: &[u8], out: &mut Vec<u8>) {
         out.clear();
         out.extend_from_slice(&salt.to_le_bytes());
@@ -86,7 +86,7 @@ impl Head {
         out.extend_from_slice(body);
     }
 
-    /// Reads the head at the start of `bytes`; `None` where there is none of this salt.
+    /// Reads the head at the start of `bytes`; `None` without a head of this salt.
     pub(super) fn read(bytes: &[u8], salt: u64) -> Option<Self> {
         let head = bytes.get(..HEAD)?;
         let (covered, own) = head.split_at_checked(HEAD - 8)?;
@@ -106,7 +106,7 @@ impl Head {
         })
     }
 
-    /// Whether these are the bytes that the head was made for.
+    /// True when these bytes are the head's body.
     pub(super) fn holds(&self, body: &[u8]) -> bool {
         crc(body) == self.body_crc
     }
@@ -117,12 +117,12 @@ impl Head {
     }
 }
 
-/// The bytes that a frame with a body of `length` bytes takes.
+/// The bytes of a frame with a body of `length` bytes.
 pub(super) const fn span(length: u64) -> u64 {
     (HEAD as u64 + length).next_multiple_of(ALIGN)
 }
 
-/// Whether any frame of this salt begins in `bytes`, which start where one may.
+/// True when any frame of this salt begins in `bytes`, which start at a frame boundary.
 pub(super) fn is_any_in(bytes: &[u8], salt: u64) -> bool {
     let starts = bytes.as_chunks::<8>().0.iter().enumerate();
     starts

@@ -13,12 +13,12 @@ use std::path::Path;
 
 /// The file's name.
 pub(super) const NAME: &str = "identity";
-/// The form of what lies beside it.
+/// The format of the files beside it.
 pub(super) const FORMAT: u64 = 2;
 
 const TITLE: &str = "kvmaster's metadata. Do not edit or move the files of this directory.";
 
-/// Which store a file belongs to: made at random with the directory, and written into each of its files.
+/// The store that a file belongs to: a random id, written into each file of the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StoreId(pub(super) u128);
 
@@ -28,30 +28,30 @@ impl fmt::Display for StoreId {
     }
 }
 
-/// What the file says.
+/// The content of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) store: StoreId,
-    /// The pool's id; `None` before the pool was given one.
+    /// The pool's id; `None` before the pool has one.
     pub(super) cluster: Option<ClusterId>,
     pub(super) epoch: Epoch,
 }
 
-/// Why the file cannot be used.
+/// The reason that the file is unusable.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreadable {
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("it is empty")]
+    #[error("the file is empty")]
     Empty,
-    #[error("its checksum does not match: it was changed or cut short")]
+    #[error("the checksum does not match: the file was changed or truncated")]
     Changed,
-    #[error("it has format {0}")]
+    #[error("the file has format {0}")]
     Format(u64),
 }
 
 impl Identity {
-    /// Writes the file in place of the last one.
+    /// Replaces the file.
     pub(super) fn write(&self, directory: &Path) -> io::Result<()> {
         let text = self.text();
         files::replace(&directory.join(NAME), |mut file| {
@@ -59,7 +59,7 @@ impl Identity {
         })
     }
 
-    /// Reads the file; `None` when there is none.
+    /// Reads the file; `None` without a file.
     pub(super) fn read(directory: &Path) -> Result<Option<Self>, Unreadable> {
         match std::fs::read(directory.join(NAME)) {
             Ok(bytes) if bytes.is_empty() => Err(Unreadable::Empty),

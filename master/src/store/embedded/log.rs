@@ -40,12 +40,12 @@ pub(super) struct Log {
     has_spare: bool,
     span: LogSpan,
     epoch: Epoch,
-    /// Why nothing is appended any more.
+    /// The reason that nothing is appended any more.
     broken: Option<String>,
 }
 
 impl Log {
-    /// Makes the log of a new store, which goes on behind `span`.
+    /// Creates the log of a new store, which continues behind `span`.
     pub(super) fn create(
         directory: &Path,
         store: StoreId,
@@ -88,7 +88,7 @@ impl Log {
         full.pop_back();
         let Some(last) = segments.into_iter().next_back() else {
             return Err(StoreError::Corrupt {
-                reason: format!("{}: no segment of the log is there", directory.display()),
+                reason: format!("{}: the log has no segment", directory.display()),
             });
         };
         let span = LogSpan {
@@ -98,7 +98,7 @@ impl Log {
         if last.torn {
             tracing::warn!(
                 file = %last.path.display(), after = %last.last, at = last.end,
-                "an append was cut short when the last kvmaster ended: it was not acknowledged"
+                "incomplete last append discarded: it was not acknowledged"
             );
         }
         let active = Active::resume(last.path, last.header, last.end).map_err(io)?;
@@ -118,7 +118,8 @@ impl Log {
         Ok(log)
     }
 
-    /// A crash may have come between making the last segment and saying so in the one before.
+    /// A crash may have come between the creation of the last segment and the frame that announces
+    /// it.
     fn tell_that_it_goes_on(&self) -> io::Result<()> {
         let Some(before) = self.full.back() else {
             return Ok(());
@@ -140,12 +141,12 @@ impl Log {
         self.epoch
     }
 
-    /// The file that is appended to.
+    /// The file for appends.
     pub(super) const fn active(&self) -> &Active {
         &self.active
     }
 
-    /// Adds a group behind the last one.
+    /// Appends a group.
     pub(super) fn append(&mut self, epoch: Epoch, group: &[u8]) -> Result<(), StoreError> {
         let seq = self.span.last.next();
         self.write(Kind::Group, seq, epoch, group)?;
@@ -159,7 +160,7 @@ impl Log {
         if self.broken.is_none()
             && let Err(error) = self.active.mark_end(self.span.last, self.epoch)
         {
-            tracing::debug!(%error, "the end of the log was not marked");
+            tracing::debug!(%error, "mark of the log's end not written");
         }
     }
 
@@ -202,7 +203,7 @@ impl Log {
         }
     }
 
-    /// Makes sure that the next group finds room.
+    /// Ensures room for the next group.
     pub(super) fn make_room(&mut self, bytes: u64) -> Result<(), StoreError> {
         if self.ahead.is_none() && !self.active.fits(Kind::Group, bytes) {
             self.ahead = Some(self.next_segment(bytes)?);
@@ -210,8 +211,8 @@ impl Log {
         Ok(())
     }
 
-    /// Removes the segment that was made before its use: its head names its first group, which is about to
-    /// change.
+    /// Removes the segment that was made before its use: its head names its first group, which is
+    /// about to change.
     fn drop_ahead(&mut self) -> Result<(), StoreError> {
         let Some(ahead) = self.ahead.take() else {
             return Ok(());
@@ -219,7 +220,7 @@ impl Log {
         let removed = files::remove_if_there(&ahead.path)
             .and_then(|()| files::sync_directory(&self.directory));
         removed.map_err(|error| {
-            // The file may be there still, so the next append tries again.
+            // The file may still exist, so the next append tries again.
             self.ahead = Some(ahead);
             files::failed(&self.directory, "a segment cannot be removed", &error)
         })
@@ -252,7 +253,7 @@ impl Log {
         })
     }
 
-    /// Goes on in another segment, in which a body of `bytes` has room.
+    /// Continues in another segment with room for a body of `bytes`.
     fn go_on(&mut self, epoch: Epoch, bytes: u64) -> Result<(), StoreError> {
         let next = match self.ahead.take() {
             Some(ahead)
@@ -282,7 +283,7 @@ impl Log {
         Ok(())
     }
 
-    /// Forgets the groups through `through`, which the log reaches.
+    /// Removes the groups through `through`, which the log reaches.
     pub(super) fn cut(&mut self, epoch: Epoch, through: LogSeq) -> Result<(), StoreError> {
         if through <= self.span.cut {
             return Ok(());
@@ -308,15 +309,15 @@ impl Log {
         Ok(())
     }
 
-    /// Stores a term without a new file: the cut that is in force, written again under that term. Groups
-    /// leave room for it.
+    /// Stores a term without a new file: it writes the current cut again under that term. Groups
+    /// leave room for this frame.
     pub(super) fn begin_epoch(&mut self, epoch: Epoch) -> Result<(), StoreError> {
         self.write(Kind::Cut, self.span.cut, epoch, &[])?;
         self.epoch = self.epoch.max(epoch);
         Ok(())
     }
 
-    /// The groups behind `after`, as many as fit into `limit_bytes` and at least one.
+    /// The groups behind `after`, as many as fit into `limit_bytes`, and at least one.
     pub(super) fn read(
         &self,
         after: LogSeq,

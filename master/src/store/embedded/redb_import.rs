@@ -1,4 +1,4 @@
-//! A store of format 1, one redb file, carried over into the form of today.
+//! Migration of a store of format 1, one redb file, to the current format.
 //!
 //! ```text
 //!  meta      name             -> format, cluster id, epoch, last position, cut
@@ -7,7 +7,7 @@
 //!  part      generation, n    -> chunk
 //! ```
 //!
-//! ADR 0003 describes that form, ADR 0025 today's.
+//! ADR 0003 describes format 1, ADR 0025 the current one.
 
 use super::data_directory::Layout;
 use super::identity::{Identity, StoreId};
@@ -27,11 +27,11 @@ const PART: TableDefinition<'_, (u64, u32), &[u8]> = TableDefinition::new("part"
 /// The file of format 1.
 pub(super) const FILE_NAME: &str = "metadata.redb";
 const FORMAT: u64 = 1;
-/// What takes the place of the file: a kvmaster that knows only format 1 refuses it.
+/// The content that replaces the file: a kvmaster that knows only format 1 refuses it.
 const NOTE: &[u8] =
     b"This pool's metadata was carried over into the files beside this one, by a later kvmaster.\n";
 
-/// Whether there is a file of format 1.
+/// True when the directory has a file of format 1.
 pub(super) fn is_due(path: &Path) -> std::io::Result<bool> {
     match std::fs::metadata(path) {
         Ok(file) => Ok(file.len() != NOTE.len() as u64 || std::fs::read(path)? != NOTE),
@@ -40,8 +40,8 @@ pub(super) fn is_due(path: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// Copies a file of format 1 into the files of today beside it. Until the identity is written, which is
-/// last, the old file is the store.
+/// Copies a file of format 1 into files of the current format beside it. The identity is written
+/// last; until then the old file is the store.
 pub(super) fn carry(layout: &Layout, cache: usize, segment: u64) -> Result<Identity, OpenError> {
     let path = layout.old_file();
     let corrupt = |error: StoreError| match error {
@@ -51,14 +51,14 @@ pub(super) fn carry(layout: &Layout, cache: usize, segment: u64) -> Result<Ident
             reason: format!("{}: {error}", path.display()),
         },
     };
-    // Either a crash cut an earlier conversion short, or somebody put the old file back into a store of today that
-    // lost its identity. The two look alike, so nothing is removed.
+    // Either a crash interrupted an earlier migration, or the old file was put back into a current
+    // store that lost its identity. The two cases look alike, so nothing is removed.
     let begun = [layout.log(), layout.snapshots()];
     if begun.iter().any(|directory| directory.exists()) {
         let aside = layout.move_aside(begun.clone())?;
         tracing::warn!(
             moved_to = %aside.display(),
-            "a log or snapshots without an identity lay beside a store of format 1: they are not used"
+            "a log or snapshots without an identity beside a store of format 1 are not used"
         );
     }
     let database = redb::Builder::new()
@@ -77,7 +77,7 @@ pub(super) fn carry(layout: &Layout, cache: usize, segment: u64) -> Result<Ident
         });
     }
     let identity = copy(&t, layout, segment).map_err(|error| {
-        // These files are this attempt's own, and a full disk needs their room back.
+        // These files are this attempt's own, and a full disk needs their room.
         for begun in begun {
             let _next_start_moves_it = std::fs::remove_dir_all(begun);
         }
@@ -89,12 +89,12 @@ pub(super) fn carry(layout: &Layout, cache: usize, segment: u64) -> Result<Ident
     leave_note(&path).map_err(|e| layout.io(e))?;
     tracing::info!(
         directory = %layout.root.display(), store = %identity.store,
-        "the metadata was carried over from format 1"
+        "metadata migrated from format 1"
     );
     Ok(identity)
 }
 
-/// Puts the note in place of the file, once nothing in it is needed.
+/// Replaces the file by the note, when its content is no longer needed.
 pub(super) fn leave_note(path: &Path) -> std::io::Result<()> {
     use std::io::Write as _;
     super::files::replace(path, |mut file| file.write_all(NOTE))

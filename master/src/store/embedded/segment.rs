@@ -1,7 +1,7 @@
 //! One file of the log: a head, then frames in room that was written before.
 //!
-//! A segment has its full size from the start. An append overwrites bytes, so it needs no room and one flush.
-//! A shorter file is damaged.
+//! A segment has its full size from the start. An append overwrites bytes, so it needs no room and
+//! one flush. A shorter file is damaged.
 
 use super::files;
 use super::frame::{self, HEAD, Head, Kind};
@@ -16,21 +16,21 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"KVPLOG2\n");
-/// Where the first frame begins.
+/// The offset of the first frame.
 pub(super) const FIRST: u64 = 4096;
-/// The bytes of the head that mean something.
+/// The bytes of the head in use.
 const HEADER: usize = 88;
-/// Room at the end that groups leave for the frames that say where the log is cut and goes on.
+/// Room at the end that groups leave for the frames that record the cut and the next segment.
 pub(super) const RESERVE: u64 = 1024;
 
-/// What a segment says of itself.
+/// The head of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) store: StoreId,
     pub(super) number: u64,
-    /// The position of its first group.
+    /// The position of the first group.
     pub(super) first: LogSeq,
-    /// The position through which the log was cut when the segment was begun.
+    /// The log's cut when the segment was begun.
     pub(super) cut: LogSeq,
     pub(super) size: u64,
     pub(super) salt: u64,
@@ -92,7 +92,7 @@ pub(super) fn number_of(path: &Path) -> Option<u64> {
     path.file_stem()?.to_str()?.parse().ok()
 }
 
-/// A group where it lies.
+/// The location of a group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupPosition {
     pub(super) seq: LogSeq,
@@ -100,34 +100,35 @@ pub(super) struct GroupPosition {
     length: usize,
 }
 
-/// A segment as it was read.
+/// The content of a segment that was read.
 pub(super) struct Read {
     pub(super) header: Header,
     pub(super) groups: Vec<GroupPosition>,
     pub(super) epoch: Epoch,
-    /// The largest position that a frame says the log is cut through.
+    /// The largest cut that a frame records.
     pub(super) cut: LogSeq,
-    /// Where the next frame goes.
+    /// The offset of the next frame.
     pub(super) end: u64,
-    /// Whether it says that another segment follows.
+    /// True when another segment follows.
     pub(super) goes_on: bool,
-    /// Whether the last frame is there in part: a crash cut its append short.
+    /// True when the last frame is incomplete: a crash interrupted its append.
     pub(super) torn: bool,
     bytes: Vec<u8>,
 }
 
 impl Read {
-    /// The position of its last group, or the one before its first.
+    /// The position of the last group, or the one before the first.
     pub(super) fn last(&self) -> LogSeq {
         self.groups
             .last()
             .map_or(LogSeq(self.header.first.0.saturating_sub(1)), |g| g.seq)
     }
 
-    /// Writes the bytes that were read over themselves, and flushes them.
+    /// Writes the bytes that were read again, and flushes them.
     ///
-    /// A failed flush marks pages of the page cache as clean although the disk lacks them. A later flush alone does not
-    /// write them. A kvmaster that is killed after such a flush leaves them to the next start.
+    /// A failed flush marks pages of the page cache as clean although the disk lacks them. A later
+    /// flush alone does not write them. A kvmaster that is killed after such a flush leaves them to
+    /// the next start.
     pub(super) fn make_durable(&self, path: &Path) -> io::Result<()> {
         let file = File::options().write(true).open(path)?;
         let end = usize::try_from(self.end).ok();
@@ -155,7 +156,7 @@ pub(super) fn read(path: &Path) -> Result<Read, StoreError> {
         return Err(damaged(if bytes.is_empty() {
             "the file is empty".into()
         } else {
-            "the file does not begin as a segment of the log does".into()
+            "the file does not begin like a segment of the log".into()
         }));
     };
     if bytes.len() as u64 != header.size {
@@ -211,14 +212,14 @@ pub(super) fn read(path: &Path) -> Result<Read, StoreError> {
     if frame::is_any_in(behind, header.salt) {
         let (at, group) = (read.end, read.last().next());
         return Err(damaged(format!(
-            "group {group} at byte {at} is damaged, and the log goes on behind it"
+            "group {group} at byte {at} is damaged, and the log continues behind it"
         )));
     }
     read.torn = rest.starts_with(&header.salt.to_le_bytes());
     Ok(read)
 }
 
-/// The whole frame that begins at `at`, and where its body lies.
+/// The whole frame that begins at `at`, and the offset of its body.
 fn frame_at(bytes: &[u8], at: u64, salt: u64) -> Option<(Head, usize)> {
     let start = usize::try_from(at).ok()?;
     let head = Head::read(bytes.get(start..)?, salt)?;
@@ -237,19 +238,19 @@ fn open_spare(spare: PathBuf, size: u64) -> io::Result<(PathBuf, File)> {
     }
 }
 
-/// The segment that is appended to.
+/// The segment for appends.
 #[derive(Debug)]
 pub(super) struct Active {
     pub(super) header: Header,
     pub(super) path: PathBuf,
     pub(super) file: File,
-    /// Where the next frame goes.
+    /// The offset of the next frame.
     pub(super) end: u64,
     buffer: Vec<u8>,
 }
 
 impl Active {
-    /// Goes on with a segment that was read.
+    /// Continues a segment that was read.
     pub(super) fn resume(path: PathBuf, header: Header, end: u64) -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(&path)?;
         Ok(Self {
@@ -278,7 +279,7 @@ impl Active {
                 files::sync_directory(directory)?;
                 file
             }
-            // Somebody removed or changed the spare: a new file does as well.
+            // The spare was removed or changed. A new file serves as well.
             Some(Err(_)) | None => {
                 files::replace(&path, |file| {
                     files::fill(file, header.size)?;
@@ -296,11 +297,11 @@ impl Active {
         })
     }
 
-    /// Whether a frame with a body of `length` bytes fits; a group leaves the reserve.
+    /// True when a frame with a body of `length` bytes fits. A group leaves the reserve.
     pub(super) const fn fits(&self, kind: Kind, length: u64) -> bool {
         let kept = match kind {
             Kind::Group => RESERVE,
-            // One more frame has to say that the log goes on.
+            // One more frame must record that the log continues.
             Kind::Cut => 2 * HEAD as u64,
             Kind::End | Kind::Next => 0,
         };
@@ -328,13 +329,13 @@ impl Active {
             .write_all_at(&self.buffer, self.end)
             .and_then(|()| self.file.sync_data());
         if let Err(error) = written {
-            // What the disk holds now is not known. A head of zeros settles it, once that is durable.
+            // The disk's content is unknown now. A head of zeros decides it, once that is durable.
             self.file.write_all_at(&[0; HEAD], self.end)?;
             self.file.sync_data()?;
             return Ok(Err(error));
         }
         self.end += head.span();
-        // A group of a megabyte is rare: its buffer is freed.
+        // A group of a megabyte is rare, so its buffer is freed.
         if self.buffer.capacity() > 1 << 18 {
             self.buffer = Vec::new();
         }

@@ -1,4 +1,4 @@
-//! Snapshots: a file for each shard, which is replaced whole.
+//! Snapshots: one file for each shard, replaced whole.
 //!
 //! ```text
 //!  magic │ store u128 │ shard u32 │ chunks u32 │ position u64 │ (length u64, CRC u64) a chunk │ CRC │ chunks
@@ -16,25 +16,25 @@ use std::path::{Path, PathBuf};
 const MAGIC: u64 = u64::from_le_bytes(*b"KVPSNAP2");
 /// The bytes before the table of chunks.
 const FIXED: usize = 40;
-/// Of the table, for each chunk.
+/// The bytes of the table for each chunk.
 const ENTRY: usize = 16;
 /// The bytes of a snapshot between two flushes. A flush of the log waits behind no more than these.
 const STEP_BYTES: usize = 1 << 20;
-/// The most chunks that a file may say it has; more is damage.
-const MOST_PARTS: u32 = 1 << 24;
+/// The most chunks of a valid file.
+const MOST_CHUNKS: u32 = 1 << 24;
 
 /// The snapshots of one store.
 #[derive(Debug)]
 pub(super) struct Snapshots {
     directory: PathBuf,
     store: StoreId,
-    /// Of each shard, which position its snapshot contains, and its bytes: asked for often.
+    /// The position and bytes of each shard's snapshot, which are read often.
     positions: SnapshotPositions,
-    /// Whether the directory's entries are durable.
+    /// True when the directory's entries are durable.
     is_settled: bool,
 }
 
-/// What the head of a file says.
+/// The head of a file.
 struct Head {
     seq: LogSeq,
     /// The length and CRC of each chunk.
@@ -42,7 +42,7 @@ struct Head {
 }
 
 impl Snapshots {
-    /// Reads the heads of the snapshots in a directory, which it makes if it is missing.
+    /// Reads the heads of the snapshots in a directory, which is created if missing.
     pub(super) fn open(directory: &Path, store: StoreId) -> Result<Self, StoreError> {
         let failed =
             |error: io::Error| files::failed(directory, "the snapshots cannot be opened", &error);
@@ -65,7 +65,7 @@ impl Snapshots {
             directory: directory.to_owned(),
             store,
             positions,
-            // A crash may have come between a replacement and its settling.
+            // A crash may have come between a replacement and its flush.
             is_settled: false,
         })
     }
@@ -81,8 +81,8 @@ impl Snapshots {
         }
     }
 
-    /// Replaces the shard's last snapshot by a written one. Until [`Snapshots::settle`] a crash may bring the last
-    /// one back. The log is not cut before, so either serves.
+    /// Replaces the shard's last snapshot by a written one. Until [`Snapshots::settle`] a crash may
+    /// bring the last one back. The log is not cut before, so either is valid.
     pub(super) fn take(&mut self, written: Written) -> Result<(), StoreError> {
         let path = self.directory.join(name(written.shard));
         std::fs::rename(&written.partial, &path).map_err(|error| {
@@ -94,7 +94,7 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Makes every replacement durable. The log is cut only after it.
+    /// Makes every replacement durable, before the log is cut.
     pub(super) fn settle(&mut self) -> Result<(), StoreError> {
         if !self.is_settled {
             files::sync_directory(&self.directory).map_err(|error| {
@@ -132,7 +132,7 @@ impl Snapshots {
     }
 }
 
-/// Writes snapshots aside, while the store is used.
+/// Writes snapshots while the store is in use.
 pub(super) struct Writer {
     directory: PathBuf,
     store: StoreId,
@@ -148,7 +148,7 @@ pub(super) struct Written {
 
 impl Drop for Written {
     fn drop(&mut self) {
-        // Fails where it has been taken.
+        // The call fails when the file has replaced the last one.
         let _taken = std::fs::remove_file(&self.partial);
     }
 }
@@ -257,8 +257,8 @@ fn open(path: &Path, store: StoreId, shard: ShardIndex) -> Result<(File, Head), 
     let number = |bytes: &[u8]| bytes.try_into().map_or(0, u32::from_le_bytes);
     let (its_shard, count) = (ShardIndex(number(low)), number(high));
     let fits = u64::from(count) * ENTRY as u64 <= length;
-    if word(&fixed, 0) != MAGIC || count > MOST_PARTS || !fits {
-        return Err(damaged(path, "the file does not begin as a snapshot does"));
+    if word(&fixed, 0) != MAGIC || count > MOST_CHUNKS || !fits {
+        return Err(damaged(path, "the file does not begin like a snapshot"));
     }
     let mut table = vec![0; count as usize * ENTRY + 8];
     file.read_exact(&mut table).map_err(short)?;
@@ -276,7 +276,7 @@ fn open(path: &Path, store: StoreId, shard: ShardIndex) -> Result<(File, Head), 
         ));
     }
     if its_shard != shard {
-        return Err(damaged(path, &format!("the file was that of {its_shard}")));
+        return Err(damaged(path, &format!("the file belongs to {its_shard}")));
     }
     let entries = table.as_chunks::<ENTRY>().0.iter();
     let chunks: Vec<(u64, u64)> = entries.map(|e| (word(e, 0), word(e, 8))).collect();

@@ -1,4 +1,4 @@
-//! Reads the directory of the log at a start, and checks that it is complete.
+//! The start of the log: reads its directory, and checks that the log is complete.
 
 use super::files;
 use super::identity::StoreId;
@@ -9,7 +9,7 @@ use kvpool_types::Epoch;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The segments that the log still needs, in order, with the cut and epoch they record.
+/// The segments that the log still needs, in order, with their cuts and epochs.
 pub(super) struct Survey {
     pub(super) cut: LogSeq,
     pub(super) epoch: Epoch,
@@ -32,15 +32,16 @@ impl Survey {
         let mut found = Vec::new();
         let settled = numbers.len().saturating_sub(2);
         for (at, number) in numbers.into_iter().enumerate() {
-            // A segment is begun when the one before it is full. So only the last two may hold a frame whose flush has
-            // failed.
+            // A segment is begun when the one before it is full. So only the last two can hold a
+            // frame whose flush failed.
             found.push(Summary::read(directory, store, number, at >= settled)?);
         }
         let cut = found.iter().map(|segment| segment.cut).max();
         let cut = cut.unwrap_or_default();
         // A crash may come between a cut and the removal of the segments.
         let needed = found.iter().rposition(|s| s.header.first <= cut.next());
-        // The segment that says where the log is cut stays: no other may say it. The next cut removes it.
+        // The segment with the latest cut stays, because it may be the only record of that cut. The
+        // next cut removes it.
         let says = found.iter().rposition(|s| s.cut == cut);
         let segments = found.split_off(needed.min(says).unwrap_or(0));
         check_order(directory, cut, &segments)?;
@@ -70,7 +71,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Reads a segment of this store. With `flushes`, it makes the frames durable that it read.
+    /// Reads a segment of this store. With `flushes`, it makes the frames durable.
     fn read(
         directory: &Path,
         store: StoreId,
@@ -120,7 +121,7 @@ impl Summary {
     }
 }
 
-/// Whether the segments hold every group above the cut.
+/// Checks that the segments hold every group above the cut.
 fn check_order(directory: &Path, cut: LogSeq, segments: &[Summary]) -> Result<(), StoreError> {
     if let Some(first) = segments.first()
         && first.header.first > cut.next()
@@ -136,7 +137,7 @@ fn check_order(directory: &Path, cut: LogSeq, segments: &[Summary]) -> Result<()
         if found != lost {
             return Err(StoreError::Corrupt {
                 reason: format!(
-                    "{}: its end is damaged, groups {lost} and up to {found} are not there",
+                    "{}: the end is damaged, groups {lost} to {found} are missing",
                     earlier.path.display()
                 ),
             });

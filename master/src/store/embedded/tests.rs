@@ -1,4 +1,4 @@
-//! What was changed on disk is refused or told, whatever it was; nothing acknowledged goes without a word.
+//! Any change on the disk is refused or reported. No acknowledged group is lost silently.
 
 mod disks;
 mod faults;
@@ -25,7 +25,8 @@ fn chunk(number: u64) -> Bytes {
     Bytes::from(format!("chunk {number} ").repeat(50))
 }
 
-/// Makes a store with some segments and two snapshots; `closes` says whether its master ended in order.
+/// Makes a store with some segments and two snapshots; `closes` says whether its master stopped
+/// cleanly.
 async fn filled(directory: &Path, closes: bool) {
     let store = EmbeddedStore::open(&options(directory)).unwrap();
     store.cluster_id(ClusterId(7)).await.unwrap();
@@ -46,7 +47,7 @@ async fn filled(directory: &Path, closes: bool) {
     }
 }
 
-/// Everything that the store holds, or why it does not open or cannot be read.
+/// Everything in the store, or the reason that it does not open or is unreadable.
 async fn contents(directory: &Path) -> Result<(), String> {
     let store = EmbeddedStore::open(&options(directory)).map_err(|error| error.to_string())?;
     let told = |error: StoreError| error.to_string();
@@ -73,7 +74,7 @@ async fn contents(directory: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The files of a store that matter, by their paths in its directory.
+/// The relevant files of a store, by their paths in its directory.
 fn files_of(directory: &Path) -> Vec<PathBuf> {
     let mut files = vec![PathBuf::from(identity::NAME)];
     for part in ["log", "snapshots"] {
@@ -123,7 +124,7 @@ async fn a_file_that_is_missing_empty_or_cut_is_refused_with_its_name_and_the_fl
                 let error = contents(copy.path()).await.unwrap_err();
                 let is_snapshot = file.starts_with("snapshots");
                 if is_snapshot && what == "removed" {
-                    // The log that is left does not reach back: recovery says which groups it lacks.
+                    // The remaining log does not reach back: recovery names the missing groups.
                     continue;
                 }
                 let name = file.file_name().unwrap().to_str().unwrap();
@@ -144,7 +145,7 @@ async fn a_byte_that_was_flipped_is_refused_or_changes_nothing() {
             let length = std::fs::metadata(directory.path().join(&file))
                 .unwrap()
                 .len();
-            // Steps that are no multiple of anything in the files.
+            // Steps that are no multiple of any structure in the files.
             let steps = (0..length).step_by(if length > 4096 { 251 } else { 13 });
             for at in steps
                 .chain([0, 4096, 4196, length - 1])
@@ -155,7 +156,7 @@ async fn a_byte_that_was_flipped_is_refused_or_changes_nothing() {
                     bytes[usize::try_from(at).unwrap()] ^= 0x10;
                     std::fs::write(path, bytes).unwrap();
                 });
-                // What is read is compared there: it panics on anything that is not what was written.
+                // `contents` panics on any data that was not written.
                 match contents(copy.path()).await {
                     Ok(()) => harmless += 1,
                     Err(error) => {
@@ -222,7 +223,7 @@ async fn a_store_whose_files_are_moved_away_says_so_and_keeps_a_second_master_ou
         assert!(matches!(error, StoreError::Moved { .. }), "{error}");
         assert!(error.to_string().contains("moved or replaced"), "{error}");
         if !file.is_empty() {
-            // Whatever is missing, the lock is on the directory.
+            // The lock is on the directory, whatever file is missing.
             let second = EmbeddedStore::open(&options(&directory)).unwrap_err();
             assert!(matches!(second, OpenError::InUse { .. }), "{second}");
         }
@@ -233,7 +234,7 @@ async fn a_store_whose_files_are_moved_away_says_so_and_keeps_a_second_master_ou
 async fn an_append_that_was_cut_short_is_left_out_and_its_place_is_used_again() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path(), false).await;
-    // What a crash leaves of the next append: its head, and part of its body.
+    // The remains of a crash during the next append: its head, and part of its body.
     let last = files_of(directory.path());
     let last = last.iter().rfind(|file| file.starts_with("log")).unwrap();
     let path = directory.path().join(last);
@@ -252,7 +253,7 @@ async fn an_append_that_was_cut_short_is_left_out_and_its_place_is_used_again() 
     assert_eq!(read, [(seq, group(99))]);
 }
 
-/// A store as a master of format 1 left it.
+/// A store of a master of format 1.
 fn of_format_1(directory: &Path) {
     use redb::TableDefinition;
     const META: TableDefinition<'_, &str, u128> = TableDefinition::new("meta");
@@ -300,11 +301,11 @@ async fn a_store_of_format_1_is_carried_over_and_shut_to_those_who_know_only_tha
     of_format_1(directory.path());
     std::fs::remove_file(directory.path().join(identity::NAME)).unwrap();
     contents(directory.path()).await.unwrap();
-    // What was there may have been a store of today that lost its identity.
+    // The files may have been a current store that lost its identity.
     let aside = directory.path().join("set-aside-1");
     assert!(std::fs::read_dir(aside.join("log")).unwrap().count() > 1);
     assert!(std::fs::read_dir(aside.join("snapshots")).unwrap().count() > 1);
-    // One that somebody puts beside the store of today is not read, and not lost.
+    // An old file beside the current store is neither read nor lost.
     std::fs::write(&old, b"anything").unwrap();
     contents(directory.path()).await.unwrap();
     assert_eq!(
@@ -344,7 +345,7 @@ async fn a_snapshot_beyond_the_end_of_the_log_is_refused() {
     let put = store.put_snapshot(epoch, ShardIndex(0), seq, chunks);
     put.await.unwrap();
     store.close().await.unwrap();
-    // A log from a backup, beside the snapshots of today.
+    // A log from a backup, beside the current snapshots.
     std::fs::remove_dir_all(&from).unwrap();
     std::fs::rename(&log, &from).unwrap();
     let error = contents(directory.path()).await.unwrap_err();

@@ -1,5 +1,5 @@
-//! The thread that appends groups whose records are visible already, so that what follows need not
-//! wait for the disk.
+//! The thread that appends groups whose records are already visible, so that later submissions need
+//! not wait for the disk.
 
 use super::{Message, Sender, StartError};
 use crate::store::{LogSeq, MetadataStore, StoreError};
@@ -10,14 +10,14 @@ use std::thread::JoinHandle;
 
 /// A handle to the thread, which takes one group at a time.
 pub(super) struct Thread {
-    /// `None` once it is to end.
+    /// `None` when the thread must end.
     groups: Option<mpsc::Sender<(LogSeq, Bytes)>>,
     outcomes: mpsc::Receiver<Result<(), StoreError>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Thread {
-    /// Starts it. `journal` is woken at each outcome.
+    /// Starts the thread. Each outcome wakes `journal`.
     pub(super) fn start(
         store: Arc<dyn MetadataStore>,
         epoch: Epoch,
@@ -44,14 +44,14 @@ impl Thread {
         })
     }
 
-    /// Hands a group over. Should the thread have ended on a fault, [`Thread::wait`] says so.
+    /// Hands a group over. [`Thread::wait`] reports a thread that ended on a fault.
     pub(super) fn append(&self, seq: LogSeq, group: Bytes) {
         if let Some(groups) = &self.groups {
             let _ended = groups.send((seq, group));
         }
     }
 
-    /// How the append ended that is under way, if it has.
+    /// The outcome of the append in progress, if it has ended.
     pub(super) fn outcome(&self) -> Option<Result<(), StoreError>> {
         match self.outcomes.try_recv() {
             Ok(outcome) => Some(outcome),
@@ -60,7 +60,7 @@ impl Thread {
         }
     }
 
-    /// Waits for the append that is under way.
+    /// Waits for the append in progress.
     pub(super) fn wait(&self) -> Result<(), StoreError> {
         self.outcomes.recv().unwrap_or_else(|_| Err(fault()))
     }

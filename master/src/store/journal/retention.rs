@@ -1,11 +1,11 @@
-//! When to take a snapshot of which shard, and where to cut the log.
+//! The choice of shards to capture, and of the position to cut the log at.
 //!
 //! ADR 0002 says when a shard is captured.
 
 use super::JournalOptions;
 use crate::store::{LogRuns, LogSeq, LogState, ShardIndex};
 
-/// Follows the sizes of the log and of the snapshots.
+/// The sizes of the log and of the snapshots.
 #[derive(Debug)]
 pub(super) struct Retention {
     /// The groups that are not cut yet.
@@ -13,9 +13,9 @@ pub(super) struct Retention {
     shards: Vec<ShardSnapshot>,
     least_bytes: u64,
     ratio: u64,
-    /// Shards are captured together up to so many bytes of snapshots.
+    /// Several shards are captured together up to this size of their snapshots.
     capture_bytes: u64,
-    /// Nothing is due until the log has this size: set when a snapshot failed.
+    /// After a failed snapshot none is due until the log has this size.
     pause_until: u64,
 }
 
@@ -31,7 +31,7 @@ struct ShardSnapshot {
 pub(super) struct Due {
     /// The shards to capture.
     pub(super) shards: Vec<ShardIndex>,
-    /// Where the log may be cut once these snapshots are put.
+    /// The position to cut the log at after these snapshots.
     pub(super) cut: LogSeq,
 }
 
@@ -54,12 +54,12 @@ impl Retention {
         }
     }
 
-    /// Counts a group that was appended.
+    /// Counts an appended group.
     pub(super) fn appended(&mut self, seq: LogSeq, bytes: u64) {
         self.log.push(seq, bytes);
     }
 
-    /// Whether the log has grown so large that snapshots are to be taken.
+    /// True when the log is so large that a snapshot is due.
     pub(super) fn is_due(&self) -> bool {
         let budget = self
             .least_bytes
@@ -67,12 +67,12 @@ impl Retention {
         self.log.bytes() > budget.max(self.pause_until)
     }
 
-    /// The snapshots to take next with the log ending at `last`: the oldest one, and more as long as
-    /// all are small.
+    /// The next snapshots for a log that ends at `last`: the oldest, and more while all are small.
     pub(super) fn due(&self, last: LogSeq) -> Due {
         let mut oldest: Vec<&ShardSnapshot> = self.shards.iter().collect();
         oldest.sort_by_key(|held| held.seq);
-        // Keys spread evenly over the shards, so each has grown by its part of the log at most.
+        // Keys spread evenly over the shards, so each shard has grown by at most its share of the
+        // log.
         let growth = self.log.bytes() / self.shards.len() as u64;
         let mut foreseen = 0;
         let together = oldest.iter().take_while(|held| {
@@ -86,7 +86,7 @@ impl Retention {
         }
     }
 
-    /// Notes that shards' snapshots were put, with their bytes, and the log was cut.
+    /// Records new snapshots with their bytes, and the cut of the log.
     pub(super) fn put(&mut self, snapshots: &[(ShardIndex, u64)], seq: LogSeq, cut: LogSeq) {
         self.pause_until = 0;
         for (shard, bytes) in snapshots {
@@ -97,7 +97,7 @@ impl Retention {
         self.log.forget(cut);
     }
 
-    /// Notes that a snapshot failed: none is due until the log has grown by a quarter.
+    /// Records a failed snapshot: none is due until the log has grown by a quarter.
     pub(super) fn failed(&mut self) {
         self.pause_until = self.log.bytes() + self.log.bytes() / 4;
     }

@@ -1,4 +1,4 @@
-//! The thread that writes snapshots, so that appends go on meanwhile.
+//! The thread that writes snapshots, so that appends continue meanwhile.
 
 use super::{Message, Sender, StartError};
 use crate::store::record::encode_snapshot;
@@ -10,13 +10,13 @@ use std::thread::JoinHandle;
 /// Captured shards to write.
 pub(super) struct Job {
     pub(super) captured: Vec<(ShardIndex, Vec<Record>)>,
-    /// The position that the records contain.
+    /// The position through which the records contain the log.
     pub(super) seq: LogSeq,
-    /// Where the log is cut afterwards.
+    /// The position to cut the log at afterwards.
     pub(super) cut: LogSeq,
 }
 
-/// How a job ended.
+/// The outcome of a job.
 pub(super) struct Outcome {
     pub(super) seq: LogSeq,
     pub(super) cut: LogSeq,
@@ -26,14 +26,14 @@ pub(super) struct Outcome {
 
 /// A handle to the thread.
 pub(super) struct Thread {
-    /// `None` once it is to end.
+    /// `None` when the thread must end.
     jobs: Option<mpsc::Sender<Job>>,
     outcomes: mpsc::Receiver<Outcome>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Thread {
-    /// Starts it. `journal` is woken at each outcome.
+    /// Starts the thread. Each outcome wakes `journal`.
     pub(super) fn start(
         store: Arc<dyn MetadataStore>,
         epoch: Epoch,
@@ -69,7 +69,7 @@ impl Thread {
             .is_some_and(|jobs| jobs.send(job).is_ok())
     }
 
-    /// How a job ended that has ended since this was asked last.
+    /// The outcome of a job that ended since the last call.
     pub(super) fn outcome(&self) -> Option<Outcome> {
         self.outcomes.try_recv().ok()
     }

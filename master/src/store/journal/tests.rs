@@ -1,4 +1,4 @@
-//! The journal's promises, over the real store with faults put in on demand.
+//! The journal's promises, over the real store with injected faults.
 
 use super::worker::LINGER;
 use super::*;
@@ -13,14 +13,14 @@ use kvpool_types::{ClusterId, Key, SegmentId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The embedded store, but for what the test asks to go wrong.
+/// The embedded store with faults that the test injects.
 struct Faulty {
     store: EmbeddedStore,
-    /// Appends wait while the test holds it.
+    /// The test holds this lock to block appends.
     gate: tokio::sync::Mutex<()>,
-    /// Appends fail as when the answer is lost.
+    /// Appends fail as if the answer were lost.
     lose: AtomicBool,
-    /// There is no room on the disk.
+    /// The disk is full.
     full: AtomicBool,
     appends: AtomicU64,
 }
@@ -384,7 +384,7 @@ async fn memory_acks_do_not_wait_for_the_append_of_others_and_the_queue_stays_bo
     }
 }
 
-/// What has been applied: the numbers below this.
+/// The applied state: all numbers below this one.
 struct Counted(AtomicU64);
 
 impl SnapshotSource for Counted {
@@ -445,7 +445,7 @@ async fn a_snapshot_holds_the_log_through_its_position_though_memory_acks_run_ah
             .map(|chunk| record::decode(chunk).unwrap().records.len())
             .sum();
         let behind = store.read_log(snapshot.seq, 1).await.unwrap();
-        // A later snapshot may have come in between, and the log been cut behind that one.
+        // A later snapshot may have replaced this one, and the log may be cut behind it.
         let latest = store.read_snapshot(ShardIndex(0)).await.unwrap();
         if let Some((_, group)) = behind.first()
             && latest.is_some_and(|latest| latest.seq == snapshot.seq)
@@ -482,7 +482,7 @@ async fn after_a_lost_answer_nothing_is_acknowledged_or_appended() {
         error.is_retryable() && !error.is_outcome_unknown(),
         "{error}"
     );
-    // The store works again, and still nothing may follow what may be missing.
+    // The store works again, but no record may follow one that may be missing.
     store.lose.store(false, Ordering::SeqCst);
     assert!(
         journal
@@ -506,7 +506,7 @@ async fn after_a_lost_answer_nothing_is_acknowledged_or_appended() {
     assert_eq!(logged(&store).await, []);
 }
 
-/// What nobody waits for is on its way to the store soon all the same, and not an append each.
+/// Records that no caller waits for reach the store soon, but not in an append each.
 #[tokio::test]
 async fn memory_acks_are_appended_together_and_soon() {
     let Setup { store, journal, .. } = &setup(JournalOptions::default()).await;
@@ -526,7 +526,8 @@ async fn memory_acks_are_appended_together_and_soon() {
     assert_eq!(seen.lock().len(), 20);
 }
 
-/// Who submits answers itself when nothing is before it, and yet the log and the answers keep one order.
+/// A submitter answers itself when nothing is before it, and the log and the answers keep one
+/// order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn memory_acks_on_many_threads_keep_the_logs_order() {
     let Setup { store, journal, .. } = &setup(JournalOptions::default()).await;
@@ -563,7 +564,7 @@ async fn memory_acks_on_many_threads_keep_the_logs_order() {
     journal.flush().await.unwrap();
     let logged = logged(store).await;
     assert_eq!(*answered.lock(), logged);
-    // What one submitter sends keeps its order: nothing overtakes what is still in the queue.
+    // The records of one submitter keep their order: none overtakes a queued one.
     for submitter in 0..4u32 {
         let sent: Vec<Record> = (0..500)
             .map(|number| gone(submitter * 1000 + number))
@@ -631,7 +632,7 @@ async fn submit_waits_for_room_and_gives_up_cleanly() {
             "{outcome:?}"
         );
     }
-    // One that cannot wait is taken in any case.
+    // A submission that cannot wait is taken in any case.
     journal.submit_now(vec![gone(2)], Ack::Durable, note(&seen, 2));
     drop(shut);
     journal
@@ -770,7 +771,7 @@ async fn without_room_what_nobody_knows_of_is_refused_and_what_has_happened_is_k
             "{refused}"
         );
     }
-    // It goes on, and says that it takes nothing now.
+    // The journal continues, and reports that it takes nothing now.
     journal.healthy().unwrap();
     assert_eq!(journal.has_room().unwrap_err().code(), Code::StoreFull);
     assert_eq!(logged(store).await, []);
@@ -833,7 +834,7 @@ fn on_a_lent_thread_a_durable_submission_is_appended_there_and_never_out_of_turn
     let (durable, thread) = submit(1).try_recv().unwrap();
     assert_eq!((durable.unwrap(), thread), (LogSeq(1), own));
     assert_eq!(runtime.block_on(logged(store)), [gone(1)]);
-    // Behind another one it waits for its turn.
+    // Behind another submission it waits for its turn.
     let gate = runtime.block_on(store.gate.lock());
     journal.submit_now(vec![gone(2)], Ack::Durable, |_| {});
     let limit = Instant::now() + Duration::from_secs(10);

@@ -23,17 +23,17 @@ pub(super) const LINGER: Duration = Duration::from_millis(50);
 const LENT_FLUSH_LIMIT: Duration = Duration::from_millis(1);
 /// The interval at which a full store is asked for room.
 const RETRY: Duration = Duration::from_millis(250);
-/// A group of so many bytes is appended at once: a longer one takes memory and saves little. The last record
-/// still fits into 64 KiB.
+/// A group of this size is appended at once: a longer one needs memory and saves little. The last
+/// record still fits into 64 KiB.
 const WORTH: usize = 48 << 10;
 
-/// What the thread is made of.
+/// The parts of the thread.
 pub(super) struct Parts {
     pub(super) store: Arc<dyn MetadataStore>,
     pub(super) epoch: Epoch,
     pub(super) retention: Retention,
     pub(super) last: LogSeq,
-    /// The same, for others to see.
+    /// The last position, for other threads.
     pub(super) position: Arc<AtomicU64>,
     pub(super) source: Arc<dyn SnapshotSource>,
     pub(super) options: JournalOptions,
@@ -43,15 +43,15 @@ pub(super) struct Parts {
     pub(super) appender: appender::Thread,
 }
 
-/// What runs a store's futures on a thread of our own.
+/// The runtime for a store's futures on a thread of ours.
 pub(super) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?)
 }
 
-/// Starts the thread. The worker lives as long as the thread does, unless it is being used elsewhere
-/// just then.
+/// Starts the thread. The worker lives as long as the thread, or a little longer while another
+/// thread uses it.
 pub(super) fn start(
     parts: Parts,
     receiver: mpsc::Receiver<Message>,
@@ -98,7 +98,8 @@ struct Queue {
 }
 
 impl Queue {
-    /// Waits for a message, without `timeout` for ever; whether there may be more, and the message.
+    /// Waits for a message, for ever without `timeout`. Returns whether more may come, and the
+    /// message.
     fn wait(&self, timeout: Option<Duration>) -> (bool, Option<Message>) {
         let Some(timeout) = timeout else {
             let message = self.receiver.recv().ok();
@@ -221,7 +222,7 @@ impl Group {
         Some(LINGER.saturating_sub(begun.elapsed()))
     }
 
-    /// Answers everything that waits.
+    /// Answers every waiting submission.
     fn answer(&mut self, outcome: &Result<LogSeq, JournalError>) {
         for Entry { callback, room, .. } in self.entries.drain(..) {
             if let Some(callback) = callback {
@@ -283,23 +284,23 @@ impl Group {
     }
 }
 
-/// What the journal is in the middle of.
+/// The state of the journal.
 pub(super) struct Worker {
     parts: Parts,
     runtime: tokio::runtime::Runtime,
     group: Group,
     in_flight: Option<InFlight>,
-    /// While the store has no room: when it is asked again.
+    /// While the store has no room: the time of the next attempt.
     full_until: Option<Instant>,
-    /// How long the last append took that was waited for here.
+    /// The duration of the last append that this thread waited for.
     last_flush: Duration,
     snapshot_running: bool,
     closers: Vec<oneshot::Sender<()>>,
 }
 
 impl Worker {
-    /// Takes in a submission on the submitter's own thread; gives it back when there is no room.
-    /// Whether the journal's thread has to be told of it: it knows of a group that has begun.
+    /// Takes in a submission on the submitter's own thread; gives it back without room. Returns
+    /// whether the journal's thread needs a message: it already knows of a group that has begun.
     pub(super) fn take_here(&mut self, submission: Submission) -> Result<bool, Submission> {
         if self.is_full() {
             return Err(submission);
@@ -312,8 +313,8 @@ impl Worker {
         Ok(is_first || self.is_full())
     }
 
-    /// Appends a submission on the submitter's own thread, where nothing else is under way; gives it back
-    /// otherwise. Whether the journal's thread has something to do after it.
+    /// Appends a submission on the submitter's own thread if nothing else is in progress; otherwise
+    /// gives it back. Returns whether the journal's thread has work after it.
     pub(super) fn append_here(&mut self, submission: Submission) -> Result<bool, Submission> {
         let idle =
             self.in_flight.is_none() && self.full_until.is_none() && self.group.entries.is_empty();
@@ -328,8 +329,8 @@ impl Worker {
         Ok(self.full_until.is_some() || self.parts.retention.is_due())
     }
 
-    /// How long there is nothing to do unless a message comes; `None` for ever. The end of an append
-    /// is such a message.
+    /// The time without work unless a message comes; `None` for ever. The end of an append is such
+    /// a message.
     fn timeout(&self) -> Option<Duration> {
         if let Some(until) = self.full_until {
             return Some(until.saturating_duration_since(Instant::now()));
@@ -337,7 +338,7 @@ impl Worker {
         self.group.lingers().filter(|_| self.in_flight.is_none())
     }
 
-    /// Appends the group if that is possible now.
+    /// Appends the group if possible now.
     fn turn(&mut self, closing: bool) {
         self.look_at_append();
         if self.is_full() {
@@ -413,8 +414,8 @@ impl Worker {
         self.answer_from_memory();
     }
 
-    /// Answers submissions that need not be durable first, unless the append under way has one to be answered
-    /// before them.
+    /// Answers submissions that need not be durable first, unless the append in progress has one to
+    /// answer before them.
     fn answer_from_memory(&mut self) {
         let before = self.in_flight.as_ref();
         if before.is_none_or(|before| before.group.ordered == 0) {
@@ -423,7 +424,7 @@ impl Worker {
         }
     }
 
-    /// The position that the group gets.
+    /// The position of the group.
     fn position(&self) -> LogSeq {
         if self.group.encoder.is_empty() {
             self.parts.last
@@ -432,8 +433,8 @@ impl Worker {
         }
     }
 
-    /// Makes the group durable and calls back. The append thread does so if nobody waits for the group: the journal
-    /// can then answer later submissions meanwhile. No append may be under way.
+    /// Makes the group durable and calls back. Without a waiting caller the append thread does so,
+    /// and the journal answers later submissions meanwhile. No append may be in progress.
     fn append(&mut self) {
         let seq = self.position();
         let mut group = std::mem::take(&mut self.group);
@@ -462,7 +463,7 @@ impl Worker {
         }
     }
 
-    /// Calls back if the append that is under way has ended.
+    /// Calls back if the append in progress has ended.
     fn look_at_append(&mut self) {
         if self.in_flight.is_some()
             && let Some(outcome) = self.parts.appender.outcome()
@@ -471,7 +472,7 @@ impl Worker {
         }
     }
 
-    /// Waits for the append that is under way, and calls back.
+    /// Waits for the append in progress, and calls back.
     fn end_append(&mut self) {
         if self.in_flight.is_some() {
             let outcome = self.parts.appender.wait();
@@ -479,7 +480,7 @@ impl Worker {
         }
     }
 
-    /// Makes everything durable that has been taken in, and calls back.
+    /// Makes every submission that was taken in durable, and calls back.
     fn drain(&mut self) {
         self.end_append();
         self.append();
@@ -500,7 +501,7 @@ impl Worker {
         self.full_until = Some(Instant::now() + RETRY);
     }
 
-    /// Asks a store that had no room whether it has some now.
+    /// Asks a full store whether it has room now.
     fn look_for_room(&mut self) {
         if self.full_until.is_none_or(|until| Instant::now() < until) {
             return;
@@ -571,7 +572,7 @@ impl Worker {
         if !self.parts.retention.is_due() {
             return;
         }
-        // Records that were answered from memory are in the directory and may not be in the log.
+        // Records answered from memory are in the directory but perhaps not in the log.
         self.drain();
         if self.parts.health.check_room().is_err() {
             return;

@@ -1,4 +1,4 @@
-//! Reading records. Nothing is believed: every count and length is held against the bytes there.
+//! Decoding of records. Every count and length is compared with the bytes present.
 
 use super::{
     AFFIXED_DIGEST, COMMIT, CRC_BYTES, Commit, EXTENDED, FORMAT, HARD_PIN, HAS_LATER_FIELDS,
@@ -16,25 +16,25 @@ use kvpool_types::{
 };
 use smallvec::SmallVec;
 
-/// The fewest bytes that a record takes: what a count is held against before room is made for it.
+/// The fewest bytes of a record. A count is compared with it before memory is allocated.
 const LEAST_RECORD_BYTES: usize = 2;
-/// The fewest bytes that a replica takes.
+/// The fewest bytes of a replica.
 const LEAST_REPLICA_BYTES: usize = 2;
 
-/// Why stored records could not be read.
+/// The reason that stored records are unreadable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// The bytes are fewer or others than were written.
+    /// The bytes differ from the written ones.
     #[error("the CRC-64 does not match")]
     Crc,
-    /// Another version of kvmaster wrote them.
+    /// Another version of kvmaster wrote the records.
     #[error(
         "records have format {0}; this kvmaster, {this}, reads format {FORMAT}: run the version that wrote them",
         this = env!("CARGO_PKG_VERSION")
     )]
     Format(u8),
-    /// A record must not be skipped, and this version does not know what it says.
+    /// A record must not be skipped, and this version does not know its kind.
     #[error(
         "a record of kind {kind} was written by kvmaster {version} and must not be skipped; this is kvmaster \
          {this}: run {version} or later here",
@@ -49,21 +49,21 @@ pub enum RecordError {
     /// The block checksums are of an algorithm that this version does not know.
     #[error("block checksums have the unknown algorithm {0}")]
     Algorithm(u8),
-    /// They are as they were written, and yet no records.
+    /// The CRC is right, but the bytes are no records.
     #[error(transparent)]
     Malformed(#[from] DecodeError),
 }
 
-/// What a group or chunk holds.
+/// The content of a group or chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoded {
-    /// How many shards the directory had when the snapshot was made; 0 in the log.
+    /// The number of shards when the snapshot was made; 0 in the log.
     pub shards: u32,
     /// The records in order.
     pub records: Vec<Record>,
 }
 
-/// Reads a group or a chunk.
+/// Decodes a group or a chunk.
 pub fn decode(bytes: &[u8]) -> Result<Decoded, RecordError> {
     let (body, tail) = bytes
         .split_last_chunk::<CRC_BYTES>()
@@ -107,7 +107,7 @@ struct Entry<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    /// The next record; `None` for one that is skipped.
+    /// The next record; `None` for a skipped record.
     fn record(&mut self) -> Result<Option<Record>, RecordError> {
         let tag = self.reader.u8()?;
         let kind = tag & TAG_MASK;
@@ -311,7 +311,7 @@ impl<'a> Decoder<'a> {
         std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8 { what: "records" })
     }
 
-    /// A count of things of at least `least` bytes each, all of which have to be there.
+    /// A count of elements of at least `least` bytes each, all of which must be present.
     fn count(&mut self, what: &'static str, least: usize) -> Result<usize, DecodeError> {
         let count = self.varint()?;
         usize::try_from(count)
@@ -341,7 +341,7 @@ impl<'a> Decoder<'a> {
                 return Ok(value);
             }
         }
-        Err(bad("number of over 64 bits", value))
+        Err(bad("number of more than 64 bits", value))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Writing records.
+//! Encoding of records.
 
 use super::{
     AFFIXED_DIGEST, COMMIT, Commit, EXTENDED, FORMAT, HARD_PIN, HAS_LATER_FIELDS, HAS_PARENT,
@@ -10,16 +10,16 @@ use hashbrown::{Equivalent, HashMap};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{ChecksumAlgorithm, Key, KeyRef, NodeName, Version};
 
-/// The size at which a chunk of a snapshot ends: its last record may exceed it.
-const PART_BYTES: usize = 256 << 10;
+/// The size at which a chunk of a snapshot ends. Its last record may exceed it.
+const CHUNK_BYTES: usize = 256 << 10;
 
-/// Writes one group of the log or one chunk of a snapshot.
+/// Encodes one group of the log or one chunk of a snapshot.
 #[derive(Debug, Default)]
 pub struct Encoder {
     body: Vec<u8>,
     count: u64,
     entries: HashMap<Entry, u64>,
-    /// The entry of the digests without affixes of one namespace.
+    /// The entry of one namespace's digests without affixes.
     bare: Option<(NamespaceId, u64)>,
     version: Version,
     previous: Option<(NamespaceId, Key)>,
@@ -32,7 +32,7 @@ struct Entry {
     affixes: Option<(Box<str>, Box<str>)>,
 }
 
-/// An [`Entry`] to be looked up: it hashes as one does, field by field.
+/// An [`Entry`] for a lookup: it has the same hash, field by field.
 #[derive(Hash)]
 struct EntryRef<'a> {
     namespace: NamespaceId,
@@ -55,7 +55,7 @@ impl Encoder {
         self.body.len()
     }
 
-    /// Whether nothing was written.
+    /// True when nothing was written.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -120,8 +120,8 @@ impl Encoder {
         }
     }
 
-    /// A record of a kind that came after format 1, with the version that writes it: who does not know the kind
-    /// can name it.
+    /// A record of a kind since format 1, with the version that writes it. A reader that does not
+    /// know the kind can name that version.
     fn extended(&mut self, record: &Record) {
         let Some((head, fields)) = extended::encode(record) else {
             return;
@@ -185,7 +185,7 @@ impl Encoder {
             KeyRef::Digest { prefix, suffix, .. } => Some((prefix, suffix)),
             KeyRef::Text(_) => None,
         };
-        // Nearly all keys of a group are digests without affixes, of one namespace.
+        // Nearly all keys of a group are digests without affixes, in one namespace.
         let is_bare = affixes == Some(("", ""));
         let bare = self.bare.filter(|(of, _)| is_bare && *of == namespace);
         let known = bare.map(|(_, entry)| entry);
@@ -217,8 +217,8 @@ impl Encoder {
         }
     }
 
-    /// Writes the distance from the version before, wrapped and folded so that a short way back
-    /// is as short as a short way on.
+    /// Writes the distance from the version before, wrapped and folded so that a short step back
+    /// costs as little as a short step on.
     fn version(&mut self, version: Version) {
         let distance = version.0.wrapping_sub(self.version.0).cast_signed();
         self.varint(((distance << 1) ^ (distance >> 63)).cast_unsigned());
@@ -239,7 +239,7 @@ impl Encoder {
     }
 }
 
-/// Writes 7 bits a byte, the lowest first; the top bit says that more follow.
+/// Writes 7 bits in each byte, the lowest first. The top bit says that more follow.
 fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     loop {
         let [low, ..] = value.to_le_bytes();
@@ -252,7 +252,7 @@ fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     }
 }
 
-/// The form of one group of the log.
+/// Encodes one group of the log.
 pub fn encode_group<'a>(records: impl IntoIterator<Item = &'a Record>) -> Bytes {
     let mut encoder = Encoder::default();
     for record in records {
@@ -261,14 +261,14 @@ pub fn encode_group<'a>(records: impl IntoIterator<Item = &'a Record>) -> Bytes 
     encoder.finish(0)
 }
 
-/// The chunks of a snapshot of one of `shards` shards. There is at least one, so that the number of
-/// shards is always said.
+/// The chunks of a snapshot of one of `shards` shards. There is at least one chunk, so that the
+/// number of shards is always stored.
 pub fn encode_snapshot(shards: u32, records: impl IntoIterator<Item = Record>) -> Vec<Bytes> {
     let mut chunks = Vec::new();
     let mut encoder = Encoder::default();
     for record in records {
         encoder.push(&record);
-        if encoder.len() >= PART_BYTES {
+        if encoder.len() >= CHUNK_BYTES {
             chunks.push(std::mem::take(&mut encoder).finish(shards));
         }
     }

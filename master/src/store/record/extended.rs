@@ -1,16 +1,16 @@
-//! The kinds of records that came after format 1. Their fields are protobuf messages, so that later fields are
-//! skipped by whoever does not know them.
+//! The kinds of records since format 1. Their fields are protobuf messages, so an older reader
+//! skips unknown fields.
 
 use super::{Record, SegmentsGranted};
 use kvpool_types::SegmentId;
 use kvpool_types::wire::DecodeError;
 use prost::Message as _;
 
-/// What an extended record says of itself besides its fields.
+/// The head of an extended record.
 pub(super) struct Head {
     pub(super) kind: u64,
-    /// Whether a reader that does not know the kind has to stop. Mark a kind so when skipping it could lose a
-    /// block: a master that skips a record does not write it into its next snapshot.
+    /// Whether a reader that does not know the kind must stop. Mark a kind so when skipping it
+    /// could lose a block: a master that skips a record does not write it into its next snapshot.
     pub(super) is_required: bool,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
     }
 }
 
-/// The record of a kind; `None` when this version does not know the kind.
+/// The record of a kind; `None` for an unknown kind.
 pub(super) fn decode(kind: u64, fields: &[u8]) -> Option<Result<Record, DecodeError>> {
     match kind {
         SEGMENTS_GRANTED => Some(

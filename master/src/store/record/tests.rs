@@ -1,4 +1,4 @@
-//! The codec's promises: what was written is read back, and nothing else is ever read.
+//! The codec's promises: written records are read back, and nothing else is ever read.
 
 use super::*;
 use kvpool_types::{ChecksumAlgorithm, KeyRef};
@@ -93,7 +93,7 @@ fn records() -> impl Strategy<Value = Record> {
     ]
 }
 
-/// Puts the CRC right again, as no accident would: what is behind it has to hold by itself.
+/// Corrects the CRC, which no accident would do, so that the checks behind it are tested.
 fn reseal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.truncate(bytes.len() - CRC_BYTES);
     let crc = crc(&bytes);
@@ -142,7 +142,7 @@ proptest! {
         let mut bytes = encode_group(&records).to_vec();
         let at = at.index(bytes.len() - CRC_BYTES);
         bytes[at] ^= flip;
-        // Whatever is read can be written: no record is outside what the types allow.
+        // Every record that can be read can be written: the types allow nothing else.
         if let Ok(decoded) = decode(&reseal(bytes)) {
             prop_assert_eq!(decode(&encode_group(&decoded.records)).unwrap().records, decoded.records);
         }
@@ -190,7 +190,7 @@ fn a_block_of_one_replica_costs_at_most_60_bytes() {
         "{bytes} bytes for {} blocks",
         roots.len()
     );
-    // A chain written in order names its parents for nothing.
+    // A chain written in order needs no bytes for parents.
     let chain: Vec<Record> = (0..10_000u64).map(|n| block(n, n.checked_sub(1))).collect();
     assert_eq!(encode_group(&chain).len(), bytes);
 }
@@ -213,7 +213,7 @@ fn another_format_is_refused_by_name() {
     assert_eq!(decode(&reseal(bytes)), Err(RecordError::Algorithm(200)));
 }
 
-/// A group of records that a later version wrote.
+/// A group of records of a later version.
 fn of_a_later_version(count: u64, records: &[&[u8]]) -> Vec<u8> {
     let mut bytes = vec![FORMAT, ChecksumAlgorithm::Crc64Nvme as u8, 0];
     bytes.push(u8::try_from(count).unwrap());
@@ -224,7 +224,7 @@ fn of_a_later_version(count: u64, records: &[&[u8]]) -> Vec<u8> {
     reseal(bytes)
 }
 
-/// An extended record, without what its tag says beside that.
+/// An extended record; `required` is its flag.
 fn extended(required: u8, kind: u8, version: &str, fields: &[u8]) -> Vec<u8> {
     let mut record = vec![
         EXTENDED | required,
@@ -270,7 +270,7 @@ fn later_fields_of_known_kinds_are_skipped() {
     let until = SegmentId(42);
     let granted = Record::SegmentsGranted(SegmentsGranted { until });
     assert_eq!(decode(&group).unwrap().records, [granted, gone(), gone()]);
-    // What does not fit into the group is damage and not a later version.
+    // Fields that exceed the group are damage, not a later version.
     let long = [SEGMENT_GONE | HAS_LATER_FIELDS, 7, 30, 1, 2, 3];
     let error = decode(&of_a_later_version(1, &[&long])).unwrap_err();
     assert!(matches!(error, RecordError::Malformed(_)), "{error}");
