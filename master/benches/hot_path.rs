@@ -1,5 +1,5 @@
-//! What the master's own work costs a key, without a wire: `exist`, `match_prefix`, `reserve` and
-//! `commit` over a pool with the embedded store. Prints medians in nanoseconds a key.
+//! The master's own work for each key, without a wire: `exist`, `match_prefix`, `reserve` and
+//! `commit` over a pool with the embedded store. It prints medians in nanoseconds for each key.
 //!
 //! `cargo bench -p kvpool-master --bench hot_path [-- exist [BLOCKS] | prefix | put]`
 
@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-/// The key of block `n`: spread like a SHA-256.
+/// The key of block `n`, with the spread of SHA-256.
 fn key(n: u64) -> Key {
     let mut random = Random(n.wrapping_mul(0xd134_2543_de82_ef95));
     let mut digest = [0; 32];
@@ -45,7 +45,7 @@ fn key(n: u64) -> Key {
     Key::from_digest(digest)
 }
 
-/// A pool with one node that fences whatever it is asked to.
+/// A pool with one node that fences every requested extent.
 struct Bench {
     pool: Arc<Pool>,
     node: Arc<StoreNode>,
@@ -96,7 +96,7 @@ impl Bench {
         })
     }
 
-    /// Puts blocks as the service does, signatures included.
+    /// Puts blocks like the service, with signatures.
     async fn put(&self, packed: &[u8]) {
         let batch = KeyBatch::unpack(packed, 1 << 20).expect("packed");
         let lengths = vec![BLOCK; batch.len()];
@@ -142,7 +142,7 @@ impl Bench {
         }
     }
 
-    /// Asks as the service does: packed keys in, a bitmap out.
+    /// Asks like the service: packed keys in, a bitmap out.
     fn exist(&self, packed: &[u8]) -> usize {
         let keys = KeyBatch::unpack(packed, 1 << 20).expect("packed");
         let present = self.pool.exist_bits(NS, &keys, true).answer;
@@ -212,7 +212,8 @@ async fn exist() -> anyhow::Result<()> {
             .map(|(blocks, _)| batches(*blocks, size, rounds.min(4096), &mut random))
             .collect();
         let mut samples = vec![Vec::new(); pools.len()];
-        // Alternately in stretches, so that neither pool finds the other's traces at every call.
+        // The pools alternate in stretches, so that neither evicts the other's cache lines at every
+        // call.
         for _ in 0..4 {
             for (((_, bench), packed), samples) in pools.iter().zip(&prepared).zip(&mut samples) {
                 for batch in packed {
@@ -252,7 +253,7 @@ async fn prefix() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The time that all threads of this process have worked.
+/// The CPU time of all threads of this process.
 fn cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(

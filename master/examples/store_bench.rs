@@ -1,6 +1,7 @@
-//! Measures the embedded metadata store under the journal: append latency, memory, file size, time
-//! to start again. Usage: `store_bench DIRECTORY [BLOCKS] [CHURN]`: writes BLOCKS blocks, then
-//! rewrites them CHURN times, then dies without closing, to be run again with `--reopen DIRECTORY`.
+//! Measures the embedded metadata store under the journal: append latency, memory, file size, and
+//! time to start again. Usage: `store_bench DIRECTORY [BLOCKS] [CHURN]` writes BLOCKS blocks,
+//! rewrites them CHURN times, and dies without closing. Then run it again with `--reopen
+//! DIRECTORY`.
 
 use kvpool_master::store::record::Commit;
 use kvpool_master::store::{
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 const SHARDS: u32 = 64;
 const GROUP: u64 = 1000;
 
-/// A directory of `blocks` blocks that takes no memory: a block follows from its number.
+/// A directory of `blocks` blocks without memory: a block follows from its number.
 struct Numbers {
     blocks: AtomicU64,
 }
@@ -82,7 +83,7 @@ fn quantiles(mut times: Vec<Duration>) -> String {
     format!("p50 {:?} p99 {:?} p99.9 {:?}", at(500), at(990), at(999))
 }
 
-/// Takes in what is read and keeps nothing.
+/// Reads every record and keeps none.
 struct Nobody;
 
 impl Target for Nobody {
@@ -166,7 +167,7 @@ async fn main() -> anyhow::Result<()> {
         Some("--reopen") => reopen(Path::new(arguments.get(1).map_or(".", |d| d))).await,
         Some(directory) => {
             write(Path::new(directory), number(1, 1_000_000)?, number(2, 10)?).await?;
-            // Nothing is closed: the next start finds what a crash leaves.
+            // Nothing is closed, so the next start finds the state of a crash.
             std::process::exit(0)
         }
         None => anyhow::bail!("usage: store_bench DIRECTORY [BLOCKS] [CHURN] | --reopen DIRECTORY"),

@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_setting_that_another_one_rules_out_is_told_with_both_values() {
+    fn conflicting_settings_are_reported_with_both_values() {
         let said = |spoil: fn(&mut Config)| {
             let mut config = Config::default();
             spoil(&mut config);

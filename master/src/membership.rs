@@ -225,7 +225,7 @@ impl StoreNode {
     }
 
     /// Ends the current session. The node reconnects and learns the reason.
-    pub(crate) fn hang_up(&self) {
+    pub(crate) fn end_session(&self) {
         self.session.lock().outbox = None;
     }
 

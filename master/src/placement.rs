@@ -83,7 +83,8 @@ impl Segment {
     /// Counts a quarantined extent as no longer stuck.
     pub(crate) fn unstick(&self, index: ExtentIndex) {
         let length = self.extents.lock().length(index).0;
-        self.stuck.fetch_sub(length, Ordering::AcqRel);
+        let before = self.stuck.fetch_sub(length, Ordering::AcqRel);
+        debug_assert!(before >= length, "invariant: an extent is unstuck once");
     }
 
     /// The high watermark in bytes.
@@ -139,7 +140,9 @@ impl Segment {
         let mut bytes = 0;
         for index in indexes {
             extents.clear_owner(index);
-            bytes += extents.length(index).0;
+            let length = extents.length(index).0;
+            debug_assert!(length > 0, "invariant: a quarantined extent is in use");
+            bytes += length;
         }
         self.quarantined.fetch_add(bytes, Ordering::AcqRel);
     }
@@ -162,8 +165,13 @@ impl Segment {
         let bytes = extents.free_all(items.map(|(index, _)| index)).0;
         self.used.store(extents.used().0, Ordering::Release);
         drop(extents);
-        self.quarantined.fetch_sub(bytes, Ordering::AcqRel);
-        self.stuck.fetch_sub(stuck, Ordering::AcqRel);
+        let before = self.quarantined.fetch_sub(bytes, Ordering::AcqRel);
+        debug_assert!(
+            before >= bytes,
+            "invariant: an extent leaves quarantine once"
+        );
+        let before = self.stuck.fetch_sub(stuck, Ordering::AcqRel);
+        debug_assert!(before >= stuck, "invariant: stuck bytes were counted");
         bytes
     }
 }

@@ -24,10 +24,10 @@
 mod caretaker;
 mod commit;
 mod evictor;
-mod fresh;
 mod nodes;
 mod put_queue;
 mod read;
+mod recent_puts;
 mod registration;
 mod remove;
 mod reserve;
@@ -113,7 +113,7 @@ pub struct Pool {
     /// Notified when a node's state changes, and at the term's end.
     changed: Notify,
     put_queue: put_queue::PutQueue,
-    fresh: fresh::Fresh,
+    recent_puts: recent_puts::RecentPuts,
     evictor_wake: EvictorWake,
     stopping: AtomicBool,
     /// Set when a node knows a later term than this one.
@@ -339,7 +339,7 @@ impl Pool {
         self.term.end();
         self.quiesce();
         for node in self.members.all() {
-            node.hang_up();
+            node.end_session();
         }
         self.journal().close().await;
         self.lapse();

@@ -250,7 +250,7 @@ impl Locked<'_> {
 
     /// Prefetches the puts of some keys into the processor's caches. Puts that another core granted
     /// would otherwise be read one miss after another.
-    pub fn look_at<'k>(&self, namespace: NamespaceId, keys: impl Iterator<Item = KeyRef<'k>>) {
+    pub fn prefetch<'k>(&self, namespace: NamespaceId, keys: impl Iterator<Item = KeyRef<'k>>) {
         let inner = &*self.inner;
         let seen = keys.fold(0, |seen, key| {
             let slot = inner
@@ -329,7 +329,7 @@ impl Locked<'_> {
     }
 
     /// Prefetches the puts of some ids.
-    pub fn look_at_committing(&self, ids: impl Iterator<Item = PutId>) {
+    pub fn prefetch_committing(&self, ids: impl Iterator<Item = PutId>) {
         let seen = ids.fold(0, |seen, PutId(slot)| {
             let put = self.inner.put(slot);
             put.map_or(seen, |put| seen ^ put.hash ^ put.pending.version.0)

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn past_its_deadline_a_term_leads_no_more_until_it_is_renewed() {
+    fn a_term_past_its_deadline_does_not_lead_until_renewed() {
         let term = Term::until(Epoch(3), BootInstant(100));
         assert!(term.leads(BootInstant(99)));
         assert!(!term.leads(BootInstant(100)));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_term_that_is_over_is_never_renewed() {
+    fn an_ended_term_is_never_renewed() {
         let term = Term::until(Epoch(3), BootInstant(100));
         term.end();
         term.renew(BootInstant(500));

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_gone_when_its_last_connection_has_been_for_the_grace() {
+    fn a_client_is_gone_after_a_grace_period_without_connections() {
         let writers = Writers::default();
         let (one, other) = (ClientId(1), ClientId(2));
         let begun = BootInstant(1000);

@@ -1,4 +1,4 @@
-//! What a master tells others of where it is.
+//! The addresses that a master advertises.
 
 use kvpool_master::{Config, Server};
 use kvpool_proto::ClusterRequest;
@@ -21,7 +21,7 @@ async fn start(
 }
 
 #[tokio::test]
-async fn a_bad_address_for_others_is_told_before_anything_is_made() {
+async fn a_bad_advertised_address_is_reported_before_anything_is_created() {
     for advertise in ["0.0.0.0", "10.0.0.1:port", "a b", "10.0.0.1:0"] {
         let directory = tempfile::tempdir().unwrap();
         let refused = start("127.0.0.1:0", Some(advertise), &directory).await;
@@ -32,7 +32,7 @@ async fn a_bad_address_for_others_is_told_before_anything_is_made() {
 }
 
 #[tokio::test]
-async fn a_master_that_is_alone_tells_of_the_address_that_it_was_given_or_has_or_of_none() {
+async fn a_standalone_master_advertises_its_given_address_or_its_own_or_none() {
     for (listen, advertise, told) in [
         ("127.0.0.1:0", None, "http://127.0.0.1:PORT"),
         ("0.0.0.0:0", None, ""),

@@ -1,4 +1,4 @@
-//! A full pool: who waits for room, for how long, and what is evicted for it.
+//! A full pool: which puts wait for room, for how long, and what is evicted for them.
 
 mod support;
 
@@ -16,7 +16,7 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Nodes of these tests do not say that they are alive.
+/// The nodes of these tests send no heartbeats.
 fn patient() -> Config {
     Config {
         suspect_after: Duration::from_secs(1 << 20),
@@ -34,7 +34,8 @@ async fn put(pool: &Arc<Pool>, n: u64, bytes: u64) {
     assert_eq!(commit(pool, &key(n), bytes, granted).await, [Code::Ok]);
 }
 
-/// Puts one block after another until told to stop; returns how many, and the longest that one took.
+/// Puts one block after another until told to stop. Returns the number of puts and the longest
+/// duration of one.
 fn keep_putting(
     pool: &Arc<Pool>,
     next: &Arc<AtomicU64>,
@@ -54,7 +55,7 @@ fn keep_putting(
     })
 }
 
-/// Eight writers of 64 KiB blocks fill every gap that appears. The large block needs room in one piece.
+/// Eight writers of 64 KiB blocks fill every gap. The large block needs contiguous room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_large_put_is_served_among_small_ones_and_evicts_about_its_size() {
     const POOL: u64 = 4096 * MIB;
@@ -63,7 +64,7 @@ async fn a_large_put_is_served_among_small_ones_and_evicts_about_its_size() {
     let (pool, _store) = pool(directory.path(), patient()).await;
     join(&pool, "only", 1, POOL).await;
     let next = Arc::new(AtomicU64::new(0));
-    // Random recency: blocks are used in another order than they lie in.
+    // Blocks are used in another order than their addresses.
     for _ in 0..FILL {
         put(&pool, next.fetch_add(1, Ordering::Relaxed), 64 * KIB).await;
     }
@@ -103,14 +104,16 @@ async fn a_large_put_is_served_among_small_ones_and_evicts_about_its_size() {
         "a small put took {longest:?}"
     );
     assert_eq!(offered, evicted + live);
-    // The high watermark is 0.95 of the pool. Eviction keeps another 0.05 free, and overshoots by less than a block.
+    // The high watermark is 0.95 of the pool. Eviction keeps another 0.05 free and overshoots by
+    // less than a block.
     let least = POOL / 100 * 90 - large;
     assert!(live >= least, "{live} bytes are left of {least}");
 }
 
-/// Leases keep the pool shut until all puts wait. Each of them looks again only when there is room for it.
+/// Leases keep the pool closed until all puts wait. Each put makes another pass only when there is
+/// room for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn each_waiting_put_is_called_about_once_and_in_order() {
+async fn each_waiting_put_is_woken_about_once_and_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         lease_ttl: Duration::from_secs(3),
@@ -137,7 +140,7 @@ async fn each_waiting_put_is_called_about_once_and_in_order() {
     let mut late = 0;
     for (n, put) in (0..).zip(waiting) {
         let place = timeout(PATIENCE, put).await.unwrap().unwrap();
-        // Those that are called together may commit in any order.
+        // Puts that are woken together may commit in any order.
         late += u64::from(place.abs_diff(n) > 60);
     }
     let after = pool.counters();
@@ -160,7 +163,7 @@ async fn each_waiting_put_is_called_about_once_and_in_order() {
     );
 }
 
-/// Blocks of the term before count as leased for a minute. Those that are put since do not.
+/// Blocks of the last term count as leased for a minute. Blocks put since then do not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn puts_go_on_after_a_restart_with_a_full_pool() {
     let directory = tempfile::tempdir().unwrap();
@@ -178,7 +181,7 @@ async fn puts_go_on_after_a_restart_with_a_full_pool() {
     drop((first, store));
     let again = async {
         loop {
-            // The threads of the first one hold the store for a moment.
+            // The first pool's threads hold the store for a moment.
             let opened = kvpool_master::store::EmbeddedStore::open(
                 &kvpool_master::store::EmbeddedOptions::new(directory.path()),
             );
@@ -209,7 +212,7 @@ async fn puts_go_on_after_a_restart_with_a_full_pool() {
     assert_eq!(kept, full, "a lease of the term before may run");
 }
 
-/// What a forced remove leaves behind is free when the leases end, and the put gives up later than that.
+/// The extents of a forced removal become free when the leases end, before the put gives up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_put_waits_for_leases_that_end_in_time_and_evicts_nothing() {
     let directory = tempfile::tempdir().unwrap();
@@ -232,7 +235,7 @@ async fn a_put_waits_for_leases_that_end_in_time_and_evicts_nothing() {
     let counters = pool.counters();
     assert_eq!(counters["bytes_evicted_total"], 0);
     assert_eq!(pool.blocks(), 39 + 15);
-    // A put that gives up before the leases end has to be served by eviction.
+    // A put that gives up before the leases end must be served by eviction.
     let keys: Vec<Key> = (20..58).map(key).collect();
     let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
     pool.lookup(SPACE, &keys[..], true);
@@ -247,7 +250,8 @@ async fn a_put_waits_for_leases_that_end_in_time_and_evicts_nothing() {
     assert!(pool.counters()["bytes_evicted_total"] > 0);
 }
 
-/// A batch of most of the pool is granted in parts: each evicts an eighth of the pool, not all of it.
+/// A batch of most of the pool is granted in steps. Each step evicts an eighth of the pool, not all
+/// of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_batch_as_large_as_the_pool_does_not_empty_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -257,7 +261,7 @@ async fn a_batch_as_large_as_the_pool_does_not_empty_it() {
     for n in 0..blocks {
         put(&pool, n, 64 * KIB).await;
     }
-    // Larger than any free run, so that the batch has to wait.
+    // The block exceeds any free range, so the batch must wait.
     let names: Vec<Key> = (0..13).map(|n| key(1_000_000 + n)).collect();
     let keys: Vec<KeyRef<'_>> = names.iter().map(Key::as_ref).collect();
     let options = ReserveOptions {
@@ -274,14 +278,14 @@ async fn a_batch_as_large_as_the_pool_does_not_empty_it() {
     let granted = granted.iter().filter(|outcome| outcome.is_ok()).count();
     assert!(granted > 0);
     let left = pool.blocks();
-    // An eighth of what the pool holds, the reserve of a twentieth, and a step of eviction.
+    // An eighth of the pool, the reserve of a twentieth, and a step of eviction.
     assert!(
         left * 10 >= blocks * 7,
         "{left} of {blocks} blocks are left, {granted} granted"
     );
 }
 
-/// Whichever writer ends first gives the batch something to do.
+/// The first writer that ends lets the batch continue.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_goes_on_when_any_other_writer_of_its_keys_ends() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Invariant 7 and the rules of leases and grants, on a clock that the test owns.
+//! Invariant 7 and the rules of leases and grants, on a clock that the test controls.
 
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
 use kvpool_master::membership::{Outbox, Registration, Reported, StoreNode};
@@ -20,7 +20,7 @@ const NS: NamespaceId = NamespaceId(0);
 const BLOCK: u64 = 1 << 20;
 const TTL: Duration = Duration::from_secs(5);
 
-/// A pool with one node of 4 MiB that fences when the test says so.
+/// A pool with one node of 4 MiB that fences on request of the test.
 struct Bench {
     pool: Arc<Pool>,
     clock: Arc<ManualClock>,
@@ -33,7 +33,7 @@ fn metrics() -> Arc<Metrics> {
     Arc::new(Metrics::new().unwrap())
 }
 
-/// What a node of one segment says of itself.
+/// The registration of a node with one segment.
 fn registration(size: Length) -> Registration {
     Registration {
         name: NodeName("n".into()),
@@ -59,7 +59,7 @@ impl Bench {
             eviction_ratio: 0.0,
             lease_ttl: TTL,
             commit_ack: CommitAck::Durable,
-            // The test moves the clock by more than a node's patience.
+            // The test advances the clock by more than any node may be silent.
             suspect_after: Duration::from_secs(1 << 20),
             drop_after: Duration::from_secs(1 << 21),
             ..Config::default()
@@ -128,7 +128,7 @@ impl Bench {
         self.pool.exist(NS, &[key.as_ref()], false).answer[0]
     }
 
-    /// Fences everything that the master asks for, for a while.
+    /// Fences every requested extent for a while.
     async fn fence(&mut self) {
         let limit = tokio::time::Instant::now() + Duration::from_millis(300);
         while let Ok(Some(Ok(message))) = tokio::time::timeout_at(limit, self.inbox.recv()).await {
@@ -152,7 +152,7 @@ async fn a_lease_holds_to_its_last_moment_and_no_longer() {
     bench.clock.advance(TTL - Duration::from_millis(1));
     assert_eq!(bench.reserve("e", A_WHILE).await, Err(Code::Full));
     assert!(["a", "b", "c", "d"].iter().all(|name| bench.is_there(name)));
-    // Leases are kept in steps of a few milliseconds, rounded up.
+    // Lease ends are stored in steps of a few milliseconds, rounded up.
     bench.clock.advance(Duration::from_millis(50));
     let pool = Arc::clone(&bench.pool);
     let waiting = tokio::spawn(async move {
@@ -196,7 +196,7 @@ async fn a_release_ends_a_lease_only_for_its_own_holder() {
             .lease_left,
         Duration::ZERO
     );
-    // A lapsed token neither renews nor releases what another holds by now.
+    // An expired token neither renews nor releases another holder's lease.
     let lapsed = bench.lease("a");
     bench.clock.advance(TTL + Duration::from_secs(1));
     bench.lease("a");
@@ -217,7 +217,7 @@ async fn a_release_ends_a_lease_only_for_its_own_holder() {
     );
 }
 
-/// An old holder's token is as good as the new one's: both leases end at the same time.
+/// The token of an earlier holder has the same end as the new one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it() {
     let bench = Bench::new().await;
@@ -244,7 +244,7 @@ async fn a_lease_on_a_lost_block_does_not_end_one_on_the_block_put_after_it() {
         described.unwrap().lease_left
     };
     assert!(left() > Duration::ZERO, "the new holder's lease was ended");
-    // Its own holder ends it.
+    // Its own holder ends the lease.
     let newest = bench.pool.newest_version();
     let holder = |_| Holder {
         token: new.token,
@@ -279,14 +279,15 @@ async fn the_puts_of_a_client_end_with_its_last_connection_and_no_others() {
     tick(&bench, GRACE * 2).await;
     assert_eq!(bench.pool.reservations(), 3);
     drop(second);
-    // It is back before the grace is over.
+    // The client returns before the grace period is over.
     tick(&bench, GRACE / 2).await;
     let back = bench.pool.enter_writer(ClientId(1));
     tick(&bench, GRACE * 2).await;
     assert_eq!(bench.pool.reservations(), 3);
     drop(back);
     tick(&bench, GRACE * 2).await;
-    // Another's put of the key need not wait for the grant's end, and the late commit is refused.
+    // Another client's put of the key need not wait for the grant's end, and the late commit is
+    // refused.
     let next = reserve("a", Some(2)).await.unwrap();
     assert_eq!(bench.commit("a", dead).await, Code::GrantEnded);
     assert_eq!(bench.commit("a", next).await, Code::Ok);
@@ -295,7 +296,7 @@ async fn the_puts_of_a_client_end_with_its_last_connection_and_no_others() {
     drop(other);
 }
 
-/// Moves the clock, and lets the caretaker look at it.
+/// Advances the clock and lets the caretaker run.
 async fn tick(bench: &Bench, by: Duration) {
     bench.clock.advance(by);
     tokio::time::sleep(Duration::from_millis(150)).await;
@@ -317,7 +318,7 @@ async fn an_ended_grant_commits_nothing_and_its_room_waits_for_the_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_removal_frees_waits_for_the_leases_on_it() {
+async fn extents_of_a_removed_block_wait_for_its_leases() {
     let mut bench = Bench::new().await;
     bench.put("a").await;
     bench.lease("a");
@@ -356,7 +357,7 @@ async fn one_put_of_a_key_at_a_time_and_the_second_sees_the_first() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(bench.commit("a", version).await, Code::Ok);
     assert_eq!(second.await.unwrap()[0], Err(Code::Exists));
-    // The answer was lost: the same commit succeeds again, another's does not.
+    // The answer was lost: the same commit succeeds again, but another one does not.
     assert_eq!(bench.commit("a", version).await, Code::Ok);
     assert_eq!(bench.commit("a", version + 1).await, Code::GrantEnded);
 }
@@ -365,21 +366,22 @@ async fn one_put_of_a_key_at_a_time_and_the_second_sees_the_first() {
 async fn a_new_node_is_not_taken_for_one_that_has_long_been_silent() {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
-    // The machine has been up for longer than any node may be silent.
+    // The machine has been up for longer than a node may be silent.
     let clock = Arc::new(ManualClock::new(BootInstant(1 << 40)));
     let pool = Pool::start(Config::default(), Arc::new(store), clock, metrics())
         .await
         .unwrap();
     let registration = registration(Length(BLOCK));
     let node = pool.register(&registration).await.unwrap();
-    // Several looks of the caretaker pass between the registration and the first heartbeat.
+    // The caretaker runs several times between the registration and the first heartbeat.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(pool.members.get(&registration.name).is_some());
     let (outbox, _inbox): (Outbox, _) = unbounded_channel();
     pool.activate(&node, &registration, outbox);
     pool.heard(&node, Some(Reported::default()));
     assert!(node.is_placeable());
-    // Whoever is dropped while its session begins is hung up on, so that it comes back anew.
+    // A node that is dropped while its session begins loses that session, so that it registers
+    // again.
     pool.drop_node(&node);
     let (outbox, mut inbox): (Outbox, _) = unbounded_channel();
     pool.activate(&node, &registration, outbox);
@@ -391,7 +393,7 @@ async fn a_new_node_is_not_taken_for_one_that_has_long_been_silent() {
     assert_eq!(refused.code, Code::IncarnationDropped);
 }
 
-/// How many fences each message that has come asks for.
+/// The number of fences in each message received so far.
 fn asked(inbox: &mut UnboundedReceiver<Result<proto::MasterMessage, tonic::Status>>) -> Vec<usize> {
     let mut counts = Vec::new();
     while let Ok(message) = inbox.try_recv() {
@@ -402,16 +404,18 @@ fn asked(inbox: &mut UnboundedReceiver<Result<proto::MasterMessage, tonic::Statu
     counts
 }
 
-/// A message has a largest size, and a node that is sent a larger one comes back to be sent it again.
+/// A message has a largest size. A node that receives a larger one reconnects, and would receive it
+/// again.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_freed_at_once_is_asked_for_in_messages_of_bounded_size() {
+async fn fences_are_sent_in_messages_of_bounded_size() {
     const COUNT: usize = 3 * proto::MAX_TICKETS + 1;
     let mut bench = Bench::new().await;
     let keys: Vec<Key> = (0..COUNT)
         .map(|number| Key::parse(&format!("k{number}")).unwrap())
         .collect();
     let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
-    // Of no whole number of cache lines: neighbours do not meet, and each is fenced by itself.
+    // The length is no multiple of a cache line, so neighbours do not meet and each is fenced
+    // alone.
     let lengths = vec![Length(60); COUNT];
     let options = ReserveOptions::default();
     let granted = bench.pool.reserve(NS, &keys[..], &lengths, &options).await;

@@ -1,6 +1,6 @@
-//! How much memory a master takes while it loads its metadata, beside what it takes afterwards.
+//! The memory of a master while it loads its metadata, compared with its memory afterwards.
 //!
-//!     KVPOOL_BLOCKS=10000000 cargo nextest run -p kvpool-master --test load_memory --no-capture
+//! KVPOOL_BLOCKS=10000000 cargo nextest run -p kvpool-master --test load_memory --no-capture
 
 #![allow(
     unsafe_code,
@@ -36,12 +36,12 @@ const SEED: u64 = 7;
 const SPACE: NamespaceId = NamespaceId(0);
 const BLOCK: u64 = 4096;
 const SEGMENTS: u64 = 4;
-/// How many blocks a chain has.
+/// The number of blocks in a chain.
 const CHAIN: u64 = 16;
-/// How many records a group of the log has.
+/// The number of records in a group of the log.
 const GROUP: u64 = 1024;
 
-/// What the blocks of a pool are like.
+/// The kind of a pool's blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Digests,
@@ -56,7 +56,7 @@ fn blocks() -> u64 {
     })
 }
 
-/// Digests that are spread like those of SHA-256.
+/// Digests with the spread of SHA-256.
 fn key(kind: Kind, n: u64) -> Key {
     if kind == Kind::Texts {
         return Key::parse(&format!("tenant-7/a-model-with-a-name/layer-3/block-{n}")).unwrap();
@@ -72,7 +72,8 @@ fn key(kind: Kind, n: u64) -> Key {
     Key::from_digest(digest)
 }
 
-/// Block `n`, in the place of another number: a later version lies where an earlier one of another key did.
+/// Block `n` at the extent number `place`: a later version may take the extent of another key's
+/// earlier version.
 fn commit(kind: Kind, n: u64, version: u64, place: u64, all: u64) -> Record {
     let here = all.div_ceil(SEGMENTS);
     let segment = u32::try_from(place / here).unwrap();
@@ -88,8 +89,8 @@ fn commit(kind: Kind, n: u64, version: u64, place: u64, all: u64) -> Record {
     })
 }
 
-/// A store with a snapshot of all blocks and a log that replaces a third of them, in which every place that a
-/// block leaves is taken by another.
+/// A store with a snapshot of all blocks and a log that replaces a third of them. Every extent that
+/// a block leaves is taken by another block.
 async fn stored(directory: &Path, kind: Kind, all: u64) -> EmbeddedStore {
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
@@ -129,7 +130,7 @@ async fn stored(directory: &Path, kind: Kind, all: u64) -> EmbeddedStore {
     let mut seq = LogSeq(1);
     for first in (0..all / 3).step_by(usize::try_from(GROUP).unwrap()) {
         let numbers = first..(first + GROUP).min(all / 3);
-        // The first half of a group leaves, and the second half comes where it lay.
+        // The first half of a group removes blocks, and the second half takes their extents.
         let removes = numbers.clone().filter(|n| n.is_multiple_of(2)).map(|n| {
             Record::Remove(Remove {
                 namespace: SPACE,
@@ -205,7 +206,7 @@ async fn load(kind: Kind) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn loading_takes_at_most_1_3_times_what_stays() {
+async fn a_load_needs_at_most_1_3_times_the_final_memory() {
     for kind in [Kind::Digests, Kind::Chains, Kind::Texts] {
         load(kind).await;
     }

@@ -1,5 +1,5 @@
-//! What a block costs in memory, everything included, measured at the allocator: the directory's
-//! entries, index and lineage, and the table of extents of the segment that the block lies in.
+//! The memory of a block in the master, measured at the allocator. It covers the directory's
+//! entries, index and lineage, and the segment's table of extents.
 
 #![allow(
     unsafe_code,
@@ -20,7 +20,7 @@ struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// What glibc takes up for an allocation: its header, and 16-byte steps.
+/// The bytes that glibc uses for an allocation: a header, and steps of 16 bytes.
 const fn taken(bytes: usize) -> usize {
     (bytes + 8).next_multiple_of(16)
 }
@@ -48,7 +48,7 @@ const BATCH: u64 = 1000;
 const BUDGET: f64 = 160.0;
 const SEGMENT: SegmentId = SegmentId(1);
 
-/// Digests that are spread like those of SHA-256.
+/// Digests with the spread of SHA-256.
 fn key(n: u64) -> Key {
     let mut digest = [0; 32];
     for (turn, part) in [0, 13, 26, 39].into_iter().zip(digest.chunks_exact_mut(8)) {
@@ -61,7 +61,8 @@ fn key(n: u64) -> Key {
     Key::from_digest(digest)
 }
 
-/// Fills a directory and a segment; returns the bytes a block and what the directory itself counts.
+/// Fills a directory and a segment. Returns the bytes for each block, and the bytes that the
+/// directory reports.
 fn fill(parents: bool) -> (f64, f64) {
     let before = LIVE.load(Ordering::Relaxed);
     let directory = Directory::new(Options::new(1), BootInstant(0));

@@ -1,4 +1,5 @@
-//! What a registration may bring about. Nothing in it is proof of who sends it, except where it says so.
+//! The effects of a registration. Its fields prove nothing about the sender, except the proofs
+//! themselves.
 
 mod support;
 
@@ -61,8 +62,8 @@ fn copy_all(from: &std::path::Path, to: &std::path::Path) {
     }
 }
 
-/// As after a data directory was put back to an older state: the master has to begin above the terms that
-/// were.
+/// The data directory was restored to an older state, so the master must begin above the later
+/// terms.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_was_welcomed_to_a_later_term_ends_this_one() {
     let directory = tempfile::tempdir().unwrap();
@@ -89,7 +90,7 @@ async fn a_node_that_was_welcomed_to_a_later_term_ends_this_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_no_node_offers_is_refused_and_changes_nothing() {
+async fn an_impossible_registration_is_refused_and_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), Config::default()).await;
     join(&pool, "good", 1, MIB).await;
@@ -126,9 +127,10 @@ async fn what_no_node_offers_is_refused_and_changes_nothing() {
     assert_eq!(pool.placement.usage().capacity, before);
 }
 
-/// Every client knows the name and the incarnation of every node; the grant key of a term is in the welcome.
+/// Every client knows the name and the incarnation of every node, and the welcome contains the
+/// term's grant key.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_session_of_a_life_shows_its_secret() {
+async fn a_second_session_of_an_incarnation_needs_its_secret() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), Config::default()).await;
     let secret = IncarnationSecret::new([9; 32]);
@@ -139,7 +141,7 @@ async fn a_second_session_of_a_life_shows_its_secret() {
         ..own.clone()
     };
     let other = Some(IncarnationSecret::new([8; 32]));
-    // Nobody is before the node, as after a restart of the master.
+    // No node holds the incarnation yet, as after a restart of the master.
     assert_eq!(refused(&pool, &stranger(None)).await, Code::GrantRefused);
     assert_eq!(
         refused(&pool, &stranger(other.clone())).await,
@@ -150,10 +152,10 @@ async fn a_second_session_of_a_life_shows_its_secret() {
     pool.activate(&node, &own, outbox);
     assert_eq!(refused(&pool, &stranger(None)).await, Code::GrantRefused);
     assert_eq!(refused(&pool, &stranger(other)).await, Code::GrantRefused);
-    // The network was cut and the node comes back while its old session seems alive.
+    // The network was cut, and the node returns while its old session seems alive.
     pool.register(&own).await.unwrap();
 
-    // A node of the version before has no secret: it comes back once its session is over.
+    // A node of the last version has no secret: it returns after its session is over.
     let old = registration("old", 5, MIB);
     let node = pool.register(&old).await.unwrap();
     let (outbox, _inbox) = tokio::sync::mpsc::unbounded_channel();

@@ -1,4 +1,4 @@
-//! What is told of blocks that have left and may come back, should the master die now.
+//! Answers about removed blocks that would return if the master died now.
 
 mod support;
 
@@ -56,7 +56,7 @@ fn is_there(pool: &Pool, key: &Key) -> bool {
     pool.exist(SPACE, &keys[..], false).answer == [true]
 }
 
-/// It would be seen again if the master died now.
+/// A reader would see the block again if the master died now.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_is_there_until_its_removal_is_durable() {
     let directory = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ async fn a_block_is_there_until_its_removal_is_durable() {
     put(&pool, &key, 100).await.unwrap();
 }
 
-/// A removal that meets a newer version of the block ends that one too.
+/// A removal that meets a newer version of the block removes that one too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_was_replaced_while_it_was_removed_is_removed() {
     let directory = tempfile::tempdir().unwrap();
@@ -99,7 +99,7 @@ async fn a_block_that_was_replaced_while_it_was_removed_is_removed() {
         .await;
     let granted = granted.into_iter().next().unwrap().unwrap();
     let shut = store.gate.lock().await;
-    // The first group of the log is on its way and waits at the gate; what follows waits behind it.
+    // The first group of the log waits at the gate, and later groups wait behind it.
     let replacing = commit(&pool, &key, 100, granted);
     let replacing = tokio::spawn(replacing);
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -111,9 +111,9 @@ async fn a_block_that_was_replaced_while_it_was_removed_is_removed() {
     assert!(!is_there(&pool, &key));
 }
 
-/// Whoever removes a block and is told that it is missing may count on it as on a removal of its own.
+/// A remove that reports a missing block gives the same guarantee as a removal of its own.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removal_is_not_told_that_a_block_is_missing_before_its_eviction_is_durable() {
+async fn a_remove_reports_a_missing_block_after_its_eviction_is_durable() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, store) = pool(directory.path()).await;
     let key = Key::parse("a").unwrap();
@@ -134,14 +134,14 @@ async fn a_removal_is_not_told_that_a_block_is_missing_before_its_eviction_is_du
     assert_eq!(removing.await.unwrap().unwrap().codes, [Code::Missing]);
 }
 
-/// The same of a block that is gone with its node.
+/// The same for a block that was lost with its node.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removal_is_not_told_that_a_block_is_missing_before_the_loss_of_its_node_is_durable() {
+async fn a_remove_reports_a_missing_block_after_the_loss_of_its_node_is_durable() {
     const BLOCKS: usize = 100_000;
     let directory = tempfile::tempdir().unwrap();
     let (pool, store) = support::pool(directory.path(), Config::default()).await;
     let (node, keys) = join_filled(&pool, BLOCKS).await;
-    // It is the first to leave.
+    // The block is the first to leave.
     let first = [keys[0].as_ref()];
     let dropping = std::thread::spawn({
         let pool = Arc::clone(&pool);
@@ -161,7 +161,7 @@ async fn a_removal_is_not_told_that_a_block_is_missing_before_the_loss_of_its_no
     dropping.join().unwrap();
 }
 
-/// Millions of blocks may lie on it, and nodes that register wait for one another.
+/// A node may have millions of blocks, and nodes that register wait for one another.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_is_dropped_without_waiting_for_its_blocks_to_leave_the_directory() {
     const BLOCKS: usize = 100_000;
@@ -172,7 +172,7 @@ async fn a_node_is_dropped_without_waiting_for_its_blocks_to_leave_the_directory
     pool.drop_node(&node);
     let left = pool.blocks();
     assert!(left > 0, "it waited until all {BLOCKS} blocks had left");
-    // What is left is told to nobody.
+    // No reader is sent to the remaining blocks.
     let found = pool.exist(SPACE, &asked[..], false).answer;
     assert!(found.iter().all(|found| !found));
     let swept = async {

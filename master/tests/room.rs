@@ -1,4 +1,4 @@
-//! Room for puts while nodes come, go quiet and are asked for more than they have.
+//! Room for puts while nodes join, fall silent, or are fewer than the replicas wanted.
 
 mod support;
 
@@ -28,11 +28,11 @@ fn is_there(pool: &Pool, n: u64) -> bool {
     pool.exist(SPACE, &[key.as_ref()][..], false).answer == [true]
 }
 
-/// A put reads the table of segments while a node that joins waits to change it.
+/// A put reads the table of segments while a joining node waits to change it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn puts_go_on_while_nodes_join() {
     let directory = tempfile::tempdir().unwrap();
-    // These nodes say nothing more, however long a busy machine takes.
+    // These nodes send nothing more, however slow the machine is.
     let config = Config {
         suspect_after: Duration::from_secs(1 << 20),
         drop_after: Duration::from_secs(1 << 21),
@@ -68,9 +68,9 @@ async fn puts_go_on_while_nodes_join() {
     }
 }
 
-/// Every node there is gets a copy, and no more than that is evicted for.
+/// Every node gets a replica, and nothing is evicted for more replicas.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wish_for_more_copies_than_there_are_nodes_evicts_no_more() {
+async fn more_replicas_than_nodes_evict_nothing_extra() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), Config::default()).await;
     join(&pool, "only", 1, KIB << 10).await;
@@ -92,7 +92,7 @@ async fn a_wish_for_more_copies_than_there_are_nodes_evicts_no_more() {
     assert!(left + 3 >= blocks, "{left} of {blocks} blocks are left");
 }
 
-/// Another copy would need a node that is as large as the first.
+/// Another replica would need a node as large as the first.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_gets_a_copy_on_each_node_that_it_fits_into() {
     let directory = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ async fn a_block_gets_a_copy_on_each_node_that_it_fits_into() {
     }
 }
 
-/// Both nodes are to have room, though one of them alone has as much as both copies take.
+/// Both nodes must have room, although one of them alone has enough for both replicas.
 #[tokio::test(flavor = "multi_thread")]
 async fn copies_find_room_on_a_full_node_beside_an_empty_one() {
     let directory = tempfile::tempdir().unwrap();
@@ -137,9 +137,9 @@ async fn copies_find_room_on_a_full_node_beside_an_empty_one() {
     }
 }
 
-/// The one node that is large enough may come back.
+/// The only node that is large enough may return.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_block_that_fits_only_a_node_that_is_away_may_be_put_again() {
+async fn a_block_that_fits_only_an_absent_node_gets_a_retryable_code() {
     let directory = tempfile::tempdir().unwrap();
     let (pool, _store) = pool(directory.path(), Config::default()).await;
     join(&pool, "small", 1, KIB << 10).await;
@@ -155,7 +155,8 @@ async fn a_block_that_fits_only_a_node_that_is_away_may_be_put_again() {
     assert_eq!(never.unwrap_err(), Code::TooLarge);
 }
 
-/// Its blocks are there again when it is, though others were written meanwhile and they are the oldest.
+/// A returning node still has its blocks, although others were written meanwhile and its blocks are
+/// the oldest.
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_of_a_silent_node_are_not_evicted_for_room_on_others() {
     let directory = tempfile::tempdir().unwrap();
@@ -184,7 +185,7 @@ async fn blocks_of_a_silent_node_are_not_evicted_for_room_on_others() {
     };
     timeout(PATIENCE, suspect).await.unwrap();
     let before = pool.blocks();
-    // Three times what the other node holds.
+    // Three times the capacity of the other node.
     for n in 100..150 {
         put(&pool, n, 60 * KIB).await;
     }
@@ -198,9 +199,9 @@ async fn blocks_of_a_silent_node_are_not_evicted_for_room_on_others() {
     beating.abort();
 }
 
-/// What is read back after a crash lies where the replaced version did.
+/// A crash would bring back the version that the put replaced.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_put_from_memory_replaces_is_free_once_that_is_logged() {
+async fn a_version_replaced_from_memory_is_freed_after_the_commit_is_logged() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config {
         commit_ack: CommitAck::Memory,

@@ -1,4 +1,4 @@
-//! Calls that may have to look at every block there is.
+//! Calls that may have to examine every block.
 
 use kvpool_master::Config;
 use kvpool_master::clock::BootClock;
@@ -70,7 +70,7 @@ async fn pool(directory: &Path) -> Arc<Pool> {
 }
 
 #[tokio::test]
-async fn a_look_at_all_blocks_lets_others_run() {
+async fn a_full_scan_yields_to_other_tasks() {
     let directory = tempfile::tempdir().unwrap();
     let pool = pool(directory.path()).await;
     let turns = Arc::new(AtomicUsize::new(0));

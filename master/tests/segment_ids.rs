@@ -1,6 +1,7 @@
-//! Segment ids over the lives of a master: nodes join and leave, snapshots are taken a shard at a time, and
-//! the master starts again, in random order. A segment id names one segment for ever. Otherwise a shard's
-//! old snapshot would place blocks of a node that is gone on the node that got its id.
+//! Segment ids over the restarts of a master. Nodes join and leave, shards are captured one at a
+//! time, and the master restarts, in random order. A segment id names one segment for ever.
+//! Otherwise a shard's old snapshot would place blocks of a node that is gone on the node that got
+//! its id.
 
 mod etcd;
 mod support;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use support::SPACE;
 
-/// How many lives a test lives through.
+/// The number of restarts in a test.
 fn rounds() -> u32 {
     let asked = std::env::var("KVPOOL_RELOADS").ok();
     asked.map_or(100, |text| {
@@ -32,19 +33,19 @@ fn rounds() -> u32 {
     })
 }
 
-/// What was acknowledged of a block.
+/// The acknowledged fields of a block.
 #[derive(Clone, Debug, PartialEq)]
 struct Put {
     version: Version,
     node: String,
 }
 
-/// A master over one store, and what its clients were told.
+/// A master over one store, with the answers that its clients received.
 struct World {
     random: StdRng,
     store: Arc<dyn MetadataStore>,
     pool: Arc<Pool>,
-    /// The nodes that are there, with their incarnations.
+    /// The present nodes with their incarnations.
     nodes: BTreeMap<String, (u128, Arc<StoreNode>)>,
     puts: BTreeMap<String, Put>,
     ids: HashSet<SegmentId>,
@@ -65,7 +66,7 @@ async fn lead(store: &Arc<dyn MetadataStore>) -> Arc<Pool> {
         config,
         cluster: ClusterId(1),
         store: Arc::clone(store),
-        // One shard at a time, and only a few in most lives.
+        // One shard at a time, and few shards in most lives.
         journal: JournalOptions {
             log_bytes: ByteSize::kib(3),
             log_ratio: 0,
@@ -103,7 +104,7 @@ impl World {
         self.nodes.insert(name, (self.lives, node));
     }
 
-    /// The newest node leaves more often than others: its segment's id is the highest.
+    /// The newest node leaves more often than others, because its segment's id is the highest.
     async fn leave(&mut self) {
         let newest = self.random.random_bool(0.7);
         let index = match self.nodes.len() {
@@ -115,7 +116,7 @@ impl World {
         let (_, node) = self.nodes.remove(&name).unwrap();
         self.pool.drop_node(&node);
         self.puts.retain(|_, put| put.node != name);
-        // Nothing waits for a drop to be durable. This is behind it in the log.
+        // No caller waits for a drop to be durable. This put is behind the drop in the log.
         self.put(1).await;
     }
 
@@ -169,7 +170,7 @@ impl World {
         self.puts.retain(|key, _| !gone.contains(key));
     }
 
-    /// The master ends, half of the time without a word, and another starts over what is stored.
+    /// The master ends, half of the time by a crash, and another one starts over the same store.
     async fn reload(&mut self, store: Arc<dyn MetadataStore>) {
         self.store = store;
         self.pool = lead(&self.store).await;
@@ -188,7 +189,8 @@ impl World {
         }
     }
 
-    /// Every acknowledged block is there, on the node that it was written to, and nothing else.
+    /// Every acknowledged block is present, on the node that it was written to, and no other block
+    /// is.
     fn check(&self) {
         let names: Vec<Key> = self
             .puts
@@ -217,7 +219,7 @@ impl World {
     }
 }
 
-/// Lives `rounds` lives over the stores that `open` opens anew.
+/// Restarts the master `rounds` times over the stores that `open` opens.
 async fn live<F: Future<Output = Arc<dyn MetadataStore>>>(seed: u64, open: impl Fn() -> F) {
     println!("seed {seed}");
     let mut world = World::new(seed, open().await).await;

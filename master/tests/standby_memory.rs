@@ -1,6 +1,6 @@
-//! A standby takes no more memory however long it follows.
+//! A standby's memory does not grow with the length of the log that it follows.
 //!
-//!     KVPOOL_GROUPS=10000000 cargo nextest run -p kvpool-master --test standby_memory --no-capture
+//! KVPOOL_GROUPS=10000000 cargo nextest run -p kvpool-master --test standby_memory --no-capture
 
 #![allow(
     unsafe_code,
@@ -24,11 +24,11 @@ use std::time::Duration;
 static ALLOCATOR: counting::Counting = counting::Counting;
 
 const BLOCK: u64 = 4096;
-/// How many keys there are; each put replaces one.
+/// The number of keys; each put replaces one.
 const KEYS: u64 = 1000;
-/// How many groups the leader keeps in its log.
+/// The number of groups that the leader keeps in its log.
 const KEPT: u64 = 50_000;
-/// How far a standby may be behind with what it is told of the log's cut.
+/// The number of groups between two reports of the log's cut to the standby.
 const LOOKS: u64 = 20_000;
 
 fn groups() -> u64 {
@@ -39,7 +39,7 @@ fn groups() -> u64 {
 }
 
 fn put(n: u64) -> Record {
-    // Where a block lay is free long before it is taken again.
+    // An extent is free long before another block takes it.
     let place = n % (KEYS * 8);
     Record::Commit(Commit {
         namespace: NamespaceId(0),

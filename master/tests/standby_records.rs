@@ -1,4 +1,5 @@
-//! A standby behind a leader of a later version: what it cannot read it names, and it tries more and more seldom.
+//! A standby behind a leader of a later version. It names a record that it cannot read, and retries
+//! with growing delays.
 
 mod etcd;
 
@@ -16,11 +17,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A group of one record that no version up to this one knows; with `required` it must not be skipped.
+/// A group with one record that no version up to this one knows. With `required` a reader must not
+/// skip it.
 fn unknown(required: bool) -> Bytes {
     let tag = 0x0a | u8::from(required) << 4;
     let mut group = vec![1, 1, 0, 1, tag, 99, 5];
-    // The second byte is the block checksums' algorithm, which every group names.
+    // The second byte is the algorithm of the block checksums, which every group names.
     group[1] = encode_group(&[Record::Seed(Seed { seed: 1 })])[1];
     group.extend_from_slice(b"9.1.0");
     group.extend_from_slice(&[2, b'h', b'i']);
@@ -38,10 +40,10 @@ async fn until(mut is_so: impl FnMut() -> bool, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_standby_names_a_record_that_it_must_not_skip_and_tries_more_and_more_seldom() {
+async fn a_standby_names_a_required_record_and_retries_with_growing_delays() {
     let directory = tempfile::tempdir().unwrap();
     let etcd = started!(
-        "a_standby_names_a_record_that_it_must_not_skip_and_tries_more_and_more_seldom",
+        "a_standby_names_a_required_record_and_retries_with_growing_delays",
         Etcd::start(directory.path())
     );
     let leader = open(&etcd, "c").await;

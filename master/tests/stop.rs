@@ -1,4 +1,4 @@
-//! A master that is told to stop does not wait for what would never end.
+//! A master that is told to stop does not wait for connections that never end.
 
 use kvpool_master::{Config, Server};
 use kvpool_proto as proto;
@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Streaming;
 
-/// Less than requests in progress are given to end.
+/// Less than the time that requests in progress may take.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 async fn started(directory: &TempDir) -> Server {
@@ -70,7 +70,7 @@ async fn a_master_that_nobody_asks_anything_stops_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_session_of_a_node_that_says_nothing_more_does_not_hold_up_the_stop() {
+async fn a_silent_session_of_a_node_does_not_delay_the_stop() {
     let directory = tempfile::tempdir().unwrap();
     let server = started(&directory).await;
     let (_outbox, mut inbox) = session(&server).await;

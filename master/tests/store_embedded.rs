@@ -1,4 +1,4 @@
-//! The embedded store: the suite of every metadata store, and what is special to a file.
+//! The embedded store: the suite of every metadata store, and rules of its own.
 
 use async_trait::async_trait;
 use bytes::Bytes;

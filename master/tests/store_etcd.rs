@@ -1,5 +1,5 @@
-//! The store in etcd, over real etcd processes: the suite of every metadata store, fencing, the
-//! election, following, and what happens when etcd is killed, paused or full.
+//! The store in etcd, over real etcd processes. The tests run the suite of every metadata store,
+//! fencing, the election, and following. They also kill, pause and fill etcd.
 
 mod etcd;
 
@@ -199,8 +199,8 @@ async fn an_append_whose_answer_is_lost_is_applied_once() {
     let store = Arc::new(open(&etcd, "c").await);
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
     let writer = Writer::start(&store, epoch);
-    // Stopped amid a stream of appends, etcd has taken one that it has not answered, or will find one
-    // waiting whose sender has given it up and sent it again.
+    // etcd is stopped amid a stream of appends. It may have applied an append without an answer, or
+    // may find one whose sender gave up and sent it again.
     for round in 0..4 {
         tokio::time::sleep(Duration::from_millis(300)).await;
         if round % 2 == 0 {
@@ -248,7 +248,7 @@ async fn an_abandoned_term_answers_at_once_and_is_not_written_in_later() {
         matches!(later, Err(StoreError::Unavailable { .. })),
         "{later:?}"
     );
-    // Etcd's answers, were they waited for, would take 1 s each.
+    // With a wait for etcd's answers each would take 1 s.
     assert!(begun.elapsed() < Duration::from_secs(1));
     etcd.resume().unwrap();
     let next = store.begin_epoch(Epoch(0)).await.unwrap();
@@ -359,7 +359,7 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
         tokio::spawn(async move {
             for seq in 1..=30 {
                 store.append(epoch, LogSeq(seq), body.clone()).await?;
-                // etcd looks at its file's size as of a tenth of a second ago.
+                // etcd checks its file's size every tenth of a second.
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Ok::<_, StoreError>(())
@@ -376,7 +376,7 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
         let last = store.log_span().await.unwrap().last;
         if !was_full {
             was_full = true;
-            // Other writes say so, and change nothing.
+            // Other writes report that, and change nothing.
             let refused = store
                 .put_snapshot(epoch, ShardIndex(0), last, vec![group(1)])
                 .await;
@@ -386,8 +386,8 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
             assert!(matches!(refused, Err(StoreError::NoSpace)), "{refused:?}");
             assert!(store.keep_alive(lease).await.unwrap().is_some());
         }
-        // The log may be cut all the same, where snapshots allow it; not its last group, which may be one
-        // that etcd has taken and called itself full about, so that its writer has still to find it.
+        // The log may still be cut where snapshots allow it, but not its last group. etcd may have
+        // applied that group before it reported itself full, so the writer must still find it.
         let before_last = LogSeq(last.0.saturating_sub(1));
         store.truncate_log(epoch, before_last).await.unwrap();
         let did = store.maintain(epoch).await.unwrap();
@@ -404,7 +404,7 @@ async fn a_full_etcd_stalls_appends_until_maintenance_made_room() {
         .unwrap();
 }
 
-/// A directory that knows one thing.
+/// A directory that knows one value.
 #[derive(Default)]
 struct Granted(AtomicU32);
 
@@ -427,7 +427,7 @@ fn granted(until: u32) -> Record {
     Record::VersionsGranted(VersionsGranted { until })
 }
 
-/// The last record that was read back.
+/// The last record that was read.
 #[derive(Default)]
 struct Last(Option<Record>);
 

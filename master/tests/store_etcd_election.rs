@@ -1,4 +1,4 @@
-//! The election over a real etcd, and following the log that the leader writes.
+//! The election over a real etcd, and following the leader's log.
 
 mod etcd;
 
@@ -91,10 +91,10 @@ async fn of_eight_candidates_one_wins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_does_not_renew_is_gone_and_everyone_is_told() {
+async fn a_leader_without_renewal_is_deposed_and_all_watchers_learn_it() {
     let directory = tempfile::tempdir().unwrap();
     let mut etcd = started!(
-        "a_leader_that_does_not_renew_is_gone_and_everyone_is_told",
+        "a_leader_without_renewal_is_deposed_and_all_watchers_learn_it",
         Etcd::start(directory.path())
     );
     let store = open(&etcd, "c").await;
@@ -123,7 +123,7 @@ async fn a_leader_that_does_not_renew_is_gone_and_everyone_is_told() {
     assert_eq!(other.members().await.unwrap(), []);
     let gone = store.campaign(lease, &claim("a")).await;
     assert!(matches!(gone, Err(StoreError::LeaseGone)), "{gone:?}");
-    // The watch goes on behind a restart of etcd.
+    // The watch continues after a restart of etcd.
     etcd.kill().unwrap();
     etcd.restart().await.unwrap();
     let lease = store.grant_lease(LONG).await.unwrap();
@@ -148,7 +148,7 @@ async fn a_claim_whose_answer_is_lost_is_found_again() {
     };
     tokio::time::sleep(Duration::from_millis(1500)).await;
     etcd.resume().unwrap();
-    // What was on its way may or may not have been done; either way it is this candidate who leads.
+    // The pending campaign may have succeeded or not; either way this candidate leads.
     if let Ok(ended) = pending.await.unwrap() {
         assert!(matches!(ended, Campaign::Won(_)), "{ended:?}");
     }
@@ -156,7 +156,7 @@ async fn a_claim_whose_answer_is_lost_is_found_again() {
     assert_eq!(win(&store, lease, "a").await, epoch, "one term, not two");
     assert_eq!(store.leader().await.unwrap().unwrap().epoch, epoch);
     append(&store, epoch, 1..=1).await;
-    // The lease alone is not enough, nor is the name.
+    // Neither the lease alone nor the name alone is enough.
     let other = store.campaign(lease, &claim("b")).await.unwrap();
     assert!(matches!(other, Campaign::Lost(_)), "{other:?}");
     let lease = store.grant_lease(LONG).await.unwrap();
@@ -165,10 +165,10 @@ async fn a_claim_whose_answer_is_lost_is_found_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_whom_a_higher_epoch_is_known_of_begins_a_term_above_it() {
+async fn a_leader_that_learns_a_higher_epoch_begins_a_term_above_it() {
     let directory = tempfile::tempdir().unwrap();
     let etcd = started!(
-        "a_leader_whom_a_higher_epoch_is_known_of_begins_a_term_above_it",
+        "a_leader_that_learns_a_higher_epoch_begins_a_term_above_it",
         Etcd::start(directory.path())
     );
     let store = open(&etcd, "c").await;
@@ -188,7 +188,7 @@ async fn a_leader_whom_a_higher_epoch_is_known_of_begins_a_term_above_it() {
         "{refused:?}"
     );
     append(&store, second, 1..=1).await;
-    // Later terms are above it as well.
+    // Later terms are above it too.
     store.revoke_lease(lease).await.unwrap();
     let lease = store.grant_lease(LONG).await.unwrap();
     assert!(win(&store, lease, "a").await > second);
@@ -247,7 +247,7 @@ async fn following_tells_every_group_over_restarts_of_etcd_and_changes_of_leader
     }
     let quiet = tokio::time::timeout(Duration::from_millis(300), follow.next()).await;
     assert!(quiet.is_err(), "{quiet:?}");
-    // Dropped while it waited, it has lost nothing.
+    // A follower dropped while it waited has lost nothing.
     append(&store, epoch, expected..=expected).await;
     assert_eq!(
         next_of(&mut follow).await,
@@ -268,7 +268,7 @@ async fn following_says_so_when_the_log_was_cut_and_not_when_history_was() {
     let mut follow = store.follow(LogSeq(0)).await.unwrap();
     assert_eq!(next_of(&mut follow).await, (LogSeq(1), group(1)));
     let mut slow = store.follow(LogSeq(40)).await.unwrap();
-    // History goes, and with it what a watch could be resumed from.
+    // Compaction removes history, and with it the start of any resumed watch.
     append(&store, epoch, 41..=60).await;
     let client = etcd.client().unwrap();
     let now = client.status(0).await.unwrap().revision;
@@ -290,7 +290,7 @@ async fn following_says_so_when_the_log_was_cut_and_not_when_history_was() {
     }
     let mut rest = store.follow(LogSeq(50)).await.unwrap();
     assert_eq!(next_of(&mut rest).await, (LogSeq(51), group(51)));
-    // One that was away while the log went on and was cut.
+    // A follower that was away while the log grew and was cut.
     let mut away = store.follow(LogSeq(60)).await.unwrap();
     append(&store, epoch, 61..=80).await;
     store.truncate_log(epoch, LogSeq(80)).await.unwrap();
@@ -379,7 +379,7 @@ async fn history_is_compacted_and_the_file_made_smaller_without_disturbing_a_fol
             }
             store.truncate_log(epoch, LogSeq(seq)).await.unwrap();
         } else {
-            // As a leader that has little to do.
+            // Like a leader that has little to do.
             seq += 1;
             store.append(epoch, LogSeq(seq), group(seq)).await.unwrap();
             assert_eq!(next_of(&mut follow).await.0, LogSeq(seq));
@@ -421,7 +421,7 @@ async fn an_etcd_that_others_share_is_neither_compacted_nor_defragmented() {
     let limit = Instant::now() + LONG;
     for seq in 21.. {
         assert!(Instant::now() < limit, "there is nothing to defragment");
-        // What a compaction freed is told after later writes.
+        // etcd reports the room that a compaction freed after later writes.
         own.append(epoch, LogSeq(seq), group(seq)).await.unwrap();
         let did = shared.maintain(epoch).await.unwrap();
         assert_eq!((did.compacted, did.defragmented), (None, false));

@@ -1,4 +1,4 @@
-//! How fast groups get into etcd. Not run by default: it prints numbers, and asserts none.
+//! The speed of groups into etcd. Not run by default: it prints numbers, and asserts none.
 //!
 //! `cargo test --release -p kvpool-master --test store_etcd_speed -- --ignored --nocapture`
 

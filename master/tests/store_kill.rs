@@ -1,9 +1,9 @@
-//! Invariant 5 at its root: a group that was acknowledged is there after kill -9.
+//! Invariant 5 at its root: an acknowledged group is present after kill -9.
 //!
-//! The test runs its own binary again as a child that appends groups through the embedded store,
-//! puts snapshots and cuts the log, and says each position once it is acknowledged. It is killed
-//! at random times, and everything that it said is looked for. `KVPOOL_STORE_KILLS` sets how often
-//! (20 by default).
+//! The test runs its own binary again as a child. The child appends groups through the embedded
+//! store, puts snapshots and cuts the log. It prints each position after its acknowledgement. The
+//! test kills it at random times and looks for everything that it printed. `KVPOOL_STORE_KILLS`
+//! sets the number of kills (default 20).
 
 use bytes::Bytes;
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore, LogSeq, MetadataStore, ShardIndex};
@@ -18,7 +18,7 @@ const CHILD: &str = "KVPOOL_STORE_KILL_CHILD";
 const KILLS: &str = "KVPOOL_STORE_KILLS";
 const SHARDS: u32 = 4;
 
-/// The bytes of a group or a chunk follow from its number alone.
+/// The bytes of a group or a chunk follow from its number.
 fn body(number: u64, length: usize) -> Bytes {
     let mut bytes = vec![0; length];
     StdRng::seed_from_u64(number).fill(&mut bytes[..]);
@@ -34,7 +34,7 @@ fn group(seq: LogSeq) -> Bytes {
     body(seq.0, length)
 }
 
-/// More than one step of the store, so that a kill may fall between a snapshot's transactions.
+/// More than one step of the store, so that a kill may fall between two steps of a snapshot.
 fn chunks(shard: ShardIndex, seq: LogSeq) -> Vec<Bytes> {
     (0..10)
         .map(|n| body(seq.0 << 16 | u64::from(shard.0) << 8 | n, 150_000))
@@ -54,7 +54,7 @@ async fn snapshot_positions(store: &EmbeddedStore) -> Vec<LogSeq> {
     positions
 }
 
-/// What the child does until it is killed.
+/// The work of the child until it is killed.
 async fn append_for_ever(directory: &Path) {
     let store = open(directory);
     let mut out = std::io::stdout();
@@ -89,7 +89,7 @@ async fn append_for_ever(directory: &Path) {
     }
 }
 
-/// The largest number that was said under each word, by whole lines only.
+/// The largest number printed for each word, from whole lines only.
 fn said(output: &str, what: &str) -> u64 {
     let lines = output
         .split_inclusive('\n')
@@ -193,7 +193,7 @@ async fn an_acknowledged_group_survives_kill_9() {
         );
         store.close().await.unwrap();
     }
-    // A run in which nothing happened proves nothing.
+    // A run without any of these events proves nothing.
     assert!(
         checked > 0 && snapshotted > 0 && cut > 0,
         "{checked} {snapshotted} {cut}"

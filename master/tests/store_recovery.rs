@@ -1,5 +1,5 @@
-//! A journal over a model of the directory: whatever was done, however often it was cut and
-//! restarted, recovery gives the model back.
+//! A journal over a model of the directory. Recovery returns the model after any operations, cuts
+//! and restarts.
 
 use bytesize::ByteSize;
 use kvpool_master::store::record::{
@@ -28,7 +28,7 @@ fn shard_of(namespace: NamespaceId, key: &Key) -> ShardIndex {
     ShardIndex((sum + namespace.0) % SHARDS)
 }
 
-/// What a directory would hold, as plain maps.
+/// The content of a directory as plain maps.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {
     blocks: BTreeMap<(NamespaceId, String), Commit>,
@@ -100,7 +100,8 @@ impl Model {
 }
 
 impl Model {
-    /// Takes out what lies on segments that have gone: a shard's snapshot may be older than their going.
+    /// Removes blocks on segments that are gone: a shard's snapshot may be older than the segment's
+    /// end.
     fn settle(&mut self) {
         let segments = &self.segments;
         for commit in self.blocks.values_mut() {
@@ -178,7 +179,7 @@ impl SnapshotSource for Directory {
     }
 }
 
-/// One life of a master: recovers, does what it is told, ends.
+/// One life of a master: it recovers, executes its steps, and ends.
 async fn live(
     directory: &Path,
     work: Vec<Vec<Record>>,
@@ -196,7 +197,7 @@ async fn live(
         epoch,
         &recovered.state,
         Arc::clone(&pool) as Arc<dyn SnapshotSource>,
-        // Small enough that every few groups a shard is captured and the log cut.
+        // Small enough that a shard is captured and the log cut every few groups.
         JournalOptions {
             log_bytes: ByteSize::b(600),
             log_ratio: 0,
@@ -281,8 +282,7 @@ fn operations() -> impl Strategy<Value = Record> {
     ]
 }
 
-/// Adds what the log has by nature: a segment is registered once, before it is used, and one that
-/// goes does not come back.
+/// Adds the log's own rules: a segment is registered once, before its use, and never returns.
 fn with_segments(mut lives: Vec<Vec<Vec<Record>>>, gone: &[(u32, usize)]) -> Vec<Vec<Vec<Record>>> {
     let all = (0..6).map(|id| {
         Record::Segment(Segment {
@@ -308,7 +308,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn recovery_gives_back_what_was_durable(
+    fn recovery_returns_every_durable_record(
         lives in proptest::collection::vec(
             proptest::collection::vec(proptest::collection::vec(operations(), 1..4), 1..40),
             1..4,
@@ -349,8 +349,8 @@ async fn a_long_log_is_cut_behind_the_snapshots() {
     live(directory.path(), work.remove(0), &mut expected)
         .await
         .unwrap();
-    // Snapshots are written beside the appends, one at a time: a life waits for the one in progress,
-    // and the log can be cut once each shard has had its own.
+    // Snapshots are written beside the appends, one at a time. So each life waits for the one in
+    // progress, and the log can be cut once each shard was captured.
     let mut cut = 0;
     for _ in 0..2 * SHARDS {
         let work = vec![vec![commit(1, 1000)]; 50];
@@ -362,7 +362,7 @@ async fn a_long_log_is_cut_behind_the_snapshots() {
         .unwrap();
 }
 
-/// A store whose log has `through` groups of one commit each, and a snapshot of nothing.
+/// A store whose log has `through` groups of one commit each, and an empty snapshot.
 async fn logged(directory: &Path, through: u64) -> (EmbeddedStore, Epoch) {
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
@@ -382,7 +382,7 @@ async fn recovery_error(store: &EmbeddedStore) -> RecoveryError {
 async fn a_damaged_group_is_named_and_nothing_is_dropped_silently() {
     let directory = tempfile::tempdir().unwrap();
     let (store, epoch) = logged(directory.path(), 3).await;
-    // The last one is torn: it was acknowledged, so it is not for recovery to forget it.
+    // The last group is torn. It was acknowledged, so recovery must not drop it.
     let torn = record::encode_group(&[commit(2, 4)]).slice(..20);
     store.append(epoch, LogSeq(4), torn).await.unwrap();
     let error = recovery_error(&store).await;

@@ -1,4 +1,4 @@
-//! What a master does past its own deadline, and after its term.
+//! A master past its deadline, and after its term.
 
 use kvpool_master::Config;
 use kvpool_master::clock::{BootInstant, Clock, ManualClock};
@@ -72,7 +72,7 @@ impl Bench {
         }
     }
 
-    /// A new term of a master over `store`, which finds what the last one left.
+    /// A new term of a master over `store`, with the state of the last one.
     async fn lead(
         store: &Arc<dyn MetadataStore>,
         clock: &Arc<ManualClock>,
@@ -102,7 +102,7 @@ impl Bench {
     async fn register(pool: &Arc<Pool>) -> Result<Arc<StoreNode>, Code> {
         let registration = registration();
         let node = pool.register(&registration).await.map_err(|e| e.code)?;
-        // Nobody reads what the master says: the test is about what it does.
+        // Nobody reads the master's messages in this test.
         let (outbox, _) = tokio::sync::mpsc::unbounded_channel();
         pool.activate(&node, &registration, outbox);
         pool.heard(&node, Some(Reported::default()));
@@ -177,7 +177,7 @@ impl Bench {
         Ok(from_wire(reply.codes[0]))
     }
 
-    /// Whether a key is there, and for how long it is leased.
+    /// Whether a key is present, and the length of its lease.
     async fn exist(&self, name: &str) -> Result<(bool, u64), Code> {
         let request = proto::ExistRequest {
             caller: self.caller(),
@@ -225,7 +225,7 @@ fn code(status: &Status) -> Code {
     from_wire(code.to_str().unwrap().parse().unwrap())
 }
 
-/// The client that lost the answer is not kept waiting by its own grant.
+/// A client that lost the answer does not wait for its own grant.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_whose_answer_was_lost_ends_when_its_owner_asks_again() {
     let bench = Bench::new().await;
@@ -263,7 +263,7 @@ async fn past_its_deadline_a_leader_answers_without_leases_and_changes_nothing()
         Code::NotLeader
     );
 
-    // The store answers, and nobody has led meanwhile.
+    // The store answers, and no other master has led meanwhile.
     bench.term.renew(bench.clock.now().after(TTL));
     bench.pool.heard(&bench.node, Some(Reported::default()));
     assert_eq!(bench.seat.role(), Role::Leader);
@@ -273,7 +273,7 @@ async fn past_its_deadline_a_leader_answers_without_leases_and_changes_nothing()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_are_let_go_at_the_deadline_and_given_time_to_come_back() {
+async fn sessions_end_at_the_deadline_and_nodes_get_time_to_return() {
     let bench = Bench::new().await;
     let first = bench.reserve("a").await.unwrap();
     assert_eq!(bench.commit("a", &first).await, Ok(Code::Ok));
@@ -289,8 +289,8 @@ async fn nodes_are_let_go_at_the_deadline_and_given_time_to_come_back() {
     assert!(bench.node.is_connected(), "the same incarnation is back");
 }
 
-/// A process of another pool, or a copy started by mistake, must not cost the blocks of a node that only
-/// has not come back yet.
+/// A process of another pool, or a copy started by mistake, must not cost a node its blocks before
+/// it returns.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_term_keeps_the_name_of_a_node_for_it_while_it_may_come_back() {
     let bench = Bench::new().await;
@@ -307,7 +307,7 @@ async fn a_new_term_keeps_the_name_of_a_node_for_it_while_it_may_come_back() {
     Bench::register(&pool).await.unwrap();
     assert_eq!(pool.blocks(), 1, "the node is back with its block");
 
-    // A node that does not come back is replaced, once it had the time.
+    // A node that had its time to return is replaced.
     let (_seat, pool, term) = Bench::lead(&bench.store, &bench.clock, Config::default()).await;
     let refused = pool.register(&newcomer).await.unwrap_err();
     assert_eq!(refused.code, Code::InProgress, "{refused}");
@@ -319,7 +319,7 @@ async fn a_new_term_keeps_the_name_of_a_node_for_it_while_it_may_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_its_term_a_master_answers_nothing_whoever_still_holds_its_pool() {
+async fn after_its_term_a_master_refuses_every_call() {
     let bench = Bench::new().await;
     bench.term.end();
     assert_eq!(bench.exist("a").await.unwrap_err(), Code::NotLeader);
@@ -353,10 +353,10 @@ async fn calls_over_grpc_that_wait_hold_a_bounded_amount() {
         ..Config::default()
     };
     let bench = Bench::with(config).await;
-    // While this put is under way, others of its key wait.
+    // While this put is open, other puts of its key wait.
     bench.reserve("k").await.unwrap();
     let bench = Arc::new(bench);
-    // Each takes 16 KiB beside its request: fewer than 1,024 fit.
+    // Each call takes 16 KiB beside its request, so fewer than 1,024 fit.
     let waiting: Vec<_> = (0..1100)
         .map(|_| {
             let bench = Arc::clone(&bench);
@@ -377,7 +377,7 @@ async fn calls_over_grpc_that_wait_hold_a_bounded_amount() {
         (77..1000).contains(&refused),
         "{refused} of 1100 were refused"
     );
-    // They hold nothing once they have ended.
+    // The calls hold nothing after they have ended.
     bench.reserve("later").await.unwrap();
 }
 
@@ -394,9 +394,10 @@ async fn namespaces_are_bounded() {
     assert_eq!(bench.create("a").await, Ok(false), "it is there already");
 }
 
-/// The table of dropped incarnations is bounded; what such a one names tells where it was.
+/// The table of dropped incarnations is bounded. The segments that an older incarnation names
+/// identify it.
 #[tokio::test]
-async fn an_incarnation_that_names_segments_of_an_earlier_life_is_not_taken_for_a_new_one() {
+async fn a_dropped_incarnation_is_recognised_by_the_segment_ids_it_names() {
     let bench = Bench::new().await;
     let mut late = registration();
     late.name = NodeName("late".into());

@@ -101,7 +101,7 @@ const MECHANISMS: &[Mechanism] = &[
         on: "None if life.has_secret() => Err(refuse(",
         off: "None if false && life.has_secret() => Err(refuse(",
         package: "kvpool-master",
-        test: "a_second_session_of_a_life_shows_its_secret",
+        test: "a_second_session_of_an_incarnation_needs_its_secret",
     },
     Mechanism {
         invariant: 3,
@@ -201,7 +201,7 @@ const MECHANISMS: &[Mechanism] = &[
         on: "let is_over = now.since(left.since) >= lease_ttl;",
         off: "let is_over = now.since(left.since) <= lease_ttl;",
         package: "kvpool-master",
-        test: "what_was_freed_stays_shut_for_a_lease_unless_the_leader_grants_it",
+        test: "freed_extents_stay_closed_for_a_lease_ttl_unless_the_leader_grants_them",
     },
     Mechanism {
         invariant: 5,
@@ -237,7 +237,7 @@ const MECHANISMS: &[Mechanism] = &[
         on: ".and_then(|()| self.file.sync_data());",
         off: ";",
         package: "kvpool-master",
-        test: "what_was_acknowledged_is_there_after_the_power_is_cut",
+        test: "acknowledged_groups_survive_a_power_cut",
     },
     Mechanism {
         invariant: 5,
@@ -255,7 +255,7 @@ const MECHANISMS: &[Mechanism] = &[
         on: "if waiting.has_happened {",
         off: "if false {",
         package: "kvpool-master",
-        test: "without_room_what_nobody_knows_of_is_refused_and_what_has_happened_is_kept",
+        test: "a_full_store_refuses_unanswered_records_and_keeps_past_events",
     },
     Mechanism {
         invariant: 6,

@@ -83,7 +83,7 @@ impl Cell {
 
 impl Cell {
     /// Locks the stripe for reading. The gauges are not updated afterwards.
-    pub(super) fn lock_to_look(&self) -> impl Deref<Target = Stripe> + '_ {
+    pub(super) fn lock_read(&self) -> impl Deref<Target = Stripe> + '_ {
         self.stripe.lock()
     }
 }

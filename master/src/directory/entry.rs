@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_holders_that_they_are_not_counted_last_to_the_deadline() {
+    fn a_saturated_count_of_holders_keeps_the_lease_to_its_end() {
         let mut entry = Entry::new();
         for _ in 0..300 {
             entry.lease(100, 0);

@@ -165,7 +165,11 @@ impl Interner {
             .read()
             .by_number
             .get(&number)
-            .is_some_and(|affixes| affixes.blocks.fetch_sub(1, Ordering::Relaxed) == 1);
+            .is_some_and(|affixes| {
+                let before = affixes.blocks.fetch_sub(1, Ordering::Relaxed);
+                debug_assert!(before > 0, "invariant: a block releases its affixes once");
+                before == 1
+            });
         if !last {
             return;
         }
@@ -244,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_space_lives_as_long_as_blocks_use_it_and_its_number_is_not_reused() {
+    fn affixes_stay_interned_while_blocks_use_them_and_numbers_are_not_reused() {
         let interner = interner(InternerLimit::default());
         let number = acquire(&interner, "a", "b").unwrap();
         assert_eq!(acquire(&interner, "a", "b"), Some(number));
@@ -257,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn interning_is_bounded_in_number_and_bytes_and_room_comes_back() {
+    fn the_interner_is_bounded_in_number_and_bytes() {
         let few = interner(InternerLimit {
             pairs: 2,
             bytes: 1000,

@@ -48,9 +48,7 @@ impl Directory {
     /// The block under a key.
     pub(crate) fn find(&self, namespace: NamespaceId, key: KeyRef<'_>) -> Option<BlockId> {
         let key = Preparer::new(&self.common, namespace).prepare(key);
-        let stripe = self
-            .cell(self.common.stripe_of_hash(key.hash))
-            .lock_to_look();
+        let stripe = self.cell(self.common.stripe_of_hash(key.hash)).lock_read();
         stripe.find(&key).map(|slot| stripe.id(slot))
     }
 
@@ -151,7 +149,7 @@ impl Directory {
 
     fn each_block(&self, mut f: impl FnMut(&super::stripe::Stripe, u32)) {
         for cell in &self.stripes {
-            let stripe = cell.lock_to_look();
+            let stripe = cell.lock_read();
             for slot in 0..stripe.entries.high() {
                 if stripe.entries.get(slot).is_some() {
                     f(&stripe, slot);

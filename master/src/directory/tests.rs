@@ -1,4 +1,4 @@
-//! The directory as a whole.
+//! Tests of the directory as a whole.
 
 mod eviction;
 mod keys;
@@ -16,9 +16,9 @@ use smallvec::smallvec;
 const NS: NamespaceId = NamespaceId(3);
 const NOW: BootInstant = BootInstant(1_000_000);
 const NO_FLOOR: BootInstant = BootInstant(0);
-/// Room is wanted on every segment.
+/// Room is needed on every segment.
 const ANYWHERE: fn(SegmentId) -> bool = |_| true;
-/// A multiple of what extents are rounded up to.
+/// A multiple of the granule of extents.
 const SIZE: u64 = 128;
 
 fn directory(policy: Policy) -> Directory {

@@ -60,7 +60,7 @@ impl Directory {
             }
             look_up(namespace, &keys, &mut wave);
             for (stripe, _, slots) in &wave {
-                look_at_neighbours(stripe, slots);
+                prefetch_neighbours(stripe, slots);
             }
             for (stripe, group, slots) in &mut wave {
                 for (item, slot) in group.iter().zip(slots.iter()) {
@@ -97,7 +97,7 @@ impl Directory {
         let mut found = keys.len();
         for (stripe, group, slots) in scratch.groups() {
             // This lookup changes nothing, so the gauges need no update.
-            let mut looked = [(self.cell(stripe).lock_to_look(), group, slots)];
+            let mut looked = [(self.cell(stripe).lock_read(), group, slots)];
             look_up(namespace, &keys, &mut looked);
             let [(stripe, group, slots)] = looked;
             for (item, slot) in group.iter().zip(slots) {
@@ -127,7 +127,7 @@ impl Directory {
                     *slot = stripe.find(&key).unwrap_or(NONE);
                 }
             }
-            look_at_neighbours(stripe, slots);
+            prefetch_neighbours(stripe, slots);
             for (item, slot) in group.iter().zip(slots) {
                 if is_wanted(stripe, *slot) {
                     let block = BlockMut {
@@ -236,7 +236,7 @@ fn look_up<S: Deref<Target = Stripe>>(
 
 /// Prefetches the links beside those of each slot, for the moves in the list that follow.
 #[inline]
-fn look_at_neighbours(stripe: &Stripe, slots: &[u32]) {
+fn prefetch_neighbours(stripe: &Stripe, slots: &[u32]) {
     let mut seen = 0;
     for slot in slots.iter().filter(|slot| **slot != NONE) {
         let links = stripe.entries.links(*slot);

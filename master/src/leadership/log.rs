@@ -14,7 +14,7 @@ use tokio::time::sleep;
 /// The number of groups that may wait to be applied.
 const GROUPS: usize = 64;
 /// The interval between questions for the log's cut.
-const LOOK_AT_CUT: Duration = Duration::from_secs(10);
+const CUT_POLL: Duration = Duration::from_secs(10);
 
 /// The groups behind a position. A task reads them, so that a wait for a group can be cancelled.
 pub(super) struct Groups {
@@ -29,7 +29,7 @@ impl Groups {
     /// The groups behind `after`.
     pub(super) fn follow(store: &Arc<EtcdStore>, after: LogSeq) -> Self {
         let cut = Arc::new(AtomicU64::new(0));
-        let cutting = tokio::spawn(look_at_cut(Arc::clone(store), Arc::clone(&cut)));
+        let cutting = tokio::spawn(poll_cut(Arc::clone(store), Arc::clone(&cut)));
         let store = Arc::clone(store);
         let (sender, groups) = mpsc::channel(GROUPS);
         let task = tokio::spawn(async move {
@@ -76,9 +76,9 @@ impl Drop for Groups {
 
 /// The log's watch reports no cut. Without this question the standby would count the log's groups
 /// for ever.
-async fn look_at_cut(store: Arc<EtcdStore>, cut: Arc<AtomicU64>) {
+async fn poll_cut(store: Arc<EtcdStore>, cut: Arc<AtomicU64>) {
     loop {
-        sleep(LOOK_AT_CUT).await;
+        sleep(CUT_POLL).await;
         match store.log_span().await {
             Ok(span) => cut.store(span.cut.0, Ordering::Relaxed),
             Err(error) => tracing::debug!(%error, "log cut position not read"),

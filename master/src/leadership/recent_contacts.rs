@@ -73,7 +73,7 @@ mod tests {
     use crate::clock::ManualClock;
 
     #[test]
-    fn each_is_counted_once_and_not_for_ever() {
+    fn each_recent_contact_counts_once() {
         let clock = Arc::new(ManualClock::new(BootInstant(1000)));
         let heard = RecentContacts::new(Arc::clone(&clock) as Arc<dyn Clock>);
         heard.node("a");

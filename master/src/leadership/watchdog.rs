@@ -46,7 +46,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[tokio::test]
-    async fn a_listener_that_goes_is_noticed_at_once_and_one_that_stays_never() {
+    async fn a_closed_listener_is_noticed_at_once_and_a_live_one_never() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let serving = tokio::spawn(async move {

@@ -5,7 +5,7 @@
 //!                                 (journal)        (delayed)      (tickets)
 //! ```
 //!
-//! An extent that stays longer than `PATIENCE` is *stuck*: a process holds it, a lease runs, or its
+//! An extent that stays longer than `STUCK_AFTER` is *stuck*: a process holds it, a lease runs, or its
 //! node is silent. Eviction counts quarantined extents as future free space, except stuck ones.
 //!
 //! Small neighbours that are freed together are fenced together, as one range under the highest of
@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The time within which an extent usually becomes free.
-const PATIENCE: Duration = Duration::from_millis(100);
+const STUCK_AFTER: Duration = Duration::from_millis(100);
 
 /// The most bytes of neighbours that are fenced together.
 const RUN_BYTES: u64 = 64 << 10;
@@ -169,7 +169,7 @@ impl Quarantine {
         let mut ready = Vec::with_capacity(freed.len());
         let mut delayed = self.delayed.lock();
         for mut item in freed {
-            if item.not_before > now.after(PATIENCE) {
+            if item.not_before > now.after(STUCK_AFTER) {
                 item.segment.stick(item.index);
                 item.stuck = true;
             }
@@ -207,7 +207,7 @@ impl Quarantine {
         let mut seen = tickets.stuck_through.lock();
         for (number, ticket) in tickets.open.lock().range_mut(*seen + 1..) {
             if let Ticket::Fence(run) = ticket {
-                if run.iter().all(|item| now.since(item.since) < PATIENCE) {
+                if run.iter().all(|item| now.since(item.since) < STUCK_AFTER) {
                     break;
                 }
                 for item in run.iter_mut().filter(|item| !item.stuck) {
@@ -265,6 +265,8 @@ impl Quarantine {
             for run in runs {
                 let number = self.number();
                 message.push(fence_item(number, &run));
+                let newest = tickets.last_key_value().map_or(0, |(newest, _)| *newest);
+                debug_assert!(newest < number, "invariant: requests ascend with time");
                 tickets.insert(number, Ticket::Fence(run));
             }
             drop(tickets);
@@ -393,6 +395,12 @@ fn fence_item(ticket: u64, run: &Run) -> proto::FenceItem {
         length: run.iter().map(|item| item.extent.length.0).sum(),
         ..range(&first.extent)
     });
+    debug_assert!(
+        run.windows(2).all(|pair| matches!(
+            pair, [one, next] if one.extent.end() == Some(next.extent.offset)
+        )),
+        "invariant: a run has no gaps"
+    );
     let highest = run.iter().filter_map(|item| item.grant).max();
     proto::FenceItem {
         ticket,

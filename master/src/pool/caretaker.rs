@@ -53,7 +53,7 @@ impl Pool {
                 if leads {
                     node.wait_from(now);
                 } else {
-                    node.hang_up();
+                    node.end_session();
                 }
             }
             if leads {

@@ -113,7 +113,7 @@ impl Pool {
             blocks: Vec::with_capacity(items.len()),
         };
         let mut reservations = self.reservations.lock();
-        reservations.look_at(namespace, items.iter().map(|item| item.key.as_ref()));
+        reservations.prefetch(namespace, items.iter().map(|item| item.key.as_ref()));
         for ((index, item), code) in items.into_iter().enumerate().zip(codes) {
             if item.segments.is_empty() {
                 *code = Code::InvalidArgument;
@@ -185,7 +185,7 @@ impl Pool {
         let published = self.directory.publish(&blocks);
         if now < self.lease_floor {
             let ids = published.iter().zip(&blocks);
-            self.fresh
+            self.recent_puts
                 .put(ids.filter_map(|(published, block)| Some((published.id?, block.version))));
         }
         let mut codes = vec![Code::Ok; accepted.len()];
@@ -218,7 +218,7 @@ impl Pool {
         }));
         {
             let mut reservations = self.reservations.lock();
-            reservations.look_at_committing(accepted.iter().map(|a| a.put));
+            reservations.prefetch_committing(accepted.iter().map(|a| a.put));
             for a in &accepted {
                 reservations.finish(a.put, a.version);
             }

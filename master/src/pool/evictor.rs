@@ -29,7 +29,7 @@ const STEP_BYTES: u64 = 8 << 20;
 /// The delay before a round that found no victim is repeated: leases expire without an event.
 const RETRY: Duration = Duration::from_millis(20);
 /// How long an evicted run may take to become free before another run is evicted for the same put.
-const RUN_PATIENCE: Duration = Duration::from_millis(400);
+const RUN_TIMEOUT: Duration = Duration::from_millis(400);
 /// The longest run for a batch of blocks. A run for a single block is as long as the block.
 const LONGEST_RUN: u64 = 64 << 20;
 /// A lease that ends this shortly before a put gives up does not count as room for that put.
@@ -67,7 +67,7 @@ impl Runs {
     /// True when a run for the put should be sought on a segment now.
     fn is_due(&self, segment: SegmentId, put: u64, now: BootInstant) -> bool {
         let last = self.0.get(&segment);
-        last.is_none_or(|(other, since)| *other != put || now.since(*since) >= RUN_PATIENCE)
+        last.is_none_or(|(other, since)| *other != put || now.since(*since) >= RUN_TIMEOUT)
     }
 }
 
@@ -255,10 +255,11 @@ impl Pool {
     fn evict(&self, goal: u64, gives_room: impl Fn(SegmentId) -> bool) -> Vec<Removed> {
         let now = self.now();
         if now >= self.lease_floor {
-            self.fresh.forget();
+            self.recent_puts.forget();
             return self.directory.evict(goal, now, gives_room);
         }
-        self.fresh.evict(&self.directory, goal, now, gives_room)
+        self.recent_puts
+            .evict(&self.directory, goal, now, gives_room)
     }
 
     fn submit_victims(self: &Arc<Self>, victims: Vec<Removed>) {

@@ -190,7 +190,7 @@ impl Pool {
         };
         let session = node.attach(address, outbox, self.now());
         if node.state() == NodeState::Gone {
-            node.hang_up();
+            node.end_session();
         }
         self.quarantine.repeat(node);
         tracing::info!(node = %node.name, incarnation = %node.incarnation, "node registered");
@@ -265,7 +265,7 @@ impl Pool {
     /// blocks. They leave the directory a little later.
     pub fn drop_node(self: &Arc<Self>, node: &Arc<StoreNode>) {
         node.set_state(NodeState::Gone);
-        node.hang_up();
+        node.end_session();
         self.members.drop_incarnation(&node.name, node.incarnation);
         let segments = node.segments();
         let mut records: Vec<Record> = segments

@@ -124,7 +124,13 @@ impl Drop for QueuedPut<'_> {
     fn drop(&mut self) {
         let queue = &self.pool.put_queue;
         let mut state = queue.state.lock();
+        let waiting = state.waiters.len();
         state.waiters.retain(|waiter| waiter.number != self.number);
+        debug_assert_eq!(
+            state.waiters.len() + 1,
+            waiting,
+            "invariant: a put leaves the queue once"
+        );
         queue.length.store(state.waiters.len(), Ordering::Release);
         drop(state);
         self.pool.wake_waiting_puts();
@@ -177,6 +183,10 @@ impl PutQueue {
 impl Pool {
     /// Adds a put to the queue.
     pub(super) fn enqueue_put(&self, class: Class, demand: Demand) -> QueuedPut<'_> {
+        debug_assert!(
+            demand.bytes >= demand.largest && demand.largest > 0,
+            "invariant: a demand covers its largest block"
+        );
         let turn = Arc::new(Notify::new());
         let mut state = self.put_queue.state.lock();
         state.next += 1;

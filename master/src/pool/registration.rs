@@ -136,7 +136,9 @@ fn check_words(registration: &Registration) -> Result<(), RegisterError> {
         )));
     }
     if shm_path.len() > MOST_PATH || shm_path.chars().any(char::is_control) {
-        return Err(invalid(format!("{shm_path:.80?} is not the path of a socket")));
+        return Err(invalid(format!(
+            "{shm_path:.80?} is not the path of a socket"
+        )));
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ pub struct Granted {
 /// put continue.
 const WATCHED: usize = 32;
 /// The polling interval of a put that waits for nodes.
-const NODES_PATIENCE: Duration = Duration::from_millis(100);
+const NODES_POLL: Duration = Duration::from_millis(100);
 
 type Outcome = Option<Result<Granted, Code>>;
 
@@ -120,8 +120,8 @@ impl Pool {
                 None => queued = Some(self.enqueue_put(Class::default(), demand)),
             }
             // Not every way in which a node returns has an event, so this wait also polls.
-            let patience = if open.no_nodes {
-                deadline.min(tokio::time::Instant::now() + NODES_PATIENCE)
+            let until_poll = if open.no_nodes {
+                deadline.min(tokio::time::Instant::now() + NODES_POLL)
             } else {
                 deadline
             };
@@ -130,7 +130,7 @@ impl Pool {
                 biased;
                 () = turn(queued.as_ref()) => true,
                 () = any_end(&open.writers) => false,
-                () = tokio::time::sleep_until(patience) => {
+                () = tokio::time::sleep_until(until_poll) => {
                     if tokio::time::Instant::now() >= deadline {
                         break;
                     }

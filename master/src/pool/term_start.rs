@@ -150,7 +150,7 @@ impl Pool {
             hidden: RwLock::default(),
             changed: tokio::sync::Notify::new(),
             put_queue: super::put_queue::PutQueue::default(),
-            fresh: super::fresh::Fresh::default(),
+            recent_puts: super::recent_puts::RecentPuts::default(),
             evictor_wake: EvictorWake::default(),
             stopping: AtomicBool::new(false),
             superseded: Mutex::default(),

@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A put as the model knows it: its version, its end, and its place if it is committing.
+/// A put in the model: its version, its end, and its slot if it is committing.
 type Known = (u64, u64, Option<PutId>);
 
 fn versions(ended: &[Pending]) -> Vec<u64> {
@@ -54,7 +54,7 @@ fn versions(ended: &[Pending]) -> Vec<u64> {
 }
 
 proptest! {
-    /// Against a map that knows every put by its key.
+    /// Compared with a map of all puts by key.
     #[test]
     fn puts_end_once_and_only_by_what_may_end_them(steps in proptest::collection::vec(step(), 1..80)) {
         let reservations = Reservations::default();
@@ -138,7 +138,7 @@ proptest! {
 }
 
 #[test]
-fn a_put_whose_grant_was_never_heard_of_ends_by_the_name_of_its_request() {
+fn a_put_whose_grant_was_lost_ends_by_its_request_id() {
     let reservations = Reservations::default();
     let mut locked = reservations.lock();
     for (n, request) in [(1, 70), (2, 0), (3, 70)] {
@@ -156,7 +156,7 @@ fn a_put_whose_grant_was_never_heard_of_ends_by_the_name_of_its_request() {
     assert_eq!(lost(1, &[69, 71]), None);
     assert_eq!(lost(1, &[69, 70]), Some(1));
     assert_eq!(lost(1, &[70]), None);
-    // What has no name is nobody's.
+    // A put without a request id belongs to no request.
     assert_eq!(lost(2, &[0]), None);
     let begun = locked.begin_commit(NS, key(3).as_ref(), Version(3), SIZE, &[], BootInstant(0));
     assert!(begun.is_ok());

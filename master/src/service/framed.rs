@@ -43,7 +43,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
 /// How long a caller may take for its hello or its first call.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CALLER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most callers at a time.
 const MOST_CALLERS: usize = 512;
 /// The most bytes of all callers together. A first call over gRPC may have any size.
@@ -71,9 +71,7 @@ impl Shared {
             let most = self.seat.config.max_connections;
             refused(
                 Code::TooManyHeld,
-                format!(
-                    "this master has {most} connections, the limit of --max-connections"
-                ),
+                format!("this master has {most} connections, the limit of --max-connections"),
             )
         })
     }
@@ -178,7 +176,7 @@ async fn sort(
         greeting::greet(shared, &mut stream).await.map(Some)
     };
     let begun = tokio::select! {
-        begun = tokio::time::timeout(PATIENCE, begun) => begun,
+        begun = tokio::time::timeout(CALLER_TIMEOUT, begun) => begun,
         () = caller.displaced() => return Ok(()),
     };
     match begun {
@@ -242,6 +240,7 @@ impl<'a> ConnectionSlot<'a> {
 
 impl Drop for ConnectionSlot<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        let taken = self.0.fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(taken > 0, "invariant: a slot is returned once");
     }
 }

@@ -159,20 +159,19 @@ fn read_registration(
     if register.checksum_algorithm != ChecksumAlgorithm::Crc64Nvme as u32 {
         return Err(refuse(
             Code::VersionMismatch,
-            format!(
-                "unknown checksum algorithm {}",
-                register.checksum_algorithm
-            ),
+            format!("unknown checksum algorithm {}", register.checksum_algorithm),
         ));
     }
     let incarnation = Incarnation::from_slice(&register.incarnation)
         .ok_or_else(|| refuse(Code::Malformed, "an incarnation has 16 bytes".into()))?;
     let secret = match register.life_secret.as_ref() {
         [] => None,
-        bytes => Some(
-            IncarnationSecret::from_slice(bytes)
-                .ok_or_else(|| refuse(Code::Malformed, "the secret of an incarnation has 32 bytes".into()))?,
-        ),
+        bytes => Some(IncarnationSecret::from_slice(bytes).ok_or_else(|| {
+            refuse(
+                Code::Malformed,
+                "the secret of an incarnation has 32 bytes".into(),
+            )
+        })?),
     };
     let held = register.held.iter().map(|range| Extent {
         segment: SegmentId(range.segment),

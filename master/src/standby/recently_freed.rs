@@ -44,7 +44,8 @@ impl RecentlyFreed {
     pub(super) fn keep(&mut self, left: FreedExtent) {
         left.segment.quarantine([left.index]);
         let place = (left.segment.id, left.offset);
-        self.left.insert(place, left);
+        let before = self.left.insert(place, left);
+        debug_assert!(before.is_none(), "invariant: freed extents do not overlap");
     }
 
     /// Frees the extents that overlap a range which the leader has granted again.

@@ -223,7 +223,7 @@ async fn a_group_out_of_turn_and_a_damaged_one_are_refused() {
 
 /// Readers of the leader may still hold leases on a block removed a moment ago.
 #[tokio::test]
-async fn what_was_freed_stays_shut_for_a_lease_unless_the_leader_grants_it() {
+async fn freed_extents_stay_closed_for_a_lease_ttl_unless_the_leader_grants_them() {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
     let clock = Arc::new(ManualClock::new(BootInstant(1)));
@@ -262,7 +262,7 @@ async fn what_was_freed_stays_shut_for_a_lease_unless_the_leader_grants_it() {
 
 /// A master that dies and restarts at once has leases to honour too.
 #[tokio::test]
-async fn what_the_log_says_was_freed_stays_shut_for_a_lease_after_a_load() {
+async fn freed_extents_in_the_log_stay_closed_for_a_lease_ttl_after_a_load() {
     let directory = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path())).unwrap();
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();

@@ -55,7 +55,9 @@ pub enum RecoveryError {
         shard: ShardIndex,
     },
     /// The group changes the secret that maps keys to shards, although blocks are present.
-    #[error("group {seq} of the metadata log changes the directory's secret although blocks are present")]
+    #[error(
+        "group {seq} of the metadata log changes the directory's secret although blocks are present"
+    )]
     Reseeded {
         /// The group.
         seq: LogSeq,

@@ -1,4 +1,4 @@
-//! An allocator that counts what is allocated, and the most that was.
+//! An allocator that counts the allocated bytes and their peak.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -12,7 +12,7 @@ pub(crate) struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// What glibc takes up for an allocation: its header, and 16-byte steps.
+/// The bytes that glibc uses for an allocation: a header, and steps of 16 bytes.
 const fn taken(bytes: usize) -> usize {
     (bytes + 8).next_multiple_of(16)
 }
@@ -34,12 +34,12 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// The bytes that are allocated now.
+/// The bytes allocated now.
 pub(crate) fn live() -> usize {
     LIVE.load(Ordering::Relaxed)
 }
 
-/// The most bytes that were allocated at a time since the last call.
+/// The peak of allocated bytes since the last call.
 pub(crate) fn take_peak() -> usize {
     PEAK.swap(live(), Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! What the tests over a real etcd share.
+//! Helpers of the tests over a real etcd.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A started etcd; where there is none the test says that it skips, and returns.
+/// A started etcd. Without an etcd binary the test prints that it is skipped, and returns.
 macro_rules! started {
     ($name:literal, $start:expr) => {
         match $start.await {
@@ -36,7 +36,7 @@ pub(crate) fn group(seq: u64) -> Bytes {
     Bytes::from(format!("group {seq}"))
 }
 
-/// More than two requests' worth, the bytes of which follow from its number.
+/// A group larger than two requests. Its bytes follow from its number.
 pub(crate) fn large_group(seq: u64) -> Bytes {
     let bytes = (0..2_500_000u64).map(|n| (n.wrapping_mul(seq + 7) >> 8).to_le_bytes()[0]);
     bytes.collect::<Vec<_>>().into()
@@ -60,7 +60,7 @@ pub(crate) async fn append(
     }
 }
 
-/// Appends groups one after another until it is told to stop.
+/// Appends one group after another until told to stop.
 pub(crate) struct Writer {
     stop: Arc<AtomicBool>,
     task: tokio::task::JoinHandle<u64>,
@@ -81,7 +81,7 @@ impl Writer {
         Self { stop, task }
     }
 
-    /// The last position that was acknowledged.
+    /// The last acknowledged position.
     pub(crate) async fn stop(self) -> u64 {
         self.stop.store(true, Ordering::SeqCst);
         tokio::time::timeout(Duration::from_secs(60), self.task)
@@ -106,7 +106,7 @@ pub(crate) async fn assert_log(store: &EtcdStore, last: u64) {
     assert_eq!(store.log_span().await.unwrap().last, LogSeq(last));
 }
 
-/// The next group, however often etcd is not there.
+/// The next group, across outages of etcd.
 pub(crate) async fn next_of(follow: &mut LogWatch) -> (LogSeq, Bytes) {
     let told = async {
         loop {

@@ -91,7 +91,7 @@ pub(crate) async fn pool(directory: &Path, config: Config) -> (Arc<Pool>, Arc<Ga
     (pool.await.unwrap(), store)
 }
 
-/// What a node with one segment says of itself.
+/// The registration of a node with one segment.
 pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registration {
     Registration {
         name: NodeName(name.into()),
@@ -107,7 +107,7 @@ pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registr
     }
 }
 
-/// A node with one segment, which fences whatever it is asked to.
+/// A node with one segment that fences every requested extent.
 pub(crate) async fn join(
     pool: &Arc<Pool>,
     name: &str,
@@ -151,7 +151,7 @@ pub(crate) async fn reserve_with(
     granted.await.into_iter().next().unwrap()
 }
 
-/// What is said of a block of `bytes` that was written where it was granted.
+/// The commit item of a block of `bytes` that was written to its grants.
 pub(crate) fn item(key: &Key, bytes: u64, granted: Granted) -> CommitItem {
     CommitItem {
         key: key.clone(),

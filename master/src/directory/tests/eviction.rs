@@ -32,7 +32,7 @@ fn before_the_floor_everything_counts_as_leased() {
     });
 }
 
-/// They are there again when their node is.
+/// The blocks are available again when their node is.
 #[test]
 fn a_block_on_segments_that_give_no_room_stays() {
     let directory = directory(Policy::Prefix);
@@ -68,7 +68,7 @@ fn a_block_on_segments_that_give_no_room_stays() {
     assert_eq!(evict(&directory, 1, NOW), [0]);
 }
 
-/// What eviction looks at on a dead node is bounded by what lies there, however often it runs.
+/// Eviction examines each block of a dead node once, however often it runs.
 #[test]
 fn the_blocks_of_a_dead_node_are_met_once_and_not_again() {
     let directory = directory(Policy::Prefix);
@@ -122,7 +122,7 @@ fn a_leased_block_keeps_its_place_in_the_order_for_when_its_lease_ends() {
         lease(&directory, n, until, NOW);
     }
     assert_eq!(evict(&directory, 1, NOW), [4]);
-    // A release brings a block back at once, expiry brings the others back.
+    // A release brings a block back at once; expiry brings the others back.
     with(&directory, 2, |mut block| block.release(until, NOW));
     assert_eq!(evict(&directory, 1, NOW), [2]);
     // A renewal holds a block back for longer.
@@ -176,7 +176,7 @@ fn leased_blocks_are_met_once_not_in_every_round() {
 }
 
 #[test]
-fn soft_pins_go_last_and_count_no_more_when_they_run_out() {
+fn soft_pinned_blocks_are_evicted_last_until_the_pin_expires() {
     let directory = directory(Policy::Prefix);
     for (n, ttl) in [(0, 50), (1, 100), (2, 0), (3, 70)] {
         let soft_pin_until = (ttl > 0).then_some(BootInstant(NOW.0 + ttl));
@@ -218,7 +218,7 @@ fn a_hard_pin_is_for_good() {
     lease(&directory, 1, BootInstant(NOW.0 + 5), NOW);
     assert!(evict(&directory, 1, BootInstant(NOW.0 + 1000)).is_empty());
     assert!(is_present(&directory, 1));
-    // A new version without the pin can go.
+    // A new version without the pin can be evicted.
     put_block(
         &directory,
         NewBlock {
@@ -230,12 +230,12 @@ fn a_hard_pin_is_for_good() {
 }
 
 #[test]
-fn tokens_that_have_run_out_do_nothing() {
+fn expired_tokens_change_nothing() {
     let directory = directory(Policy::Prefix);
     put(&directory, 1);
     let at = |ms| BootInstant(NOW.0 + ms);
     lease(&directory, 1, at(10), NOW);
-    // The first holder's lease has run out; another takes one.
+    // The first holder's lease has expired, and another holder takes one.
     lease(&directory, 1, at(100), at(20));
     with(&directory, 1, |mut block| {
         block.release(at(10), at(21));

@@ -77,7 +77,7 @@ fn keys_of_all_forms_and_namespaces_are_told_apart() {
 }
 
 #[test]
-fn keys_beyond_the_bound_of_interning_are_found_before_and_after_room_comes_back() {
+fn keys_beyond_the_limit_of_the_interner_are_found() {
     let options = Options {
         interner: InternerLimit {
             pairs: 2,
@@ -178,7 +178,7 @@ fn the_leading_blocks_of_a_chain_and_no_others_are_handed_over() {
             put(&directory, gap);
         }
     }
-    // One that is there and not wanted ends the chain as one that is missing.
+    // A block that is present but not wanted ends the chain, like a missing block.
     let keys: Vec<Key> = (0..200).map(key).collect();
     let refs: Vec<_> = keys.iter().map(Key::as_ref).collect();
     let mut handed = 0;
@@ -362,7 +362,7 @@ fn a_scan_sees_every_lasting_block_once_while_others_come_and_go() {
 }
 
 #[test]
-fn snapshots_of_all_parts_hold_everything() {
+fn snapshots_of_all_shards_contain_every_block() {
     let first = directory(Policy::Prefix);
     put_block(
         &first,
@@ -388,7 +388,7 @@ fn snapshots_of_all_parts_hold_everything() {
             of_shard
                 .iter()
                 .all(|r| first.shard_of_key(r.namespace, r.key.as_ref()) == shard),
-            "a part is the same however many stripes there are"
+            "a shard is the same however many stripes there are"
         );
         records.extend(of_shard);
     }
@@ -407,7 +407,7 @@ fn snapshots_of_all_parts_hold_everything() {
             (n == 1).then_some(BootInstant(NOW.0 + 9))
         );
     }
-    // Rebuilt part by part: the links come when all blocks are there.
+    // Rebuilt shard by shard: blocks are linked when all are present.
     let second = directory(Policy::Prefix);
     let ids: Vec<BlockId> = records
         .iter()

@@ -77,7 +77,7 @@ fn a_protected_descendant_protects_all_before_it() {
     put(&directory, 9);
     lease(&directory, 4, BootInstant(NOW.0 + 10), NOW);
     assert_eq!(evict(&directory, 99, NOW), [9]);
-    // Another branch can go.
+    // Another branch can be evicted.
     put_chain(&directory, 20..23, Some(2));
     assert_eq!(evict(&directory, 99, NOW), [22, 21, 20]);
     assert_eq!(
@@ -95,7 +95,7 @@ fn children_of_a_removed_parent_go_first_with_all_that_follows_them() {
     put_chain(&directory, 0..4, None);
     put_chain(&directory, 10..13, Some(1));
     remove(&directory, 1);
-    // Both branches under block 1, each from its end, before blocks that are older.
+    // Both branches under block 1, each from its end, before older blocks.
     let first = evict(&directory, 5, NOW);
     assert_eq!(
         first.iter().copied().collect::<BTreeSet<_>>(),
@@ -159,7 +159,7 @@ fn a_new_version_keeps_the_place_in_the_chain() {
 }
 
 #[test]
-fn parents_in_circles_are_not_linked_so() {
+fn links_that_would_close_a_cycle_are_refused() {
     let directory = directory(Policy::Prefix);
     let circle: Vec<NewBlock> = (0..6).map(|n| child(&directory, n, (n + 1) % 6)).collect();
     directory.publish(circle);
@@ -198,7 +198,7 @@ fn however_long_a_chain_is_its_links_come_in_any_order() {
             parent: parents[n - 1].as_ref(),
         })
         .collect();
-    // The last but one comes last: it has a child already, and a long chain above.
+    // The second to last link comes last: its block already has a child, and a long chain above.
     let late = links.len() - 2;
     links[late..].reverse();
     directory.link(&mut links);
@@ -209,11 +209,11 @@ fn however_long_a_chain_is_its_links_come_in_any_order() {
 }
 
 #[test]
-fn late_word_that_the_last_child_has_gone_does_not_expose_a_parent_of_another() {
+fn a_late_report_of_a_lost_child_does_not_expose_a_parent_with_another_child() {
     let directory = directory(Policy::Prefix);
     let id = put_block(&directory, block(&directory, 0));
     put_block(&directory, child(&directory, 1, 0));
-    // What a thread does that has removed another child of block 0, before block 1 was linked.
+    // The work of a thread that removed another child of block 0 before block 1 was linked.
     let leaves = vec![id];
     directory.apply_aftermath(super::super::lineage::Aftermath {
         leaves,
@@ -236,9 +236,9 @@ const KEYS: u64 = 40;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
-    /// A model of the links, and of who may be evicted at all.
+    /// A model of the links, and of the blocks that may be evicted.
     #[test]
-    fn nothing_goes_before_its_descendants_and_all_that_may_go_does(
+    fn blocks_are_evicted_after_their_descendants_and_every_evictable_block_is(
         steps in proptest::collection::vec(prop_oneof![
             6 => (0..KEYS, proptest::option::weighted(0.8, 0..KEYS)).prop_map(|(n, p)| Step::Put(n, p)),
             2 => (0..KEYS).prop_map(Step::Touch),
@@ -294,7 +294,7 @@ proptest! {
                         forget(&mut parents, *n);
                     }
                     if (gone.len() as u64) < count {
-                        // What is left is leased, or before something that is.
+                        // The remaining blocks are leased, or are ancestors of a leased block.
                         let mut held: HashSet<u64> = parents
                             .keys()
                             .filter(|n| leases.get(n).is_some_and(|until| *until > now))

@@ -1,4 +1,4 @@
-//! Least recently used over all stripes, exactly: against a model that knows everything.
+//! Exact LRU over all stripes, compared with a model.
 
 use super::*;
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ struct Model {
     hard: bool,
 }
 
-/// What must be evicted, in order.
+/// The blocks to evict, in order.
 fn expected(model: &BTreeMap<u64, Model>, goal: u64, now: u64) -> Vec<u64> {
     let mut candidates: Vec<_> = model
         .iter()
@@ -145,7 +145,8 @@ fn uses_that_arrive_out_of_order_are_put_in_order() {
     for n in 0..100 {
         put(&directory, n);
     }
-    // A hundred batches of one key each that took their ticks in one order and arrive in the other.
+    // A hundred batches of one key each. They took their ticks in one order and arrive in the
+    // other.
     let ticks = directory.ticks(100);
     for n in 0..100 {
         with(&directory, n, |mut block| {

@@ -144,7 +144,7 @@ fn held_ranges_end_a_run() {
         let Removal::Removed(removed) = remove(&full.directory, n) else {
             panic!("present")
         };
-        // Its extent is in quarantine: in use, and no block's.
+        // Its extent is in quarantine: in use, without an owner.
         full.extents.lock().clear_owner(removed.replicas[0].extent);
     }
     assert_eq!(full.run(4), None);
@@ -160,7 +160,7 @@ fn a_run_takes_the_ends_of_chains_and_never_leaves_a_child_without_parent() {
         [9, 8, 7],
         "the end of the oldest chain, last block first"
     );
-    // A whole chain goes from its end to its start.
+    // A whole chain is evicted from its end to its start.
     let run = full.run(10).unwrap();
     for pair in run.windows(2).filter(|pair| pair[0] / 10 == pair[1] / 10) {
         assert!(pair[0] > pair[1]);

@@ -4,7 +4,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::sync::atomic::AtomicU64;
 
-/// Puts, uses, leases, links, removals and eviction all at once; then everything must add up.
+/// Puts, uses, leases, links, removals and eviction run at once. Then the counts must be
+/// consistent.
 #[test]
 fn four_threads_at_once_leave_a_directory_that_adds_up() {
     let directory = directory(Policy::Prefix);
@@ -76,7 +77,7 @@ fn four_threads_at_once_leave_a_directory_that_adds_up() {
             assert_eq!(has_children, waits, "who has children waits for them to go");
         }
     }
-    // Nothing is stuck: all can go, each after its descendants.
+    // Nothing is stuck: every block can be evicted, each after its descendants.
     assert_eq!(evict(&directory, left + 1, NOW).len() as u64, left);
     assert_eq!(
         (directory.blocks(), directory.bytes(), directory.linked()),

@@ -8,7 +8,7 @@ enum Step {
     Allocate(u64),
     At(u64, u64),
     Free(usize),
-    /// So many, one after the other from one on, in one call; some may come twice.
+    /// Frees this many extents in one call, starting at an index; some may come twice.
     FreeAll(Vec<usize>),
 }
 
@@ -22,7 +22,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..200)
 }
 
-/// The rules that hold between any two operations.
+/// The invariants between any two operations.
 fn check(extents: &Extents, live: &[(ExtentIndex, Offset, Length)]) {
     let (mut end, mut used, mut before_free) = (0, 0, false);
     let mut found = Vec::new();
@@ -182,7 +182,7 @@ fn offsets_beyond_four_tebibytes_work() {
 }
 
 #[test]
-fn what_cannot_be_allocated_is_refused() {
+fn impossible_allocations_are_refused() {
     let mut extents = Extents::new(Length(6400));
     assert!(extents.allocate(Length(0)).is_none());
     assert!(extents.allocate(Length(6401)).is_none());

@@ -6,7 +6,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 const NOW: BootInstant = BootInstant(1000);
 const KIB: u64 = 1 << 10;
 
-/// A node with one segment, and what it is told.
+/// A node with one segment, and the messages to it.
 struct Told {
     quarantine: Quarantine,
     segment: Arc<Segment>,
@@ -27,7 +27,7 @@ impl Told {
         }
     }
 
-    /// A block written under `grant`, on its way to being free.
+    /// A block written under `grant`, in quarantine.
     fn freed(&self, offset: u64, length: u64, grant: Option<u64>) -> Freed {
         let (offset, length) = (Offset(offset), Length(length));
         let index = self.segment.allocate_at(offset, length).unwrap();
@@ -47,7 +47,7 @@ impl Told {
         }
     }
 
-    /// What the node has been asked to fence: ticket, grant, offset, length.
+    /// The requested fences: ticket, grant, offset, length.
     fn asked(&mut self) -> Vec<(u64, u64, u64, u64)> {
         let mut asked = Vec::new();
         while let Ok(message) = self.inbox.try_recv() {
@@ -89,7 +89,7 @@ fn neighbours_are_fenced_together_under_their_highest_grant() {
 }
 
 #[test]
-fn what_does_not_meet_is_not_fenced_together() {
+fn only_adjacent_extents_are_fenced_together() {
     let mut told = Told::new();
     let freed = vec![
         // The rest of its last cache line belongs to no extent.
@@ -133,7 +133,7 @@ fn a_run_that_takes_long_is_stuck_whole_and_freed_whole() {
         0,
         "they are as good as free"
     );
-    told.quarantine.mark_stuck(&node, NOW.after(PATIENCE));
+    told.quarantine.mark_stuck(&node, NOW.after(STUCK_AFTER));
     assert_eq!(told.segment.used_after_quarantine(), 3 * KIB);
     assert_eq!(told.quarantine.fenced(&node, &[1]), 3 * KIB);
     assert_eq!(
@@ -143,13 +143,13 @@ fn a_run_that_takes_long_is_stuck_whole_and_freed_whole() {
 }
 
 #[test]
-fn only_what_is_stuck_behind_leases_counts_as_room_to_come() {
+fn only_stuck_extents_under_leases_count_as_future_room() {
     let told = Told::new();
     let leased = |offset: u64, after: u64| Freed {
         not_before: NOW.after(Duration::from_millis(after)),
         ..told.freed(offset * KIB, 4 * KIB, Some(offset))
     };
-    // The first is over so soon that the segment counts it as free already.
+    // The first lease ends so soon that the segment already counts the extent as free.
     let freed = vec![leased(4, 50), leased(8, 400), leased(16, 900)];
     told.quarantine.take(freed, NOW);
     let coming = |after| {

@@ -171,12 +171,12 @@ impl Connection {
                         self.answers.send(&frame)?;
                         continue;
                     };
-                    let patience = if incoming.has_begun() {
+                    let timeout = if incoming.has_begun() {
                         Duration::ZERO
                     } else {
                         SOON
                     };
-                    if let Some(frame) = wait_for(&mut call, patience) {
+                    if let Some(frame) = wait_for(&mut call, timeout) {
                         self.answers.send(&frame)?;
                         end_loan();
                         continue;
@@ -311,8 +311,8 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
     })
 }
 
-/// Waits for a call on this thread, at most `patience`.
-fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, patience: Duration) -> Option<Vec<u8>> {
+/// Waits for a call on this thread, at most `timeout`.
+fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, timeout: Duration) -> Option<Vec<u8>> {
     struct Unpark(std::thread::Thread);
 
     impl Wake for Unpark {
@@ -321,11 +321,11 @@ fn wait_for(call: &mut BoxFuture<'static, Vec<u8>>, patience: Duration) -> Optio
         }
     }
 
-    let until = Instant::now() + patience;
+    let until = Instant::now() + timeout;
     let waker = Arc::new(Unpark(std::thread::current())).into();
     let mut context = Context::from_waker(&waker);
     // With no other request behind this one, the thread may wait for the disk.
-    let mut lends = !patience.is_zero();
+    let mut lends = !timeout.is_zero();
     loop {
         let mut poll = || call.as_mut().poll(&mut context);
         let polled = if std::mem::take(&mut lends) {

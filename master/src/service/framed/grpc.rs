@@ -4,7 +4,7 @@
 //! bounded, its bytes are counted, and it is displaced when there are too many callers. Its first
 //! call makes it a known connection, if the master has a permit left.
 
-use super::PATIENCE;
+use super::CALLER_TIMEOUT;
 use kvpool_daemon::callers::Caller;
 use kvpool_types::Code;
 use parking_lot::Mutex;
@@ -91,7 +91,7 @@ impl GrpcStream {
         let over = async move {
             tokio::select! {
                 () = displaced => {}
-                () = tokio::time::sleep(PATIENCE) => {}
+                () = tokio::time::sleep(CALLER_TIMEOUT) => {}
             }
         };
         let identity = Identity {

@@ -36,7 +36,8 @@ pub(super) fn answer(
         .ok()
         .filter(|_| bytes <= MAX_META_BYTES)
     else {
-        let message = format!("the answer of {bytes} bytes exceeds the limit: ask for less at once");
+        let message =
+            format!("the answer of {bytes} bytes exceeds the limit: ask for less at once");
         return failure(
             request,
             epoch,

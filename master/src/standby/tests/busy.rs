@@ -1,4 +1,4 @@
-//! Loading beside a leader that appends, replaces snapshots and cuts the log all the while.
+//! Loading beside a leader that appends, replaces snapshots and cuts the log meanwhile.
 
 use super::*;
 use crate::store::record::encode_snapshot;
@@ -8,11 +8,11 @@ use bytes::Bytes;
 use kvpool_types::ClusterId;
 use std::collections::VecDeque;
 
-/// How many changes are made, and how many shards get a new snapshot, before each read.
+/// The number of changes, and of shards with a new snapshot, before each read.
 const CHANGES: usize = 2;
 const SNAPSHOTS: u32 = 20;
 
-/// A store whose leader goes on whenever it is read.
+/// A store whose leader continues at every read.
 struct Busy {
     store: EmbeddedStore,
     writer: tokio::sync::Mutex<Writer>,
@@ -20,7 +20,7 @@ struct Busy {
 
 struct Writer {
     leader: Leader,
-    /// What the leader's directory holds.
+    /// The leader's state.
     standby: Standby,
     changes: VecDeque<Change>,
     epoch: Epoch,
@@ -91,7 +91,7 @@ impl Writer {
             return;
         }
         for _ in 0..SNAPSHOTS {
-            // One number more than there are chunks stands for what belongs to none.
+            // The number behind the last shard stands for the system shard.
             let shard = self.next_shard % (directory::SHARDS + 1);
             self.next_shard += 1;
             let shard = if shard == directory::SHARDS {
@@ -135,7 +135,7 @@ impl MetadataStore for Busy {
     }
     async fn read_log(&self, after: LogSeq, _: u64) -> Result<Vec<(LogSeq, Bytes)>, StoreError> {
         self.go_on().await;
-        // One group at a time, so that much happens between two.
+        // One group at a time, so that much happens between two reads.
         self.store.read_log(after, 1).await
     }
     async fn put_snapshot(
@@ -187,7 +187,7 @@ async fn load_beside(all: Vec<Change>) {
     };
     let seed = Record::Seed(record::Seed { seed: 7 });
     writer.append(&store, &[seed, segment]).await;
-    // Something is there before, cut and not cut.
+    // Some groups exist before, cut and not cut.
     for _ in 0..5 {
         writer.go_on(&store).await;
     }
@@ -220,7 +220,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4))]
 
     #[test]
-    fn what_is_loaded_beside_a_busy_leader_is_one_position_of_the_log(
+    fn a_load_beside_a_busy_leader_gives_one_position_of_the_log(
         all in prop::collection::vec(change(), 150..400),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -1,6 +1,7 @@
-//! What kvmaster 0.1.0 stored before segment ids were set aside, recorded from a running pool: the log behind
-//! position 28, the shards' snapshots at that position, and a later snapshot of what belongs to no shard. Node B
-//! had segment 2 and left in between, so that segment stands in the shards' snapshots alone.
+//! The metadata that kvmaster 0.1.0 stored before segment ids were reserved, recorded from a
+//! running pool. It has the log behind position 28, the shards' snapshots at that position, and a
+//! later snapshot of the system shard. Node B had segment 2 and left in between, so only the
+//! shards' snapshots name that segment.
 
 use super::*;
 
@@ -15,7 +16,7 @@ fn bytes(hex: &str) -> bytes::Bytes {
     digits.chunks(2).map(byte).collect()
 }
 
-/// A store that holds what was recorded.
+/// A store with the recorded metadata.
 async fn stored(directory: &std::path::Path) -> EmbeddedStore {
     let store = EmbeddedStore::open(&EmbeddedOptions::new(directory)).unwrap();
     let epoch = store.begin_epoch(Epoch(1)).await.unwrap();
@@ -85,7 +86,7 @@ async fn a_log_and_snapshots_of_the_first_format_are_read() {
 }
 
 #[tokio::test]
-async fn what_was_stored_before_ids_were_set_aside_gives_no_id_again() {
+async fn metadata_from_before_reserved_ids_gives_no_id_twice() {
     let directory = tempfile::tempdir().unwrap();
     let store = stored(directory.path()).await;
     let standby = load(&store).await;

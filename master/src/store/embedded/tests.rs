@@ -211,7 +211,7 @@ async fn a_start_that_was_cut_short_is_begun_again() {
 }
 
 #[tokio::test]
-async fn a_store_whose_files_are_moved_away_says_so_and_keeps_a_second_master_out() {
+async fn a_store_whose_files_were_moved_reports_it_and_keeps_its_lock() {
     for file in [identity::NAME, "log", ""] {
         let parent = tempfile::tempdir().unwrap();
         let directory = parent.path().join("data");
@@ -231,7 +231,7 @@ async fn a_store_whose_files_are_moved_away_says_so_and_keeps_a_second_master_ou
 }
 
 #[tokio::test]
-async fn an_append_that_was_cut_short_is_left_out_and_its_place_is_used_again() {
+async fn an_incomplete_append_is_discarded_and_its_room_reused() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path(), false).await;
     // The remains of a crash during the next append: its head, and part of its body.
@@ -289,7 +289,7 @@ fn of_format_1(directory: &Path) {
 }
 
 #[tokio::test]
-async fn a_store_of_format_1_is_carried_over_and_shut_to_those_who_know_only_that() {
+async fn a_store_of_format_1_is_migrated_and_closed_to_old_versions() {
     let directory = tempfile::tempdir().unwrap();
     of_format_1(directory.path());
     contents(directory.path()).await.unwrap();
@@ -315,7 +315,7 @@ async fn a_store_of_format_1_is_carried_over_and_shut_to_those_who_know_only_tha
 }
 
 #[tokio::test]
-async fn what_snapshots_contain_is_known_without_reading_them() {
+async fn snapshot_positions_are_known_without_reading_snapshots() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path(), true).await;
     let store = EmbeddedStore::open(&options(directory.path())).unwrap();

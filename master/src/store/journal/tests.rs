@@ -176,7 +176,7 @@ async fn in_append(store: &Faulty, count: u64) {
 }
 
 #[tokio::test]
-async fn what_waits_goes_into_one_group_and_callbacks_keep_the_logs_order() {
+async fn waiting_submissions_form_one_group_and_callbacks_keep_the_logs_order() {
     let Setup {
         store,
         journal,
@@ -744,7 +744,7 @@ async fn a_journal_goes_on_where_the_log_ended() {
 }
 
 #[tokio::test]
-async fn without_room_what_nobody_knows_of_is_refused_and_what_has_happened_is_kept() {
+async fn a_full_store_refuses_unanswered_records_and_keeps_past_events() {
     let setup = setup(JournalOptions::default()).await;
     let (store, journal) = (&setup.store, &setup.journal);
     store.full.store(true, Ordering::SeqCst);
@@ -784,7 +784,7 @@ async fn without_room_what_nobody_knows_of_is_refused_and_what_has_happened_is_k
 }
 
 #[tokio::test]
-async fn what_was_answered_from_memory_is_kept_until_there_is_room() {
+async fn records_answered_from_memory_are_kept_until_there_is_room() {
     let setup = setup(JournalOptions::default()).await;
     let (store, journal) = (&setup.store, &setup.journal);
     store.full.store(true, Ordering::SeqCst);

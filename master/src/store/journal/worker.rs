@@ -249,6 +249,10 @@ impl Group {
             self.answered = true;
         }
         self.entries.push(entry);
+        debug_assert!(
+            self.ordered <= self.waiting && self.waiting <= self.entries.len(),
+            "invariant: a group counts its unanswered entries"
+        );
     }
 
     /// Answers the submissions that need not be durable first. A past event that waits for the disk holds up no

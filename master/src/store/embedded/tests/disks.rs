@@ -1,9 +1,9 @@
-//! The store on a disk that is full, and on one whose power is cut.
+//! The store on a full disk, and on a disk whose power is cut.
 
 use super::*;
 use std::process::Command;
 
-/// Runs a command that needs rights; says why not when it fails.
+/// Runs a command that needs privileges, and prints the reason of a failure.
 fn run(program: &str, arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> bool {
     let done = Command::new(program).args(arguments).output();
     let ok = done.as_ref().is_ok_and(|done| done.status.success());
@@ -17,7 +17,7 @@ fn run(program: &str, arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> bool {
 struct Mount(tempfile::TempDir);
 
 impl Mount {
-    /// A filesystem of this size in memory; `None` where none can be mounted.
+    /// A filesystem of this size in memory; `None` where mounting is not possible.
     fn memory(size: &str) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let size = format!("size={size}");
@@ -47,10 +47,10 @@ impl Drop for Mount {
     }
 }
 
-/// What the image of a mounted filesystem holds is what was flushed: a copy of it is the disk after the
-/// power was cut.
+/// The image of a mounted filesystem contains the flushed bytes. So a copy of it is the disk after
+/// a power cut.
 #[tokio::test]
-async fn what_was_acknowledged_is_there_after_the_power_is_cut() {
+async fn acknowledged_groups_survive_a_power_cut() {
     let files = tempfile::tempdir().unwrap();
     let image = files.path().join("disk");
     let made = std::fs::File::create(&image).unwrap();
@@ -101,7 +101,7 @@ async fn what_was_acknowledged_is_there_after_the_power_is_cut() {
     }
 }
 
-/// An ext4 filesystem in a file. A copy of the file holds what was flushed.
+/// An ext4 filesystem in a file. A copy of the file contains the flushed bytes.
 fn ext4(files: &Path) -> Option<(PathBuf, Mount)> {
     let image = files.join("disk");
     let made = std::fs::File::create(&image).unwrap();
@@ -113,7 +113,7 @@ fn ext4(files: &Path) -> Option<(PathBuf, Mount)> {
     Some((image, disk))
 }
 
-/// The disk as it is after the power is cut now.
+/// The disk after a power cut now.
 fn cut_power(image: &Path) -> Option<Mount> {
     let after = image.with_extension("after");
     std::fs::copy(image, &after).unwrap();
@@ -122,7 +122,7 @@ fn cut_power(image: &Path) -> Option<Mount> {
 
 /// A failed flush marks pages of the page cache as clean: no later flush writes them to the disk.
 #[tokio::test]
-async fn groups_that_only_the_page_cache_holds_are_durable_after_a_start_that_reads_them() {
+async fn a_start_makes_groups_from_the_page_cache_durable() {
     let files = tempfile::tempdir().unwrap();
     let Some((image, disk)) = ext4(files.path()) else {
         return;
@@ -281,7 +281,7 @@ async fn a_full_disk_refuses_a_group_whole_and_takes_it_once_there_is_room() {
         );
         let more = group(1).len() as u64;
         assert!(store.make_room(more).await.is_err());
-        // Neither is a snapshot put, and the one before it stays.
+        // A snapshot is refused too, and the one before it stays.
         let chunks = vec![Bytes::from(vec![7; 512 << 10])];
         let refused = store.put_snapshot(epoch, ShardIndex(0), seq, chunks).await;
         assert!(

@@ -1,4 +1,4 @@
-//! Files that are missing or cannot be removed, and what a start and the open store make of them.
+//! Missing files and files that cannot be removed: the effect on a start and on an open store.
 
 use super::*;
 
@@ -11,7 +11,7 @@ async fn begun(directory: &Path) -> (EmbeddedStore, Epoch) {
     (store, epoch)
 }
 
-/// Appends groups until one of `BIG` bytes does not fit into segment 1; the last position.
+/// Appends groups until one of `BIG` bytes does not fit into segment 1. Returns the last position.
 async fn nearly_full(store: &EmbeddedStore, epoch: Epoch, log: &Path) -> LogSeq {
     let mut seq = LogSeq(0);
     while !log.join(segment::name(2)).exists() {
@@ -48,7 +48,7 @@ async fn a_start_after_a_cut_keeps_the_segment_that_says_where_the_cut_is() {
     let directory = tempfile::tempdir().unwrap();
     let (store, epoch) = begun(directory.path()).await;
     let log = directory.path().join("log");
-    // Segment 2 is made before the cut, so its head does not say it.
+    // Segment 2 is made before the cut, so its head does not record it.
     let last = nearly_full(&store, epoch, &log).await;
     store.truncate_log(epoch, last).await.unwrap();
     let big = Bytes::from(vec![1; BIG]);
@@ -79,7 +79,7 @@ async fn a_spare_that_is_missing_or_short_is_replaced_by_a_new_segment() {
         seq = seq.next();
         store.append(epoch, seq, group(seq.0)).await.unwrap();
     }
-    // A spare of another size is of no use either.
+    // A spare of another size is useless too.
     store.truncate_log(epoch, seq).await.unwrap();
     std::fs::write(log.join("spare"), b"short").unwrap();
     while !log.join(segment::name(5)).exists() {
@@ -91,7 +91,7 @@ async fn a_spare_that_is_missing_or_short_is_replaced_by_a_new_segment() {
     assert_eq!(store.log_span().await.unwrap().last, seq);
 }
 
-/// The directory may lie in one that this user may enter and not list.
+/// The user may enter the parent directory but not list it.
 #[tokio::test]
 async fn a_directory_whose_parent_cannot_be_listed_is_opened() {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -100,7 +100,7 @@ async fn a_directory_whose_parent_cannot_be_listed_is_opened() {
     let directory = parent.path().join("data");
     let mode = std::fs::Permissions::from_mode(0o300);
     std::fs::set_permissions(parent.path(), mode).unwrap();
-    // Of this thread only: it does what a user without rights may do.
+    // For this thread only: it then has the rights of a user without privileges.
     let before = capabilities(None).unwrap();
     let mut fewer = before;
     fewer.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;

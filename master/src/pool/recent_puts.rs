@@ -20,9 +20,9 @@ const STEP: usize = 1 << 16;
 
 /// The blocks, oldest put first.
 #[derive(Debug, Default)]
-pub(super) struct Fresh(Mutex<VecDeque<(BlockId, Version)>>);
+pub(super) struct RecentPuts(Mutex<VecDeque<(BlockId, Version)>>);
 
-impl Fresh {
+impl RecentPuts {
     /// Records blocks that were just put.
     pub(super) fn put(&self, blocks: impl Iterator<Item = (BlockId, Version)>) {
         let mut fresh = self.0.lock();
