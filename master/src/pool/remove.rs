@@ -334,7 +334,8 @@ impl Pool {
             .get(segment)
             .map(|s| Arc::clone(&s.node));
         let Some(node) = node else { return };
-        tracing::warn!(%key, %version, node = %node.name, "client reported a checksum mismatch, replica hidden until its node re-verifies it");
+        let node_name = &node.name;
+        tracing::warn!(%key, %version, node = %node_name, "client reported a checksum mismatch, replica hidden");
         let extent = kvpool_types::Extent {
             segment,
             offset,
@@ -364,7 +365,7 @@ impl Pool {
         } = suspected;
         let place = (extent.segment, extent.offset);
         if matches {
-            tracing::info!(%key, %version, "replica re-verified: its checksum matches, the mismatch was on the client's side");
+            tracing::info!(%key, %version, "replica re-verified, its checksum matches");
             self.hidden.write().remove(&place);
             return;
         }

@@ -131,7 +131,9 @@ proptest! {
                 }
             }
             prop_assert_eq!(reservations.len(), model.len());
-            let left: usize = reservations.inner.lock().expiry_batches.values().map(|expiry_batch| expiry_batch.left).sum();
+            let inner = reservations.inner.lock();
+            let left: usize = inner.expiry_batches.values().map(|batch| batch.left).sum();
+            drop(inner);
             prop_assert_eq!(left, model.len());
         }
     }

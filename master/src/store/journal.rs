@@ -47,9 +47,10 @@ pub enum Ack {
     /// When its records are durable.
     Durable,
     /// In its turn, before its records are durable. They are appended up to 50 ms later together with others,
-    /// and are lost if the master dies before. While the store stalls, the group under way and the next group,
-    /// up to its full size, are answered so; later submissions wait. A submission behind a durable one waits
-    /// for it, unless that is a past event ([`Journal::insist`]). Room in the queue is given back when the records are durable.
+    /// and are lost if the master dies before. While the store stalls, the group in progress and the next group
+    /// are answered so, up to their full size; later submissions wait. A submission behind a durable one waits for
+    /// it, unless that is a past event ([`Journal::insist`]). Room in the queue is returned when the records are
+    /// durable.
     Memory,
 }
 

@@ -165,7 +165,7 @@ impl Connection {
                     // The connection continues to read, so that the client can end leases and sees
                     // that the master is alive.
                     let Some(permits) = waiting.permit(&header) else {
-                        let reason = "waiting calls hold the most memory allowed (max_waiting, or 64 MiB for each connection)";
+                        let reason = "waiting calls hold the most memory allowed (max_waiting, 64 MiB a connection)";
                         let refused = refused(Code::TooManyHeld, reason);
                         let frame = failure(header.request, calls.epoch(), &refused);
                         self.answers.send(&frame)?;
