@@ -165,7 +165,7 @@ impl Entry {
         self.flags = self.flags & !PLACE | place as u8;
     }
 
-    /// True for a block in the list of ordinary blocks that has no flag which a use must clear.
+    /// True for a block in the list of ordinary blocks without pins or other flags.
     #[inline]
     pub(super) fn is_plainly_listed(&self) -> bool {
         self.flags & !SPREAD == QueueState::Listed as u8

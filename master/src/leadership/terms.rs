@@ -431,7 +431,7 @@ impl Run {
         why
     }
 
-    /// True unless etcd names another leader. Without an answer this master may still lead.
+    /// True when etcd names this term's leader, or does not answer.
     async fn still_leads(&self, pool: &Pool) -> bool {
         match self.store.leader().await {
             Ok(Some(leader)) => leader.epoch == pool.epoch,
