@@ -333,7 +333,10 @@ impl Pool {
             .segments()
             .get(segment)
             .map(|s| Arc::clone(&s.node));
-        let Some(node) = node else { return };
+        let Some(node) = node else {
+            self.hidden.write().remove(&(segment, offset));
+            return;
+        };
         let node_name = &node.name;
         tracing::warn!(%key, %version, node = %node_name, "client reported a checksum mismatch, replica hidden");
         let extent = kvpool_types::Extent {
