@@ -152,7 +152,7 @@ async fn a_clients_own_fault_deletes_nothing() {
             Ok(cluster
                 .master
                 .log_text()
-                .contains("the fault was the client's"))
+                .contains("re-verified, its checksum matches"))
         })
         .unwrap();
     let fresh = cluster.client().await.unwrap();

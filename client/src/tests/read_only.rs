@@ -9,7 +9,7 @@ use crate::{
 use kvpool_types::{Code, Length, Offset};
 use std::time::{Duration, Instant};
 
-const WHY: &str = "read-only: etcd has not confirmed epoch 1 in time";
+const WHY: &str = "read-only: the leader lease of epoch 1 expired";
 
 fn make_read_only(pool: &Pool) {
     pool.master.cluster.outlast_term();
