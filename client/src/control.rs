@@ -32,6 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 pub(crate) use survey::{Said, survey};
 use tokio::runtime::Handle;
+use tracing::Instrument;
 
 /// The least time that one attempt of a call gets.
 const SHORTEST_ATTEMPT: Duration = Duration::from_millis(500);
@@ -175,6 +176,7 @@ impl Control {
             host_id: host.to_bytes().to_vec().into(),
             namespace: options.namespace.name.clone(),
             forward: false,
+            trace: bytes::Bytes::new(),
         };
         let known = Arc::new(Known::new(caller, locations, Arc::clone(&counting)));
         let masters = Masters::new(
@@ -308,7 +310,7 @@ impl Control {
                 error,
                 leave,
                 maybe_done,
-            } = match self.attempt(&route, message.clone(), call).await {
+            } = match self.traced_attempt(&route, message.clone(), call).await {
                 Ok(reply) => return Ok(reply),
                 Err(failed) => failed,
             };
@@ -347,6 +349,23 @@ impl Control {
     /// A store node spoke of a newer term than any master has: who leads is asked anew.
     pub(crate) fn hear_of_newer_term(&self) {
         self.masters.look_about();
+    }
+
+    /// Makes an attempt in a span of its own, below which the master's span comes.
+    fn traced_attempt<M: Message>(
+        &self,
+        route: &Route,
+        message: M,
+        call: Call,
+    ) -> impl Future<Output = Result<M::Reply, Failed>> {
+        let span = kvpool_trace::span!(
+            "client call",
+            otel.name = M::NAME,
+            otel.kind = "client",
+            master = %route.master.address,
+            epoch = self.known.epoch().0,
+        );
+        self.attempt(route, message, call).instrument(span)
     }
 
     async fn attempt<M: Message>(

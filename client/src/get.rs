@@ -19,6 +19,7 @@ use crate::context::ClientContext;
 use crate::counters::Counting;
 use crate::errors::GetError;
 pub(crate) use renewal::Renewal;
+use tracing::Instrument;
 
 /// Gets every block of a batch; one outcome a block, in order.
 pub(crate) async fn get(
@@ -28,8 +29,10 @@ pub(crate) async fn get(
 ) -> Vec<Result<GetOutcome, GetError>> {
     let timeout = options.timeout.unwrap_or(inner.options.timeouts.get);
     let deadline = Deadline::after(timeout);
+    let span = kvpool_trace::span!("get", blocks = gets.len(), client = %inner.control.client());
     let outcomes = machine::GetBatch::new(inner, gets, options.release, deadline)
         .run()
+        .instrument(span)
         .await;
     for outcome in &outcomes {
         count(&inner.counting, outcome);

@@ -144,6 +144,7 @@ mod replica_retry;
 mod replicas;
 mod reports;
 mod revoker;
+mod spans;
 mod view;
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use futures::StreamExt;
 use hashbrown::HashMap;
 use kvpool_transport::memory::total_length;
 use kvpool_types::{Code, Key, Length};
+use tracing::Instrument;
 
 /// A part of a batch is no smaller than this for the sake of being done beside another: a message has
 /// its own cost.
@@ -52,7 +53,9 @@ pub(crate) async fn put(
             Err(error) => set(&mut outcomes, slot, Err(error)),
         }
     }
-    for (slot, outcome) in put_distinct(inner, to_put, options, deadline).await {
+    let span = kvpool_trace::span!("put", blocks = to_put.len(), client = %inner.control.client());
+    let put = put_distinct(inner, to_put, options, deadline).instrument(span);
+    for (slot, outcome) in put.await {
         set(&mut outcomes, slot, outcome);
     }
     let mut seen = vec![false; outcomes.len()];

@@ -4,7 +4,9 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::IsTerminal;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 /// The variable that sets which events are logged, in place of the daemon's own filter.
 pub const FILTER_VARIABLE: &str = "RUST_LOG";
@@ -45,6 +47,9 @@ pub enum TelemetryError {
         /// What is wrong with it.
         source: tracing_subscriber::filter::ParseError,
     },
+    /// Spans cannot be exported.
+    #[error(transparent)]
+    Export(#[from] kvpool_trace::StartError),
     /// Something in this process has set up logging before.
     #[error("logging is set up already")]
     AlreadySet,
@@ -64,6 +69,37 @@ pub fn init(format: LogFormat, default_filter: &str) -> Result<(), TelemetryErro
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     }
     .map_err(|_| TelemetryError::AlreadySet)
+}
+
+/// Like [`init`], and exports the spans of the process to an OpenTelemetry collector if `endpoint` or
+/// `KVPOOL_OTLP_ENDPOINT` names one. The export ends when what this returns is dropped.
+pub fn init_with_export(
+    format: LogFormat,
+    default_filter: &str,
+    service: &'static str,
+    endpoint: Option<&str>,
+) -> Result<Option<kvpool_trace::Export>, TelemetryError> {
+    let from_env = kvpool_trace::endpoint_from_env();
+    let Some(endpoint) = endpoint.or(from_env.as_deref()) else {
+        return init(format, default_filter).map(|()| None);
+    };
+    let from_env = std::env::var(FILTER_VARIABLE).ok();
+    let filter = filter(from_env.as_deref(), default_filter)?;
+    let (spans, export) = kvpool_trace::layer(endpoint, service)?;
+    let lines = tracing_subscriber::fmt::layer()
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    let lines = match format {
+        LogFormat::Text => lines.with_filter(filter).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_filter(filter).boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(spans)
+        .with(lines)
+        .try_init()
+        .map_err(|_| TelemetryError::AlreadySet)?;
+    tracing::info!(endpoint, service, "exporting spans over OTLP");
+    Ok(Some(export))
 }
 
 fn filter(from_env: Option<&str>, default: &str) -> Result<EnvFilter, TelemetryError> {

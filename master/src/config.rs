@@ -96,6 +96,8 @@ pub struct Config {
     pub ready_file: Option<PathBuf>,
     /// The format of log lines.
     pub log_format: kvpool_daemon::telemetry::LogFormat,
+    /// The URL of the OpenTelemetry collector that gets the master's spans.
+    pub otlp_endpoint: Option<String>,
 }
 
 /// When to answer a commit.
@@ -144,6 +146,7 @@ impl Default for Config {
             store_cache: ByteSize::mib(2),
             ready_file: None,
             log_format: Default::default(),
+            otlp_endpoint: None,
         }
     }
 }

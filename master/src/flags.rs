@@ -172,4 +172,9 @@ pub struct Flags {
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     log_format: Option<LogFormat>,
+    /// Export trace spans to this OpenTelemetry collector, over OTLP (gRPC). Not in builds without the feature
+    /// otlp [default: $KVPOOL_OTLP_ENDPOINT, or none]
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    otlp_endpoint: Option<String>,
 }

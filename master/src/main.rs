@@ -32,7 +32,8 @@ async fn run() -> anyhow::Result<()> {
         return Ok(config::print_config(&config)?);
     }
     config.validate()?;
-    telemetry::init(config.log_format, "info")?;
+    let otlp = config.otlp_endpoint.as_deref();
+    let _export = telemetry::init_with_export(config.log_format, "info", "kvmaster", otlp)?;
     let mut shutdown = pin!(signals::shutdown()?);
     let server = tokio::select! {
         server = Server::start(config) => server?,

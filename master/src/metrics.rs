@@ -1,6 +1,7 @@
 //! The metrics of a kvmaster. `docs/operations/metrics.md` has their table.
 
 use crate::placement::Usage;
+use kvpool_daemon::latency::Latencies;
 use kvpool_proto::ClusterReply;
 use kvpool_types::{Code, Length};
 use parking_lot::Mutex;
@@ -8,6 +9,25 @@ use prometheus::proto::MetricType;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Registry};
 use std::collections::HashMap;
 use std::time::Duration;
+
+/// The calls of clients, as `Pool` names them.
+const CALLS: [&str; 15] = [
+    "hello",
+    "create_namespace",
+    "reserve",
+    "commit",
+    "revoke",
+    "lookup",
+    "exist",
+    "match_prefix",
+    "renew",
+    "release",
+    "remove",
+    "list",
+    "describe",
+    "report_replicas",
+    "stats",
+];
 
 /// The counters, gauges and histograms of one master, over their own registry.
 #[derive(Debug)]
@@ -28,6 +48,7 @@ pub struct Metrics {
     eviction_rounds: IntCounter,
     eviction_rounds_beyond_target: IntCounter,
     eviction_seconds: Histogram,
+    requests: Latencies,
     grants_expired: IntCounter,
     blocks_lost: IntCounter,
     checksum_reports: IntCounter,
@@ -80,6 +101,12 @@ impl Metrics {
             "Duration of eviction rounds, in seconds.",
         ))?;
         registry.register(Box::new(eviction_seconds.clone()))?;
+        let requests = Latencies::new(
+            "kvpool_master_request_seconds",
+            "Latency of calls of clients, in seconds, by operation.",
+            &CALLS,
+        )?;
+        registry.register(requests.collector())?;
         Ok(Self {
             keys_looked_up: counter("keys_looked_up_total", "Keys that clients looked up.")?,
             keys_found: counter("keys_found_total", "Keys that lookups found in the pool.")?,
@@ -117,6 +144,7 @@ impl Metrics {
                 "Eviction rounds whose last victim was not needed to reach their target.",
             )?,
             eviction_seconds,
+            requests,
             grants_expired: counter(
                 "grants_expired_total",
                 "Puts whose grants expired before the commit.",
@@ -212,6 +240,11 @@ impl Metrics {
     pub(crate) fn evicted(&self, blocks: usize, bytes: u64) {
         self.blocks_evicted.inc_by(blocks as u64);
         self.bytes_evicted.inc_by(bytes);
+    }
+
+    /// Notes the latency of one call of a client.
+    pub(crate) fn request(&self, op: &str, took: Duration) {
+        self.requests.observe(op, took);
     }
 
     /// Counts a put that waits for room.

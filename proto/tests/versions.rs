@@ -44,6 +44,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
                 host_id: sequence(0x30, 16),
                 namespace: "team-a".into(),
                 forward: false,
+                trace: Default::default(),
             }),
             spin_us: 50,
             features: 0,

@@ -1,18 +1,37 @@
 //! What the native half says to the process that it is part of.
 
-use kvpool_daemon::telemetry::{FILTER_VARIABLE, LogFormat, init};
+use kvpool_daemon::telemetry::{FILTER_VARIABLE, LogFormat, init_with_export};
+use kvpool_trace::Export;
+use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use std::ffi::CString;
 
-/// Starts logging to standard error if `RUST_LOG` asks for it. Else nothing is said: what the process
+/// The export of spans, until the interpreter ends.
+static EXPORT: Mutex<Option<Export>> = Mutex::new(None);
+
+/// Sends the spans that are left to the collector. For `atexit`: statics are not dropped.
+#[pyfunction]
+pub(crate) fn end_export(py: Python<'_>) {
+    py.detach(|| drop(EXPORT.lock().take()));
+}
+
+/// Exports spans if `KVPOOL_OTLP_ENDPOINT` names a collector. Starts logging to standard error if `RUST_LOG` asks for it. Else nothing is said: what the process
 /// prints is not this package's to decide. A filter that cannot be read is a warning and no more.
 pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
-    if std::env::var_os(FILTER_VARIABLE).is_none_or(|filter| filter.is_empty()) {
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if !is_set(FILTER_VARIABLE) && !is_set(kvpool_trace::ENDPOINT_VARIABLE) {
         return Ok(());
     }
-    let Err(error) = init(LogFormat::Text, "off") else {
-        return Ok(());
+    let error = match init_with_export(LogFormat::Text, "off", "kvpool-python", None) {
+        Ok(None) => return Ok(()),
+        Ok(export) => {
+            *EXPORT.lock() = export;
+            let end = wrap_pyfunction!(end_export, py)?;
+            py.import("atexit")?.call_method1("register", (end,))?;
+            return Ok(());
+        }
+        Err(error) => error,
     };
     let message = CString::new(format!("kvpool logs nothing: {error}"))?;
     PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1)

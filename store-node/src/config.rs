@@ -65,6 +65,8 @@ pub struct Config {
     pub ready_file: Option<PathBuf>,
     /// How log lines are written.
     pub log_format: LogFormat,
+    /// The URL of the OpenTelemetry collector that gets the node's spans.
+    pub otlp_endpoint: Option<String>,
 }
 
 impl Default for Config {
@@ -89,6 +91,7 @@ impl Default for Config {
             drain_timeout: Duration::from_secs(10),
             ready_file: None,
             log_format: LogFormat::default(),
+            otlp_endpoint: None,
         }
     }
 }

@@ -104,6 +104,10 @@ pub struct Flags {
     /// Format of log lines [default: text]
     #[arg(long, value_enum)]
     log_format: Option<LogFormat>,
+    /// Export trace spans to this OpenTelemetry collector, over OTLP (gRPC). Not in builds without the feature
+    /// otlp [default: $KVPOOL_OTLP_ENDPOINT, or none]
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
 }
 
 #[allow(

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `kvpool_node_read_bytes_total` | | bytes of blocks served |
 //! | `kvpool_node_written_bytes_total` | | bytes of blocks taken |
+//! | `kvpool_node_request_seconds` | `op` | latency of requests (histogram) |
 //! | `kvpool_node_refused_total` | `code` | requests refused, by stable code |
 //! | `kvpool_node_sessions_total` | | welcomes by a master |
 //! | `kvpool_node_session_open` | | 1 while a master hears this node, else 0 |
@@ -23,11 +24,27 @@
 
 use crate::fence::Census;
 use crate::serve::Store;
+use kvpool_daemon::latency::Latencies;
 use kvpool_types::{Code, Length};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use std::time::Duration;
+
+/// The requests of clients, as [`kvpool_types::wire::frame::Op`] names them.
+const REQUESTS: [&str; 11] = [
+    "read",
+    "write",
+    "map",
+    "write_begin",
+    "write_end",
+    "pin",
+    "unpin",
+    "sums",
+    "ping",
+    "rdma_open",
+    "rdma_locate",
+];
 
 /// The counters that code increments where things happen.
 #[derive(Clone, Debug)]
@@ -43,6 +60,7 @@ pub(crate) struct Metrics {
     pub(crate) heartbeats: IntCounter,
     pub(crate) fenced: IntCounter,
     segment_bytes: IntGauge,
+    requests: Latencies,
 }
 
 impl Metrics {
@@ -80,9 +98,14 @@ impl Metrics {
                 "segment_bytes",
                 "Bytes of memory that the node contributes.",
             )?,
+            requests: Latencies::new(
+                "request_seconds",
+                "Latency of requests on the data port and the Unix socket, in seconds, by operation.",
+                &REQUESTS,
+            )?,
             registry,
         };
-        let collectors: [Box<dyn Collector>; 10] = [
+        let collectors: [Box<dyn Collector>; 11] = [
             Box::new(metrics.read_bytes.clone()),
             Box::new(metrics.written_bytes.clone()),
             Box::new(metrics.refused.clone()),
@@ -93,7 +116,15 @@ impl Metrics {
             Box::new(metrics.heartbeats.clone()),
             Box::new(metrics.fenced.clone()),
             Box::new(metrics.segment_bytes.clone()),
+            metrics.requests.collector(),
         ];
+        // From zero on: a series that appears at its first event has no rate for that event.
+        for code in Code::ALL.iter().filter(|code| **code != Code::Ok) {
+            metrics.refused.with_label_values(&[code.label()]);
+        }
+        for outcome in ["match", "mismatch"] {
+            metrics.verified.with_label_values(&[outcome]);
+        }
         for collector in collectors {
             metrics.registry.register(collector)?;
         }
@@ -117,6 +148,10 @@ impl Metrics {
     pub(crate) fn moved(&self, read: Length, written: Length) {
         self.read_bytes.inc_by(read.0);
         self.written_bytes.inc_by(written.0);
+    }
+
+    pub(crate) fn request(&self, op: &str, took: Duration) {
+        self.requests.observe(op, took);
     }
 
     pub(crate) fn read_bytes(&self) -> u64 {

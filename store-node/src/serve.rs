@@ -22,6 +22,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 const ALGORITHM: ChecksumAlgorithm = ChecksumAlgorithm::Crc64Nvme;
@@ -312,6 +313,7 @@ impl Host for Store {
             incarnation,
             host: self.shared.identity.host,
             checksum_algorithm: ALGORITHM as u8,
+            features: kvpool_types::wire::features::Features::default(),
         })
     }
 
@@ -384,6 +386,10 @@ impl Host for Store {
 
     fn count(&self, read: Length, written: Length) {
         self.shared.metrics.moved(read, written);
+    }
+
+    fn served(&self, op: frame::Op, took: Duration) {
+        self.shared.metrics.request(op.name(), took);
     }
 }
 

@@ -114,6 +114,7 @@ fn metas_of_the_data_port_hold_whatever_comes() {
             incarnation: Incarnation(7),
             host: HostId(8),
             checksum_algorithm: 1,
+            features: kvpool_types::wire::features::Features::default(),
         }
         .to_bytes(),
         read().to_bytes(),
@@ -270,6 +271,7 @@ fn messages_to_a_master_hold_whatever_comes() {
         host_id: vec![3; 16].into(),
         namespace: "team-a".into(),
         forward: false,
+        trace: Default::default(),
     };
     let packed = keys::pack(&[Key::from_digest([1; 32]), Key::from_digest([2; 32])]);
     let reserve = proto::ReserveRequest {

@@ -19,11 +19,12 @@
 mod inbox;
 mod stream;
 
-use crate::frame::encode_head;
+use crate::frame::{encode_request, trace_for};
 use crate::link::TransferError;
 use crate::outcomes::unreachable;
 use inbox::{Inbox, Waiter};
 use kvpool_types::wire::data::Meta;
+use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::Op;
 use kvpool_types::{Code, Epoch};
 use std::future::poll_fn;
@@ -46,6 +47,8 @@ pub struct Channel {
     /// Held while a frame is written, so that frames do not interleave.
     writing: tokio::sync::Mutex<()>,
     spin: Duration,
+    /// Of the node at the other end.
+    features: Features,
 }
 
 impl Channel {
@@ -55,21 +58,28 @@ impl Channel {
     ///
     /// The error of the socket call that failed.
     pub async fn connect(address: SocketAddr, spin: Duration) -> io::Result<Self> {
-        Ok(Self::over(Stream::connect(address).await?, spin))
+        // To a master, whose requests carry the context of a trace in themselves.
+        Ok(Self::over(
+            Stream::connect(address).await?,
+            spin,
+            Features::default(),
+        ))
     }
 
     /// Takes over a connected stream socket, TCP or Unix.
-    pub(crate) fn from_socket(socket: OwnedFd) -> io::Result<Self> {
-        Ok(Self::over(Stream::from_socket(socket)?, Duration::ZERO))
+    pub(crate) fn from_socket(socket: OwnedFd, features: Features) -> io::Result<Self> {
+        let stream = Stream::from_socket(socket)?;
+        Ok(Self::over(stream, Duration::ZERO, features))
     }
 
-    fn over(stream: Stream, spin: Duration) -> Self {
+    fn over(stream: Stream, spin: Duration, features: Features) -> Self {
         Self {
             stream,
             inbox: Inbox::default(),
             next_request: AtomicU64::new(1),
             writing: tokio::sync::Mutex::new(()),
             spin,
+            features,
         }
     }
 
@@ -123,11 +133,16 @@ impl Channel {
     ) -> Result<Reply, TransferError> {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         let bytes = payload.len() as u64;
-        let mut frame =
-            encode_head(op, request, epoch, bytes, encode_meta).map_err(|error| TransferError {
-                code: error.code(),
-                message: error.to_string(),
-            })?;
+        let mut frame = encode_request(
+            (op, request, epoch),
+            bytes,
+            trace_for(self.features),
+            encode_meta,
+        )
+        .map_err(|error| TransferError {
+            code: error.code(),
+            message: error.to_string(),
+        })?;
         frame.extend_from_slice(payload);
         let waiter = self.inbox.register(request)?;
         self.send(&frame).await?;

@@ -6,7 +6,7 @@
 //! more. A sending thread sends the rest. A receiving thread runs the callbacks, so a callback must
 //! not block.
 
-use crate::frame::{decode_header, encode_head, failure, receive_meta, status};
+use crate::frame::{decode_header, encode_request, failure, receive_meta, status, trace_for};
 use crate::link::{ReadOp, TransferError, WriteOp};
 use crate::memory::Slice;
 use crate::outcomes::{Batch, unreachable};
@@ -14,6 +14,7 @@ use crate::shm::fds::receive_with_fd;
 use crate::socket::{Gather, send_some, shut_down, wait_to_receive};
 use crate::split::{pack, source};
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, Statuses, SumsReply};
+use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::{HEADER_BYTES, Op};
 use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Offset};
 use parking_lot::{Condvar, Mutex};
@@ -44,6 +45,8 @@ struct ControlShared {
     changed: Condvar,
     /// Mirrors [`ControlState::failed`] for readers without the lock.
     has_failed: AtomicBool,
+    /// Of the node at the other end.
+    features: Features,
 }
 
 struct ControlState {
@@ -82,7 +85,7 @@ impl ControlAnswer {
 
 impl Control {
     /// Takes over a socket after its hello. The threads are named `kvpool-NAME-recv` and `-send`.
-    pub(crate) fn start(socket: OwnedFd, name: &str) -> io::Result<Self> {
+    pub(crate) fn start(socket: OwnedFd, name: &str, features: Features) -> io::Result<Self> {
         let shared = Arc::new(ControlShared {
             socket,
             state: Mutex::new(ControlState {
@@ -96,6 +99,7 @@ impl Control {
             }),
             changed: Condvar::new(),
             has_failed: AtomicBool::new(false),
+            features,
         });
         let control = Self(shared.clone());
         std::thread::Builder::new()
@@ -126,7 +130,9 @@ impl Control {
             return;
         }
         let request = state.next;
-        match encode_head(op, request, epoch, 0, |out| meta.encode(out)) {
+        match encode_request((op, request, epoch), 0, trace_for(self.0.features), |out| {
+            meta.encode(out)
+        }) {
             Ok(frame) => {
                 state.next += 1;
                 state.pending.insert(request, Box::new(answered));

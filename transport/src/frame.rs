@@ -3,14 +3,16 @@
 use crate::host::Refused;
 use crate::link::TransferError;
 use crate::socket::{Gather, Scatter};
+use kvpool_trace::Context;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::data::{Failure, Meta};
-use kvpool_types::wire::features::Features;
+use kvpool_types::wire::features::{Features, TRACE_BYTES};
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op, VERSION};
 use kvpool_types::{Code, Epoch};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
+use tracing::Span;
 
 /// How long a refused connection stays open, so that the peer can read the reason.
 const LINGER: Duration = Duration::from_millis(500);
@@ -64,6 +66,60 @@ pub(crate) fn encode_head(
     };
     out[..HEADER_BYTES].copy_from_slice(&header.encode());
     Ok(out)
+}
+
+/// Like [`encode_head`], of a request that carries `trace` if there is one.
+pub(crate) fn encode_request(
+    (op, request, epoch): (Op, u64, Epoch),
+    payload: u64,
+    trace: Option<Context>,
+    encode_meta: impl FnOnce(&mut Vec<u8>),
+) -> Result<Vec<u8>, DecodeError> {
+    let Some(trace) = trace else {
+        return encode_head(op, request, epoch, payload, encode_meta);
+    };
+    let mut frame = encode_head(op, request, epoch, payload, |out| {
+        encode_meta(out);
+        out.extend_from_slice(&trace.to_bytes());
+    })?;
+    if let Some(head) = frame.first_chunk_mut() {
+        Features::TRACE.mark(head);
+    }
+    Ok(frame)
+}
+
+/// The context for a request to a node with these features: of the current span.
+pub(crate) fn trace_for(features: Features) -> Option<Context> {
+    if features.has(Features::TRACE) {
+        kvpool_trace::current()
+    } else {
+        None
+    }
+}
+
+/// The span of a request that a node serves, below the client's span if the request carries one. Takes the
+/// context off `meta`.
+pub(crate) fn serve_span(
+    head: &[u8; HEADER_BYTES],
+    header: &Header,
+    meta: &mut Vec<u8>,
+    transport: &'static str,
+) -> Span {
+    let mut context = Vec::new();
+    if Features::of(head).has(Features::TRACE) && meta.len() >= TRACE_BYTES {
+        context = meta.split_off(meta.len() - TRACE_BYTES);
+    }
+    kvpool_trace::below(&context, || {
+        kvpool_trace::span!(
+            "node request",
+            otel.name = header.op.name(),
+            otel.kind = "server",
+            transport,
+            request = header.request,
+            epoch = header.epoch.0,
+            payload_bytes = header.payload,
+        )
+    })
 }
 
 /// Sends a frame without payload.
@@ -135,7 +191,7 @@ pub(crate) fn receive_meta(
 pub(crate) fn receive_by(
     socket: BorrowedFd<'_>,
     deadline: Instant,
-) -> Result<(Header, Vec<u8>), ReceiveError> {
+) -> Result<(Header, Features, Vec<u8>), ReceiveError> {
     let mut head = [0; HEADER_BYTES];
     receive_slowly(socket, &mut head, deadline)?;
     let header = decode_header(&head)?;
@@ -156,7 +212,8 @@ pub(crate) fn receive_by(
             request: header.request,
         });
     }
-    Ok((header, meta))
+    let features = Features::of(&head).shared().unwrap_or_default();
+    Ok((header, features, meta))
 }
 
 /// Receives `bytes` in any number of parts, by `deadline`.

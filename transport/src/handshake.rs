@@ -131,12 +131,14 @@ pub(crate) fn say_hello(
         (Err(_), Err(error)) => return Err(unreachable(error)),
         (Err(error), Ok(())) => return Err(unreachable(error)),
     };
-    let (Header { op, .. }, meta) = received;
+    let (Header { op, .. }, features, meta) = received;
     match op {
-        Op::HelloReply => HelloReply::decode(&meta).map_err(|error| TransferError {
-            code: error.code(),
-            message: error.to_string(),
-        }),
+        Op::HelloReply => HelloReply::decode(&meta)
+            .map(|reply| HelloReply { features, ..reply })
+            .map_err(|error| TransferError {
+                code: error.code(),
+                message: error.to_string(),
+            }),
         Op::Failure => Err(frame::failure(&meta)),
         other => Err(TransferError {
             code: Code::Malformed,

@@ -13,12 +13,14 @@
 use crate::memory::Slice;
 use crate::shm::board::Board;
 use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
+use kvpool_types::wire::frame::Op;
 use kvpool_types::wire::rdma::Registered;
 use kvpool_types::{
     Checksum, ClientId, Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, SegmentId,
 };
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// A refusal by the host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -125,6 +127,11 @@ pub trait Host: Send + Sync + 'static {
 
     /// Adds to the byte counters of the metrics.
     fn count(&self, read: Length, written: Length);
+
+    /// Notes the time from the end of a request's meta to its answer, for metrics.
+    fn served(&self, op: Op, took: Duration) {
+        let _ = (op, took);
+    }
 }
 
 /// A host whose memory devices reach: the data port opens RDMA links to it.

@@ -223,6 +223,7 @@ fn expect(got: usize, wanted: usize) -> Result<(), TransferError> {
 mod tests {
     use super::*;
     use crate::memory::Region;
+    use kvpool_types::wire::features::Features;
     use kvpool_types::{Extent, SegmentId};
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
@@ -232,7 +233,7 @@ mod tests {
     #[tokio::test]
     async fn a_timed_out_request_ends_the_channel() {
         let (ours, _silent) = UnixStream::pair().unwrap();
-        let channel = Arc::new(Channel::from_socket(ours.into()).unwrap());
+        let channel = Arc::new(Channel::from_socket(ours.into(), Features::default()).unwrap());
         let length = Length(4096);
         let op = ReadOp {
             extent: Extent {

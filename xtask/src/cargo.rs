@@ -17,6 +17,12 @@ pub(crate) const DAEMONS: [&str; 6] = [
     "kvpool-cli",
 ];
 
+/// The flags with which the daemons export traces.
+pub(crate) const OTLP: [&str; 2] = [
+    "--features",
+    "kvpool-master/otlp,kvpool-store-node/otlp,kvpool-cli/otlp",
+];
+
 /// The daemons, and all that is tested beside them. What is built of one package alone has dependencies
 /// with other features than in the whole workspace, so a test run that did both would build them twice.
 pub(crate) const EVERYTHING: [&str; 3] = ["--workspace", "--bins", "--tests"];

@@ -4,7 +4,7 @@
 //! that build the wheels, the wheels once built, and what the tests need.
 
 use crate::cargo::{
-    DAEMONS, EVERYTHING, answers, cargo, forget_xtask, root, succeeds, target_dir, watch,
+    DAEMONS, EVERYTHING, OTLP, answers, cargo, forget_xtask, root, succeeds, target_dir, watch,
 };
 use crate::packages::Packages;
 use crate::tally::{Pytest, Tally};
@@ -119,8 +119,13 @@ fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
         std::fs::remove_dir_all(&out).context("cannot remove the wheels of an earlier build")?;
     }
     let (folder, profile, daemons) = match profile {
-        Profile::Dist => ("dist", ["--profile", "dist"], &DAEMONS[..]),
-        Profile::Debug => ("debug", ["--profile", "dev"], &EVERYTHING[..]),
+        // What is delivered exports traces (ADR 0034).
+        Profile::Dist => (
+            "dist",
+            ["--profile", "dist"],
+            [&DAEMONS[..], &OTLP[..]].concat(),
+        ),
+        Profile::Debug => ("debug", ["--profile", "dev"], EVERYTHING.to_vec()),
     };
     if !succeeds(cargo(&["build"]).args(profile).args(daemons))? {
         return Ok(None);
@@ -138,6 +143,9 @@ fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
     let mut native = tool(venv, "maturin");
     native.args(["build", "--manifest-path", "python/Cargo.toml"]);
     native.args(profile).arg("--out").arg(&out);
+    if profile.contains(&"dist") {
+        native.args(["--features", "otlp"]);
+    }
     let mut other = tool(venv, "python");
     other.args([
         "-m",

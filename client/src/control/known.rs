@@ -43,6 +43,9 @@ impl Known {
     pub(super) fn caller(&self, epoch: Option<Epoch>) -> Caller {
         let mut caller = self.caller.read().clone();
         caller.epoch = epoch.unwrap_or_else(|| self.epoch()).0;
+        if let Some(trace) = kvpool_trace::current() {
+            caller.trace = Bytes::copy_from_slice(&trace.to_bytes());
+        }
         caller
     }
 

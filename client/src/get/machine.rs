@@ -15,6 +15,7 @@ use crate::locate::Found;
 use crate::releases::Holding;
 use crate::replicas::{Next, Tried, part_of};
 use crate::reports::{self, Report};
+use crate::spans;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -24,6 +25,7 @@ use kvpool_transport::{ReadOp, Slice, TransferError, TransferResult, TransportKi
 use kvpool_types::{Code, Epoch, Incarnation, Key, Length, Offset, SegmentId};
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::Instrument;
 
 /// How long a get that has its outcomes waits until the master has taken the leases back. A master that is
 /// gone must not hold back bytes that are here. The leases then run out by themselves.
@@ -384,6 +386,7 @@ impl<'a> GetBatch<'a> {
     /// Reads at once what the best way to its node can read without waiting.
     fn read_now(&self, group: &NodeReads) -> Option<Vec<TransferResult>> {
         let link = self.inner.links.opened(&group.node, *group.ways.first()?)?;
+        let _span = spans::inline_read(link.kind(), &group.node, group.ops.len()).entered();
         link.read_now(group.epoch, &group.ops, self.deadline.to_std())
     }
 
@@ -407,7 +410,9 @@ impl<'a> GetBatch<'a> {
             let (results, detached) = match inner.links.first(&group.node, &ways, limit).await {
                 Ok(link) => {
                     ways = vec![link.kind()];
-                    let reading = link.read(group.epoch, group.ops, limit.to_std());
+                    let span = spans::transfer("read", link.kind(), &group.node, asked, bytes);
+                    let read = || link.read(group.epoch, group.ops, limit.to_std());
+                    let reading = span.in_scope(read).instrument(span);
                     let reading = limit.with_grace().run(reading);
                     match renewal.during(reading, limit).await {
                         Ok(results) => {

@@ -11,6 +11,7 @@ use crate::counters::Counting;
 use crate::errors::{ControlError, PutError};
 use crate::links::Links;
 use crate::locate::{code_of, expect_answers, node_at, read_nodes};
+use crate::spans;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -23,6 +24,7 @@ use kvpool_types::{Code, Epoch, Grant, Key, Length, SegmentId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::Instrument;
 
 /// With less time than this left, that nobody was reached says nothing about who is there.
 const HURRY: Duration = Duration::from_millis(100);
@@ -332,8 +334,9 @@ impl<'a> PutBatch<'a> {
             let results = match inner.links.best(&node, limit).await {
                 Ok(link) => {
                     let kind = link.kind();
-                    let writing = link.write(ops, limit.to_std());
-                    match limit.with_grace().run(writing).await {
+                    let span = spans::transfer("write", kind, &node, ops.len(), bytes);
+                    let writing = span.in_scope(|| link.write(ops, limit.to_std()));
+                    match limit.with_grace().run(writing.instrument(span)).await {
                         Ok(results) => {
                             let of_way = |error: &TransferError| {
                                 node_failed(Some(error)) || Links::is_of_way(error.code)

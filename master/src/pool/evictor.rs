@@ -23,6 +23,7 @@ use kvpool_types::{Length, SegmentId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::field::Empty;
 
 /// The bytes after which a step gives its victims to the journal and releases all locks.
 const STEP_BYTES: u64 = 8 << 20;
@@ -125,6 +126,8 @@ impl Pool {
             }
             return;
         }
+        let round = kvpool_trace::span!("eviction round", goal_bytes = goal, freed_bytes = Empty);
+        let _inside = round.enter();
         let mut last = freed;
         while freed < goal && !self.is_stopping() {
             let want = (goal - freed).min(STEP_BYTES);
@@ -141,6 +144,7 @@ impl Pool {
             self.put_queue.progress(self.now());
             self.metrics
                 .eviction_round(goal, freed, last, started.elapsed());
+            round.record("freed_bytes", freed);
             tracing::debug!(goal, freed, "eviction round");
         }
     }

@@ -50,6 +50,11 @@ impl Calls {
         Some(self.pool.enter_writer(client))
     }
 
+    /// Notes the latency of a call, for metrics.
+    pub(super) fn took(&self, op: &str, took: Duration) {
+        self.pool.metrics.request(op, took);
+    }
+
     /// The epoch of this master's term.
     pub(super) fn epoch(&self) -> Epoch {
         self.pool.epoch

@@ -2,7 +2,7 @@
 
 use super::calls::{Calls, calls_at};
 use super::framed::Origin;
-use super::passing::{Called, Passing};
+use super::passing::{Called, Passing, call_span};
 use super::refused::{Refused, refused};
 use crate::leadership::Seat;
 use crate::wait_budget::WaitPermit;
@@ -11,8 +11,10 @@ use kvpool_types::Code;
 use prost::Message;
 use proto::pool_client::PoolClient;
 use std::sync::Arc;
+use std::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
+use tracing::Instrument;
 
 /// The `Pool` gRPC service of a master. A leader answers; another master forwards calls that ask
 /// for it.
@@ -39,6 +41,7 @@ impl PoolService {
 
     async fn answer<M: Called, R, Here, There>(
         &self,
+        name: &'static str,
         request: Request<M>,
         here: impl FnOnce(Calls, M) -> Here,
         there: impl FnOnce(PoolClient<Channel>, Request<M>) -> There,
@@ -49,7 +52,14 @@ impl PoolService {
     {
         Origin::settle_of(&request)?;
         let refused = match calls_at(&self.seat, request.get_ref().caller()) {
-            Ok(calls) => return Ok(Response::new(here(calls, request.into_inner()).await?)),
+            Ok(calls) => {
+                let begun = Instant::now();
+                let noting = calls.clone();
+                let span = call_span(name, request.get_ref());
+                let reply = here(calls, request.into_inner()).instrument(span).await;
+                noting.took(name, begun.elapsed());
+                return Ok(Response::new(reply?));
+            }
             Err(refused) => refused,
         };
         let leader = self.seat.known().leader;
@@ -57,7 +67,9 @@ impl PoolService {
             return Err(refused.into());
         }
         let leader = self.passing.client(&leader)?;
+        let span = call_span("forward", request.get_ref());
         there(leader, Passing::readdress(request))
+            .instrument(span)
             .await
             .map_err(Passing::outcome)
     }
@@ -75,6 +87,7 @@ macro_rules! answer {
     ($self:ident, $request:ident, $call:ident, |$calls:ident, $message:ident| $here:expr) => {
         $self
             .answer(
+                stringify!($call),
                 $request,
                 async move |$calls, $message| $here,
                 async move |mut leader, request| leader.$call(request).await,

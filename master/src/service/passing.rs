@@ -10,6 +10,7 @@ use std::time::Duration;
 use tonic::metadata::{AsciiMetadataKey, MetadataMap, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
+use tracing::Span;
 
 /// The most time for connecting to the leader.
 const CONNECT: Duration = Duration::from_secs(1);
@@ -23,6 +24,14 @@ const TIMEOUT: &str = "grpc-timeout";
 /// A request that names its caller.
 pub(super) trait Called: Send + 'static {
     fn caller(&self) -> Option<&proto::Caller>;
+}
+
+/// The span of a call that is answered or passed on here, below the caller's span.
+pub(super) fn call_span(name: &'static str, request: &impl Called) -> Span {
+    let context = request.caller().map(|caller| &*caller.trace);
+    kvpool_trace::below(context.unwrap_or_default(), || {
+        kvpool_trace::span!("master call", otel.name = name, otel.kind = "server")
+    })
 }
 
 macro_rules! called {

@@ -34,6 +34,7 @@ mod worker;
 
 use super::{LogSeq, LogState, MetadataStore, Record, ShardIndex, StoreError};
 use bytesize::ByteSize;
+use kvpool_trace::Context;
 use kvpool_types::{Code, Epoch, Length};
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -316,6 +317,8 @@ struct Submission {
     /// True for records of past events, which the journal keeps until the store has room.
     has_happened: bool,
     callback: Callback,
+    /// The span of the submitter, if it is exported.
+    trace: Option<Context>,
     /// Room in the queue, given back when the records are durable. `None` for a submission that did not wait.
     room: Option<OwnedSemaphorePermit>,
 }
@@ -404,6 +407,7 @@ impl Journal {
             ack,
             has_happened: false,
             callback,
+            trace: kvpool_trace::current(),
             room: Some(room),
         };
         // A wake-up of another thread takes longer than answering a few records from memory. With
@@ -460,6 +464,7 @@ impl Journal {
             ack,
             has_happened,
             callback: Callback(Some(Box::new(on_durable))),
+            trace: kvpool_trace::current(),
             room,
         });
     }

@@ -1,6 +1,7 @@
 use super::*;
-use crate::frame::{receive_exact, receive_meta, send};
+use crate::frame::{encode_head, receive_exact, receive_meta, send};
 use kvpool_types::wire::data::{Failure, Statuses};
+use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::{HEADER_BYTES, Header};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -9,7 +10,10 @@ use std::sync::Arc;
 /// A channel and the plain socket at its other end.
 fn pair() -> (Arc<Channel>, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    (Arc::new(Channel::from_socket(ours.into()).unwrap()), theirs)
+    (
+        Arc::new(Channel::from_socket(ours.into(), Features::default()).unwrap()),
+        theirs,
+    )
 }
 
 /// Reads one request.

@@ -1,6 +1,7 @@
 use super::Control;
 use crate::frame::decode_header;
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest};
+use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::{HEADER_BYTES, Op};
 use kvpool_types::{Epoch, Extent, Incarnation, Length, Offset, SegmentId};
 use rustix::net::{RecvFlags, sockopt};
@@ -29,7 +30,7 @@ fn request(items: usize) -> ReadRequest {
 #[test]
 fn a_request_has_been_sent_when_the_call_returns() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let control = Control::start(ours.into(), "test").unwrap();
+    let control = Control::start(ours.into(), "test", Features::default()).unwrap();
     for _ in 0..100 {
         control.request(Op::Sums, Epoch(1), &request(3), |_| {});
         let mut head = [0; HEADER_BYTES];
@@ -50,7 +51,7 @@ fn frames_are_sent_whole_and_in_order_by_any_thread() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     // A small buffer, so that the socket is often full.
     sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();
-    let control = Control::start(ours.into(), "test").unwrap();
+    let control = Control::start(ours.into(), "test", Features::default()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let control = &control;

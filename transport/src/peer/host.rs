@@ -211,6 +211,7 @@ impl Host for PeerHost {
             incarnation: self.session,
             host: HostId(0),
             checksum_algorithm: ALGORITHM as u8,
+            features: kvpool_types::wire::features::Features::default(),
         })
     }
 

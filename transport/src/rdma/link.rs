@@ -86,14 +86,16 @@ pub(crate) fn open(
     // Without a runtime there is no channel, and small writes are announced like large writes.
     let inline = if tokio::runtime::Handle::try_current().is_ok() {
         let (socket, _) = tcp::open(address, &hello, deadline)?;
-        Some(Arc::new(Channel::from_socket(socket).map_err(unreachable)?))
+        Some(Arc::new(
+            Channel::from_socket(socket, reply.features).map_err(unreachable)?,
+        ))
     } else {
         None
     };
     let nodes = ends.iter().map(|ends| ends.rail.numa_node());
     let open = Arc::new(OpenRdmaLink {
         chooser: LaneChooser::new(nodes.collect()),
-        control: Arc::new(Control::start(socket, "rdma").map_err(unreachable)?),
+        control: Arc::new(Control::start(socket, "rdma", reply.features).map_err(unreachable)?),
         inline,
         incarnation: reply.incarnation,
         ends,
@@ -160,7 +162,7 @@ fn agree(
         offers: offers.collect(),
     };
     send(socket.as_fd(), Op::RdmaOpen, 1, Epoch::default(), &request).map_err(unreachable)?;
-    let (header, meta) = receive_by(socket.as_fd(), deadline).map_err(unreachable)?;
+    let (header, _, meta) = receive_by(socket.as_fd(), deadline).map_err(unreachable)?;
     let opened = match header.op {
         Op::RdmaOpened => RdmaOpened::decode(&meta).map_err(|_| status(Code::Malformed))?,
         Op::Failure => return Err(failure(&meta)),

@@ -41,6 +41,7 @@ impl Serve for OneByte {
                 incarnation: Default::default(),
                 host: Default::default(),
                 checksum_algorithm: 1,
+                features: kvpool_types::wire::features::Features::default(),
             },
         })
     }

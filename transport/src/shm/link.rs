@@ -78,11 +78,13 @@ pub fn connect_with(
             ..hello
         };
         let (socket, _) = greet(path, &hello, deadline)?;
-        Some(Arc::new(Channel::from_socket(socket).map_err(unreachable)?))
+        Some(Arc::new(
+            Channel::from_socket(socket, reply.features).map_err(unreachable)?,
+        ))
     } else {
         None
     };
-    let control = Arc::new(Control::start(socket, "shm").map_err(unreachable)?);
+    let control = Arc::new(Control::start(socket, "shm", reply.features).map_err(unreachable)?);
     let link = ShmLink(Arc::new(OpenShmLink {
         segments: Segments::new(control.clone(), reply.incarnation),
         board: ask_for_board(&control, reply.incarnation),

@@ -3,7 +3,7 @@
 use super::board::{BOARD_BYTES, Board};
 use super::fds::send_with_fd;
 use crate::frame::{
-    decode_header, encode_head, receive_exact, receive_meta, send, skip, unimplemented,
+    decode_header, encode_head, receive_exact, receive_meta, send, serve_span, skip, unimplemented,
 };
 use crate::handshake::{End, answer_sums};
 use crate::host::{Peer, Refused, ShmHost};
@@ -20,6 +20,7 @@ use std::cell::OnceCell;
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The state of one connection.
 pub(super) struct ShmSession<'a> {
@@ -72,7 +73,10 @@ impl<'a> ShmSession<'a> {
                 return Err(End::malformed(header.request, &error));
             }
             receive_meta(socket, &header, &mut meta)?;
-            self.answer(&header, &meta)?;
+            let begun = Instant::now();
+            let span = serve_span(&head, &header, &mut meta, "shm");
+            span.in_scope(|| self.answer(&header, &meta))?;
+            self.host.served(header.op, begun.elapsed());
             if !self.connection.finish() {
                 return Err(End::Over);
             }

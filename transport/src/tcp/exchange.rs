@@ -7,6 +7,7 @@
 use crate::link::TransferError;
 use crate::memory::Slice;
 use crate::outcomes::{Batch, unreachable};
+use kvpool_trace::Context;
 use kvpool_types::wire::data::ReadItem;
 use kvpool_types::{Checksum, Epoch, Extent, Grant};
 use parking_lot::Mutex;
@@ -18,6 +19,8 @@ pub(super) struct Exchange {
     pub(super) epoch: Epoch,
     pub(super) deadline: Instant,
     pub(super) work: Work,
+    /// The span that made it: another thread sends the request.
+    pub(super) trace: Option<Context>,
     load: LaneLoad,
 }
 
@@ -72,6 +75,7 @@ impl Exchange {
             epoch,
             deadline,
             work,
+            trace: kvpool_trace::current(),
             load: LaneLoad::new(lane, bytes),
         })
     }

@@ -10,6 +10,7 @@ use crate::link::TransferError;
 use crate::outcomes::{deadline_exceeded, unreachable};
 use crate::socket::{notice_lost_peer, set_timeouts, shut_down};
 use kvpool_types::wire::data::{Hello, HelloReply};
+use kvpool_types::wire::features::Features;
 use kvpool_types::{Code, Incarnation};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
@@ -44,18 +45,25 @@ struct TcpLaneState {
 /// A connection after its hello.
 pub(super) struct TcpConnection {
     socket: OwnedFd,
+    /// Of the node at the other end.
+    features: Features,
     dead: AtomicBool,
     /// Exchanges that were sent and not answered; `None` once the connection is dead.
     pending: Mutex<Option<HashMap<u64, Arc<Exchange>>>>,
 }
 
 impl TcpConnection {
-    fn new(socket: OwnedFd) -> Arc<Self> {
+    fn new(socket: OwnedFd, features: Features) -> Arc<Self> {
         Arc::new(Self {
             socket,
+            features,
             dead: AtomicBool::new(false),
             pending: Mutex::new(Some(HashMap::new())),
         })
+    }
+
+    pub(super) const fn takes_traces(&self) -> bool {
+        self.features.has(Features::TRACE)
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
@@ -150,7 +158,8 @@ impl TcpLane {
             next_request: AtomicU64::new(1),
         });
         if let Some(socket) = socket {
-            let wire = TcpConnection::new(socket);
+            // Opened without a runtime: its user has no spans.
+            let wire = TcpConnection::new(socket, Features::default());
             start_receiver(&wire)?;
             lane.state.lock().wire = Some(wire);
         }
@@ -275,7 +284,7 @@ impl TcpLane {
         let deadline = Instant::now() + self.options.reconnect;
         let (socket, reply) = open(self.address, &self.hello, deadline)?;
         check_incarnation(self.hello.incarnation, &reply)?;
-        let wire = TcpConnection::new(socket);
+        let wire = TcpConnection::new(socket, reply.features);
         let mut state = self.state.lock();
         if let Some(error) = &state.closed {
             return Err(error.clone());

@@ -80,7 +80,7 @@ pub fn connect_with(
     };
     // Without a runtime there is no channel, and small batches use the lanes too.
     let (inline, mut first) = if tokio::runtime::Handle::try_current().is_ok() {
-        let channel = Channel::from_socket(socket).map_err(unreachable)?;
+        let channel = Channel::from_socket(socket, reply.features).map_err(unreachable)?;
         (Some(Arc::new(channel)), None)
     } else {
         (None, Some(socket))

@@ -3,7 +3,7 @@
 use super::exchange::{Exchange, Work};
 use super::lane::TcpConnection;
 use crate::checksum::ChunkedSum;
-use crate::frame::encode_head;
+use crate::frame::encode_request;
 use crate::memory::Slice;
 use crate::socket::Gather;
 use kvpool_types::wire::data::{Meta, ReadItem, ReadRequest, WriteRequest};
@@ -35,8 +35,9 @@ pub(super) fn send_request(
     request: u64,
     exchange: &Exchange,
 ) -> io::Result<()> {
+    let trace = wire.takes_traces().then_some(exchange.trace).flatten();
     let head = |op, payload, meta: &dyn Fn(&mut Vec<u8>)| {
-        encode_head(op, request, exchange.epoch, payload, meta)
+        encode_request((op, request, exchange.epoch), payload, trace, meta)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     };
     match &exchange.work {

@@ -2,7 +2,7 @@
 
 use super::server::ServerOptions;
 use crate::frame::{
-    decode_header, encode_head, receive_exact, receive_meta, send, skip, unimplemented,
+    decode_header, encode_head, receive_exact, receive_meta, send, serve_span, skip, unimplemented,
 };
 use crate::handshake::{Admitted, End, answer_sums};
 use crate::host::{Abort, Admission, RdmaHost, Refused, WriteGuard};
@@ -19,6 +19,7 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The most extents that one call receives into.
 const MAX_RUN: usize = 64;
@@ -77,7 +78,10 @@ impl<'a> TcpSession<'a> {
             }
             let header = decode_header(&head)?;
             receive_meta(self.socket(), &header, &mut meta)?;
-            self.answer(&header, &meta)?;
+            let begun = Instant::now();
+            let span = serve_span(&head, &header, &mut meta, "tcp");
+            span.in_scope(|| self.answer(&header, &meta))?;
+            self.host.served(header.op, begun.elapsed());
             if !self.connection.finish() {
                 return Err(End::Over);
             }

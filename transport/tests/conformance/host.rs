@@ -331,6 +331,7 @@ impl Host for TestHost {
             incarnation: state.incarnation,
             host: HostId(1),
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
+            features: kvpool_types::wire::features::Features::default(),
         })
     }
 

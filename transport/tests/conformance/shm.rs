@@ -266,7 +266,7 @@ fn node_that_cannot_see_its_clients() {
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let (pins, gone) = line.split_once(' ').unwrap();
-        let (pins, gone) = (pins.parse().unwrap(), gone.parse().unwrap());
+        let (pins, gone): (usize, usize) = (pins.parse().unwrap(), gone.parse().unwrap());
         let reached = host.wait_for(|held| held.pins == pins && held.gone == gone);
         eprintln!("{reached}");
     }

@@ -1,5 +1,6 @@
 //! The meta parts of data-port frames.
 
+use super::features::Features;
 use super::{DecodeError, Reader, reader::put_str16};
 use crate::grant::MAC_BYTES;
 use crate::token::Token;
@@ -91,6 +92,8 @@ pub struct HelloReply {
     pub host: HostId,
     /// The wire number of its checksum algorithm.
     pub checksum_algorithm: u8,
+    /// The features that the node shares, from the header of the answer: not in the meta.
+    pub features: Features,
 }
 
 impl Meta for HelloReply {
@@ -112,6 +115,7 @@ impl Meta for HelloReply {
             incarnation: Incarnation(r.u128()?),
             host: HostId(r.u128()?),
             checksum_algorithm: r.u8()?,
+            features: Features::default(),
         };
         // Later versions may append fields.
         Ok(reply)

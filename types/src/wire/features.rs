@@ -17,6 +17,9 @@ const PLACE: Range<usize> = 28..32;
 /// The bits of required features.
 const REQUIRED: u32 = 0xffff_0000;
 
+/// The bytes of the context of a trace: the trace id (16), then the span id (8), as in W3C Trace Context.
+pub const TRACE_BYTES: usize = 24;
+
 /// A set of features.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u32);
@@ -25,8 +28,12 @@ impl Features {
     /// An unknown operation is answered with [`crate::Code::Unimplemented`], and the connection
     /// continues. Without this feature the connection ends.
     pub const UNIMPLEMENTED: Self = Self(1);
+    /// Requests on the data port may carry the context of a trace: the header of such a request is marked with
+    /// this bit too, and its meta ends with the context's [`TRACE_BYTES`]. A node without the feature would
+    /// refuse the meta.
+    pub const TRACE: Self = Self(2);
     /// The features of this version.
-    pub const OURS: Self = Self::UNIMPLEMENTED;
+    pub const OURS: Self = Self(Self::UNIMPLEMENTED.0 | Self::TRACE.0);
 
     /// The features in a header that opens a connection.
     pub const fn of(head: &[u8; HEADER_BYTES]) -> Self {

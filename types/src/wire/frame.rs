@@ -100,6 +100,42 @@ pub enum Op {
 }
 
 impl Op {
+    /// The name of the operation in metrics and traces.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Hello => "hello",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Map => "map",
+            Self::WriteBegin => "write_begin",
+            Self::WriteEnd => "write_end",
+            Self::Pin => "pin",
+            Self::Unpin => "unpin",
+            Self::Sums => "sums",
+            Self::Ping => "ping",
+            Self::RdmaOpen => "rdma_open",
+            Self::RdmaLocate => "rdma_locate",
+            Self::Greet => "greet",
+            Self::Reserve => "reserve",
+            Self::Commit => "commit",
+            Self::Lookup => "lookup",
+            Self::Exist => "exist",
+            Self::MatchPrefix => "match_prefix",
+            Self::Renew => "renew",
+            Self::Release => "release",
+            Self::HelloReply => "hello_reply",
+            Self::Statuses => "statuses",
+            Self::SumsReply => "sums_reply",
+            Self::MapReply => "map_reply",
+            Self::Pong => "pong",
+            Self::RdmaOpened => "rdma_opened",
+            Self::Failure => "failure",
+            Self::Reply => "reply",
+            Self::RdmaLocated => "rdma_located",
+        }
+    }
+
     /// The operation with this wire number; never [`Op::Unknown`].
     pub const fn from_wire(raw: u16) -> Option<Self> {
         Some(match raw {

@@ -11,6 +11,7 @@ use super::wire::{Error, answer, failure};
 use super::{ConnectionSlot, Shared};
 use crate::open_connections::EndRequests;
 use crate::service::calls::Calls;
+use crate::service::passing::call_span;
 use crate::service::refused::{Refused, refused};
 use crate::store::journal::{end_loan, lend_thread};
 use futures::future::BoxFuture;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
+use tracing::Instrument;
 
 /// How long a half-sent request, or an unread answer, may stall.
 const STALL: Duration = Duration::from_secs(5);
@@ -271,7 +273,17 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
     }
     macro_rules! now {
         ($call:ident) => {
-            encode(header, epoch, decode(meta).and_then(|r| calls.$call(r)))
+            encode(
+                header,
+                epoch,
+                decode(meta).and_then(|request| {
+                    let begun = Instant::now();
+                    let span = call_span(header.op.name(), &request);
+                    let reply = span.in_scope(|| calls.$call(request));
+                    calls.took(header.op.name(), begun.elapsed());
+                    reply
+                }),
+            )
         };
     }
     macro_rules! later {
@@ -279,7 +291,13 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
             let (calls, header) = (calls.clone(), *header);
             let call = Box::pin(async move {
                 let reply = match decode(meta) {
-                    Ok(request) => calls.$call(request).await,
+                    Ok(request) => {
+                        let begun = Instant::now();
+                        let span = call_span(header.op.name(), &request);
+                        let reply = calls.$call(request).instrument(span).await;
+                        calls.took(header.op.name(), begun.elapsed());
+                        reply
+                    }
                     Err(refused) => Err(refused),
                 };
                 encode(&header, epoch, reply)

@@ -7,11 +7,12 @@ use bytes::Bytes;
 use kvpool_types::Epoch;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use tracing::Span;
 
 /// A handle to the thread, which takes one group at a time.
 pub(super) struct Thread {
     /// `None` when the thread must end.
-    groups: Option<mpsc::Sender<(LogSeq, Bytes)>>,
+    groups: Option<mpsc::Sender<(LogSeq, Bytes, Span)>>,
     outcomes: mpsc::Receiver<Result<(), StoreError>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -24,13 +25,15 @@ impl Thread {
         journal: Sender,
     ) -> Result<Self, StartError> {
         let runtime = super::worker::runtime()?;
-        let (groups, queue) = mpsc::channel();
+        let (groups, queue) = mpsc::channel::<(LogSeq, Bytes, Span)>();
         let (done, outcomes) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("kvm-append".into())
             .spawn(move || {
-                for (seq, group) in queue {
-                    let outcome = runtime.block_on(store.append(epoch, seq, group));
+                for (seq, group, span) in queue {
+                    let append = || runtime.block_on(store.append(epoch, seq, group));
+                    let outcome = span.in_scope(append);
+                    drop(span);
                     if done.send(outcome).is_err() || !journal.send(Message::Appended) {
                         return;
                     }
@@ -45,9 +48,9 @@ impl Thread {
     }
 
     /// Hands a group over. [`Thread::wait`] reports a thread that ended on a fault.
-    pub(super) fn append(&self, seq: LogSeq, group: Bytes) {
+    pub(super) fn append(&self, seq: LogSeq, group: Bytes, span: Span) {
         if let Some(groups) = &self.groups {
-            let _ended = groups.send((seq, group));
+            let _ended = groups.send((seq, group, span));
         }
     }
 

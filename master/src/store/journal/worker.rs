@@ -9,12 +9,14 @@ use super::{
 };
 use crate::store::record::{Encoder, Record};
 use crate::store::{LogSeq, MetadataStore, ShardIndex, StoreError};
+use kvpool_trace::Context;
 use kvpool_types::{Epoch, Length};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tracing::Span;
 
 /// How long records without a waiting submitter wait for more records of their group. An append takes some
 /// hundred microseconds of processor time, whatever its size.
@@ -192,6 +194,8 @@ struct Group {
     answered: bool,
     /// When the first record came.
     begun: Option<Instant>,
+    /// The span of the first submission that is exported: the append's span goes below it.
+    trace: Option<Context>,
 }
 
 /// A submission of a group. It keeps its records for the case that the store has no room for the group.
@@ -202,6 +206,14 @@ struct Entry {
     /// `None` once the submission has been answered.
     callback: Option<Callback>,
     room: Option<OwnedSemaphorePermit>,
+}
+
+/// The span of an append, from its beginning to the store's answer.
+fn append_span(epoch: Epoch, seq: LogSeq, bytes: u64, below: Option<Context>) -> Span {
+    let context = below.map(Context::to_bytes);
+    kvpool_trace::below(context.as_ref().map_or(&[], |bytes| bytes), || {
+        kvpool_trace::span!("journal append", epoch = epoch.0, group = seq.0, bytes)
+    })
 }
 
 /// A group that the append thread has.
@@ -396,6 +408,7 @@ impl Worker {
             ack,
             has_happened,
             callback,
+            trace,
             room,
         } = submission;
         let health = &self.parts.health;
@@ -408,6 +421,7 @@ impl Worker {
             callback.call(Err(error.for_later()));
             return;
         }
+        self.group.trace = self.group.trace.or(trace);
         self.group.push(Entry {
             records,
             ack,
@@ -449,14 +463,17 @@ impl Worker {
         } else {
             let bytes = std::mem::take(&mut group.encoder).finish(0);
             let size = bytes.len() as u64;
+            let trace = group.trace.take();
             let in_background =
                 group.answered || group.ordered == 0 || self.parts.options.appends_aside;
             self.parts.last = seq;
             self.parts.position.store(seq.0, Ordering::Release);
             self.in_flight = Some(InFlight { seq, size, group });
+            let span = append_span(self.parts.epoch, seq, size, trace);
             if in_background {
-                self.parts.appender.append(seq, bytes);
+                self.parts.appender.append(seq, bytes, span);
             } else {
+                let _inside = span.enter();
                 let append = self.parts.store.append(self.parts.epoch, seq, bytes);
                 let begun = Instant::now();
                 let outcome = self.runtime.block_on(append);

@@ -61,7 +61,7 @@ impl Connection {
     ) -> Result<M, TransferError> {
         let socket = self.socket.as_fd();
         send(socket, op, 1, Epoch(0), request).unwrap();
-        let (header, meta) = receive_by(socket, soon()).unwrap();
+        let (header, _, meta) = receive_by(socket, soon()).unwrap();
         if header.op == Op::Failure {
             return Err(failure(&meta));
         }

@@ -97,6 +97,7 @@ proptest! {
             incarnation: Incarnation(incarnation),
             host: HostId(host),
             checksum_algorithm,
+            features: crate::wire::features::Features::default(),
         })?;
     }
 

@@ -1,0 +1,36 @@
+//! The spans of transfers; fields are evaluated only where somebody wants spans.
+
+use crate::cache::Node;
+use kvpool_transport::TransportKind;
+use tracing::Span;
+
+/// The span of a transfer with one store node.
+pub(crate) fn transfer(
+    name: &'static str,
+    kind: TransportKind,
+    node: &Node,
+    blocks: usize,
+    bytes: u64,
+) -> Span {
+    kvpool_trace::span!(
+        "transfer",
+        otel.name = name,
+        otel.kind = "client",
+        transport = ?kind,
+        node = %node.name,
+        incarnation = %node.incarnation,
+        blocks,
+        bytes,
+    )
+}
+
+/// The span of a read that the calling thread does at once, which asks no node.
+pub(crate) fn inline_read(kind: TransportKind, node: &Node, blocks: usize) -> Span {
+    kvpool_trace::span!(
+        "read inline",
+        transport = ?kind,
+        node = %node.name,
+        incarnation = %node.incarnation,
+        blocks,
+    )
+}

@@ -1,0 +1,44 @@
+//! `docs/operations/metrics.md` and the daemons name the same metrics.
+
+use kvpool_tests::{Cluster, Daemon, Options};
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+
+const DOCUMENT: &str = include_str!("../../docs/operations/metrics.md");
+
+/// The names in the first column of the table under the heading that names `prefix`, prefix included.
+fn documented(prefix: &str) -> BTreeSet<String> {
+    let heading = format!("(`{prefix}`)");
+    let section = DOCUMENT.split("\n### ").find(|section| {
+        let title = section.lines().next();
+        title.is_some_and(|title| title.contains(&heading))
+    });
+    let rows = section
+        .unwrap()
+        .lines()
+        .filter(|line| line.starts_with("| `"));
+    rows.flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2))
+        .map(|name| format!("{prefix}{name}"))
+        .collect()
+}
+
+fn exported(daemon: &Daemon) -> BTreeSet<String> {
+    let mut socket = std::net::TcpStream::connect(&daemon.http).unwrap();
+    let request = "GET /metrics HTTP/1.1\r\nHost: kvpool\r\nConnection: close\r\n\r\n";
+    socket.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    let kinds = answer
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "));
+    kinds
+        .map(|kind| kind.split(' ').next().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn every_metric_has_its_row_and_every_row_its_metric() {
+    let cluster = Cluster::start(Options::default()).unwrap();
+    assert_eq!(exported(&cluster.master), documented("kvpool_master_"));
+    assert_eq!(exported(&cluster.nodes[0]), documented("kvpool_node_"));
+}
