@@ -1,6 +1,6 @@
 //! The spans of transfers; fields are evaluated only where somebody wants spans.
 
-use crate::cache::Node;
+use crate::cache::KnownNode;
 use kvpool_transport::TransportKind;
 use tracing::Span;
 
@@ -8,7 +8,7 @@ use tracing::Span;
 pub(crate) fn transfer(
     name: &'static str,
     kind: TransportKind,
-    node: &Node,
+    node: &KnownNode,
     blocks: usize,
     bytes: u64,
 ) -> Span {
@@ -25,7 +25,7 @@ pub(crate) fn transfer(
 }
 
 /// The span of a read that the calling thread does at once, which asks no node.
-pub(crate) fn inline_read(kind: TransportKind, node: &Node, blocks: usize) -> Span {
+pub(crate) fn inline_read(kind: TransportKind, node: &KnownNode, blocks: usize) -> Span {
     kvpool_trace::span!(
         "read inline",
         transport = ?kind,
