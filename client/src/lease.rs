@@ -5,11 +5,9 @@ use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
 use crate::locate::expect_answers;
-use crate::releases::Releases;
-use bytes::Bytes;
+use crate::releases::{LeasePart, Releases};
 use kvpool_proto::{Lease as WireLease, ReleaseRequest, RenewRequest};
-use kvpool_types::wire::keys::{Packer, pack, unpack};
-use kvpool_types::{Code, Epoch, Key, Version};
+use kvpool_types::{Code, Epoch, Version};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,76 +30,6 @@ impl Drop for Lease {
         if !parts.is_empty() {
             self.releases.drop_lease(parts);
         }
-    }
-}
-
-/// What one reply leased.
-#[derive(Clone, Debug)]
-pub(crate) struct LeasePart {
-    pub(crate) keys: Packed,
-    pub(crate) leased: Leased,
-}
-
-impl LeasePart {
-    /// The latest version that each block can have.
-    fn versions(&self) -> Vec<u64> {
-        vec![self.leased.newest.0; self.keys.len()]
-    }
-}
-
-/// Keys as they stand in messages: a lease is only ever sent back, so its keys need not be objects.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Packed {
-    bytes: Bytes,
-    count: usize,
-}
-
-impl Packed {
-    /// Those of `packed`, which holds the keys of a request, that `holds` says true to.
-    pub(crate) fn select(packed: &Bytes, count: usize, holds: impl Fn(usize) -> bool) -> Self {
-        if (0..count).all(&holds) {
-            return Self {
-                bytes: packed.clone(),
-                count,
-            };
-        }
-        let mut kept = Packer::default();
-        let mut kept_count = 0;
-        // What this client packed itself can be read.
-        let keys = unpack(packed).map_while(Result::ok);
-        for (_, key) in keys.enumerate().filter(|(at, _)| holds(*at)) {
-            kept.push(key);
-            kept_count += 1;
-        }
-        Self {
-            bytes: kept.finish().into(),
-            count: kept_count,
-        }
-    }
-
-    /// Packs keys.
-    pub(crate) fn of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Self {
-        let mut count = 0;
-        let bytes = pack(keys.into_iter().inspect(|_| count += 1)).into();
-        Self { bytes, count }
-    }
-
-    /// The keys.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Key> {
-        // What this client packed itself can be read.
-        unpack(&self.bytes)
-            .map_while(Result::ok)
-            .map(|key| key.to_key())
-    }
-
-    /// How many keys.
-    pub(crate) const fn len(&self) -> usize {
-        self.count
-    }
-
-    /// Whether there are none.
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.count == 0
     }
 }
 
@@ -176,7 +104,7 @@ impl Lease {
         for part in &mut self.parts {
             let renewed = renew(self.releases.control(), part, deadline).await?;
             let held = |at: usize| renewed.kept.get(at) == Some(&true);
-            part.keys = Packed::select(&part.keys.bytes, part.keys.len(), held);
+            part.keys = part.keys.retain(held);
             part.leased = renewed.leased;
         }
         self.parts.retain(|part| !part.keys.is_empty());
@@ -206,7 +134,7 @@ pub(crate) async fn renew(
     let sent = BootTime::now();
     let request = RenewRequest {
         caller: None,
-        keys: part.keys.bytes.clone(),
+        keys: part.keys.bytes(),
         token: part.leased.token,
         versions: part.versions(),
     };
@@ -238,7 +166,7 @@ pub(crate) async fn release(
         .map(|part| {
             let request = ReleaseRequest {
                 caller: None,
-                keys: part.keys.bytes.clone(),
+                keys: part.keys.bytes(),
                 token: part.leased.token,
                 versions: part.versions(),
                 tokens: Vec::new(),

@@ -2,8 +2,8 @@
 
 use crate::message_limits::{MessageLimits, cost};
 use bytes::Bytes;
-use kvpool_types::KeyRef;
-use kvpool_types::wire::keys::Packer;
+use kvpool_types::wire::keys::{Packer, pack, unpack};
+use kvpool_types::{Key, KeyRef};
 
 /// Keys in order, packed for the questions that take them: made by [`crate::Client::packer`]. Who has
 /// keys as texts or digests of its own packs them one by one, without an object for each.
@@ -61,6 +61,72 @@ impl PackedKeys {
             count: std::mem::take(&mut self.count),
         });
         self.bytes = 0;
+    }
+}
+
+/// Keys as they stand in messages: a lease is only ever sent back, so its keys need not be objects.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Packed {
+    bytes: Bytes,
+    count: usize,
+}
+
+impl Packed {
+    /// The keys of `packed`, the `count` keys of a request, that `holds` says true to.
+    pub(crate) fn select(packed: &Bytes, count: usize, holds: impl Fn(usize) -> bool) -> Self {
+        if (0..count).all(&holds) {
+            return Self {
+                bytes: packed.clone(),
+                count,
+            };
+        }
+        let mut kept = Packer::default();
+        let mut kept_count = 0;
+        // What this client packed itself can be read.
+        let keys = unpack(packed).map_while(Result::ok);
+        for (_, key) in keys.enumerate().filter(|(at, _)| holds(*at)) {
+            kept.push(key);
+            kept_count += 1;
+        }
+        Self {
+            bytes: kept.finish().into(),
+            count: kept_count,
+        }
+    }
+
+    /// Packs keys.
+    pub(crate) fn of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Self {
+        let mut count = 0;
+        let bytes = pack(keys.into_iter().inspect(|_| count += 1)).into();
+        Self { bytes, count }
+    }
+
+    /// The keys.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Key> {
+        // What this client packed itself can be read.
+        unpack(&self.bytes)
+            .map_while(Result::ok)
+            .map(|key| key.to_key())
+    }
+
+    /// The keys that `holds` says true to.
+    pub(crate) fn retain(&self, holds: impl Fn(usize) -> bool) -> Self {
+        Self::select(&self.bytes, self.count, holds)
+    }
+
+    /// The keys as a message carries them.
+    pub(crate) fn bytes(&self) -> Bytes {
+        self.bytes.clone()
+    }
+
+    /// How many keys.
+    pub(crate) const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.count == 0
     }
 }
 

@@ -8,9 +8,10 @@ use crate::client::Client;
 use crate::clock::{BootTime, Deadline};
 use crate::control::Call;
 use crate::errors::{ControlError, RemoveError};
-use crate::lease::{Lease, LeasePart, Packed, counted};
+use crate::lease::{Lease, counted};
 use crate::locate::{code_of, expect_answers, malformed};
-use crate::packed::{PackedKeys, PackedRun};
+use crate::packed::{Packed, PackedKeys, PackedRun};
+use crate::releases::LeasePart;
 use futures::{StreamExt, TryStreamExt};
 use kvpool_proto::{
     DescribeRequest, ExistRequest, ListRequest, MatchPrefixRequest, RemoveReply, RemoveRequest,

@@ -18,8 +18,8 @@ use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};
 use crate::control::{Call, Control};
 use crate::errors::ControlError;
-use crate::lease::LeasePart;
 use crate::message_limits::MessageLimits;
+use crate::packed::Packed;
 use hashbrown::HashMap;
 use kvpool_proto::ReleaseRequest;
 use kvpool_types::wire::keys::pack;
@@ -48,6 +48,20 @@ const MOST: usize = 1 << 16;
 /// How often the index of dropped leases is looked through for leases that have run out. That takes under a
 /// millisecond for [`MOST`] leases, with the queue locked.
 const TRIM: Duration = Duration::from_millis(250);
+
+/// What one reply leased.
+#[derive(Clone, Debug)]
+pub(crate) struct LeasePart {
+    pub(crate) keys: Packed,
+    pub(crate) leased: Leased,
+}
+
+impl LeasePart {
+    /// The latest version that each block can have.
+    pub(crate) fn versions(&self) -> Vec<u64> {
+        vec![self.leased.newest.0; self.keys.len()]
+    }
+}
 
 /// A lease on one block, held once.
 #[derive(Clone, Debug)]
@@ -443,7 +457,6 @@ impl Drop for Holding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::Packed;
 
     #[test]
     fn a_key_that_is_never_read_keeps_no_leases_that_have_run_out() {

@@ -34,5 +34,5 @@ pub use error::Error;
     reason = "generated; the .proto file carries the documentation"
 )]
 mod generated {
-    tonic::include_proto!("etcdserverpb");
+    include!("generated/etcdserverpb.rs");
 }

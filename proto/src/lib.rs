@@ -8,7 +8,7 @@
     reason = "generated; the .proto files carry the documentation"
 )]
 mod generated {
-    tonic::include_proto!("kvpool.v1");
+    include!("generated/kvpool.v1.rs");
 }
 
 pub use generated::*;

@@ -93,7 +93,9 @@ impl std::fmt::Display for Fault {
     }
 }
 
-/// The exception, to be raised; what a signal's handler raised in the call goes first. Made with the interpreter's lock held, and no other.
+/// The exception to raise. An exception of a signal handler that ran in the call goes first.
+///
+/// The caller holds the interpreter lock and no other.
 impl From<Fault> for PyErr {
     fn from(fault: Fault) -> Self {
         if let Some(raised) = crate::interrupts::raised() {

@@ -3,18 +3,17 @@
 //! ```text
 //!  kvpool.Pool, kvpool.aio        mooncake.store          mooncake.engine      (Python)
 //!        │                            │                        │
-//!  kvpool._native: pool               store                    engine          (this crate)
+//!  kvpool._native: pool               mooncake::store          mooncake::engine (this crate)
 //!        │                            │                        │
 //!        └──────── kvpool-client ─────┘ (+ kvpool-store-node)  kvpool-transport
 //! ```
 //!
-//! Every call that can wait lets other Python threads run meanwhile ([`pyo3::Python::detach`]), and has
-//! a deadline; signals are heard meanwhile (`interrupts`). Memory that a caller names is lent for the length
-//! of the call only (`loan`).
+//! Every call that can wait releases the interpreter lock ([`pyo3::Python::detach`]) and has a deadline. While it
+//! waits, Python's signal handlers run (`interrupts`). A caller's memory is lent for the length of one call
+//! (`loan`). `mooncake` is the only module that knows Mooncake's names and codes.
 //!
 //! ADR 0016 says why there is one module and two wheels.
 
-mod engine;
 mod errors;
 mod home;
 mod interrupts;
@@ -22,9 +21,9 @@ mod keys;
 mod loan;
 mod logs;
 mod memory;
+mod mooncake;
 mod places;
 mod pool;
-mod store;
 mod view;
 
 use pyo3::prelude::*;
@@ -33,16 +32,16 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::engine::PeerEngine;
-    #[pymodule_export]
     use crate::keys::{Namespace, chain_keys};
+    #[pymodule_export]
+    use crate::mooncake::engine::PeerEngine;
+    #[pymodule_export]
+    use crate::mooncake::store::{BufferHandle, ObjectStore};
     #[pymodule_export]
     use crate::pool::{
         Description, Lease, Limits, Listed, Listing, Node, Pool, Prefix, Registration, Replica,
         Segment, Stats,
     };
-    #[pymodule_export]
-    use crate::store::{BufferHandle, ObjectStore};
     #[pymodule_export]
     use crate::view::View;
     use pyo3::prelude::*;

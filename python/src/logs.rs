@@ -16,8 +16,10 @@ pub(crate) fn end_export(py: Python<'_>) {
     py.detach(|| drop(EXPORT.lock().take()));
 }
 
-/// Exports spans if `KVPOOL_OTLP_ENDPOINT` names a collector. Starts logging to standard error if `RUST_LOG` asks for it. Else nothing is said: what the process
-/// prints is not this package's to decide. A filter that cannot be read is a warning and no more.
+/// Exports spans if `KVPOOL_OTLP_ENDPOINT` names a collector, and logs to standard error if `RUST_LOG` is set.
+///
+/// Without these variables the package prints nothing: standard error belongs to the process that imported it.
+/// A filter that cannot be read gives a warning.
 pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     if !is_set(FILTER_VARIABLE) && !is_set(kvpool_trace::ENDPOINT_VARIABLE) {

@@ -3,7 +3,9 @@
 use crate::cache::{Leased, Located};
 use crate::clock::{BootTime, Deadline};
 use crate::control::Control;
-use crate::lease::{LeasePart, Packed, renew};
+use crate::lease::renew;
+use crate::packed::Packed;
+use crate::releases::LeasePart;
 use hashbrown::HashMap;
 use kvpool_types::Key;
 use parking_lot::Mutex;

@@ -28,9 +28,8 @@ impl Features {
     /// An unknown operation is answered with [`crate::Code::Unimplemented`], and the connection
     /// continues. Without this feature the connection ends.
     pub const UNIMPLEMENTED: Self = Self(1);
-    /// Requests on the data port may carry the context of a trace: the header of such a request is marked with
-    /// this bit too, and its meta ends with the context's [`TRACE_BYTES`]. A node without the feature would
-    /// refuse the meta.
+    /// Requests on the data port may carry a trace context. Such a request has this bit in its header too, and its
+    /// meta ends with the [`TRACE_BYTES`] of the context. A node without the feature would refuse the meta.
     pub const TRACE: Self = Self(2);
     /// The features of this version.
     pub const OURS: Self = Self(Self::UNIMPLEMENTED.0 | Self::TRACE.0);

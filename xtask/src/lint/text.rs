@@ -93,6 +93,7 @@ pub(super) fn extension_of(file: &str) -> &str {
     file.rsplit_once('.').map_or("", |(_, extension)| extension)
 }
 
+/// Whether people wrote the file, and in a language that the checks know.
 fn is_text(file: &str) -> bool {
-    EXTENSIONS.contains(&extension_of(file))
+    EXTENSIONS.contains(&extension_of(file)) && !file.contains("/generated/")
 }

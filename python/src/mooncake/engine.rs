@@ -1,4 +1,4 @@
-//! What `mooncake.engine` is made of: this process's memory for its peers, and theirs for it.
+//! The base of `mooncake.engine`: transfers between registered memory of this process and of its peers.
 //!
 //! ```text
 //!  mooncake.engine.TransferEngine ──► PeerEngine ──► transport::peer::Endpoint

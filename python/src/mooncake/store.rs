@@ -1,4 +1,4 @@
-//! What `mooncake.store` is made of: a store whose methods answer with the codes that its callers know.
+//! The base of `mooncake.store`: a store whose methods return Mooncake's codes.
 //!
 //! ```text
 //!  mooncake.store.MooncakeDistributedStore        names, defaults, shapes                (Python)
@@ -8,26 +8,26 @@
 //!  Pool ┬ Client      put, get, exist, remove            (kvpool-client)
 //!       ├ Memory      what is registered
 //!       ├ Segments    what this process contributes      (kvpool-store-node)
-//!       ├ Sessions    keys leased from start to end
-//!       └ Staging     blocks written range by range
+//!       ├ GetSessions keys leased from start to end
+//!       └ PutSessions blocks written range by range
 //! ```
 //!
-//! Nothing here raises for what became of a key. What raises is a wrong type, and the use of a store in
-//! a child made by fork. A store that is not set up, or closed, answers as to bad parameters.
+//! No method raises an exception for the outcome of a key. A wrong type raises one, and so does the use of a store
+//! in a child made by fork. A store that is not set up, or is closed, returns the code of bad parameters.
 
 mod args;
-mod asking;
 mod codes;
+mod get_sessions;
 mod handle;
 mod lent;
-mod moving;
 mod pool;
+mod put_sessions;
+mod queries;
 mod ranges;
 mod segments;
-mod sessions;
+mod session_calls;
 mod setup;
-mod staging;
-mod visits;
+mod transfers;
 
 pub(crate) use handle::BufferHandle;
 
@@ -58,7 +58,8 @@ impl ObjectStore {
             0 => Ok(None),
             process if process == std::process::id() => Ok(self.pool.read().clone()),
             process => Err(PyRuntimeError::new_err(format!(
-                "process {process} set up this store, and this process is its fork; start processes by spawn, or create stores after the fork"
+                "process {process} set up this store, and this process is its fork; \
+                 start processes by spawn, or create stores after the fork"
             ))),
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// The put sessions of one store. Nothing of them is visible before their end.
 #[derive(Default)]
-pub(super) struct Staging {
+pub(super) struct PutSessions {
     open: Mutex<HashMap<Key, Arc<Mutex<Staged>>>>,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Staged {
     options: PutOptions,
 }
 
-impl Staging {
+impl PutSessions {
     /// Begins the session of a key.
     pub(super) fn start(&self, key: &Key, size: u64, most: u64, options: &PutOptions) -> i64 {
         let Some(size) = usize::try_from(size)

@@ -50,7 +50,7 @@ impl ObjectStore {
         };
         let mut why = None;
         let answers = keys.ask(|keys| {
-            aside(py, || match pool.sessions.start(&pool.client, &keys) {
+            aside(py, || match pool.get_sessions.start(&pool.client, &keys) {
                 Ok(present) => present
                     .into_iter()
                     .map(|present| if present { codes::OK } else { codes::NOT_FOUND })
@@ -74,7 +74,7 @@ impl ObjectStore {
             aside(py, || {
                 keys.iter()
                     .map(|key| {
-                        if pool.sessions.end(key) {
+                        if pool.get_sessions.end(key) {
                             codes::OK
                         } else {
                             codes::NOT_FOUND
@@ -100,7 +100,7 @@ impl ObjectStore {
         Ok(aside(py, || {
             let most = pool.client.limits().max_block.0;
             let start = |(key, size): (Option<_>, Number)| match (key, size.value()) {
-                (Some(key), Some(size)) => pool.staging.start(&key, size, most, &options),
+                (Some(key), Some(size)) => pool.put_sessions.start(&key, size, most, &options),
                 _ => codes::PARAMETERS,
             };
             keys.0.into_iter().zip(sizes).map(start).collect()
@@ -133,7 +133,7 @@ impl ObjectStore {
             .collect();
         aside_with(py, lent, || {
             let write = |write: Option<(_, Vec<(u64, Slice)>)>| match write {
-                Some((key, ranges)) => pool.staging.write(&key, &ranges),
+                Some((key, ranges)) => pool.put_sessions.write(&key, &ranges),
                 None => codes::PARAMETERS,
             };
             writes.into_iter().map(write).collect()
@@ -153,7 +153,7 @@ impl ObjectStore {
             // Sessions that end together were nearly always begun together, with the same options.
             for key in keys.0 {
                 let ended = match &key {
-                    Some(key) => pool.staging.end(key),
+                    Some(key) => pool.put_sessions.end(key),
                     None => Err(codes::PARAMETERS),
                 };
                 let item = match (key, ended) {
@@ -191,7 +191,7 @@ impl ObjectStore {
             aside(py, || {
                 keys.iter()
                     .map(|key| {
-                        if pool.staging.revoke(key) {
+                        if pool.put_sessions.revoke(key) {
                             codes::OK
                         } else {
                             codes::NOT_FOUND

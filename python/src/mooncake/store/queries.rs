@@ -101,7 +101,7 @@ impl ObjectStore {
                     Ok(removed) => {
                         let codes = removed.codes.into_iter();
                         let code = |(key, code)| match codes::of(code, codes::RPC) {
-                            codes::NOT_FOUND if pool.staging.is_open(key) => codes::NOT_READY,
+                            codes::NOT_FOUND if pool.put_sessions.is_open(key) => codes::NOT_READY,
                             code => code,
                         };
                         keys.iter().zip(codes).map(code).collect()

@@ -1,9 +1,9 @@
 //! A store that is set up: the client, what it registered, and the segments and sessions it holds.
 
 use super::codes;
+use super::get_sessions::GetSessions;
+use super::put_sessions::PutSessions;
 use super::segments::Segments;
-use super::sessions::Sessions;
-use super::staging::Staging;
 use crate::home::{Home, Resident};
 use crate::memory::Memory;
 use crate::places::{Placed, by_place};
@@ -25,8 +25,8 @@ pub(super) struct Parts {
     pub(super) client: Client,
     pub(super) memory: Memory,
     pub(super) segments: Segments,
-    pub(super) sessions: Sessions,
-    pub(super) staging: Staging,
+    pub(super) get_sessions: GetSessions,
+    pub(super) put_sessions: PutSessions,
     /// Goes last.
     _resident: Resident,
 }
@@ -38,8 +38,8 @@ impl Pool {
                 client,
                 memory: Memory::default(),
                 segments: Segments::default(),
-                sessions: Sessions::default(),
-                staging: Staging::default(),
+                get_sessions: GetSessions::default(),
+                put_sessions: PutSessions::default(),
                 _resident: resident,
             })),
             home: Home::here(),
@@ -63,7 +63,7 @@ impl Drop for Pool {
         if !self.home.is_here() {
             std::mem::forget(parts);
         } else if let Some(parts) = parts {
-            parts.sessions.end_all();
+            parts.get_sessions.end_all();
             parts.segments.close();
         }
     }

@@ -16,7 +16,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The get sessions of one store.
 #[derive(Default)]
-pub(super) struct Sessions {
+pub(super) struct GetSessions {
     shared: Arc<Shared>,
 }
 
@@ -47,7 +47,7 @@ struct Leased {
     lapsed: bool,
 }
 
-impl Sessions {
+impl GetSessions {
     /// Begins a session for those of `keys` that are present; which those are is the answer.
     pub(super) fn start(&self, client: &Client, keys: &[Key]) -> Result<Vec<bool>, ControlError> {
         let (present, lease) = client.exist(keys, Leasing::Lease)?;

@@ -217,7 +217,7 @@ impl ObjectStore {
         self.process.store(0, Ordering::Release);
         let used = aside(py, || {
             pool.map_or_else(Vec::new, |pool| {
-                pool.sessions.end_all();
+                pool.get_sessions.end_all();
                 pool.segments.close();
                 pool.memory.unregister_all()
             })
