@@ -47,6 +47,9 @@ pub trait Health: Send + Sync + 'static {
     /// Whether it can take work now; the error says what it waits for. An orchestrator sends no
     /// work while this fails.
     fn ready(&self) -> Result<(), String>;
+
+    /// Sets the gauges that are not kept up to date all the time. Called before `/metrics` is gathered.
+    fn refresh_gauges(&self) {}
 }
 
 /// The routes that every daemon has, to be merged with its own:
@@ -56,8 +59,13 @@ pub trait Health: Send + Sync + 'static {
 ///   that probes of Mooncake's processes ask for.
 pub fn router(registry: Registry, health: Arc<dyn Health>) -> Router {
     let (ready, alias) = (Arc::clone(&health), Arc::clone(&health));
+    let gauges = Arc::clone(&health);
+    let gather = async move || {
+        gauges.refresh_gauges();
+        metrics(&registry)
+    };
     Router::new()
-        .route("/metrics", get(async move || metrics(&registry)))
+        .route("/metrics", get(gather))
         .route("/health", get(async move || probe(alias.healthy())))
         .route("/healthz", get(async move || probe(health.healthy())))
         .route("/readyz", get(async move || probe(ready.ready())))

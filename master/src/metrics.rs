@@ -196,7 +196,10 @@ impl Metrics {
                     "store_in_use_bytes",
                     "Bytes of the metadata store in use.",
                 )?,
-                store_alarms: gauge("store_alarms", "Active etcd alarms.")?,
+                store_alarms: gauge(
+                    "store_alarms",
+                    "Active alarms of the metadata store: those of etcd, or a full data directory.",
+                )?,
                 term_left_ms: gauge(
                     "term_left_milliseconds",
                     "Time until the leader lease expires without a renewal.",

@@ -360,9 +360,9 @@ impl Locked<'_> {
         revocable.then(|| self.inner.end(slot))
     }
 
-    /// Ends the put of a key that was granted to one of these requests, which are sorted. The put's
-    /// owner never received the grant. A committing put stays.
-    pub fn take_lost(
+    /// Ends the put of a key that was granted to one of these requests, which are sorted. The put's owner asks
+    /// again, because it never received the grant or could not write under it. A committing put stays.
+    pub fn take_back(
         &mut self,
         namespace: NamespaceId,
         key: KeyRef<'_>,
@@ -373,8 +373,8 @@ impl Locked<'_> {
         }
         let slot = self.inner.find(namespace, key)?;
         let pending = &self.inner.puts.at(slot).held().pending;
-        let is_lost = pending.request != 0 && requests.binary_search(&pending.request).is_ok();
-        (is_lost && !pending.committing).then(|| self.inner.end(slot))
+        let is_named = pending.request != 0 && requests.binary_search(&pending.request).is_ok();
+        (is_named && !pending.committing).then(|| self.inner.end(slot))
     }
 
     /// Ends every put with a grant on one of `segments`, except committing puts.

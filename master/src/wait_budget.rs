@@ -24,6 +24,7 @@ pub(crate) struct WaitPermit(
 impl WaitBudget {
     /// `most` bytes for commits, and `most` bytes for other calls.
     pub(crate) fn new(most: usize) -> Self {
+        let most = most.min(Semaphore::MAX_PERMITS);
         Self {
             commits: Arc::new(Semaphore::new(most)),
             others: Arc::new(Semaphore::new(most)),
@@ -47,4 +48,16 @@ fn take(places: &Arc<Semaphore>, request_bytes: usize) -> Option<WaitPermit> {
         .try_acquire_many_owned(held)
         .ok()
         .map(WaitPermit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_larger_than_any_machine_is_taken() {
+        let budget = WaitBudget::new(usize::MAX);
+        assert!(budget.for_commit(1 << 20).is_some());
+        assert!(budget.for_other(1 << 20).is_some());
+    }
 }

@@ -42,3 +42,15 @@ fn every_metric_has_its_row_and_every_row_its_metric() {
     assert_eq!(exported(&cluster.master), documented("kvpool_master_"));
     assert_eq!(exported(&cluster.nodes[0]), documented("kvpool_node_"));
 }
+
+#[test]
+fn a_master_that_is_ready_says_at_once_that_it_leads() {
+    for _ in 0..5 {
+        let cluster = Cluster::start(Options::default()).unwrap();
+        let is_ready = || Ok(cluster.master.http_get("/readyz").is_ok());
+        cluster
+            .wait_for("the master's readiness", is_ready)
+            .unwrap();
+        assert_eq!(cluster.master.metric("kvpool_master_leads").unwrap(), 1.0);
+    }
+}

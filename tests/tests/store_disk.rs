@@ -120,6 +120,8 @@ async fn puts_fail_with_the_reason_while_the_data_directory_is_full_and_then_go_
         println!("round {round}: /readyz: {ready}");
         assert!(ready.contains("is full"), "{ready}");
         cluster.master.http_get("/healthz").unwrap();
+        let alarms = || cluster.master.metric("kvpool_master_store_alarms").unwrap();
+        assert_eq!(alarms(), 1.0, "`kvctl status` and `kvctl doctor` name it");
         let held = stored.load(Ordering::Acquire);
         assert!(held > before, "round {round}");
         let tally = check_all(&client, held.saturating_sub(500)..held, LENGTH).await;
@@ -138,6 +140,7 @@ async fn puts_fail_with_the_reason_while_the_data_directory_is_full_and_then_go_
             freed.elapsed()
         );
         cluster.master.http_get("/readyz").unwrap();
+        assert_eq!(alarms(), 0.0);
     }
     cluster.master.kill().unwrap();
     let held = stored.load(Ordering::Acquire);

@@ -33,7 +33,6 @@ mod plan;
 pub mod secret;
 mod targets;
 mod transfer;
-mod wait;
 
 pub use endpoint::{Direction, Endpoint, EndpointOptions, Message, Route};
 pub use exposed::{ExposeError, StillTouched};

@@ -2,7 +2,8 @@
 //! master.
 
 use crate::{Epoch, Extent, GrantId, Incarnation};
-use sha2::block_api::compress256;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 use std::fmt;
 
 /// The length of a grant's authentication code: HMAC-SHA-256, truncated to 16 bytes.
@@ -35,19 +36,9 @@ impl fmt::Debug for GrantKey {
 impl GrantKey {
     /// The prepared signer of this key. Creating it costs as much as a signature, so keep it.
     pub fn signer(&self) -> GrantSigner {
-        let pad = |byte: u8| {
-            let mut block = [byte; BLOCK_BYTES];
-            for (to, from) in block.iter_mut().zip(self.0) {
-                *to ^= from;
-            }
-            let mut state = SHA256_START;
-            compress256(&mut state, &[block]);
-            state
-        };
-        GrantSigner {
-            inner: pad(0x36),
-            outer: pad(0x5c),
-        }
+        let keyed =
+            Hmac::new_from_slice(&self.0).expect("invariant: HMAC takes keys of any length");
+        GrantSigner(keyed)
     }
 
     /// Signs the permission of grant `id` to write `extent` of `incarnation` in `epoch`.
@@ -67,27 +58,9 @@ impl GrantKey {
     }
 }
 
-const BLOCK_BYTES: usize = 64;
-
-/// The initial state of SHA-256.
-const SHA256_START: [u32; 8] = [
-    0x6a09_e667,
-    0xbb67_ae85,
-    0x3c6e_f372,
-    0xa54f_f53a,
-    0x510e_527f,
-    0x9b05_688c,
-    0x1f83_d9ab,
-    0x5be0_cd19,
-];
-
-/// A prepared [`GrantKey`]: the states of HMAC's two hashes after the key. A grant's fields fit one
-/// block of each hash, so a signature costs two compressions and no copies.
+/// A prepared [`GrantKey`]: HMAC-SHA-256 with its key already taken in, so that a signature does not pay for the key.
 #[derive(Clone)]
-pub struct GrantSigner {
-    inner: [u32; 8],
-    outer: [u32; 8],
-}
+pub struct GrantSigner(Hmac<Sha256>);
 
 impl fmt::Debug for GrantSigner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -104,22 +77,24 @@ impl GrantSigner {
         id: GrantId,
         extent: Extent,
     ) -> Grant {
+        let full: [u8; 32] = self
+            .mac(incarnation, epoch, id, extent)
+            .finalize()
+            .into_bytes()
+            .into();
         Grant {
             extent,
             epoch,
             id,
-            mac: self.mac(incarnation, epoch, id, extent),
+            mac: std::array::from_fn(|index| full[index]),
         }
     }
 
     /// Whether `grant` was signed with this key for `incarnation`. Takes constant time.
     pub fn verify(&self, incarnation: Incarnation, grant: &Grant) -> bool {
-        let mac = self.mac(incarnation, grant.epoch, grant.id, grant.extent);
-        let differing = mac
-            .iter()
-            .zip(grant.mac)
-            .fold(0, |bits, (right, given)| bits | (right ^ given));
-        std::hint::black_box(differing) == 0
+        self.mac(incarnation, grant.epoch, grant.id, grant.extent)
+            .verify_truncated_left(&grant.mac)
+            .is_ok()
     }
 
     fn mac(
@@ -128,63 +103,43 @@ impl GrantSigner {
         epoch: Epoch,
         id: GrantId,
         extent: Extent,
-    ) -> [u8; MAC_BYTES] {
-        let mut block = [0; BLOCK_BYTES];
-        let parts: [&[u8]; 6] = [
-            &incarnation.to_bytes(),
-            &epoch.0.to_le_bytes(),
-            &id.0.to_le_bytes(),
-            &extent.segment.0.to_le_bytes(),
-            &extent.offset.0.to_le_bytes(),
-            &extent.length.0.to_le_bytes(),
-        ];
-        let mut at = 0;
-        for part in parts {
-            block[at..at + part.len()].copy_from_slice(part);
-            at += part.len();
-        }
-        let digest = last_block(self.inner, block, at);
-        let mut block = [0; BLOCK_BYTES];
-        block[..digest.len()].copy_from_slice(&digest);
-        let full = last_block(self.outer, block, digest.len());
-        let (mac, _) = full.split_at(MAC_BYTES);
-        mac.try_into().expect("invariant: a SHA-256 is longer")
+    ) -> Hmac<Sha256> {
+        let mut mac = self.0.clone();
+        mac.update(&incarnation.to_bytes());
+        mac.update(&epoch.0.to_le_bytes());
+        mac.update(&id.0.to_le_bytes());
+        mac.update(&extent.segment.0.to_le_bytes());
+        mac.update(&extent.offset.0.to_le_bytes());
+        mac.update(&extent.length.0.to_le_bytes());
+        mac
     }
-}
-
-/// Finishes the hash that is in `state` after 64 bytes, with the first `len` (at most 55) bytes of
-/// `block`. The other bytes of `block` are zero.
-fn last_block(mut state: [u32; 8], mut block: [u8; BLOCK_BYTES], len: usize) -> [u8; 32] {
-    const { assert!(BLOCK_BYTES == 64, "SHA-256 works on blocks of 64 bytes") };
-    let bits = (BLOCK_BYTES + len) as u64 * 8;
-    block[len] = 0x80;
-    block[BLOCK_BYTES - 8..].copy_from_slice(&bits.to_be_bytes());
-    compress256(&mut state, &[block]);
-    let mut digest = [0; 32];
-    for (to, word) in digest.chunks_exact_mut(4).zip(state) {
-        to.copy_from_slice(&word.to_be_bytes());
-    }
-    digest
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Length, Offset, SegmentId};
-    use hmac::{Hmac, KeyInit, Mac};
     use proptest::prelude::*;
-    use sha2::Sha256;
+    use sha2::Digest;
 
-    /// The library's HMAC over the same bytes, written out separately.
-    fn by_library(key: &GrantKey, life: u128, epoch: u64, id: u64, extent: Extent) -> Vec<u8> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&key.0).unwrap();
-        mac.update(&life.to_le_bytes());
-        mac.update(&epoch.to_le_bytes());
-        mac.update(&id.to_le_bytes());
-        mac.update(&extent.segment.0.to_le_bytes());
-        mac.update(&extent.offset.0.to_le_bytes());
-        mac.update(&extent.length.0.to_le_bytes());
-        mac.finalize().into_bytes()[..MAC_BYTES].to_vec()
+    /// The signature by the definition of HMAC (RFC 2104), from the hash alone.
+    fn by_definition(key: &GrantKey, life: u128, epoch: u64, id: u64, extent: Extent) -> Vec<u8> {
+        let padded = |pad: u8| {
+            let mut block = [pad; 64];
+            for (to, from) in block.iter_mut().zip(key.0) {
+                *to ^= from;
+            }
+            Sha256::new().chain_update(block)
+        };
+        let inner = padded(0x36)
+            .chain_update(life.to_le_bytes())
+            .chain_update(epoch.to_le_bytes())
+            .chain_update(id.to_le_bytes())
+            .chain_update(extent.segment.0.to_le_bytes())
+            .chain_update(extent.offset.0.to_le_bytes())
+            .chain_update(extent.length.0.to_le_bytes())
+            .finalize();
+        padded(0x5c).chain_update(inner).finalize()[..MAC_BYTES].to_vec()
     }
 
     proptest! {
@@ -200,7 +155,7 @@ mod tests {
             };
             let key = GrantKey(key);
             let grant = key.signer().sign(Incarnation(life), Epoch(epoch), GrantId(id), extent);
-            prop_assert_eq!(grant.mac.to_vec(), by_library(&key, life, epoch, id, extent));
+            prop_assert_eq!(grant.mac.to_vec(), by_definition(&key, life, epoch, id, extent));
             prop_assert!(key.verify(Incarnation(life), &grant));
             for byte in 0..MAC_BYTES {
                 let mut other = grant;

@@ -20,7 +20,7 @@ use kvpool_proto::{CommitColumns, CommitRequest, ReserveReply};
 use kvpool_transport::memory::total_length;
 use kvpool_transport::{Slice, TransferError, TransferResult, WriteOp};
 use kvpool_types::wire::keys::pack;
-use kvpool_types::{Code, Epoch, Grant, Key, Length, SegmentId};
+use kvpool_types::{Code, Epoch, Grant, Key, Length};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,8 +57,9 @@ struct Item<'a> {
     last: Option<PutError>,
     /// Whether the answer to a commit was lost: the block may be visible, whatever comes after.
     unknown: bool,
-    /// The requests for a reservation that were not answered: they may have been granted it.
-    unanswered: Vec<u64>,
+    /// The requests under which the master may hold a grant for the key: the one of the present grant, and those
+    /// whose reply was lost. The next request names them, and takes the place of their grants.
+    granted_by: Vec<u64>,
 }
 
 enum Stage<'a> {
@@ -81,10 +82,14 @@ enum Step<'a> {
     Reserved {
         items: Vec<usize>,
         reply: Result<ReserveReply, ControlError>,
-        /// The request, when it may have been carried out although it was not answered.
-        unanswered: Option<u64>,
+        /// The id of the request; `None` when no master received it.
+        request: Option<u64>,
     },
-    Wrote(Vec<Place>, Vec<TransferResult>),
+    Wrote {
+        node: Arc<KnownNode>,
+        writes: NodeWrites,
+        results: Vec<TransferResult>,
+    },
     Committed {
         items: Vec<(usize, Written<'a>)>,
         codes: Result<Vec<Code>, ControlError>,
@@ -95,14 +100,6 @@ enum Step<'a> {
 
 /// What is written to one node: which item's, and by what right.
 type NodeWrites = Vec<(usize, Grant)>;
-
-/// Where one replica goes, for as long as its bytes are on the way.
-#[derive(Clone, Copy)]
-struct Place {
-    item: usize,
-    segment: SegmentId,
-    length: Length,
-}
 
 impl<'a> PutBatch<'a> {
     pub(super) fn new(
@@ -136,7 +133,7 @@ impl<'a> PutBatch<'a> {
                 backoff: Backoff::default(),
                 last: None,
                 unknown: false,
-                unanswered: Vec::new(),
+                granted_by: Vec::new(),
             })
             .collect();
         Self {
@@ -159,14 +156,13 @@ impl<'a> PutBatch<'a> {
                 Step::Reserved {
                     items,
                     reply,
-                    unanswered,
-                } => {
-                    for at in &items {
-                        self.item(*at).unanswered.extend(unanswered);
-                    }
-                    self.reserved(&items, reply);
-                }
-                Step::Wrote(places, results) => self.wrote(&places, results),
+                    request,
+                } => self.reserved(&items, reply, request),
+                Step::Wrote {
+                    node,
+                    writes,
+                    results,
+                } => self.wrote(node, &writes, results),
                 Step::Committed {
                     items,
                     codes,
@@ -197,7 +193,7 @@ impl<'a> PutBatch<'a> {
         let named = || items.iter().filter_map(|at| self.items.get(*at));
         let keys = pack(named().map(|item| &item.key));
         let lengths = named().map(|item| item.length.0).collect();
-        let mut instead_of: Vec<u64> = named().flat_map(|i| i.unanswered.clone()).collect();
+        let mut instead_of: Vec<u64> = named().flat_map(|i| i.granted_by.clone()).collect();
         instead_of.sort_unstable();
         instead_of.dedup();
         let (inner, options, deadline) = (self.inner, self.options, self.deadline);
@@ -210,11 +206,11 @@ impl<'a> PutBatch<'a> {
             // What is left is counted from when there is somebody to ask.
             if let Err(error) = inner.control.ready(deadline).await {
                 let reply = Err(error);
-                let unanswered = None;
+                let request = None;
                 return Step::Reserved {
                     items,
                     reply,
-                    unanswered,
+                    request,
                 };
             }
             let left = deadline.left();
@@ -230,14 +226,19 @@ impl<'a> PutBatch<'a> {
             let reply = inner.control.call_noting(request, call, &mut unknown);
             let reply = reply.await;
             Step::Reserved {
+                request: (reply.is_ok() || unknown).then_some(name),
                 items,
                 reply,
-                unanswered: unknown.then_some(name),
             }
         }));
     }
 
-    fn reserved(&mut self, items: &[usize], reply: Result<ReserveReply, ControlError>) {
+    fn reserved(
+        &mut self,
+        items: &[usize],
+        reply: Result<ReserveReply, ControlError>,
+        request: Option<u64>,
+    ) {
         let reply = reply.and_then(|mut reply| {
             let reservations = Reservations::take(&mut reply, items.len())?;
             let nodes = read_nodes(&reply.nodes)?;
@@ -246,6 +247,9 @@ impl<'a> PutBatch<'a> {
         let (epoch, reservations, nodes) = match reply {
             Ok(read) => read,
             Err(error) => {
+                for at in items {
+                    self.item(*at).granted_by.extend(request);
+                }
                 let again = items
                     .iter()
                     .copied()
@@ -281,6 +285,7 @@ impl<'a> PutBatch<'a> {
                 Ok((version, granted)) => {
                     let revoker = &self.inner.revoker;
                     let item = self.item(at);
+                    item.granted_by = request.into_iter().collect();
                     item.stage = Stage::Writing(Reserved::new(
                         item.key.clone(),
                         version,
@@ -305,20 +310,14 @@ impl<'a> PutBatch<'a> {
         for (node, writes) in writes {
             // Its place was checked with the grants.
             if let Ok(node) = node_at(&nodes, node) {
-                self.write(node, &writes);
+                self.write(node, writes, None);
             }
         }
         self.again(again);
     }
 
-    /// Moves the bytes of all replicas that lie on one node.
-    fn write(&mut self, node: Arc<KnownNode>, writes: &NodeWrites) {
-        let place = |(item, grant): &(usize, Grant)| Place {
-            item: *item,
-            segment: grant.extent.segment,
-            length: grant.extent.length,
-        };
-        let places: Vec<Place> = writes.iter().map(place).collect();
+    /// Moves the bytes of replicas that lie on one node, after a pause when there is one.
+    fn write(&mut self, node: Arc<KnownNode>, writes: NodeWrites, pause: Option<Duration>) {
         let ops: Vec<WriteOp> = writes
             .iter()
             .map(|(at, grant)| WriteOp {
@@ -326,9 +325,19 @@ impl<'a> PutBatch<'a> {
                 from: self.item(*at).buffers.clone(),
             })
             .collect();
-        let bytes = places.iter().map(|place| place.length.0).sum();
+        let bytes = writes.iter().map(|(_, grant)| grant.extent.length.0).sum();
         let (inner, deadline) = (self.inner, self.deadline);
         self.work.push(Box::pin(async move {
+            if let Some(pause) = pause
+                && !deadline.pause(pause).await
+            {
+                let results = vec![Err(held_back(&node.name)); writes.len()];
+                return Step::Wrote {
+                    node,
+                    writes,
+                    results,
+                };
+            }
             // Half of what is left: the other half is for another node, should this one hang.
             let limit = deadline.share(2, Length(bytes));
             let results = match inner.links.best(&node, limit).await {
@@ -345,17 +354,17 @@ impl<'a> PutBatch<'a> {
                             if errors.any(of_way) {
                                 inner.links.rdma_cooldown(&node, kind);
                             }
-                            for (result, place) in results.iter().zip(&places) {
+                            for (result, (_, grant)) in results.iter().zip(&writes) {
                                 if result.is_ok() {
-                                    inner.counting.written(kind, place.length.0);
+                                    inner.counting.written(kind, grant.extent.length.0);
                                 }
                             }
                             results
                         }
-                        Err(_) => vec![Err(overdue(&node.name)); places.len()],
+                        Err(_) => vec![Err(overdue(&node.name)); writes.len()],
                     }
                 }
-                Err(error) => vec![Err(error); places.len()],
+                Err(error) => vec![Err(error); writes.len()],
             };
             if results
                 .iter()
@@ -363,18 +372,30 @@ impl<'a> PutBatch<'a> {
             {
                 inner.links.deprioritize(&node);
             }
-            Step::Wrote(places, results)
+            Step::Wrote {
+                node,
+                writes,
+                results,
+            }
         }));
     }
 
-    fn wrote(&mut self, places: &[Place], results: Vec<TransferResult>) {
+    fn wrote(&mut self, node: Arc<KnownNode>, writes: &NodeWrites, results: Vec<TransferResult>) {
+        let is_over = self.deadline.has_passed();
         let mut again = Vec::new();
-        for (place, result) in places.iter().zip(results) {
-            let (at, segment) = (place.item, place.segment);
+        // A node lets a client hold some of its bytes at a time. These grants stay good: their writes take their
+        // turn after the writes that went through.
+        let mut held_back = NodeWrites::new();
+        for ((at, grant), result) in writes.iter().copied().zip(results) {
+            let waits = |error: &TransferError| error.code == Code::TooManyHeld && !is_over;
+            if result.as_ref().is_err_and(waits) {
+                held_back.push((at, grant));
+                continue;
+            }
             let item = self.item(at);
             match std::mem::replace(&mut item.stage, Stage::Waiting) {
                 Stage::Writing(mut reserved) => {
-                    reserved.record(segment, result);
+                    reserved.record(grant.extent.segment, result);
                     if !reserved.is_done() {
                         item.stage = Stage::Writing(reserved);
                         continue;
@@ -394,6 +415,12 @@ impl<'a> PutBatch<'a> {
                 }
                 other => item.stage = other,
             }
+        }
+        if let Some((first, _)) = held_back.first() {
+            // Others of this client hold the node's bytes when none of these writes went through.
+            let none_went = held_back.len() == writes.len();
+            let pause = none_went.then(|| self.item(*first).backoff.next());
+            self.write(node, held_back, pause);
         }
         self.again(again);
         self.commit();
@@ -644,6 +671,15 @@ fn transfer_failed(error: TransferError) -> PutError {
     PutError::Failed {
         code,
         message: error.message,
+    }
+}
+
+fn held_back(node: &kvpool_types::NodeName) -> TransferError {
+    TransferError {
+        code: Code::TooManyHeld,
+        message: format!(
+            "this client held as many bytes of node {node} as it may until the put's timeout"
+        ),
     }
 }
 

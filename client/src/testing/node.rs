@@ -35,6 +35,8 @@ pub(crate) enum Mode {
     Fails(Code),
     /// Transfers take so long.
     Slow(Duration),
+    /// Of each batch of writes so many go through, and the others are over the client's cap.
+    HoldsAtMost(usize),
 }
 
 /// The incarnations of the nodes, which are named `n1` and `n2`.
@@ -171,7 +173,7 @@ impl FakeLink {
     /// Waits as the node's mode says; an error when that says so.
     async fn behave(&self, deadline: Instant) -> Result<(), TransferError> {
         match self.nodes.mode(self.node) {
-            Mode::Well | Mode::Lies => Ok(()),
+            Mode::Well | Mode::Lies | Mode::HoldsAtMost(_) => Ok(()),
             Mode::Fails(code) => Err(error(code)),
             Mode::Hangs => {
                 tokio::time::sleep_until(deadline.into()).await;
@@ -235,9 +237,15 @@ impl Link for FakeLink {
             if let Err(error) = link.behave(deadline).await {
                 return vec![Err(error); ops.len()];
             }
-            ops.iter()
-                .map(|op| link.nodes.store(link.node, op))
-                .collect()
+            let most = match link.nodes.mode(link.node) {
+                Mode::HoldsAtMost(most) => most,
+                _ => usize::MAX,
+            };
+            let write = |(at, op)| match at < most {
+                true => link.nodes.store(link.node, op),
+                false => Err(error(Code::TooManyHeld)),
+            };
+            ops.iter().enumerate().map(write).collect()
         })
     }
 

@@ -230,6 +230,73 @@ async fn a_reservation_whose_answer_was_lost_is_named_when_it_is_asked_for_again
     assert_eq!(pool.master.pool().reservations(), 0);
 }
 
+/// More blocks than [`crate::revoker`] queues: some of their grants are not given back before they expire.
+const MORE_THAN_THE_REVOKER_QUEUES: usize = 10_000;
+
+#[tokio::test]
+async fn blocks_whose_writes_failed_are_put_again_at_once_however_many_they_are() {
+    let pool = pool().await;
+    for node in [1, 2] {
+        pool.nodes.set(node, Mode::Fails(Code::GrantRefused));
+    }
+    let names: Vec<String> = (0..MORE_THAN_THE_REVOKER_QUEUES)
+        .map(|number| format!("block {number}"))
+        .collect();
+    let blocks = names.iter().map(|name| block(name, b"bytes")).collect();
+    let client = pool.client.clone();
+    let putting = tokio::spawn(async move {
+        let options = PutOptions {
+            timeout: Some(Duration::from_secs(20)),
+            ..PutOptions::default()
+        };
+        client.batch_put(blocks, &options).await
+    });
+    while pool.client.counters().transfer_retries < MORE_THAN_THE_REVOKER_QUEUES as u64 {
+        assert!(!putting.is_finished());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for node in [1, 2] {
+        pool.nodes.set(node, Mode::Well);
+    }
+    let well = Instant::now();
+    let outcomes = putting.await.unwrap();
+    assert!(outcomes.iter().all(|outcome| *outcome == STORED));
+    assert_soon(well, Duration::from_secs(4));
+}
+
+#[tokio::test]
+async fn a_batch_over_the_clients_cap_on_a_node_is_written_in_turns_under_the_same_grants() {
+    let pool = pool().await;
+    for node in [1, 2] {
+        pool.nodes.set(node, Mode::HoldsAtMost(3));
+    }
+    let names: Vec<String> = (0..50).map(|number| format!("block {number}")).collect();
+    let blocks = names.iter().map(|name| block(name, b"bytes")).collect();
+    let outcomes = pool.client.batch_put(blocks, &PutOptions::default()).await;
+    assert!(outcomes.iter().all(|outcome| *outcome == STORED));
+    assert_eq!(pool.master.calls("reserve"), 1);
+    assert_eq!(pool.client.counters().transfer_retries, 0);
+}
+
+#[tokio::test]
+async fn a_put_that_stays_over_the_clients_cap_says_so_at_its_deadline() {
+    let pool = pool().await;
+    for node in [1, 2] {
+        pool.nodes.set(node, Mode::HoldsAtMost(0));
+    }
+    let options = PutOptions {
+        timeout: Some(Duration::from_millis(400)),
+        ..PutOptions::default()
+    };
+    let begun = Instant::now();
+    let outcomes = pool
+        .client
+        .batch_put(vec![block("a", b"x")], &options)
+        .await;
+    assert_eq!(outcomes[0].as_ref().unwrap_err().code(), Code::TooManyHeld);
+    assert_soon(begun, Duration::from_millis(900));
+}
+
 #[tokio::test]
 async fn a_key_that_another_writes_holds_up_no_neighbour() {
     let pool = pool().await;

@@ -243,6 +243,11 @@ impl Seat {
     /// Replaces the report of the store and the other masters.
     pub fn set_report(&self, report: Report) {
         *self.report.write() = report;
+        self.refresh_gauges();
+    }
+
+    /// Sets the gauges of this master's role and of its store to their present values.
+    pub fn refresh_gauges(&self) {
         self.metrics
             .watch_standing(&self.describe(), self.position().0);
     }
@@ -250,9 +255,17 @@ impl Seat {
     /// The reply about the leader and the store. It comes from memory, because operators ask when
     /// little works.
     pub fn describe(&self) -> proto::ClusterReply {
-        let Report { members, store, .. } = self.report.read().clone();
+        let Report {
+            members, mut store, ..
+        } = self.report.read().clone();
         let known = self.known();
         let pool = self.pool().ok();
+        // etcd reports its own alarms.
+        if let Some(Err(full)) = pool.as_ref().map(|pool| pool.has_room())
+            && store.alarms.is_empty()
+        {
+            store.alarms.push(full.told());
+        }
         let role = self.role();
         let left = pool.as_ref().and_then(|pool| pool.term_left());
         let cluster: Option<ClusterId> = pool.as_ref().map(|pool| pool.cluster);

@@ -31,7 +31,8 @@ pub struct ReserveOptions {
     pub hard_pin: bool,
     /// The id of the request; 0 for none.
     pub request: u64,
-    /// Ids of requests whose answers were lost, sorted. Their grants on these keys end.
+    /// Ids of earlier requests of the caller, sorted. Their grants for these keys end: the reply was lost, or the
+    /// write failed.
     pub instead_of: Vec<u64>,
     /// The client whose last framed connection ends the put; `None` for no client.
     pub writer: Option<ClientId>,
@@ -183,7 +184,7 @@ impl Pool {
             if outcome.as_ref().is_some_and(|settled| !is_open(settled)) {
                 continue;
             }
-            lost.extend(reservations.take_lost(namespace, key, &options.instead_of));
+            lost.extend(reservations.take_back(namespace, key, &options.instead_of));
             if let Some(end) = reservations.end_of(namespace, key) {
                 if open.writers.len() < WATCHED {
                     open.writers.push(end);

@@ -151,7 +151,7 @@ fn a_put_whose_grant_was_lost_ends_by_its_request_id() {
         locked.insert(NS, key(n).as_ref(), pending);
     }
     let mut lost = |n: u8, requests: &[u64]| {
-        let ended = locked.take_lost(NS, key(n).as_ref(), requests);
+        let ended = locked.take_back(NS, key(n).as_ref(), requests);
         ended.map(|pending| pending.version.0)
     };
     assert_eq!(lost(1, &[]), None);
@@ -162,5 +162,5 @@ fn a_put_whose_grant_was_lost_ends_by_its_request_id() {
     assert_eq!(lost(2, &[0]), None);
     let begun = locked.begin_commit(NS, key(3).as_ref(), Version(3), SIZE, &[], BootInstant(0));
     assert!(begun.is_ok());
-    assert!(locked.take_lost(NS, key(3).as_ref(), &[70]).is_none());
+    assert!(locked.take_back(NS, key(3).as_ref(), &[70]).is_none());
 }

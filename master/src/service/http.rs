@@ -32,6 +32,11 @@ impl Health for SeatHealth {
             Role::Starting => Err(self.0.reason()),
         }
     }
+
+    /// Without this, a monitor reads the role of the last report, which can be half a second old.
+    fn refresh_gauges(&self) {
+        self.0.refresh_gauges();
+    }
 }
 
 /// The routes of the HTTP port.

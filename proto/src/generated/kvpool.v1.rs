@@ -132,7 +132,7 @@ pub struct ReserveRequest {
     /// names this request; 0: it has no name
     #[prost(fixed64, tag = "12")]
     pub request: u64,
-    /// Requests of the same caller that were not answered: what they were granted of these keys is ended.
+    /// Requests of the same caller. Their grants for these keys end: the reply was lost, or the write failed.
     #[prost(fixed64, repeated, tag = "13")]
     pub instead_of: ::prost::alloc::vec::Vec<u64>,
     /// the reply may have columns in place of reservations

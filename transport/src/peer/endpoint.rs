@@ -7,13 +7,13 @@ use super::plan::{Move, joined};
 use super::secret::Secret;
 use super::targets::Targets;
 use super::transfer::PeerTransfer;
-use super::wait::wait_for;
 use crate::copiers::Copiers;
 use crate::link::{ReadOp, TransferError, TransferResult, TransportKind};
 use crate::memory::{Region, Slice};
 use crate::outcomes::{deadline_exceeded, invalid};
 use crate::rdma::{Fabric, RdmaOptions, Serving};
 use crate::tcp::{Server, ServerHandle, ServerOptions};
+use futures::executor::block_on;
 use kvpool_types::{Code, Epoch, Extent, Length, Offset};
 use std::cell::Cell;
 use std::io;
@@ -301,7 +301,7 @@ impl Endpoint {
             deadline,
         };
         let write = moving.signed(extent, vec![memory]);
-        all_ok(&wait_for(peer.tcp.write(vec![write], deadline)))
+        all_ok(&block_on(peer.tcp.write(vec![write], deadline)))
     }
 
     /// The address of the range that the peer exposed first; `None` when it exposes none. Also
@@ -327,7 +327,7 @@ impl Endpoint {
                 from: Offset(0),
                 into: vec![answer.whole()],
             };
-            all_ok(&wait_for(peer.tcp.read(Epoch(0), vec![index], deadline)))?;
+            all_ok(&block_on(peer.tcp.read(Epoch(0), vec![index], deadline)))?;
             let mut first = [0; 8];
             answer.whole().read_at(Offset(0), &mut first);
             Ok(Some(u64::from_le_bytes(first)).filter(|first| *first != 0))

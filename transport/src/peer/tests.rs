@@ -10,6 +10,7 @@ use crate::link::{ReadOp, TransferError, WriteOp};
 use crate::memory::Region;
 use crate::rdma::RdmaOptions;
 use crate::tcp;
+use futures::executor::block_on;
 use kvpool_types::wire::data::{Hello, Meta, WriteRequest};
 use kvpool_types::wire::frame::{self, Op};
 use kvpool_types::{
@@ -295,7 +296,7 @@ fn a_request_needs_the_token_and_the_signature_of_the_session() {
                 grant,
                 from: vec![source.whole()],
             };
-            let outcomes = wait::wait_for(link.write(vec![op], soon()));
+            let outcomes = block_on(link.write(vec![op], soon()));
             let refused = outcomes.first().unwrap().as_ref().unwrap_err();
             assert_eq!(refused.code, Code::GrantRefused);
         }
@@ -314,7 +315,7 @@ fn a_request_needs_the_token_and_the_signature_of_the_session() {
         from: Offset(0),
         into: vec![Region::allocate(Length(16)).whole()],
     };
-    assert!(wait::wait_for(link.read(Epoch(0), vec![read], soon()))[0].is_ok());
+    assert!(block_on(link.read(Epoch(0), vec![read], soon()))[0].is_ok());
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use super::endpoint::Direction;
 use super::plan::{Move, PIECE_BYTES, Run, single};
 use super::targets::Connected;
-use super::wait::wait_for;
 use crate::checksum::combine_chunks;
 use crate::link::{ReadOp, TransferError, WriteOp};
 use crate::memory::{Region, Slice};
+use futures::executor::block_on;
 use kvpool_types::{Code, Epoch, Extent, GrantId, Length, Offset};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -71,7 +71,7 @@ impl PeerTransfer<'_> {
     fn admitted(&self, runs: &[Run]) -> Vec<Outcome> {
         if let Ok(rdma) = &self.peer.rdma {
             let extents = runs.iter().map(|run| run.extent).collect();
-            return wait_for(rdma.locate(extents, self.deadline));
+            return block_on(rdma.locate(extents, self.deadline));
         }
         let mut outcomes = vec![Ok(()); runs.len()];
         let cut = (0..runs.len()).filter(|index| runs.get(*index).is_some_and(Run::is_cut));
@@ -91,7 +91,7 @@ impl PeerTransfer<'_> {
             })
         });
         let reading = self.peer.tcp.read(Epoch(0), asked.collect(), self.deadline);
-        for (index, outcome) in cut.into_iter().zip(wait_for(reading)) {
+        for (index, outcome) in cut.into_iter().zip(block_on(reading)) {
             if let Some(known) = outcomes.get_mut(index) {
                 *known = outcome.map(drop);
             }
@@ -112,7 +112,7 @@ impl PeerTransfer<'_> {
                 of_run.push(index);
             }
         }
-        let written = wait_for(self.peer.data().write(ops, self.deadline));
+        let written = block_on(self.peer.data().write(ops, self.deadline));
         for (index, outcome) in of_run.into_iter().zip(written) {
             if let (Some(known @ Ok(())), Err(error)) = (outcomes.get_mut(index), outcome) {
                 *known = Err(error);
@@ -158,8 +158,8 @@ impl PeerTransfer<'_> {
         let parts: Vec<Vec<Extent>> = parts.collect();
         let asked = parts.iter().flatten().copied().collect();
         let summing = link.sums(Epoch(0), asked, self.deadline);
-        let read = wait_for(reading);
-        let mut sums = wait_for(summing).into_iter();
+        let read = block_on(reading);
+        let mut sums = block_on(summing).into_iter();
         let mut outcomes = Vec::with_capacity(runs.len());
         for ((run, outcome), parts) in runs.iter().zip(read).zip(parts) {
             let said: Result<Vec<_>, TransferError> = sums.by_ref().take(parts.len()).collect();
