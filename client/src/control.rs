@@ -500,6 +500,11 @@ const fn moves_on(code: Code) -> bool {
 const fn may_have_been_done(code: Code) -> bool {
     !matches!(
         code,
-        Code::NotLeader | Code::StaleEpoch | Code::Draining | Code::GrantEnded | Code::TooManyHeld
+        Code::NotLeader
+            | Code::StaleEpoch
+            | Code::Draining
+            | Code::GrantEnded
+            | Code::TooManyHeld
+            | Code::StoreFull
     )
 }

@@ -312,3 +312,48 @@ async fn a_batch_goes_on_when_any_other_writer_of_its_keys_ends() {
     assert_eq!(outcomes[0].as_ref().unwrap_err(), &Code::InProgress);
     assert!(outcomes[1].is_ok(), "{outcomes:?}");
 }
+
+/// Passes of woken puts run in any order. So a put that runs first must not take the range that eviction made for
+/// the one before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_is_not_woken_to_take_the_range_of_the_put_before_it() {
+    const BLOCK: u64 = 64 * KIB;
+    /// Longer than the free range above the watermark; two are within the demand that eviction serves at once.
+    const LARGE: u64 = 15 * BLOCK;
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        lease_ttl: Duration::from_secs(60),
+        ..patient()
+    };
+    let (pool, _store) = pool(directory.path(), config).await;
+    join(&pool, "only", 1, 16 * MIB).await;
+    // Without a lease: 15 neighbours, and 40 blocks between leased ones.
+    let may_leave = |n: u64| n < 15 || (n > 20 && n < 101 && n % 2 == 1);
+    for n in 0..243 {
+        put(&pool, n, BLOCK).await;
+        if !may_leave(n) {
+            pool.lookup(SPACE, &[key(n).as_ref()][..], true);
+        }
+    }
+    let options = ReserveOptions {
+        timeout: Duration::from_secs(5),
+        ..ReserveOptions::default()
+    };
+    let (a, b) = (key(1_000), key(1_001));
+    let mut first = std::pin::pin!(reserve_with(&pool, &a, LARGE, &options));
+    let mut second = std::pin::pin!(reserve_with(&pool, &b, LARGE, &options));
+    assert!(futures::poll!(&mut first).is_pending());
+    assert!(futures::poll!(&mut second).is_pending());
+    let has_come = || pool.counters()["puts_called_total"] > 0;
+    timeout(PATIENCE, async {
+        while !has_come() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await
+    .unwrap();
+    // There is room for both, and a range for one.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(futures::poll!(&mut second).is_pending());
+    assert!(first.await.is_ok());
+}

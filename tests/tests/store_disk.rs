@@ -1,6 +1,6 @@
 //! The master's data directory: full and free again under load, damaged, and moved away.
 
-use kvpool_client::{Client, PutBlock, PutOptions};
+use kvpool_client::{Client, PutBlock, PutOptions, Remove, RemoveError};
 use kvpool_tests::blocks::{check_all, key, put_all, source};
 use kvpool_tests::{Cluster, Options};
 use kvpool_types::Code;
@@ -120,6 +120,14 @@ async fn puts_fail_with_the_reason_while_the_data_directory_is_full_and_then_go_
         println!("round {round}: /readyz: {ready}");
         assert!(ready.contains("is full"), "{ready}");
         cluster.master.http_get("/healthz").unwrap();
+        let refused = client
+            .remove(Remove::Keys(vec![key(before)]), true)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(&refused, RemoveError::Failed(error) if error.code == Code::StoreFull),
+            "{refused}"
+        );
         let alarms = || cluster.master.metric("kvpool_master_store_alarms").unwrap();
         assert_eq!(alarms(), 1.0, "`kvctl status` and `kvctl doctor` name it");
         let held = stored.load(Ordering::Acquire);

@@ -20,6 +20,33 @@ struct Mechanism {
 
 const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 8,
+        what: "a put is not woken to take the range of the put before it",
+        file: "master/src/pool/put_queue.rs",
+        on: "                    0 => demand.largest,",
+        off: "                    _ if true => demand.largest,",
+        package: "kvpool-master",
+        test: "a_put_is_not_woken_to_take_the_range_of_the_put_before_it",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "a put takes the place of its own grant whose write failed",
+        file: "client/src/put/machine.rs",
+        on: "item.granted_by = request.into_iter().collect();",
+        off: "item.granted_by.clear();",
+        package: "kvpool-client",
+        test: "blocks_whose_writes_failed_are_put_again_at_once_however_many_they_are",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "writes over the client's cap on a node take turns",
+        file: "client/src/put/machine.rs",
+        on: "error.code == Code::TooManyHeld && !is_over",
+        off: "error.code == Code::TooManyHeld && !is_over && false",
+        package: "kvpool-client",
+        test: "a_batch_over_the_clients_cap_on_a_node_is_written_in_turns_under_the_same_grants",
+    },
+    Mechanism {
         invariant: 3,
         what: "a lease on a lost block ends none on the block put after it",
         file: "master/src/pool/read.rs",

@@ -7,10 +7,10 @@ use crate::output;
 use anyhow::Context as _;
 use kvpool_client::{PutBlock, PutOptions, PutOutcome};
 use kvpool_transport::Region;
-use kvpool_types::{Code, Key};
+use kvpool_types::{Code, Key, Length};
 use serde::Serialize;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Put a file as a block
 ///
@@ -51,18 +51,9 @@ struct Outcome {
 
 /// Runs it.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
-    let bytes = if args.file.as_os_str() == "-" {
-        let mut bytes = Vec::new();
-        std::io::stdin()
-            .lock()
-            .read_to_end(&mut bytes)
-            .context("cannot read standard input")?;
-        bytes
-    } else {
-        std::fs::read(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?
-    };
-    let length = bytes.len() as u64;
     let client = context.connection.connect().await?;
+    let bytes = read(&args.file, client.limits().max_block)?;
+    let length = bytes.len() as u64;
     let block = PutBlock {
         key: args.key.clone(),
         parent: args.parent,
@@ -106,4 +97,28 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             "already present: nothing was written (--upsert writes a new version)".to_owned()
         }
     })
+}
+
+/// Reads a file, or standard input for `-`, of at most `most` bytes: an endless input must not take all memory.
+fn read(file: &Path, most: Length) -> anyhow::Result<Vec<u8>> {
+    let source: Box<dyn Read> = match file.as_os_str() == "-" {
+        true => Box::new(std::io::stdin().lock()),
+        false => Box::new(
+            std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?,
+        ),
+    };
+    let mut bytes = Vec::new();
+    source
+        .take(most.0.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .with_context(|| format!("cannot read {}", file.display()))?;
+    if bytes.len() as u64 > most.0 {
+        return Err(exit::Usage(format!(
+            "{} is longer than {}, the largest block that this pool takes",
+            file.display(),
+            output::bytes(most.0)
+        ))
+        .into());
+    }
+    Ok(bytes)
 }

@@ -630,6 +630,10 @@ impl<'a> PutBatch<'a> {
                 "the block of {} bytes fits into no segment of the pool; start a store node with a larger --segment",
                 item.length.0
             ),
+            (Code::Full, _) => {
+                "the pool had no room for the block within the put's timeout; wait, or start a store node".to_owned()
+            }
+            (Code::InProgress, _) => "another client is putting this block".to_owned(),
             _ => "kvmaster refused the block".to_owned(),
         };
         PutError::Failed { code, message }

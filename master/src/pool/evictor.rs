@@ -31,6 +31,10 @@ const STEP_BYTES: u64 = 8 << 20;
 const RETRY: Duration = Duration::from_millis(20);
 /// How long an evicted run may take to become free before another run is evicted for the same put.
 const RUN_TIMEOUT: Duration = Duration::from_millis(400);
+/// The shortest pause after a search that found no run: leases end without an event.
+const FRUITLESS_PAUSE: Duration = Duration::from_millis(50);
+/// The pause after such a search, in multiples of the time that it took.
+const FRUITLESS_SHARE: u32 = 20;
 /// The longest run for a batch of blocks. A run for a single block is as long as the block.
 const LONGEST_RUN: u64 = 64 << 20;
 /// A lease that ends this shortly before a put gives up does not count as room for that put.
@@ -60,15 +64,29 @@ fn run(pool: &Arc<Pool>) {
     }
 }
 
-/// The last run sought on each segment: for which put, and when.
+/// The last search for a run on each segment.
 #[derive(Default)]
-struct Runs(HashMap<SegmentId, (u64, BootInstant)>);
+struct Runs(HashMap<SegmentId, LastSearch>);
+
+struct LastSearch {
+    /// The put at the head then, and the number of its passes.
+    put: (u64, u64),
+    /// When to search again for the same pass of the same put.
+    again: BootInstant,
+    /// Whether a run was evicted.
+    found: bool,
+}
 
 impl Runs {
-    /// True when a run for the put should be sought on a segment now.
-    fn is_due(&self, segment: SegmentId, put: u64, now: BootInstant) -> bool {
+    /// The last search for the put, while it is too early for the next one.
+    fn pending(
+        &self,
+        segment: SegmentId,
+        put: (u64, u64),
+        now: BootInstant,
+    ) -> Option<&LastSearch> {
         let last = self.0.get(&segment);
-        last.is_none_or(|(other, since)| *other != put || now.since(*since) >= RUN_TIMEOUT)
+        last.filter(|last| last.put == put && now < last.again)
     }
 }
 
@@ -195,11 +213,15 @@ impl Pool {
         }
         segments.sort_by_key(|segment| segment.shortfall(length));
         let floor = self.floor();
+        let put = (demanded.first, demanded.passes);
         for segment in segments.iter().filter(|segment| !has_range(segment)) {
-            if !runs.is_due(segment.id, demanded.first, now) {
-                return 0;
+            match runs.pending(segment.id, put, now) {
+                // The run is on its way.
+                Some(last) if last.found => return 0,
+                Some(_) => continue,
+                None => {}
             }
-            runs.0.insert(segment.id, (demanded.first, now));
+            let begun = std::time::Instant::now();
             // One run serves the blocks of a batch together where possible.
             let together = counted / demand.copies.max(1) as u64;
             let together = Length(together.min(LONGEST_RUN).max(length.0));
@@ -211,7 +233,18 @@ impl Pool {
                     .evict_run(segment.id, extents, length, now, floor)
             };
             let shorter = |length: Length| (length < together).then(|| seek(length)).flatten();
-            if let Some(victims) = seek(together).or_else(|| shorter(length)) {
+            let victims = seek(together).or_else(|| shorter(length));
+            let pause = match victims {
+                Some(_) => RUN_TIMEOUT,
+                None => FRUITLESS_PAUSE.max(begun.elapsed() * FRUITLESS_SHARE),
+            };
+            let search = LastSearch {
+                put,
+                again: now.after(pause),
+                found: victims.is_some(),
+            };
+            runs.0.insert(segment.id, search);
+            if let Some(victims) = victims {
                 let freed = footprint(&victims, |id| takers.contains(&id));
                 self.submit_victims(victims);
                 return freed;

@@ -160,17 +160,12 @@ impl Pool {
         let submitted = self
             .journal()
             .submit(records, Ack::Durable, move |outcome| {
-                let logged = outcome.is_ok();
-                if logged {
-                    apply();
-                }
+                let logged = outcome.map(|_| apply()).map_err(|error| error.code());
                 let _caller_left = done.send(logged);
             })
             .await;
-        match (submitted, durable.await) {
-            (Ok(()), Ok(true)) => Ok(()),
-            _ => Err(Code::StoreFailed),
-        }
+        let logged = durable.await.unwrap_or(Err(Code::StoreFailed));
+        submitted.map_err(|error| error.code()).and(logged)
     }
 
     /// Opens a node's session. The node's first heartbeat shows that it has processed the welcome.

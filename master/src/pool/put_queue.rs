@@ -4,6 +4,9 @@
 //! take no room. A put is woken when the free room covers its demand and the demands before it. A
 //! woken put makes one pass over its batch. It then leaves the queue, or stays at its position.
 //!
+//! Passes of woken puts run in any order. A put must not take the range that was made for the put before it. So it
+//! is woken behind a woken one only while the longest free range has room for both.
+//!
 //! Eviction may be unable to make room for a large demand while leases run. So the put at the head
 //! stays there for at most [`HEAD_WAIT`] after eviction last made room. It is then woken to take
 //! the room there is, and it moves behind the other puts.
@@ -65,6 +68,8 @@ struct Waiter {
     class: Class,
     demand: Demand,
     woken: bool,
+    /// The number of passes that did not serve the put.
+    passes: u64,
     /// The time since which the put is at the head.
     first_since: Option<BootInstant>,
     turn: Arc<Notify>,
@@ -88,6 +93,8 @@ pub(super) struct PutQueue {
 pub(super) struct QueuedDemand {
     /// The number of the put at the head.
     pub(super) first: u64,
+    /// The number of its passes that did not serve it. Room that was made before the last one is gone.
+    pub(super) passes: u64,
     /// The demand of the put at the head.
     pub(super) demand: Demand,
     /// The bytes of the put at the head and of some puts behind it.
@@ -115,6 +122,7 @@ impl QueuedPut<'_> {
         let mine = |waiter: &&mut Waiter| waiter.number == self.number;
         if let Some(waiter) = state.waiters.iter_mut().find(mine) {
             waiter.demand = demand;
+            waiter.passes += u64::from(waiter.woken);
             waiter.woken = false;
         }
     }
@@ -164,6 +172,7 @@ impl PutQueue {
         let first = state.waiters.front()?;
         let mut demanded = QueuedDemand {
             first: first.number,
+            passes: first.passes,
             demand: first.demand,
             bytes: first.demand.counted(most),
             until: first.demand.until,
@@ -196,6 +205,7 @@ impl Pool {
             class,
             demand,
             woken: false,
+            passes: 0,
             first_since: None,
             turn: Arc::clone(&turn),
         };
@@ -228,13 +238,17 @@ impl Pool {
         let most = counted_at_once(usage.limit);
         let mut state = self.put_queue.state.lock();
         let mut at = 0;
+        // The largest blocks of the woken puts.
+        let mut promised = 0_u64;
         while let Some(waiter) = state.waiters.get_mut(at) {
             let demand = waiter.demand;
             let bytes = demand.counted(most);
             if !waiter.woken {
-                let fits = || {
-                    segments.gives_room_on(Length(demand.largest), demand.copies) >= demand.copies
+                let range = match promised {
+                    0 => demand.largest,
+                    _ => promised.saturating_add(demand.bytes),
                 };
+                let fits = || segments.gives_room_on(Length(range), demand.copies) >= demand.copies;
                 if bytes > room || !fits() {
                     break;
                 }
@@ -242,6 +256,7 @@ impl Pool {
                 waiter.turn.notify_one();
                 self.metrics.put_called();
             }
+            promised = promised.saturating_add(demand.largest);
             room = room.saturating_sub(bytes);
             at += 1;
         }
