@@ -67,6 +67,8 @@ use tokio::sync::Notify;
 
 /// How long a new term delays its answers until the nodes of the last term return.
 const NODE_RETURN_WAIT: Duration = Duration::from_secs(2);
+/// A leader that hears nothing for this long may be cut off.
+pub const SILENCE: Duration = Duration::from_secs(2);
 
 /// One term of one kvmaster: the state that its operations share.
 pub struct Pool {
@@ -220,6 +222,18 @@ impl Pool {
     pub fn client_silence(&self) -> Duration {
         let heard = BootInstant(self.heard_client.load(Ordering::Relaxed));
         self.now().since(heard)
+    }
+
+    /// True when no client called this master and fewer than half of the nodes talked to it for
+    /// [`SILENCE`]: it may be this master that is cut off.
+    pub fn hears_few(&self) -> bool {
+        if self.client_silence() < SILENCE {
+            return false;
+        }
+        let nodes = self.members.all();
+        let now = self.now();
+        let is_heard = |node: &&Arc<StoreNode>| now.since(node.last_heard()) < SILENCE;
+        nodes.iter().filter(is_heard).count() * 2 < nodes.len().max(1)
     }
 
     fn journal(&self) -> &Journal {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A contact within this time is recent.
-pub(super) const RECENT: Duration = Duration::from_secs(2);
+pub(super) const RECENT: Duration = crate::pool::SILENCE;
 /// The most contacts kept by name; the count stops there.
 const MOST: usize = 4096;
 

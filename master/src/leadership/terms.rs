@@ -5,7 +5,7 @@ use super::log::Groups;
 use super::observer::{Leading, Observer};
 use super::{Seat, members, watchdog};
 use crate::clock::Clock;
-use crate::pool::{Pool, StartError, TermStart};
+use crate::pool::{Pool, SILENCE, StartError, TermStart};
 use crate::standby::{ApplyError, Standby};
 use crate::store::etcd::{Campaign, Claim, EtcdOptions, EtcdStore, Leader, LeaseId};
 use crate::store::{JournalOptions, MetadataStore, RecoveryError, StoreError};
@@ -24,8 +24,6 @@ pub(super) const RETRY: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(250);
 /// The interval of the store's maintenance.
 const MAINTAIN: Duration = Duration::from_secs(1);
-/// After this long without any contact a leader asks whether standbys have contacts.
-const SILENCE: Duration = super::recent_contacts::RECENT;
 /// The least time between two revocations by one standby. Masters that advertise unreachable
 /// addresses would otherwise depose each other for ever.
 const REVOKE: Duration = Duration::from_secs(3);
@@ -443,15 +441,7 @@ impl Run {
     /// True when this master has heard no client and fewer than half of the nodes for a while, but
     /// a standby has heard some.
     fn is_cut_off(&self, pool: &Pool) -> bool {
-        if pool.client_silence() < SILENCE {
-            return false;
-        }
-        let nodes = pool.members.all();
-        let heard = |node: &&Arc<crate::membership::StoreNode>| {
-            pool.age_ms(node.last_heard()) < millis(SILENCE)
-        };
-        let live = nodes.iter().filter(heard).count();
-        if live * 2 >= nodes.len().max(1) {
+        if !pool.hears_few() {
             return false;
         }
         self.stand
@@ -512,8 +502,4 @@ fn journal_options() -> JournalOptions {
         appends_aside: true,
         ..JournalOptions::default()
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

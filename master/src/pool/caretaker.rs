@@ -115,8 +115,17 @@ impl Pool {
         let Self {
             members, config, ..
         } = &**self;
-        let broken_after = config.suspect_after.min(config.heartbeat_interval * 2);
-        for node in members.judge(now, config.suspect_after, broken_after, config.drop_after) {
+        let (mut suspect_after, mut broken_after) = (
+            config.suspect_after,
+            config.suspect_after.min(config.heartbeat_interval * 2),
+        );
+        // A leader that may itself be cut off resigns soon. Until then standbys forward reads to it,
+        // which must not miss blocks of nodes that are well.
+        if self.term_left().is_some() && self.hears_few() {
+            suspect_after *= 2;
+            broken_after = suspect_after;
+        }
+        for node in members.judge(now, suspect_after, broken_after, config.drop_after) {
             tracing::warn!(node = %node.name, "node silent for too long, dropping it");
             self.drop_node(&node);
         }

@@ -91,6 +91,21 @@ impl Report {
         self.count(&Outcome::Missed)
     }
 
+    /// How long after the last event each such get ended.
+    pub fn missed_at(&self) -> Vec<(String, Duration)> {
+        let missed = self
+            .operations
+            .iter()
+            .filter(|o| o.outcome == Outcome::Missed);
+        let after = |end: Instant| {
+            let before = self.events.iter().rev().find(|event| event.at <= end)?;
+            Some((before.name.clone(), end - before.at))
+        };
+        missed
+            .filter_map(|operation| after(operation.end))
+            .collect()
+    }
+
     fn count(&self, outcome: &Outcome) -> usize {
         let is_one = |operation: &&Operation| operation.outcome == *outcome;
         self.operations.iter().filter(is_one).count()
