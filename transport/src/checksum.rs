@@ -8,9 +8,7 @@
 // summed.
 #![allow(unsafe_code, reason = "sums the caller's memory without copying it")]
 
-mod combine;
-
-pub use combine::combine;
+pub use kvpool_types::checksum::{combine, combine_chunks};
 
 use crate::memory::{Slice, streaming, total_length};
 use crc_fast::{CrcAlgorithm, Digest};
@@ -28,17 +26,6 @@ const STREAMED: u64 = 256 << 10;
 /// The CRC-64/NVME of `bytes`.
 pub fn checksum(bytes: &[u8]) -> Checksum {
     Checksum(crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes))
-}
-
-/// Combines the checksums of a block's chunks, in order, into the block's. `length` is the block's,
-/// in bytes.
-pub fn combine_chunks(length: Length, chunks: &[Checksum]) -> Checksum {
-    let mut left = length.0;
-    chunks.iter().fold(Checksum(0), |whole, chunk| {
-        let size = left.min(CHUNK);
-        left -= size;
-        combine(whole, *chunk, Length(size))
-    })
 }
 
 /// An incremental checksum over pieces of any size.

@@ -1,5 +1,9 @@
 //! The checksum that travels with every block: a CRC-64 whose parts can be combined.
 
+mod combine;
+
+pub use combine::{combine, combine_chunks};
+
 use std::fmt;
 
 /// The bytes of one checksummed chunk of a block (64 KiB). The last chunk may be shorter.
