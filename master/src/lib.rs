@@ -31,6 +31,7 @@ mod standalone;
 pub mod standby;
 pub mod store;
 pub mod term;
+pub mod tier;
 mod wait_budget;
 pub mod writers;
 

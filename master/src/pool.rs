@@ -56,6 +56,7 @@ use crate::reservations::Reservations;
 use crate::store::journal::{Ack, Journal};
 use crate::store::{LogSeq, MetadataStore, StoreError};
 use crate::term::Term;
+use crate::tier::Tier;
 use crate::writers::Writers;
 use kvpool_types::{ClusterId, Epoch, Extent, GrantId, Length, Offset, SegmentId, Version};
 use parking_lot::{Mutex, RwLock};
@@ -89,6 +90,7 @@ pub struct Pool {
     clock: Arc<dyn Clock>,
     started: BootInstant,
     directory: Directory,
+    tier: Tier,
     namespaces: Namespaces,
     namespace_creation: tokio::sync::Mutex<()>,
     registration: tokio::sync::Mutex<()>,

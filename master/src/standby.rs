@@ -28,6 +28,7 @@ use crate::namespaces::Namespaces;
 use crate::placement::Placement;
 use crate::store::record::RecordError;
 use crate::store::{LogSeq, LogState, MetadataStore, RecoveryError, recover};
+use crate::tier::Tier;
 use kvpool_types::Version;
 use loading::Loading;
 use recently_freed::RecentlyFreed;
@@ -36,6 +37,7 @@ use std::sync::Arc;
 /// The durable metadata, as far as the log has been applied.
 pub struct Standby {
     pub(crate) directory: Directory,
+    pub(crate) tier: Tier,
     pub(crate) namespaces: Namespaces,
     pub(crate) members: Members,
     pub(crate) placement: Placement,
@@ -109,6 +111,8 @@ impl Standby {
         loading.finish();
         let Loading {
             directory,
+            tier,
+            media,
             seed: stored,
             versions,
             next_segment,
@@ -121,6 +125,7 @@ impl Standby {
         let seed = stored.unwrap_or(options.seed);
         let mut standby = Self {
             directory,
+            tier,
             namespaces: Namespaces::default(),
             members: Members::default(),
             placement: Placement::default(),
@@ -145,6 +150,10 @@ impl Standby {
         for segment in segments.into_values() {
             standby.add_segment(segment);
         }
+        for medium in media.into_values() {
+            standby.set_medium(medium);
+        }
+        standby.tier.place_staged();
         standby.allocate_extents(&mut left);
         standby.directory.order_by_version();
         standby.keep_shut(left);

@@ -137,6 +137,7 @@ async fn stored(directory: &Path, kind: Kind, all: u64) -> EmbeddedStore {
                 key: key(kind, n),
                 version: Version(n + 1),
                 unleased: false,
+                everywhere: false,
             })
         });
         let puts = numbers

@@ -3,8 +3,8 @@
 
 use bytesize::ByteSize;
 use kvpool_master::store::record::{
-    Commit, IncarnationDropped, Namespace, Remove, Seed, Segment, SegmentGone, SegmentsGranted,
-    VersionsGranted,
+    Commit, IncarnationDropped, Medium, Namespace, Remove, Seed, Segment, SegmentGone,
+    SegmentsGranted, VersionsGranted,
 };
 use kvpool_master::store::{
     Ack, EmbeddedOptions, EmbeddedStore, Journal, JournalOptions, LogSeq, MetadataStore, Record,
@@ -35,6 +35,7 @@ struct Model {
     namespaces: BTreeMap<NamespaceId, Namespace>,
     segments: BTreeMap<SegmentId, Segment>,
     dropped: BTreeMap<String, IncarnationDropped>,
+    media: BTreeMap<SegmentId, Medium>,
     seed: Option<Seed>,
     granted: Option<VersionsGranted>,
     segments_granted: Option<SegmentsGranted>,
@@ -95,6 +96,9 @@ impl Model {
             Record::Seed(seed) => self.seed = Some(seed),
             Record::VersionsGranted(granted) => self.granted = Some(granted),
             Record::SegmentsGranted(granted) => self.segments_granted = Some(granted),
+            Record::Medium(medium) => {
+                self.media.insert(medium.id, medium);
+            }
         }
     }
 }
@@ -254,6 +258,7 @@ fn operations() -> impl Strategy<Value = Record> {
                 key: key(number),
                 version: Version(version),
                 unleased: false,
+                everywhere: false,
             })
         }),
         1 => (0u8..20, 0u64..4, segment()).prop_map(|(number, version, segment)| {

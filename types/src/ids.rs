@@ -54,6 +54,10 @@ wide_id!(
     ClientId
 );
 wide_id!(
+    /// One disk, partition or file of blocks. A store node makes the id when it formats the medium.
+    MediumId
+);
+wide_id!(
     /// One boot of one machine. Processes with the same host id may share memory.
     HostId
 );
@@ -86,6 +90,26 @@ id!(
     /// A number of bytes.
     Length, u64, "{}"
 );
+
+impl SegmentId {
+    /// Set in the ids of segments on media. So whoever has an id knows what the segment lies on.
+    pub const ON_MEDIUM: u32 = 1 << 31;
+
+    /// True for a segment on a medium, false for a segment in memory.
+    pub const fn is_on_medium(self) -> bool {
+        self.0 & Self::ON_MEDIUM != 0
+    }
+
+    /// The id's number in the order in which ids are given, over both kinds.
+    pub const fn number(self) -> u32 {
+        self.0 & !Self::ON_MEDIUM
+    }
+
+    /// The id of a segment on a medium with this number.
+    pub const fn on_medium(number: u32) -> Self {
+        Self(number | Self::ON_MEDIUM)
+    }
+}
 
 impl Length {
     /// The longest block: 1 GiB.

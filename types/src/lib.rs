@@ -23,6 +23,7 @@ pub mod ids;
 pub mod incarnation_secret;
 pub mod key;
 pub mod key_strings;
+pub mod medium;
 pub mod namespace;
 pub mod term_proof;
 pub mod token;
@@ -34,8 +35,8 @@ pub use code::Code;
 pub use extent::Extent;
 pub use grant::{Grant, GrantKey, GrantSigner};
 pub use ids::{
-    ClientId, ClusterId, Epoch, GrantId, HostId, Incarnation, Length, NamespaceId, NodeName,
-    Offset, SegmentId, Version,
+    ClientId, ClusterId, Epoch, GrantId, HostId, Incarnation, Length, MediumId, NamespaceId,
+    NodeName, Offset, SegmentId, Version,
 };
 pub use incarnation_secret::IncarnationSecret;
 pub use key::{Key, KeyRef};

@@ -7,7 +7,7 @@ use super::common::{Prepared, Preparer};
 use super::entry::QueueState;
 use super::interner::NOT_INTERNED;
 use super::stripe_order::{Borrowed, Item};
-use super::{Directory, Policy};
+use super::{Directory, Policy, Replica};
 use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{KeyRef, Version};
@@ -26,9 +26,10 @@ pub struct Link<'a> {
 }
 
 impl Directory {
-    /// Publishes blocks. A block is refused when its key has the same or a later version. New keys
-    /// are linked to their parents that are present, including parents in the same batch. Outcomes
-    /// follow the order of the blocks.
+    /// Publishes blocks. A block is refused when its key has a later version, or the same version
+    /// at the same place. New keys are linked to their parents that are present, including parents
+    /// in the same batch. Outcomes follow the order of the blocks. A batch must not have two blocks
+    /// of one key and one version, because its blocks are published from last to first.
     pub fn publish(&self, blocks: impl AsRef<[NewBlock]>) -> Vec<Published> {
         let blocks = blocks.as_ref();
         let mut outcomes = vec![
@@ -104,7 +105,7 @@ impl Directory {
             return refused;
         }
         match stripe.find(key) {
-            Some(slot) if stripe.entries.rest(slot).version >= block.version => refused,
+            Some(slot) if is_refused(stripe, slot, block) => refused,
             Some(slot) => {
                 let replaced = stripe.replace(slot, block, length, &self.common);
                 Published {
@@ -211,4 +212,15 @@ fn has_children_now(stripe: &mut Locked<'_>, slot: u32) {
             stripe.queues.take(&mut stripe.entries, slot);
         }
     }
+}
+
+/// True when the key has a later version, or this version at one of the new places. A block that
+/// came back from a medium has another place under the version that it had.
+fn is_refused(stripe: &Locked<'_>, slot: u32, block: &NewBlock) -> bool {
+    let held = stripe.entries.rest(slot).version;
+    let is_known = |new: &Replica| {
+        let mut old = stripe.replicas(slot).to_vec().into_iter();
+        old.any(|old| (old.segment, old.offset) == (new.segment, new.offset))
+    };
+    held > block.version || held == block.version && block.replicas.iter().any(is_known)
 }

@@ -55,6 +55,7 @@ impl Leaving {
             version: self.version,
             // A reader may take a lease until the block leaves.
             unleased: false,
+            everywhere: false,
         })
     }
 }
@@ -275,6 +276,7 @@ impl Pool {
             key: block.key.clone(),
             version: block.version,
             unleased: self.left(block).not_before <= now,
+            everywhere: false,
         })
     }
 

@@ -1,7 +1,7 @@
 //! The state that the journal captures for snapshots.
 
 use super::Pool;
-use crate::directory::SHARDS;
+use crate::directory::{SHARDS, StoredBlock};
 use crate::store::ShardIndex;
 use crate::store::journal::SnapshotSource;
 use crate::store::record::{self, Record};
@@ -18,6 +18,22 @@ impl Source {
     }
 }
 
+impl From<StoredBlock> for record::Commit {
+    fn from(block: StoredBlock) -> Self {
+        let replicas = block.replicas.iter().map(|r| (r.segment, r.offset));
+        Self {
+            namespace: block.namespace,
+            key: block.key,
+            version: block.version,
+            length: block.length,
+            checksum: block.checksum,
+            replicas: replicas.collect(),
+            parent: block.parent,
+            hard_pin: block.hard_pin,
+        }
+    }
+}
+
 impl SnapshotSource for Source {
     fn shards(&self) -> u32 {
         SHARDS
@@ -28,23 +44,8 @@ impl SnapshotSource for Source {
             return Vec::new();
         };
         let blocks = pool.directory.snapshot(shard.0);
-        let commit = |block: crate::directory::StoredBlock| {
-            Record::Commit(record::Commit {
-                namespace: block.namespace,
-                key: block.key,
-                version: block.version,
-                length: block.length,
-                checksum: block.checksum,
-                replicas: block
-                    .replicas
-                    .iter()
-                    .map(|r| (r.segment, r.offset))
-                    .collect(),
-                parent: block.parent,
-                hard_pin: block.hard_pin,
-            })
-        };
-        blocks.into_iter().map(commit).collect()
+        let in_memory = blocks.into_iter().map(|block| Record::Commit(block.into()));
+        in_memory.chain(pool.tier.snapshot(shard.0)).collect()
     }
 
     fn capture_system(&self) -> Vec<Record> {
@@ -63,6 +64,9 @@ impl SnapshotSource for Source {
         for (node, incarnation) in pool.members.dropped() {
             let dropped = record::IncarnationDropped { node, incarnation };
             records.push(Record::IncarnationDropped(dropped));
+        }
+        for medium in pool.tier.media() {
+            records.push(Record::Medium(medium.record()));
         }
         let segments = pool.placement.segments();
         for node in pool.members.all() {

@@ -104,6 +104,7 @@ impl Pool {
         let epoch = term.epoch;
         let Standby {
             directory,
+            tier,
             namespaces,
             members,
             placement,
@@ -134,6 +135,7 @@ impl Pool {
             placement,
             started: now,
             directory,
+            tier,
             seed,
             namespaces,
             namespace_creation: tokio::sync::Mutex::default(),

@@ -5,6 +5,7 @@ use super::{ApplyError, Standby};
 use crate::directory::{self, Directory, Removal, Removed, Replica, Verdict};
 use crate::store::LogSeq;
 use crate::store::record::{self, Commit, Record};
+use crate::tier::Tier;
 use kvpool_types::{KeyRef, Length, SegmentId, Version};
 use std::sync::Arc;
 
@@ -26,9 +27,12 @@ impl Standby {
         // Consecutive commits are published together.
         let mut commits: Vec<Commit> = Vec::new();
         for record in decoded.records {
-            if let Record::Commit(commit) = record {
-                commits.push(commit);
-                continue;
+            match record {
+                Record::Commit(commit) if !Tier::is_about(&commit) => {
+                    commits.push(commit);
+                    continue;
+                }
+                _ => {}
             }
             self.commit(std::mem::take(&mut commits));
             self.apply_one(seq, record)?;
@@ -68,6 +72,10 @@ impl Standby {
         if commits.is_empty() {
             return;
         }
+        for block in &commits {
+            let older = |version| version < block.version;
+            self.tier.remove(block.namespace, block.key.as_ref(), older);
+        }
         let published = self.publish(commits);
         for replaced in published.into_iter().filter_map(|p| p.replaced) {
             self.freed(&replaced);
@@ -76,8 +84,15 @@ impl Standby {
 
     fn apply_one(&mut self, seq: LogSeq, record: Record) -> Result<(), ApplyError> {
         match record {
+            Record::Commit(commit) if Tier::is_about(&commit) => {
+                self.tier.publish(commit);
+            }
             Record::Commit(commit) => self.commit(vec![commit]),
             Record::Remove(gone) => {
+                if gone.everywhere {
+                    let is_it = |version| version == gone.version;
+                    self.tier.remove(gone.namespace, gone.key.as_ref(), is_it);
+                }
                 let removed = self.take_out(gone.namespace, gone.key.as_ref(), |version| {
                     version == gone.version
                 });
@@ -86,6 +101,9 @@ impl Standby {
                     Some(removed) => self.freed(&removed),
                     None => {}
                 }
+            }
+            Record::ReplicaGone(gone) if gone.segment.is_on_medium() => {
+                self.tier.copy_gone(&gone);
             }
             Record::ReplicaGone(gone) => {
                 let dropped = self.directory.drop_replica(
@@ -100,7 +118,11 @@ impl Standby {
             }
             Record::Namespace(created) => self.namespaces.insert(created.id, created.namespace),
             Record::Segment(segment) => self.add_segment(segment),
+            Record::SegmentGone(gone) if gone.id.is_on_medium() => {
+                self.tier.drop_medium(gone.id);
+            }
             Record::SegmentGone(gone) => self.drop_segment(gone.id),
+            Record::Medium(medium) => self.set_medium(medium),
             Record::IncarnationDropped(dropped) => self
                 .members
                 .drop_incarnation(&dropped.node, dropped.incarnation),
@@ -127,6 +149,7 @@ impl Standby {
                 ..self.options
             };
             self.directory = Directory::new(self.options, self.clock.now());
+            self.tier = Tier::new(self.options, self.clock.now());
         }
         self.is_seed_stored = true;
         Ok(())

@@ -18,8 +18,9 @@ use crate::directory::{
 };
 use crate::store::record::{self, Commit, Record};
 use crate::store::{LogSeq, RecoveryError, ShardIndex, Target};
+use crate::tier::Tier;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Key, Length, SegmentId, Version};
+use kvpool_types::{Key, KeyRef, Length, SegmentId, Version};
 use std::collections::BTreeMap;
 
 /// The number of blocks published at once.
@@ -38,10 +39,14 @@ pub(super) struct Loading {
     options: directory::Options,
     start: BootInstant,
     pub(super) directory: Directory,
+    pub(super) tier: Tier,
     pub(super) seed: Option<u64>,
     pub(super) versions: Version,
     pub(super) namespaces: BTreeMap<NamespaceId, record::Namespace>,
     pub(super) segments: BTreeMap<SegmentId, record::Segment>,
+    /// True when a copy on a medium was found.
+    has_copies: bool,
+    pub(super) media: BTreeMap<SegmentId, record::Medium>,
     pub(super) next_segment: u32,
     pub(super) dropped: Vec<record::IncarnationDropped>,
     /// Extents of removed blocks, as far as the log still tells. Leases on them may run.
@@ -61,10 +66,13 @@ impl Loading {
             options,
             start,
             directory: Directory::new(options, start),
+            tier: Tier::new(options, start),
             seed: None,
             versions: Version(0),
             namespaces: BTreeMap::new(),
             segments: BTreeMap::new(),
+            has_copies: false,
+            media: BTreeMap::new(),
             next_segment: 1,
             dropped: Vec::new(),
             left: FreedRanges::default(),
@@ -82,7 +90,7 @@ impl Loading {
     /// Records that a segment id was given. Metadata from before ids were reserved has no other
     /// evidence.
     fn given(&mut self, id: SegmentId) {
-        self.next_segment = self.next_segment.max(id.0.saturating_add(1));
+        self.next_segment = self.next_segment.max(id.number().saturating_add(1));
     }
 
     /// True when a segment is present or may still appear. Ids are given in order, so an absent id
@@ -101,12 +109,13 @@ impl Loading {
             return true;
         }
         self.flush();
-        if self.directory.blocks() > 0 {
+        if self.directory.blocks() + self.tier.directory().blocks() > 0 {
             return false;
         }
         self.seed = Some(seed);
         self.options.seed = seed;
         self.directory = Directory::new(self.options, self.start);
+        self.tier = Tier::new(self.options, self.start);
         true
     }
 
@@ -127,6 +136,11 @@ impl Loading {
             Record::SegmentGone(gone) => {
                 self.given(gone.id);
                 self.segments.remove(&gone.id);
+                self.media.remove(&gone.id);
+            }
+            Record::Medium(medium) => {
+                self.given(medium.id);
+                self.media.insert(medium.id, medium);
             }
             Record::IncarnationDropped(dropped) => self.dropped.push(dropped),
             Record::Seed(_) | Record::Commit(_) | Record::Remove(_) | Record::ReplicaGone(_) => {}
@@ -135,7 +149,11 @@ impl Loading {
 
     /// Adds a commit to the batch.
     fn gather(&mut self, of: Option<ShardIndex>, commit: Commit) {
-        if self.batch_of != of || self.batch.len() >= BATCH {
+        // A block that came back from a medium is committed again under its version, and only the
+        // later of the two commits counts. A batch is published in no order.
+        let highest = self.batch.last().map(|last| last.version);
+        let may_repeat = self.has_copies && highest.is_some_and(|last| commit.version <= last);
+        if self.batch_of != of || self.batch.len() >= BATCH || may_repeat {
             self.flush();
             self.batch_of = of;
         }
@@ -211,6 +229,26 @@ impl Loading {
         }
     }
 
+    /// Enters a copy on a medium. Its range is taken when all records are read.
+    fn copy_found(&mut self, commit: Commit) {
+        for (id, _) in &commit.replicas {
+            self.given(*id);
+        }
+        self.has_copies = true;
+        self.tier.stage(commit);
+    }
+
+    fn copy_leaves(
+        &self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        is_it: impl Fn(Version) -> bool,
+    ) {
+        if self.has_copies {
+            self.tier.stage_out(namespace, key, is_it);
+        }
+    }
+
     fn leaves(&mut self, removed: &Removed) {
         self.left_by(&removed.replicas, removed.length);
     }
@@ -230,7 +268,10 @@ impl Loading {
 
     fn block_logged(&mut self, record: Record) {
         match record {
+            Record::Commit(commit) if Tier::is_about(&commit) => self.copy_found(commit),
             Record::Commit(mut commit) => {
+                let (key, version) = (commit.key.as_ref(), commit.version);
+                self.copy_leaves(commit.namespace, key, |other| other < version);
                 for (id, _) in &commit.replicas {
                     self.given(*id);
                 }
@@ -252,6 +293,10 @@ impl Loading {
                 }
             }
             Record::Remove(gone) => {
+                if gone.everywhere {
+                    let is_it = |version| version == gone.version;
+                    self.copy_leaves(gone.namespace, gone.key.as_ref(), is_it);
+                }
                 self.flush();
                 let is_it = |block: &directory::BlockRef<'_>| {
                     if block.version() == gone.version {
@@ -271,6 +316,9 @@ impl Loading {
                         self.leaves(&removed);
                     }
                 }
+            }
+            Record::ReplicaGone(gone) if gone.segment.is_on_medium() => {
+                self.tier.copy_gone(&gone);
             }
             Record::ReplicaGone(gone) => {
                 self.flush();
@@ -301,9 +349,11 @@ impl Target for Loading {
         if shard == ShardIndex::SYSTEM {
             // The next snapshot contains the other segments too.
             self.segments.clear();
+            self.media.clear();
         } else {
             self.parents.remove(&shard);
             self.directory.forget_shard(shard.0);
+            self.tier.forget_shard(shard.0);
             self.left = FreedRanges::default();
         }
     }
@@ -314,6 +364,7 @@ impl Target for Loading {
                 // There is one such record. A second one would repeat it.
                 self.reseed(secret.seed);
             }
+            Record::Commit(commit) if Tier::is_about(&commit) => self.copy_found(commit),
             Record::Commit(mut commit) => {
                 for (id, _) in &commit.replicas {
                     self.given(*id);
@@ -369,6 +420,7 @@ impl Target for Loading {
         match record {
             Record::Segment(segment) => self.given(segment.id),
             Record::SegmentGone(gone) => self.given(gone.id),
+            Record::Medium(medium) => self.given(medium.id),
             _ => {}
         }
     }

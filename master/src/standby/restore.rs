@@ -115,6 +115,13 @@ impl Standby {
         }
     }
 
+    /// Adds a medium, or changes it.
+    pub(super) fn set_medium(&mut self, medium: record::Medium) {
+        let behind = medium.id.number().saturating_add(1);
+        self.next_segment = self.next_segment.max(behind);
+        self.tier.set_medium(medium);
+    }
+
     /// Adds a segment, and its node if this is the incarnation's first segment.
     pub(super) fn add_segment(&mut self, segment: record::Segment) {
         self.next_segment = self.next_segment.max(segment.id.0.saturating_add(1));

@@ -1,6 +1,7 @@
 //! A standby that follows the log equals one that is loaded, whatever the log contains.
 
 mod busy;
+mod copies;
 mod recorded;
 
 use super::*;
@@ -91,6 +92,7 @@ impl Leader {
                     key: key(*number),
                     version,
                     unleased: false,
+                    everywhere: false,
                 })],
                 None => Vec::new(),
             },

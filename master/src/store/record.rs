@@ -32,7 +32,9 @@ pub use encode::{Encoder, encode_group, encode_snapshot};
 
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::namespace;
-use kvpool_types::{Checksum, Incarnation, Key, Length, NodeName, Offset, SegmentId, Version};
+use kvpool_types::{
+    Checksum, Incarnation, Key, Length, MediumId, NodeName, Offset, SegmentId, Version,
+};
 use smallvec::SmallVec;
 
 /// The starts of a block's replicas: segments, and offsets in them.
@@ -70,6 +72,8 @@ pub struct Remove {
     pub version: Version,
     /// True when the block had no lease: after a load its extents need not wait for leases.
     pub unleased: bool,
+    /// True when the block's copy on a medium left too. An evicted block leaves memory only.
+    pub everywhere: bool,
 }
 
 /// One of several replicas of a block was dropped.
@@ -107,6 +111,27 @@ pub struct Segment {
     pub index: u32,
     /// The size in bytes.
     pub size: Length,
+}
+
+/// A medium was attached, or its state changed. A later record of a medium replaces the earlier one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Medium {
+    /// The id of the medium's segment.
+    pub id: SegmentId,
+    /// The medium.
+    pub medium: MediumId,
+    /// The node that offered the medium last.
+    pub node: NodeName,
+    /// The generation that the node wrote to the medium when it last attached it.
+    pub generation: u64,
+    /// True while the node has not confirmed that generation.
+    pub is_pending: bool,
+    /// The bytes for extents.
+    pub size: Length,
+    /// The bytes of a zone.
+    pub zone: Length,
+    /// The zone that is written.
+    pub cursor: u32,
 }
 
 /// A segment is gone for good, with every replica on it.
@@ -172,6 +197,8 @@ pub enum Record {
     VersionsGranted(VersionsGranted),
     /// Segment ids were reserved for new segments.
     SegmentsGranted(SegmentsGranted),
+    /// A medium was attached or changed.
+    Medium(Medium),
 }
 
 impl Record {
@@ -188,7 +215,8 @@ impl Record {
             | Self::IncarnationDropped(_)
             | Self::Seed(_)
             | Self::VersionsGranted(_)
-            | Self::SegmentsGranted(_) => None,
+            | Self::SegmentsGranted(_)
+            | Self::Medium(_) => None,
         }
     }
 }
@@ -220,6 +248,8 @@ const REQUIRED: u8 = 0x10;
 const HARD_PIN: u8 = 0x10;
 /// In the first byte of a removal's later fields: the block had no lease.
 const UNLEASED: u8 = 1;
+/// In the same byte: the block's copy on a medium left too.
+const EVERYWHERE: u8 = 2;
 const HAS_PARENT: u8 = 0x20;
 /// The parent is the key of the commit before, so a chain in order needs no bytes for parents.
 const PARENT_IS_PREVIOUS: u8 = 0x40;

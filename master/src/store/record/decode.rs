@@ -1,11 +1,11 @@
 //! Decoding of records. Every count and length is compared with the bytes present.
 
 use super::{
-    AFFIXED_DIGEST, COMMIT, CRC_BYTES, Commit, EXTENDED, FORMAT, HARD_PIN, HAS_LATER_FIELDS,
-    HAS_PARENT, INCARNATION_DROPPED, IncarnationDropped, NAMESPACE, Namespace, PARENT_IS_PREVIOUS,
-    PLAIN_DIGEST, REMOVE, REPLICA_GONE, REQUIRED, Record, Remove, ReplicaGone, SEED, SEGMENT,
-    SEGMENT_GONE, Seed, Segment, SegmentGone, TAG_MASK, TEXT, UNLEASED, VERSIONS_GRANTED,
-    VersionsGranted, crc, extended,
+    AFFIXED_DIGEST, COMMIT, CRC_BYTES, Commit, EVERYWHERE, EXTENDED, FORMAT, HARD_PIN,
+    HAS_LATER_FIELDS, HAS_PARENT, INCARNATION_DROPPED, IncarnationDropped, NAMESPACE, Namespace,
+    PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE, REPLICA_GONE, REQUIRED, Record, Remove, ReplicaGone,
+    SEED, SEGMENT, SEGMENT_GONE, Seed, Segment, SegmentGone, TAG_MASK, TEXT, UNLEASED,
+    VERSIONS_GRANTED, VersionsGranted, crc, extended,
 };
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::key::MAX_KEY_BYTES;
@@ -124,6 +124,7 @@ impl<'a> Decoder<'a> {
             let fields = self.reader.take(length)?;
             if let (Record::Remove(remove), Some(first)) = (&mut record, fields.first()) {
                 remove.unleased = first & UNLEASED != 0;
+                remove.everywhere = first & EVERYWHERE != 0;
             }
         }
         Ok(Some(record))
@@ -157,6 +158,7 @@ impl<'a> Decoder<'a> {
                     key,
                     version: self.version()?,
                     unleased: false,
+                    everywhere: false,
                 })
             }
             REPLICA_GONE => {

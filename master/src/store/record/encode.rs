@@ -1,9 +1,10 @@
 //! Encoding of records.
 
 use super::{
-    AFFIXED_DIGEST, COMMIT, Commit, EXTENDED, FORMAT, HARD_PIN, HAS_LATER_FIELDS, HAS_PARENT,
-    INCARNATION_DROPPED, NAMESPACE, PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE, REPLICA_GONE,
-    REQUIRED, Record, SEED, SEGMENT, SEGMENT_GONE, TEXT, UNLEASED, VERSIONS_GRANTED, crc, extended,
+    AFFIXED_DIGEST, COMMIT, Commit, EVERYWHERE, EXTENDED, FORMAT, HARD_PIN, HAS_LATER_FIELDS,
+    HAS_PARENT, INCARNATION_DROPPED, NAMESPACE, PARENT_IS_PREVIOUS, PLAIN_DIGEST, REMOVE,
+    REPLICA_GONE, REQUIRED, Record, SEED, SEGMENT, SEGMENT_GONE, TEXT, UNLEASED, VERSIONS_GRANTED,
+    crc, extended,
 };
 use bytes::Bytes;
 use hashbrown::{Equivalent, HashMap};
@@ -66,13 +67,20 @@ impl Encoder {
         match record {
             Record::Commit(commit) => self.commit(commit),
             Record::Remove(remove) => {
-                let later = if remove.unleased { HAS_LATER_FIELDS } else { 0 };
+                let mut flags = 0;
+                if remove.unleased {
+                    flags |= UNLEASED;
+                }
+                if remove.everywhere {
+                    flags |= EVERYWHERE;
+                }
+                let later = if flags == 0 { 0 } else { HAS_LATER_FIELDS };
                 self.body.push(REMOVE | later);
                 self.key(remove.namespace, &remove.key);
                 self.version(remove.version);
-                if remove.unleased {
+                if flags != 0 {
                     self.varint(1);
-                    self.body.push(UNLEASED);
+                    self.body.push(flags);
                 }
             }
             Record::ReplicaGone(gone) => {
@@ -116,7 +124,7 @@ impl Encoder {
                 self.body.push(VERSIONS_GRANTED);
                 self.varint(granted.until.0);
             }
-            Record::SegmentsGranted(_) => self.extended(record),
+            Record::SegmentsGranted(_) | Record::Medium(_) => self.extended(record),
         }
     }
 

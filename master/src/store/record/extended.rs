@@ -1,9 +1,9 @@
 //! The kinds of records since format 1. Their fields are protobuf messages, so an older reader
 //! skips unknown fields.
 
-use super::{Record, SegmentsGranted};
-use kvpool_types::SegmentId;
+use super::{Medium, Record, SegmentsGranted};
 use kvpool_types::wire::DecodeError;
+use kvpool_types::{Length, MediumId, NodeName, SegmentId};
 use prost::Message as _;
 
 /// The head of an extended record.
@@ -15,11 +15,62 @@ pub(super) struct Head {
 }
 
 const SEGMENTS_GRANTED: u64 = 1;
+const MEDIUM: u64 = 2;
 
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 struct SegmentsGrantedFields {
     #[prost(uint32, tag = "1")]
     until: u32,
+}
+
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+struct MediumFields {
+    #[prost(uint32, tag = "1")]
+    id: u32,
+    #[prost(bytes = "vec", tag = "2")]
+    medium: Vec<u8>,
+    #[prost(string, tag = "3")]
+    node: String,
+    #[prost(uint64, tag = "4")]
+    generation: u64,
+    #[prost(bool, tag = "5")]
+    is_pending: bool,
+    #[prost(uint64, tag = "6")]
+    size: u64,
+    #[prost(uint64, tag = "7")]
+    zone: u64,
+    #[prost(uint32, tag = "8")]
+    cursor: u32,
+}
+
+impl From<&Medium> for MediumFields {
+    fn from(medium: &Medium) -> Self {
+        Self {
+            id: medium.id.0,
+            medium: medium.medium.to_bytes().to_vec(),
+            node: medium.node.0.clone(),
+            generation: medium.generation,
+            is_pending: medium.is_pending,
+            size: medium.size.0,
+            zone: medium.zone.0,
+            cursor: medium.cursor,
+        }
+    }
+}
+
+impl MediumFields {
+    fn into_record(self) -> Option<Record> {
+        Some(Record::Medium(Medium {
+            id: SegmentId(self.id),
+            medium: MediumId::from_slice(&self.medium)?,
+            node: NodeName(self.node),
+            generation: self.generation,
+            is_pending: self.is_pending,
+            size: Length(self.size),
+            zone: Length(self.zone),
+            cursor: self.cursor,
+        }))
+    }
 }
 
 /// An extended record's head and fields; `None` for the kinds of format 1.
@@ -35,25 +86,32 @@ pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
             };
             Some((head, fields.encode_to_vec()))
         }
+        Record::Medium(medium) => {
+            let head = Head {
+                kind: MEDIUM,
+                is_required: true,
+            };
+            Some((head, MediumFields::from(medium).encode_to_vec()))
+        }
         _ => None,
     }
 }
 
 /// The record of a kind; `None` for an unknown kind.
 pub(super) fn decode(kind: u64, fields: &[u8]) -> Option<Result<Record, DecodeError>> {
-    match kind {
-        SEGMENTS_GRANTED => Some(
-            SegmentsGrantedFields::decode(fields)
-                .map(|fields| {
-                    Record::SegmentsGranted(SegmentsGranted {
-                        until: SegmentId(fields.until),
-                    })
-                })
-                .map_err(|_| DecodeError::BadValue {
-                    what: "fields of an extended record",
-                    value: kind,
-                }),
-        ),
-        _ => None,
-    }
+    let record = match kind {
+        SEGMENTS_GRANTED => SegmentsGrantedFields::decode(fields).ok().map(|fields| {
+            Record::SegmentsGranted(SegmentsGranted {
+                until: SegmentId(fields.until),
+            })
+        }),
+        MEDIUM => MediumFields::decode(fields)
+            .ok()
+            .and_then(MediumFields::into_record),
+        _ => return None,
+    };
+    Some(record.ok_or(DecodeError::BadValue {
+        what: "fields of an extended record",
+        value: kind,
+    }))
 }

@@ -51,9 +51,23 @@ fn records() -> impl Strategy<Value = Record> {
                 })
             }
         ),
-        1 => (namespaces(), keys(), versions(), any::<bool>()).prop_map(
-            |(namespace, key, version, unleased)| {
-                Record::Remove(Remove { namespace, key, version, unleased })
+        1 => (namespaces(), keys(), versions(), any::<bool>(), any::<bool>()).prop_map(
+            |(namespace, key, version, unleased, everywhere)| {
+                Record::Remove(Remove { namespace, key, version, unleased, everywhere })
+            }
+        ),
+        1 => (any::<u32>(), any::<u128>(), text(), any::<u64>(), any::<bool>(), any::<[u64; 3]>()).prop_map(
+            |(id, medium, node, generation, is_pending, [size, zone, cursor])| {
+                Record::Medium(Medium {
+                    id: SegmentId(id),
+                    medium: MediumId(medium),
+                    node: NodeName(node),
+                    generation,
+                    is_pending,
+                    size: Length(size),
+                    zone: Length(zone),
+                    cursor: cursor as u32,
+                })
             }
         ),
         1 => (namespaces(), keys(), versions(), any::<u32>()).prop_map(

@@ -1,0 +1,297 @@
+//! The disk tier: blocks with a copy on a medium, and the media.
+//!
+//! ```text
+//!  memory   Directory ──┐
+//!                       ├── one key, one version: a block may be in one of them or in both
+//!  media    Tier ───────┘
+//!            ├─ Directory   where each copy lies
+//!            └─ Medium      ranges, zones, holder
+//! ```
+//!
+//! The tier has a directory of its own. So eviction from memory never examines a block that lies
+//! on a medium only, and a lookup in memory costs what it costs without media. A copy on a medium
+//! is a [`Commit`] record whose segment is on a medium.
+//!
+//! **Architecture Invariant:** the log decides which copy is current. A copy enters the tier in the
+//! order of the log, and a commit of a later version takes the earlier copy out in the same order.
+//! So a removed or replaced block never returns.
+//!
+//! **Architecture Invariant:** a range is taken again only after the removal of its last copy is
+//! durable, and after no transfer uses it.
+
+mod medium;
+mod ring;
+
+pub use medium::{Holder, Medium};
+pub use ring::{Ring, Taken};
+
+use crate::clock::BootInstant;
+use crate::directory::{
+    self, BlockRef, Copies, Directory, NewBlock, Policy, Removal, Removed, Replica, UNPLACED,
+    Verdict,
+};
+use crate::store::record::{self, Commit};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{KeyRef, SegmentId, Version};
+use parking_lot::RwLock;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The blocks on media, and the media.
+#[derive(Debug)]
+pub struct Tier {
+    directory: Directory,
+    media: RwLock<BTreeMap<SegmentId, Arc<Medium>>>,
+}
+
+impl Tier {
+    /// A tier without media. Its directory has the same shards as the directory with the same seed.
+    pub fn new(options: directory::Options, start: BootInstant) -> Self {
+        // The order of eviction is the order of the zones, so the directory keeps no chains.
+        let options = directory::Options {
+            policy: Policy::Lru,
+            ..options
+        };
+        Self {
+            directory: Directory::new(options, start),
+            media: RwLock::default(),
+        }
+    }
+
+    /// True when a commit is the record of a copy on a medium.
+    pub fn is_about(commit: &Commit) -> bool {
+        let first = commit.replicas.first();
+        first.is_some_and(|(segment, _)| segment.is_on_medium())
+    }
+
+    /// The blocks with a copy on a medium.
+    pub const fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// True without any medium: then the tier costs nothing.
+    pub fn is_empty(&self) -> bool {
+        self.media.read().is_empty()
+    }
+
+    /// Every medium, by id.
+    pub fn media(&self) -> Vec<Arc<Medium>> {
+        self.media.read().values().cloned().collect()
+    }
+
+    /// The medium with this segment.
+    pub fn medium(&self, id: SegmentId) -> Option<Arc<Medium>> {
+        self.media.read().get(&id).cloned()
+    }
+
+    /// Adds a medium, or changes the one with the same segment. A record that is impossible is
+    /// logged and left out, and every copy on the medium with it.
+    pub fn set_medium(&self, record: record::Medium) {
+        if let Some(known) = self.medium(record.id) {
+            known.update(record);
+            return;
+        }
+        let (id, name) = (record.id, record.medium);
+        match Medium::new(record) {
+            Some(medium) => {
+                self.media.write().insert(id, Arc::new(medium));
+            }
+            None => tracing::error!(medium = %name, segment = %id,
+                "medium left out: its zones do not fit its size"),
+        }
+    }
+
+    /// Drops a medium and the copies on it. Returns the number of copies.
+    pub fn drop_medium(&self, id: SegmentId) -> usize {
+        let Some(medium) = self.media.write().remove(&id) else {
+            return 0;
+        };
+        let mut copies = 0;
+        let mut place = Some(0);
+        while let Some(from) = place {
+            let extents = || medium.extents();
+            let (dropped, next) = self.directory.drop_segment(id, extents, from, DROP_STEP);
+            copies += dropped.len();
+            place = next;
+        }
+        copies
+    }
+
+    /// Enters a copy at its logged place. It replaces the key's copies of this version and of
+    /// earlier versions. False when the key has a later one, or when the place is not free.
+    pub fn publish(&self, commit: Commit) -> bool {
+        let Some((segment, offset)) = commit.replicas.first().copied() else {
+            return false;
+        };
+        let Some(medium) = self.medium(segment) else {
+            // A medium that is absent is gone, and its copies with it.
+            self.remove(commit.namespace, commit.key.as_ref(), |version| {
+                version < commit.version
+            });
+            return false;
+        };
+        let (key, version) = (commit.key.clone(), commit.version);
+        let namespace = commit.namespace;
+        self.remove(namespace, key.as_ref(), |other| other <= version);
+        let Some(extent) = medium.allocate_at(offset, commit.length) else {
+            tracing::error!(%key, %segment, %offset,
+                "copy dropped from the metadata: its range is not free or exceeds its medium");
+            return false;
+        };
+        let replica = Replica {
+            segment,
+            extent,
+            offset,
+        };
+        let tick = self.directory.ticks(1).of(0);
+        let block = block_at(commit, replica, tick);
+        let published = self.directory.publish([block]).into_iter().next();
+        match published.and_then(|published| published.id) {
+            Some(id) => {
+                medium.set_owner(extent, id);
+                true
+            }
+            None => {
+                medium.free(&replica);
+                false
+            }
+        }
+    }
+
+    /// Removes a key's copy if `is_it` accepts its version, and frees its range.
+    pub fn remove(
+        &self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        is_it: impl Fn(Version) -> bool,
+    ) -> Option<Removed> {
+        if self.is_empty() {
+            return None;
+        }
+        let allow = |block: &BlockRef<'_>| match is_it(block.version()) {
+            true => Verdict::Remove,
+            false => Verdict::Keep,
+        };
+        let outcomes = self.directory.remove(namespace, &[key], allow);
+        let removed = outcomes.into_iter().find_map(|outcome| match outcome {
+            Removal::Removed(removed) => Some(removed),
+            Removal::Kept | Removal::Missing => None,
+        })?;
+        self.free(&removed.replicas);
+        Some(removed)
+    }
+
+    /// Removes the copy that a record names, and frees its range.
+    pub fn copy_gone(&self, gone: &record::ReplicaGone) -> bool {
+        let key = gone.key.as_ref();
+        let dropped = self
+            .directory
+            .drop_replica(gone.namespace, key, gone.version, gone.segment);
+        let Some(dropped) = dropped else { return false };
+        self.free(&[dropped.replica]);
+        true
+    }
+
+    fn free(&self, copies: &[Replica]) {
+        for copy in copies.iter().filter(|copy| copy.extent != UNPLACED) {
+            if let Some(medium) = self.medium(copy.segment) {
+                medium.free(copy);
+            }
+        }
+    }
+
+    /// The records of a shard's copies, for a snapshot.
+    pub fn snapshot(&self, shard: u32) -> impl Iterator<Item = record::Record> {
+        let blocks = self.directory.snapshot(shard).into_iter();
+        blocks.map(|block| record::Record::Commit(block.into()))
+    }
+}
+
+/// The slots of a medium's table that one step of dropping the medium examines.
+const DROP_STEP: u32 = 4096;
+
+/// The directory's entry of a copy.
+fn block_at(commit: Commit, replica: Replica, tick: directory::Tick) -> NewBlock {
+    NewBlock {
+        namespace: commit.namespace,
+        key: commit.key,
+        version: commit.version,
+        length: commit.length,
+        checksum: commit.checksum,
+        replicas: Copies::from_slice(&[replica]),
+        parent: None,
+        soft_pin_until: None,
+        hard_pin: false,
+        tick,
+    }
+}
+
+/// Loading: copies arrive before their ranges are taken, as blocks in memory do.
+impl Tier {
+    /// Enters a copy without taking its range.
+    pub(crate) fn stage(&self, commit: Commit) {
+        let Some((segment, offset)) = commit.replicas.first().copied() else {
+            return;
+        };
+        let (key, version) = (commit.key.clone(), commit.version);
+        // A copy that moved has two records of one version. The later record is the right one.
+        self.stage_out(commit.namespace, key.as_ref(), |other| other <= version);
+        let replica = Replica {
+            segment,
+            extent: UNPLACED,
+            offset,
+        };
+        let tick = self.directory.ticks(1).of(0);
+        self.directory.publish([block_at(commit, replica, tick)]);
+    }
+
+    /// Removes a staged copy if `is_it` accepts its version.
+    pub(crate) fn stage_out(
+        &self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        is_it: impl Fn(Version) -> bool,
+    ) {
+        let allow = |block: &BlockRef<'_>| match is_it(block.version()) {
+            true => Verdict::Remove,
+            false => Verdict::Keep,
+        };
+        self.directory.remove(namespace, &[key], allow);
+    }
+
+    /// Removes every copy of a durable shard.
+    pub(crate) fn forget_shard(&self, shard: u32) {
+        self.directory.forget_shard(shard);
+    }
+
+    /// Takes the ranges of all staged copies, and continues each medium behind its last copy. A
+    /// copy on an absent medium, or one whose range another copy has, is dropped.
+    pub(crate) fn place_staged(&self) {
+        for place in self.directory.replica_starts() {
+            let Some((length, _)) = self.directory.size_and_version(place.block) else {
+                continue;
+            };
+            let medium = self.medium(place.segment);
+            let extent = medium
+                .as_ref()
+                .and_then(|medium| medium.allocate_at(place.offset, length));
+            match (medium, extent) {
+                (Some(medium), Some(extent)) => {
+                    medium.set_owner(extent, place.block);
+                    self.directory.set_extent(&place, extent);
+                }
+                (medium, _) => {
+                    let dropped = self.directory.drop_replica_at(&place);
+                    if let (Some(dropped), Some(_)) = (dropped, medium) {
+                        tracing::error!(key = %dropped.key, segment = %place.segment, offset = %place.offset,
+                            "copy dropped from the metadata: its range overlaps another copy or exceeds its medium");
+                    }
+                }
+            }
+        }
+        self.directory.order_by_version();
+        for medium in self.media() {
+            medium.continue_behind_blocks();
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! One medium: its ranges, the order in which they are written, and who holds it.
+
+use super::ring::{Ring, Taken};
+use crate::placement::Extents;
+use crate::replica::{BlockId, ExtentIndex, Replica};
+use crate::store::record;
+use kvpool_types::{Length, MediumId, NodeName, Offset, SegmentId, medium};
+use parking_lot::{Mutex, MutexGuard};
+
+/// A disk, partition or file of blocks.
+#[derive(Debug)]
+pub struct Medium {
+    /// The id of its segment.
+    pub id: SegmentId,
+    /// The medium.
+    pub medium: MediumId,
+    /// The bytes for blocks.
+    pub size: Length,
+    /// The bytes of a zone.
+    pub zone: Length,
+    extents: Mutex<Extents>,
+    ring: Mutex<Ring>,
+    holder: Mutex<Holder>,
+}
+
+/// The node with the medium, and what it last wrote there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The node that offered the medium last.
+    pub node: NodeName,
+    /// The generation of the last attachment.
+    pub generation: u64,
+    /// True while the node has not confirmed that generation.
+    pub is_pending: bool,
+}
+
+impl Medium {
+    /// A medium without blocks. `None` when its zones do not fit its size.
+    pub fn new(record: record::Medium) -> Option<Self> {
+        let ring = Ring::new(record.size, record.zone, record.cursor, 0)?;
+        Some(Self {
+            id: record.id,
+            medium: record.medium,
+            size: record.size,
+            zone: record.zone,
+            extents: Mutex::new(Extents::new(record.size)),
+            ring: Mutex::new(ring),
+            holder: Mutex::new(Holder {
+                node: record.node,
+                generation: record.generation,
+                is_pending: record.is_pending,
+            }),
+        })
+    }
+
+    /// Takes the changes of a later record of the same medium.
+    pub(super) fn update(&self, record: record::Medium) {
+        *self.holder.lock() = Holder {
+            node: record.node,
+            generation: record.generation,
+            is_pending: record.is_pending,
+        };
+        let mut ring = self.ring.lock();
+        if ring.cursor() != record.cursor
+            && let Some(moved) = Ring::new(self.size, self.zone, record.cursor, 0)
+        {
+            *ring = moved;
+        }
+    }
+
+    /// The record of the present state.
+    pub fn record(&self) -> record::Medium {
+        let Holder {
+            node,
+            generation,
+            is_pending,
+        } = self.holder.lock().clone();
+        record::Medium {
+            id: self.id,
+            medium: self.medium,
+            node,
+            generation,
+            is_pending,
+            size: self.size,
+            zone: self.zone,
+            cursor: self.ring.lock().cursor(),
+        }
+    }
+
+    /// The node with the medium.
+    pub fn holder(&self) -> Holder {
+        self.holder.lock().clone()
+    }
+
+    /// Locks the table of ranges.
+    pub fn extents(&self) -> MutexGuard<'_, Extents> {
+        self.extents.lock()
+    }
+
+    /// Takes the next range for a block.
+    pub fn take(&self, length: Length) -> Taken {
+        let Some(footprint) = medium::footprint(length) else {
+            return Taken::TooLong;
+        };
+        self.ring.lock().take(footprint)
+    }
+
+    /// True when the next zone should be emptied now.
+    pub fn is_next_due(&self) -> bool {
+        self.ring.lock().is_next_due()
+    }
+
+    /// The owners of the ranges in the zone behind the cursor, which has the oldest copies.
+    pub fn oldest(&self) -> Vec<BlockId> {
+        let (start, end) = {
+            let ring = self.ring.lock();
+            ring.range(ring.next())
+        };
+        let extents = self.extents.lock();
+        let inside = extents
+            .iter()
+            .filter(|range| (start..end).contains(&range.offset));
+        inside
+            .filter_map(|range| extents.owner(range.index))
+            .collect()
+    }
+
+    /// Records that the zone behind the cursor has no copies and no transfers in progress.
+    pub fn emptied(&self) {
+        self.ring.lock().emptied();
+    }
+
+    /// Takes the range of a block that was written. `None` unless the whole range is free.
+    pub(super) fn allocate_at(&self, offset: Offset, length: Length) -> Option<ExtentIndex> {
+        let footprint = medium::footprint(length)?;
+        self.extents.lock().allocate_at(offset, footprint)
+    }
+
+    pub(super) fn set_owner(&self, index: ExtentIndex, block: BlockId) {
+        self.extents.lock().set_owner(index, block);
+    }
+
+    pub(super) fn free(&self, replica: &Replica) {
+        self.extents.lock().free(replica.extent);
+    }
+
+    /// Continues behind the last block of the cursor's zone. A load calls it once all ranges are
+    /// taken.
+    pub(super) fn continue_behind_blocks(&self) {
+        let extents = self.extents.lock();
+        let mut ring = self.ring.lock();
+        let cursor = ring.cursor();
+        let (start, end) = ring.range(cursor);
+        let used = extents.iter().filter(|range| {
+            (start..end).contains(&range.offset) && extents.owner(range.index).is_some()
+        });
+        let last = used.map(|range| range.offset.0 + range.length.0).max();
+        let at = last.map_or(0, |last| last.saturating_sub(start.0).min(self.zone.0));
+        if let Some(behind) = Ring::new(self.size, self.zone, cursor, at) {
+            *ring = behind;
+        }
+    }
+
+    /// Bytes of blocks with their headers.
+    pub fn used(&self) -> Length {
+        self.extents.lock().used()
+    }
+}

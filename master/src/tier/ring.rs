@@ -1,0 +1,171 @@
+//! The order in which a medium is written: zone after zone, front to back, and from the last zone
+//! back to the first.
+//!
+//! ```text
+//!  zone     0        1        2        3
+//!        ┌────────┬────────┬────────┬────────┐
+//!        │ older  │ newest │▒▒▒░░░░░│ oldest │
+//!        └────────┴────────┴────┬───┴────────┘
+//!                           write here; zone 3 is emptied next
+//! ```
+//!
+//! A device that is written in long runs does not copy data inside itself, so one byte written here
+//! is one byte written there. The zone behind the cursor always has the oldest copies, so a medium
+//! needs no queue of victims.
+
+use kvpool_types::{Length, Offset};
+
+/// A place in a medium's order of writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// The range is taken.
+    At(Offset),
+    /// The next zone must be emptied first.
+    NeedsZone,
+    /// A zone is shorter than the range.
+    TooLong,
+}
+
+/// The zones of one medium.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    zone: u64,
+    zones: u32,
+    cursor: u32,
+    /// The first byte in the cursor's zone that is not taken.
+    at: u64,
+    /// True when the zone behind the cursor is empty.
+    next_is_empty: bool,
+}
+
+impl Ring {
+    /// The zones of `size` bytes, of which zone `cursor` is written from byte `at` of it on. `None`
+    /// unless there are at least two zones and both positions lie inside.
+    pub fn new(size: Length, zone: Length, cursor: u32, at: u64) -> Option<Self> {
+        let zones = u32::try_from(size.0.checked_div(zone.0)?).ok()?;
+        (zones >= 2 && cursor < zones && at <= zone.0).then_some(Self {
+            zone: zone.0,
+            zones,
+            cursor,
+            at,
+            next_is_empty: false,
+        })
+    }
+
+    /// The zone that is written.
+    pub const fn cursor(&self) -> u32 {
+        self.cursor
+    }
+
+    /// The zone with the oldest copies: the one to be emptied, or already empty.
+    pub const fn next(&self) -> u32 {
+        (self.cursor + 1) % self.zones
+    }
+
+    /// The zone of a byte.
+    pub fn zone_of(&self, offset: Offset) -> u32 {
+        u32::try_from(offset.0 / self.zone).unwrap_or(u32::MAX)
+    }
+
+    /// The first byte of a zone, and the first byte behind it.
+    pub fn range(&self, zone: u32) -> (Offset, Offset) {
+        let start = u64::from(zone) * self.zone;
+        (Offset(start), Offset(start + self.zone))
+    }
+
+    /// Takes the next range of `length` bytes.
+    pub fn take(&mut self, length: Length) -> Taken {
+        if length.0 == 0 || length.0 > self.zone {
+            return Taken::TooLong;
+        }
+        if self.at + length.0 > self.zone {
+            if !self.next_is_empty {
+                return Taken::NeedsZone;
+            }
+            self.cursor = self.next();
+            self.at = 0;
+            self.next_is_empty = false;
+        }
+        let (start, _) = self.range(self.cursor);
+        let offset = Offset(start.0 + self.at);
+        self.at += length.0;
+        Taken::At(offset)
+    }
+
+    /// True when the next zone should be emptied now: the written zone is half full.
+    pub const fn is_next_due(&self) -> bool {
+        !self.next_is_empty && self.at >= self.zone / 2
+    }
+
+    /// Records that the next zone has no copies and no transfers in progress.
+    pub const fn emptied(&mut self) {
+        self.next_is_empty = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ring() -> Ring {
+        Ring::new(Length(4000), Length(1000), 2, 0).unwrap()
+    }
+
+    #[test]
+    fn impossible_zones_are_refused() {
+        for (size, zone, cursor, at) in [
+            (4000, 0, 0, 0),
+            (1999, 1000, 0, 0),
+            (4000, 1000, 4, 0),
+            (4000, 1000, 0, 1001),
+            (u64::MAX, 1, 0, 0),
+        ] {
+            assert!(Ring::new(Length(size), Length(zone), cursor, at).is_none());
+        }
+    }
+
+    #[test]
+    fn a_zone_is_left_only_for_an_empty_one() {
+        let mut ring = ring();
+        assert_eq!(ring.take(Length(1001)), Taken::TooLong);
+        assert_eq!(ring.take(Length(700)), Taken::At(Offset(2000)));
+        assert!(ring.is_next_due());
+        assert_eq!(ring.take(Length(400)), Taken::NeedsZone);
+        // What fits is still taken.
+        assert_eq!(ring.take(Length(300)), Taken::At(Offset(2700)));
+        ring.emptied();
+        assert!(!ring.is_next_due());
+        assert_eq!(ring.take(Length(400)), Taken::At(Offset(3000)));
+        assert_eq!((ring.cursor(), ring.next()), (3, 0));
+        assert_eq!(ring.take(Length(700)), Taken::NeedsZone);
+        ring.emptied();
+        assert_eq!(ring.take(Length(700)), Taken::At(Offset(0)));
+    }
+
+    proptest! {
+        /// A range is taken again only after its zone was emptied.
+        #[test]
+        fn no_range_is_taken_twice_without_an_emptying(lengths in prop::collection::vec(1u64..1000, 1..200)) {
+            let mut ring = ring();
+            let mut taken: Vec<(u64, u64)> = Vec::new();
+            for length in lengths {
+                let offset = loop {
+                    match ring.take(Length(length)) {
+                        Taken::At(offset) => break offset.0,
+                        Taken::NeedsZone => {
+                            let (start, end) = ring.range(ring.next());
+                            taken.retain(|(from, _)| !(start.0..end.0).contains(from));
+                            ring.emptied();
+                        }
+                        Taken::TooLong => unreachable!("every length fits a zone"),
+                    }
+                };
+                let end = offset + length;
+                prop_assert!(end <= 4000 && offset / 1000 == (end - 1) / 1000);
+                prop_assert!(taken.iter().all(|(from, to)| end <= *from || *to <= offset));
+                taken.push((offset, end));
+            }
+        }
+    }
+}
