@@ -1,5 +1,9 @@
 //! The layout of a block on a medium, which the master plans and the store node writes.
 
+mod judge;
+
+pub use judge::{Generation, Judgement, judge};
+
 use crate::Length;
 
 /// The unit of transfers to and from a medium, in bytes.
