@@ -66,7 +66,7 @@ fn records() -> impl Strategy<Value = Record> {
                     is_pending,
                     size: Length(size),
                     zone: Length(zone),
-                    cursor: cursor as u32,
+                    cursor: u32::try_from(cursor >> 32).unwrap(),
                 })
             }
         ),

@@ -1,0 +1,163 @@
+//! What an engine does: requests, their ends, and their errors.
+
+use crate::GRANULE;
+use crate::arena::Buffer;
+use rustix::io::Errno;
+use std::fmt;
+use std::io;
+
+/// What to do at an offset.
+#[derive(Debug)]
+pub enum Op {
+    /// Fill the buffer.
+    Read(Buffer),
+    /// Write the whole buffer.
+    Write(Buffer),
+    /// Make every write durable whose completion came before this was submitted.
+    Flush,
+    /// Tell the device that a range is no longer needed. A device or file that cannot be told does
+    /// nothing. The range then reads as anything.
+    Discard {
+        /// The bytes of the range.
+        length: u64,
+    },
+}
+
+/// One piece of work for an engine.
+pub struct Request {
+    /// What to do.
+    pub op: Op,
+    /// Where it begins, in bytes; 0 for a flush.
+    pub offset: u64,
+    /// Called once with the outcome, on a thread of the engine. It must not block.
+    pub done: Box<dyn FnOnce(Completion) + Send>,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {}", self.op, self.offset)
+    }
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub struct Completion {
+    /// The buffer of a read or write, also after an error.
+    pub buffer: Option<Buffer>,
+    /// The outcome. After an error a read's buffer holds anything, and a write's range too.
+    pub result: Result<(), IoError>,
+}
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IoError {
+    /// The device or file ended within the range.
+    #[error("the device ended after {done} of {wanted} bytes")]
+    Short {
+        /// The bytes of the request.
+        wanted: u64,
+        /// The bytes that were transferred.
+        done: u64,
+    },
+    /// The filesystem has no room for the write, in spite of preallocation.
+    #[error("no space is left for the write")]
+    NoSpace,
+    /// The device, file or filesystem takes no writes.
+    #[error("the device is read-only")]
+    ReadOnly,
+    /// The device could not read or write the range.
+    #[error("the device failed: {0}")]
+    Medium(io::Error),
+    /// The device is no longer there.
+    #[error("the device is gone: {0}")]
+    Gone(io::Error),
+    /// The range does not lie inside the device.
+    #[error("the range exceeds the device")]
+    OutOfRange,
+    /// The offset or the length is not a multiple of a granule.
+    #[error("the range is not aligned to {GRANULE} bytes")]
+    Unaligned,
+    /// Any other error.
+    #[error(transparent)]
+    System(io::Error),
+}
+
+impl From<Errno> for IoError {
+    fn from(errno: Errno) -> Self {
+        let error = io::Error::from(errno);
+        match errno {
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => Self::NoSpace,
+            Errno::ROFS | Errno::PERM => Self::ReadOnly,
+            // The descriptor is the engine's own, so a write to it is refused for its mode alone.
+            Errno::BADF => Self::ReadOnly,
+            Errno::IO | Errno::ILSEQ | Errno::NODATA | Errno::TIMEDOUT | Errno::REMOTEIO => {
+                Self::Medium(error)
+            }
+            Errno::NODEV | Errno::NXIO | Errno::NOMEDIUM | Errno::STALE | Errno::SHUTDOWN => {
+                Self::Gone(error)
+            }
+            _ => Self::System(error),
+        }
+    }
+}
+
+/// Which engine does the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EngineKind {
+    /// io_uring.
+    Uring,
+    /// A pool of threads with blocking calls.
+    Threads,
+    /// Memory, for tests.
+    Memory,
+}
+
+/// Does requests, in any order.
+pub trait Engine: Send + Sync + fmt::Debug {
+    /// Takes a request. It never waits for the device. Every request ends with one call of its
+    /// `done`, also when the engine is dropped.
+    fn submit(&self, request: Request);
+
+    /// The bytes of the device.
+    fn size(&self) -> u64;
+
+    /// Which engine it is.
+    fn kind(&self) -> EngineKind;
+
+    /// Requests that have not ended.
+    fn in_flight(&self) -> usize;
+}
+
+impl Request {
+    /// Ends the request.
+    pub(crate) fn end(self, result: Result<(), IoError>) {
+        let buffer = match self.op {
+            Op::Read(buffer) | Op::Write(buffer) => Some(buffer),
+            Op::Flush | Op::Discard { .. } => None,
+        };
+        (self.done)(Completion { buffer, result });
+    }
+
+    /// The bytes of the range.
+    pub(crate) fn length(&self) -> u64 {
+        match &self.op {
+            Op::Read(buffer) | Op::Write(buffer) => buffer.len() as u64,
+            Op::Flush => 0,
+            Op::Discard { length } => *length,
+        }
+    }
+
+    /// Checks the range against a device of `size` bytes.
+    pub(crate) fn check(&self, size: u64) -> Result<(), IoError> {
+        let (granule, length) = (GRANULE as u64, self.length());
+        if !self.offset.is_multiple_of(granule) || !length.is_multiple_of(granule) {
+            return Err(IoError::Unaligned);
+        }
+        match self.offset.checked_add(length) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(IoError::OutOfRange),
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! I/O on a disk, partition or file.
+//!
+//! ```text
+//!  caller ─ submit(Request, Buffer) ─► Engine ─┬─ io_uring    one ring and one thread
+//!     ▲                                        ├─ threads     where io_uring is blocked
+//!     │                                        ├─ Memory      for tests: power cuts
+//!     └──────── done(Completion) ◄─────────────┴─ Faulty      for tests: errors, delays
+//!
+//!  Arena ─ take ─► Buffer     page-aligned memory, the only memory that an engine touches
+//! ```
+//!
+//! The crate knows no asynchronous runtime: a request carries the function that its end calls.
+//!
+//! **Architecture Invariant:** a buffer belongs to its request until the request's completion. So no
+//! device writes to memory that has another holder.
+//!
+//! ADR 0035 says why there is one ring a disk and no runtime.
+
+pub mod arena;
+pub mod engine;
+pub mod memory;
+
+pub use arena::{Arena, Buffer};
+pub use engine::{Completion, Engine, EngineKind, IoError, Op, Request};
+pub use memory::{Event, Memory};
+
+/// The unit of offsets and lengths of all I/O, in bytes.
+pub const GRANULE: usize = 4096;
