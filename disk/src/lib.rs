@@ -18,6 +18,7 @@
 
 pub mod arena;
 pub mod engine;
+pub mod medium;
 pub mod memory;
 
 pub use arena::{Arena, Buffer};

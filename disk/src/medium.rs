@@ -1,0 +1,296 @@
+//! What lies on a disk, and what is believed of it.
+//!
+//! ```text
+//! 0          4 KiB      8 KiB          1 MiB (DATA_START)
+//! superblock superblock zeros, kept ...| extents: header, data, padding; each whole granules ...
+//! ```
+//!
+//! The master decides which extent lies where and remembers it. The medium keeps no directory: it
+//! is asked for extents that the master names, and proves that it holds them. So a lost or torn
+//! write costs a miss, and never gives wrong bytes:
+//!
+//! - [`Superblock`] says whose medium this is. [`judge()`] says whether the master believes it.
+//! - [`Medium::store`] writes header and data in one request.
+//! - [`Medium::load`] reads. [`Arrival::verify`] gives bytes only where the header is the expected
+//!   block's at this place of this medium, and every chunk has its checksum. The chunks' checksums
+//!   combine to the block's checksum, which the master names. So every range is as well proved as
+//!   the whole block.
+//! - [`Scan`] reads what lies in a zone.
+//!
+//! ```text
+//! open ─► Blank ──► format ─┐
+//!    └──► Formatted ────────┴► attach(cluster, generation) ─► Medium ─► detach
+//! ```
+
+mod bad_ranges;
+mod copies;
+mod error;
+mod fields;
+mod flights;
+mod header;
+mod load;
+mod scan;
+mod store;
+mod superblock;
+#[cfg(test)]
+mod tests;
+mod wanted;
+
+pub use bad_ranges::{BadRanges, MAX_BAD_RANGES};
+pub use error::{DetachError, Invalid, MediumRefused, StoreError, WRONG_KINDS, Wrong};
+pub use header::{Header, HeaderWrong, Order, footprint, header_bytes};
+pub use kvpool_types::medium::{DATA_START, Generation, Judgement, judge};
+pub use load::{Arrival, Loaded};
+pub use scan::{Found, Scan, Step};
+pub use store::{Staged, Stamp};
+pub use superblock::{FORMAT, Superblock, Unreadable};
+pub use wanted::{Expected, Room, Wanted};
+
+use crate::{Arena, Engine, GRANULE};
+use copies::Copies;
+use error::WrongCounts;
+use flights::Flights;
+use kvpool_types::{ClusterId, MediumId};
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// What a device holds.
+#[derive(Debug)]
+pub enum Opened {
+    /// The whole room for superblocks is zero: a new device or file.
+    Blank,
+    /// A medium of kvpool.
+    Formatted(Formatted),
+}
+
+/// A medium whose superblock was read or written, and which nobody uses yet.
+#[derive(Debug)]
+pub struct Formatted {
+    copies: Copies,
+    superblock: Superblock,
+}
+
+impl Formatted {
+    /// Reads what a device holds. This and all of `Formatted` block on the device.
+    pub fn open(engine: Arc<dyn Engine>, arena: Arc<Arena>) -> Result<Opened, MediumRefused> {
+        let size = usable(&*engine)?;
+        let (copies, found) = Copies::read(engine, arena)?;
+        let Some(superblock) = copies::newest(found)? else {
+            let rest = 2 * GRANULE as u64..DATA_START;
+            return match copies.is_zero(rest)? {
+                true => Ok(Opened::Blank),
+                false => Err(MediumRefused::Foreign),
+            };
+        };
+        if size < superblock.size {
+            return Err(MediumRefused::Shrunk {
+                device: size,
+                medium: superblock.size,
+            });
+        }
+        Ok(Opened::Formatted(Self { copies, superblock }))
+    }
+
+    /// Makes the device a new medium of this cluster, with a new id, whatever it held before. The
+    /// caller has asked for that, or has found it blank. Bad ranges of a former medium stay bad.
+    pub fn format(
+        engine: Arc<dyn Engine>,
+        arena: Arc<Arena>,
+        cluster: ClusterId,
+        medium: MediumId,
+    ) -> Result<Self, MediumRefused> {
+        let size = usable(&*engine)?;
+        let (mut copies, found) = Copies::read(engine, arena)?;
+        let former = copies::newest(found).ok().flatten();
+        let mut superblock = Superblock {
+            cluster,
+            medium,
+            generation: Generation(0),
+            clean: true,
+            size,
+            sequence: 0,
+            bad: former.map(|former| former.bad).unwrap_or_default(),
+        };
+        copies.write(&mut superblock)?;
+        Ok(Self { copies, superblock })
+    }
+
+    /// What the medium says of itself.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Begins to use the medium in this generation. It returns after the generation is durable and
+    /// the medium is marked as in use.
+    pub fn attach(
+        mut self,
+        cluster: ClusterId,
+        generation: Generation,
+    ) -> Result<Medium, MediumRefused> {
+        if self.superblock.cluster != cluster {
+            return Err(MediumRefused::OtherCluster {
+                theirs: self.superblock.cluster,
+                ours: cluster,
+            });
+        }
+        self.superblock.generation = generation;
+        self.superblock.clean = false;
+        self.superblock.size = usable(&*self.copies.engine)?;
+        self.copies.write(&mut self.superblock)?;
+        Ok(Medium {
+            engine: Arc::clone(&self.copies.engine),
+            shared: Arc::new(Shared {
+                id: self.superblock.medium,
+                size: self.superblock.size,
+                bad: Mutex::new(self.superblock.bad.clone()),
+                flights: Arc::default(),
+                wrong: WrongCounts::default(),
+                flush_failed: AtomicBool::new(false),
+            }),
+            formatted: Mutex::new(self),
+        })
+    }
+
+    /// Reads what lies in a range; `None` when the arena has no room.
+    pub fn scan(&self, range: Range<u64>) -> Option<Scan> {
+        let Copies { engine, arena, .. } = &self.copies;
+        Scan::new(Arc::clone(engine), arena, self.superblock.medium, range)
+    }
+}
+
+/// The bytes of the device in whole granules, if it is large enough for a medium.
+fn usable(engine: &dyn Engine) -> Result<u64, MediumRefused> {
+    let size = engine.size() / GRANULE as u64 * GRANULE as u64;
+    (size > DATA_START)
+        .then_some(size)
+        .ok_or(MediumRefused::TooSmall(engine.size()))
+}
+
+/// An attached medium.
+#[derive(Debug)]
+pub struct Medium {
+    engine: Arc<dyn Engine>,
+    shared: Arc<Shared>,
+    /// Held across writes of the superblock, never by stores and loads.
+    formatted: Mutex<Formatted>,
+}
+
+/// What stores and loads in flight share with the medium.
+#[derive(Debug)]
+struct Shared {
+    id: MediumId,
+    size: u64,
+    bad: Mutex<BadRanges>,
+    flights: Arc<Flights>,
+    wrong: WrongCounts,
+    flush_failed: AtomicBool,
+}
+
+impl Medium {
+    /// The medium's id.
+    pub fn id(&self) -> MediumId {
+        self.shared.id
+    }
+
+    /// The bytes of the medium, with the superblocks.
+    pub fn size(&self) -> u64 {
+        self.shared.size
+    }
+
+    /// The bytes for extents: the size of the master's segment, whose offset 0 is [`DATA_START`].
+    pub fn capacity(&self) -> u64 {
+        self.shared.size - DATA_START
+    }
+
+    /// The ranges that must not be used. Loads and stores add to them when the device reports a bad
+    /// sector; [`persist`](Self::persist) keeps them.
+    pub fn bad_ranges(&self) -> BadRanges {
+        self.shared.bad.lock().clone()
+    }
+
+    /// Failed loads since the attach, by kind.
+    pub fn wrong_counts(&self) -> [(&'static str, u64); WRONG_KINDS.len()] {
+        self.shared.wrong.read()
+    }
+
+    /// Writes the superblock if bad ranges were found since it was written. Blocks on the device.
+    pub fn persist(&self) -> Result<(), MediumRefused> {
+        let bad = self.bad_ranges();
+        let mut formatted = self.formatted.lock();
+        let Formatted { copies, superblock } = &mut *formatted;
+        if superblock.bad == bad {
+            return Ok(());
+        }
+        let mut next = Superblock {
+            bad,
+            ..superblock.clone()
+        };
+        copies.write(&mut next)?;
+        *superblock = next;
+        Ok(())
+    }
+
+    /// Ends the use of the medium: refuses new work, waits for what is in flight, flushes, and
+    /// marks the medium as clean. Blocks until `until` at most.
+    ///
+    /// After an error, drop the engine and open the device again before the next attach: a write of
+    /// a superblock may still be under way.
+    pub fn detach(&self, until: Instant) -> Result<(), DetachError> {
+        self.shared
+            .flights
+            .close(until)
+            .map_err(DetachError::Busy)?;
+        let mut formatted = self.formatted.lock();
+        let Formatted { copies, superblock } = &mut *formatted;
+        copies.until = Some(until);
+        copies
+            .flush()
+            .inspect_err(|_| self.shared.note_failed_flush())?;
+        if self.shared.flush_failed.load(Ordering::Acquire) {
+            return Err(DetachError::FlushFailed);
+        }
+        superblock.bad = self.bad_ranges();
+        superblock.clean = true;
+        Ok(copies.write(superblock)?)
+    }
+
+    /// Reads what lies in a range; `None` when the arena has no room. Bad sectors that a scan meets
+    /// are reported and not marked.
+    pub fn scan(&self, range: Range<u64>) -> Option<Scan> {
+        self.formatted.lock().scan(range)
+    }
+}
+
+impl Shared {
+    /// The bytes of an extent at `offset` for a block of `length` bytes, if it can lie there.
+    fn place(&self, offset: u64, length: u64) -> Result<Range<u64>, Invalid> {
+        let footprint = footprint(length).ok_or(Invalid::Length(length))?;
+        let end = offset.checked_add(footprint);
+        let range = offset..end.ok_or(Invalid::Place(offset))?;
+        self.check_range(&range).map(|()| range)
+    }
+
+    /// Whether a range is whole granules of the medium's data.
+    fn check_range(&self, range: &Range<u64>) -> Result<(), Invalid> {
+        let aligned = |place: u64| place.is_multiple_of(GRANULE as u64);
+        let inside = DATA_START <= range.start && range.start < range.end && range.end <= self.size;
+        (inside && aligned(range.start) && aligned(range.end))
+            .then_some(())
+            .ok_or(Invalid::Place(range.start))
+    }
+
+    fn mark_bad(&self, range: Range<u64>) {
+        let (start, end) = (range.start, range.end);
+        if self.bad.lock().add(range) {
+            let medium = self.id;
+            tracing::warn!(%medium, start, end, "this range failed and is not used again");
+        }
+    }
+
+    fn note_failed_flush(&self) {
+        self.flush_failed.store(true, Ordering::Release);
+    }
+}

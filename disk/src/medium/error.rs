@@ -1,0 +1,206 @@
+//! Why a medium, a store or a load was refused.
+
+use super::header::{HeaderWrong, Order};
+use crate::IoError;
+use kvpool_types::{ClusterId, Version};
+use std::sync::atomic::{AtomicU64, Ordering};
+use thiserror::Error;
+
+/// Why a device was not opened as a medium. Except for `Io`, formatting the device anew is the only
+/// remedy, and it loses all content.
+#[derive(Debug, Error)]
+pub enum MediumRefused {
+    /// The device holds bytes that are not kvpool's.
+    #[error("the device holds bytes that are not kvpool's: formatting needs --ssd-reset")]
+    Foreign,
+    /// A later release formatted the medium.
+    #[error("the medium has format {0}, which a later release wrote: run the later release")]
+    NewerFormat(u32),
+    /// Neither superblock can be read, and one was kvpool's.
+    #[error("both superblocks are damaged: formatting needs --ssd-reset")]
+    Damaged,
+    /// The device is smaller than the medium on it.
+    #[error("the device has {device} bytes, and its medium has {medium}")]
+    Shrunk {
+        /// The bytes of the device.
+        device: u64,
+        /// The bytes in the superblock.
+        medium: u64,
+    },
+    /// The device has no room for a superblock and one extent.
+    #[error("the device has {0} bytes, too few for a medium")]
+    TooSmall(u64),
+    /// The medium belongs to another pool.
+    #[error("the medium belongs to cluster {theirs}, not {ours}: formatting needs --ssd-reset")]
+    OtherCluster {
+        /// The cluster in the superblock.
+        theirs: ClusterId,
+        /// The cluster that attaches.
+        ours: ClusterId,
+    },
+    /// The arena has no room for one granule.
+    #[error("the arena has no room for the superblock")]
+    NoRoom,
+    /// The device failed.
+    #[error("the superblock was not read or written: {0}")]
+    Io(#[source] IoError),
+}
+
+/// Why a medium was not detached as clean. What it holds is still verified on every load.
+#[derive(Debug, Error)]
+pub enum DetachError {
+    /// Stores or loads were in flight at the deadline.
+    #[error("{0} stores and loads were still in flight")]
+    Busy(usize),
+    /// A flush failed since the attach, so an acknowledged store may be lost.
+    #[error("a flush failed since the medium was attached")]
+    FlushFailed,
+    /// The superblock was not written.
+    #[error(transparent)]
+    Superblock(#[from] MediumRefused),
+}
+
+/// A request that no medium can serve. Nothing was read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Invalid {
+    /// The length is 0 or over [`Length::MAX_BLOCK`](kvpool_types::Length::MAX_BLOCK).
+    #[error("no block of {0} bytes can be stored")]
+    Length(u64),
+    /// The range is empty or ends after the block.
+    #[error("the range {start}..{end} is not inside the block")]
+    Range {
+        /// The first byte.
+        start: u64,
+        /// The byte after the last.
+        end: u64,
+    },
+    /// The extent is not aligned to a granule, or not inside the medium's data.
+    #[error("no extent can lie at {0}")]
+    Place(u64),
+    /// The extent touches a bad range.
+    #[error("the extent at {0} touches a bad range")]
+    BadRange(u64),
+    /// The bytes to store do not have the expected checksum.
+    #[error("the bytes to store do not have the expected checksum")]
+    Checksum,
+    /// The medium is detached.
+    #[error("the medium is detached")]
+    Detached,
+}
+
+/// Why a store did not succeed. The extent holds no believable block, or an older one.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// Nothing was written.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The device failed. A part may be written.
+    #[error("the extent was not written: {0}")]
+    Io(#[source] IoError),
+}
+
+/// Why a load gives no bytes.
+#[derive(Debug, Error)]
+pub enum Wrong {
+    /// The header cannot be believed.
+    #[error("the header is wrong: {0:?}")]
+    Header(HeaderWrong),
+    /// The chunk with this number does not have its checksum.
+    #[error("chunk {0} is damaged")]
+    Chunk(u64),
+    /// The extent was written for another place.
+    #[error("the extent was written for offset {written_for}")]
+    Misdirected {
+        /// The place in the header.
+        written_for: u64,
+    },
+    /// The place holds another version, or another store of it.
+    #[error("the extent holds version {version} of store {order:?}")]
+    Stale {
+        /// The store in the header.
+        order: Order,
+        /// The version in the header.
+        version: Version,
+    },
+    /// The device failed.
+    #[error("the extent was not read: {0}")]
+    Io(#[source] IoError),
+    /// Nothing was read.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+}
+
+/// The kinds of [`Wrong`], as labels of a counter.
+pub const WRONG_KINDS: [&str; 11] = [
+    "magic",
+    "length",
+    "header_crc",
+    "sums",
+    "other_medium",
+    "disagrees",
+    "chunk",
+    "misdirected",
+    "stale",
+    "io",
+    "invalid",
+];
+
+impl Wrong {
+    /// The kind's place in [`WRONG_KINDS`].
+    const fn index(&self) -> usize {
+        match self {
+            Self::Header(HeaderWrong::Magic) => 0,
+            Self::Header(HeaderWrong::Length) => 1,
+            Self::Header(HeaderWrong::Crc) => 2,
+            Self::Header(HeaderWrong::Sums) => 3,
+            Self::Header(HeaderWrong::OtherMedium) => 4,
+            Self::Header(HeaderWrong::Disagrees) => 5,
+            Self::Chunk(_) => 6,
+            Self::Misdirected { .. } => 7,
+            Self::Stale { .. } => 8,
+            Self::Io(_) => 9,
+            Self::Invalid(_) => 10,
+        }
+    }
+
+    /// The kind, as the label of a counter.
+    pub fn kind(&self) -> &'static str {
+        WRONG_KINDS.get(self.index()).copied().unwrap_or("invalid")
+    }
+}
+
+/// Failed loads by kind.
+#[derive(Debug, Default)]
+pub(super) struct WrongCounts([AtomicU64; WRONG_KINDS.len()]);
+
+impl WrongCounts {
+    pub(super) fn count(&self, wrong: &Wrong) {
+        if let Some(counter) = self.0.get(wrong.index()) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn read(&self) -> [(&'static str, u64); WRONG_KINDS.len()] {
+        let mut counts = WRONG_KINDS.map(|kind| (kind, 0));
+        for (count, counter) in counts.iter_mut().zip(&self.0) {
+            count.1 = counter.load(Ordering::Relaxed);
+        }
+        counts
+    }
+}
+
+impl MediumRefused {
+    /// The refusal's name, as the label of a counter.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Foreign => "foreign",
+            Self::NewerFormat(_) => "newer_format",
+            Self::Damaged => "damaged",
+            Self::Shrunk { .. } => "shrunk",
+            Self::TooSmall(_) => "too_small",
+            Self::OtherCluster { .. } => "other_cluster",
+            Self::NoRoom => "no_room",
+            Self::Io(_) => "io",
+        }
+    }
+}

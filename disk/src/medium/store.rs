@@ -1,0 +1,190 @@
+//! Storing one block: header and data in one write.
+
+use super::Medium;
+use super::error::{Invalid, StoreError};
+use super::fields::checksum;
+use super::header::{Header, Order, footprint, header_bytes};
+use crate::{Arena, Buffer, Completion, IoError, Op, Request};
+use kvpool_types::checksum::{CHUNK, combine_chunks};
+use kvpool_types::{Checksum, Length, MediumId, Version};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Where a block goes, and which block it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// The extent's place, in bytes from the medium's start; a multiple of a granule.
+    pub offset: u64,
+    /// The number of this store.
+    pub order: Order,
+    /// The block's version.
+    pub version: Version,
+    /// The checksum of the whole block, as its commit stored it.
+    pub checksum: Checksum,
+}
+
+/// The buffer of a block to store. The caller fills [`data`](Self::data).
+#[derive(Debug)]
+pub struct Staged {
+    buffer: Buffer,
+    header: usize,
+    length: u64,
+}
+
+impl Staged {
+    /// Takes the room of a block of `length` bytes from the arena. Waits for room until `until`,
+    /// or not at all. `Ok(None)` means no room.
+    pub fn take(
+        arena: &Arc<Arena>,
+        length: u64,
+        until: Option<Instant>,
+    ) -> Result<Option<Self>, Invalid> {
+        let invalid = Invalid::Length(length);
+        let header = Length(header_bytes(length).ok_or(invalid)?).as_usize();
+        let whole = Length(footprint(length).ok_or(invalid)?).as_usize();
+        let buffer = take(arena, whole, until);
+        Ok(buffer.map(|buffer| Self {
+            buffer,
+            header,
+            length,
+        }))
+    }
+
+    /// The block's bytes. Their first content is undefined: other blocks used the room before.
+    pub fn data(&mut self) -> &mut [u8] {
+        let length = Length(self.length).as_usize();
+        let (_, data) = self.buffer.split_at_mut(self.header);
+        data.split_at_mut(length).0
+    }
+
+    /// Writes the header and the padding around the data.
+    fn seal(mut self, medium: MediumId, stamp: &Stamp) -> Result<Buffer, Invalid> {
+        let length = self.length;
+        let chunks: Vec<_> = self
+            .data()
+            .chunks(Length(CHUNK).as_usize())
+            .map(checksum)
+            .collect();
+        if combine_chunks(Length(length), &chunks) != stamp.checksum {
+            return Err(Invalid::Checksum);
+        }
+        let header = Header {
+            medium,
+            offset: stamp.offset,
+            order: stamp.order,
+            version: stamp.version,
+            length,
+            checksum: stamp.checksum,
+            chunks,
+        };
+        let header = header.encode().ok_or(Invalid::Length(length))?;
+        let (head, data) = self.buffer.split_at_mut(self.header);
+        head.copy_from_slice(&header);
+        // The room held other blocks before: their bytes must not reach the disk.
+        data.split_at_mut(Length(length).as_usize()).1.fill(0);
+        Ok(self.buffer)
+    }
+}
+
+/// Room of the arena, waited for until `until`.
+pub(super) fn take(arena: &Arc<Arena>, bytes: usize, until: Option<Instant>) -> Option<Buffer> {
+    match until {
+        Some(until) => arena.take_within(bytes, until),
+        None => arena.take(bytes),
+    }
+}
+
+impl Medium {
+    /// Stores a block. `done` is called once: on this thread when nothing was written, else on the
+    /// engine's. A success outlives a power cut after the next [`flush`](Self::flush).
+    ///
+    /// This sums the block's bytes on the calling thread.
+    pub fn store(
+        &self,
+        staged: Staged,
+        stamp: Stamp,
+        done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
+    ) {
+        let (buffer, flight) = match self.prepare(staged, &stamp) {
+            Ok(prepared) => prepared,
+            Err(invalid) => return done(Err(StoreError::Invalid(invalid))),
+        };
+        let range = stamp.offset..stamp.offset + buffer.len() as u64;
+        let shared = Arc::clone(&self.shared);
+        self.engine.submit(Request {
+            op: Op::Write(buffer),
+            offset: stamp.offset,
+            done: Box::new(move |Completion { buffer, result }| {
+                drop(buffer);
+                if matches!(result, Err(IoError::Medium(_))) {
+                    shared.mark_bad(range);
+                }
+                drop(flight);
+                done(result.map_err(StoreError::Io));
+            }),
+        });
+    }
+
+    fn prepare(
+        &self,
+        staged: Staged,
+        stamp: &Stamp,
+    ) -> Result<(Buffer, super::flights::Flight), Invalid> {
+        let range = self.shared.place(stamp.offset, staged.length)?;
+        if self.shared.bad.lock().touches(&range) {
+            return Err(Invalid::BadRange(stamp.offset));
+        }
+        let buffer = staged.seal(self.shared.id, stamp)?;
+        let flight = self.shared.flights.begin().ok_or(Invalid::Detached)?;
+        Ok((buffer, flight))
+    }
+
+    /// Makes every store that succeeded before this call outlive a power cut. `done` is called
+    /// once.
+    ///
+    /// After a flush that failed, the medium is never detached as clean: the kernel may have
+    /// dropped the bytes of stores that succeeded.
+    pub fn flush(&self, done: impl FnOnce(Result<(), StoreError>) + Send + 'static) {
+        let Some(flight) = self.shared.flights.begin() else {
+            return done(Err(StoreError::Invalid(Invalid::Detached)));
+        };
+        let shared = Arc::clone(&self.shared);
+        self.engine.submit(Request {
+            op: Op::Flush,
+            offset: 0,
+            done: Box::new(move |completion| {
+                if completion.result.is_err() {
+                    shared.note_failed_flush();
+                }
+                drop(flight);
+                done(completion.result.map_err(StoreError::Io));
+            }),
+        });
+    }
+
+    /// Tells the device that a reclaimed range holds nothing. Loads of it may still find old bytes.
+    pub fn discard(
+        &self,
+        range: std::ops::Range<u64>,
+        done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
+    ) {
+        let flight = match self.shared.check_range(&range) {
+            Ok(()) => self.shared.flights.begin().ok_or(Invalid::Detached),
+            Err(invalid) => Err(invalid),
+        };
+        let flight = match flight {
+            Ok(flight) => flight,
+            Err(invalid) => return done(Err(StoreError::Invalid(invalid))),
+        };
+        self.engine.submit(Request {
+            op: Op::Discard {
+                length: range.end - range.start,
+            },
+            offset: range.start,
+            done: Box::new(move |completion| {
+                drop(flight);
+                done(completion.result.map_err(StoreError::Io));
+            }),
+        });
+    }
+}

@@ -1,0 +1,10 @@
+//! Tests of the medium. `power` cuts the power, and `corruption` damages what lies on the disk.
+
+mod codec;
+mod corruption;
+mod device;
+mod faults;
+mod identity;
+mod power;
+mod rig;
+mod scanning;

@@ -1,0 +1,104 @@
+//! A device in memory that a test can damage, make fail, or hold up. It keeps no log.
+
+use crate::{Completion, Engine, EngineKind, IoError, Op, Request};
+use parking_lot::Mutex;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The device. It answers on the thread that submits.
+#[derive(Debug)]
+pub(super) struct Device {
+    bytes: Mutex<Vec<u8>>,
+    /// The bytes that cannot be read or written.
+    pub(super) bad: Mutex<Vec<u64>>,
+    pub(super) flush_fails: AtomicBool,
+    /// Whether requests wait in `held`.
+    pub(super) holds: AtomicBool,
+    pub(super) held: Mutex<Vec<Held>>,
+    /// The places of all writes.
+    pub(super) written: Mutex<Vec<u64>>,
+}
+
+/// A request that waits.
+pub(super) struct Held(pub(super) Request);
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Held")
+    }
+}
+
+impl Device {
+    /// A device with these bytes.
+    pub(super) fn new(bytes: Vec<u8>) -> Arc<Self> {
+        Arc::new(Self {
+            bytes: Mutex::new(bytes),
+            bad: Mutex::default(),
+            flush_fails: AtomicBool::new(false),
+            holds: AtomicBool::new(false),
+            held: Mutex::default(),
+            written: Mutex::default(),
+        })
+    }
+
+    /// A device of zeros.
+    pub(super) fn blank(size: u64) -> Arc<Self> {
+        Self::new(vec![0; usize::try_from(size).unwrap()])
+    }
+
+    fn range(&self, offset: u64, length: usize) -> Result<Range<usize>, IoError> {
+        let range = offset..offset + length as u64;
+        if self.bad.lock().iter().any(|bad| range.contains(bad)) {
+            return Err(IoError::Medium(io::Error::other("bad sector")));
+        }
+        if range.end > self.size() {
+            return Err(IoError::OutOfRange);
+        }
+        let start = usize::try_from(offset).unwrap();
+        Ok(start..start + length)
+    }
+}
+
+impl Engine for Device {
+    fn submit(&self, request: Request) {
+        if self.holds.load(Ordering::SeqCst) {
+            self.held.lock().push(Held(request));
+            return;
+        }
+        let Request { op, offset, done } = request;
+        let (buffer, result) = match op {
+            Op::Read(mut buffer) => {
+                let range = self.range(offset, buffer.len());
+                let read = range.map(|range| buffer.copy_from_slice(&self.bytes.lock()[range]));
+                (Some(buffer), read)
+            }
+            Op::Write(buffer) => {
+                self.written.lock().push(offset);
+                let range = self.range(offset, buffer.len());
+                let write = range.map(|range| self.bytes.lock()[range].copy_from_slice(&buffer));
+                (Some(buffer), write)
+            }
+            Op::Flush if self.flush_fails.load(Ordering::SeqCst) => {
+                let failed = IoError::Medium(io::Error::other("the flush failed"));
+                (None, Err(failed))
+            }
+            Op::Flush | Op::Discard { .. } => (None, Ok(())),
+        };
+        done(Completion { buffer, result });
+    }
+
+    fn size(&self) -> u64 {
+        self.bytes.lock().len() as u64
+    }
+
+    fn kind(&self) -> EngineKind {
+        EngineKind::Memory
+    }
+
+    fn in_flight(&self) -> usize {
+        self.held.lock().len()
+    }
+}

@@ -1,0 +1,291 @@
+//! Devices that fail: bad sectors, lost flushes, requests that do not end.
+
+use super::device::{Device, Held};
+use super::rig::{self, Block, CLUSTER, STEP};
+use crate::medium::{
+    DATA_START, DetachError, Expected, Formatted, Generation, Invalid, Medium, Staged, StoreError,
+    Wanted, Wrong,
+};
+use crate::{Arena, Engine, IoError};
+use kvpool_types::{Checksum, Length, MediumId, Version};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const SIZE: u64 = DATA_START + (1 << 20);
+
+struct Rig {
+    device: Arc<Device>,
+    engine: Arc<dyn Engine>,
+    arena: Arc<Arena>,
+    medium: Medium,
+}
+
+fn rig() -> Rig {
+    let device = Device::blank(SIZE);
+    let engine = Arc::clone(&device) as Arc<dyn Engine>;
+    let arena = Arena::new(4 << 20).unwrap();
+    let id = MediumId(rand::random());
+    let made = Formatted::format(Arc::clone(&engine), Arc::clone(&arena), CLUSTER, id).unwrap();
+    Rig {
+        device,
+        engine,
+        arena,
+        medium: made.attach(CLUSTER, Generation(1)).unwrap(),
+    }
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+#[test]
+fn a_bad_sector_is_never_used_again_and_outlives_a_detach_and_a_format() {
+    let rig = rig();
+    let (good, bad) = (
+        Block::new(DATA_START, 1, 1, 9000),
+        Block::new(DATA_START + 10 * STEP, 2, 2, 9000),
+    );
+    for block in [&good, &bad] {
+        rig::store(&rig.medium, &rig.arena, block).unwrap();
+    }
+    rig.device.bad.lock().push(bad.stamp.offset + STEP + 5);
+    let wrong = rig::load_block(&rig.medium, &rig.arena, &bad, 0..9000).unwrap_err();
+    assert!(matches!(wrong, Wrong::Io(IoError::Medium(_))));
+    rig::load_block(&rig.medium, &rig.arena, &good, 0..9000).unwrap();
+    assert_eq!(rig.medium.bad_ranges().as_slice(), [bad.range()]);
+    let again = rig::store(&rig.medium, &rig.arena, &bad);
+    assert!(matches!(
+        again,
+        Err(StoreError::Invalid(Invalid::BadRange(_)))
+    ));
+
+    let written = |rig: &Rig| rig::opened(&rig.engine, &rig.arena).superblock().clone();
+    assert!(written(&rig).bad.as_slice().is_empty());
+    rig.medium.persist().unwrap();
+    let kept = written(&rig);
+    assert_eq!(
+        (kept.bad.as_slice(), kept.clean),
+        (&[bad.range()][..], false)
+    );
+    rig.medium.persist().unwrap();
+    assert_eq!(written(&rig), kept, "nothing new, nothing written");
+    rig.medium.detach(soon()).unwrap();
+    assert!(written(&rig).clean);
+    let (engine, arena) = (Arc::clone(&rig.engine), Arc::clone(&rig.arena));
+    let again = Formatted::format(engine, arena, CLUSTER, MediumId(2)).unwrap();
+    assert_eq!(again.superblock().bad.as_slice(), [bad.range()]);
+}
+
+#[test]
+fn a_store_into_a_bad_sector_fails_and_marks_it() {
+    let rig = rig();
+    let block = Block::new(DATA_START, 1, 1, 9000);
+    rig.device.bad.lock().push(DATA_START);
+    let failed = rig::store(&rig.medium, &rig.arena, &block);
+    assert!(matches!(failed, Err(StoreError::Io(_))));
+    assert_eq!(rig.medium.bad_ranges().as_slice(), [block.range()]);
+}
+
+#[test]
+fn one_superblock_in_a_bad_sector_is_tolerated_and_two_are_not() {
+    for slot in 0..2 {
+        let rig = rig();
+        rig.device.bad.lock().push(slot * STEP);
+        let attached = rig::opened(&rig.engine, &rig.arena).attach(CLUSTER, Generation(2));
+        attached.unwrap().detach(soon()).unwrap();
+        let found = rig::opened(&rig.engine, &rig.arena).superblock().clone();
+        assert_eq!((found.generation, found.clean), (Generation(2), true));
+        rig.device.bad.lock().push((1 - slot) * STEP);
+        let open = Formatted::open(Arc::clone(&rig.engine), Arc::clone(&rig.arena));
+        assert_eq!(open.unwrap_err().kind(), "damaged");
+    }
+}
+
+#[test]
+fn a_superblock_goes_over_the_older_copy_first() {
+    for older in 0..2 {
+        let rig = rig();
+        let mut superblock = rig::opened(&rig.engine, &rig.arena).superblock().clone();
+        superblock.sequence -= 1;
+        rig::poke(&rig.engine, &rig.arena, older * STEP, &superblock.encode());
+        rig.device.written.lock().clear();
+        let attached = rig::opened(&rig.engine, &rig.arena).attach(CLUSTER, Generation(2));
+        attached.unwrap();
+        assert_eq!(
+            *rig.device.written.lock(),
+            [older * STEP, (1 - older) * STEP]
+        );
+    }
+}
+
+#[test]
+fn a_detach_from_a_device_that_hangs_ends_at_its_deadline() {
+    let rig = rig();
+    rig.device.holds.store(true, Ordering::SeqCst);
+    let hung = rig
+        .medium
+        .detach(Instant::now() + Duration::from_millis(20));
+    assert!(matches!(hung, Err(DetachError::Superblock(_))));
+}
+
+#[test]
+fn after_a_failed_flush_the_medium_is_never_marked_clean() {
+    let rig = rig();
+    rig.device.flush_fails.store(true, Ordering::SeqCst);
+    assert!(rig::flush(&rig.medium).is_err());
+    rig.device.flush_fails.store(false, Ordering::SeqCst);
+    rig::flush(&rig.medium).unwrap();
+    let refused = rig.medium.detach(soon());
+    assert!(matches!(refused, Err(DetachError::FlushFailed)));
+    assert!(!rig::opened(&rig.engine, &rig.arena).superblock().clean);
+}
+
+#[test]
+fn a_detach_waits_for_what_is_in_flight_and_refuses_new_work() {
+    let rig = rig();
+    let block = Block::new(DATA_START, 1, 1, 9000);
+    rig.device.holds.store(true, Ordering::SeqCst);
+    let stored = rig::submit(&rig.medium, &rig.arena, &block);
+    let now = Instant::now();
+    assert!(matches!(rig.medium.detach(now), Err(DetachError::Busy(1))));
+    let refused = rig::store(&rig.medium, &rig.arena, &block);
+    assert!(matches!(
+        refused,
+        Err(StoreError::Invalid(Invalid::Detached))
+    ));
+    assert!(rig::flush(&rig.medium).is_err());
+    let refused = rig::load_block(&rig.medium, &rig.arena, &block, 0..1).unwrap_err();
+    assert!(matches!(refused, Wrong::Invalid(Invalid::Detached)));
+    rig.device.holds.store(false, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let detached = scope.spawn(|| rig.medium.detach(soon()));
+        let held: Vec<_> = std::mem::take(&mut *rig.device.held.lock());
+        held.into_iter()
+            .for_each(|Held(request)| rig.device.submit(request));
+        detached.join().unwrap().unwrap();
+    });
+    stored.recv().unwrap().unwrap();
+    assert!(rig::opened(&rig.engine, &rig.arena).superblock().clean);
+}
+
+#[test]
+fn a_range_far_behind_its_header_is_two_requests_that_may_end_in_any_order() {
+    let rig = rig();
+    let block = Block::new(DATA_START, 1, 1, 900_000);
+    rig::store(&rig.medium, &rig.arena, &block).unwrap();
+    for reversed in [false, true] {
+        rig.device.holds.store(true, Ordering::SeqCst);
+        let wanted = Wanted::part(DATA_START, block.expected(), 700_000..700_010).unwrap();
+        let room = wanted.take(&rig.arena, None).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        rig.medium.load(wanted, room, move |arrival| {
+            sender.send(arrival.verify()).unwrap()
+        });
+        rig.device.holds.store(false, Ordering::SeqCst);
+        let mut held: Vec<_> = std::mem::take(&mut *rig.device.held.lock());
+        assert_eq!(held.len(), 2);
+        if reversed {
+            held.reverse();
+        }
+        held.into_iter()
+            .for_each(|Held(request)| rig.device.submit(request));
+        assert_eq!(
+            *receiver.recv().unwrap().unwrap(),
+            block.bytes[700_000..700_010]
+        );
+    }
+    rig.device.bad.lock().push(DATA_START);
+    let wrong = rig::load_block(&rig.medium, &rig.arena, &block, 700_000..700_010).unwrap_err();
+    assert_eq!(wrong.kind(), "io");
+}
+
+#[test]
+fn a_store_of_other_bytes_than_the_checksum_says_writes_nothing() {
+    let rig = rig();
+    let mut block = Block::new(DATA_START, 1, 1, 9000);
+    let before = rig::peek(&rig.engine, &rig.arena, block.range());
+    block.stamp.checksum = Checksum(block.stamp.checksum.0 ^ 1);
+    let refused = rig::store(&rig.medium, &rig.arena, &block);
+    assert!(matches!(
+        refused,
+        Err(StoreError::Invalid(Invalid::Checksum))
+    ));
+    assert_eq!(rig::peek(&rig.engine, &rig.arena, block.range()), before);
+}
+
+#[test]
+fn padding_holds_no_bytes_of_other_blocks() {
+    let rig = rig();
+    let block = Block::new(DATA_START, 1, 1, 5000);
+    rig.arena.take(64 << 10).unwrap().fill(0xab);
+    rig::store(&rig.medium, &rig.arena, &block).unwrap();
+    let bytes = rig::peek(&rig.engine, &rig.arena, block.range());
+    assert!(bytes[4096 + 5000..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_block_that_disagrees_with_the_directory_is_refused() {
+    let rig = rig();
+    let block = Block::new(DATA_START, 1, 1, 9000);
+    rig::store(&rig.medium, &rig.arena, &block).unwrap();
+    let good = block.expected();
+    let kind = |expected: Expected| {
+        let wanted = Wanted::whole(DATA_START, expected).unwrap();
+        rig::load(&rig.medium, &rig.arena, wanted)
+            .unwrap_err()
+            .kind()
+    };
+    let checksum = Checksum(good.checksum.0 ^ 1);
+    assert_eq!(kind(Expected { checksum, ..good }), "disagrees");
+    assert_eq!(
+        kind(Expected {
+            length: 8999,
+            ..good
+        }),
+        "disagrees"
+    );
+    let version = Version(2);
+    assert_eq!(kind(Expected { version, ..good }), "stale");
+}
+
+#[test]
+fn places_outside_the_mediums_data_are_refused() {
+    let rig = rig();
+    let kept = rig::peek(&rig.engine, &rig.arena, 0..DATA_START);
+    for offset in [
+        0,
+        STEP,
+        DATA_START - STEP,
+        DATA_START + 1,
+        SIZE - STEP,
+        SIZE,
+        u64::MAX - 4095,
+    ] {
+        let block = Block::new(offset, 1, 1, 100);
+        let stored = rig::store(&rig.medium, &rig.arena, &block);
+        assert!(
+            matches!(stored, Err(StoreError::Invalid(Invalid::Place(_)))),
+            "{offset}"
+        );
+        let wanted = Wanted::whole(offset, block.expected()).unwrap();
+        let wrong = rig::load(&rig.medium, &rig.arena, wanted).unwrap_err();
+        assert_eq!(wrong.kind(), "invalid");
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let discarded = move |outcome| sender.send(outcome).unwrap();
+        rig.medium
+            .discard(offset..offset.saturating_add(2 * STEP), discarded);
+        assert!(receiver.recv().unwrap().is_err(), "{offset}");
+    }
+    assert_eq!(rig::peek(&rig.engine, &rig.arena, 0..DATA_START), kept);
+    assert!(Staged::take(&rig.arena, 0, None).is_err());
+    assert!(Staged::take(&rig.arena, Length::MAX_BLOCK.0 + 1, None).is_err());
+    assert!(matches!(
+        Staged::take(&rig.arena, Length::MAX_BLOCK.0, None),
+        Ok(None)
+    ));
+    let expected = Block::new(DATA_START, 1, 1, 100).expected();
+    for (start, end) in [(5, 5), (6, 5), (0, 101), (100, 101)] {
+        assert!(Wanted::part(DATA_START, expected, start..end).is_err());
+    }
+}

@@ -1,0 +1,158 @@
+//! Which bytes of which block to load, and what proves them.
+
+use super::error::{Invalid, Wrong};
+use super::fields::checksum;
+use super::header::{Header, HeaderWrong, Order, header_bytes};
+use super::store::take;
+use crate::{Arena, Buffer, GRANULE};
+use kvpool_types::checksum::CHUNK;
+use kvpool_types::{Checksum, Length, MediumId, Version};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Data between the header and the first wanted chunk that is read along. Reading it costs about
+/// as much as a second request.
+const NEAR: u64 = 256 << 10;
+
+/// The block that the directory says an extent holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The number of the store, where the caller knows it.
+    pub order: Option<Order>,
+    /// The block's version.
+    pub version: Version,
+    /// The block's bytes.
+    pub length: u64,
+    /// The checksum of the whole block.
+    pub checksum: Checksum,
+}
+
+/// Bytes of one block to load.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub(super) offset: u64,
+    pub(super) expected: Expected,
+    /// The wanted bytes of the block.
+    pub(super) range: Range<u64>,
+    /// The bytes of the header.
+    pub(super) header: u64,
+    /// The bytes of the extent that hold the chunks of the range; whole granules.
+    pub(super) data: Range<u64>,
+}
+
+impl Wanted {
+    /// All bytes of the block at `offset`.
+    pub fn whole(offset: u64, expected: Expected) -> Result<Self, Invalid> {
+        Self::part(offset, expected, 0..expected.length)
+    }
+
+    /// The bytes `range` of the block at `offset`. Whole chunks are read and verified.
+    pub fn part(offset: u64, expected: Expected, range: Range<u64>) -> Result<Self, Invalid> {
+        let length = expected.length;
+        let header = header_bytes(length).ok_or(Invalid::Length(length))?;
+        if range.start >= range.end || range.end > length {
+            let Range { start, end } = range;
+            return Err(Invalid::Range { start, end });
+        }
+        let last = range.end.next_multiple_of(CHUNK).min(length);
+        let data =
+            header + range.start / CHUNK * CHUNK..header + last.next_multiple_of(GRANULE as u64);
+        Ok(Self {
+            offset,
+            expected,
+            range,
+            header,
+            data,
+        })
+    }
+
+    fn is_near(&self) -> bool {
+        self.data.start - self.header <= NEAR
+    }
+
+    /// Takes the room for this load from the arena. Waits for room until `until`, or not at all.
+    pub fn take(&self, arena: &Arc<Arena>, until: Option<Instant>) -> Option<Room> {
+        if self.is_near() {
+            let head = take(arena, Length(self.data.end).as_usize(), until)?;
+            return Some(Room { head, data: None });
+        }
+        // The small one first: a load that waits then holds little of what others wait for.
+        let head = take(arena, Length(self.header).as_usize(), until)?;
+        let bytes = Length(self.data.end - self.data.start).as_usize();
+        let data = take(arena, bytes, until)?;
+        Some(Room {
+            head,
+            data: Some(data),
+        })
+    }
+
+    /// Checks what was read: the header, and each chunk of the range.
+    pub(super) fn verify(&self, medium: MediumId, room: &Room) -> Result<(), Wrong> {
+        let header = Header::decode(&room.head).map_err(Wrong::Header)?;
+        self.expected.check(&header, medium, self.offset)?;
+        let first = self.range.start / CHUNK;
+        let chunks = room.chunks(self).chunks(Length(CHUNK).as_usize());
+        let sums = header.chunks.iter().skip(Length(first).as_usize());
+        let mut verified = self.range.start / CHUNK * CHUNK;
+        for ((bytes, sum), number) in chunks.zip(sums).zip(first..) {
+            if checksum(bytes) != *sum {
+                return Err(Wrong::Chunk(number));
+            }
+            verified += bytes.len() as u64;
+        }
+        // Guards the arithmetic above: unverified bytes never leave.
+        if verified < self.range.end {
+            return Err(Wrong::Chunk(verified / CHUNK));
+        }
+        Ok(())
+    }
+}
+
+impl Expected {
+    /// Whether this header is the expected block's, at this place of this medium.
+    fn check(&self, header: &Header, medium: MediumId, offset: u64) -> Result<(), Wrong> {
+        if header.medium != medium {
+            return Err(Wrong::Header(HeaderWrong::OtherMedium));
+        }
+        if header.offset != offset {
+            return Err(Wrong::Misdirected {
+                written_for: header.offset,
+            });
+        }
+        if header.version != self.version || self.order.is_some_and(|o| o != header.order) {
+            return Err(Wrong::Stale {
+                order: header.order,
+                version: header.version,
+            });
+        }
+        if header.length != self.length || header.checksum != self.checksum {
+            return Err(Wrong::Header(HeaderWrong::Disagrees));
+        }
+        Ok(())
+    }
+}
+
+/// The buffers of one load.
+#[derive(Debug)]
+pub struct Room {
+    /// The extent from its header on.
+    pub(super) head: Buffer,
+    /// The chunks of the range, where they lie far behind the header.
+    pub(super) data: Option<Buffer>,
+}
+
+impl Room {
+    /// The chunks of the range, without padding.
+    fn chunks(&self, wanted: &Wanted) -> &[u8] {
+        let (bytes, from) = match &self.data {
+            Some(data) => (data, wanted.data.start),
+            None => (&self.head, 0),
+        };
+        let end = (wanted.header + wanted.expected.length).min(wanted.data.end);
+        let range = wanted.data.start - from..end - from;
+        bytes
+            .get(Length(range.start).as_usize()..Length(range.end).as_usize())
+            .unwrap_or_default()
+    }
+}
