@@ -18,11 +18,17 @@
 
 pub mod arena;
 pub mod engine;
+pub mod faulty;
+mod file;
 pub mod medium;
 pub mod memory;
+mod threads;
+mod uring;
 
 pub use arena::{Arena, Buffer};
 pub use engine::{Completion, Engine, EngineKind, IoError, Op, Request};
+pub use faulty::{Fault, Faulty};
+pub use file::{Choice, OpenError, Options, open};
 pub use memory::{Event, Memory};
 
 /// The unit of offsets and lengths of all I/O, in bytes.

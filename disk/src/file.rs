@@ -1,0 +1,241 @@
+//! Opening a device or file: its size, its lock, direct I/O, and the choice of the engine.
+
+use crate::GRANULE;
+use crate::arena::Arena;
+use crate::engine::{Engine, EngineKind};
+use crate::threads::Threads;
+use crate::uring::Uring;
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Which engine to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// io_uring, or threads where it is blocked.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// Threads.
+    Threads,
+}
+
+/// How to open a device or file.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// For a file: its bytes. A missing file is created, and all its room is taken at once. `None`
+    /// opens a device or file as it is.
+    pub size: Option<u64>,
+    /// The engine.
+    pub engine: Choice,
+    /// Use the page cache even where direct I/O is possible.
+    pub buffered: bool,
+    /// The most transfers in progress.
+    pub depth: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            size: None,
+            engine: Choice::Auto,
+            buffered: false,
+            depth: 128,
+        }
+    }
+}
+
+/// Why a device or file cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The system refused a step.
+    #[error("cannot {what} {}: {source}", path.display())]
+    System {
+        /// The step.
+        what: &'static str,
+        /// The device or file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// Another process has it.
+    #[error("{} is in use by another process", path.display())]
+    Busy {
+        /// The device or file.
+        path: PathBuf,
+    },
+    /// It is neither a file nor a block device.
+    #[error("{} is neither a file nor a block device", path.display())]
+    Kind {
+        /// What it is not.
+        path: PathBuf,
+    },
+    /// A file must have a size, and a device has its own.
+    #[error("{}: {reason}", path.display())]
+    Size {
+        /// The device or file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// An open device or file, locked against other processes.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(crate) fd: OwnedFd,
+    pub(crate) size: u64,
+    /// True when transfers go around the page cache.
+    pub(crate) is_direct: bool,
+    /// True for a block device.
+    pub(crate) is_device: bool,
+}
+
+/// Opens a device or file, and starts an engine for it. Buffers of requests should be of `arena`,
+/// which io_uring registers once.
+///
+/// # Errors
+///
+/// Every variant of [`OpenError`]. Nothing is written in that case, but a missing file may have
+/// been created.
+pub fn open(
+    path: &Path,
+    options: &Options,
+    arena: &Arc<Arena>,
+) -> Result<Arc<dyn Engine>, OpenError> {
+    let file = Arc::new(File::open(path, options)?);
+    let depth = options.depth.max(1);
+    let direct = file.is_direct;
+    let system = |what| {
+        let path = path.to_owned();
+        move |source| OpenError::System { what, path, source }
+    };
+    if options.engine != Choice::Threads {
+        match Uring::start(Arc::clone(&file), arena, depth) {
+            Ok(engine) => {
+                tracing::info!(path = %path.display(), engine = "io_uring", direct, "disk opened");
+                return Ok(Arc::new(engine));
+            }
+            Err(source) if options.engine == Choice::Uring => {
+                return Err(system("use io_uring for")(source));
+            }
+            Err(error) => tracing::warn!(path = %path.display(), %error, fallback = "threads",
+                "io_uring cannot be used here (a container's seccomp profile often blocks it)"),
+        }
+    }
+    let engine = Threads::start(file, depth).map_err(system("start threads for"))?;
+    tracing::info!(path = %path.display(), engine = "threads", direct, "disk opened");
+    Ok(Arc::new(engine))
+}
+
+/// The name of an engine in status and logs.
+impl EngineKind {
+    /// The name in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Uring => "io_uring",
+            Self::Threads => "threads",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+impl File {
+    fn open(path: &Path, options: &Options) -> Result<Self, OpenError> {
+        let system = |what: &'static str| {
+            move |errno: Errno| OpenError::System {
+                what,
+                path: path.to_owned(),
+                source: errno.into(),
+            }
+        };
+        let size = |reason: String| OpenError::Size {
+            path: path.to_owned(),
+            reason,
+        };
+        let mut flags = OFlags::RDWR | OFlags::CLOEXEC;
+        if options.size.is_some() && !path.exists() {
+            flags |= OFlags::CREATE;
+        }
+        let mode = Mode::RUSR | Mode::WUSR;
+        let open = |flags| rustix::fs::open(path, flags, mode);
+        let direct = if options.buffered {
+            None
+        } else {
+            match open(flags | OFlags::DIRECT) {
+                Ok(fd) => Some(fd),
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                    tracing::warn!(path = %path.display(), fallback = "the page cache",
+                        "the filesystem refuses direct I/O");
+                    None
+                }
+                Err(errno) => return Err(system("open")(errno)),
+            }
+        };
+        let is_direct = direct.is_some();
+        let fd = match direct {
+            Some(fd) => fd,
+            None => open(flags).map_err(system("open"))?,
+        };
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                return Err(OpenError::Busy {
+                    path: path.to_owned(),
+                });
+            }
+            Err(errno) => return Err(system("lock")(errno)),
+        }
+        let found = rustix::fs::fstat(&fd).map_err(system("examine"))?;
+        let present = match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile => u64::try_from(found.st_size).unwrap_or(0),
+            FileType::BlockDevice => {
+                rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0)).map_err(system("measure"))?
+            }
+            _ => {
+                return Err(OpenError::Kind {
+                    path: path.to_owned(),
+                });
+            }
+        };
+        let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+        let bytes = match options.size {
+            Some(wanted) if !wanted.is_multiple_of(GRANULE as u64) || wanted == 0 => {
+                return Err(size(format!("{wanted} bytes are no multiple of {GRANULE}")));
+            }
+            Some(wanted) if is_file && wanted < present => {
+                return Err(size(format!(
+                    "the file has {present} bytes, and {wanted} are configured: a file is not cut"
+                )));
+            }
+            Some(wanted) if is_file => {
+                // All room is taken now: a write must not fail for it later.
+                rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, wanted)
+                    .map_err(system("take the room of"))?;
+                rustix::fs::fsync(&fd).map_err(system("sync"))?;
+                wanted
+            }
+            Some(wanted) if wanted > present => {
+                return Err(size(format!(
+                    "the device has {present} bytes, and {wanted} are configured"
+                )));
+            }
+            Some(wanted) => wanted,
+            None => present / GRANULE as u64 * GRANULE as u64,
+        };
+        if bytes == 0 {
+            return Err(size("it is empty; for a file, give its size".to_owned()));
+        }
+        Ok(Self {
+            fd,
+            size: bytes,
+            is_direct,
+            is_device: !is_file,
+        })
+    }
+}

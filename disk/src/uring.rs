@@ -1,0 +1,416 @@
+//! The engine of io_uring: one ring and one thread.
+//!
+//! ```text
+//!  submit ─► queue ─ wakes, if it sleeps ─► thread: fill the ring ─► enter and wait ─► completions
+//! ```
+//!
+//! The thread sleeps in the kernel until a transfer ends or an event wakes it, so an idle ring costs
+//! no time. Every completion names its slot and the slot's generation, so no request takes the
+//! result of another.
+
+// UNSAFETY: entries name memory and descriptors by address. The memory is the buffer that the slot
+// owns until the completion; the descriptors live as long as the ring.
+#![allow(unsafe_code, reason = "submission entries hold raw addresses")]
+
+use crate::arena::Arena;
+use crate::engine::{Engine, EngineKind, IoError, Op, Request};
+use crate::file::File;
+use crate::threads::discarded;
+use io_uring::{IoUring, opcode, squeue, types};
+use parking_lot::Mutex;
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+/// The tag of the read of the wake-up event.
+const WAKE: u64 = u64::MAX;
+/// The most bytes of one entry: the kernel transfers no more at once.
+const MOST_BYTES: usize = 1 << 30;
+
+/// A ring over one file.
+#[derive(Debug)]
+pub(crate) struct Uring {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    file: Arc<File>,
+    queue: Mutex<Queue>,
+    wake: OwnedFd,
+    in_flight: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    requests: VecDeque<Request>,
+    /// True while the thread may sleep without having seen the queue.
+    sleeps: bool,
+    is_closed: bool,
+}
+
+/// A request in the ring.
+struct Slot {
+    generation: u32,
+    request: Option<Request>,
+    /// Bytes transferred by earlier entries.
+    done: usize,
+}
+
+impl Uring {
+    pub(crate) fn start(file: Arc<File>, arena: &Arc<Arena>, depth: u32) -> io::Result<Self> {
+        let ring = IoUring::builder()
+            .setup_cqsize(depth.saturating_mul(2).next_power_of_two())
+            .build(depth.next_power_of_two())?;
+        let mut probe = io_uring::Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE];
+        if needed.iter().any(|code| !probe.is_supported(*code)) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let whole = libc_iovec(arena);
+        // SAFETY: the mapping outlives the ring: the thread keeps a reference to the arena.
+        let registered = unsafe { ring.submitter().register_buffers(&whole) };
+        let is_fixed = match registered {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::info!(%error, "I/O buffers are not registered (the limit of locked memory is low)");
+                false
+            }
+        };
+        let shared = Arc::new(Shared {
+            file,
+            queue: Mutex::default(),
+            wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?,
+            in_flight: AtomicUsize::new(0),
+        });
+        let mut driver = Driver {
+            ring,
+            shared: Arc::clone(&shared),
+            arena: Arc::clone(arena),
+            is_fixed,
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            again: VecDeque::new(),
+            woken: Box::new(0),
+            is_armed: false,
+        };
+        for number in 0..depth {
+            driver.slots.push(Slot {
+                generation: 0,
+                request: None,
+                done: 0,
+            });
+            driver.vacant.push(number);
+        }
+        let thread = std::thread::Builder::new()
+            .name("disk-ring".into())
+            .spawn(move || driver.run())?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+}
+
+fn libc_iovec(arena: &Arc<Arena>) -> [libc::iovec; 1] {
+    [libc::iovec {
+        iov_base: arena.start().as_ptr().cast(),
+        iov_len: arena.size(),
+    }]
+}
+
+impl Shared {
+    fn wake(&self) {
+        // A full counter means that the thread is already woken.
+        let _woken = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Engine for Uring {
+    fn submit(&self, request: Request) {
+        if let Err(error) = request.check(self.shared.file.size) {
+            request.end(Err(error));
+            return;
+        }
+        self.shared.in_flight.fetch_add(1, Ordering::AcqRel);
+        let sleeps = {
+            let mut queue = self.shared.queue.lock();
+            queue.requests.push_back(request);
+            std::mem::take(&mut queue.sleeps)
+        };
+        if sleeps {
+            self.shared.wake();
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.shared.file.size
+    }
+
+    fn kind(&self) -> EngineKind {
+        EngineKind::Uring
+    }
+
+    fn in_flight(&self) -> usize {
+        self.shared.in_flight.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.shared.queue.lock().is_closed = true;
+        self.shared.wake();
+        if let Some(thread) = self.thread.take()
+            // The last reference may be dropped by a completion, on this thread.
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the disk's thread panicked");
+        }
+    }
+}
+
+struct Driver {
+    ring: IoUring,
+    shared: Arc<Shared>,
+    arena: Arc<Arena>,
+    is_fixed: bool,
+    slots: Vec<Slot>,
+    vacant: Vec<u32>,
+    /// Slots whose transfer goes on behind a part.
+    again: VecDeque<u32>,
+    /// Where the wake-up event is read to.
+    woken: Box<u64>,
+    /// True while the ring has a read of the wake-up event.
+    is_armed: bool,
+}
+
+impl Driver {
+    fn run(mut self) {
+        loop {
+            self.arm();
+            self.fill();
+            let is_idle = self.vacant.len() == self.slots.len() && self.again.is_empty();
+            {
+                let mut queue = self.shared.queue.lock();
+                if queue.is_closed && is_idle && queue.requests.is_empty() {
+                    return;
+                }
+                // Requests that found no slot wait for a completion, not for the event.
+                queue.sleeps = queue.requests.is_empty();
+                if !queue.requests.is_empty() && !self.vacant.is_empty() {
+                    continue;
+                }
+            }
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                // A signal, or a full completion queue, which is read below.
+                Err(error)
+                    if matches!(
+                        Errno::from_io_error(&error),
+                        Some(Errno::INTR | Errno::BUSY | Errno::AGAIN)
+                    ) => {}
+                Err(error) => {
+                    // Nothing else can be done with the ring: entries in progress keep their memory.
+                    tracing::error!(%error, "io_uring failed");
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                }
+            }
+            self.reap();
+        }
+    }
+
+    fn arm(&mut self) {
+        if self.is_armed {
+            return;
+        }
+        let wake = types::Fd(self.shared.wake.as_raw_fd());
+        let to: *mut u64 = &mut *self.woken;
+        let entry = opcode::Read::new(wake, to.cast(), 8)
+            .build()
+            .user_data(WAKE);
+        self.is_armed = self.push(&entry);
+    }
+
+    /// False when the submission queue is full.
+    fn push(&mut self, entry: &squeue::Entry) -> bool {
+        // SAFETY: the entry's memory belongs to its slot, or to the driver, until the completion.
+        unsafe { self.ring.submission().push(entry) }.is_ok()
+    }
+
+    fn fill(&mut self) {
+        while let Some(number) = self.again.pop_front() {
+            if !self.enter(number) {
+                self.again.push_front(number);
+                return;
+            }
+        }
+        while let Some(number) = self.vacant.pop() {
+            let Some(request) = self.shared.queue.lock().requests.pop_front() else {
+                self.vacant.push(number);
+                return;
+            };
+            if let Some(slot) = self.slots.get_mut(number as usize) {
+                slot.request = Some(request);
+                slot.done = 0;
+            }
+            if !self.enter(number) {
+                self.again.push_back(number);
+                return;
+            }
+        }
+    }
+
+    /// Puts a slot's transfer, or the rest of it, into the submission queue.
+    fn enter(&mut self, number: u32) -> bool {
+        let Some(slot) = self.slots.get_mut(number as usize) else {
+            return true;
+        };
+        let Some(request) = &mut slot.request else {
+            return true;
+        };
+        let fd = types::Fd(self.shared.file.fd.as_raw_fd());
+        let offset = request.offset + slot.done as u64;
+        let tag = joined(slot.generation, number);
+        let done = slot.done;
+        let entry = match &mut request.op {
+            Op::Read(buffer) => {
+                let left = part(buffer.len(), done);
+                let is_fixed = self.is_fixed && buffer.is_of(&self.arena);
+                // SAFETY: `done` is below the buffer's length.
+                let to = unsafe { buffer.address().add(done) };
+                match is_fixed {
+                    true => opcode::ReadFixed::new(fd, to, left, 0)
+                        .offset(offset)
+                        .build(),
+                    false => opcode::Read::new(fd, to, left).offset(offset).build(),
+                }
+            }
+            Op::Write(buffer) => {
+                let left = part(buffer.len(), done);
+                let is_fixed = self.is_fixed && buffer.is_of(&self.arena);
+                // SAFETY: `done` is below the buffer's length.
+                let from = unsafe { buffer.address().add(done) };
+                match is_fixed {
+                    true => opcode::WriteFixed::new(fd, from, left, 0)
+                        .offset(offset)
+                        .build(),
+                    false => opcode::Write::new(fd, from, left).offset(offset).build(),
+                }
+            }
+            Op::Flush => opcode::Fsync::new(fd)
+                .flags(types::FsyncFlags::DATASYNC)
+                .build(),
+            Op::Discard { .. } if !self.shared.file.is_device => opcode::Nop::new().build(),
+            Op::Discard { length } => opcode::Fallocate::new(fd, *length)
+                .offset(offset)
+                .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
+                .build(),
+        };
+        self.push(&entry.user_data(tag))
+    }
+
+    fn reap(&mut self) {
+        let ended: Vec<(u64, i32)> = {
+            let queue = self.ring.completion();
+            queue
+                .map(|entry| (entry.user_data(), entry.result()))
+                .collect()
+        };
+        for (tag, result) in ended {
+            if tag == WAKE {
+                self.is_armed = false;
+                continue;
+            }
+            let (generation, number) = split(tag);
+            let Some(slot) = self.slots.get_mut(number as usize) else {
+                continue;
+            };
+            if slot.generation != generation {
+                tracing::error!(tag, "a completion without a request");
+                continue;
+            }
+            let outcome = match slot.take(result) {
+                Step::Again => {
+                    self.again.push_back(number);
+                    continue;
+                }
+                Step::Ended(outcome) => outcome,
+            };
+            slot.generation = slot.generation.wrapping_add(1) % (u32::MAX - 1);
+            let request = slot.request.take();
+            self.vacant.push(number);
+            self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+            if let Some(request) = request {
+                request.end(outcome);
+            }
+        }
+    }
+}
+
+enum Step {
+    /// The rest must be transferred.
+    Again,
+    /// The request has ended.
+    Ended(Result<(), IoError>),
+}
+
+impl Slot {
+    /// Takes an entry's result: bytes, or a negative error number.
+    fn take(&mut self, result: i32) -> Step {
+        let Some(request) = &self.request else {
+            return Step::Ended(Ok(()));
+        };
+        let bytes = match usize::try_from(result) {
+            Ok(bytes) => bytes,
+            Err(_) => {
+                let errno = Errno::from_raw_os_error(-result);
+                if matches!(errno, Errno::INTR | Errno::AGAIN) {
+                    return Step::Again;
+                }
+                return Step::Ended(match request.op {
+                    Op::Discard { .. } => discarded(Err(errno)),
+                    _ => Err(errno.into()),
+                });
+            }
+        };
+        let wanted = match &request.op {
+            Op::Read(buffer) | Op::Write(buffer) => buffer.len(),
+            Op::Flush | Op::Discard { .. } => return Step::Ended(Ok(())),
+        };
+        self.done += bytes;
+        if self.done >= wanted {
+            return Step::Ended(Ok(()));
+        }
+        if bytes == 0 {
+            return Step::Ended(Err(IoError::Short {
+                wanted: wanted as u64,
+                done: self.done as u64,
+            }));
+        }
+        Step::Again
+    }
+}
+
+/// The tag of a slot's entry.
+fn joined(generation: u32, number: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(number)
+}
+
+fn split(tag: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = tag.to_le_bytes();
+    let number = u32::from_le_bytes([a, b, c, d]);
+    (u32::from_le_bytes([e, f, g, h]), number)
+}
+
+fn part(length: usize, done: usize) -> u32 {
+    let left = (length - done).min(MOST_BYTES);
+    u32::try_from(left).expect("invariant: a part has at most 1 GiB")
+}
