@@ -235,6 +235,9 @@ async fn converse(
             FromNode::Verified(verified) => {
                 pool.heard_verified(node, verified.ticket, verified.matches);
             }
+            FromNode::Media(_) | FromNode::MediumAttached(_) | FromNode::TransfersDone(_) => {
+                tracing::debug!(node = %node.name, "this master takes no media");
+            }
             FromNode::Draining(_) => pool.draining(node),
             FromNode::Goodbye(_) => {
                 pool.drop_node(node);

@@ -2067,7 +2067,7 @@ pub mod pool_server {
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeMessage {
-    #[prost(oneof = "node_message::Body", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "node_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub body: ::core::option::Option<node_message::Body>,
 }
 /// Nested message and enum types in `NodeMessage`.
@@ -2087,12 +2087,18 @@ pub mod node_message {
         Draining(super::Draining),
         #[prost(message, tag = "6")]
         Goodbye(super::Goodbye),
+        #[prost(message, tag = "7")]
+        Media(super::Media),
+        #[prost(message, tag = "8")]
+        MediumAttached(super::MediumAttached),
+        #[prost(message, tag = "9")]
+        TransfersDone(super::TransfersDone),
     }
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MasterMessage {
-    #[prost(oneof = "master_message::Body", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "master_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub body: ::core::option::Option<master_message::Body>,
 }
 /// Nested message and enum types in `MasterMessage`.
@@ -2110,6 +2116,12 @@ pub mod master_message {
         Fence(super::Fence),
         #[prost(message, tag = "5")]
         Verify(super::Verify),
+        #[prost(message, tag = "6")]
+        AttachMedium(super::AttachMedium),
+        #[prost(message, tag = "7")]
+        ResetMedium(super::ResetMedium),
+        #[prost(message, tag = "8")]
+        Transfers(super::Transfers),
     }
 }
 #[allow(clippy::all)]
@@ -2279,6 +2291,136 @@ pub struct Draining {}
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Goodbye {}
+/// The media that a node has. The node sends the list after each welcome, once no transfer of an
+/// earlier session is in progress, and again when a medium's state changes.
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Media {
+    #[prost(message, repeated, tag = "1")]
+    pub media: ::prost::alloc::vec::Vec<OfferedMedium>,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OfferedMedium {
+    /// 16 bytes
+    #[prost(bytes = "bytes", tag = "1")]
+    pub medium_id: ::prost::bytes::Bytes,
+    /// of the last attachment that the medium itself records
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    /// for extents
+    #[prost(uint64, tag = "3")]
+    pub size_bytes: u64,
+    #[prost(uint64, tag = "4")]
+    pub zone_bytes: u64,
+    #[prost(enumeration = "MediumState", tag = "5")]
+    pub state: i32,
+}
+/// The node writes the generation to the medium, then confirms it.
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttachMedium {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub medium_id: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    #[prost(uint32, tag = "3")]
+    pub segment_id: u32,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MediumAttached {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub medium_id: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+}
+/// The medium does not hold what the pool remembers of it. The node formats it under a new id.
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResetMedium {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub medium_id: ::prost::bytes::Bytes,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Transfers {
+    #[prost(message, repeated, tag = "1")]
+    pub transfers: ::prost::alloc::vec::Vec<Transfer>,
+}
+/// A copy of a block from one of the node's segments to another.
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Transfer {
+    #[prost(uint64, tag = "1")]
+    pub ticket: u64,
+    /// the length is the block's
+    #[prost(message, optional, tag = "2")]
+    pub from: ::core::option::Option<ExtentRange>,
+    #[prost(message, optional, tag = "3")]
+    pub to: ::core::option::Option<ExtentRange>,
+    /// of the block
+    #[prost(uint64, tag = "4")]
+    pub version: u64,
+    /// of the block
+    #[prost(fixed64, tag = "5")]
+    pub checksum: u64,
+    /// for a copy into memory: the proof of the grant to write there
+    #[prost(bytes = "bytes", tag = "6")]
+    pub grant: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "7")]
+    pub grant_id: u64,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TransfersDone {
+    #[prost(message, repeated, tag = "1")]
+    pub transfers: ::prost::alloc::vec::Vec<TransferDone>,
+}
+#[allow(clippy::all)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferDone {
+    #[prost(uint64, tag = "1")]
+    pub ticket: u64,
+    /// kvpool_types::Code
+    #[prost(uint32, tag = "2")]
+    pub code: u32,
+}
+#[allow(clippy::all)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum MediumState {
+    MediumReady = 0,
+    /// no room, or no writes: copies are read, none is added
+    MediumReadOnly = 1,
+    /// copies are not read for now
+    MediumSlow = 2,
+    MediumGone = 3,
+}
+impl MediumState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::MediumReady => "MEDIUM_READY",
+            Self::MediumReadOnly => "MEDIUM_READ_ONLY",
+            Self::MediumSlow => "MEDIUM_SLOW",
+            Self::MediumGone => "MEDIUM_GONE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "MEDIUM_READY" => Some(Self::MediumReady),
+            "MEDIUM_READ_ONLY" => Some(Self::MediumReadOnly),
+            "MEDIUM_SLOW" => Some(Self::MediumSlow),
+            "MEDIUM_GONE" => Some(Self::MediumGone),
+            _ => None,
+        }
+    }
+}
 /// Generated client implementations.
 pub mod nodes_client {
     #![allow(

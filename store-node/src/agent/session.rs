@@ -323,6 +323,11 @@ impl Session {
                 let items = items.collect::<Result<Vec<_>, _>>()?;
                 context.store.fence(&items);
             }
+            FromMaster::AttachMedium(_) | FromMaster::ResetMedium(_) | FromMaster::Transfers(_) => {
+                return Err(
+                    Failure::Unexpected("an order for a medium that was not offered").into(),
+                );
+            }
             FromMaster::Verify(verify) => self.verify(context, &verify, verified)?,
             FromMaster::Refusal(refusal) => return Err(refused(refusal)),
             FromMaster::Welcome(_) => return Err(Failure::Unexpected("a second welcome").into()),
