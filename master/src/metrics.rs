@@ -54,6 +54,11 @@ pub struct Metrics {
     checksum_reports: IntCounter,
     unreachable_reports: IntCounter,
     replicas_corrupt: IntCounter,
+    copies_stored: IntCounter,
+    bytes_stored: IntCounter,
+    copies_loaded: IntCounter,
+    bytes_loaded: IntCounter,
+    copies_dropped: IntCounter,
     used_bytes: IntGauge,
     capacity_bytes: IntGauge,
     quarantine_bytes: IntGauge,
@@ -110,6 +115,23 @@ impl Metrics {
         Ok(Self {
             keys_looked_up: counter("keys_looked_up_total", "Keys that clients looked up.")?,
             keys_found: counter("keys_found_total", "Keys that lookups found in the pool.")?,
+            copies_stored: counter(
+                "blocks_stored_total",
+                "Blocks copied from memory to a medium.",
+            )?,
+            bytes_stored: counter("bytes_stored_total", "Bytes of blocks copied to media.")?,
+            copies_loaded: counter(
+                "blocks_loaded_total",
+                "Blocks that came back from a medium to memory.",
+            )?,
+            bytes_loaded: counter(
+                "bytes_loaded_total",
+                "Bytes of blocks that came back from media.",
+            )?,
+            copies_dropped: counter(
+                "copies_dropped_total",
+                "Copies dropped from media to make room.",
+            )?,
             prefix_blocks_asked: counter(
                 "prefix_blocks_asked_total",
                 "Blocks in the chains of match_prefix requests.",
@@ -288,6 +310,23 @@ impl Metrics {
             Code::ChecksumMismatch => self.checksum_reports.inc(),
             _ => self.unreachable_reports.inc(),
         }
+    }
+
+    /// Counts a block copied to a medium.
+    pub(crate) fn copy_stored(&self, length: Length) {
+        self.copies_stored.inc();
+        self.bytes_stored.inc_by(length.0);
+    }
+
+    /// Counts a block that came back from a medium.
+    pub(crate) fn copy_loaded(&self, length: Length) {
+        self.copies_loaded.inc();
+        self.bytes_loaded.inc_by(length.0);
+    }
+
+    /// Counts copies dropped to make room on a medium.
+    pub(crate) fn copies_dropped(&self, copies: usize) {
+        self.copies_dropped.inc_by(copies as u64);
     }
 
     pub(crate) fn corrupt_replica(&self) {

@@ -255,6 +255,16 @@ impl Segments<'_> {
         nodes.len()
     }
 
+    /// Allocates `length` bytes on a node, on the segment with the most free room.
+    pub fn allocate_on(&self, node: &Arc<StoreNode>, length: Length) -> Option<Replica> {
+        let mut own: smallvec::SmallVec<[&Arc<Segment>; 4]> = self
+            .iter()
+            .filter(|segment| Arc::ptr_eq(&segment.node, node))
+            .collect();
+        own.sort_by_key(|segment| segment.used() as i128 - i128::from(segment.limit));
+        own.into_iter().find_map(|segment| segment.allocate(length))
+    }
+
     /// An allocator over the segments that fit these hints.
     pub fn allocator(&self, hints: &PlacementHints) -> Allocator<'_> {
         Allocator::new(self.iter(), hints, self.draws)

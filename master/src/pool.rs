@@ -15,8 +15,9 @@
 //! 1. the table of segments;
 //! 2. the hidden replicas;
 //! 3. the reservations;
-//! 4. stripes of the directory in the order of their numbers, then their lineage;
-//! 5. the extents of one segment, with no stripe locked.
+//! 4. the traffic of media, and behind it the keys that leave;
+//! 5. stripes of the directory in the order of their numbers, then their lineage;
+//! 6. the extents of one segment, with no stripe locked.
 //!
 //! A thread takes the read lock of the table of segments only once at a time. A waiting writer goes
 //! before new readers, so a second read lock of the same thread would deadlock.
@@ -35,6 +36,7 @@ mod segment_ids;
 mod snapshot;
 mod sweep;
 mod term_start;
+mod tiering;
 
 pub use caretaker::Presence;
 pub use commit::{CommitItem, Written};
@@ -43,6 +45,7 @@ pub use read::{Bitmap, Described, DescribedReplica, Found, Holder, Leased, Liste
 pub use remove::{Removal, RemoveReport};
 pub use reserve::{Granted, ReserveOptions};
 pub use term_start::{StartError, TermStart};
+pub use tiering::OfferedMedium;
 
 use crate::clock::{BootInstant, Clock};
 use crate::config::{CommitAck, Config};
@@ -91,6 +94,7 @@ pub struct Pool {
     started: BootInstant,
     directory: Directory,
     tier: Tier,
+    tiering: tiering::Tiering,
     namespaces: Namespaces,
     namespace_creation: tokio::sync::Mutex<()>,
     registration: tokio::sync::Mutex<()>,

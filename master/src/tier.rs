@@ -12,6 +12,8 @@
 //! on a medium only, and a lookup in memory costs what it costs without media. A copy on a medium
 //! is a [`Commit`] record whose segment is on a medium.
 //!
+//! ADR 0037 says why there are two directories.
+//!
 //! **Architecture Invariant:** the log decides which copy is current. A copy enters the tier in the
 //! order of the log, and a commit of a later version takes the earlier copy out in the same order.
 //! So a removed or replaced block never returns.
@@ -27,8 +29,8 @@ pub use ring::{Ring, Taken};
 
 use crate::clock::BootInstant;
 use crate::directory::{
-    self, BlockRef, Copies, Directory, NewBlock, Policy, Removal, Removed, Replica, UNPLACED,
-    Verdict,
+    self, BlockId, BlockRef, Copies, Directory, NewBlock, Policy, Removal, Removed, Replica,
+    UNPLACED, Verdict,
 };
 use crate::store::record::{self, Commit};
 use kvpool_types::ids::NamespaceId;
@@ -36,12 +38,15 @@ use kvpool_types::{KeyRef, SegmentId, Version};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The blocks on media, and the media.
 #[derive(Debug)]
 pub struct Tier {
     directory: Directory,
     media: RwLock<BTreeMap<SegmentId, Arc<Medium>>>,
+    /// Whether there is a medium. Every call of a client asks, so it needs no lock.
+    has_media: AtomicBool,
 }
 
 impl Tier {
@@ -55,6 +60,7 @@ impl Tier {
         Self {
             directory: Directory::new(options, start),
             media: RwLock::default(),
+            has_media: AtomicBool::new(false),
         }
     }
 
@@ -69,9 +75,9 @@ impl Tier {
         &self.directory
     }
 
-    /// True without any medium: then the tier costs nothing.
+    /// True when the tier never had a medium: then it costs nothing.
     pub fn is_empty(&self) -> bool {
-        self.media.read().is_empty()
+        !self.has_media.load(Ordering::Acquire)
     }
 
     /// Every medium, by id.
@@ -95,6 +101,7 @@ impl Tier {
         match Medium::new(record) {
             Some(medium) => {
                 self.media.write().insert(id, Arc::new(medium));
+                self.has_media.store(true, Ordering::Release);
             }
             None => tracing::error!(medium = %name, segment = %id,
                 "medium left out: its zones do not fit its size"),
@@ -106,6 +113,7 @@ impl Tier {
         let Some(medium) = self.media.write().remove(&id) else {
             return 0;
         };
+        // `has_media` stays set: removals that are on their way rely on it.
         let mut copies = 0;
         let mut place = Some(0);
         while let Some(from) = place {
@@ -177,6 +185,18 @@ impl Tier {
             Removal::Removed(removed) => Some(removed),
             Removal::Kept | Removal::Missing => None,
         })?;
+        self.free(&removed.replicas);
+        Some(removed)
+    }
+
+    /// Removes the copy in a slot if it has this version and `allow` accepts it, and frees its range.
+    pub fn remove_copy(
+        &self,
+        copy: BlockId,
+        version: Version,
+        allow: impl FnOnce(&BlockRef<'_>) -> Verdict,
+    ) -> Option<Removed> {
+        let removed = self.directory.remove_by_id(copy, version, allow)?;
         self.free(&removed.replicas);
         Some(removed)
     }

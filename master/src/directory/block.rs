@@ -87,8 +87,8 @@ pub struct NewBlock {
 /// The outcome of publishing one block.
 #[derive(Clone, Debug)]
 pub struct Published {
-    /// The block's slot. `None` when the directory refused the block: the key has a later version,
-    /// or this version at the same place, or the block has no replica, no bytes, or at least 4 GiB.
+    /// The block's slot. `None` when the directory refused the block. Then the key has a later
+    /// version, or this version at the same place. Or the block has no replica, no bytes, or 4 GiB.
     pub id: Option<BlockId>,
     /// The earlier version of the key. Its leases and its count of holders continue on the new
     /// version. Its extents may be reused only after its lease ends.

@@ -6,7 +6,9 @@ use super::cell::Locked;
 use super::common::{Prepared, Preparer};
 use super::stripe::Stripe;
 use super::stripe_order::{Borrowed, Item};
+use crate::replica::BlockId;
 use crate::slab::NONE;
+use kvpool_types::Version;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
 use smallvec::SmallVec;
@@ -69,6 +71,28 @@ impl Directory {
             }
             wave.clear();
         }
+    }
+
+    /// Passes the block in a slot to `f`, if it has this version.
+    pub fn read_block<R>(
+        &self,
+        id: BlockId,
+        version: Version,
+        f: impl FnOnce(BlockRef<'_>) -> R,
+    ) -> Option<R> {
+        let (stripe, slot) = self.lock_block(id)?;
+        let block = BlockRef {
+            common: &self.common,
+            stripe: &stripe,
+            slot,
+        };
+        (block.version() == version).then(|| f(block))
+    }
+
+    /// The version of the block in a slot.
+    pub fn version_of(&self, id: BlockId) -> Option<Version> {
+        let (stripe, slot) = self.lock_block(id)?;
+        Some(stripe.entries.rest(slot).version)
     }
 
     /// Counts the leading blocks of a chain that are present and `wanted`, and passes only these to

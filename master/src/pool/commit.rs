@@ -182,7 +182,19 @@ impl Pool {
             block.tick = ticks.of(at);
             block.soft_pin_until = accepted.soft_pin.map(|ttl| now.after(ttl));
         }
+        for block in blocks.iter().filter(|_| self.has_media()) {
+            let older = |version| version < block.version;
+            self.tier.remove(namespace, block.key.as_ref(), older);
+        }
         let published = self.directory.publish(&blocks);
+        let queued = published
+            .iter()
+            .zip(&blocks)
+            .filter_map(|(published, block)| {
+                let id = published.id?;
+                Some((id, block.version, block.length.0, &block.replicas[..]))
+            });
+        self.queue_for_media(queued);
         if now < self.lease_floor {
             let ids = published.iter().zip(&blocks);
             self.recent_puts

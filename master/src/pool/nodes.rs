@@ -248,12 +248,14 @@ impl Pool {
     /// Stops placing blocks on a node that shuts down.
     pub fn draining(&self, node: &StoreNode) {
         node.drain();
+        self.demote_all_of(node);
         tracing::info!(node = %node.name, "node is draining");
     }
 
     /// Ends a session. From then on the node is judged by its silence.
-    pub fn detach(&self, node: &StoreNode, session: u64) {
+    pub fn detach(self: &Arc<Self>, node: &StoreNode, session: u64) {
         node.detach(session);
+        self.media_left(node, session);
     }
 
     /// Drops an incarnation and its blocks for good. After the return no reader is sent to these

@@ -304,11 +304,44 @@ impl Pool {
                 }
             }
         });
+        drop(view);
+        if self.has_media() {
+            self.exist_on_media(namespace, &keys, lease.then_some(token), &mut present);
+        }
         Leased {
             answer: present,
             token,
             ttl,
         }
+    }
+
+    /// Sets the bits of blocks that have a readable copy on a medium, and leases these copies until
+    /// `lease`.
+    fn exist_on_media(
+        &self,
+        namespace: NamespaceId,
+        keys: &KeyBatch<'_>,
+        lease: Option<BootInstant>,
+        present: &mut Bitmap,
+    ) {
+        let readable = self.tiering.readable();
+        let copies = self.tier.directory();
+        let (now, ticks) = (self.now(), copies.ticks(keys.len()));
+        copies.visit(namespace, keys, |index, block| {
+            let Some(mut block) = block.filter(|_| !present.get(index)) else {
+                return;
+            };
+            if block
+                .replicas()
+                .iter()
+                .any(|r| readable.contains(&r.segment))
+            {
+                present.set(index);
+                if let Some(until) = lease {
+                    block.lease_used(until, now, ticks.of(index));
+                }
+            }
+        });
     }
 
     /// The number of leading blocks of a chain that are present. Only these blocks are leased.
@@ -319,6 +352,9 @@ impl Pool {
         lease: bool,
     ) -> Leased<usize> {
         let chain = chain.into();
+        if self.has_media() {
+            return self.match_prefix_over_tiers(namespace, &chain, lease);
+        }
         let lease = lease && self.leads();
         let (token, ttl) = self.lease_end(lease);
         let now = self.now();
@@ -336,6 +372,23 @@ impl Pool {
                 }
             },
         );
+        self.metrics.matched(chain.len(), blocks);
+        Leased {
+            answer: blocks,
+            token,
+            ttl,
+        }
+    }
+
+    /// [`Pool::match_prefix`] over memory and media. A block may be in either.
+    fn match_prefix_over_tiers(
+        &self,
+        namespace: NamespaceId,
+        chain: &KeyBatch<'_>,
+        lease: bool,
+    ) -> Leased<usize> {
+        let Leased { answer, token, ttl } = self.exist_bits(namespace, chain, lease);
+        let blocks = (0..chain.len()).take_while(|at| answer.get(*at)).count();
         self.metrics.matched(chain.len(), blocks);
         Leased {
             answer: blocks,

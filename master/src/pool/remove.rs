@@ -41,10 +41,13 @@ pub struct RemoveReport {
 struct Leaving {
     /// The key's index in the call.
     index: usize,
-    id: BlockId,
+    /// The block's slot in memory; `None` for a block that lies on a medium only.
+    id: Option<BlockId>,
     namespace: NamespaceId,
     key: Key,
     version: Version,
+    /// Whether the pool has media.
+    everywhere: bool,
 }
 
 impl Leaving {
@@ -55,7 +58,7 @@ impl Leaving {
             version: self.version,
             // A reader may take a lease until the block leaves.
             unleased: false,
-            everywhere: false,
+            everywhere: self.everywhere,
         })
     }
 }
@@ -106,9 +109,14 @@ impl Pool {
     ) -> Result<RemoveReport, Code> {
         let mut report = RemoveReport::default();
         let mut page = Vec::new();
+        let mut in_memory = true;
         loop {
             let mut found: Vec<(NamespaceId, Key)> = Vec::new();
-            let next = self.directory.scan(&page, STEP, |block| {
+            let directory = match in_memory {
+                true => &self.directory,
+                false => self.tier.directory(),
+            };
+            let next = directory.scan(&page, STEP, |block| {
                 let wanted = match what {
                     Removal::Everything => true,
                     Removal::Namespace(namespace) => block.namespace() == *namespace,
@@ -133,6 +141,10 @@ impl Pool {
                 report.kept += step.kept;
             }
             if page.is_empty() {
+                if in_memory && self.has_media() {
+                    in_memory = false;
+                    continue;
+                }
                 return Ok(report);
             }
             tokio::task::yield_now().await;
@@ -168,15 +180,36 @@ impl Pool {
             if force || !(held || pinned) {
                 leaving.push(Leaving {
                     index,
-                    id: block.id(),
+                    id: Some(block.id()),
                     namespace,
                     key: block.key(),
                     version: block.version(),
+                    everywhere: self.has_media(),
                 });
             } else if let Some(code) = codes.get_mut(index) {
                 *code = Code::Leased;
             }
         });
+        if self.has_media() {
+            missing.retain(|index| {
+                let found = keys
+                    .get(*index)
+                    .and_then(|key| self.leaving_medium(namespace, *index, *key, force));
+                match found {
+                    None => true,
+                    Some(Ok(block)) => {
+                        leaving.push(block);
+                        false
+                    }
+                    Some(Err(held)) => {
+                        if let Some(code) = codes.get_mut(*index) {
+                            *code = held;
+                        }
+                        false
+                    }
+                }
+            });
+        }
         let reservations = self.reservations.lock();
         for index in missing {
             if let (Some(key), Some(code)) = (keys.get(index), codes.get_mut(index)) {
@@ -188,6 +221,34 @@ impl Pool {
             }
         }
         leaving
+    }
+
+    /// The removal of a block that lies on a medium only; `None` without such a block.
+    fn leaving_medium(
+        &self,
+        namespace: NamespaceId,
+        index: usize,
+        key: KeyRef<'_>,
+        force: bool,
+    ) -> Option<Result<Leaving, Code>> {
+        let now = self.now();
+        let mut found = None;
+        self.tier.directory().visit(namespace, &[key], |_, block| {
+            found = block.map(|block| {
+                if !force && block.is_leased(now, BootInstant(0)) {
+                    return Err(Code::Leased);
+                }
+                Ok(Leaving {
+                    index,
+                    id: None,
+                    namespace,
+                    key: block.view().key(),
+                    version: block.version(),
+                    everywhere: true,
+                })
+            });
+        });
+        found
     }
 
     /// Logs the removal of blocks. After the durable append the blocks leave and their extents are
@@ -203,31 +264,48 @@ impl Pool {
             let _told = done.send(Ok(Vec::new()));
         } else {
             let records = leaving.iter().map(Leaving::record).collect();
+            let place = |block: &Leaving| (block.namespace, block.key.clone());
+            let keys: Vec<_> = match self.has_media() {
+                true => leaving.iter().map(place).collect(),
+                false => Vec::new(),
+            };
             let blocks: Vec<_> = leaving.iter().map(|b| (b.id, b.version)).collect();
-            let pool = Arc::clone(self);
-            self.journal()
-                .submit_now(records, Ack::Durable, move |durable| {
-                    let taken = match durable {
-                        Ok(_) => Ok(pool.take_out(&blocks)),
-                        Err(error) => Err(error.code()),
-                    };
-                    let _caller_left = done.send(taken);
-                });
+            let (pool, ended) = (Arc::clone(self), keys.clone());
+            self.removing(keys.into_iter(), || {
+                self.journal()
+                    .submit_now(records, Ack::Durable, move |durable| {
+                        let taken = match durable {
+                            Ok(_) => Ok(pool.take_out(&blocks, &ended)),
+                            Err(error) => Err(error.code()),
+                        };
+                        pool.removal_ended(ended.into_iter());
+                        let _caller_left = done.send(taken);
+                    });
+            });
         }
         async move { durable.await.unwrap_or(Err(Code::StoreFailed)) }
     }
 
     /// Removes blocks from the directory after their removal is durable, and frees their extents;
     /// false for a block that was already gone.
-    fn take_out(self: &Arc<Self>, blocks: &[(BlockId, Version)]) -> Vec<bool> {
+    fn take_out(
+        self: &Arc<Self>,
+        blocks: &[(Option<BlockId>, Version)],
+        keys: &[(NamespaceId, Key)],
+    ) -> Vec<bool> {
         let allow = |_: &BlockRef<'_>| Verdict::Remove;
         let removed: Vec<Option<Removed>> = blocks
             .iter()
-            .map(|(id, version)| self.directory.remove_by_id(*id, *version, allow))
+            .map(|(id, version)| self.directory.remove_by_id((*id)?, *version, allow))
             .collect();
         let left = removed.iter().flatten().map(|removed| self.left(removed));
         self.free(self.freed(left));
-        let taken: Vec<bool> = removed.iter().map(Option::is_some).collect();
+        let mut taken: Vec<bool> = removed.iter().map(Option::is_some).collect();
+        let copies = keys.iter().zip(blocks).zip(&mut taken);
+        for (((namespace, key), (_, version)), taken) in copies {
+            let is_it = |other| other == *version;
+            *taken |= self.tier.remove(*namespace, key.as_ref(), is_it).is_some();
+        }
         self.metrics
             .removed(taken.iter().filter(|taken| **taken).count());
         taken

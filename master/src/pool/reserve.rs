@@ -245,7 +245,7 @@ impl Pool {
     }
 
     /// True when the next version is reserved durably.
-    fn has_versions(&self) -> bool {
+    pub(super) fn has_versions(&self) -> bool {
         self.next_version.load(Ordering::Acquire) < self.versions_until.load(Ordering::Acquire)
     }
 
@@ -264,6 +264,37 @@ impl Pool {
             };
             let settled = outcome.as_ref().is_some_and(|outcome| !is_open(outcome));
             if !settled && view.is_present(&block.view()) {
+                block.touch(ticks.of(index));
+                *outcome = Some(Err(Code::Exists));
+            }
+        });
+        self.settle_on_media(namespace, keys, outcomes);
+    }
+
+    /// Decides the keys that have a readable copy on a medium.
+    fn settle_on_media(
+        &self,
+        namespace: NamespaceId,
+        keys: &KeyBatch<'_>,
+        outcomes: &mut [Outcome],
+    ) {
+        if !self.has_media() {
+            return;
+        }
+        let readable = self.tiering.readable();
+        let copies = self.tier.directory();
+        let ticks = copies.ticks(keys.len());
+        copies.visit(namespace, keys, |index, block| {
+            let (Some(mut block), Some(outcome)) = (block, outcomes.get_mut(index)) else {
+                return;
+            };
+            let settled = outcome.as_ref().is_some_and(|outcome| !is_open(outcome));
+            if !settled
+                && block
+                    .replicas()
+                    .iter()
+                    .any(|r| readable.contains(&r.segment))
+            {
                 block.touch(ticks.of(index));
                 *outcome = Some(Err(Code::Exists));
             }

@@ -4,7 +4,7 @@
 //! the node has registered in this term, which closes every grant of earlier terms.
 
 use super::segment_ids::SegmentIds;
-use super::{EvictorWake, Pool, caretaker, evictor, snapshot};
+use super::{EvictorWake, Pool, caretaker, evictor, snapshot, tiering};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -136,6 +136,7 @@ impl Pool {
             started: now,
             directory,
             tier,
+            tiering: super::tiering::Tiering::default(),
             seed,
             namespaces,
             namespace_creation: tokio::sync::Mutex::default(),
@@ -198,6 +199,7 @@ impl Pool {
         pool.log(records, || {}).await.map_err(StartError::Log)?;
         evictor::start(&pool)?;
         caretaker::start(&pool)?;
+        tiering::start(&pool)?;
         tracing::info!(
             %cluster,
             %epoch,

@@ -66,6 +66,11 @@ impl Calls {
         self.pool.nodes_returned().await;
     }
 
+    /// True when lookups may have to wait for media.
+    pub(super) fn have_media(&self) -> bool {
+        self.pool.has_media()
+    }
+
     /// True when [`Calls::nodes_returned`] would return at once.
     pub(super) fn have_nodes_returned(&self) -> bool {
         self.pool.have_nodes_returned()

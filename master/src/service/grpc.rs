@@ -151,7 +151,7 @@ impl proto::pool_server::Pool for PoolService {
     ) -> Result<Response<proto::LookupReply>, Status> {
         answer!(self, request, lookup, |calls, message| {
             calls.nodes_returned().await;
-            calls.lookup(message)
+            calls.lookup_restored(message).await
         })
     }
 

@@ -4,8 +4,10 @@ use super::framed::Origin;
 use super::status::status;
 use crate::leadership::Seat;
 use crate::membership::{Outbox, Registration, Reported, StoreNode};
-use crate::pool::{Pool, RegisterError};
+use crate::pool::{OfferedMedium, Pool, RegisterError};
 use kvpool_proto as proto;
+use kvpool_types::MediumId;
+use kvpool_types::medium::Generation;
 use kvpool_types::{
     ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, HostId, Incarnation, IncarnationSecret,
     Length, NodeName, Offset, SegmentId,
@@ -78,7 +80,7 @@ impl proto::nodes_server::Nodes for NodesService {
                 Ok((node, session)) => {
                     drop(outbox);
                     tokio::select! {
-                        () = converse(&pool, &node, &mut inbox) => {}
+                        () = converse(&pool, &node, session, &mut inbox) => {}
                         _ = stopped.wait_for(|stopped| *stopped) => {}
                     }
                     pool.detach(&node, session);
@@ -196,10 +198,31 @@ fn read_registration(
     })
 }
 
+/// The most media of a node.
+const MOST_MEDIA: usize = 64;
+
+/// A medium as a node describes it; `None` for an impossible description.
+fn offered_medium(offer: &proto::OfferedMedium) -> Option<OfferedMedium> {
+    Some(OfferedMedium {
+        medium: MediumId::from_slice(&offer.medium_id)?,
+        generation: Generation(offer.generation),
+        size: Length(offer.size_bytes),
+        zone: Length(offer.zone_bytes),
+        state: offer.state(),
+    })
+}
+
+/// The code of a transfer's end. A code that this version does not know is a failure.
+fn transfer_code(code: u32) -> Code {
+    let code = u16::try_from(code).ok().and_then(Code::from_wire);
+    code.unwrap_or(Code::Internal)
+}
+
 /// Processes a node's messages until its stream ends.
 async fn converse(
     pool: &Arc<Pool>,
     node: &Arc<StoreNode>,
+    session: u64,
     inbox: &mut Streaming<proto::NodeMessage>,
 ) {
     loop {
@@ -235,8 +258,34 @@ async fn converse(
             FromNode::Verified(verified) => {
                 pool.heard_verified(node, verified.ticket, verified.matches);
             }
-            FromNode::Media(_) | FromNode::MediumAttached(_) | FromNode::TransfersDone(_) => {
-                tracing::debug!(node = %node.name, "this master takes no media");
+            FromNode::Media(media) => {
+                let offered = media.media.iter().take(MOST_MEDIA);
+                let offered = offered.filter_map(offered_medium).collect();
+                // On a task: a store that stalls must not delay the node's heartbeats.
+                let (pool, node) = (Arc::clone(pool), Arc::clone(node));
+                tokio::spawn(async move {
+                    if let Err(error) = pool.media_offered(&node, session, offered).await {
+                        tracing::warn!(node = %node.name, code = %error.code, error.message, "media not attached");
+                    }
+                });
+            }
+            FromNode::MediumAttached(attached) => {
+                if let Some(medium) = MediumId::from_slice(&attached.medium_id) {
+                    let generation = Generation(attached.generation);
+                    let (pool, node) = (Arc::clone(pool), Arc::clone(node));
+                    tokio::spawn(async move {
+                        pool.medium_attached(&node, session, medium, generation)
+                            .await;
+                    });
+                }
+            }
+            FromNode::TransfersDone(done) => {
+                let done: Vec<(u64, Code)> = done
+                    .transfers
+                    .iter()
+                    .map(|one| (one.ticket, transfer_code(one.code)))
+                    .collect();
+                pool.transfers_done(node, &done);
             }
             FromNode::Draining(_) => pool.draining(node),
             FromNode::Goodbye(_) => {

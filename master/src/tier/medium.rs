@@ -87,6 +87,26 @@ impl Medium {
         }
     }
 
+    /// Changes the holder.
+    pub fn set_holder(&self, holder: Holder) {
+        *self.holder.lock() = holder;
+    }
+
+    /// The zone that is written.
+    pub fn cursor(&self) -> u32 {
+        self.ring.lock().cursor()
+    }
+
+    /// The zone behind the cursor, which has the oldest copies.
+    pub fn next_zone(&self) -> u32 {
+        self.ring.lock().next()
+    }
+
+    /// The zone of a byte.
+    pub fn zone_of(&self, offset: Offset) -> u32 {
+        self.ring.lock().zone_of(offset)
+    }
+
     /// The node with the medium.
     pub fn holder(&self) -> Holder {
         self.holder.lock().clone()

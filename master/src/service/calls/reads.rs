@@ -88,6 +88,19 @@ impl Calls {
         })
     }
 
+    /// [`Calls::lookup`] in a pool with media: blocks that lie there only come back first.
+    pub(in crate::service) async fn lookup_restored(
+        &self,
+        request: proto::LookupRequest,
+    ) -> Result<proto::LookupReply, Refused> {
+        let caller = self.caller(request.caller.as_ref())?;
+        {
+            let keys = unpack(&self.pool, &request.keys)?;
+            self.pool.restore(caller.namespace, &keys).await;
+        }
+        self.lookup(request)
+    }
+
     pub(in crate::service) fn exist(
         &self,
         request: proto::ExistRequest,

@@ -308,6 +308,7 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
     Begun::Answered(match header.op {
         Op::Exist => now!(exist),
         Op::MatchPrefix => now!(match_prefix),
+        Op::Lookup if calls.have_media() => later!(lookup_restored),
         Op::Lookup => now!(lookup),
         Op::Renew => now!(renew),
         Op::Release => now!(release),

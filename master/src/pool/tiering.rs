@@ -1,0 +1,202 @@
+//! The traffic between memory and media: which media are attached, and the transfers in progress.
+//!
+//! ```text
+//!  node ─ offers ─► attach ─► in use ──┬─ demoter (thread) ─ stores ─► copy in the tier
+//!                                      └─ restore (a reader waits) ─ loads ─► block in memory
+//! ```
+//!
+//! A node works on orders only: one ticket a transfer, and the node answers each ticket once. A
+//! ticket belongs to the session that carried it. When the session ends, the outcome of its tickets
+//! is unknown. A store's range is then given up, and a load's extent goes through quarantine like
+//! that of a put which ended. The node offers its media again only when its transfers have ended, so
+//! no transfer of an earlier session meets one of a later session.
+//!
+//! **Architecture Invariant:** a copy or a block that a transfer made is recorded only while the
+//! key's other copy has the same version, no removal of the key is on its way to the log, and no put
+//! of the key is open. So the log never brings back a removed or replaced block.
+
+mod attach;
+mod demoter;
+mod restore;
+mod transfers;
+
+pub use attach::OfferedMedium;
+pub(super) use demoter::start;
+
+use super::Pool;
+use crate::membership::StoreNode;
+use crate::replica::BlockId;
+use demoter::Demotions;
+use kvpool_proto::MediumState;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Key, Offset, SegmentId, Version};
+use parking_lot::{Condvar, Mutex};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use transfers::Transfer;
+
+/// The bytes of transfers in progress on one medium: enough for the device's queue, and no more
+/// than a node buffers.
+const WINDOW: u64 = 64 << 20;
+
+/// The state of all traffic.
+#[derive(Debug, Default)]
+pub(super) struct Tiering {
+    traffic: Mutex<Traffic>,
+    demotions: Mutex<Demotions>,
+    /// Keys whose removal is on its way to the log.
+    leaving: Mutex<HashSet<(NamespaceId, Key)>>,
+    /// Notified when a load ends.
+    loaded: Notify,
+    wake: Mutex<bool>,
+    woken: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Traffic {
+    last_ticket: u64,
+    open: HashMap<u64, Transfer>,
+    /// The copies that are being loaded.
+    loading: HashSet<(BlockId, Version)>,
+    uses: HashMap<SegmentId, Use>,
+}
+
+/// A medium that a node offers in its present session.
+#[derive(Debug)]
+struct Use {
+    node: Arc<StoreNode>,
+    session: u64,
+    state: MediumState,
+    /// True when the node has confirmed the generation.
+    is_attached: bool,
+    in_flight: u64,
+    /// Transfers in progress, by zone.
+    busy: HashMap<u32, u32>,
+    emptying: Emptying,
+}
+
+/// How far the zone behind the cursor is emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Emptying {
+    /// Not begun.
+    Idle,
+    /// The removal of its copies is on its way to the log.
+    Logging,
+    /// Transfers may still touch it.
+    Draining,
+}
+
+impl Use {
+    fn is_readable(&self) -> bool {
+        let serves = matches!(
+            self.state,
+            MediumState::MediumReady | MediumState::MediumReadOnly
+        );
+        serves && self.is_attached && self.node.is_readable()
+    }
+
+    fn takes_stores(&self) -> bool {
+        self.state == MediumState::MediumReady && self.is_attached && self.node.is_connected()
+    }
+}
+
+impl Tiering {
+    /// The media whose copies can be read now.
+    pub(super) fn readable(&self) -> HashSet<SegmentId> {
+        let traffic = self.traffic.lock();
+        let readable = traffic.uses.iter().filter(|(_, used)| used.is_readable());
+        readable.map(|(id, _)| *id).collect()
+    }
+
+    fn wake(&self) {
+        *self.wake.lock() = true;
+        self.woken.notify_one();
+    }
+
+    /// Waits for a wake-up, at most `limit`.
+    fn wait(&self, limit: Duration) {
+        let mut woken = self.wake.lock();
+        if !*woken {
+            self.woken.wait_for(&mut woken, limit);
+        }
+        *woken = false;
+    }
+}
+
+impl Pool {
+    /// True when the pool has, or had, a medium.
+    pub fn has_media(&self) -> bool {
+        !self.tier.is_empty()
+    }
+
+    /// Runs `submit`, which logs the removal of keys, so that no transfer is recorded behind it.
+    /// Pass the keys to [`Pool::removal_ended`] when the removal has taken effect.
+    pub(super) fn removing(
+        &self,
+        keys: impl Iterator<Item = (NamespaceId, Key)>,
+        submit: impl FnOnce(),
+    ) {
+        if self.tier.is_empty() {
+            return submit();
+        }
+        let mut leaving = self.tiering.leaving.lock();
+        leaving.extend(keys);
+        submit();
+    }
+
+    /// Ends [`Pool::removing`].
+    pub(super) fn removal_ended(&self, keys: impl Iterator<Item = (NamespaceId, Key)>) {
+        if self.tier.is_empty() {
+            return;
+        }
+        let mut leaving = self.tiering.leaving.lock();
+        for key in keys {
+            leaving.remove(&key);
+        }
+    }
+
+    /// Runs `submit`, which logs a transferred copy, unless a put or removal of the key is under
+    /// way. Returns whether it ran.
+    fn record_transfer(&self, namespace: NamespaceId, key: &Key, submit: impl FnOnce()) -> bool {
+        let reservations = self.reservations.lock();
+        if reservations.is_pending(namespace, key.as_ref()) {
+            return false;
+        }
+        let leaving = self.tiering.leaving.lock();
+        if leaving.contains(&(namespace, key.clone())) {
+            return false;
+        }
+        submit();
+        true
+    }
+
+    /// True when the memory's block under a key has this version.
+    fn is_in_memory(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
+        let mut is_it = false;
+        self.directory
+            .visit(namespace, &[key.as_ref()], |_, block| {
+                is_it = block.is_some_and(|block| block.version() == version);
+            });
+        is_it
+    }
+
+    /// True when the tier's copy under a key has this version.
+    fn is_on_medium(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
+        let mut is_it = false;
+        self.tier
+            .directory()
+            .visit(namespace, &[key.as_ref()], |_, block| {
+                is_it = block.is_some_and(|block| block.version() == version);
+            });
+        is_it
+    }
+}
+
+/// Where a transfer reads or writes on a medium.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    medium: SegmentId,
+    offset: Offset,
+}

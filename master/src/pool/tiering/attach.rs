@@ -1,0 +1,312 @@
+//! Media come and go with the sessions of their nodes.
+
+use super::super::Pool;
+use super::super::nodes::RegisterError;
+use super::{Emptying, Use};
+use crate::membership::StoreNode;
+use crate::store::journal::Ack;
+use crate::store::record::{self, Record};
+use crate::tier::Holder;
+use kvpool_proto::{self as proto, MediumState, master_message::Body};
+use kvpool_types::medium::{Generation, Judgement, judge};
+use kvpool_types::{Length, MediumId, SegmentId};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A medium that a node offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfferedMedium {
+    /// The medium.
+    pub medium: MediumId,
+    /// The generation in its superblock; 0 for one that was never attached.
+    pub generation: Generation,
+    /// The bytes for extents.
+    pub size: Length,
+    /// The bytes of a zone.
+    pub zone: Length,
+    /// What it can do now.
+    pub state: MediumState,
+}
+
+/// What to do with an offered medium.
+enum Answer {
+    /// Attach it under this record.
+    Attach(record::Medium),
+    /// The node had it attached in an earlier session, and nothing came in between.
+    Continue(SegmentId, Generation),
+    /// It must be formatted. The segment is dropped, if the pool had one.
+    Reset(Option<SegmentId>),
+    /// Another node has it.
+    Refuse,
+}
+
+impl Pool {
+    /// Processes a node's list of media.
+    pub async fn media_offered(
+        self: &Arc<Self>,
+        node: &Arc<StoreNode>,
+        session: u64,
+        offered: Vec<OfferedMedium>,
+    ) -> Result<(), RegisterError> {
+        let _one_at_a_time = self.registration.lock().await;
+        for offer in offered {
+            if self.note_state(node, session, &offer) {
+                continue;
+            }
+            match self.judge_offer(node, &offer).await? {
+                Answer::Attach(medium) => {
+                    let (id, generation) = (medium.id, medium.generation);
+                    let pool = Arc::clone(self);
+                    let record = Record::Medium(medium.clone());
+                    self.log(vec![record], move || pool.set_medium(medium))
+                        .await
+                        .map_err(|code| {
+                            super::super::nodes::refuse(code, "the metadata store failed")
+                        })?;
+                    self.use_medium(node, session, id, &offer);
+                    order_attach(node, &offer, id, Generation(generation));
+                }
+                Answer::Continue(id, generation) => {
+                    self.use_medium(node, session, id, &offer);
+                    order_attach(node, &offer, id, generation);
+                }
+                Answer::Reset(known) => {
+                    if let Some(id) = known {
+                        self.drop_medium(id);
+                    }
+                    tracing::warn!(node = %node.name, medium = %offer.medium, generation = %offer.generation,
+                        "medium does not hold what the pool remembers: the node formats it");
+                    node.send(Body::ResetMedium(proto::ResetMedium {
+                        medium_id: bytes::Bytes::copy_from_slice(&offer.medium.to_bytes()),
+                    }));
+                }
+                Answer::Refuse => {
+                    tracing::error!(node = %node.name, medium = %offer.medium,
+                        "medium refused: another node that is connected has a medium with this id");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the state of a medium that is in use in this session. False for any other.
+    fn note_state(&self, node: &StoreNode, session: u64, offer: &OfferedMedium) -> bool {
+        let media = self.tier.media();
+        let Some(known) = media.iter().find(|known| known.medium == offer.medium) else {
+            return false;
+        };
+        let mut traffic = self.tiering.traffic.lock();
+        let Some(used) = traffic.uses.get_mut(&known.id) else {
+            return false;
+        };
+        let is_same = used.session == session && used.node.incarnation == node.incarnation;
+        if is_same {
+            used.state = offer.state;
+        }
+        is_same
+    }
+
+    async fn judge_offer(
+        self: &Arc<Self>,
+        node: &StoreNode,
+        offer: &OfferedMedium,
+    ) -> Result<Answer, RegisterError> {
+        let media = self.tier.media();
+        let Some(known) = media.iter().find(|known| known.medium == offer.medium) else {
+            return self.judge_new(node, offer).await;
+        };
+        if self.is_used_elsewhere(known.id, node) {
+            return Ok(Answer::Refuse);
+        }
+        let Holder {
+            node: holder,
+            generation,
+            is_pending,
+        } = known.holder();
+        let (attached, pending) = match is_pending {
+            true => (
+                Generation(generation.saturating_sub(1)),
+                Some(Generation(generation)),
+            ),
+            false => (Generation(generation), None),
+        };
+        let judgement = judge(Some(offer.generation), attached, pending);
+        if judgement == Judgement::New || known.size != offer.size || known.zone != offer.zone {
+            return Ok(Answer::Reset(Some(known.id)));
+        }
+        if !is_pending && holder == node.name && self.has_been_attached(known.id, node) {
+            return Ok(Answer::Continue(known.id, attached));
+        }
+        Ok(Answer::Attach(record::Medium {
+            node: node.name.clone(),
+            // A pending attachment is repeated under its number.
+            generation: pending.unwrap_or(attached.next()).0,
+            is_pending: true,
+            ..known.record()
+        }))
+    }
+
+    async fn judge_new(
+        self: &Arc<Self>,
+        node: &StoreNode,
+        offer: &OfferedMedium,
+    ) -> Result<Answer, RegisterError> {
+        if offer.generation != Generation(0) {
+            // The pool's metadata is older than the medium, or was lost.
+            return Ok(Answer::Reset(None));
+        }
+        let Some(id) = self.give_segment_ids(1).await?.next() else {
+            return Ok(Answer::Refuse);
+        };
+        Ok(Answer::Attach(record::Medium {
+            id: SegmentId::on_medium(id.number()),
+            medium: offer.medium,
+            node: node.name.clone(),
+            generation: 1,
+            is_pending: true,
+            size: offer.size,
+            zone: offer.zone,
+            cursor: 0,
+        }))
+    }
+
+    fn is_used_elsewhere(&self, id: SegmentId, node: &StoreNode) -> bool {
+        let traffic = self.tiering.traffic.lock();
+        traffic.uses.get(&id).is_some_and(|used| {
+            used.node.incarnation != node.incarnation && used.node.is_connected()
+        })
+    }
+
+    /// True when this life of the node had the medium attached in an earlier session of this term.
+    fn has_been_attached(&self, id: SegmentId, node: &StoreNode) -> bool {
+        let traffic = self.tiering.traffic.lock();
+        let used = traffic.uses.get(&id);
+        used.is_some_and(|used| used.is_attached && used.node.incarnation == node.incarnation)
+    }
+
+    fn set_medium(&self, medium: record::Medium) {
+        match self.tier.medium(medium.id) {
+            Some(known) => known.set_holder(Holder {
+                node: medium.node,
+                generation: medium.generation,
+                is_pending: medium.is_pending,
+            }),
+            None => self.tier.set_medium(medium),
+        }
+    }
+
+    fn use_medium(
+        &self,
+        node: &Arc<StoreNode>,
+        session: u64,
+        id: SegmentId,
+        offer: &OfferedMedium,
+    ) {
+        let used = Use {
+            node: Arc::clone(node),
+            session,
+            state: offer.state,
+            is_attached: false,
+            in_flight: 0,
+            busy: HashMap::new(),
+            emptying: Emptying::Idle,
+        };
+        self.tiering.traffic.lock().uses.insert(id, used);
+    }
+
+    /// Processes a node's confirmation of an attachment. From its durable record on the copies on
+    /// the medium are readable.
+    pub async fn medium_attached(
+        self: &Arc<Self>,
+        node: &Arc<StoreNode>,
+        session: u64,
+        medium: MediumId,
+        generation: Generation,
+    ) {
+        let media = self.tier.media();
+        let Some(known) = media.into_iter().find(|known| known.medium == medium) else {
+            return;
+        };
+        let holder = known.holder();
+        if holder.generation != generation.0 || holder.node != node.name {
+            tracing::warn!(node = %node.name, %medium, %generation, "attachment of another generation confirmed");
+            return;
+        }
+        if holder.is_pending {
+            let record = record::Medium {
+                is_pending: false,
+                ..known.record()
+            };
+            let (pool, attached) = (Arc::clone(self), record.clone());
+            let logged = self
+                .log(vec![Record::Medium(record)], move || {
+                    pool.set_medium(attached)
+                })
+                .await;
+            if let Err(code) = logged {
+                tracing::warn!(%medium, %code, "attachment not logged");
+                return;
+            }
+        }
+        let is_current = {
+            let mut traffic = self.tiering.traffic.lock();
+            let used = traffic.uses.get_mut(&known.id);
+            let used = used.filter(|used| {
+                used.session == session && used.node.incarnation == node.incarnation
+            });
+            used.map(|used| used.is_attached = true).is_some()
+        };
+        if is_current {
+            tracing::info!(node = %node.name, %medium, segment = %known.id, %generation, "medium attached");
+            self.queue_all_of(node);
+            self.tiering.wake();
+        }
+    }
+
+    /// Drops a medium and the copies on it.
+    fn drop_medium(self: &Arc<Self>, id: SegmentId) {
+        self.tiering.traffic.lock().uses.remove(&id);
+        let _until_submitted = self.evicting.read();
+        let copies = self.tier.drop_medium(id);
+        let gone = Record::SegmentGone(record::SegmentGone { id });
+        self.journal().insist(vec![gone], Ack::Durable, |_| {});
+        tracing::warn!(segment = %id, copies, "medium dropped");
+    }
+
+    /// Ends the use of a node's media in a session that has ended, and the transfers of it.
+    pub(in crate::pool) fn media_left(self: &Arc<Self>, node: &StoreNode, session: u64) {
+        let of_session =
+            |of: &StoreNode, number: u64| of.incarnation == node.incarnation && number == session;
+        let ended: Vec<_> = {
+            let mut traffic = self.tiering.traffic.lock();
+            for used in traffic.uses.values_mut() {
+                if of_session(&used.node, used.session) {
+                    used.state = MediumState::MediumGone;
+                    used.in_flight = 0;
+                    used.busy.clear();
+                }
+            }
+            let open = &mut traffic.open;
+            let ended = open.extract_if(|_, transfer| of_session(&transfer.node, transfer.session));
+            let ended: Vec<_> = ended.map(|(_, transfer)| transfer).collect();
+            for transfer in &ended {
+                if let Some(loading) = transfer.loading() {
+                    traffic.loading.remove(&loading);
+                }
+            }
+            ended
+        };
+        for transfer in ended {
+            self.give_up_transfer(transfer);
+        }
+        self.tiering.loaded.notify_waiters();
+    }
+}
+
+fn order_attach(node: &StoreNode, offer: &OfferedMedium, id: SegmentId, generation: Generation) {
+    node.send(Body::AttachMedium(proto::AttachMedium {
+        medium_id: bytes::Bytes::copy_from_slice(&offer.medium.to_bytes()),
+        generation: generation.0,
+        segment_id: id.0,
+    }));
+}

@@ -1,0 +1,199 @@
+//! Blocks come back from media when a reader asks for them.
+//!
+//! The block is loaded into memory and read there. So every transport serves it, and a reader never
+//! waits for a disk on a connection that others share.
+
+use super::super::Pool;
+use super::transfers::{Direction, Moved, Transfer, on_medium, range};
+use super::{Place, WINDOW};
+use crate::replica::{BlockId, Replica};
+use kvpool_proto as proto;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::wire::keys::KeyBatch;
+use kvpool_types::{Extent, GrantId};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The longest that a lookup waits for media.
+const MOST_WAIT: Duration = Duration::from_secs(5);
+/// How soon a load that found no room is tried again: room appears without an event.
+const RETRY: Duration = Duration::from_millis(2);
+
+/// A copy to load.
+struct Wanted {
+    copy: BlockId,
+    block: Moved,
+    at: Replica,
+}
+
+/// Whether a load was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begun {
+    /// It is in progress.
+    Goes,
+    /// Memory or the medium has no room now.
+    NoRoom,
+    /// The copy cannot be read now.
+    Unreadable,
+}
+
+impl Pool {
+    /// Brings the blocks among `keys` that lie on media only back to memory, as far as possible
+    /// within some seconds. A block that does not come back reads as missing.
+    pub async fn restore<'k>(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        keys: impl Into<KeyBatch<'k>>,
+    ) {
+        let keys = keys.into();
+        let deadline = tokio::time::Instant::now() + MOST_WAIT;
+        let mut given_up: HashSet<BlockId> = HashSet::new();
+        while self.leads() && !self.is_stopping() {
+            let mut loaded = std::pin::pin!(self.tiering.loaded.notified());
+            loaded.as_mut().enable();
+            let wanted = self.on_media_only(namespace, &keys);
+            let (mut goes, mut waits) = (false, false);
+            for one in wanted {
+                if given_up.contains(&one.copy) {
+                    continue;
+                }
+                match self.begin_load(&one) {
+                    Begun::Goes => goes = true,
+                    Begun::NoRoom => waits = true,
+                    Begun::Unreadable => {
+                        given_up.insert(one.copy);
+                    }
+                }
+            }
+            if !goes && !waits {
+                return;
+            }
+            let until = match waits {
+                true => deadline.min(tokio::time::Instant::now() + RETRY),
+                false => deadline,
+            };
+            if tokio::time::timeout_at(until, loaded).await.is_err()
+                && tokio::time::Instant::now() >= deadline
+            {
+                return;
+            }
+        }
+    }
+
+    /// The blocks that are not in memory and have a copy on a medium.
+    fn on_media_only(&self, namespace: NamespaceId, keys: &KeyBatch<'_>) -> Vec<Wanted> {
+        let mut in_memory = vec![false; keys.len()];
+        let view = self.view();
+        self.directory.visit(namespace, keys, |index, block| {
+            let is_present = block.is_some_and(|block| view.is_present(&block.view()));
+            if let Some(slot) = in_memory.get_mut(index) {
+                *slot = is_present;
+            }
+        });
+        drop(view);
+        if in_memory.iter().all(|is_present| *is_present) {
+            return Vec::new();
+        }
+        let mut wanted = Vec::new();
+        let ticks = self.tier.directory().ticks(keys.len());
+        self.tier
+            .directory()
+            .visit(namespace, keys, |index, block| {
+                let Some(mut block) = block.filter(|_| in_memory.get(index) == Some(&false)) else {
+                    return;
+                };
+                block.touch(ticks.of(index));
+                let block = block.view();
+                if let Some(at) = block.replicas().first() {
+                    wanted.push(Wanted {
+                        copy: block.id(),
+                        block: Moved {
+                            namespace,
+                            key: block.key(),
+                            version: block.version(),
+                            length: block.length(),
+                            checksum: block.checksum(),
+                        },
+                        at: *at,
+                    });
+                }
+            });
+        wanted
+    }
+
+    fn begin_load(self: &Arc<Self>, wanted: &Wanted) -> Begun {
+        let Wanted { copy, block, at } = wanted;
+        let Some(medium) = self.tier.medium(at.segment) else {
+            return Begun::Unreadable;
+        };
+        // The table of segments is locked before the traffic, as in every other place.
+        let segments = self.placement.segments();
+        let mut traffic = self.tiering.traffic.lock();
+        if traffic.loading.contains(&(*copy, block.version)) {
+            return Begun::Goes;
+        }
+        let Some(used) = traffic
+            .uses
+            .get(&at.segment)
+            .filter(|used| used.is_readable())
+        else {
+            return Begun::Unreadable;
+        };
+        if used.in_flight >= WINDOW {
+            return Begun::NoRoom;
+        }
+        let (node, session) = (Arc::clone(&used.node), used.session);
+        if !node.is_placeable() {
+            return Begun::Unreadable;
+        }
+        let Some(to) = segments.allocate_on(&node, block.length) else {
+            self.evictor_wake.wake();
+            return Begun::NoRoom;
+        };
+        if !self.has_versions() {
+            segments.release(&[to]);
+            return Begun::NoRoom;
+        }
+        let grant = GrantId(self.next_version.fetch_add(1, Ordering::Relaxed));
+        let extent = Extent {
+            segment: to.segment,
+            offset: to.offset,
+            length: block.length,
+        };
+        let signed = node
+            .signer
+            .sign(node.incarnation, self.epoch, grant, extent);
+        let place = Place {
+            medium: at.segment,
+            offset: at.offset,
+        };
+        let order = proto::Transfer {
+            ticket: 0,
+            from: Some(range(&on_medium(place, block.length))),
+            to: Some(range(&extent)),
+            version: block.version.0,
+            checksum: block.checksum.0,
+            grant: bytes::Bytes::copy_from_slice(&signed.mac),
+            grant_id: grant.0,
+        };
+        let transfer = Transfer {
+            node,
+            session,
+            block: block.clone(),
+            place,
+            direction: Direction::Load {
+                copy: *copy,
+                to,
+                grant,
+            },
+        };
+        traffic.begin(&medium, transfer, order);
+        drop(traffic);
+        if self.is_low(&segments.usage()) {
+            self.evictor_wake.wake();
+        }
+        Begun::Goes
+    }
+}

@@ -1,0 +1,352 @@
+//! Transfers in progress, and what their ends do.
+
+use super::super::{FreedReplicas, Pool};
+use super::{Place, Traffic};
+use crate::clock::BootInstant;
+use crate::directory::NewBlock;
+use crate::membership::StoreNode;
+use crate::replica::{BlockId, Copies, Replica};
+use crate::store::journal::Ack;
+use crate::store::record::{self, Commit, Record};
+use crate::tier::Medium;
+use kvpool_proto::{self as proto, master_message::Body};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Checksum, Code, Extent, GrantId, Key, Length, Version};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a block that came back stays in memory for the reader that waits for it.
+const KEPT_FOR_READER: Duration = Duration::from_secs(1);
+
+/// A block on its way.
+#[derive(Clone, Debug)]
+pub(super) struct Moved {
+    pub(super) namespace: NamespaceId,
+    pub(super) key: Key,
+    pub(super) version: Version,
+    pub(super) length: Length,
+    pub(super) checksum: Checksum,
+}
+
+/// The direction of a transfer.
+#[derive(Clone, Debug)]
+pub(super) enum Direction {
+    /// From memory to the medium.
+    Store,
+    /// From the medium to memory.
+    Load {
+        /// The copy's slot in the tier.
+        copy: BlockId,
+        /// The extent to write.
+        to: Replica,
+        /// The grant of the extent.
+        grant: GrantId,
+    },
+}
+
+/// One order that a node has not answered.
+#[derive(Clone, Debug)]
+pub(super) struct Transfer {
+    pub(super) node: Arc<StoreNode>,
+    pub(super) session: u64,
+    pub(super) block: Moved,
+    pub(super) place: Place,
+    pub(super) direction: Direction,
+}
+
+impl Transfer {
+    /// The copy that this transfer loads.
+    pub(super) fn loading(&self) -> Option<(BlockId, Version)> {
+        match self.direction {
+            Direction::Store => None,
+            Direction::Load { copy, .. } => Some((copy, self.block.version)),
+        }
+    }
+}
+
+impl Traffic {
+    /// Enters a transfer and sends its order. The caller has checked the medium's use.
+    pub(super) fn begin(&mut self, medium: &Medium, transfer: Transfer, order: proto::Transfer) {
+        self.last_ticket += 1;
+        let ticket = self.last_ticket;
+        if let Some(used) = self.uses.get_mut(&medium.id) {
+            used.in_flight += transfer.block.length.0;
+            *used
+                .busy
+                .entry(medium.zone_of(transfer.place.offset))
+                .or_default() += 1;
+        }
+        self.loading.extend(transfer.loading());
+        let node = Arc::clone(&transfer.node);
+        self.open.insert(ticket, transfer);
+        let order = proto::Transfer { ticket, ..order };
+        node.send(Body::Transfers(proto::Transfers {
+            transfers: vec![order],
+        }));
+    }
+
+    fn end(
+        &mut self,
+        node: &StoreNode,
+        ticket: u64,
+        zone_of: impl Fn(Place) -> u32,
+    ) -> Option<Transfer> {
+        let is_of_node = self
+            .open
+            .get(&ticket)
+            .is_some_and(|transfer| transfer.node.incarnation == node.incarnation);
+        let transfer = is_of_node.then(|| self.open.remove(&ticket)).flatten()?;
+        if let Some(used) = self.uses.get_mut(&transfer.place.medium) {
+            used.in_flight = used.in_flight.saturating_sub(transfer.block.length.0);
+            let zone = zone_of(transfer.place);
+            if let Some(busy) = used.busy.get_mut(&zone) {
+                *busy -= 1;
+                if *busy == 0 {
+                    used.busy.remove(&zone);
+                }
+            }
+        }
+        if let Some(loading) = transfer.loading() {
+            self.loading.remove(&loading);
+        }
+        Some(transfer)
+    }
+}
+
+impl Pool {
+    /// Processes a node's answers.
+    pub fn transfers_done(self: &Arc<Self>, node: &StoreNode, done: &[(u64, Code)]) {
+        for (ticket, code) in done {
+            let zone_of = |place: Place| {
+                let medium = self.tier.medium(place.medium);
+                medium.map_or(u32::MAX, |medium| medium.zone_of(place.offset))
+            };
+            let ended = self.tiering.traffic.lock().end(node, *ticket, zone_of);
+            let Some(transfer) = ended else { continue };
+            match (&transfer.direction, code) {
+                (Direction::Store, Code::Ok) => self.stored(&transfer),
+                (Direction::Load { .. }, Code::Ok) => self.loaded(transfer),
+                (Direction::Store, _) => {
+                    tracing::debug!(key = %transfer.block.key, %code, "copy to a medium failed");
+                }
+                (Direction::Load { .. }, code) => {
+                    if *code == Code::ChecksumMismatch {
+                        self.copy_is_wrong(&transfer);
+                    }
+                    self.give_up_transfer(transfer);
+                }
+            }
+        }
+        self.tiering.loaded.notify_waiters();
+        self.tiering.wake();
+    }
+
+    /// Records a copy that was written.
+    fn stored(self: &Arc<Self>, transfer: &Transfer) {
+        let Moved {
+            namespace,
+            key,
+            version,
+            length,
+            checksum,
+        } = transfer.block.clone();
+        if !self.is_in_memory(namespace, &key, version) {
+            // Evicted or removed meanwhile, which cannot be told apart here.
+            return;
+        }
+        let place = transfer.place;
+        let commit = Commit {
+            namespace,
+            key: key.clone(),
+            version,
+            length,
+            checksum,
+            replicas: smallvec::smallvec![(place.medium, place.offset)],
+            parent: None,
+            hard_pin: false,
+        };
+        let pool = Arc::clone(self);
+        let is_recorded = self.record_transfer(namespace, &key, || {
+            let record = Record::Commit(commit.clone());
+            self.journal()
+                .submit_now(vec![record], Ack::Durable, move |durable| {
+                    if durable.is_ok() && pool.tier.publish(commit) {
+                        pool.metrics.copy_stored(length);
+                    }
+                });
+        });
+        if !is_recorded {
+            tracing::debug!(%key, %version, "copy not recorded: the key changes");
+        }
+    }
+
+    /// Records a block that came back to memory.
+    fn loaded(self: &Arc<Self>, transfer: Transfer) {
+        let Direction::Load { to, .. } = transfer.direction else {
+            return;
+        };
+        let Moved {
+            namespace,
+            key,
+            version,
+            length,
+            checksum,
+        } = transfer.block.clone();
+        if !self.is_on_medium(namespace, &key, version) {
+            self.give_up_transfer(transfer);
+            return;
+        }
+        let commit = Commit {
+            namespace,
+            key: key.clone(),
+            version,
+            length,
+            checksum,
+            replicas: smallvec::smallvec![(to.segment, to.offset)],
+            parent: None,
+            hard_pin: false,
+        };
+        let (pool, arrived) = (Arc::clone(self), transfer.clone());
+        let is_recorded = self.record_transfer(namespace, &key, || {
+            self.journal()
+                .submit_now(vec![Record::Commit(commit)], Ack::Memory, move |logged| {
+                    match logged {
+                        Ok(_) => pool.publish_loaded(arrived),
+                        Err(error) if !error.is_outcome_unknown() => pool.give_up_transfer(arrived),
+                        // The journal has failed, and the next start reads the log.
+                        Err(_) => {}
+                    }
+                    pool.tiering.loaded.notify_waiters();
+                });
+        });
+        if !is_recorded {
+            self.give_up_transfer(transfer);
+        }
+    }
+
+    fn publish_loaded(self: &Arc<Self>, transfer: Transfer) {
+        let Direction::Load { to, .. } = transfer.direction else {
+            return;
+        };
+        let Moved {
+            namespace,
+            key,
+            version,
+            length,
+            checksum,
+        } = transfer.block.clone();
+        let block = NewBlock {
+            namespace,
+            key: key.clone(),
+            version,
+            length,
+            checksum,
+            replicas: Copies::from_slice(&[to]),
+            parent: None,
+            soft_pin_until: None,
+            hard_pin: false,
+            tick: self.directory.ticks(1).of(0),
+        };
+        let published = self.directory.publish([block]).into_iter().next();
+        let Some(published) = published else { return };
+        let Some(id) = published.id else {
+            self.give_up_transfer(transfer);
+            return;
+        };
+        let now = self.now();
+        self.directory
+            .visit(namespace, &[key.as_ref()], |_, block| {
+                if let Some(mut block) = block {
+                    block.lease(now.after(KEPT_FOR_READER), now);
+                }
+            });
+        let is_there = {
+            let segments = self.placement.segments();
+            segments.set_owners(std::iter::once((&to, id)));
+            segments.get(to.segment).is_some()
+        };
+        if !is_there {
+            // The node was dropped before the block was published.
+            self.directory
+                .drop_replica(namespace, key.as_ref(), version, to.segment);
+        }
+        let freed = self.freed(
+            published
+                .replaced
+                .as_deref()
+                .map(|old| self.left(old))
+                .into_iter(),
+        );
+        self.free(freed);
+        // It takes room like a block that was put: the blocks before it must have their copies sooner.
+        let one = (id, version, length.0, std::slice::from_ref(&to));
+        self.queue_for_media(std::iter::once(one));
+        self.metrics.copy_loaded(length);
+    }
+
+    /// Drops a copy whose bytes on the medium are wrong.
+    fn copy_is_wrong(self: &Arc<Self>, transfer: &Transfer) {
+        let block = &transfer.block;
+        tracing::error!(key = %block.key, version = %block.version, segment = %transfer.place.medium,
+            offset = %transfer.place.offset, "copy on a medium is wrong, dropped");
+        let gone = record::ReplicaGone {
+            namespace: block.namespace,
+            key: block.key.clone(),
+            version: block.version,
+            segment: transfer.place.medium,
+        };
+        let _until_submitted = self.evicting.read();
+        if self.tier.copy_gone(&gone) {
+            self.metrics.corrupt_replica();
+            self.journal()
+                .insist(vec![Record::ReplicaGone(gone)], Ack::Durable, |_| {});
+        }
+    }
+
+    /// Frees what a transfer that failed held. A store's range stays unused until its zone is
+    /// written again.
+    pub(super) fn give_up_transfer(&self, transfer: Transfer) {
+        if let Direction::Load { to, grant, .. } = transfer.direction {
+            let freed = self.freed(std::iter::once(FreedReplicas {
+                replicas: &[to],
+                version: Version(grant.0),
+                length: transfer.block.length,
+                not_before: BootInstant(0),
+            }));
+            self.free(freed);
+        }
+    }
+}
+
+/// The order of a store.
+pub(super) fn store_order(block: &Moved, from: Replica, place: Place) -> proto::Transfer {
+    proto::Transfer {
+        ticket: 0,
+        from: Some(range(&Extent {
+            segment: from.segment,
+            offset: from.offset,
+            length: block.length,
+        })),
+        to: Some(range(&on_medium(place, block.length))),
+        version: block.version.0,
+        checksum: block.checksum.0,
+        grant: bytes::Bytes::new(),
+        grant_id: 0,
+    }
+}
+
+pub(super) fn on_medium(place: Place, length: Length) -> Extent {
+    Extent {
+        segment: place.medium,
+        offset: place.offset,
+        length,
+    }
+}
+
+pub(super) fn range(extent: &Extent) -> proto::ExtentRange {
+    proto::ExtentRange {
+        segment: extent.segment.0,
+        offset: extent.offset.0,
+        length: extent.length.0,
+    }
+}

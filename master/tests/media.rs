@@ -1,0 +1,472 @@
+//! Blocks move between memory and media. The node here is the test's own: it answers orders late and
+//! out of order, and its disk knows what each byte holds, so a range that is used twice is found.
+
+mod support;
+
+use kvpool_master::Config;
+use kvpool_master::membership::{Reported, StoreNode};
+use kvpool_master::pool::{OfferedMedium, Pool, Removal, ReserveOptions};
+use kvpool_proto::master_message::Body;
+use kvpool_proto::{self as proto, MediumState};
+use kvpool_types::medium::{Generation, footprint};
+use kvpool_types::{Code, Key, KeyRef, Length, MediumId, SegmentId, Version};
+use parking_lot::Mutex;
+use rand::Rng;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use support::{SPACE, commit, pool, registration, reserve, reserve_with};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 64 * KIB;
+
+/// A disk that remembers which block each range holds.
+#[derive(Default)]
+struct Disk {
+    generation: AtomicU64,
+    medium: AtomicU64,
+    /// Version and checksum by offset, with the end of the range.
+    blocks: Mutex<BTreeMap<u64, (u64, u64, u64)>>,
+    /// Loads that found another block.
+    wrong: AtomicU64,
+    loads: AtomicU64,
+    stores: AtomicU64,
+    /// While set, orders are not answered.
+    is_stalled: AtomicBool,
+    /// How often the master asked for a new format.
+    resets: AtomicU64,
+}
+
+impl Disk {
+    fn new(medium: u64) -> Arc<Self> {
+        let disk = Self::default();
+        disk.medium.store(medium, Ordering::SeqCst);
+        Arc::new(disk)
+    }
+
+    fn offer(&self, size: u64, zone: u64) -> OfferedMedium {
+        OfferedMedium {
+            medium: MediumId(self.medium.load(Ordering::SeqCst).into()),
+            generation: Generation(self.generation.load(Ordering::SeqCst)),
+            size: Length(size),
+            zone: Length(zone),
+            state: MediumState::MediumReady,
+        }
+    }
+
+    fn serve(&self, order: &proto::Transfer) -> Code {
+        let (from, to) = (order.from.unwrap(), order.to.unwrap());
+        let mut blocks = self.blocks.lock();
+        if SegmentId(to.segment).is_on_medium() {
+            let end = to.offset + footprint(Length(to.length)).unwrap().0;
+            blocks.retain(|start, (other, ..)| end <= *start || *other <= to.offset);
+            blocks.insert(to.offset, (end, order.version, order.checksum));
+            self.stores.fetch_add(1, Ordering::SeqCst);
+            return Code::Ok;
+        }
+        self.loads.fetch_add(1, Ordering::SeqCst);
+        let held = blocks
+            .get(&from.offset)
+            .map(|(_, version, checksum)| (*version, *checksum));
+        if held == Some((order.version, order.checksum)) {
+            return Code::Ok;
+        }
+        self.wrong.fetch_add(1, Ordering::SeqCst);
+        Code::ChecksumMismatch
+    }
+}
+
+/// A node with one segment of memory and one medium. It ends its session when dropped.
+struct Node {
+    pool: Arc<Pool>,
+    node: Arc<StoreNode>,
+    session: u64,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.pool.detach(&self.node, self.session);
+    }
+}
+
+async fn join(
+    pool: &Arc<Pool>,
+    name: &str,
+    life: u128,
+    bytes: u64,
+    disk: &Arc<Disk>,
+    size: u64,
+    zone: u64,
+) -> Node {
+    let registration = registration(name, life, bytes);
+    let node = pool.register(&registration).await.unwrap();
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    let session = pool.activate(&node, &registration, outbox);
+    pool.heard(&node, Some(Reported::default()));
+    let (serving, of, disk_of) = (Arc::clone(pool), Arc::clone(&node), Arc::clone(disk));
+    tokio::spawn(async move {
+        let mut beats = tokio::time::interval(Duration::from_millis(500));
+        loop {
+            let message = tokio::select! {
+                message = inbox.recv() => message,
+                _ = beats.tick() => {
+                    serving.heard(&of, Some(Reported::default()));
+                    continue;
+                }
+            };
+            let Some(Ok(message)) = message else { break };
+            let (pool, node, disk) = (Arc::clone(&serving), Arc::clone(&of), Arc::clone(&disk_of));
+            match message.body {
+                Some(Body::Fence(fence)) => {
+                    let tickets: Vec<u64> = fence.items.iter().map(|item| item.ticket).collect();
+                    pool.fenced(&node, &tickets);
+                }
+                Some(Body::AttachMedium(attach)) => {
+                    disk.generation.store(attach.generation, Ordering::SeqCst);
+                    let medium = MediumId::from_slice(&attach.medium_id).unwrap();
+                    let generation = Generation(attach.generation);
+                    tokio::spawn(async move {
+                        pool.medium_attached(&node, session, medium, generation)
+                            .await;
+                    });
+                }
+                Some(Body::ResetMedium(_)) => {
+                    disk.resets.fetch_add(1, Ordering::SeqCst);
+                    disk.blocks.lock().clear();
+                    disk.generation.store(0, Ordering::SeqCst);
+                    disk.medium.fetch_add(1000, Ordering::SeqCst);
+                    let offer = disk.offer(size, zone);
+                    tokio::spawn(async move {
+                        pool.media_offered(&node, session, vec![offer])
+                            .await
+                            .unwrap();
+                    });
+                }
+                Some(Body::Transfers(orders)) => {
+                    for order in orders.transfers {
+                        let (pool, node, disk) =
+                            (Arc::clone(&pool), Arc::clone(&node), Arc::clone(&disk));
+                        let late = rand::rng().random_range(0..3000);
+                        tokio::spawn(async move {
+                            tokio::time::sleep(Duration::from_micros(late)).await;
+                            while disk.is_stalled.load(Ordering::SeqCst) {
+                                tokio::time::sleep(Duration::from_millis(1)).await;
+                            }
+                            let code = disk.serve(&order);
+                            pool.transfers_done(&node, &[(order.ticket, code)]);
+                        });
+                    }
+                }
+                _ => {}
+            }
+        }
+    });
+    let offered = vec![disk.offer(size, zone)];
+    pool.media_offered(&node, session, offered).await.unwrap();
+    Node {
+        pool: Arc::clone(pool),
+        node,
+        session,
+    }
+}
+
+fn key(number: u64) -> Key {
+    let mut digest = [0; 32];
+    digest[..8].copy_from_slice(&number.to_le_bytes());
+    Key::from_digest(digest)
+}
+
+async fn put(pool: &Arc<Pool>, number: u64, options: &ReserveOptions) -> Version {
+    let key = key(number);
+    let granted = reserve_with(pool, &key, BLOCK, options).await.unwrap();
+    let version = granted.version;
+    assert_eq!(commit(pool, &key, BLOCK, granted).await, [Code::Ok]);
+    version
+}
+
+fn patient() -> ReserveOptions {
+    ReserveOptions {
+        timeout: Duration::from_secs(10),
+        ..ReserveOptions::default()
+    }
+}
+
+/// Puts a block, and gives the disk time when it lags.
+async fn put_paced(pool: &Arc<Pool>, number: u64) {
+    put(pool, number, &patient()).await;
+    if number.is_multiple_of(16) {
+        tokio::time::sleep(Duration::from_millis(4)).await;
+    }
+}
+
+async fn present(pool: &Arc<Pool>, numbers: std::ops::Range<u64>) -> Vec<bool> {
+    let keys: Vec<Key> = numbers.map(key).collect();
+    let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    pool.exist(SPACE, &keys[..], false).answer
+}
+
+/// True when the block is read from memory after it came back.
+async fn comes_back(pool: &Arc<Pool>, number: u64) -> bool {
+    let key = key(number);
+    let keys = [key.as_ref()];
+    pool.restore(SPACE, &keys[..]).await;
+    let found = pool.lookup(SPACE, &keys[..], false).answer;
+    let Some(found) = found.into_iter().next().flatten() else {
+        return false;
+    };
+    assert!(found.replicas.iter().all(|r| !r.segment.is_on_medium()));
+    true
+}
+
+/// Waits until the copy of a block can be read.
+async fn wait_for_media(pool: &Arc<Pool>, number: u64) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !present(pool, number..number + 1).await[0] {
+        assert!(Instant::now() < deadline, "the medium is not attached");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_leave_memory_and_come_back_on_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 32 * MIB, &disk, 1024 * MIB, 64 * MIB).await;
+    // Five times the memory.
+    let blocks = 5 * 32 * MIB / BLOCK;
+    for number in 0..blocks {
+        put_paced(&pool, number).await;
+    }
+    let counters = pool.counters();
+    assert!(counters["blocks_evicted_total"] > blocks / 2);
+    let held = present(&pool, 0..blocks).await;
+    let held = held.iter().filter(|is_held| **is_held).count() as u64;
+    assert!(held >= blocks * 99 / 100, "{held} of {blocks} are held");
+    let chain: Vec<Key> = (0..32).map(key).collect();
+    let chain: Vec<KeyRef<'_>> = chain.iter().map(Key::as_ref).collect();
+    assert_eq!(pool.match_prefix(SPACE, &chain[..], true).answer, 32);
+    let mut back = 0;
+    for number in (0..blocks).step_by(7) {
+        back += u64::from(comes_back(&pool, number).await);
+    }
+    assert!(back >= blocks / 7 * 99 / 100, "{back}");
+    assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
+    assert!(disk.loads.load(Ordering::SeqCst) > blocks / 10);
+    // A put of a block that lies on the medium is not needed.
+    let again = reserve(&pool, &key(0), BLOCK).await;
+    assert_eq!(again.unwrap_err(), Code::Exists);
+}
+
+/// The medium is a sixth of what is put: every zone is written several times.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_range_of_a_medium_is_written_while_a_copy_needs_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 32 * MIB, 2 * MIB).await;
+    let blocks = 200 * MIB / BLOCK;
+    for number in 0..blocks {
+        put_paced(&pool, number).await;
+        if number > 400 && number.is_multiple_of(5) {
+            // Blocks of all ages, from those about to be dropped on.
+            let age = rand::rng().random_range(0..800).min(number);
+            comes_back(&pool, number - age).await;
+        }
+    }
+    assert!(pool.counters()["copies_dropped_total"] > blocks / 4);
+    let mut back = 0;
+    for number in blocks - 600..blocks {
+        back += u64::from(comes_back(&pool, number).await);
+    }
+    assert_eq!(
+        disk.wrong.load(Ordering::SeqCst),
+        0,
+        "a load met another block"
+    );
+    // Memory holds 240 and the medium about 450.
+    assert!(back > 400, "{back}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn removed_and_replaced_blocks_never_return() {
+    let directory = tempfile::tempdir().unwrap();
+    let (first, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&first, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    let blocks = 64 * MIB / BLOCK;
+    let mut gone = Vec::new();
+    let mut replaced: HashMap<u64, u64> = HashMap::new();
+    for number in 0..blocks {
+        put_paced(&first, number).await;
+        // Removed in memory, on its way to the medium, or long there.
+        let other = rand::rng().random_range(0..=number);
+        if number.is_multiple_of(3) && !gone.contains(&other) {
+            let key = key(other);
+            let report = first.remove(SPACE, &[key.as_ref()], true).await.unwrap();
+            // A block that eviction took before it was copied is missing.
+            let removed = (report.removed, report.codes[0]);
+            assert!(
+                matches!(removed, (1, Code::Ok) | (0, Code::Missing)),
+                "{removed:?}"
+            );
+            gone.push(other);
+        } else if number.is_multiple_of(5) && !gone.contains(&other) {
+            let upsert = ReserveOptions {
+                upsert: true,
+                ..patient()
+            };
+            let version = put(&first, other, &upsert).await;
+            replaced.insert(other, version.0);
+        }
+    }
+    let check = |pool: Arc<Pool>| {
+        let (gone, replaced) = (gone.clone(), replaced.clone());
+        async move {
+            for number in gone {
+                assert!(!comes_back(&pool, number).await, "{number} was removed");
+            }
+            let mut found = 0;
+            for (number, version) in replaced {
+                let key = key(number);
+                let keys = [key.as_ref()];
+                pool.restore(SPACE, &keys[..]).await;
+                let answer = pool.lookup(SPACE, &keys[..], false).answer;
+                if let Some(Some(block)) = answer.into_iter().next() {
+                    assert!(block.version.0 >= version, "{number} is as it was before");
+                    found += 1;
+                }
+            }
+            found
+        }
+    };
+    let found = check(Arc::clone(&first)).await;
+    assert!(found > 0);
+    // Node and master restart, and the node comes back with its medium.
+    first.drop_node(&node.node);
+    drop(node);
+    first.stop().await;
+    drop((first, _store));
+    let (second, _store) = pool(directory.path(), Config::default()).await;
+    let _node = join(&second, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    until("the medium is attached again", || {
+        disk.generation.load(Ordering::SeqCst) == 2
+    })
+    .await;
+    let found = check(Arc::clone(&second)).await;
+    assert!(found > 0, "the medium's blocks are there after the restart");
+    assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
+    let report = second.remove_all(&Removal::Everything, true).await.unwrap();
+    assert!(report.removed > 0);
+    let left = present(&second, 0..blocks).await;
+    assert!(
+        left.iter().all(|is_held| !is_held),
+        "nothing is left on the medium"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_that_is_not_what_the_pool_remembers_is_formatted() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let first = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    let blocks = 64 * MIB / BLOCK;
+    for number in 0..blocks {
+        put_paced(&pool, number).await;
+    }
+    // Another node shows up with a clone while the first one is connected.
+    let clone = Disk::new(1);
+    clone.generation.store(1, Ordering::SeqCst);
+    let stranger = join(&pool, "m", 9, 16 * MIB, &clone, 512 * MIB, 32 * MIB).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(
+        clone.generation.load(Ordering::SeqCst),
+        1,
+        "the clone is not attached"
+    );
+    assert_eq!(
+        clone.resets.load(Ordering::SeqCst),
+        0,
+        "nor is it formatted"
+    );
+    drop(stranger);
+    // The first node's disk comes back as it was two attachments ago.
+    let before = present(&pool, 0..blocks / 2).await;
+    assert!(before.iter().filter(|is_held| **is_held).count() > 100);
+    drop(first);
+    let second = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    until("attached", || disk.generation.load(Ordering::SeqCst) == 2).await;
+    drop(second);
+    disk.generation.store(1, Ordering::SeqCst);
+    let _third = join(&pool, "n", 3, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    until("formatted and attached", || {
+        disk.resets.load(Ordering::SeqCst) == 1 && disk.generation.load(Ordering::SeqCst) == 1
+    })
+    .await;
+    for number in 0..blocks / 2 {
+        assert!(
+            !comes_back(&pool, number).await,
+            "{number} was on the old image"
+        );
+    }
+    assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_stalls_delays_no_put_and_a_session_that_ends_leaks_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    let blocks = 64 * MIB / BLOCK;
+    for number in 0..blocks / 2 {
+        put_paced(&pool, number).await;
+    }
+    disk.is_stalled.store(true, Ordering::SeqCst);
+    let mut slowest = Duration::ZERO;
+    for number in blocks / 2..blocks {
+        let began = Instant::now();
+        put_paced(&pool, number).await;
+        slowest = slowest.max(began.elapsed());
+    }
+    assert!(slowest < Duration::from_secs(1), "a put took {slowest:?}");
+    // A reader of a block on the stalled disk waits, and its extent is reserved meanwhile.
+    let asking = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { comes_back(&pool, 3).await })
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(node);
+    let came = tokio::time::timeout(Duration::from_secs(10), asking).await;
+    assert!(
+        !came
+            .expect("the reader's wait ends with the session")
+            .unwrap()
+    );
+    disk.is_stalled.store(false, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_media(&pool, 3).await;
+    until("quarantine ends", || {
+        pool.placement.usage().quarantined == 0
+    })
+    .await;
+    let mut back = 0;
+    for number in 0..100 {
+        back += u64::from(comes_back(&pool, number).await);
+    }
+    // A few were evicted before their turn came: this memory holds 0.1 s of puts.
+    assert!(back > 50, "{back}");
+    assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
+}
