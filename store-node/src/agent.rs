@@ -17,6 +17,7 @@ mod master_discovery;
 mod message;
 mod session;
 
+use crate::media::Media;
 use crate::serve::Store;
 use backoff::Backoff;
 use master_discovery::{Before, GONE, MasterDiscovery};
@@ -41,6 +42,8 @@ pub(crate) struct Options {
     pub(crate) data_address: String,
     /// The Unix socket; empty for none.
     pub(crate) shm_path: String,
+    /// The media, if there are any.
+    pub(crate) media: Option<Arc<Media>>,
     /// How many data connections are open.
     pub(crate) connections: Box<dyn Fn() -> usize + Send>,
 }

@@ -1,5 +1,6 @@
 //! What can be set on a kvstore-node, and what it is when it is not.
 
+use crate::media::SsdConfig;
 use bytesize::ByteSize;
 use kvpool_daemon::config::exact;
 use kvpool_daemon::telemetry::LogFormat;
@@ -29,6 +30,9 @@ pub struct Config {
     /// The sizes of the memory segments that it contributes.
     #[serde(with = "exact::sizes")]
     pub segment: Vec<ByteSize>,
+    /// The disks, partitions or files that keep blocks which leave memory, each as
+    /// `path=PATH[,size=SIZE][,reset]`, split at the commas.
+    pub ssd: Vec<String>,
     /// Whether the segments are made of 2 MiB pages that the host has set aside.
     pub hugepages: bool,
     /// Where the data port listens, `host:port`.
@@ -75,6 +79,7 @@ impl Default for Config {
             master: vec!["http://127.0.0.1:7070".into()],
             name: String::new(),
             segment: Vec::new(),
+            ssd: Vec::new(),
             hugepages: false,
             listen: "127.0.0.1:7072".into(),
             advertise: String::new(),
@@ -108,6 +113,7 @@ impl Config {
     /// Checks what no single field's type can.
     pub fn validate(&self) -> Result<(), InvalidSetting> {
         self.check_segments()?;
+        self.media()?;
         self.check_masters()?;
         if !self.name.is_empty() {
             check_name(&self.name)?;
@@ -152,6 +158,14 @@ impl Config {
             traffic_class: self.rdma_traffic_class,
             ..RdmaOptions::default()
         }
+    }
+
+    /// The media of `ssd`.
+    pub(crate) fn media(&self) -> Result<Vec<SsdConfig>, InvalidSetting> {
+        SsdConfig::parse(&self.ssd).map_err(|bad| InvalidSetting {
+            setting: "ssd",
+            problem: bad.to_string(),
+        })
     }
 
     fn check_segments(&self) -> Result<(), InvalidSetting> {

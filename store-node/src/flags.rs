@@ -49,6 +49,10 @@ pub struct Flags {
     /// commas
     #[arg(long, value_name = "SIZE")]
     segment: Vec<String>,
+    /// Keep blocks that leave memory on this disk, partition or file: path=PATH[,size=SIZE][,reset];
+    /// repeat for more. A file needs a size. With reset, whatever else it holds is lost
+    #[arg(long, value_name = "MEDIUM")]
+    ssd: Vec<String>,
     /// Allocate segments from 2 MiB pages; the host must have reserved enough (vm.nr_hugepages)
     #[arg(long)]
     #[serde(skip_serializing_if = "is_false")]

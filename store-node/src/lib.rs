@@ -21,6 +21,7 @@ mod agent;
 mod config;
 mod fence;
 mod flags;
+mod media;
 mod metrics;
 mod node;
 mod reach;

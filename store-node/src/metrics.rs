@@ -11,6 +11,9 @@
 //! | `kvpool_node_epoch` | | the present epoch |
 //! | `kvpool_node_heartbeats_total` | | heartbeats sent |
 //! | `kvpool_node_heartbeat_lateness_seconds` | | how late the last heartbeat left |
+//! | `kvpool_node_media_stored_bytes_total` | | bytes of blocks stored on media |
+//! | `kvpool_node_media_loaded_bytes_total` | | bytes of blocks that came back from media |
+//! | `kvpool_node_media_wrong_total` | `kind` | blocks on media that were not what was stored |
 //! | `kvpool_node_fenced_total` | | fence tickets reported |
 //! | `kvpool_node_verified_total` | `outcome` | blocks checked again: `match` or `mismatch` |
 //! | `kvpool_node_segment_bytes` | | memory contributed |
@@ -25,6 +28,7 @@
 use crate::fence::Census;
 use crate::serve::Store;
 use kvpool_daemon::latency::Latencies;
+use kvpool_disk::medium::WRONG_KINDS;
 use kvpool_types::{Code, Length};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
@@ -58,6 +62,9 @@ pub(crate) struct Metrics {
     pub(crate) sessions: IntCounter,
     pub(crate) session_open: IntGauge,
     pub(crate) heartbeats: IntCounter,
+    media_stored_bytes: IntCounter,
+    media_loaded_bytes: IntCounter,
+    media_wrong: IntCounterVec,
     pub(crate) fenced: IntCounter,
     segment_bytes: IntGauge,
     requests: Latencies,
@@ -93,6 +100,21 @@ impl Metrics {
                 "1 while the node has a session with a master, else 0.",
             )?,
             heartbeats: IntCounter::new("heartbeats_total", "Heartbeats sent.")?,
+            media_stored_bytes: IntCounter::new(
+                "media_stored_bytes_total",
+                "Bytes of blocks stored on media.",
+            )?,
+            media_loaded_bytes: IntCounter::new(
+                "media_loaded_bytes_total",
+                "Bytes of blocks that came back from media.",
+            )?,
+            media_wrong: IntCounterVec::new(
+                prometheus::Opts::new(
+                    "media_wrong_total",
+                    "Blocks on media that were not what was stored, by kind.",
+                ),
+                &["kind"],
+            )?,
             fenced: IntCounter::new("fenced_total", "Fence tickets answered to the master.")?,
             segment_bytes: IntGauge::new(
                 "segment_bytes",
@@ -105,7 +127,7 @@ impl Metrics {
             )?,
             registry,
         };
-        let collectors: [Box<dyn Collector>; 11] = [
+        let collectors: [Box<dyn Collector>; 14] = [
             Box::new(metrics.read_bytes.clone()),
             Box::new(metrics.written_bytes.clone()),
             Box::new(metrics.refused.clone()),
@@ -114,6 +136,9 @@ impl Metrics {
             Box::new(metrics.sessions.clone()),
             Box::new(metrics.session_open.clone()),
             Box::new(metrics.heartbeats.clone()),
+            Box::new(metrics.media_stored_bytes.clone()),
+            Box::new(metrics.media_loaded_bytes.clone()),
+            Box::new(metrics.media_wrong.clone()),
             Box::new(metrics.fenced.clone()),
             Box::new(metrics.segment_bytes.clone()),
             metrics.requests.collector(),
@@ -121,6 +146,9 @@ impl Metrics {
         // From zero on: a series that appears at its first event has no rate for that event.
         for code in Code::ALL.iter().filter(|code| **code != Code::Ok) {
             metrics.refused.with_label_values(&[code.label()]);
+        }
+        for kind in WRONG_KINDS {
+            metrics.media_wrong.with_label_values(&[kind]);
         }
         for outcome in ["match", "mismatch"] {
             metrics.verified.with_label_values(&[outcome]);
@@ -169,6 +197,18 @@ impl Metrics {
     pub(crate) fn verified(&self, matches: bool) {
         let outcome = if matches { "match" } else { "mismatch" };
         self.verified.with_label_values(&[outcome]).inc();
+    }
+
+    pub(crate) fn media_stored(&self, length: Length) {
+        self.media_stored_bytes.inc_by(length.0);
+    }
+
+    pub(crate) fn media_loaded(&self, length: Length) {
+        self.media_loaded_bytes.inc_by(length.0);
+    }
+
+    pub(crate) fn media_wrong(&self, kind: &str) {
+        self.media_wrong.with_label_values(&[kind]).inc();
     }
 
     pub(crate) fn heartbeat(&self, late: Duration) {

@@ -3,6 +3,7 @@
 use crate::agent::{Agent, Options};
 use crate::config::{self, Config, InvalidSetting};
 use crate::fence::Limits;
+use crate::media::Media;
 use crate::metrics::Metrics;
 use crate::reach;
 use crate::segment::{Dram, Segment};
@@ -89,6 +90,9 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// A medium cannot be opened.
+    #[error("cannot use --ssd: {0}")]
+    Media(#[from] crate::media::MediaError),
     /// Two metrics have one name.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -105,6 +109,7 @@ pub struct Node {
     agent: Arc<parking_lot::RwLock<Option<Agent>>>,
     tcp: Arc<tcp::ServerHandle>,
     shm: Option<shm::ServerHandle>,
+    media: Option<Arc<Media>>,
     http: SocketAddr,
     stop_http: watch::Sender<bool>,
     http_task: JoinHandle<io::Result<()>>,
@@ -159,6 +164,7 @@ impl Node {
         let store = Store::new(identity, segments, limits, metrics.clone());
         metrics.watch(&store, Length(total))?;
 
+        let media = open_media(&config, &store).await?;
         let host = Arc::new(store.clone());
         let rdma = serve_rdma(&store, &config).await?;
         let tcp = serve_tcp(data, host.clone(), rdma, &config).map_err(system("the data port"))?;
@@ -175,6 +181,7 @@ impl Node {
                 shm_path: shm
                     .as_ref()
                     .map_or_else(String::new, |shm| shm.path().to_string_lossy().into_owned()),
+                media: media.clone(),
                 connections: {
                     let tcp = Arc::clone(&tcp);
                     Box::new(move || tcp.connections())
@@ -209,6 +216,7 @@ impl Node {
             agent,
             tcp,
             shm,
+            media,
             http: http_address,
             stop_http,
             http_task,
@@ -268,10 +276,13 @@ impl Node {
         let idle = self.wait_until_idle(deadline).await;
 
         let agent = self.agent.write().take();
-        let (tcp, shm) = (Arc::clone(&self.tcp), self.shm.take());
+        let (tcp, shm, media) = (Arc::clone(&self.tcp), self.shm.take(), self.media.take());
         let ended = tokio::task::spawn_blocking(move || {
             if let Some(agent) = agent {
                 agent.leave();
+            }
+            if let Some(media) = media {
+                media.detach(deadline.max(Instant::now() + LAST_ANSWERS));
             }
             let deadline = Instant::now() + LAST_ANSWERS;
             let shm_ended = shm.is_none_or(|shm| shm.drain(deadline));
@@ -350,6 +361,20 @@ impl Health for Probes {
             _ => Err("no master has welcomed the node".into()),
         }
     }
+}
+
+/// Opens the media of `--ssd`; `None` without any.
+async fn open_media(config: &Config, store: &Store) -> Result<Option<Arc<Media>>, StartError> {
+    let media = config.media()?;
+    if media.is_empty() {
+        return Ok(None);
+    }
+    let store = store.clone();
+    let opened = tokio::task::spawn_blocking(move || Media::open(&media, store));
+    let opened = opened
+        .await
+        .map_err(|panic| system("the media")(io::Error::other(panic)))?;
+    Ok(Some(Arc::new(opened?)))
 }
 
 async fn allocate(config: &Config) -> Result<Vec<Box<dyn Segment>>, StartError> {

@@ -185,6 +185,12 @@ impl Store {
     /// Whether a written extent's bytes have this checksum. Reads all of them: not for the agent's
     /// own thread.
     pub(crate) fn verify(&self, extent: &Extent, checksum: Checksum) -> bool {
+        let memory = self.written(extent);
+        memory.is_ok_and(|memory| sum_shared(&memory).whole == checksum)
+    }
+
+    /// The memory of a written extent. Nothing keeps its bytes in place.
+    pub(crate) fn written(&self, extent: &Extent) -> Result<Slice, Refused> {
         let whole = ReadItem {
             extent: *extent,
             from: Offset(0),
@@ -194,8 +200,7 @@ impl Store {
             let fence = self.shared.fence.read();
             fence.read(fence.epoch(), fence.incarnation(), &whole)
         };
-        let memory = span.and_then(|span| self.memory(span));
-        memory.is_ok_and(|memory| sum_shared(&memory).whole == checksum)
+        span.and_then(|span| self.memory(span))
     }
 
     /// Changes the fence, and wakes the agent when tickets were fenced by it.

@@ -11,9 +11,9 @@
 //! that of a put which ended. The node offers its media again only when its transfers have ended, so
 //! no transfer of an earlier session meets one of a later session.
 //!
-//! **Architecture Invariant:** a copy or a block that a transfer made is recorded only while the
-//! key's other copy has the same version, no removal of the key is on its way to the log, and no put
-//! of the key is open. So the log never brings back a removed or replaced block.
+//! **Architecture Invariant:** what a transfer made is recorded only while the key's other copy has
+//! the same version. No removal of the key may be on its way to the log, and no put of the key may be
+//! open. So the log never brings back a removed or replaced block.
 
 mod attach;
 mod demoter;

@@ -3,8 +3,9 @@
 use super::message::{self, Malformed, Seen};
 use super::{Context, Phase};
 use crate::fence::TermError;
+use crate::media::{Answers, Media};
 use kvpool_proto as proto;
-use kvpool_types::{Checksum, Code, Incarnation};
+use kvpool_types::{Checksum, ClusterId, Code, Epoch, Incarnation};
 use proto::master_message::Body as FromMaster;
 use proto::node_message::Body as ToMaster;
 use proto::nodes_client::NodesClient;
@@ -173,6 +174,8 @@ pub(super) struct Session {
     unreported: VecDeque<u64>,
     /// Extents were held that the registration could not name for want of segment numbers.
     untold: bool,
+    cluster: ClusterId,
+    incarnation: Incarnation,
 }
 
 impl Session {
@@ -228,6 +231,8 @@ impl Session {
             sequence: 0,
             unreported: VecDeque::new(),
             untold: !introduction.numbered && !context.store.snapshot().held.is_empty(),
+            cluster: welcome.cluster,
+            incarnation: introduction.incarnation,
         })
     }
 
@@ -244,6 +249,10 @@ impl Session {
 
     async fn converse(&mut self, context: &mut Context) -> Result<(), End> {
         let (verified, mut verdicts) = mpsc::channel(VERIFICATIONS);
+        let (answers, mut answered) = mpsc::unbounded_channel();
+        if let Some(media) = &context.options.media {
+            media.begin(self.cluster, answers.clone());
+        }
         let mut beats = interval_at(Instant::now(), self.interval);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looks = interval(LOOK);
@@ -287,6 +296,9 @@ impl Session {
                 () = tokio::time::sleep(REPORT_PAUSE), if !self.unreported.is_empty() => {
                     self.report_fenced()?;
                 }
+                Some(answer) = answered.recv(), if self.outbox.capacity() > OUTBOX - REPORTS => {
+                    self.report_media(answer, &mut answered)?;
+                }
                 Some(verdict) = verdicts.recv() => self.send(ToMaster::Verified(verdict))?,
                 message = self.inbox.message() => {
                     let message = message.map_err(Failure::Broken)?.ok_or(Failure::Ended)?;
@@ -294,7 +306,7 @@ impl Session {
                         if matches!(body, FromMaster::HeartbeatAck(_)) {
                             heard = Instant::now();
                         }
-                        self.hear(context, body, &verified)?;
+                        self.hear(context, body, &verified, &answers)?;
                     }
                 }
                 // Last: what has come and was not read yet, for want of time, is no silence.
@@ -308,6 +320,7 @@ impl Session {
         context: &Context,
         body: FromMaster,
         verified: &mpsc::Sender<proto::Verified>,
+        answers: &Answers,
     ) -> Result<(), End> {
         match body {
             FromMaster::HeartbeatAck(ack) if ack.epoch != self.epoch => {
@@ -323,16 +336,45 @@ impl Session {
                 let items = items.collect::<Result<Vec<_>, _>>()?;
                 context.store.fence(&items);
             }
-            FromMaster::AttachMedium(_) | FromMaster::ResetMedium(_) | FromMaster::Transfers(_) => {
-                return Err(
-                    Failure::Unexpected("an order for a medium that was not offered").into(),
-                );
+            FromMaster::AttachMedium(order) => {
+                let media = media(context)?;
+                media.attach(self.cluster, order, answers.clone());
+            }
+            FromMaster::ResetMedium(order) => {
+                let media = media(context)?;
+                media.reset(self.cluster, &order.medium_id, answers.clone());
+            }
+            FromMaster::Transfers(orders) => {
+                let media = media(context)?;
+                media.transfer(self.incarnation, Epoch(self.epoch), orders, answers);
             }
             FromMaster::Verify(verify) => self.verify(context, &verify, verified)?,
             FromMaster::Refusal(refusal) => return Err(refused(refusal)),
             FromMaster::Welcome(_) => return Err(Failure::Unexpected("a second welcome").into()),
         }
         Ok(())
+    }
+
+    /// Sends an answer about media, and with the end of a transfer all other ends that wait.
+    fn report_media(
+        &self,
+        answer: ToMaster,
+        answered: &mut mpsc::UnboundedReceiver<ToMaster>,
+    ) -> Result<(), End> {
+        let ToMaster::TransfersDone(mut done) = answer else {
+            return self.send(answer);
+        };
+        while done.transfers.len() < proto::MAX_TICKETS {
+            match answered.try_recv() {
+                Ok(ToMaster::TransfersDone(more)) => done.transfers.extend(more.transfers),
+                Ok(other) => {
+                    self.send(ToMaster::TransfersDone(done))?;
+                    return self.send(other);
+                }
+                Err(_) => break,
+            }
+        }
+        self.send(ToMaster::TransfersDone(done))
     }
 
     /// Reads the block's bytes on another thread; the verdict comes back through the channel.
@@ -422,4 +464,9 @@ fn refused(refusal: proto::Refusal) -> End {
             leader: refusal.leader,
         }),
     }
+}
+
+fn media(context: &Context) -> Result<&Media, End> {
+    let media = context.options.media.as_deref();
+    media.ok_or_else(|| Failure::Unexpected("an order for a medium that was not offered").into())
 }

@@ -173,7 +173,8 @@ impl Pool {
     fn is_used_elsewhere(&self, id: SegmentId, node: &StoreNode) -> bool {
         let traffic = self.tiering.traffic.lock();
         traffic.uses.get(&id).is_some_and(|used| {
-            used.node.incarnation != node.incarnation && used.node.is_connected()
+            // A node that restarted has the name of its last life, whose session may seem alive.
+            used.node.name != node.name && used.node.is_connected()
         })
     }
 

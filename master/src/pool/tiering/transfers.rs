@@ -13,10 +13,6 @@ use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Code, Extent, GrantId, Key, Length, Version};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How long a block that came back stays in memory for the reader that waits for it.
-const KEPT_FOR_READER: Duration = Duration::from_secs(1);
 
 /// A block on its way.
 #[derive(Clone, Debug)]
@@ -253,13 +249,6 @@ impl Pool {
             self.give_up_transfer(transfer);
             return;
         };
-        let now = self.now();
-        self.directory
-            .visit(namespace, &[key.as_ref()], |_, block| {
-                if let Some(mut block) = block {
-                    block.lease(now.after(KEPT_FOR_READER), now);
-                }
-            });
         let is_there = {
             let segments = self.placement.segments();
             segments.set_owners(std::iter::once((&to, id)));

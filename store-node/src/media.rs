@@ -1,0 +1,297 @@
+//! The node's media: disks, partitions and files that keep blocks which leave memory.
+//!
+//! ```text
+//!  session ─ begin ──────► offers, once no transfer of an earlier session is in progress
+//!          ─ attach ─────► the generation is written ─► attached
+//!          ─ transfers ──► workers ─┬─ store: memory ─ copy, checksum ─► medium
+//!                                   └─ load:  medium ─ verified ─► memory, under a grant
+//! ```
+//!
+//! The master decides what moves. The node keeps no index of a medium. Work on media has threads of
+//! its own, so neither heartbeats nor the data port wait for a disk. An answer goes to the session
+//! that ordered the work, and to no other.
+//!
+//! **Architecture Invariant:** nothing reaches memory from a medium before the header and every
+//! chunk have proved it, and nothing is stored that does not have the checksum of its commit.
+
+mod config;
+mod disk;
+mod transfer;
+
+pub(crate) use config::SsdConfig;
+
+use crate::serve::Store;
+use disk::Disk;
+use kvpool_disk::medium::MediumRefused;
+use kvpool_disk::{Arena, Options, open};
+use kvpool_proto::{self as proto, node_message::Body as ToMaster};
+use kvpool_types::{ClusterId, Incarnation, MediumId};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedSender;
+use transfer::{Arrived, Order};
+
+/// Threads that copy and verify bytes. The disk's own thread waits for the device.
+const WORKERS: usize = 4;
+/// The memory for transfers in progress, over all media.
+const ARENA: usize = 256 << 20;
+/// How often what was stored is flushed.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// Why the media cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MediaError {
+    /// A device or file cannot be opened.
+    #[error(transparent)]
+    Open(#[from] kvpool_disk::OpenError),
+    /// What it holds cannot be used.
+    #[error("{}: {source}", path.display())]
+    Refused {
+        /// The device or file.
+        path: PathBuf,
+        /// Why.
+        source: MediumRefused,
+    },
+    /// There is no memory, or no thread.
+    #[error("media need memory and threads: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// Where answers of one session go.
+pub(crate) type Answers = UnboundedSender<ToMaster>;
+
+/// All media of the node.
+#[derive(Debug)]
+pub(crate) struct Media {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Store,
+    arena: Arc<Arena>,
+    disks: Vec<Mutex<Disk>>,
+    work: Mutex<Work>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    jobs: VecDeque<Job>,
+    /// Transfers that have begun and not ended.
+    in_flight: usize,
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+enum Job {
+    Offer(ClusterId, Answers),
+    Attach(ClusterId, proto::AttachMedium, Answers),
+    Reset(ClusterId, MediumId, Answers),
+    Transfer(Box<Order>),
+    Arrived(Box<Arrived>),
+}
+
+impl Media {
+    /// Opens the media. Blocks on the devices.
+    pub(crate) fn open(config: &[SsdConfig], store: Store) -> Result<Self, MediaError> {
+        let arena = Arena::new(ARENA)?;
+        let mut disks = Vec::with_capacity(config.len());
+        for one in config {
+            let options = Options {
+                size: one.size.map(|size| size.0),
+                ..Options::default()
+            };
+            let engine = open(&one.path, &options, &arena)?;
+            let disk = Disk::read(one, engine, &arena).map_err(|source| MediaError::Refused {
+                path: one.path.clone(),
+                source,
+            })?;
+            disks.push(Mutex::new(disk));
+        }
+        let shared = Arc::new(Shared {
+            store,
+            arena,
+            disks,
+            work: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let mut media = Self {
+            shared,
+            workers: Vec::new(),
+        };
+        for number in 0..WORKERS {
+            let shared = Arc::clone(&media.shared);
+            let worker = std::thread::Builder::new().name(format!("kvnode-media-{number}"));
+            media
+                .workers
+                .push(worker.spawn(move || shared.run(number == 0))?);
+        }
+        Ok(media)
+    }
+
+    /// Begins a session: offers the media once no transfer of an earlier session is in progress.
+    pub(crate) fn begin(&self, cluster: ClusterId, answers: Answers) {
+        self.shared.push(Job::Offer(cluster, answers));
+    }
+
+    /// Takes an order of the master.
+    pub(crate) fn attach(&self, cluster: ClusterId, order: proto::AttachMedium, answers: Answers) {
+        self.shared.push(Job::Attach(cluster, order, answers));
+    }
+
+    /// Takes an order of the master.
+    pub(crate) fn reset(&self, cluster: ClusterId, medium: &[u8], answers: Answers) {
+        if let Some(medium) = MediumId::from_slice(medium) {
+            self.shared.push(Job::Reset(cluster, medium, answers));
+        }
+    }
+
+    /// Takes orders of the master.
+    pub(crate) fn transfer(
+        &self,
+        incarnation: Incarnation,
+        epoch: kvpool_types::Epoch,
+        orders: proto::Transfers,
+        answers: &Answers,
+    ) {
+        let mut work = self.shared.work.lock();
+        for order in orders.transfers {
+            work.in_flight += 1;
+            work.jobs.push_back(Job::Transfer(Box::new(Order {
+                order,
+                incarnation,
+                epoch,
+                answers: answers.clone(),
+            })));
+        }
+        drop(work);
+        self.shared.changed.notify_all();
+    }
+
+    /// Ends the use of the media. What was stored is flushed, and the media are marked as clean.
+    /// Blocks until `until` at most.
+    pub(crate) fn detach(&self, until: Instant) {
+        for disk in &self.shared.disks {
+            disk.lock().detach(until);
+        }
+    }
+}
+
+impl Drop for Media {
+    fn drop(&mut self) {
+        self.shared.work.lock().is_closed = true;
+        self.shared.changed.notify_all();
+        for worker in self.workers.drain(..) {
+            if worker.join().is_err() {
+                tracing::error!("a thread for media panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn push(&self, job: Job) {
+        self.work.lock().jobs.push_back(job);
+        self.changed.notify_one();
+    }
+
+    fn run(self: Arc<Self>, flushes: bool) {
+        let mut flushed = Instant::now();
+        while let Some(job) = self.next(flushes.then_some(flushed + FLUSH)) {
+            if let Some(job) = job {
+                self.serve(job);
+            }
+            if flushes && flushed.elapsed() >= FLUSH {
+                flushed = Instant::now();
+                for disk in &self.disks {
+                    disk.lock().flush();
+                }
+            }
+        }
+    }
+
+    /// The next job; `Some(None)` at `until`; `None` at the end.
+    #[allow(clippy::option_option, reason = "a job, no job yet, or no job ever")]
+    fn next(&self, until: Option<Instant>) -> Option<Option<Job>> {
+        let mut work = self.work.lock();
+        loop {
+            if work.is_closed {
+                return None;
+            }
+            // An offer waits for the transfers of earlier sessions; what is behind it does not.
+            let is_ready = |job: &Job| !matches!(job, Job::Offer(..)) || work.in_flight == 0;
+            if let Some(at) = work.jobs.iter().position(is_ready) {
+                return Some(work.jobs.remove(at));
+            }
+            match until {
+                Some(until) => {
+                    if self.changed.wait_until(&mut work, until).timed_out() {
+                        return Some(None);
+                    }
+                }
+                None => self.changed.wait(&mut work),
+            }
+        }
+    }
+
+    fn serve(self: &Arc<Self>, job: Job) {
+        match job {
+            Job::Offer(cluster, answers) => self.offer(cluster, &answers),
+            Job::Attach(cluster, order, answers) => {
+                let medium = MediumId::from_slice(&order.medium_id);
+                let attached = self.disks.iter().any(|disk| {
+                    let mut disk = disk.lock();
+                    disk.id() == medium && medium.is_some() && disk.attach(cluster, &order)
+                });
+                if attached {
+                    let attached = proto::MediumAttached {
+                        medium_id: order.medium_id,
+                        generation: order.generation,
+                    };
+                    // A failure means that the session has ended.
+                    let _ended = answers.send(ToMaster::MediumAttached(attached));
+                }
+            }
+            Job::Reset(cluster, medium, answers) => {
+                for disk in &self.disks {
+                    let mut disk = disk.lock();
+                    if disk.id() == Some(medium) {
+                        disk.format(cluster);
+                    }
+                }
+                self.offer(cluster, &answers);
+            }
+            Job::Transfer(order) => self.begin_transfer(order),
+            Job::Arrived(arrived) => self.end_load(*arrived),
+        }
+    }
+
+    fn offer(&self, cluster: ClusterId, answers: &Answers) {
+        if answers.is_closed() {
+            return;
+        }
+        let offers = self
+            .disks
+            .iter()
+            .filter_map(|disk| disk.lock().offer(cluster));
+        let media = offers.collect();
+        let _ended = answers.send(ToMaster::Media(proto::Media { media }));
+    }
+
+    /// Ends a transfer: the next offer may have waited for it.
+    fn ended(&self) {
+        let mut work = self.work.lock();
+        work.in_flight -= 1;
+        if work.in_flight == 0 {
+            drop(work);
+            self.changed.notify_all();
+        }
+    }
+}

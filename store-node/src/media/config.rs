@@ -1,0 +1,112 @@
+//! The setting `--ssd`: one medium.
+
+use bytesize::ByteSize;
+use std::path::PathBuf;
+
+/// One disk, partition or file for blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SsdConfig {
+    /// The device or file.
+    pub(crate) path: PathBuf,
+    /// For a file, its size; for a device, how much of it to use.
+    pub(crate) size: Option<ByteSize>,
+    /// Format it, whatever it holds, unless it is a medium of this pool.
+    pub(crate) reset: bool,
+}
+
+/// Why a list of media cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadSsd {
+    /// An item begins with something else than a path.
+    #[error("{0:?}: a medium begins with path=, for instance path=/var/lib/kvpool/ssd,size=1TiB")]
+    NoPath(String),
+    /// A key that does not exist.
+    #[error("{0:?} is none of path=, size= and reset")]
+    Key(String),
+    /// A size that is none.
+    #[error("{0:?} is not a size, such as 1TiB")]
+    Size(String),
+    /// A path is empty, or named twice.
+    #[error("the path {0:?} is empty or named twice")]
+    Path(String),
+}
+
+impl SsdConfig {
+    /// Reads the items of a list that was split at its commas: `path=A`, `size=1GiB`, `path=B`, ...
+    pub(crate) fn parse(items: &[String]) -> Result<Vec<Self>, BadSsd> {
+        let mut media: Vec<Self> = Vec::new();
+        for item in items.iter().map(|item| item.trim()) {
+            if let Some(path) = item.strip_prefix("path=") {
+                let path = PathBuf::from(path);
+                let is_known = media.iter().any(|other| other.path == path);
+                if path.as_os_str().is_empty() || is_known {
+                    return Err(BadSsd::Path(path.display().to_string()));
+                }
+                media.push(Self {
+                    path,
+                    size: None,
+                    reset: false,
+                });
+                continue;
+            }
+            let Some(medium) = media.last_mut() else {
+                return Err(BadSsd::NoPath(item.to_owned()));
+            };
+            if let Some(size) = item.strip_prefix("size=") {
+                let bad = || BadSsd::Size(size.to_owned());
+                let size: ByteSize = size.parse().map_err(|_| bad())?;
+                medium.size = Some(size).filter(|size| size.0 > 0);
+                if medium.size.is_none() {
+                    return Err(bad());
+                }
+            } else if item == "reset" {
+                medium.reset = true;
+            } else {
+                return Err(BadSsd::Key(item.to_owned()));
+            }
+        }
+        Ok(media)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Vec<SsdConfig>, BadSsd> {
+        let items: Vec<String> = text.split(',').map(str::to_owned).collect();
+        SsdConfig::parse(&items)
+    }
+
+    #[test]
+    fn media_are_read_as_they_are_written() {
+        let media = parse("path=/dev/nvme0n1p1,path=/ssd,size=2TiB,reset").unwrap();
+        let [device, file] = media.as_slice() else {
+            panic!("{media:?}");
+        };
+        assert_eq!(
+            (device.path.to_str(), device.size, device.reset),
+            (Some("/dev/nvme0n1p1"), None, false)
+        );
+        assert_eq!(
+            (file.path.to_str(), file.size, file.reset),
+            (Some("/ssd"), Some(ByteSize::tib(2)), true)
+        );
+        assert_eq!(SsdConfig::parse(&[]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn each_mistake_is_named() {
+        for (text, mistake) in [
+            ("size=1GiB", BadSsd::NoPath("size=1GiB".into())),
+            ("/ssd", BadSsd::NoPath("/ssd".into())),
+            ("path=", BadSsd::Path(String::new())),
+            ("path=/a,path=/a", BadSsd::Path("/a".into())),
+            ("path=/a,size=much", BadSsd::Size("much".into())),
+            ("path=/a,size=0", BadSsd::Size("0".into())),
+            ("path=/a,zone=1", BadSsd::Key("zone=1".into())),
+        ] {
+            assert_eq!(parse(text), Err(mistake), "{text}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Blocks that leave memory lie on the node's disk, come back when they are used, and are there again
+//! after the node or the master was killed. Nothing wrong is ever served.
+
+use kvpool_tests::blocks::{Tally, check_all, put_all};
+use kvpool_tests::{Cluster, Options};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+use std::time::Duration;
+
+const BLOCK: usize = 1 << 20;
+/// Four times the memory of the node.
+const BLOCKS: u64 = 256;
+
+fn pool_with_disk(disk: &Path) -> Cluster {
+    let file = disk.join("ssd");
+    let options = Options {
+        segment: "64MiB".into(),
+        node: vec!["--ssd".into(), format!("path={},size=1GiB", file.display())],
+        ..Options::default()
+    };
+    // A short lease: the test reads everything, and memory holds a quarter.
+    Cluster::start(options.master(&["--lease-ttl", "300ms"])).unwrap()
+}
+
+/// Puts all blocks, slowly enough for the disk.
+async fn fill(cluster: &Cluster) {
+    let client = cluster.client().await.unwrap();
+    attached(cluster, 1);
+    for first in (0..BLOCKS).step_by(4) {
+        put_all(&client, first..first + 4, BLOCK).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until the node has attached its medium so many times.
+fn attached(cluster: &Cluster, times: usize) {
+    let is_attached = || {
+        Ok(cluster
+            .master
+            .log_text()
+            .matches("pool::tiering::attach: medium attached")
+            .count()
+            >= times)
+    };
+    cluster
+        .wait_for("the medium is attached", is_attached)
+        .unwrap();
+}
+
+fn counter(cluster: &Cluster, name: &str) -> u64 {
+    let counters = cluster.counters().unwrap();
+    counters["counters"][name].as_u64().unwrap()
+}
+
+/// Reads every block over a client that knows no location yet.
+async fn check(cluster: &Cluster) -> Tally {
+    let client = cluster.client().await.unwrap();
+    let mut all = Tally::default();
+    for first in (0..BLOCKS).step_by(8) {
+        let tally = check_all(&client, first..first + 8, BLOCK).await;
+        all.right += tally.right;
+        all.wrong += tally.wrong;
+        all.missed += tally.missed;
+        all.failed += tally.failed;
+    }
+    println!("{all:?}");
+    assert_eq!((all.wrong, all.failed), (0, 0), "{all:?}");
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_on_disk_survive_the_deaths_of_node_and_master() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut cluster = pool_with_disk(disk.path());
+    fill(&cluster).await;
+    let before = check(&cluster).await;
+    assert!(before.right >= 240, "memory alone holds 60: {before:?}");
+    let stored = counter(&cluster, "bytes_stored_total");
+    assert!(stored >= 190 * BLOCK as u64, "{stored}");
+
+    cluster.nodes[0].kill().unwrap();
+    cluster.restart_node(0).unwrap();
+    cluster.wait_live(1).unwrap();
+    attached(&cluster, 2);
+    let after = check(&cluster).await;
+    assert!(
+        after.right as u64 >= stored / BLOCK as u64 * 9 / 10,
+        "{after:?}"
+    );
+
+    cluster.master.kill().unwrap();
+    cluster.restart_master().unwrap();
+    cluster.wait_live(1).unwrap();
+    attached(&cluster, 3);
+    let again = check(&cluster).await;
+    assert!(
+        again.right >= after.right * 9 / 10,
+        "{again:?} after {after:?}"
+    );
+
+    // A planned end marks the medium as clean, and the next start continues.
+    assert!(cluster.nodes[0].terminate().unwrap().success());
+    cluster.restart_node(0).unwrap();
+    cluster.wait_live(1).unwrap();
+    attached(&cluster, 4);
+    let last = check(&cluster).await;
+    assert!(
+        last.right >= again.right * 9 / 10,
+        "{last:?} after {again:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_on_disk_is_a_miss_and_never_a_wrong_byte() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut cluster = pool_with_disk(disk.path());
+    fill(&cluster).await;
+    assert!(check(&cluster).await.right >= 240);
+    // The blocks in memory go with the node, so that all are read from disk.
+    cluster.nodes[0].kill().unwrap();
+    let mut file = std::fs::File::options()
+        .write(true)
+        .open(disk.path().join("ssd"))
+        .unwrap();
+    let mut draws = StdRng::seed_from_u64(7);
+    for _ in 0..100 {
+        // Behind the superblocks, in the part that was written.
+        let at = draws.random_range((1 << 20)..(200u64 << 20));
+        file.seek(SeekFrom::Start(at)).unwrap();
+        file.write_all(&draws.random::<[u8; 16]>()).unwrap();
+    }
+    file.sync_all().unwrap();
+    cluster.restart_node(0).unwrap();
+    cluster.wait_live(1).unwrap();
+    attached(&cluster, 2);
+    let after = check(&cluster).await;
+    assert!(after.missed > 30 && after.right > 50, "{after:?}");
+    assert!(counter(&cluster, "replicas_corrupt_total") > 30);
+    // What was found wrong is gone for good.
+    let again = check(&cluster).await;
+    assert_eq!(again.right, after.right);
+}
