@@ -121,14 +121,20 @@ fn build_test(directory: &str, name: &str) -> Result<Option<PathBuf>> {
         bail!("the test {name} of {package} does not build");
     }
     let messages = String::from_utf8(built.stdout).context("cargo's messages are not UTF-8")?;
-    let path = messages.lines().find_map(|line| executable(line, &target));
+    let path = messages
+        .lines()
+        .find_map(|line| executable(line, directory, &target));
     Ok(Some(path.context(
         "cargo has built the test, but names no binary",
     )?))
 }
 
-/// The binary that one of cargo's messages is about, if it is that of the test.
-fn executable(message: &str, test: &str) -> Option<PathBuf> {
+/// The binary that one of cargo's messages is about, if it is that of the test of the package in
+/// `directory`.
+fn executable(message: &str, directory: &str, test: &str) -> Option<PathBuf> {
+    if !message.contains(&format!("/{directory}/Cargo.toml\"")) {
+        return None;
+    }
     let kinds = ["\"kind\":[\"test\"]", "\"kind\":[\"lib\"]"];
     let is_test = kinds.iter().any(|kind| message.contains(kind));
     if !is_test || !message.contains(&format!("\"name\":\"{test}\"")) {
@@ -144,15 +150,27 @@ mod tests {
 
     #[test]
     fn the_binary_of_a_test_is_told_from_others() {
-        let line = r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"verbs"},"executable":"/t/verbs-1"}"#;
-        assert_eq!(executable(line, "verbs"), Some("/t/verbs-1".into()));
-        assert_eq!(executable(line, "conformance"), None);
+        let line = r#"{"reason":"compiler-artifact","manifest_path":"/k/transport/Cargo.toml","target":{"kind":["test"],"name":"verbs"},"executable":"/t/verbs-1"}"#;
         assert_eq!(
-            executable(&line.replace("[\"test\"]", "[\"bin\"]"), "verbs"),
+            executable(line, "transport", "verbs"),
+            Some("/t/verbs-1".into())
+        );
+        assert_eq!(executable(line, "transport", "conformance"), None);
+        assert_eq!(executable(line, "disk", "verbs"), None);
+        assert_eq!(
+            executable(
+                &line.replace("[\"test\"]", "[\"bin\"]"),
+                "transport",
+                "verbs"
+            ),
             None
         );
         assert_eq!(
-            executable(&line.replace("\"/t/verbs-1\"", "null"), "verbs"),
+            executable(
+                &line.replace("\"/t/verbs-1\"", "null"),
+                "transport",
+                "verbs"
+            ),
             None
         );
     }
