@@ -75,6 +75,9 @@ pub struct Config {
     /// A node silent for this long is dropped with its blocks.
     #[serde(with = "humantime_serde")]
     pub drop_after: Duration,
+    /// A medium absent for this long is dropped with the copies on it.
+    #[serde(with = "humantime_serde")]
+    pub ssd_drop_after: Duration,
     /// The largest block, at most 1 GiB, which one frame of the data port can carry.
     #[serde(with = "exact::size")]
     pub max_block_size: ByteSize,
@@ -138,6 +141,7 @@ impl Default for Config {
             heartbeat_interval: Duration::from_millis(500),
             suspect_after: Duration::from_secs(3),
             drop_after: Duration::from_secs(600),
+            ssd_drop_after: Duration::from_secs(24 * 3600),
             max_block_size: ByteSize(Length::MAX_BLOCK.0),
             max_batch_keys: 16_384,
             max_waiting: ByteSize::gib(1),

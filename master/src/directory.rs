@@ -58,6 +58,7 @@ use kvpool_types::ids::NamespaceId;
 use lineage::Lineage;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The eviction order.
@@ -110,7 +111,7 @@ impl Options {
 pub struct Directory {
     common: Common,
     stripes: Box<[Cell]>,
-    next_tick: AtomicU64,
+    next_tick: Arc<AtomicU64>,
 }
 
 impl Directory {
@@ -136,8 +137,21 @@ impl Directory {
         Self {
             common,
             stripes,
-            next_tick: AtomicU64::new(1),
+            next_tick: Arc::new(AtomicU64::new(1)),
         }
+    }
+
+    /// This directory with the ticks of another one, so that uses of both have one order.
+    pub fn with_ticks_of(self, other: &Self) -> Self {
+        Self {
+            next_tick: Arc::clone(&other.next_tick),
+            ..self
+        }
+    }
+
+    /// The next tick: every use so far has an earlier one.
+    pub fn next_tick(&self) -> Tick {
+        Tick(self.next_tick.load(Ordering::Relaxed))
     }
 
     /// Reserves the ticks of a batch of `count` keys. They are later than all earlier ticks.

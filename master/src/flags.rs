@@ -140,6 +140,10 @@ pub struct Flags {
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     drop_after: Option<String>,
+    /// Drop an SSD and its blocks after this long without a node that has it [default: 1day]
+    #[arg(long, value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ssd_drop_after: Option<String>,
     /// Largest block that a put may store; at most 1GiB [default: 1GiB]
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]

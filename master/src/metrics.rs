@@ -59,6 +59,11 @@ pub struct Metrics {
     copies_loaded: IntCounter,
     bytes_loaded: IntCounter,
     copies_dropped: IntCounter,
+    copies_forwarded: IntCounter,
+    bytes_forwarded: IntCounter,
+    copies_refused: IntCounter,
+    evicted_without_copy: IntCounter,
+    media_due_bytes: IntGauge,
     used_bytes: IntGauge,
     capacity_bytes: IntGauge,
     quarantine_bytes: IntGauge,
@@ -132,6 +137,22 @@ impl Metrics {
                 "copies_dropped_total",
                 "Copies dropped from media to make room.",
             )?,
+            copies_forwarded: counter(
+                "copies_forwarded_total",
+                "Copies moved on a medium because they were used since they were written.",
+            )?,
+            bytes_forwarded: counter(
+                "bytes_forwarded_total",
+                "Bytes of copies moved on a medium.",
+            )?,
+            copies_refused: counter(
+                "copies_refused_total",
+                "Blocks not copied to a medium because its write budget was used up.",
+            )?,
+            evicted_without_copy: counter(
+                "blocks_evicted_without_copy_total",
+                "Blocks evicted from memory in a pool with media that no medium has.",
+            )?,
             prefix_blocks_asked: counter(
                 "prefix_blocks_asked_total",
                 "Blocks in the chains of match_prefix requests.",
@@ -186,6 +207,10 @@ impl Metrics {
             replicas_corrupt: counter(
                 "replicas_corrupt_total",
                 "Replicas whose own node found a checksum mismatch.",
+            )?,
+            media_due_bytes: gauge(
+                "media_due_bytes",
+                "Bytes whose copy to a medium is due or in progress.",
             )?,
             used_bytes: gauge("used_bytes", "Used bytes: blocks, grants and quarantine.")?,
             capacity_bytes: gauge(
@@ -329,8 +354,29 @@ impl Metrics {
         self.copies_dropped.inc_by(copies as u64);
     }
 
+    /// Counts a copy that moved on its medium.
+    pub(crate) fn copy_forwarded(&self, length: Length) {
+        self.copies_forwarded.inc();
+        self.bytes_forwarded.inc_by(length.0);
+    }
+
+    /// Counts a block that a write budget kept off a medium.
+    pub(crate) fn copy_refused(&self) {
+        self.copies_refused.inc();
+    }
+
+    /// Counts a block that left memory without a copy.
+    pub(crate) fn evicted_without_copy(&self) {
+        self.evicted_without_copy.inc();
+    }
+
     pub(crate) fn corrupt_replica(&self) {
         self.replicas_corrupt.inc();
+    }
+
+    /// Records how far the copying to media is behind.
+    pub(crate) fn watch_media(&self, due: u64) {
+        self.media_due_bytes.set(whole(due));
     }
 
     /// Records the usage of the pool; called every `tick`.

@@ -50,15 +50,16 @@ pub struct Tier {
 }
 
 impl Tier {
-    /// A tier without media. Its directory has the same shards as the directory with the same seed.
-    pub fn new(options: directory::Options, start: BootInstant) -> Self {
+    /// A tier without media. Its directory has the shards and the ticks of the memory's directory,
+    /// which has the same seed.
+    pub fn new(options: directory::Options, start: BootInstant, memory: &Directory) -> Self {
         // The order of eviction is the order of the zones, so the directory keeps no chains.
         let options = directory::Options {
             policy: Policy::Lru,
             ..options
         };
         Self {
-            directory: Directory::new(options, start),
+            directory: Directory::new(options, start).with_ticks_of(memory),
             media: RwLock::default(),
             has_media: AtomicBool::new(false),
         }
@@ -88,6 +89,28 @@ impl Tier {
     /// The medium with this segment.
     pub fn medium(&self, id: SegmentId) -> Option<Arc<Medium>> {
         self.media.read().get(&id).cloned()
+    }
+
+    /// Begins a term: from now on copies are written.
+    pub fn begin_term(&self) {
+        for medium in self.media() {
+            medium.begin_term(self.directory.next_tick());
+        }
+    }
+
+    /// Notes that a block with this version has left memory, where it was used last at `tick`.
+    /// False when it has no copy.
+    pub fn left_memory(&self, left: &Removed) -> bool {
+        let mut has_copy = false;
+        let key = left.key.as_ref();
+        self.directory.visit(left.namespace, &[key], |_, block| {
+            let copy = block.filter(|block| block.version() == left.version);
+            if let Some(mut copy) = copy {
+                has_copy = true;
+                copy.touch(left.tick);
+            }
+        });
+        has_copy
     }
 
     /// Adds a medium, or changes the one with the same segment. A record that is impossible is
@@ -284,8 +307,8 @@ impl Tier {
         self.directory.forget_shard(shard);
     }
 
-    /// Takes the ranges of all staged copies, and continues each medium behind its last copy. A
-    /// copy on an absent medium, or one whose range another copy has, is dropped.
+    /// Takes the ranges of all staged copies. A copy on an absent medium, or one whose range another
+    /// copy has, is dropped.
     pub(crate) fn place_staged(&self) {
         for place in self.directory.replica_starts() {
             let Some((length, _)) = self.directory.size_and_version(place.block) else {
@@ -310,8 +333,5 @@ impl Tier {
             }
         }
         self.directory.order_by_version();
-        for medium in self.media() {
-            medium.continue_behind_blocks();
-        }
     }
 }

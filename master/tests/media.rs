@@ -33,14 +33,15 @@ struct Disk {
     wrong: AtomicU64,
     loads: AtomicU64,
     stores: AtomicU64,
+    /// Set when the master has said that every block has its copy.
+    is_demoted: AtomicBool,
+    /// The versions of stores from memory, in the order of the orders.
+    ordered: Mutex<Vec<u64>>,
+    budget: AtomicU64,
     /// While set, orders are not answered.
     is_stalled: AtomicBool,
     /// How often the master asked for a new format.
     resets: AtomicU64,
-    /// Bytes of the node's memory.
-    memory: AtomicU64,
-    /// Stores that are not waited for: their blocks left memory before their turn.
-    missed: AtomicU64,
 }
 
 impl Disk {
@@ -57,12 +58,22 @@ impl Disk {
             size: Length(size),
             zone: Length(zone),
             state: MediumState::MediumReady,
+            budget: self.budget.load(Ordering::SeqCst),
+            namespaces: Vec::new(),
         }
     }
 
     fn serve(&self, order: &proto::Transfer) -> Code {
         let (from, to) = (order.from.unwrap(), order.to.unwrap());
         let mut blocks = self.blocks.lock();
+        let held = blocks
+            .get(&from.offset)
+            .map(|(_, version, checksum)| (*version, *checksum));
+        let is_right = held == Some((order.version, order.checksum));
+        if SegmentId(from.segment).is_on_medium() && !is_right {
+            self.wrong.fetch_add(1, Ordering::SeqCst);
+            return Code::ChecksumMismatch;
+        }
         if SegmentId(to.segment).is_on_medium() {
             let end = to.offset + footprint(Length(to.length)).unwrap().0;
             blocks.retain(|start, (other, ..)| end <= *start || *other <= to.offset);
@@ -71,14 +82,7 @@ impl Disk {
             return Code::Ok;
         }
         self.loads.fetch_add(1, Ordering::SeqCst);
-        let held = blocks
-            .get(&from.offset)
-            .map(|(_, version, checksum)| (*version, *checksum));
-        if held == Some((order.version, order.checksum)) {
-            return Code::Ok;
-        }
-        self.wrong.fetch_add(1, Ordering::SeqCst);
-        Code::ChecksumMismatch
+        Code::Ok
     }
 }
 
@@ -105,7 +109,6 @@ async fn join(
     zone: u64,
 ) -> Node {
     let registration = registration(name, life, bytes);
-    disk.memory.store(bytes, Ordering::SeqCst);
     let node = pool.register(&registration).await.unwrap();
     let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
     let session = pool.activate(&node, &registration, outbox);
@@ -149,8 +152,12 @@ async fn join(
                             .unwrap();
                     });
                 }
+                Some(Body::Demoted(_)) => disk.is_demoted.store(true, Ordering::SeqCst),
                 Some(Body::Transfers(orders)) => {
                     for order in orders.transfers {
+                        if !SegmentId(order.from.unwrap().segment).is_on_medium() {
+                            disk.ordered.lock().push(order.version);
+                        }
                         let (pool, node, disk) =
                             (Arc::clone(&pool), Arc::clone(&node), Arc::clone(&disk));
                         let late = rand::rng().random_range(0..3000);
@@ -199,24 +206,14 @@ fn patient() -> ReserveOptions {
 }
 
 /// Puts a block, and waits for the disk when it lags: a busy machine must not cost copies.
-async fn put_paced(pool: &Arc<Pool>, disk: &Disk, number: u64) {
+async fn put_paced(pool: &Arc<Pool>, number: u64) {
     put(pool, number, &patient()).await;
-    if !number.is_multiple_of(16) {
-        return;
-    }
-    let memory = disk.memory.load(Ordering::SeqCst);
-    let due = (number * BLOCK).saturating_sub(memory * 9 / 10) / BLOCK;
-    let behind = || {
-        let stored = disk.stores.load(Ordering::SeqCst) + disk.missed.load(Ordering::SeqCst);
-        due.saturating_sub(stored)
-    };
     for _ in 0..100 {
-        if behind() == 0 {
+        if pool.bytes_due() < 8 * BLOCK {
             return;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    disk.missed.fetch_add(behind(), Ordering::SeqCst);
 }
 
 async fn present(pool: &Arc<Pool>, numbers: std::ops::Range<u64>) -> Vec<bool> {
@@ -236,6 +233,12 @@ async fn comes_back(pool: &Arc<Pool>, number: u64) -> bool {
     };
     assert!(found.replicas.iter().all(|r| !r.segment.is_on_medium()));
     true
+}
+
+/// Waits until the medium is attached.
+async fn wait_for_attachment(disk: &Disk) {
+    until("attached", || disk.generation.load(Ordering::SeqCst) == 1).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
 }
 
 /// Waits until a copy of one of these blocks can be read.
@@ -264,14 +267,16 @@ async fn blocks_leave_memory_and_come_back_on_use() {
     // Five times the memory.
     let blocks = 5 * 32 * MIB / BLOCK;
     for number in 0..blocks {
-        put_paced(&pool, &disk, number).await;
+        put_paced(&pool, number).await;
     }
     let counters = pool.counters();
     assert!(counters["blocks_evicted_total"] > blocks / 2);
-    let held = present(&pool, 0..blocks).await;
-    let held = held.iter().filter(|is_held| **is_held).count() as u64;
+    let is_held = present(&pool, 0..blocks).await;
+    let held = is_held.iter().filter(|is_held| **is_held).count() as u64;
     assert!(held >= blocks * 99 / 100, "{held} of {blocks} are held");
-    let chain: Vec<Key> = (0..32).map(key).collect();
+    let whole = |first: &usize| is_held[*first..*first + 32].iter().all(|is_held| *is_held);
+    let first = (0..100).find(whole).unwrap() as u64;
+    let chain: Vec<Key> = (first..first + 32).map(key).collect();
     let chain: Vec<KeyRef<'_>> = chain.iter().map(Key::as_ref).collect();
     assert_eq!(pool.match_prefix(SPACE, &chain[..], true).answer, 32);
     let mut back = 0;
@@ -282,7 +287,7 @@ async fn blocks_leave_memory_and_come_back_on_use() {
     assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
     assert!(disk.loads.load(Ordering::SeqCst) > blocks / 10);
     // A put of a block that lies on the medium is not needed.
-    let again = reserve(&pool, &key(0), BLOCK).await;
+    let again = reserve(&pool, &key(first), BLOCK).await;
     assert_eq!(again.unwrap_err(), Code::Exists);
 }
 
@@ -295,7 +300,7 @@ async fn no_range_of_a_medium_is_written_while_a_copy_needs_it() {
     let _node = join(&pool, "n", 1, 16 * MIB, &disk, 32 * MIB, 2 * MIB).await;
     let blocks = 200 * MIB / BLOCK;
     for number in 0..blocks {
-        put_paced(&pool, &disk, number).await;
+        put_paced(&pool, number).await;
         if number > 400 && number.is_multiple_of(5) {
             // Blocks of all ages, from those about to be dropped on.
             let age = rand::rng().random_range(0..800).min(number);
@@ -326,7 +331,7 @@ async fn removed_and_replaced_blocks_never_return() {
     let mut gone = Vec::new();
     let mut replaced: HashMap<u64, u64> = HashMap::new();
     for number in 0..blocks {
-        put_paced(&first, &disk, number).await;
+        put_paced(&first, number).await;
         // Removed in memory, on its way to the medium, or long there.
         let other = rand::rng().random_range(0..=number);
         if number.is_multiple_of(3) && !gone.contains(&other) {
@@ -399,7 +404,7 @@ async fn a_medium_that_is_not_what_the_pool_remembers_is_formatted() {
     let first = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
     let blocks = 64 * MIB / BLOCK;
     for number in 0..blocks {
-        put_paced(&pool, &disk, number).await;
+        put_paced(&pool, number).await;
     }
     // Another node shows up with a clone while the first one is connected.
     let clone = Disk::new(1);
@@ -447,7 +452,7 @@ async fn a_disk_that_stalls_delays_no_put_and_a_session_that_ends_leaks_nothing(
     let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
     let blocks = 64 * MIB / BLOCK;
     for number in 0..blocks / 2 {
-        put_paced(&pool, &disk, number).await;
+        put_paced(&pool, number).await;
     }
     // A block that has left memory, and was copied before.
     let held = present(&pool, 0..100).await;
@@ -488,4 +493,164 @@ async fn a_disk_that_stalls_delays_no_put_and_a_session_that_ends_leaks_nothing(
     // A few were evicted before their turn came: this memory holds 0.1 s of puts.
     assert!(back > 50, "{back}");
     assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
+}
+
+/// Blocks that are used while they lie on the medium outlive many others of their age.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_that_are_used_stay_when_their_zone_is_written_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 32 * MIB, &disk, 128 * MIB, 4 * MIB).await;
+    let (used, blocks) = (64, 800 * MIB / BLOCK);
+    for number in 0..blocks {
+        put_paced(&pool, number).await;
+        // Each of them is read once in 1024 puts: memory holds 512 blocks, the medium about 1900.
+        if number >= 1024 && number.is_multiple_of(16) {
+            comes_back(&pool, number / 16 % used).await;
+        }
+    }
+    let count = |held: Vec<bool>| held.into_iter().filter(|is_held| *is_held).count() as u64;
+    let kept = count(present(&pool, 0..used).await);
+    let others = count(present(&pool, used..blocks / 2).await);
+    assert!(
+        kept > used * 6 / 10,
+        "{kept} of {used} that were used are there"
+    );
+    assert!(others < blocks / 100, "{others} of the others are there");
+    let counters = pool.counters();
+    let (moved, stored) = (
+        counters["copies_forwarded_total"],
+        counters["blocks_stored_total"],
+    );
+    assert!(moved > used && moved < stored / 3, "{moved} of {stored}");
+    assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
+}
+
+/// A budget of writes is kept, and what it allows goes to chains and to blocks that come again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_stay_within_their_budget() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let per_second = 4 * MIB;
+    disk.budget.store(per_second * 24 * 3600, Ordering::SeqCst);
+    let began = Instant::now();
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    let mut number = 0;
+    while began.elapsed() < Duration::from_secs(4) {
+        put(&pool, number, &patient()).await;
+        // A few keys come again and again, and memory loses them in between.
+        if number.is_multiple_of(4) {
+            let again = ReserveOptions {
+                upsert: false,
+                ..patient()
+            };
+            let granted = reserve_with(&pool, &key(1_000_000 + number % 1200), BLOCK, &again).await;
+            if let Ok(granted) = granted {
+                commit(&pool, &key(1_000_000 + number % 1200), BLOCK, granted).await;
+            }
+        }
+        number += 1;
+    }
+    let spent = began.elapsed().as_secs_f64();
+    let written = disk.stores.load(Ordering::SeqCst) * footprint(Length(BLOCK)).unwrap().0;
+    let allowed = spent * per_second as f64;
+    assert!(written as f64 <= allowed * 1.01, "{written} of {allowed}");
+    assert!(written as f64 >= allowed * 0.5, "{written} of {allowed}");
+    assert!(pool.counters()["copies_refused_total"] > 100);
+    let mut again = 0;
+    for number in (0..1200).step_by(4) {
+        again += usize::from(present(&pool, 1_000_000 + number..1_000_001 + number).await[0]);
+    }
+    assert!(again > 150, "{again} of 300 keys that came again are there");
+}
+
+/// A node that stops gives the blocks that were used last their copies first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_draining_node_is_told_when_its_memory_is_copied() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    let mut versions = Vec::new();
+    for number in 0..100 {
+        versions.push(put(&pool, number, &patient()).await.0);
+    }
+    let hot: Vec<Key> = (10..20).map(key).collect();
+    let hot: Vec<KeyRef<'_>> = hot.iter().map(Key::as_ref).collect();
+    pool.lookup(SPACE, &hot[..], true);
+    assert_eq!(disk.stores.load(Ordering::SeqCst), 0, "nothing is due yet");
+    pool.draining(&node.node);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    assert_eq!(disk.stores.load(Ordering::SeqCst), 100);
+    let mut first = disk.ordered.lock()[..10].to_vec();
+    first.sort_unstable();
+    assert_eq!(
+        first,
+        versions[10..20],
+        "the blocks that were used last go first"
+    );
+    // The next life has them all.
+    pool.drop_node(&node.node);
+    drop(node);
+    let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_media(&pool, 0..100).await;
+    for number in 0..100 {
+        assert!(comes_back(&pool, number).await, "{number}");
+    }
+}
+
+/// A reader that asks for presence finds the blocks in memory a little later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_for_presence_begins_the_loads() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    for number in 0..64 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+    }
+    // As many as the free room of this small memory takes.
+    let keys: Vec<Key> = (0..8).map(key).collect();
+    let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+    let on_media = pool.exist(SPACE, &keys[..], false).answer;
+    let on_media = on_media.iter().filter(|is_held| **is_held).count();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(disk.loads.load(Ordering::SeqCst), 0, "no lease, no load");
+    let asked = pool.exist(SPACE, &keys[..], true).answer;
+    assert_eq!(asked.iter().filter(|is_held| **is_held).count(), on_media);
+    let in_memory = || {
+        let found = pool.lookup(SPACE, &keys[..], false).answer;
+        found.iter().flatten().count()
+    };
+    assert!(on_media > 4);
+    until("in memory", || in_memory() == on_media).await;
+}
+
+/// A medium whose node does not come back is forgotten in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_medium_that_stays_away_is_dropped() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        ssd_drop_after: Duration::from_millis(500),
+        ..Config::default()
+    };
+    let (pool, _store) = pool(directory.path(), config).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    for number in 0..32 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+    }
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert!(comes_back(&pool, 10).await, "it is there, so it stays");
+    pool.drop_node(&node.node);
+    drop(node);
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    let node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    until("formatted", || disk.resets.load(Ordering::SeqCst) == 1).await;
+    assert!(!comes_back(&pool, 10).await, "its blocks are forgotten");
+    drop(node);
 }

@@ -61,6 +61,7 @@ enum Phase {
 pub(crate) struct Agent {
     phase: watch::Sender<Phase>,
     connected: Arc<AtomicBool>,
+    demoted: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -69,6 +70,7 @@ impl Agent {
     pub(crate) fn start(store: Store, options: Options) -> io::Result<Self> {
         let (phase, phases) = watch::channel(Phase::Serving);
         let connected = Arc::new(AtomicBool::new(false));
+        let demoted = Arc::new(AtomicBool::new(false));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .thread_name("kvnode-verify")
             .max_blocking_threads(VERIFIERS)
@@ -79,6 +81,7 @@ impl Agent {
             options,
             phases,
             connected: Arc::clone(&connected),
+            demoted: Arc::clone(&demoted),
             seen: Seen::default(),
             has_several: false,
         };
@@ -93,6 +96,7 @@ impl Agent {
         Ok(Self {
             phase,
             connected,
+            demoted,
             thread: Some(thread),
         })
     }
@@ -100,6 +104,11 @@ impl Agent {
     /// Whether a master has welcomed the node and hears it.
     pub(crate) fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
+    }
+
+    /// Whether the master has said that no block of this draining node waits for a copy on a medium.
+    pub(crate) fn is_demoted(&self) -> bool {
+        self.demoted.load(Ordering::Acquire)
     }
 
     /// Whether the thread still runs, as it should until [`Agent::leave`].
@@ -143,6 +152,8 @@ struct Context {
     options: Options,
     phases: watch::Receiver<Phase>,
     connected: Arc<AtomicBool>,
+    /// Set when the master has said that every block of the draining node has its copy.
+    demoted: Arc<AtomicBool>,
     seen: Seen,
     /// Whether more than one master is known.
     has_several: bool,

@@ -65,6 +65,9 @@ pub struct Config {
     /// How long work in progress may go on after SIGTERM.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
+    /// How long a stopping node may copy blocks from its memory to its media.
+    #[serde(with = "humantime_serde")]
+    pub ssd_drain_timeout: Duration,
     /// Once the node serves, its addresses are written to this file as JSON.
     pub ready_file: Option<PathBuf>,
     /// How log lines are written.
@@ -94,6 +97,7 @@ impl Default for Config {
             max_held_ratio: 0.25,
             max_connections: 1024,
             drain_timeout: Duration::from_secs(10),
+            ssd_drain_timeout: Duration::from_secs(30),
             ready_file: None,
             log_format: LogFormat::default(),
             otlp_endpoint: None,

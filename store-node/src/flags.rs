@@ -102,6 +102,9 @@ pub struct Flags {
     /// After SIGTERM, wait this long for work in progress [default: 10s]
     #[arg(long, value_name = "TIME")]
     drain_timeout: Option<String>,
+    /// After SIGTERM, first copy blocks from memory to the SSDs for at most this long [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    ssd_drain_timeout: Option<String>,
     /// Write the addresses to this file, as JSON, once the node serves
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,

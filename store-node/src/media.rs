@@ -175,6 +175,12 @@ impl Media {
         self.shared.changed.notify_all();
     }
 
+    /// Whether a medium is attached. A disk that is busy counts as attached.
+    pub(crate) fn is_attached(&self) -> bool {
+        let mut disks = self.shared.disks.iter();
+        disks.any(|disk| disk.try_lock().is_none_or(|disk| disk.is_attached()))
+    }
+
     /// Ends the use of the media. What was stored is flushed, and the media are marked as clean.
     /// Blocks until `until` at most.
     pub(crate) fn detach(&self, until: Instant) {

@@ -114,6 +114,7 @@ pub struct Node {
     stop_http: watch::Sender<bool>,
     http_task: JoinHandle<io::Result<()>>,
     drain_timeout: Duration,
+    ssd_drain_timeout: Duration,
 }
 
 impl Node {
@@ -221,6 +222,7 @@ impl Node {
             stop_http,
             http_task,
             drain_timeout: config.drain_timeout,
+            ssd_drain_timeout: config.ssd_drain_timeout,
         };
         if let Some(file) = &config.ready_file {
             node.write_ready_file(file)
@@ -267,6 +269,9 @@ impl Node {
     /// progress may end until `drain_timeout`; then the node says goodbye to the master. Returns true when
     /// nothing was cut off.
     pub async fn drain(mut self) -> bool {
+        if self.media.is_some() {
+            self.copy_to_media().await;
+        }
         let deadline = Instant::now() + self.drain_timeout;
         // First: once the master is told, it is true.
         self.store.drain();
@@ -297,6 +302,33 @@ impl Node {
         }
         tracing::info!(cut_off = !(idle && ended), "kvstore-node stopped");
         idle && ended
+    }
+
+    /// Lets the master copy what memory holds to the media, the block that was used last first. Blocks
+    /// are served meanwhile.
+    async fn copy_to_media(&self) {
+        let begun = Instant::now();
+        let deadline = begun + self.ssd_drain_timeout;
+        if let Some(agent) = self.agent.read().as_ref() {
+            agent.drain();
+        }
+        loop {
+            let (is_demoted, is_connected) = {
+                let agent = self.agent.read();
+                let agent = agent.as_ref();
+                (
+                    agent.is_none_or(Agent::is_demoted),
+                    agent.is_some_and(Agent::is_connected),
+                )
+            };
+            let is_attached = self.media.as_ref().is_some_and(|media| media.is_attached());
+            if is_demoted || !is_attached || !is_connected || Instant::now() >= deadline {
+                let waited = humantime::format_duration(begun.elapsed());
+                tracing::info!(complete = is_demoted, %waited, "copied blocks to media before the end");
+                return;
+            }
+            tokio::time::sleep(DRAIN_POLL).await;
+        }
     }
 
     async fn wait_until_idle(&self, deadline: Instant) -> bool {

@@ -110,6 +110,8 @@ pub struct Removed {
     pub replicas: Copies,
     /// The end of the last lease; zero without a lease.
     pub lease_until: BootInstant,
+    /// The last use.
+    pub tick: Tick,
 }
 
 impl Removed {

@@ -1,6 +1,6 @@
 //! One lock stripe of the directory: the blocks whose keys hash to it.
 
-use super::block::{Dropped, NewBlock, Removed, Replicas};
+use super::block::{Dropped, NewBlock, Removed, Replicas, Tick};
 use super::common::{Common, Prepared};
 use super::entries::Entries;
 use super::entry::{Entry, MAX_OFFSET, QueueState, Rest};
@@ -419,6 +419,7 @@ impl Stripe {
             length: Length(u64::from(rest.length)),
             replicas: Copies::from_slice(&self.replicas(slot)),
             lease_until: common.absolute(entry.lease_until()),
+            tick: Tick(entry.tick()),
         }
     }
 

@@ -133,5 +133,6 @@ impl Pool {
         // end of its time at the head of the queue.
         self.wake_waiting_puts();
         self.metrics.watch_usage(&self.placement.usage(), TICK);
+        self.metrics.watch_media(self.bytes_due());
     }
 }

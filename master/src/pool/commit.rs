@@ -1,5 +1,6 @@
 //! Commits: records are made durable, then the blocks are published.
 
+use super::tiering::Put;
 use super::{FreedReplicas, Pool};
 use crate::clock::BootInstant;
 use crate::directory::{Copies, NewBlock, Replica, Tick};
@@ -191,8 +192,15 @@ impl Pool {
             .iter()
             .zip(&blocks)
             .filter_map(|(published, block)| {
-                let id = published.id?;
-                Some((id, block.version, block.length.0, &block.replicas[..]))
+                Some(Put {
+                    namespace,
+                    key: &block.key,
+                    parent: block.parent.as_ref(),
+                    block: published.id?,
+                    version: block.version,
+                    bytes: block.length.0,
+                    replicas: &block.replicas,
+                })
             });
         self.queue_for_media(queued);
         if now < self.lease_floor {

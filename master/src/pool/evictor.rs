@@ -303,6 +303,7 @@ impl Pool {
         if !victims.is_empty() {
             let bytes = victims.iter().map(Removed::footprint).sum();
             self.metrics.evicted(victims.len(), bytes);
+            self.note_left_memory(&victims);
             self.submit_left(&victims);
         }
     }

@@ -307,6 +307,9 @@ impl Pool {
         drop(view);
         if self.has_media() {
             self.exist_on_media(namespace, &keys, lease.then_some(token), &mut present);
+            if lease {
+                self.prefetch(namespace, &keys);
+            }
         }
         Leased {
             answer: present,

@@ -121,7 +121,9 @@ impl Pool {
             node.wait_from(now);
         }
         let recently_freed = recently_freed.take();
-        let lease_floor = if directory.blocks() == 0 && recently_freed.is_empty() {
+        tier.begin_term();
+        let blocks = directory.blocks() + tier.directory().blocks();
+        let lease_floor = if blocks == 0 && recently_freed.is_empty() {
             crate::clock::BootInstant(0)
         } else {
             now.after(config.lease_ttl)

@@ -15,17 +15,22 @@
 //! the same version. No removal of the key may be on its way to the log, and no put of the key may be
 //! open. So the log never brings back a removed or replaced block.
 
+mod admission;
 mod attach;
 mod demoter;
 mod restore;
 mod transfers;
+mod zones;
 
 pub use attach::OfferedMedium;
-pub(super) use demoter::start;
+pub(super) use demoter::{Put, start};
 
 use super::Pool;
+use crate::clock::BootInstant;
+use crate::directory::Removed;
 use crate::membership::StoreNode;
 use crate::replica::BlockId;
+use admission::Admission;
 use demoter::Demotions;
 use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
@@ -36,6 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use transfers::Transfer;
+use zones::Saving;
 
 /// The bytes of transfers in progress on one medium: enough for the device's queue, and no more
 /// than a node buffers.
@@ -46,6 +52,9 @@ const WINDOW: u64 = 64 << 20;
 pub(super) struct Tiering {
     traffic: Mutex<Traffic>,
     demotions: Mutex<Demotions>,
+    admission: Admission,
+    /// When the leader first saw that a medium is absent.
+    absent: Mutex<HashMap<SegmentId, BootInstant>>,
     /// Keys whose removal is on its way to the log.
     leaving: Mutex<HashSet<(NamespaceId, Key)>>,
     /// Notified when a load ends.
@@ -74,14 +83,20 @@ struct Use {
     in_flight: u64,
     /// Transfers in progress, by zone.
     busy: HashMap<u32, u32>,
+    /// Copies that move to another zone and are not recorded there.
+    forwards: u32,
+    /// The names of the namespaces whose blocks it takes; empty for all.
+    namespaces: Vec<String>,
     emptying: Emptying,
 }
 
 /// How far the zone behind the cursor is emptied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Emptying {
     /// Not begun.
     Idle,
+    /// Copies that were used since are moved.
+    Saving(Saving),
     /// The removal of its copies is on its way to the log.
     Logging,
     /// Transfers may still touch it.
@@ -108,6 +123,17 @@ impl Tiering {
         let traffic = self.traffic.lock();
         let readable = traffic.uses.iter().filter(|(_, used)| used.is_readable());
         readable.map(|(id, _)| *id).collect()
+    }
+
+    /// Whether an attached medium of the node takes stores. `None` when none is attached.
+    fn takes_stores_of(&self, node: &StoreNode) -> Option<bool> {
+        let traffic = self.traffic.lock();
+        let uses = traffic.uses.values();
+        let attached =
+            uses.filter(|used| used.is_attached && used.node.incarnation == node.incarnation);
+        attached
+            .map(Use::takes_stores)
+            .reduce(|one, other| one || other)
     }
 
     fn wake(&self) {
@@ -172,6 +198,19 @@ impl Pool {
         true
     }
 
+    /// Notes that blocks have left memory. A block without a copy is lost.
+    pub(super) fn note_left_memory(&self, left: &[Removed]) {
+        if self.tier.is_empty() {
+            return;
+        }
+        for block in left {
+            if !self.tier.left_memory(block) {
+                self.metrics.evicted_without_copy();
+                self.tiering.admission.lost(block.namespace, &block.key);
+            }
+        }
+    }
+
     /// True when the memory's block under a key has this version.
     fn is_in_memory(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
         let mut is_it = false;
@@ -180,6 +219,30 @@ impl Pool {
                 is_it = block.is_some_and(|block| block.version() == version);
             });
         is_it
+    }
+
+    /// True when a key has a copy on a medium.
+    fn has_copy(&self, namespace: NamespaceId, key: &Key) -> bool {
+        let mut has_copy = false;
+        self.tier
+            .directory()
+            .visit(namespace, &[key.as_ref()], |_, block| {
+                has_copy = block.is_some()
+            });
+        has_copy
+    }
+
+    /// True when a medium takes blocks of a namespace.
+    fn serves_namespace(&self, medium: SegmentId, namespace: NamespaceId) -> bool {
+        let traffic = self.tiering.traffic.lock();
+        let names = traffic
+            .uses
+            .get(&medium)
+            .map(|used| used.namespaces.as_slice());
+        names.is_some_and(|names| {
+            let is_it = |name: &String| self.namespaces.resolve(name) == Ok(namespace);
+            names.is_empty() || names.iter().any(is_it)
+        })
     }
 
     /// True when the tier's copy under a key has this version.

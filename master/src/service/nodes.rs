@@ -209,6 +209,8 @@ fn offered_medium(offer: &proto::OfferedMedium) -> Option<OfferedMedium> {
         size: Length(offer.size_bytes),
         zone: Length(offer.zone_bytes),
         state: offer.state(),
+        budget: offer.budget_bytes_per_day,
+        namespaces: offer.namespaces.clone(),
     })
 }
 

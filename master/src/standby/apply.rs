@@ -149,7 +149,7 @@ impl Standby {
                 ..self.options
             };
             self.directory = Directory::new(self.options, self.clock.now());
-            self.tier = Tier::new(self.options, self.clock.now());
+            self.tier = Tier::new(self.options, self.clock.now(), &self.directory);
         }
         self.is_seed_stored = true;
         Ok(())

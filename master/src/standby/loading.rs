@@ -62,11 +62,12 @@ pub(super) struct Loading {
 impl Loading {
     /// An empty load. The directory's secret is `guess` until a stored one is read.
     pub(super) fn new(options: directory::Options, start: BootInstant) -> Self {
+        let directory = Directory::new(options, start);
         Self {
             options,
             start,
-            directory: Directory::new(options, start),
-            tier: Tier::new(options, start),
+            tier: Tier::new(options, start, &directory),
+            directory,
             seed: None,
             versions: Version(0),
             namespaces: BTreeMap::new(),
@@ -115,7 +116,7 @@ impl Loading {
         self.seed = Some(seed);
         self.options.seed = seed;
         self.directory = Directory::new(self.options, self.start);
-        self.tier = Tier::new(self.options, self.start);
+        self.tier = Tier::new(self.options, self.start, &self.directory);
         true
     }
 

@@ -1,6 +1,7 @@
 //! One medium: its ranges, the order in which they are written, and who holds it.
 
 use super::ring::{Ring, Taken};
+use crate::directory::Tick;
 use crate::placement::Extents;
 use crate::replica::{BlockId, ExtentIndex, Replica};
 use crate::store::record;
@@ -20,6 +21,8 @@ pub struct Medium {
     pub zone: Length,
     extents: Mutex<Extents>,
     ring: Mutex<Ring>,
+    /// By zone, the tick at which its writing ended. A copy that is used later has earned its place.
+    sealed: Mutex<Vec<Tick>>,
     holder: Mutex<Holder>,
 }
 
@@ -38,6 +41,7 @@ impl Medium {
     /// A medium without blocks. `None` when its zones do not fit its size.
     pub fn new(record: record::Medium) -> Option<Self> {
         let ring = Ring::new(record.size, record.zone, record.cursor, 0)?;
+        let sealed = vec![Tick::default(); ring.zones() as usize];
         Some(Self {
             id: record.id,
             medium: record.medium,
@@ -45,6 +49,7 @@ impl Medium {
             zone: record.zone,
             extents: Mutex::new(Extents::new(record.size)),
             ring: Mutex::new(ring),
+            sealed: Mutex::new(sealed),
             holder: Mutex::new(Holder {
                 node: record.node,
                 generation: record.generation,
@@ -117,12 +122,38 @@ impl Medium {
         self.extents.lock()
     }
 
-    /// Takes the next range for a block.
-    pub fn take(&self, length: Length) -> Taken {
+    /// Takes the next range for a block. `now` is the tick of this moment.
+    pub fn take(&self, length: Length, now: Tick) -> Taken {
         let Some(footprint) = medium::footprint(length) else {
             return Taken::TooLong;
         };
-        self.ring.lock().take(footprint)
+        let mut ring = self.ring.lock();
+        let zone = ring.cursor();
+        let taken = ring.take(footprint);
+        if ring.cursor() != zone
+            && let Some(sealed) = self.sealed.lock().get_mut(zone as usize)
+        {
+            *sealed = now;
+        }
+        taken
+    }
+
+    /// Bytes that the written zone can still take.
+    pub fn room_in_zone(&self) -> Length {
+        self.ring.lock().room()
+    }
+
+    /// The tick at which the writing of the zone behind the cursor ended.
+    pub fn oldest_sealed(&self) -> Tick {
+        let zone = self.next_zone() as usize;
+        self.sealed.lock().get(zone).copied().unwrap_or_default()
+    }
+
+    /// Continues behind the copies that are there. A term begins with it: a standby follows the
+    /// copies, and not how far their zone was written. Uses before `now` are not remembered.
+    pub fn begin_term(&self, now: Tick) {
+        self.continue_behind_blocks();
+        self.sealed.lock().fill(now);
     }
 
     /// True when the next zone should be emptied now.
@@ -164,9 +195,7 @@ impl Medium {
         self.extents.lock().free(replica.extent);
     }
 
-    /// Continues behind the last block of the cursor's zone. A load calls it once all ranges are
-    /// taken.
-    pub(super) fn continue_behind_blocks(&self) {
+    fn continue_behind_blocks(&self) {
         let extents = self.extents.lock();
         let mut ring = self.ring.lock();
         let cursor = ring.cursor();
@@ -184,5 +213,61 @@ impl Medium {
     /// Bytes of blocks with their headers.
     pub fn used(&self) -> Length {
         self.extents.lock().used()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn medium() -> Medium {
+        Medium::new(record::Medium {
+            id: SegmentId::on_medium(1),
+            medium: MediumId(1),
+            node: NodeName("n".into()),
+            generation: 1,
+            is_pending: false,
+            size: Length(8 * MIB),
+            zone: Length(2 * MIB),
+            cursor: 1,
+        })
+        .unwrap()
+    }
+
+    /// A standby learns of copies, and not how far the leader had written their zone.
+    #[test]
+    fn a_term_continues_behind_the_copies_that_are_there() {
+        let medium = medium();
+        let block = Length(MIB - 4096);
+        let at = Offset(2 * MIB);
+        let taken = medium.allocate_at(at, block).unwrap();
+        medium.set_owner(taken, BlockId(7));
+        medium.begin_term(Tick(9));
+        let Taken::At(next) = medium.take(Length(4096), Tick(10)) else {
+            panic!("the zone has room");
+        };
+        assert!(
+            next.0 >= at.0 + medium::footprint(block).unwrap().0,
+            "{next}"
+        );
+        assert_eq!(medium.oldest_sealed(), Tick(9));
+    }
+
+    #[test]
+    fn a_zone_is_sealed_when_the_next_one_is_begun() {
+        let medium = medium();
+        medium.begin_term(Tick(1));
+        let block = Length(MIB - 4096);
+        let mut tick = 1;
+        for _ in 0..2 {
+            tick += 1;
+            assert!(matches!(medium.take(block, Tick(tick)), Taken::At(_)));
+        }
+        medium.emptied();
+        assert!(matches!(medium.take(block, Tick(50)), Taken::At(_)));
+        assert_eq!(medium.cursor(), 2);
+        assert_eq!(*medium.sealed.lock(), [Tick(1), Tick(50), Tick(1), Tick(1)]);
     }
 }

@@ -52,6 +52,16 @@ impl Ring {
         })
     }
 
+    /// The number of zones.
+    pub const fn zones(&self) -> u32 {
+        self.zones
+    }
+
+    /// Bytes that the written zone can still take.
+    pub const fn room(&self) -> Length {
+        Length(self.zone - self.at)
+    }
+
     /// The zone that is written.
     pub const fn cursor(&self) -> u32 {
         self.cursor

@@ -2098,7 +2098,7 @@ pub mod node_message {
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MasterMessage {
-    #[prost(oneof = "master_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "master_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub body: ::core::option::Option<master_message::Body>,
 }
 /// Nested message and enum types in `MasterMessage`.
@@ -2122,6 +2122,8 @@ pub mod master_message {
         ResetMedium(super::ResetMedium),
         #[prost(message, tag = "8")]
         Transfers(super::Transfers),
+        #[prost(message, tag = "9")]
+        Demoted(super::Demoted),
     }
 }
 #[allow(clippy::all)]
@@ -2315,6 +2317,12 @@ pub struct OfferedMedium {
     pub zone_bytes: u64,
     #[prost(enumeration = "MediumState", tag = "5")]
     pub state: i32,
+    /// of writes; 0: no limit
+    #[prost(uint64, tag = "6")]
+    pub budget_bytes_per_day: u64,
+    /// whose blocks it takes; empty: all
+    #[prost(string, repeated, tag = "7")]
+    pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// The node writes the generation to the medium, then confirms it.
 #[allow(clippy::all)]
@@ -2348,7 +2356,11 @@ pub struct Transfers {
     #[prost(message, repeated, tag = "1")]
     pub transfers: ::prost::alloc::vec::Vec<Transfer>,
 }
-/// A copy of a block from one of the node's segments to another.
+/// To a draining node: no block of its memory waits for a copy on a medium any more.
+#[allow(clippy::all)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Demoted {}
+/// A copy of a block from one of the node's segments to another, or inside a medium.
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Transfer {

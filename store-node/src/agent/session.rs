@@ -10,6 +10,7 @@ use proto::master_message::Body as FromMaster;
 use proto::node_message::Body as ToMaster;
 use proto::nodes_client::NodesClient;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep_until, timeout};
@@ -348,6 +349,7 @@ impl Session {
                 let media = media(context)?;
                 media.transfer(self.incarnation, Epoch(self.epoch), orders, answers);
             }
+            FromMaster::Demoted(_) => context.demoted.store(true, Ordering::Release),
             FromMaster::Verify(verify) => self.verify(context, &verify, verified)?,
             FromMaster::Refusal(refusal) => return Err(refused(refusal)),
             FromMaster::Welcome(_) => return Err(Failure::Unexpected("a second welcome").into()),

@@ -4,7 +4,7 @@ use bytesize::ByteSize;
 use std::path::PathBuf;
 
 /// One disk, partition or file for blocks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SsdConfig {
     /// The device or file.
     pub(crate) path: PathBuf,
@@ -12,6 +12,10 @@ pub(crate) struct SsdConfig {
     pub(crate) size: Option<ByteSize>,
     /// Format it, whatever it holds, unless it is a medium of this pool.
     pub(crate) reset: bool,
+    /// Drive writes per day; `None` for no limit.
+    pub(crate) dwpd: Option<f64>,
+    /// The namespaces whose blocks it takes; empty for all.
+    pub(crate) namespaces: Vec<String>,
 }
 
 /// Why a list of media cannot be used.
@@ -21,11 +25,14 @@ pub(crate) enum BadSsd {
     #[error("{0:?}: a medium begins with path=, for instance path=/var/lib/kvpool/ssd,size=1TiB")]
     NoPath(String),
     /// A key that does not exist.
-    #[error("{0:?} is none of path=, size= and reset")]
+    #[error("{0:?} is none of path=, size=, dwpd=, namespace= and reset")]
     Key(String),
     /// A size that is none.
     #[error("{0:?} is not a size, such as 1TiB")]
     Size(String),
+    /// A number of drive writes per day is none, or not above zero.
+    #[error("{0:?} is not a number of drive writes per day, such as 0.5")]
+    Dwpd(String),
     /// A path is empty, or named twice.
     #[error("the path {0:?} is empty or named twice")]
     Path(String),
@@ -46,6 +53,8 @@ impl SsdConfig {
                     path,
                     size: None,
                     reset: false,
+                    dwpd: None,
+                    namespaces: Vec::new(),
                 });
                 continue;
             }
@@ -59,6 +68,14 @@ impl SsdConfig {
                 if medium.size.is_none() {
                     return Err(bad());
                 }
+            } else if let Some(text) = item.strip_prefix("dwpd=") {
+                let dwpd: Option<f64> = text.parse().ok();
+                medium.dwpd = dwpd.filter(|dwpd| dwpd.is_finite() && *dwpd > 0.0);
+                if medium.dwpd.is_none() {
+                    return Err(BadSsd::Dwpd(text.to_owned()));
+                }
+            } else if let Some(name) = item.strip_prefix("namespace=") {
+                medium.namespaces.push(name.to_owned());
             } else if item == "reset" {
                 medium.reset = true;
             } else {
@@ -92,6 +109,9 @@ mod tests {
             (file.path.to_str(), file.size, file.reset),
             (Some("/ssd"), Some(ByteSize::tib(2)), true)
         );
+        let media = parse("path=/a,dwpd=0.5,namespace=x,namespace=y").unwrap();
+        assert_eq!(media[0].dwpd, Some(0.5));
+        assert_eq!(media[0].namespaces, ["x", "y"]);
         assert_eq!(SsdConfig::parse(&[]), Ok(Vec::new()));
     }
 
@@ -104,6 +124,8 @@ mod tests {
             ("path=/a,path=/a", BadSsd::Path("/a".into())),
             ("path=/a,size=much", BadSsd::Size("much".into())),
             ("path=/a,size=0", BadSsd::Size("0".into())),
+            ("path=/a,dwpd=0", BadSsd::Dwpd("0".into())),
+            ("path=/a,dwpd=x", BadSsd::Dwpd("x".into())),
             ("path=/a,zone=1", BadSsd::Key("zone=1".into())),
         ] {
             assert_eq!(parse(text), Err(mistake), "{text}");

@@ -11,6 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// Zones of a medium that has no need of larger or smaller ones. What was used last survives the
+/// emptying of a zone, so small zones keep better what is worth keeping.
+const ZONES: u64 = 32;
 /// The largest zone.
 const MOST_ZONE: u64 = 256 << 20;
 /// The smallest zone: a medium with less than two of them is of no use.
@@ -25,6 +28,9 @@ pub(super) struct Disk {
     engine: Arc<dyn Engine>,
     arena: Arc<Arena>,
     reset: bool,
+    /// Drive writes per day; `None` for no limit.
+    dwpd: Option<f64>,
+    namespaces: Vec<String>,
     state: State,
     /// Set when something was stored since the last flush.
     pub(super) is_dirty: Arc<AtomicBool>,
@@ -70,6 +76,8 @@ impl Disk {
             engine,
             arena: Arc::clone(arena),
             reset: config.reset,
+            dwpd: config.dwpd,
+            namespaces: config.namespaces.clone(),
             state,
             is_dirty: Arc::default(),
         })
@@ -82,6 +90,10 @@ impl Disk {
             State::Attached { medium, .. } => Some(medium.id()),
             State::Blank | State::Failed => None,
         }
+    }
+
+    pub(super) const fn is_attached(&self) -> bool {
+        matches!(self.state, State::Attached { .. })
     }
 
     /// The attached medium with this segment.
@@ -118,14 +130,28 @@ impl Disk {
             State::Blank | State::Failed => return None,
         };
         let size = self.engine.size() / GRANULE * GRANULE - DATA_START;
-        let zone = (size / 16 / GRANULE * GRANULE).clamp(LEAST_ZONE, MOST_ZONE);
+        let zone = (size / ZONES / GRANULE * GRANULE).clamp(LEAST_ZONE, MOST_ZONE);
         Some(proto::OfferedMedium {
             medium_id: bytes::Bytes::copy_from_slice(&self.id()?.to_bytes()),
             generation: generation.0,
             size_bytes: size,
             zone_bytes: zone,
             state: proto::MediumState::MediumReady.into(),
+            budget_bytes_per_day: self.budget(size),
+            namespaces: self.namespaces.clone(),
         })
+    }
+
+    /// The bytes that may be written in a day; zero for no limit.
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a budget need not be exact, and a setting is checked to be positive"
+    )]
+    fn budget(&self, size: u64) -> u64 {
+        self.dwpd
+            .map_or(0, |dwpd| (size as f64 * dwpd).max(1.0) as u64)
     }
 
     /// Makes it a new medium of this pool.

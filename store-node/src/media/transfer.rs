@@ -73,8 +73,8 @@ impl Shared {
     /// Begins a transfer. It ends with one answer.
     pub(super) fn begin_transfer(self: &Arc<Self>, order: Box<Order>) {
         let begun = match order.extents() {
-            Some((from, to)) if to.segment.is_on_medium() => self.begin_store(order, from, to),
             Some((from, to)) if from.segment.is_on_medium() => self.begin_load(order, from, to),
+            Some((from, to)) if to.segment.is_on_medium() => self.begin_store(order, from, to),
             _ => Err((order, Code::Malformed)),
         };
         if let Err((order, code)) = begun {
@@ -108,13 +108,34 @@ impl Shared {
             Ok(bytes) => bytes,
             Err(refused) => return Err((order, refused.code)),
         };
-        let until = Instant::now() + ROOM;
-        let mut staged = match Staged::take(&self.arena, from.length.0, Some(until)) {
-            Ok(Some(staged)) => staged,
-            Ok(None) => return Err((order, Code::Full)),
-            Err(_) => return Err((order, Code::TooLarge)),
+        let mut staged = match self.stage(from.length) {
+            Ok(staged) => staged,
+            Err(code) => return Err((order, code)),
         };
         bytes.read_at(Offset(0), staged.data());
+        self.store_staged(order, staged, to, medium, is_dirty);
+        Ok(())
+    }
+
+    /// Memory of the arena for a block that is stored.
+    fn stage(&self, length: Length) -> Result<Staged, Code> {
+        let until = Instant::now() + ROOM;
+        match Staged::take(&self.arena, length.0, Some(until)) {
+            Ok(Some(staged)) => Ok(staged),
+            Ok(None) => Err(Code::Full),
+            Err(_) => Err(Code::TooLarge),
+        }
+    }
+
+    /// Stores a block that lies in the arena. The transfer ends with it.
+    fn store_staged(
+        self: &Arc<Self>,
+        order: Box<Order>,
+        staged: Staged,
+        to: Extent,
+        medium: Arc<Medium>,
+        is_dirty: Arc<AtomicBool>,
+    ) {
         let stamp = Stamp {
             offset: to.offset.0 + DATA_START,
             order: StoreNumber(order.order.version),
@@ -122,7 +143,7 @@ impl Shared {
             checksum: Checksum(order.order.checksum),
         };
         let shared = Arc::clone(self);
-        let length = from.length;
+        let length = to.length;
         medium.store(staged, stamp, move |stored| {
             let code = match &stored {
                 Ok(()) => {
@@ -139,7 +160,6 @@ impl Shared {
             };
             shared.end(&order, code);
         });
-        Ok(())
     }
 
     fn begin_load(
@@ -175,12 +195,18 @@ impl Shared {
         Ok(())
     }
 
-    pub(super) fn end_load(&self, arrived: Arrived) {
+    pub(super) fn end_load(self: &Arc<Self>, arrived: Arrived) {
         let Arrived { order, to, arrival } = arrived;
         let code = match arrival.verify() {
+            Ok(loaded) if to.segment.is_on_medium() => match self.move_on(order, to, &loaded) {
+                Ok(()) => return,
+                Err((failed, code)) => return self.end(&failed, code),
+            },
             Ok(loaded) => self.write(&order, to, &loaded),
             Err(wrong) => {
-                tracing::warn!(%wrong, kind = wrong.kind(), extent = ?order.order.from, "block on the medium is not what was stored");
+                let from = order.order.from;
+                tracing::warn!(%wrong, kind = wrong.kind(), ?from,
+                    "block on the medium is not what was stored");
                 self.store.metrics().media_wrong(wrong.kind());
                 match wrong {
                     Wrong::Invalid(_) => Code::Unreachable,
@@ -189,6 +215,25 @@ impl Shared {
             }
         };
         self.end(&order, code);
+    }
+
+    /// Stores verified bytes at another place of a medium.
+    fn move_on(
+        self: &Arc<Self>,
+        order: Box<Order>,
+        to: Extent,
+        bytes: &[u8],
+    ) -> Result<(), (Box<Order>, Code)> {
+        let Some((medium, is_dirty)) = self.attached(to.segment) else {
+            return Err((order, Code::Unreachable));
+        };
+        let mut staged = match self.stage(to.length) {
+            Ok(staged) => staged,
+            Err(code) => return Err((order, code)),
+        };
+        staged.data().copy_from_slice(bytes);
+        self.store_staged(order, staged, to, medium, is_dirty);
+        Ok(())
     }
 
     /// Writes verified bytes into memory as a put would.

@@ -3,7 +3,7 @@
 use super::super::Pool;
 use super::super::nodes::RegisterError;
 use super::{Emptying, Use};
-use crate::membership::StoreNode;
+use crate::membership::{NodeState, StoreNode};
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use crate::tier::Holder;
@@ -26,6 +26,10 @@ pub struct OfferedMedium {
     pub zone: Length,
     /// What it can do now.
     pub state: MediumState,
+    /// The bytes that may be written in a day; zero for no limit.
+    pub budget: u64,
+    /// The names of the namespaces whose blocks it takes; empty for all.
+    pub namespaces: Vec<String>,
 }
 
 /// What to do with an offered medium.
@@ -102,6 +106,7 @@ impl Pool {
         let is_same = used.session == session && used.node.incarnation == node.incarnation;
         if is_same {
             used.state = offer.state;
+            used.namespaces.clone_from(&offer.namespaces);
         }
         is_same
     }
@@ -131,7 +136,7 @@ impl Pool {
             false => (Generation(generation), None),
         };
         let judgement = judge(Some(offer.generation), attached, pending);
-        if judgement == Judgement::New || known.size != offer.size || known.zone != offer.zone {
+        if judgement == Judgement::New || known.size != offer.size {
             return Ok(Answer::Reset(Some(known.id)));
         }
         if !is_pending && holder == node.name && self.has_been_attached(known.id, node) {
@@ -210,8 +215,16 @@ impl Pool {
             is_attached: false,
             in_flight: 0,
             busy: HashMap::new(),
+            forwards: 0,
+            namespaces: offer.namespaces.clone(),
             emptying: Emptying::Idle,
         };
+        if let Some(medium) = self.tier.medium(id) {
+            let now = self.now();
+            self.tiering
+                .admission
+                .set_budget(&medium, offer.budget, now);
+        }
         self.tiering.traffic.lock().uses.insert(id, used);
     }
 
@@ -260,7 +273,41 @@ impl Pool {
         if is_current {
             tracing::info!(node = %node.name, %medium, segment = %known.id, %generation, "medium attached");
             self.queue_all_of(node);
+            if node.state() == NodeState::Draining {
+                self.demote_all_of(node);
+            }
             self.tiering.wake();
+        }
+    }
+
+    /// Drops media that have been absent for too long.
+    pub(super) fn drop_absent_media(self: &Arc<Self>) {
+        let now = self.now();
+        let is_used = |id| {
+            let traffic = self.tiering.traffic.lock();
+            let used: Option<&Use> = traffic.uses.get(&id);
+            used.is_some_and(|used| used.node.is_connected())
+        };
+        let mut late = Vec::new();
+        {
+            let mut absent = self.tiering.absent.lock();
+            let media = self.tier.media();
+            absent.retain(|id, _| media.iter().any(|medium| medium.id == *id));
+            for medium in media {
+                if is_used(medium.id) {
+                    absent.remove(&medium.id);
+                    continue;
+                }
+                let since = *absent.entry(medium.id).or_insert(now);
+                if now.since(since) >= self.config.ssd_drop_after {
+                    late.push(medium);
+                }
+            }
+        }
+        for medium in late {
+            tracing::warn!(medium = %medium.medium, node = %medium.holder().node,
+                "medium was absent for longer than ssd_drop_after");
+            self.drop_medium(medium.id);
         }
     }
 
@@ -278,10 +325,12 @@ impl Pool {
     pub(in crate::pool) fn media_left(self: &Arc<Self>, node: &StoreNode, session: u64) {
         let of_session =
             |of: &StoreNode, number: u64| of.incarnation == node.incarnation && number == session;
+        let mut was_current = false;
         let ended: Vec<_> = {
             let mut traffic = self.tiering.traffic.lock();
             for used in traffic.uses.values_mut() {
                 if of_session(&used.node, used.session) {
+                    was_current = true;
                     used.state = MediumState::MediumGone;
                     used.in_flight = 0;
                     used.busy.clear();
@@ -299,6 +348,10 @@ impl Pool {
         };
         for transfer in ended {
             self.give_up_transfer(transfer);
+        }
+        // The next attachment finds every block that has no copy.
+        if was_current {
+            self.tiering.demotions.lock().forget(node.incarnation);
         }
         self.tiering.loaded.notify_waiters();
     }

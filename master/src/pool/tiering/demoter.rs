@@ -1,27 +1,33 @@
-//! The thread that copies blocks to media before memory needs their room, and empties zones.
+//! The thread that copies blocks to media before memory needs their room.
 //!
 //! Blocks queue in the order of their commits, by node. A block's turn comes when the blocks behind
 //! it fill the larger part of the node's memory: it is then among those that eviction takes next. A
 //! block is copied once. So pressure on memory only drops blocks that have a copy, and no put waits
-//! for a disk. When the thread lags, eviction takes blocks without a copy, as it does without media.
+//! for a disk. When the thread lags, it passes over the blocks that eviction takes next, and they
+//! leave without a copy, as they do without media.
 
 use super::super::Pool;
 use super::transfers::{Direction, Moved, Transfer, store_order};
-use super::{Emptying, Place, WINDOW};
-use crate::directory::{BlockRef, Verdict};
+use super::{Place, WINDOW};
+use crate::directory::{Removed, Tick};
 use crate::membership::StoreNode;
 use crate::placement::share;
 use crate::replica::{BlockId, Replica};
 use crate::store::journal::Ack;
-use crate::store::record::{self, Record};
+use crate::store::record::Record;
 use crate::tier::{Medium, Taken};
-use kvpool_types::{Incarnation, SegmentId, Version};
-use std::collections::{HashMap, VecDeque};
+use kvpool_proto::{self as proto, master_message::Body};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Incarnation, Key, SegmentId, Version};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The share of a node's memory that holds the latest blocks, which have no copy yet.
-const WITHOUT_COPY: f64 = 0.8;
+const WITHOUT_COPY: f64 = 0.75;
+/// Beyond this share a block is given up: eviction would take it before its copy is recorded. So a
+/// disk that is slower than the puts copies as many blocks as it can.
+const GIVE_UP: f64 = 0.9;
 /// How long the thread waits without a wake-up.
 const TICK: Duration = Duration::from_millis(20);
 /// Blocks examined under one lock.
@@ -33,20 +39,33 @@ pub(super) struct Demotions {
     nodes: HashMap<Incarnation, Line>,
 }
 
-/// The blocks of one node, earliest commit first.
+/// The blocks of one node, in the order of their turns.
 #[derive(Debug, Default)]
 struct Line {
     blocks: VecDeque<Waiting>,
     bytes: u64,
     /// True when the node drains: then every block has its turn at once.
-    all: bool,
+    drains: bool,
+    /// The bytes behind which a block's turn comes, as of the thread's last look.
+    kept: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    block: BlockId,
-    version: Version,
-    bytes: u64,
+impl Demotions {
+    /// Forgets the blocks of a node.
+    pub(super) fn forget(&mut self, node: Incarnation) {
+        self.nodes.remove(&node);
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) block: BlockId,
+    pub(super) version: Version,
+    pub(super) bytes: u64,
+    /// The block was put again after the pool had lost it.
+    pub(super) was_lost: bool,
+    /// The block before it in its chain. Only pools with a write budget ask.
+    pub(super) parent: Option<Box<Key>>,
 }
 
 impl Line {
@@ -55,20 +74,51 @@ impl Line {
         self.blocks.push_back(waiting);
     }
 
-    /// The first block, if the blocks behind it have more than `kept` bytes.
-    fn pop(&mut self, kept: u64) -> Option<Waiting> {
-        if !self.all && self.bytes <= kept {
-            return None;
-        }
-        let first = self.blocks.pop_front()?;
-        self.bytes -= first.bytes;
-        Some(first)
-    }
-
     fn push_front(&mut self, waiting: Waiting) {
         self.bytes += waiting.bytes;
         self.blocks.push_front(waiting);
     }
+
+    /// The first block, if the blocks behind it have more than `kept` bytes. Blocks with more than
+    /// `most` bytes behind them are passed over.
+    fn pop(&mut self, kept: u64, most: u64) -> Option<Waiting> {
+        if !self.drains && self.bytes <= kept {
+            return None;
+        }
+        loop {
+            let first = self.blocks.pop_front()?;
+            self.bytes -= first.bytes;
+            if self.drains || self.bytes <= most {
+                return Some(first);
+            }
+        }
+    }
+}
+
+/// A node, and its media that take stores.
+struct Target {
+    node: Arc<StoreNode>,
+    session: u64,
+    media: Vec<Arc<Medium>>,
+}
+
+/// What became of a block whose turn had come.
+enum Turn {
+    /// The block was ordered to a medium, or needs no copy.
+    Ended,
+    /// Every medium that takes it is busy.
+    NotNow,
+}
+
+/// A block that was put into memory.
+pub(in crate::pool) struct Put<'b> {
+    pub(in crate::pool) namespace: NamespaceId,
+    pub(in crate::pool) key: &'b Key,
+    pub(in crate::pool) parent: Option<&'b Key>,
+    pub(in crate::pool) block: BlockId,
+    pub(in crate::pool) version: Version,
+    pub(in crate::pool) bytes: u64,
+    pub(in crate::pool) replicas: &'b [Replica],
 }
 
 /// Starts the thread.
@@ -89,66 +139,55 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
 
 impl Pool {
     /// Queues blocks that were put into memory.
-    pub(in crate::pool) fn queue_for_media<'b>(
-        &self,
-        blocks: impl Iterator<Item = (BlockId, Version, u64, &'b [Replica])>,
-    ) {
+    pub(in crate::pool) fn queue_for_media<'b>(&self, puts: impl Iterator<Item = Put<'b>>) {
         if self.tier.is_empty() {
             return;
         }
         let segments = self.placement.segments();
         let mut demotions = self.tiering.demotions.lock();
-        for (block, version, bytes, replicas) in blocks {
+        for put in puts {
             let waiting = Waiting {
-                block,
-                version,
-                bytes,
+                block: put.block,
+                version: put.version,
+                bytes: put.bytes,
+                was_lost: self.tiering.admission.was_lost(put.namespace, put.key),
+                parent: self.tiering.admission.parent(put.parent),
             };
-            for replica in replicas {
+            for replica in put.replicas {
                 if let Some(segment) = segments.get(replica.segment)
                     && let Some(line) = demotions.nodes.get_mut(&segment.node.incarnation)
                 {
-                    line.push(waiting);
+                    line.push(waiting.clone());
                 }
             }
         }
     }
 
+    /// Bytes whose copy is due or in progress.
+    pub fn bytes_due(&self) -> u64 {
+        let demotions = self.tiering.demotions.lock();
+        let due = demotions.nodes.values().map(|line| match line.drains {
+            true => line.bytes,
+            false => line.bytes.saturating_sub(line.kept),
+        });
+        let due: u64 = due.sum();
+        drop(demotions);
+        let traffic = self.tiering.traffic.lock();
+        let in_flight: u64 = traffic.uses.values().map(|used| used.in_flight).sum();
+        due + in_flight
+    }
+
     /// Queues every block of a node that has no copy yet: its first medium was attached.
     pub(super) fn queue_all_of(&self, node: &StoreNode) {
-        // From here on new blocks are queued. A block that the scan finds too is queued twice, and copied once.
+        // From here on new blocks are queued. A block that the scan finds too is queued twice, and
+        // copied once.
         let mut demotions = self.tiering.demotions.lock();
         demotions.nodes.insert(node.incarnation, Line::default());
         drop(demotions);
         let mut line = Line::default();
-        let own = node.segments();
-        let mut page = Vec::new();
-        loop {
-            let mut found = Vec::new();
-            let next = self.directory.scan(&page, STEP, |block| {
-                if block.replicas().iter().any(|r| own.contains(&r.segment)) {
-                    found.push((
-                        block.namespace(),
-                        block.key(),
-                        Waiting {
-                            block: block.id(),
-                            version: block.version(),
-                            bytes: block.length().0,
-                        },
-                    ));
-                }
-            });
-            for (namespace, key, waiting) in found {
-                if !self.is_on_medium(namespace, &key, waiting.version) {
-                    line.push(waiting);
-                }
-            }
-            match next {
-                Ok(Some(further)) => page = further,
-                _ => break,
-            }
-        }
-        line.blocks.make_contiguous().sort_by_key(|one| one.version);
+        let mut found = self.without_copy(node);
+        found.sort_by_key(|(_, one)| one.version);
+        found.into_iter().for_each(|(_, one)| line.push(one));
         let mut demotions = self.tiering.demotions.lock();
         let newer = demotions.nodes.insert(node.incarnation, line);
         if let (Some(newer), Some(line)) = (newer, demotions.nodes.get_mut(&node.incarnation)) {
@@ -156,17 +195,64 @@ impl Pool {
         }
     }
 
-    /// Every block of a draining node has its turn at once.
+    /// Every block of a draining node has its turn at once, the one that was used last first: the
+    /// node's time is short.
     pub(in crate::pool) fn demote_all_of(&self, node: &StoreNode) {
-        let mut demotions = self.tiering.demotions.lock();
-        if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
-            line.all = true;
+        match self.tiering.takes_stores_of(node) {
+            // A medium that is attached later begins it.
+            None => return,
+            Some(false) => {
+                node.send(Body::Demoted(proto::Demoted {}));
+                return;
+            }
+            Some(true) => {}
         }
+        let mut found = self.without_copy(node);
+        found.sort_by_key(|(tick, _)| std::cmp::Reverse(*tick));
+        let mut line = Line {
+            drains: true,
+            ..Line::default()
+        };
+        found.into_iter().for_each(|(_, one)| line.push(one));
+        let mut demotions = self.tiering.demotions.lock();
+        demotions.nodes.insert(node.incarnation, line);
         drop(demotions);
         self.tiering.wake();
     }
 
+    /// The blocks in a node's memory that have no copy, with their last use.
+    fn without_copy(&self, node: &StoreNode) -> Vec<(Tick, Waiting)> {
+        let own = node.segments();
+        let (mut all, mut page) = (Vec::new(), Vec::new());
+        loop {
+            let mut found = Vec::new();
+            let next = self.directory.scan(&page, STEP, |block| {
+                if block.replicas().iter().any(|r| own.contains(&r.segment)) {
+                    let waiting = Waiting {
+                        block: block.id(),
+                        version: block.version(),
+                        bytes: block.length().0,
+                        was_lost: false,
+                        parent: None,
+                    };
+                    found.push((block.namespace(), block.key(), block.tick(), waiting));
+                }
+            });
+            for (namespace, key, tick, waiting) in found {
+                if !self.is_on_medium(namespace, &key, waiting.version) {
+                    all.push((tick, waiting));
+                }
+            }
+            match next {
+                Ok(Some(further)) => page = further,
+                _ => return all,
+            }
+        }
+    }
+
     fn tend_media(self: &Arc<Self>) {
+        self.drop_absent_media();
+        let mut targets: BTreeMap<Incarnation, Target> = BTreeMap::new();
         for medium in self.tier.media() {
             let node = {
                 let traffic = self.tiering.traffic.lock();
@@ -177,13 +263,24 @@ impl Pool {
             let Some((node, session)) = node else {
                 continue;
             };
-            self.empty_next_zone(&medium);
-            self.store_on(&medium, &node, session);
+            let is_busy = self.empty_next_zone(&medium, &node, session);
+            let target = targets.entry(node.incarnation).or_insert_with(|| Target {
+                node,
+                session,
+                media: Vec::new(),
+            });
+            if !is_busy {
+                target.media.push(medium);
+            }
+        }
+        for target in targets.into_values() {
+            self.demote(&target);
         }
     }
 
-    /// Orders stores until the medium has enough of them, or no block is due.
-    fn store_on(self: &Arc<Self>, medium: &Arc<Medium>, node: &Arc<StoreNode>, session: u64) {
+    /// Orders stores until no medium of the node takes more, or no block is due.
+    fn demote(self: &Arc<Self>, target: &Target) {
+        let Target { node, media, .. } = target;
         let memory: u64 = {
             let segments = self.placement.segments();
             let own = segments
@@ -191,58 +288,87 @@ impl Pool {
                 .filter(|segment| Arc::ptr_eq(&segment.node, node));
             own.map(|segment| segment.limit()).sum()
         };
-        let kept = share(memory, WITHOUT_COPY);
-        let cursor = medium.cursor();
-        loop {
-            let has_room = {
-                let traffic = self.tiering.traffic.lock();
-                let used = traffic.uses.get(&medium.id);
-                used.is_some_and(|used| used.in_flight < WINDOW)
-            };
-            if !has_room {
-                break;
-            }
+        let (kept, most) = (share(memory, WITHOUT_COPY), share(memory, GIVE_UP));
+        let cursors: Vec<u32> = media.iter().map(|medium| medium.cursor()).collect();
+        while media.iter().any(|medium| self.has_window(medium.id)) {
             let next = {
                 let mut demotions = self.tiering.demotions.lock();
                 let line = demotions.nodes.get_mut(&node.incarnation);
-                line.and_then(|line| line.pop(kept))
+                line.and_then(|line| {
+                    line.kept = kept;
+                    Some((line.pop(kept, most)?, line.drains))
+                })
             };
-            let Some(waiting) = next else { break };
-            let Some((block, from)) = self.to_store(&waiting, node) else {
+            let Some((waiting, drains)) = next else {
+                self.tell_demoted(target);
+                break;
+            };
+            if let Turn::NotNow = self.store_one(&waiting, target, drains) {
+                let mut demotions = self.tiering.demotions.lock();
+                if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
+                    line.push_front(waiting);
+                }
+                break;
+            }
+        }
+        for (medium, cursor) in media.iter().zip(cursors) {
+            if medium.cursor() != cursor {
+                // A start from an older cursor only changes which zone is emptied first.
+                let record = Record::Medium(medium.record());
+                self.journal().insist(vec![record], Ack::Durable, |_| {});
+            }
+        }
+    }
+
+    fn has_window(&self, medium: SegmentId) -> bool {
+        let traffic = self.tiering.traffic.lock();
+        let used = traffic.uses.get(&medium);
+        used.is_some_and(|used| used.in_flight < WINDOW)
+    }
+
+    /// Orders the store of one block on the first medium that takes it.
+    fn store_one(self: &Arc<Self>, waiting: &Waiting, target: &Target, drains: bool) -> Turn {
+        let node = &target.node;
+        let Some((block, from)) = self.to_store(waiting, node) else {
+            return Turn::Ended;
+        };
+        let mut turn = Turn::Ended;
+        for medium in &target.media {
+            if !self.serves_namespace(medium.id, block.namespace) {
                 continue;
-            };
-            match medium.take(block.length) {
+            }
+            if !self.has_window(medium.id) {
+                turn = Turn::NotNow;
+                continue;
+            }
+            if !drains && !self.is_admitted(medium, waiting, &block) {
+                self.metrics.copy_refused();
+                continue;
+            }
+            match medium.take(block.length, self.directory.next_tick()) {
                 Taken::At(offset) => {
                     let place = Place {
                         medium: medium.id,
                         offset,
                     };
+                    self.tiering.admission.wrote(medium.id, block.length);
                     let order = store_order(&block, from, place);
                     let transfer = Transfer {
                         node: Arc::clone(node),
-                        session,
+                        session: target.session,
                         block,
                         place,
                         direction: Direction::Store,
                     };
                     let mut traffic = self.tiering.traffic.lock();
                     traffic.begin(medium, transfer, order);
+                    return Turn::Ended;
                 }
-                Taken::NeedsZone => {
-                    let mut demotions = self.tiering.demotions.lock();
-                    if let Some(line) = demotions.nodes.get_mut(&node.incarnation) {
-                        line.push_front(waiting);
-                    }
-                    break;
-                }
+                Taken::NeedsZone => turn = Turn::NotNow,
                 Taken::TooLong => {}
             }
         }
-        if medium.cursor() != cursor {
-            // A start from an older cursor only changes which zone is emptied first.
-            let record = Record::Medium(medium.record());
-            self.journal().insist(vec![record], Ack::Durable, |_| {});
-        }
+        turn
     }
 
     /// The block to copy, unless it has left memory or has a copy.
@@ -267,99 +393,55 @@ impl Pool {
         (!is_copied).then_some((block, from))
     }
 
-    /// Empties the zone behind the cursor ahead of need: drops its copies, waits until that is
-    /// durable and until no transfer touches it.
-    fn empty_next_zone(self: &Arc<Self>, medium: &Arc<Medium>) {
-        let step = {
-            let traffic = self.tiering.traffic.lock();
-            traffic.uses.get(&medium.id).map(|used| used.emptying)
-        };
-        match step {
-            Some(Emptying::Idle) if medium.is_next_due() => self.drop_oldest(medium),
-            Some(Emptying::Draining) => {
-                let mut traffic = self.tiering.traffic.lock();
-                if let Some(used) = traffic.uses.get_mut(&medium.id)
-                    && !used.busy.contains_key(&medium.next_zone())
-                {
-                    used.emptying = Emptying::Idle;
-                    // A copy whose record was on its way to the log may have come since.
-                    if medium.oldest().is_empty() {
-                        medium.emptied();
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn drop_oldest(self: &Arc<Self>, medium: &Arc<Medium>) {
-        let now = self.now();
-        let _until_submitted = self.evicting.read();
-        let mut records = Vec::new();
-        let mut is_leased = false;
-        for copy in medium.oldest() {
-            let Some(version) = self.tier.directory().version_of(copy) else {
-                continue;
-            };
-            let allow = |block: &BlockRef<'_>| {
-                is_leased |= block.is_leased(now, crate::clock::BootInstant(0));
-                match block.is_leased(now, crate::clock::BootInstant(0)) {
-                    true => Verdict::Keep,
-                    false => Verdict::Remove,
-                }
-            };
-            if let Some(removed) = self.tier.remove_copy(copy, version, allow) {
-                self.queue_again(&removed);
-                records.push(Record::ReplicaGone(record::ReplicaGone {
-                    namespace: removed.namespace,
-                    key: removed.key,
-                    version,
-                    segment: medium.id,
-                }));
-            }
-        }
-        if is_leased && records.is_empty() {
-            return;
-        }
-        self.metrics.copies_dropped(records.len());
-        let next = match is_leased {
-            // The rest leaves when its leases end.
-            true => Emptying::Idle,
-            false => Emptying::Draining,
-        };
-        self.set_emptying(medium.id, Emptying::Logging);
-        let (pool, id) = (Arc::clone(self), medium.id);
-        self.journal()
-            .insist(records, Ack::Durable, move |durable| {
-                if durable.is_ok() {
-                    pool.set_emptying(id, next);
-                    pool.tiering.wake();
-                }
-            });
-    }
-
-    /// A block whose copy was dropped while it is in memory gets another copy.
-    fn queue_again(&self, removed: &crate::directory::Removed) {
+    /// A block whose copy was dropped while it is in memory gets another copy at once: it is older
+    /// than all that wait.
+    /// False when memory does not hold the block.
+    pub(super) fn queue_again(&self, removed: &Removed) -> bool {
         let mut again = None;
         self.directory
             .visit(removed.namespace, &[removed.key.as_ref()], |_, block| {
                 again = block
                     .filter(|block| block.version() == removed.version)
                     .map(|block| {
-                        let replicas = block.replicas().to_vec();
-                        (block.view().id(), block.length().0, replicas)
+                        let waiting = Waiting {
+                            block: block.view().id(),
+                            version: block.version(),
+                            bytes: block.length().0,
+                            was_lost: true,
+                            parent: None,
+                        };
+                        (block.replicas().to_vec(), waiting)
                     });
             });
-        if let Some((id, bytes, replicas)) = again {
-            let one = (id, removed.version, bytes, replicas.as_slice());
-            self.queue_for_media(std::iter::once(one));
+        let Some((replicas, waiting)) = again else {
+            return false;
+        };
+        let segments = self.placement.segments();
+        let mut demotions = self.tiering.demotions.lock();
+        for replica in replicas {
+            if let Some(segment) = segments.get(replica.segment)
+                && let Some(line) = demotions.nodes.get_mut(&segment.node.incarnation)
+            {
+                line.push_front(waiting.clone());
+            }
         }
+        true
     }
 
-    fn set_emptying(&self, medium: SegmentId, to: Emptying) {
-        let mut traffic = self.tiering.traffic.lock();
-        if let Some(used) = traffic.uses.get_mut(&medium) {
-            used.emptying = to;
+    /// Tells a draining node once that its blocks have their copies.
+    fn tell_demoted(&self, target: &Target) {
+        let mut demotions = self.tiering.demotions.lock();
+        let Some(line) = demotions.nodes.get_mut(&target.node.incarnation) else {
+            return;
+        };
+        let traffic = self.tiering.traffic.lock();
+        let stores = |medium: &Arc<Medium>| {
+            let used = traffic.uses.get(&medium.id);
+            used.is_some_and(|used| used.in_flight > 0)
+        };
+        if line.drains && !target.media.iter().any(stores) {
+            line.drains = false;
+            target.node.send(Body::Demoted(proto::Demoted {}));
         }
     }
 }

@@ -59,7 +59,7 @@ impl Pool {
                 if given_up.contains(&one.copy) {
                     continue;
                 }
-                match self.begin_load(&one) {
+                match self.begin_load(&one, WINDOW) {
                     Begun::Goes => goes = true,
                     Begun::NoRoom => waits = true,
                     Begun::Unreadable => {
@@ -123,7 +123,18 @@ impl Pool {
         wanted
     }
 
-    fn begin_load(self: &Arc<Self>, wanted: &Wanted) -> Begun {
+    /// Begins to load the first of these blocks that lie on media only, as far as memory has room
+    /// now. Nobody waits for it: whoever asked for their presence will probably read them.
+    pub(in crate::pool) fn prefetch(&self, namespace: NamespaceId, keys: &KeyBatch<'_>) {
+        for wanted in self.on_media_only(namespace, keys) {
+            if self.begin_load(&wanted, WINDOW / 2) == Begun::NoRoom {
+                return;
+            }
+        }
+    }
+
+    /// Begins a load unless its medium has `window` bytes in progress.
+    fn begin_load(&self, wanted: &Wanted, window: u64) -> Begun {
         let Wanted { copy, block, at } = wanted;
         let Some(medium) = self.tier.medium(at.segment) else {
             return Begun::Unreadable;
@@ -141,7 +152,7 @@ impl Pool {
         else {
             return Begun::Unreadable;
         };
-        if used.in_flight >= WINDOW {
+        if used.in_flight >= window {
             return Begun::NoRoom;
         }
         let (node, session) = (Arc::clone(&used.node), used.session);

@@ -1,7 +1,7 @@
 //! Transfers in progress, and what their ends do.
 
 use super::super::{FreedReplicas, Pool};
-use super::{Place, Traffic};
+use super::{Place, Put, Traffic};
 use crate::clock::BootInstant;
 use crate::directory::NewBlock;
 use crate::membership::StoreNode;
@@ -12,6 +12,7 @@ use crate::tier::Medium;
 use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Checksum, Code, Extent, GrantId, Key, Length, Version};
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// A block on its way.
@@ -29,6 +30,11 @@ pub(super) struct Moved {
 pub(super) enum Direction {
     /// From memory to the medium.
     Store,
+    /// From one zone of the medium to another.
+    Forward {
+        /// Where the copy lies now.
+        from: Place,
+    },
     /// From the medium to memory.
     Load {
         /// The copy's slot in the tier.
@@ -51,10 +57,19 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
+    /// The zones that this transfer touches.
+    fn zones(&self, zone_of: impl Fn(Place) -> u32) -> SmallVec<[u32; 2]> {
+        let mut zones = smallvec::smallvec![zone_of(self.place)];
+        if let Direction::Forward { from } = self.direction {
+            zones.push(zone_of(from));
+        }
+        zones
+    }
+
     /// The copy that this transfer loads.
     pub(super) fn loading(&self) -> Option<(BlockId, Version)> {
         match self.direction {
-            Direction::Store => None,
+            Direction::Store | Direction::Forward { .. } => None,
             Direction::Load { copy, .. } => Some((copy, self.block.version)),
         }
     }
@@ -67,10 +82,12 @@ impl Traffic {
         let ticket = self.last_ticket;
         if let Some(used) = self.uses.get_mut(&medium.id) {
             used.in_flight += transfer.block.length.0;
-            *used
-                .busy
-                .entry(medium.zone_of(transfer.place.offset))
-                .or_default() += 1;
+            for zone in transfer.zones(|place| medium.zone_of(place.offset)) {
+                *used.busy.entry(zone).or_default() += 1;
+            }
+            if let Direction::Forward { .. } = transfer.direction {
+                used.forwards += 1;
+            }
         }
         self.loading.extend(transfer.loading());
         let node = Arc::clone(&transfer.node);
@@ -94,11 +111,12 @@ impl Traffic {
         let transfer = is_of_node.then(|| self.open.remove(&ticket)).flatten()?;
         if let Some(used) = self.uses.get_mut(&transfer.place.medium) {
             used.in_flight = used.in_flight.saturating_sub(transfer.block.length.0);
-            let zone = zone_of(transfer.place);
-            if let Some(busy) = used.busy.get_mut(&zone) {
-                *busy -= 1;
-                if *busy == 0 {
-                    used.busy.remove(&zone);
+            for zone in transfer.zones(zone_of) {
+                if let Some(busy) = used.busy.get_mut(&zone) {
+                    *busy -= 1;
+                    if *busy == 0 {
+                        used.busy.remove(&zone);
+                    }
                 }
             }
         }
@@ -120,7 +138,20 @@ impl Pool {
             let ended = self.tiering.traffic.lock().end(node, *ticket, zone_of);
             let Some(transfer) = ended else { continue };
             match (&transfer.direction, code) {
-                (Direction::Store, Code::Ok) => self.stored(&transfer),
+                (Direction::Store, Code::Ok) => {
+                    self.stored(&transfer);
+                }
+                (Direction::Forward { .. }, Code::Ok) => {
+                    if !self.stored(&transfer) {
+                        self.forwarded(&transfer);
+                    }
+                }
+                (Direction::Forward { .. }, code) => {
+                    if *code == Code::ChecksumMismatch {
+                        self.copy_is_wrong(&transfer);
+                    }
+                    self.forwarded(&transfer);
+                }
                 (Direction::Load { .. }, Code::Ok) => self.loaded(transfer),
                 (Direction::Store, _) => {
                     tracing::debug!(key = %transfer.block.key, %code, "copy to a medium failed");
@@ -137,8 +168,19 @@ impl Pool {
         self.tiering.wake();
     }
 
-    /// Records a copy that was written.
-    fn stored(self: &Arc<Self>, transfer: &Transfer) {
+    /// Ends a move between zones.
+    fn forwarded(&self, transfer: &Transfer) {
+        let mut traffic = self.tiering.traffic.lock();
+        let used = traffic.uses.get_mut(&transfer.place.medium);
+        if let Some(used) = used.filter(|used| used.session == transfer.session) {
+            used.forwards = used.forwards.saturating_sub(1);
+        }
+        drop(traffic);
+        self.tiering.wake();
+    }
+
+    /// Records a copy that was written. False when the block has gone meanwhile.
+    fn stored(self: &Arc<Self>, transfer: &Transfer) -> bool {
         let Moved {
             namespace,
             key,
@@ -146,9 +188,14 @@ impl Pool {
             length,
             checksum,
         } = transfer.block.clone();
-        if !self.is_in_memory(namespace, &key, version) {
+        let moves = matches!(transfer.direction, Direction::Forward { .. });
+        let is_there = match moves {
+            true => self.is_on_medium(namespace, &key, version),
+            false => self.is_in_memory(namespace, &key, version),
+        };
+        if !is_there {
             // Evicted or removed meanwhile, which cannot be told apart here.
-            return;
+            return false;
         }
         let place = transfer.place;
         let commit = Commit {
@@ -161,19 +208,26 @@ impl Pool {
             parent: None,
             hard_pin: false,
         };
-        let pool = Arc::clone(self);
+        let (pool, of) = (Arc::clone(self), transfer.clone());
         let is_recorded = self.record_transfer(namespace, &key, || {
             let record = Record::Commit(commit.clone());
             self.journal()
                 .submit_now(vec![record], Ack::Durable, move |durable| {
                     if durable.is_ok() && pool.tier.publish(commit) {
-                        pool.metrics.copy_stored(length);
+                        match moves {
+                            true => pool.metrics.copy_forwarded(length),
+                            false => pool.metrics.copy_stored(length),
+                        }
+                    }
+                    if moves {
+                        pool.forwarded(&of);
                     }
                 });
         });
         if !is_recorded {
             tracing::debug!(%key, %version, "copy not recorded: the key changes");
         }
+        is_recorded
     }
 
     /// Records a block that came back to memory.
@@ -268,8 +322,16 @@ impl Pool {
         );
         self.free(freed);
         // It takes room like a block that was put: the blocks before it must have their copies sooner.
-        let one = (id, version, length.0, std::slice::from_ref(&to));
-        self.queue_for_media(std::iter::once(one));
+        let put = Put {
+            namespace,
+            key: &key,
+            parent: None,
+            block: id,
+            version,
+            bytes: length.0,
+            replicas: std::slice::from_ref(&to),
+        };
+        self.queue_for_media(std::iter::once(put));
         self.metrics.copy_loaded(length);
     }
 

@@ -1,0 +1,160 @@
+//! Which blocks a medium takes when the writes to it have a budget.
+//!
+//! A flash device wears with each write, so a medium may have a budget of bytes a day. Unused budget
+//! collects up to one zone. While plenty is left, every block is admitted. Below half, a block is
+//! admitted if its chain's earlier blocks are on media, because a chain is read from its start. The
+//! last quarter is for blocks that were put again after the pool had lost them: they are used more
+//! than once. Random admission would break chains and gain almost nothing.
+
+use super::super::Pool;
+use super::demoter::Waiting;
+use super::transfers::Moved;
+use crate::clock::BootInstant;
+use crate::tier::Medium;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Key, Length, SegmentId, medium};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const DAY: f64 = 24.0 * 3600.0;
+/// Keys remembered as lost, in each of two generations: 16 bytes a key.
+const GENERATION: usize = 1 << 20;
+
+/// The budgets of all media, and the keys that the pool has lost.
+#[derive(Debug, Default)]
+pub(super) struct Admission {
+    /// Whether any medium has a budget. Without one nothing is remembered.
+    is_on: AtomicBool,
+    budgets: Mutex<HashMap<SegmentId, Budget>>,
+    lost: Mutex<Lost>,
+}
+
+/// The bytes that may be written now.
+#[derive(Debug)]
+struct Budget {
+    bytes_per_second: f64,
+    most: f64,
+    level: f64,
+    at: BootInstant,
+}
+
+impl Budget {
+    fn refill(&mut self, now: BootInstant) {
+        let passed = now.since(self.at).as_secs_f64();
+        self.level = (self.level + passed * self.bytes_per_second).min(self.most);
+        self.at = now;
+    }
+}
+
+/// Hashes of keys, the latest in one generation and those before them in another.
+#[derive(Debug, Default)]
+struct Lost {
+    hasher: RandomState,
+    young: HashSet<u64>,
+    old: HashSet<u64>,
+}
+
+impl Lost {
+    fn hash(&self, namespace: NamespaceId, key: &Key) -> u64 {
+        self.hasher.hash_one((namespace, key))
+    }
+
+    fn add(&mut self, namespace: NamespaceId, key: &Key) {
+        if self.young.len() >= GENERATION {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(self.hash(namespace, key));
+    }
+
+    fn take(&mut self, namespace: NamespaceId, key: &Key) -> bool {
+        let hash = self.hash(namespace, key);
+        self.young.remove(&hash) || self.old.remove(&hash)
+    }
+}
+
+impl Admission {
+    /// Sets a medium's budget in bytes a day; zero for none. What was collected stays.
+    pub(super) fn set_budget(&self, medium: &Medium, bytes_per_day: u64, now: BootInstant) {
+        let mut budgets = self.budgets.lock();
+        if bytes_per_day == 0 {
+            budgets.remove(&medium.id);
+        } else {
+            #[allow(clippy::cast_precision_loss, reason = "a rate need not be exact")]
+            let (per_day, most) = (bytes_per_day as f64, medium.zone.0 as f64);
+            let budget = budgets.entry(medium.id).or_insert(Budget {
+                bytes_per_second: 0.0,
+                most,
+                level: 0.0,
+                at: now,
+            });
+            budget.refill(now);
+            budget.bytes_per_second = per_day / DAY;
+        }
+        self.is_on.store(!budgets.is_empty(), Ordering::Release);
+    }
+
+    /// Remembers a block that left the pool.
+    pub(super) fn lost(&self, namespace: NamespaceId, key: &Key) {
+        if self.is_on.load(Ordering::Acquire) {
+            self.lost.lock().add(namespace, key);
+        }
+    }
+
+    /// True when a block that is put now was lost before.
+    pub(super) fn was_lost(&self, namespace: NamespaceId, key: &Key) -> bool {
+        self.is_on.load(Ordering::Acquire) && self.lost.lock().take(namespace, key)
+    }
+
+    /// The parent of a block that waits, if admission will ask for it.
+    pub(super) fn parent(&self, parent: Option<&Key>) -> Option<Box<Key>> {
+        let is_on = self.is_on.load(Ordering::Acquire);
+        parent.filter(|_| is_on).cloned().map(Box::new)
+    }
+
+    /// Takes written bytes from a medium's budget.
+    pub(super) fn wrote(&self, medium: SegmentId, length: Length) {
+        if let Some(budget) = self.budgets.lock().get_mut(&medium) {
+            budget.level -= footprint(length);
+        }
+    }
+
+    /// The share of a medium's budget that is left after a write of `length`. `None` without a
+    /// budget.
+    fn left(&self, medium: SegmentId, length: Length, now: BootInstant) -> Option<f64> {
+        let mut budgets = self.budgets.lock();
+        let budget = budgets.get_mut(&medium)?;
+        budget.refill(now);
+        Some((budget.level - footprint(length)) / budget.most)
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a budget need not be exact")]
+fn footprint(length: Length) -> f64 {
+    medium::footprint(length).map_or(0.0, |bytes| bytes.0 as f64)
+}
+
+impl Pool {
+    /// True when a medium's budget has room for a write.
+    pub(super) fn may_write(&self, medium: &Medium, length: Length) -> bool {
+        let left = self.tiering.admission.left(medium.id, length, self.now());
+        left.is_none_or(|left| left >= 0.0)
+    }
+
+    /// True when a block whose turn has come may be written.
+    pub(super) fn is_admitted(&self, medium: &Medium, waiting: &Waiting, block: &Moved) -> bool {
+        let Some(left) = self
+            .tiering
+            .admission
+            .left(medium.id, block.length, self.now())
+        else {
+            return true;
+        };
+        let follows = || {
+            let parent = waiting.parent.as_deref();
+            parent.is_some_and(|parent| self.has_copy(block.namespace, parent))
+        };
+        left >= 0.5 || left >= 0.0 && waiting.was_lost || left >= 0.25 && follows()
+    }
+}

@@ -1,0 +1,234 @@
+//! The zone behind the cursor is emptied ahead of need.
+//!
+//! ```text
+//!  idle ─ the written zone is half full ─► saving ─ all saved ─► logging ─ durable ─► draining ─► empty
+//!                                          copies that were        the others leave      no transfer
+//!                                          used since move         the tier              touches it
+//! ```
+//!
+//! A copy that was used since its zone was written moves to the zone that is written now, so the
+//! medium keeps about what an LRU list of its size would keep. A block that is in memory is stored
+//! again from there instead.
+
+use super::super::Pool;
+use super::transfers::{Direction, Moved, Transfer, on_medium, range};
+use super::{Emptying, Place, WINDOW};
+use crate::clock::BootInstant;
+use crate::directory::{BlockRef, Verdict};
+use crate::membership::StoreNode;
+use crate::replica::BlockId;
+use crate::store::journal::Ack;
+use crate::store::record::{self, Record};
+use crate::tier::{Medium, Taken};
+use kvpool_proto as proto;
+use kvpool_types::{Length, SegmentId, Version, medium};
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Copies to be saved from the oldest zone, by slot and version.
+pub(super) type Saving = VecDeque<(BlockId, Version)>;
+
+impl Pool {
+    /// Goes on with the emptying of the zone behind the cursor. True while copies of it are being
+    /// saved: the rest of the written zone is theirs.
+    pub(super) fn empty_next_zone(
+        self: &Arc<Self>,
+        medium: &Arc<Medium>,
+        node: &Arc<StoreNode>,
+        session: u64,
+    ) -> bool {
+        // Leases of an earlier term are not known before the floor.
+        if self.now() < self.lease_floor {
+            return false;
+        }
+        let mut traffic = self.tiering.traffic.lock();
+        let Some(used) = traffic.uses.get_mut(&medium.id) else {
+            return false;
+        };
+        match &mut used.emptying {
+            Emptying::Idle if medium.is_next_due() => {
+                drop(traffic);
+                let saving = self.worth_saving(medium);
+                self.set_emptying(medium.id, Emptying::Saving(saving));
+                true
+            }
+            Emptying::Saving(left) => {
+                let Some((copy, version)) = left.front().copied() else {
+                    if used.forwards == 0 {
+                        drop(traffic);
+                        self.drop_oldest(medium);
+                    }
+                    return true;
+                };
+                if used.in_flight >= WINDOW {
+                    return true;
+                }
+                left.pop_front();
+                drop(traffic);
+                if !self.save(medium, copy, version, node, session) {
+                    self.set_emptying(medium.id, Emptying::Saving(Saving::new()));
+                }
+                // There may be room in the window for another one.
+                self.empty_next_zone(medium, node, session)
+            }
+            Emptying::Draining if !used.busy.contains_key(&medium.next_zone()) => {
+                used.emptying = Emptying::Idle;
+                drop(traffic);
+                // A copy whose record was on its way to the log may have come since.
+                if medium.oldest().is_empty() {
+                    medium.emptied();
+                }
+                false
+            }
+            Emptying::Idle | Emptying::Logging | Emptying::Draining => false,
+        }
+    }
+
+    /// The copies in the oldest zone that were used since it was written, and that memory does not
+    /// hold: the latest first, as many as the written zone has room for.
+    fn worth_saving(&self, medium: &Medium) -> Saving {
+        let (sealed, now) = (medium.oldest_sealed(), self.now());
+        let mut used: Vec<_> = Vec::new();
+        for copy in medium.oldest() {
+            let Some(version) = self.tier.directory().version_of(copy) else {
+                continue;
+            };
+            let read = |block: BlockRef<'_>| {
+                let is_wanted = block.tick() > sealed || block.is_leased(now, BootInstant(0));
+                is_wanted.then(|| (block.tick(), block.namespace(), block.key(), block.length()))
+            };
+            let found = self.tier.directory().read_block(copy, version, read);
+            if let Some((tick, namespace, key, length)) = found.flatten()
+                && !self.is_in_memory(namespace, &key, version)
+            {
+                used.push((Reverse(tick), copy, version, length));
+            }
+        }
+        used.sort_unstable();
+        let mut room = medium.room_in_zone();
+        let fits = |length: Length| {
+            let taken = medium::footprint(length)?;
+            room = Length(room.0.checked_sub(taken.0)?);
+            Some(())
+        };
+        let mut fits = fits;
+        let saved = used
+            .into_iter()
+            .map_while(|(_, copy, version, length)| fits(length).map(|()| (copy, version)));
+        saved.collect()
+    }
+
+    /// Orders the move of a copy into the written zone. False when no more can be saved.
+    fn save(
+        self: &Arc<Self>,
+        medium: &Arc<Medium>,
+        copy: BlockId,
+        version: Version,
+        node: &Arc<StoreNode>,
+        session: u64,
+    ) -> bool {
+        let read = |block: BlockRef<'_>| {
+            let at = block.replicas().first().map(|replica| replica.offset);
+            let moved = Moved {
+                namespace: block.namespace(),
+                key: block.key(),
+                version,
+                length: block.length(),
+                checksum: block.checksum(),
+            };
+            at.map(|at| (moved, at))
+        };
+        let found = self.tier.directory().read_block(copy, version, read);
+        let Some((block, from)) = found.flatten() else {
+            return true;
+        };
+        if !self.may_write(medium, block.length) {
+            return false;
+        }
+        let Taken::At(offset) = medium.take(block.length, self.directory.next_tick()) else {
+            return false;
+        };
+        self.tiering.admission.wrote(medium.id, block.length);
+        let at = |offset| Place {
+            medium: medium.id,
+            offset,
+        };
+        let order = proto::Transfer {
+            ticket: 0,
+            from: Some(range(&on_medium(at(from), block.length))),
+            to: Some(range(&on_medium(at(offset), block.length))),
+            version: version.0,
+            checksum: block.checksum.0,
+            grant: bytes::Bytes::new(),
+            grant_id: 0,
+        };
+        let transfer = Transfer {
+            node: Arc::clone(node),
+            session,
+            block,
+            place: at(offset),
+            direction: Direction::Forward { from: at(from) },
+        };
+        self.tiering.traffic.lock().begin(medium, transfer, order);
+        true
+    }
+
+    /// Drops the copies in the zone behind the cursor. It is empty once that is durable and no
+    /// transfer touches it.
+    fn drop_oldest(self: &Arc<Self>, medium: &Arc<Medium>) {
+        let now = self.now();
+        let _until_submitted = self.evicting.read();
+        let mut records = Vec::new();
+        let mut is_leased = false;
+        for copy in medium.oldest() {
+            let Some(version) = self.tier.directory().version_of(copy) else {
+                continue;
+            };
+            let allow = |block: &BlockRef<'_>| match block.is_leased(now, BootInstant(0)) {
+                true => {
+                    is_leased = true;
+                    Verdict::Keep
+                }
+                false => Verdict::Remove,
+            };
+            if let Some(removed) = self.tier.remove_copy(copy, version, allow) {
+                if !self.queue_again(&removed) {
+                    self.tiering.admission.lost(removed.namespace, &removed.key);
+                }
+                records.push(Record::ReplicaGone(record::ReplicaGone {
+                    namespace: removed.namespace,
+                    key: removed.key,
+                    version,
+                    segment: medium.id,
+                }));
+            }
+        }
+        // What is leased leaves when its lease ends.
+        let next = match is_leased {
+            true => Emptying::Idle,
+            false => Emptying::Draining,
+        };
+        if records.is_empty() {
+            self.set_emptying(medium.id, next);
+            return;
+        }
+        self.metrics.copies_dropped(records.len());
+        self.set_emptying(medium.id, Emptying::Logging);
+        let (pool, id) = (Arc::clone(self), medium.id);
+        self.journal()
+            .insist(records, Ack::Durable, move |durable| {
+                if durable.is_ok() {
+                    pool.set_emptying(id, next);
+                    pool.tiering.wake();
+                }
+            });
+    }
+
+    fn set_emptying(&self, medium: SegmentId, to: Emptying) {
+        let mut traffic = self.tiering.traffic.lock();
+        if let Some(used) = traffic.uses.get_mut(&medium) {
+            used.emptying = to;
+        }
+    }
+}
