@@ -11,4 +11,5 @@ pub(crate) mod ls;
 pub(crate) mod put;
 pub(crate) mod replay;
 pub(crate) mod rm;
+pub(crate) mod ssd;
 pub(crate) mod status;

@@ -67,9 +67,17 @@ pub struct WrongBytes {
     pub blocks: u64,
 }
 
+/// A medium with damaged extents.
+#[derive(Debug, thiserror::Error)]
+#[error("data corruption: {damaged} places of {path} are damaged")]
+pub(crate) struct DamagedMedium {
+    pub(crate) path: String,
+    pub(crate) damaged: u64,
+}
+
 /// The exit code of `error`.
 pub fn code(error: &anyhow::Error) -> u8 {
-    if error.is::<WrongBytes>() {
+    if error.is::<WrongBytes>() || error.is::<DamagedMedium>() {
         WRONG_BYTES
     } else if error.is::<Usage>() {
         USAGE
@@ -91,6 +99,11 @@ mod tests {
     fn errors_have_the_exit_codes_of_help() {
         let wrong = WrongBytes { blocks: 1 };
         assert_eq!(code(&wrong.into()), 5);
+        let damaged = DamagedMedium {
+            path: "a".to_owned(),
+            damaged: 1,
+        };
+        assert_eq!(code(&damaged.into()), 5);
         assert_eq!(code(&Usage("a".to_owned()).into()), 2);
         assert_eq!(code(&Missing("a".to_owned()).into()), 3);
         assert_eq!(code(&Unreachable("a".to_owned()).into()), 4);

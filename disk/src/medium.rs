@@ -24,6 +24,7 @@
 
 mod bad_ranges;
 mod copies;
+mod erase;
 mod error;
 mod fields;
 mod flights;
@@ -37,6 +38,7 @@ mod tests;
 mod wanted;
 
 pub use bad_ranges::{BadRanges, MAX_BAD_RANGES};
+pub use erase::erase;
 pub use error::{DetachError, Invalid, MediumRefused, StoreError, WRONG_KINDS, Wrong};
 pub use header::{Header, HeaderWrong, Order, footprint, header_bytes};
 pub use kvpool_types::medium::{DATA_START, Generation, Judgement, judge};

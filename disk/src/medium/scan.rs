@@ -82,6 +82,11 @@ impl Scan {
         })
     }
 
+    /// The place that the scan has reached, in bytes from the medium's start.
+    pub const fn position(&self) -> u64 {
+        self.at
+    }
+
     /// Goes on by at most one request.
     pub fn step(&mut self) -> Step {
         while self.checking.is_some() || self.at < self.end {

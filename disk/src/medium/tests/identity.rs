@@ -158,3 +158,22 @@ fn the_order_may_be_unknown() {
     let wrong = rig::load(&rig.medium, &rig.arena, wanted).unwrap_err();
     assert_eq!(wrong.kind(), "stale");
 }
+
+#[test]
+fn an_erased_medium_is_blank_and_its_extents_are_not_believed() {
+    let arena = Arena::new(8 << 20).unwrap();
+    let (engine, _) = medium(&arena, 1);
+    assert_eq!(refusal(&engine, &arena), "formatted");
+    crate::medium::erase(&*engine, &arena).unwrap();
+    assert_eq!(refusal(&engine, &arena), "blank");
+    let id = MediumId(99);
+    let fresh = Formatted::format(Arc::clone(&engine), Arc::clone(&arena), CLUSTER, id).unwrap();
+    let mut scan = fresh.scan(0..SIZE).unwrap();
+    loop {
+        match scan.step() {
+            crate::medium::Step::Read => {}
+            crate::medium::Step::Found(found) => assert!(found.verdict.is_err(), "{found:?}"),
+            crate::medium::Step::End => break,
+        }
+    }
+}

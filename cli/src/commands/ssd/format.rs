@@ -1,0 +1,175 @@
+//! `kvctl ssd format`.
+
+use super::inspect::describe;
+use super::target::{Content, Target};
+use crate::context::Context;
+use crate::exit;
+use anyhow::{Context as _, bail};
+use bytesize::ByteSize;
+use kvpool_disk::medium::erase;
+use kvpool_types::medium::GRANULE;
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use serde::Serialize;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// Make a disk, partition or file blank, so that the next store node formats it for its pool
+///
+/// It overwrites the first MiB with zeros. All blocks of a medium are lost, and so is its list of bad
+/// ranges: `kvstore-node --ssd path=...,reset` keeps the list. A medium in use is never touched.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  kvctl ssd format /var/lib/kvpool/ssd --size 2TiB
+  kvctl ssd format /dev/nvme0n1p1 --yes")]
+pub(crate) struct Args {
+    /// The disk, partition or file
+    path: PathBuf,
+    /// For a file: its size. The file is made or grown, and all its room is taken
+    #[arg(long)]
+    size: Option<ByteSize>,
+    /// Format although the path holds something
+    #[arg(long)]
+    yes: bool,
+}
+
+/// What was done.
+#[derive(Debug, Serialize)]
+pub(super) struct Outcome {
+    path: String,
+    /// What the path held.
+    pub(super) held: String,
+    /// False if the path was blank already.
+    pub(super) erased: bool,
+    size_bytes: u64,
+}
+
+/// Runs it.
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
+    let Args { path, size, yes } = args;
+    let size = size.map(|size| size.0);
+    let outcome = tokio::task::spawn_blocking(move || format(&path, size, yes)).await??;
+    context.output.show(&outcome, |outcome| {
+        let did = match outcome.erased {
+            true => format!("{} is blank now. It held {}", outcome.path, outcome.held),
+            false => format!("{} is blank", outcome.path),
+        };
+        format!(
+            "{did}. A store node with --ssd path={} formats it.",
+            outcome.path
+        )
+    })
+}
+
+pub(super) fn format(path: &Path, size: Option<u64>, yes: bool) -> anyhow::Result<Outcome> {
+    let claim = claim(path)?;
+    let length = match &claim {
+        Some(Claim::File(length)) => *length,
+        Some(Claim::Device(_)) if size.is_some() => {
+            return Err(usage(
+                path,
+                "--size is for files; a device has its own size",
+            ));
+        }
+        Some(Claim::Device(_)) | None => 0,
+    };
+    if size.is_some_and(|size| size < length) {
+        return Err(usage(
+            path,
+            "the file is larger than --size, and a file is not cut",
+        ));
+    }
+    if size.is_some_and(|size| !size.is_multiple_of(GRANULE)) {
+        return Err(usage(path, "--size is no multiple of 4096 bytes"));
+    }
+    let is_empty = !matches!(claim, Some(Claim::Device(_))) && length == 0;
+    if is_empty && size.is_none() {
+        return Err(usage(
+            path,
+            "there is no such file, or it is empty: give its --size",
+        ));
+    }
+    // A file that holds something grows only after the consent.
+    let target = Target::open(path, size.filter(|_| is_empty))?;
+    let held = match target.content()? {
+        Content::Blank => None,
+        Content::Medium(medium) => {
+            let superblock = medium.superblock();
+            Some(format!(
+                "medium {} of cluster {}, generation {}, with {} bad ranges",
+                superblock.medium,
+                superblock.cluster,
+                superblock.generation,
+                superblock.bad.as_slice().len()
+            ))
+        }
+        Content::Refused(refused) => Some(describe(path, &refused)),
+    };
+    if let Some(held) = &held {
+        if !yes {
+            bail!(
+                "{} holds {held}. Nothing was changed: repeat with --yes to lose that",
+                path.display()
+            );
+        }
+        erase(&*target.engine, &target.arena)?;
+    }
+    let size_bytes = match size.filter(|size| *size > length && !is_empty) {
+        Some(size) => grow(path, size)?,
+        None => target.engine.size(),
+    };
+    Ok(Outcome {
+        path: path.display().to_string(),
+        erased: held.is_some(),
+        held: held.unwrap_or_else(|| "nothing".to_owned()),
+        size_bytes,
+    })
+}
+
+/// What a path is. A device stays claimed: no filesystem can be mounted from it meanwhile.
+#[derive(Debug)]
+enum Claim {
+    File(u64),
+    Device(#[allow(dead_code, reason = "open for as long as the claim holds")] OwnedFd),
+}
+
+/// Finds out whether a path is a file or a device. `None` if it does not exist. A device that the
+/// kernel uses, for instance for a mounted filesystem, is refused: its lock would not tell.
+fn claim(path: &Path) -> anyhow::Result<Option<Claim>> {
+    let found = match rustix::fs::stat(path) {
+        Ok(found) => found,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => {
+            return Err(errno).with_context(|| format!("cannot examine {}", path.display()));
+        }
+    };
+    if FileType::from_raw_mode(found.st_mode) != FileType::BlockDevice {
+        return Ok(Some(Claim::File(u64::try_from(found.st_size).unwrap_or(0))));
+    }
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(device) => Ok(Some(Claim::Device(device))),
+        Err(Errno::BUSY) => bail!(
+            "{} is in use by the system, for instance as a mounted filesystem: nothing was changed",
+            path.display()
+        ),
+        Err(errno) => Err(errno).with_context(|| format!("cannot open {}", path.display())),
+    }
+}
+
+/// Takes the room of a larger file, as a store node does.
+fn grow(path: &Path, size: u64) -> anyhow::Result<u64> {
+    let what = || format!("cannot grow {} to {size} bytes", path.display());
+    let file = std::fs::File::options()
+        .write(true)
+        .open(path)
+        .with_context(what)?;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size).with_context(what)?;
+    file.sync_all().with_context(what)?;
+    Ok(size)
+}
+
+fn usage(path: &Path, why: &str) -> anyhow::Error {
+    exit::Usage(format!("{}: {why}", path.display())).into()
+}

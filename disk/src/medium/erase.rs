@@ -1,0 +1,24 @@
+//! Making a device blank.
+
+use super::DATA_START;
+use super::copies::perform;
+use super::error::MediumRefused;
+use crate::{Arena, Engine, Op};
+use kvpool_types::Length;
+use std::sync::Arc;
+
+/// Overwrites the superblocks and the room behind them with zeros, and flushes. The device is then
+/// [`Blank`](super::Opened::Blank), and its bad ranges are forgotten. Blocks on the device.
+///
+/// Extents of the former medium stay on the device. No later medium believes them: they name the
+/// id of the former one.
+pub fn erase(engine: &dyn Engine, arena: &Arc<Arena>) -> Result<(), MediumRefused> {
+    super::usable(engine)?;
+    let room = arena.take(Length(DATA_START).as_usize());
+    let mut zeros = room.ok_or(MediumRefused::NoRoom)?;
+    zeros.fill(0);
+    let (_, written) = perform(engine, Op::Write(zeros), 0, None);
+    written.map_err(MediumRefused::Io)?;
+    let (_, flushed) = perform(engine, Op::Flush, 0, None);
+    flushed.map_err(MediumRefused::Io)
+}
