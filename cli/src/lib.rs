@@ -30,6 +30,7 @@ mod fleet;
 mod job;
 mod load;
 mod masters;
+mod media;
 pub mod output;
 pub mod process;
 pub mod program;

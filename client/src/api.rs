@@ -2,7 +2,7 @@
 
 use crate::lease::Lease;
 use kvpool_transport::Slice;
-use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Key, Length, Version};
+use kvpool_types::{Checksum, Code, Epoch, Extent, Incarnation, Key, Length, MediumId, Version};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -238,6 +238,46 @@ pub struct PoolStats {
     pub uptime: Duration,
     /// The namespaces that are known.
     pub namespaces: Vec<String>,
+    /// The SSD media, also those that no node has now.
+    pub media: Vec<MediumStats>,
+}
+
+/// One SSD medium, as the master sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediumStats {
+    /// The medium.
+    pub id: MediumId,
+    /// Its segment.
+    pub segment: kvpool_types::SegmentId,
+    /// The node that offered it last.
+    pub node: String,
+    /// `ready`, `read_only`, `slow`, `gone`, `attaching` or `absent`.
+    pub state: String,
+    /// The number of its last attachment.
+    pub generation: u64,
+    /// The bytes for blocks with their headers.
+    pub capacity: Length,
+    /// How many of them are in use.
+    pub used: Length,
+    /// The blocks with a copy there.
+    pub copies: u64,
+    /// The zone that is written, counted from 0.
+    pub zone: u32,
+    /// The bytes of a zone.
+    pub zone_size: Length,
+}
+
+/// What became of [`Client::detach_medium`](crate::Client::detach_medium).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Detached {
+    /// The pool has forgotten the medium and this number of copies, durably.
+    Done(u64),
+    /// The pool has no such medium.
+    Unknown,
+    /// The connected node with this name has the medium. Nothing was changed.
+    Connected(String),
+    /// The medium has this number of copies. Nothing was changed.
+    HasCopies(u64),
 }
 
 /// One store node, as the master sees it.

@@ -153,9 +153,9 @@ mod testing;
 mod tests;
 
 pub use api::{
-    DescribedReplica, Description, Existence, GetBlock, GetOptions, GetOutcome, Leasing, Limits,
-    Listed, Listing, NodeStats, Page, PoolStats, Prefix, PutBlock, PutOptions, PutOutcome, Remove,
-    Removed, SegmentStats, ViewOptions,
+    DescribedReplica, Description, Detached, Existence, GetBlock, GetOptions, GetOutcome, Leasing,
+    Limits, Listed, Listing, MediumStats, NodeStats, Page, PoolStats, Prefix, PutBlock, PutOptions,
+    PutOutcome, Remove, Removed, SegmentStats, ViewOptions,
 };
 pub use client::Client;
 pub use cluster::{ClusterStatus, MasterStatus, SnapshotStatus, cluster_status};

@@ -1,8 +1,8 @@
 //! What is asked of the master alone: presence, prefixes, descriptions, listings, removals, counts.
 
 use crate::api::{
-    DescribedReplica, Description, Existence, Leasing, Listed, Listing, NodeStats, Page, PoolStats,
-    Prefix, Remove, Removed, SegmentStats,
+    DescribedReplica, Description, Detached, Existence, Leasing, Listed, Listing, MediumStats,
+    NodeStats, Page, PoolStats, Prefix, Remove, Removed, SegmentStats,
 };
 use crate::client::Client;
 use crate::clock::{BootTime, Deadline};
@@ -14,12 +14,12 @@ use crate::packed::{Packed, PackedKeys, PackedRun};
 use crate::releases::LeasePart;
 use futures::{StreamExt, TryStreamExt};
 use kvpool_proto::{
-    DescribeRequest, ExistRequest, ListRequest, MatchPrefixRequest, RemoveReply, RemoveRequest,
-    StatsRequest, remove_request::What,
+    DescribeRequest, DetachMediumRequest, DetachOutcome, ExistRequest, ListRequest,
+    MatchPrefixRequest, RemoveReply, RemoveRequest, StatsRequest, remove_request::What,
 };
 use kvpool_types::wire::keys::pack;
 use kvpool_types::{
-    Checksum, Code, Epoch, Extent, Incarnation, Key, Length, Offset, SegmentId, Version,
+    Checksum, Code, Epoch, Extent, Incarnation, Key, Length, MediumId, Offset, SegmentId, Version,
 };
 use std::time::Duration;
 
@@ -330,7 +330,39 @@ impl Client {
             counters: reply.counters.into_iter().collect(),
             uptime: Duration::from_millis(reply.uptime_ms),
             namespaces: reply.namespaces,
+            media: reply
+                .media
+                .into_iter()
+                .map(read_medium)
+                .collect::<Result<_, _>>()?,
         })
+    }
+
+    /// Makes the pool forget a medium that no connected node has; with `with_copies` also one that has
+    /// copies of blocks, which are lost.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::describe`]. After an error the medium may be forgotten: ask [`Client::stats`].
+    pub async fn detach_medium(
+        &self,
+        medium: MediumId,
+        with_copies: bool,
+    ) -> Result<Detached, ControlError> {
+        let request = DetachMediumRequest {
+            caller: None,
+            medium_id: medium.to_bytes().to_vec().into(),
+            with_copies,
+        };
+        let call = Call::by(self.control_deadline()).unless_done();
+        let reply = self.inner.control.call(request, call).await?;
+        match DetachOutcome::try_from(reply.outcome) {
+            Ok(DetachOutcome::DetachDone) => Ok(Detached::Done(reply.copies)),
+            Ok(DetachOutcome::DetachUnknown) => Ok(Detached::Unknown),
+            Ok(DetachOutcome::DetachConnected) => Ok(Detached::Connected(reply.node)),
+            Ok(DetachOutcome::DetachHasCopies) => Ok(Detached::HasCopies(reply.copies)),
+            Err(_) => Err(malformed(format!("unknown outcome {}", reply.outcome))),
+        }
     }
 
     async fn remove_at_master(&self, what: &Remove, force: bool) -> Result<Removed, RemoveError> {
@@ -494,6 +526,27 @@ fn read_node(wire: kvpool_proto::NodeStats) -> Result<NodeStats, ControlError> {
                 largest_free: Length(segment.largest_free_bytes),
             })
             .collect(),
+    })
+}
+
+fn read_medium(wire: kvpool_proto::MediumStats) -> Result<MediumStats, ControlError> {
+    let id = MediumId::from_slice(&wire.medium_id).ok_or_else(|| {
+        malformed(format!(
+            "a medium of node {:?} has an invalid id",
+            wire.node
+        ))
+    })?;
+    Ok(MediumStats {
+        id,
+        segment: SegmentId(wire.segment),
+        node: wire.node,
+        state: wire.state,
+        generation: wire.generation,
+        capacity: Length(wire.capacity_bytes),
+        used: Length(wire.used_bytes),
+        copies: wire.copies,
+        zone: wire.zone,
+        zone_size: Length(wire.zone_bytes),
     })
 }
 

@@ -1,17 +1,18 @@
 //! The metrics of a kvmaster. `docs/operations/metrics.md` has their table.
 
 use crate::placement::Usage;
+use crate::pool::{MEDIUM_STATES, MediumView};
 use kvpool_daemon::latency::Latencies;
 use kvpool_proto::ClusterReply;
 use kvpool_types::{Code, Length};
 use parking_lot::Mutex;
 use prometheus::proto::MetricType;
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Registry};
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
 use std::collections::HashMap;
 use std::time::Duration;
 
 /// The calls of clients, as `Pool` names them.
-const CALLS: [&str; 15] = [
+const CALLS: [&str; 16] = [
     "hello",
     "create_namespace",
     "reserve",
@@ -27,6 +28,7 @@ const CALLS: [&str; 15] = [
     "describe",
     "report_replicas",
     "stats",
+    "detach_medium",
 ];
 
 /// The counters, gauges and histograms of one master, over their own registry.
@@ -64,6 +66,10 @@ pub struct Metrics {
     copies_refused: IntCounter,
     evicted_without_copy: IntCounter,
     media_due_bytes: IntGauge,
+    media: IntGaugeVec,
+    media_bytes: IntGauge,
+    media_used_bytes: IntGauge,
+    media_copies: IntGauge,
     used_bytes: IntGauge,
     capacity_bytes: IntGauge,
     quarantine_bytes: IntGauge,
@@ -117,6 +123,12 @@ impl Metrics {
             &CALLS,
         )?;
         registry.register(requests.collector())?;
+        let media = Opts::new("kvpool_master_media", "Media of the pool, by state.");
+        let media = IntGaugeVec::new(media, &["state"])?;
+        for state in MEDIUM_STATES {
+            media.with_label_values(&[state]).set(0);
+        }
+        registry.register(Box::new(media.clone()))?;
         Ok(Self {
             keys_looked_up: counter("keys_looked_up_total", "Keys that clients looked up.")?,
             keys_found: counter("keys_found_total", "Keys that lookups found in the pool.")?,
@@ -212,6 +224,13 @@ impl Metrics {
                 "media_due_bytes",
                 "Bytes whose copy to a medium is due or in progress.",
             )?,
+            media,
+            media_bytes: gauge(
+                "media_bytes",
+                "Bytes of all media for blocks, also of absent ones.",
+            )?,
+            media_used_bytes: gauge("media_used_bytes", "Used bytes of all media.")?,
+            media_copies: gauge("media_copies", "Copies of blocks on all media.")?,
             used_bytes: gauge("used_bytes", "Used bytes: blocks, grants and quarantine.")?,
             capacity_bytes: gauge(
                 "capacity_bytes",
@@ -379,6 +398,19 @@ impl Metrics {
         self.media_due_bytes.set(whole(due));
     }
 
+    /// Records the state of the media.
+    pub(crate) fn watch_each_medium(&self, media: &[MediumView]) {
+        for state in MEDIUM_STATES {
+            let with = media.iter().filter(|medium| medium.state == state).count();
+            let gauge = self.media.with_label_values(&[state]);
+            gauge.set(whole(with as u64));
+        }
+        let sum = |of: fn(&MediumView) -> u64| whole(media.iter().map(of).sum());
+        self.media_bytes.set(sum(|medium| medium.record.size.0));
+        self.media_used_bytes.set(sum(|medium| medium.used.0));
+        self.media_copies.set(sum(|medium| medium.copies));
+    }
+
     /// Records the usage of the pool; called every `tick`.
     pub(crate) fn watch_usage(&self, usage: &Usage, tick: Duration) {
         self.used_bytes.set(whole(usage.used));
@@ -428,7 +460,7 @@ impl Metrics {
 
     /// Every counter and gauge by its short name, for the stats call.
     pub fn snapshot(&self) -> HashMap<String, u64> {
-        let mut all = HashMap::new();
+        let mut all: HashMap<String, u64> = HashMap::new();
         for family in self.registry.gather() {
             if family.get_field_type() == MetricType::HISTOGRAM {
                 continue;
@@ -445,7 +477,9 @@ impl Metrics {
                     clippy::cast_sign_loss,
                     reason = "counters and gauges here hold whole numbers that are not negative"
                 )]
-                all.insert(name.clone(), counter.max(gauge) as u64);
+                let value = counter.max(gauge) as u64;
+                // A metric with labels counts as its sum.
+                *all.entry(name.clone()).or_default() += value;
             }
         }
         all

@@ -45,7 +45,7 @@ pub use read::{Bitmap, Described, DescribedReplica, Found, Holder, Leased, Liste
 pub use remove::{Removal, RemoveReport};
 pub use reserve::{Granted, ReserveOptions};
 pub use term_start::{StartError, TermStart};
-pub use tiering::OfferedMedium;
+pub use tiering::{Detached, MEDIUM_STATES, MediumView, OfferedMedium};
 
 use crate::clock::{BootInstant, Clock};
 use crate::config::{CommitAck, Config};

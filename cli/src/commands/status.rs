@@ -1,5 +1,6 @@
 //! `kvctl status`.
 
+mod media;
 mod problems;
 mod rates;
 
@@ -46,6 +47,7 @@ struct Status {
     quarantine_bytes: u64,
     namespaces: Vec<String>,
     nodes: Vec<Node>,
+    media: Vec<media::Medium>,
     hit_rate_percent: HitRate,
     /// `None` if no time was given to measure them.
     rates: Option<Rates>,
@@ -105,6 +107,7 @@ impl From<PoolStats> for Status {
             quarantine_bytes: stats.quarantine.0,
             namespaces: stats.namespaces,
             nodes: nodes.collect(),
+            media: stats.media.into_iter().map(Into::into).collect(),
             hit_rate_percent: HitRate::of(&stats.counters),
             rates: None,
             wrong: Vec::new(),
@@ -191,6 +194,9 @@ fn tables(status: &Status, all: bool) -> String {
     }
 
     let mut text = format!("{pool}\n{nodes}");
+    if !status.media.is_empty() {
+        text.push_str(&format!("\n{}", media::table(&status.media)));
+    }
     if all {
         let mut counters = output::table(["counter", "value"]);
         for (name, value) in &status.counters {
@@ -229,6 +235,7 @@ mod tests {
             quarantine: Length(0),
             namespaces: Vec::new(),
             nodes: Vec::new(),
+            media: Vec::new(),
             counters: counters
                 .map(|(name, value)| ((*name).to_owned(), *value))
                 .collect(),

@@ -43,6 +43,8 @@ pub(super) fn of(host: &Host, pool: &Pool, connection: &Connection) -> Vec<Findi
     for node in &pool.nodes {
         findings.extend(of_node(node, connection.transport));
     }
+    let media = pool.media.iter().cloned();
+    findings.extend(media.map(|text| Finding::new(Weight::Note, text)));
     findings.sort_by_key(|finding| finding.weight);
     findings
 }

@@ -3,7 +3,7 @@
 use super::host::Host;
 use super::node::{Node, Prober};
 use crate::connection::{Connection, Transport, connect_error, control_error};
-use crate::{exit, masters};
+use crate::{exit, masters, media};
 use futures::future::join_all;
 use kvpool_client::{Client, Options, PoolStats, TransportChoice};
 use kvpool_transport::rdma::Fabric;
@@ -27,6 +27,9 @@ pub(crate) struct Pool {
     pub(crate) leader: Option<String>,
     pub(crate) masters: Vec<Master>,
     pub(crate) nodes: Vec<Node>,
+    /// What is wrong with its media.
+    #[serde(skip)]
+    pub(crate) media: Vec<String>,
 }
 
 /// Why the nodes are unknown.
@@ -71,10 +74,12 @@ impl Pool {
             leader: None,
             masters: Vec::new(),
             nodes: Vec::new(),
+            media: Vec::new(),
         };
         let found = async {
             pool.ask_masters(connection).await?;
             let (client, stats) = stats(connection).await?;
+            pool.media = media::problems(&stats.media);
             let rdma = match (fabric, &host.rdma.reason) {
                 (Some(fabric), _) => Ok(fabric.clone()),
                 (None, reason) => Err(reason.clone().unwrap_or_default()),

@@ -4,11 +4,11 @@ use futures::future::BoxFuture;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{
     Caller, ClusterReply, ClusterRequest, CommitRequest, CreateNamespaceReply,
-    CreateNamespaceRequest, DescribeReply, DescribeRequest, ExistReply, ExistRequest, HelloReply,
-    HelloRequest, ListReply, ListRequest, LookupReply, LookupRequest, MIN_VERSION,
-    MatchPrefixReply, MatchPrefixRequest, Outcomes, ReleaseRequest, RemoveReply, RemoveRequest,
-    RenewReply, RenewRequest, ReportReplicasRequest, ReserveReply, ReserveRequest, RevokeRequest,
-    StatsReply, StatsRequest, VERSION,
+    CreateNamespaceRequest, DescribeReply, DescribeRequest, DetachMediumReply, DetachMediumRequest,
+    ExistReply, ExistRequest, HelloReply, HelloRequest, ListReply, ListRequest, LookupReply,
+    LookupRequest, MIN_VERSION, MatchPrefixReply, MatchPrefixRequest, Outcomes, ReleaseRequest,
+    RemoveReply, RemoveRequest, RenewReply, RenewRequest, ReportReplicasRequest, ReserveReply,
+    ReserveRequest, RevokeRequest, StatsReply, StatsRequest, VERSION,
 };
 use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::Op;
@@ -74,6 +74,7 @@ messages! {
     DescribeRequest => DescribeReply, describe, "Describe", None;
     ReportReplicasRequest => Outcomes, report_replicas, "ReportReplicas", None;
     StatsRequest => StatsReply, stats, "Stats", None;
+    DetachMediumRequest => DetachMediumReply, detach_medium, "DetachMedium", None;
     ClusterRequest => ClusterReply, cluster, "Cluster", None;
 }
 

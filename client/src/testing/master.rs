@@ -283,6 +283,7 @@ calls! {
     describe(DescribeRequest) -> DescribeReply;
     report_replicas(ReportReplicasRequest) -> Outcomes;
     stats(StatsRequest) -> StatsReply;
+    detach_medium(DetachMediumRequest) -> DetachMediumReply;
     cluster(ClusterRequest) -> ClusterReply;
 }
 

@@ -134,5 +134,6 @@ impl Pool {
         self.wake_waiting_puts();
         self.metrics.watch_usage(&self.placement.usage(), TICK);
         self.metrics.watch_media(self.bytes_due());
+        self.metrics.watch_each_medium(&self.media());
     }
 }

@@ -18,12 +18,14 @@
 mod admission;
 mod attach;
 mod demoter;
+mod media;
 mod restore;
 mod transfers;
 mod zones;
 
 pub use attach::OfferedMedium;
 pub(super) use demoter::{Put, start};
+pub use media::{Detached, MEDIUM_STATES, MediumView};
 
 use super::Pool;
 use crate::clock::BootInstant;

@@ -232,6 +232,15 @@ impl proto::pool_server::Pool for PoolService {
         answer!(self, request, stats, |calls, message| calls.stats(message))
     }
 
+    async fn detach_medium(
+        &self,
+        request: Request<proto::DetachMediumRequest>,
+    ) -> Result<Response<proto::DetachMediumReply>, Status> {
+        answer!(self, request, detach_medium, |calls, message| calls
+            .detach_medium(message)
+            .await)
+    }
+
     async fn cluster(
         &self,
         request: Request<proto::ClusterRequest>,

@@ -1,7 +1,7 @@
 //! The HTTP port: probes, metrics, and a read-only JSON view of nodes, segments and counters.
 
 use crate::leadership::{Role, Seat};
-use crate::pool::Pool;
+use crate::pool::{MediumView, Pool};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
@@ -108,6 +108,28 @@ pub(super) fn stats(pool: &Pool) -> proto::StatsReply {
         counters: pool.counters(),
         uptime_ms: pool.uptime_ms(),
         namespaces: pool.namespace_names(),
+        media: pool.media().into_iter().map(medium_stats).collect(),
+    }
+}
+
+fn medium_stats(medium: MediumView) -> proto::MediumStats {
+    let MediumView {
+        record,
+        state,
+        used,
+        copies,
+    } = medium;
+    proto::MediumStats {
+        medium_id: bytes::Bytes::copy_from_slice(&record.medium.to_bytes()),
+        segment: record.id.0,
+        node: record.node.0,
+        state: state.to_owned(),
+        generation: record.generation,
+        capacity_bytes: record.size.0,
+        used_bytes: used.0,
+        copies,
+        zone: record.cursor,
+        zone_bytes: record.zone.0,
     }
 }
 

@@ -47,7 +47,7 @@ macro_rules! called {
 called! {
     HelloRequest CreateNamespaceRequest ReserveRequest CommitRequest RevokeRequest LookupRequest
     ExistRequest MatchPrefixRequest RenewRequest ReleaseRequest RemoveRequest ListRequest
-    DescribeRequest ReportReplicasRequest StatsRequest
+    DescribeRequest ReportReplicasRequest StatsRequest DetachMediumRequest
 }
 
 /// The connection to the leader, opened on first use.

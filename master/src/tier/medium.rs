@@ -7,6 +7,7 @@ use crate::replica::{BlockId, ExtentIndex, Replica};
 use crate::store::record;
 use kvpool_types::{Length, MediumId, NodeName, Offset, SegmentId, medium};
 use parking_lot::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A disk, partition or file of blocks.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct Medium {
     /// The bytes of a zone.
     pub zone: Length,
     extents: Mutex<Extents>,
+    /// Extents with an owner. It changes under the lock of `extents`.
+    copies: AtomicU64,
     ring: Mutex<Ring>,
     /// By zone, the tick at which its writing ended. A copy that is used later has earned its place.
     sealed: Mutex<Vec<Tick>>,
@@ -48,6 +51,7 @@ impl Medium {
             size: record.size,
             zone: record.zone,
             extents: Mutex::new(Extents::new(record.size)),
+            copies: AtomicU64::new(0),
             ring: Mutex::new(ring),
             sealed: Mutex::new(sealed),
             holder: Mutex::new(Holder {
@@ -188,11 +192,19 @@ impl Medium {
     }
 
     pub(super) fn set_owner(&self, index: ExtentIndex, block: BlockId) {
-        self.extents.lock().set_owner(index, block);
+        let mut extents = self.extents.lock();
+        if extents.owner(index).is_none() {
+            self.copies.fetch_add(1, Ordering::Relaxed);
+        }
+        extents.set_owner(index, block);
     }
 
     pub(super) fn free(&self, replica: &Replica) {
-        self.extents.lock().free(replica.extent);
+        let mut extents = self.extents.lock();
+        if extents.owner(replica.extent).is_some() {
+            self.copies.fetch_sub(1, Ordering::Relaxed);
+        }
+        extents.free(replica.extent);
     }
 
     fn continue_behind_blocks(&self) {
@@ -208,6 +220,11 @@ impl Medium {
         if let Some(behind) = Ring::new(self.size, self.zone, cursor, at) {
             *ring = behind;
         }
+    }
+
+    /// The copies on the medium.
+    pub fn copies(&self) -> u64 {
+        self.copies.load(Ordering::Relaxed)
     }
 
     /// Bytes of blocks with their headers.

@@ -632,6 +632,36 @@ pub struct NodeStats {
     #[prost(string, tag = "7")]
     pub shm_path: ::prost::alloc::string::String,
 }
+/// A disk, partition or file of a store node.
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MediumStats {
+    /// 16 bytes
+    #[prost(bytes = "bytes", tag = "1")]
+    pub medium_id: ::prost::bytes::Bytes,
+    #[prost(uint32, tag = "2")]
+    pub segment: u32,
+    /// which offered it last
+    #[prost(string, tag = "3")]
+    pub node: ::prost::alloc::string::String,
+    /// ready, read_only, slow, gone, attaching, absent
+    #[prost(string, tag = "4")]
+    pub state: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "5")]
+    pub generation: u64,
+    /// for blocks with their headers
+    #[prost(uint64, tag = "6")]
+    pub capacity_bytes: u64,
+    #[prost(uint64, tag = "7")]
+    pub used_bytes: u64,
+    #[prost(uint64, tag = "8")]
+    pub copies: u64,
+    /// which is written
+    #[prost(uint32, tag = "9")]
+    pub zone: u32,
+    #[prost(uint64, tag = "10")]
+    pub zone_bytes: u64,
+}
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatsReply {
@@ -657,6 +687,33 @@ pub struct StatsReply {
     pub uptime_ms: u64,
     #[prost(string, repeated, tag = "11")]
     pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "12")]
+    pub media: ::prost::alloc::vec::Vec<MediumStats>,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DetachMediumRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    /// 16 bytes
+    #[prost(bytes = "bytes", tag = "2")]
+    pub medium_id: ::prost::bytes::Bytes,
+    /// also a medium that has copies
+    #[prost(bool, tag = "3")]
+    pub with_copies: bool,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DetachMediumReply {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(enumeration = "DetachOutcome", tag = "2")]
+    pub outcome: i32,
+    #[prost(string, tag = "3")]
+    pub node: ::prost::alloc::string::String,
+    /// dropped, or in the way
+    #[prost(uint64, tag = "4")]
+    pub copies: u64,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -743,6 +800,43 @@ pub struct ClusterReply {
     /// until the leader's own deadline, if nothing renews it
     #[prost(uint64, tag = "14")]
     pub term_left_ms: u64,
+}
+#[allow(clippy::all)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum DetachOutcome {
+    /// durable: the medium and its copies are forgotten
+    DetachDone = 0,
+    /// the pool has no such medium
+    DetachUnknown = 1,
+    /// a connected node has it; nothing was changed
+    DetachConnected = 2,
+    /// nothing was changed
+    DetachHasCopies = 3,
+}
+impl DetachOutcome {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::DetachDone => "DETACH_DONE",
+            Self::DetachUnknown => "DETACH_UNKNOWN",
+            Self::DetachConnected => "DETACH_CONNECTED",
+            Self::DetachHasCopies => "DETACH_HAS_COPIES",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "DETACH_DONE" => Some(Self::DetachDone),
+            "DETACH_UNKNOWN" => Some(Self::DetachUnknown),
+            "DETACH_CONNECTED" => Some(Self::DetachConnected),
+            "DETACH_HAS_COPIES" => Some(Self::DetachHasCopies),
+            _ => None,
+        }
+    }
 }
 /// Generated client implementations.
 pub mod pool_client {
@@ -1135,6 +1229,31 @@ pub mod pool_client {
             req.extensions_mut().insert(GrpcMethod::new("kvpool.v1.Pool", "Stats"));
             self.inner.unary(req, path, codec).await
         }
+        /// Drops a medium that no connected node has, with its copies. A second call finds it unknown.
+        pub async fn detach_medium(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DetachMediumRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DetachMediumReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvpool.v1.Pool/DetachMedium",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvpool.v1.Pool", "DetachMedium"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Who leads, who stands by, and how the metadata store is. Every master answers it.
         pub async fn cluster(
             &mut self,
@@ -1250,6 +1369,14 @@ pub mod pool_server {
             &self,
             request: tonic::Request<super::StatsRequest>,
         ) -> std::result::Result<tonic::Response<super::StatsReply>, tonic::Status>;
+        /// Drops a medium that no connected node has, with its copies. A second call finds it unknown.
+        async fn detach_medium(
+            &self,
+            request: tonic::Request<super::DetachMediumRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DetachMediumReply>,
+            tonic::Status,
+        >;
         /// Who leads, who stands by, and how the metadata store is. Every master answers it.
         async fn cluster(
             &self,
@@ -1966,6 +2093,49 @@ pub mod pool_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StatsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvpool.v1.Pool/DetachMedium" => {
+                    #[allow(non_camel_case_types)]
+                    struct DetachMediumSvc<T: Pool>(pub Arc<T>);
+                    impl<T: Pool> tonic::server::UnaryService<super::DetachMediumRequest>
+                    for DetachMediumSvc<T> {
+                        type Response = super::DetachMediumReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DetachMediumRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pool>::detach_medium(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DetachMediumSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

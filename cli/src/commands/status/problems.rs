@@ -1,7 +1,7 @@
 //! The problems of a pool.
 
-use crate::output;
 use crate::stats::percent;
+use crate::{media, output};
 use kvpool_client::PoolStats;
 
 /// Counters that are 0 in a healthy pool, and the meaning of another value.
@@ -42,6 +42,7 @@ pub(super) fn of(stats: &PoolStats) -> Vec<String> {
             node.heartbeat_age.as_secs_f64()
         ));
     }
+    problems.extend(media::problems(&stats.media));
     let quarantine = percent(stats.quarantine.0, stats.capacity.0);
     if quarantine > MUCH_QUARANTINE {
         problems.push(format!(

@@ -9,9 +9,10 @@ use crate::store::record::{self, Record};
 use crate::tier::Holder;
 use kvpool_proto::{self as proto, MediumState, master_message::Body};
 use kvpool_types::medium::{Generation, Judgement, judge};
-use kvpool_types::{Length, MediumId, SegmentId};
+use kvpool_types::{Code, Length, MediumId, SegmentId};
 use std::collections::HashMap;
 use std::sync::Arc;
+use tokio::sync::oneshot;
 
 /// A medium that a node offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -311,14 +312,22 @@ impl Pool {
         }
     }
 
-    /// Drops a medium and the copies on it.
-    fn drop_medium(self: &Arc<Self>, id: SegmentId) {
+    /// Drops a medium and the copies on it. The receiver hears when that is durable.
+    pub(super) fn drop_medium(
+        self: &Arc<Self>,
+        id: SegmentId,
+    ) -> oneshot::Receiver<Result<(), Code>> {
         self.tiering.traffic.lock().uses.remove(&id);
         let _until_submitted = self.evicting.read();
         let copies = self.tier.drop_medium(id);
         let gone = Record::SegmentGone(record::SegmentGone { id });
-        self.journal().insist(vec![gone], Ack::Durable, |_| {});
+        let (done, durable) = oneshot::channel();
+        self.journal()
+            .insist(vec![gone], Ack::Durable, move |outcome| {
+                let _nobody_waits = done.send(outcome.map(drop).map_err(|error| error.code()));
+            });
         tracing::warn!(segment = %id, copies, "medium dropped");
+        durable
     }
 
     /// Ends the use of a node's media in a session that has ended, and the transfers of it.

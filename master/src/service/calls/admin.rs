@@ -1,11 +1,11 @@
 //! Rare calls: namespaces, removals, listings, reports, counters.
 
 use super::{Calls, millis, wire};
-use crate::pool::Removal;
+use crate::pool::{Detached, Removal};
 use crate::service::refused::{Refused, refused};
 use crate::service::request::{check_lengths, check_term, unpack};
 use kvpool_proto as proto;
-use kvpool_types::{Code, SegmentId, Version};
+use kvpool_types::{Code, MediumId, SegmentId, Version};
 use regex::Regex;
 
 impl Calls {
@@ -204,6 +204,39 @@ impl Calls {
             ));
         }
         Ok(self.outcomes(&self.pool.report(caller.namespace, &reports)))
+    }
+
+    pub(in crate::service) async fn detach_medium(
+        &self,
+        request: proto::DetachMediumRequest,
+    ) -> Result<proto::DetachMediumReply, Refused> {
+        self.writer(request.caller.as_ref())?;
+        let id = MediumId::from_slice(&request.medium_id)
+            .ok_or_else(|| refused(Code::Malformed, "a medium id has 16 bytes"))?;
+        let detached = self.pool.detach_medium(id, request.with_copies).await;
+        let detached = detached
+            .map_err(|code| refused(code, "that the medium is gone could not be made durable"))?;
+        let mut reply = proto::DetachMediumReply {
+            epoch: self.pool.epoch.0,
+            ..Default::default()
+        };
+        let outcome = match detached {
+            Detached::Done(copies) => {
+                reply.copies = copies;
+                proto::DetachOutcome::DetachDone
+            }
+            Detached::Unknown => proto::DetachOutcome::DetachUnknown,
+            Detached::Connected(node) => {
+                reply.node = node;
+                proto::DetachOutcome::DetachConnected
+            }
+            Detached::HasCopies(copies) => {
+                reply.copies = copies;
+                proto::DetachOutcome::DetachHasCopies
+            }
+        };
+        reply.set_outcome(outcome);
+        Ok(reply)
     }
 
     pub(in crate::service) fn stats(

@@ -1,0 +1,67 @@
+//! The media of a pool.
+
+use crate::output;
+use crate::stats::percent;
+use kvpool_client::MediumStats;
+use serde::Serialize;
+
+/// One medium.
+#[derive(Debug, Serialize)]
+pub(super) struct Medium {
+    id: String,
+    segment: u32,
+    node: String,
+    state: String,
+    generation: u64,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    copies: u64,
+    /// The zone that is written, counted from 0.
+    zone: u32,
+    zones: u64,
+}
+
+impl From<MediumStats> for Medium {
+    fn from(medium: MediumStats) -> Self {
+        Self {
+            id: medium.id.to_string(),
+            segment: medium.segment.0,
+            node: medium.node,
+            state: medium.state,
+            generation: medium.generation,
+            capacity_bytes: medium.capacity.0,
+            used_bytes: medium.used.0,
+            copies: medium.copies,
+            zone: medium.zone,
+            zones: medium
+                .capacity
+                .0
+                .checked_div(medium.zone_size.0)
+                .unwrap_or(0),
+        }
+    }
+}
+
+/// The table for people.
+pub(super) fn table(media: &[Medium]) -> String {
+    let mut table = output::table([
+        "medium", "node", "state", "used", "copies", "zone", "attached",
+    ]);
+    for medium in media {
+        table.add_row([
+            medium.id.clone(),
+            medium.node.clone(),
+            medium.state.clone(),
+            format!(
+                "{} of {} ({:.0} %)",
+                output::bytes(medium.used_bytes),
+                output::bytes(medium.capacity_bytes),
+                percent(medium.used_bytes, medium.capacity_bytes)
+            ),
+            output::count(medium.copies),
+            format!("{} of {}", u64::from(medium.zone) + 1, medium.zones),
+            format!("{} times", medium.generation),
+        ]);
+    }
+    table.to_string()
+}

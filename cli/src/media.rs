@@ -1,0 +1,85 @@
+//! What is wrong with a pool's media, for `status` and `doctor`.
+
+use crate::output;
+use kvpool_client::MediumStats;
+
+/// One sentence or two for each medium that is not in full use: what is wrong, and what to do.
+pub(crate) fn problems(media: &[MediumStats]) -> Vec<String> {
+    media.iter().filter_map(problem).collect()
+}
+
+fn problem(medium: &MediumStats) -> Option<String> {
+    let MediumStats {
+        id, node, state, ..
+    } = medium;
+    let copies = output::count(medium.copies);
+    let rest = match state.as_str() {
+        "ready" => return None,
+        "read_only" => {
+            "takes no writes: its blocks are read, and none is added. Check the free room and the \
+             kernel log of its host"
+                .to_owned()
+        }
+        "slow" => format!(
+            "is too slow: its {copies} copies are misses for now. Check the disk and what else uses it"
+        ),
+        "gone" => format!(
+            "has failed: its {copies} copies are misses. Replace the disk and restart the node with \
+             the new one, then run `kvctl ssd detach {id}`"
+        ),
+        "attaching" => {
+            "is not attached yet: its copies are misses. If this stays, read the node's \
+                        log"
+            .to_owned()
+        }
+        // A state of a later release is reported as it is.
+        "absent" => format!(
+            "is absent: its {copies} copies are misses until the node is back with it. If it will not \
+             come back, run `kvctl ssd detach {id}`"
+        ),
+        other => format!("is {other}"),
+    };
+    Some(format!("medium {id} of node {node} {rest}"))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use kvpool_types::{Length, MediumId, SegmentId};
+
+    pub(crate) fn medium(state: &str) -> MediumStats {
+        MediumStats {
+            id: MediumId(0xd15c),
+            segment: SegmentId(1),
+            node: "node-1".to_owned(),
+            state: state.to_owned(),
+            generation: 1,
+            capacity: Length(1 << 30),
+            used: Length(1 << 20),
+            copies: 1000,
+            zone: 0,
+            zone_size: Length(1 << 25),
+        }
+    }
+
+    #[test]
+    fn only_a_medium_in_full_use_is_no_problem() {
+        let states = [
+            "ready",
+            "read_only",
+            "slow",
+            "gone",
+            "attaching",
+            "absent",
+            "new",
+        ];
+        let found = problems(&states.map(medium));
+        assert_eq!(found.len(), states.len() - 1);
+        assert!(
+            found
+                .iter()
+                .all(|one| one.contains("node-1") && one.contains("d15c"))
+        );
+        assert!(found[4].contains("1,000 copies") && found[4].contains("kvctl ssd detach"));
+    }
+}

@@ -1,0 +1,100 @@
+//! Media as operators see and retire them.
+
+use super::super::Pool;
+use super::Use;
+use crate::store::record;
+use kvpool_proto::MediumState;
+use kvpool_types::{Code, Length, MediumId};
+use std::sync::Arc;
+
+/// The states of a medium, in the words of `kvctl status` and of the gauge `media`.
+pub const MEDIUM_STATES: [&str; 6] = ["ready", "read_only", "slow", "gone", "attaching", "absent"];
+
+/// One medium at one moment.
+#[derive(Clone, Debug)]
+pub struct MediumView {
+    /// Its record.
+    pub record: record::Medium,
+    /// One of [`MEDIUM_STATES`]. `absent`: no connected node has it. `attaching`: the node has not
+    /// confirmed it yet.
+    pub state: &'static str,
+    /// Bytes of copies and of stores in progress, with headers.
+    pub used: Length,
+    /// Copies of blocks.
+    pub copies: u64,
+}
+
+/// What became of a medium that an operator retires.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Detached {
+    /// It is forgotten, with this number of copies.
+    Done(u64),
+    /// The pool has no such medium.
+    Unknown,
+    /// This connected node has it.
+    Connected(String),
+    /// It has this number of copies, and the operator did not consent to lose them.
+    HasCopies(u64),
+}
+
+impl Pool {
+    /// Every medium of the pool, by the id of its segment.
+    pub fn media(&self) -> Vec<MediumView> {
+        if self.tier.is_empty() {
+            return Vec::new();
+        }
+        let media = self.tier.media();
+        let traffic = self.tiering.traffic.lock();
+        let view = |medium: &Arc<crate::tier::Medium>| MediumView {
+            record: medium.record(),
+            state: traffic.uses.get(&medium.id).map_or("absent", state_of),
+            used: medium.used(),
+            copies: medium.copies(),
+        };
+        media.iter().map(view).collect()
+    }
+
+    /// Forgets a medium that no connected node has, and the copies on it. Returns after that is
+    /// durable. A node that brings the medium back is told to format it.
+    pub async fn detach_medium(
+        self: &Arc<Self>,
+        id: MediumId,
+        with_copies: bool,
+    ) -> Result<Detached, Code> {
+        let _no_offer_meanwhile = self.registration.lock().await;
+        let mut media = self.tier.media().into_iter();
+        let Some(medium) = media.find(|medium| medium.medium == id) else {
+            return Ok(Detached::Unknown);
+        };
+        {
+            let traffic = self.tiering.traffic.lock();
+            let used = traffic.uses.get(&medium.id);
+            if let Some(used) = used.filter(|used| used.node.is_connected()) {
+                return Ok(Detached::Connected(used.node.name.0.clone()));
+            }
+        }
+        let copies = medium.copies();
+        if copies > 0 && !with_copies {
+            return Ok(Detached::HasCopies(copies));
+        }
+        tracing::warn!(medium = %id, node = %medium.holder().node, copies, "medium retired by an operator");
+        let logged = self.drop_medium(medium.id);
+        logged.await.unwrap_or(Err(Code::StoreFailed))?;
+        Ok(Detached::Done(copies))
+    }
+}
+
+fn state_of(used: &Use) -> &'static str {
+    if !used.node.is_connected() {
+        return "absent";
+    }
+    if !used.is_attached {
+        return "attaching";
+    }
+    match used.state {
+        MediumState::MediumReady => "ready",
+        MediumState::MediumReadOnly => "read_only",
+        MediumState::MediumSlow => "slow",
+        MediumState::MediumGone => "gone",
+    }
+}
