@@ -78,6 +78,7 @@ impl Pool {
                 high_watermark: 0.95,
                 ratio: 0.0,
             }),
+            ssd: None,
             keep: false,
             host: LOOPBACK,
         }

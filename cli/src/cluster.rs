@@ -37,10 +37,30 @@ pub struct Plan {
     pub commit_ack: CommitAck,
     /// The eviction settings; `None`: the defaults of kvmaster.
     pub eviction: Option<Eviction>,
+    /// The SSD of each node: a file beside the metadata.
+    pub ssd: Option<Ssd>,
     /// Keep the directory (metadata and logs).
     pub keep: bool,
     /// The address that the daemons listen on.
     pub host: IpAddr,
+}
+
+/// The SSD of a node.
+#[derive(Clone, Copy, Debug)]
+pub struct Ssd {
+    /// The size of the file, in bytes.
+    pub bytes: u64,
+    /// The write budget, in drive writes per day.
+    pub dwpd: Option<f64>,
+}
+
+impl Ssd {
+    fn flag(self, file: &Path) -> String {
+        let dwpd = self
+            .dwpd
+            .map_or_else(String::new, |dwpd| format!(",dwpd={dwpd}"));
+        format!("path={},size={}{dwpd}", file.display(), self.bytes)
+    }
 }
 
 /// The eviction settings, as shares of the pool's bytes.
@@ -53,6 +73,13 @@ pub struct Eviction {
 }
 
 impl Eviction {
+    /// As [`Eviction::JUST_ENOUGH`], with a little free room: blocks that come back from an SSD do not
+    /// wait for eviction.
+    pub const NEARLY_ENOUGH: Self = Self {
+        high_watermark: 1.0,
+        ratio: 0.02,
+    };
+
     /// Eviction starts only in a full pool, and frees only what a put needs.
     pub const JUST_ENOUGH: Self = Self {
         high_watermark: 1.0,
@@ -160,8 +187,12 @@ impl Cluster {
             let is_last = number + 1 == plan.nodes;
             let last = plan.last_node_bytes.filter(|_| is_last);
             let bytes = last.unwrap_or(plan.node_bytes);
-            let arguments =
+            let mut arguments =
                 node_arguments(bytes, &any_port, &cluster.master, &name, cluster.path());
+            if let Some(ssd) = plan.ssd {
+                let file = cluster.path().join(format!("{name}.ssd"));
+                arguments.extend(["--ssd".into(), ssd.flag(&file).into()]);
+            }
             cluster.launch(&name, "kvstore-node", arguments).await?;
         }
         Ok(cluster)

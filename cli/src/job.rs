@@ -5,7 +5,7 @@ use crate::connection::control_error;
 use crate::context::Context;
 use crate::exit;
 use crate::fleet::{Fleet, Pace, Size};
-use crate::report::{Report, Setting};
+use crate::report::{OfSsd, Report, Setting};
 use crate::worker::{Blocks, Options};
 use crate::workload::Request;
 use anyhow::{Context as _, bail};
@@ -71,7 +71,8 @@ async fn measure(job: &Job, context: &Context) -> anyhow::Result<Report> {
     let stats = client.stats().await.map_err(control_error)?;
     fleet.stop().await;
     cluster.stop().await;
-    Ok(tally.finish(setting, elapsed, evictions(&stats)?))
+    let of_ssd = job.plan.ssd.map(|_| OfSsd::read(&stats));
+    Ok(tally.finish(setting, elapsed, evictions(&stats)?, of_ssd))
 }
 
 impl Job {

@@ -4,6 +4,7 @@ use crate::output;
 use crate::stats::{self, Samples, Summary};
 use crate::worker::Blocks;
 use crate::worker::protocol::{Call, Decoded, Prefilled};
+use kvpool_client::PoolStats;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -90,12 +91,46 @@ pub(crate) struct Report {
     wrong_blocks: u64,
     /// Blocks evicted by the master.
     evictions: u64,
+    /// Of pools with an SSD.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ssd: Option<OfSsd>,
     prompt_tokens: u64,
     prefill_tokens_saved: u64,
     seconds: f64,
     /// 10^9 bytes put and got for each second of the run, with the time to fill and verify them.
     gb_per_s: f64,
     operations: Operations,
+}
+
+/// What moved between memory and the SSD, in blocks.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct OfSsd {
+    /// Copied to the SSD.
+    stored: u64,
+    /// Moved on the SSD because they were used.
+    forwarded: u64,
+    /// Came back to memory.
+    loaded: u64,
+    /// Kept off the SSD by its budget.
+    refused: u64,
+    /// Left memory without a copy.
+    evicted_without_copy: u64,
+    /// Blocks written to the SSD for each block put.
+    writes_a_put: f64,
+}
+
+impl OfSsd {
+    pub(crate) fn read(stats: &PoolStats) -> Self {
+        let counter = |name: &str| stats.counters.get(name).copied().unwrap_or_default();
+        Self {
+            stored: counter("blocks_stored_total"),
+            forwarded: counter("copies_forwarded_total"),
+            loaded: counter("blocks_loaded_total"),
+            refused: counter("copies_refused_total"),
+            evicted_without_copy: counter("blocks_evicted_without_copy_total"),
+            writes_a_put: 0.0,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -140,8 +175,19 @@ impl Tally {
     }
 
     /// Ends the count. `evictions` is the master's.
-    pub(crate) fn finish(self, setting: Setting, elapsed: Duration, evictions: u64) -> Report {
+    pub(crate) fn finish(
+        self,
+        setting: Setting,
+        elapsed: Duration,
+        evictions: u64,
+        ssd: Option<OfSsd>,
+    ) -> Report {
+        let ssd = ssd.map(|of| OfSsd {
+            writes_a_put: (of.stored + of.forwarded) as f64 / self.put.max(1) as f64,
+            ..of
+        });
         Report {
+            ssd,
             setting,
             requests: self.requests,
             blocks_asked: self.asked,
@@ -232,6 +278,11 @@ impl Report {
         );
         fact("blocks put", output::count(self.blocks_put));
         fact("blocks evicted", output::count(self.evictions));
+        if let Some(ssd) = &self.ssd {
+            fact("blocks copied to SSD", output::count(ssd.stored));
+            fact("writes to SSD a put", format!("{:.2}", ssd.writes_a_put));
+            fact("blocks back from SSD", output::count(ssd.loaded));
+        }
         fact("bytes put", output::bytes(self.bytes_put));
         fact("bytes got", output::bytes(self.bytes_got));
         fact("bytes verified", output::bytes(self.bytes_verified));

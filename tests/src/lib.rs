@@ -4,6 +4,7 @@
 //! Nothing here replaces a part of kvpool: the daemons are the binaries that users run.
 
 pub mod blocks;
+pub mod churn;
 pub mod cluster;
 pub mod commits;
 pub mod daemon;

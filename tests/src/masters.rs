@@ -84,6 +84,8 @@ pub struct Options {
     pub segment: String,
     /// More flags for every kvmaster.
     pub master: Vec<String>,
+    /// More flags for every kvstore-node; `{node}` stands for the node's name.
+    pub node: Vec<String>,
     /// How they reach each other.
     pub layout: Layout,
 }
@@ -96,6 +98,7 @@ impl Default for Options {
             nodes: 2,
             segment: "256MiB".into(),
             master: Vec::new(),
+            node: Vec::new(),
             layout: Layout::Plain,
         }
     }
@@ -221,6 +224,8 @@ impl Pool {
         for url in self.urls() {
             flags.extend(["--master".to_owned(), url]);
         }
+        let more = self.options.node.iter();
+        flags.extend(more.map(|flag| flag.replace("{node}", &name)));
         let directory = self.directory.path().to_owned();
         self.at(POOL, move || {
             Daemon::start("kvstore-node", &directory, &name, &flags)

@@ -127,6 +127,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             policy: Policy::Prefix,
             commit_ack: CommitAck::Durable,
             eviction: None,
+            ssd: None,
             keep: false,
             host: LOOPBACK,
         };

@@ -108,6 +108,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             policy: args.policy,
             commit_ack: args.commit_ack,
             eviction: None,
+            ssd: None,
             keep: args.keep,
             host: LOOPBACK,
         },

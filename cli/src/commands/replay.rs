@@ -1,6 +1,6 @@
 //! `kvctl replay`.
 
-use crate::cluster::{CommitAck, Eviction, LOOPBACK, Plan, Policy};
+use crate::cluster::{CommitAck, Eviction, LOOPBACK, Plan, Policy, Ssd};
 use crate::context::Context;
 use crate::fleet::{Pace, Size};
 use crate::job::{self, Job};
@@ -9,6 +9,7 @@ use crate::workload::{Prompt, Request, trace};
 use anyhow::{Context as _, bail};
 use bytesize::ByteSize;
 use clap::value_parser;
+use kvpool_types::{Length, medium};
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::BufReader;
@@ -46,6 +47,12 @@ pub(crate) struct Args {
     /// Memory of the pool, all on one node [default: enough for every block of the trace]
     #[arg(long, value_name = "SIZE")]
     pool_size: Option<ByteSize>,
+    /// Give the node an SSD of room for this many blocks: a file in the temporary directory
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    ssd_blocks: Option<u64>,
+    /// Write budget of the SSD, in drive writes per day [default: none]
+    #[arg(long, value_name = "N", requires = "ssd_blocks")]
+    ssd_dwpd: Option<f64>,
     /// Block size in bytes
     #[arg(long, value_name = "SIZE", default_value = "4KiB")]
     block_size: ByteSize,
@@ -72,6 +79,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let block_bytes = args.block_size.as_u64();
     let extent = job::extent_bytes(block_bytes);
     let (node_bytes, eviction) = match (args.capacity_blocks, args.pool_size) {
+        (Some(blocks), _) if args.ssd_blocks.is_some() => {
+            (blocks * extent, Some(Eviction::NEARLY_ENOUGH))
+        }
         (Some(blocks), _) => (blocks * extent, Some(Eviction::JUST_ENOUGH)),
         (None, Some(size)) => (size.as_u64(), None),
         (None, None) => (
@@ -93,6 +103,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             policy: args.policy,
             commit_ack: args.commit_ack,
             eviction,
+            ssd: args.ssd_blocks.map(|blocks| Ssd {
+                bytes: ssd_bytes(blocks, block_bytes),
+                dwpd: args.ssd_dwpd,
+            }),
             keep: args.keep,
             host: LOOPBACK,
         },
@@ -106,6 +120,12 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         },
     };
     job::run(job, context).await
+}
+
+/// The size of a medium with room for this many blocks.
+fn ssd_bytes(blocks: u64, block_bytes: u64) -> u64 {
+    let footprint = medium::footprint(Length(block_bytes)).map_or(block_bytes, |bytes| bytes.0);
+    medium::DATA_START + blocks * footprint
 }
 
 /// Reads at most `limit` requests of the trace at `path`. A trace without a request is an error.

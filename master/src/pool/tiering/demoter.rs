@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The share of a node's memory that holds the latest blocks, which have no copy yet.
-const WITHOUT_COPY: f64 = 0.75;
+const WITHOUT_COPY: f64 = 0.6;
 /// Beyond this share a block is given up: eviction would take it before its copy is recorded. So a
 /// disk that is slower than the puts copies as many blocks as it can.
 const GIVE_UP: f64 = 0.9;

@@ -21,7 +21,8 @@ use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
 use crate::tier::{Medium, Taken};
 use kvpool_proto as proto;
-use kvpool_types::{Length, SegmentId, Version, medium};
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Key, Length, SegmentId, Version, medium};
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -185,12 +186,20 @@ impl Pool {
             let Some(version) = self.tier.directory().version_of(copy) else {
                 continue;
             };
-            let allow = |block: &BlockRef<'_>| match block.is_leased(now, BootInstant(0)) {
-                true => {
-                    is_leased = true;
-                    Verdict::Keep
-                }
-                false => Verdict::Remove,
+            let read = |block: BlockRef<'_>| (block.namespace(), block.key(), block.lease_until());
+            let Some((namespace, key, until)) =
+                self.tier.directory().read_block(copy, version, read)
+            else {
+                continue;
+            };
+            if until > now && !self.lease_in_memory(namespace, &key, version, until) {
+                is_leased = true;
+                continue;
+            }
+            // A copy that was leased meanwhile stays.
+            let allow = |block: &BlockRef<'_>| match block.lease_until() <= until {
+                true => Verdict::Remove,
+                false => Verdict::Keep,
             };
             if let Some(removed) = self.tier.remove_copy(copy, version, allow) {
                 if !self.queue_again(&removed) {
@@ -223,6 +232,26 @@ impl Pool {
                     pool.tiering.wake();
                 }
             });
+    }
+
+    /// Extends a lease on a copy to the same block in memory, which then serves its holder. False when
+    /// memory does not have it.
+    fn lease_in_memory(
+        &self,
+        namespace: NamespaceId,
+        key: &Key,
+        version: Version,
+        until: BootInstant,
+    ) -> bool {
+        let (now, mut is_leased) = (self.now(), false);
+        self.directory
+            .visit(namespace, &[key.as_ref()], |_, block| {
+                if let Some(mut block) = block.filter(|block| block.version() == version) {
+                    block.lease(until, now);
+                    is_leased = true;
+                }
+            });
+        is_leased
     }
 
     fn set_emptying(&self, medium: SegmentId, to: Emptying) {
