@@ -4,7 +4,7 @@ use super::error::{Invalid, Wrong};
 use super::wanted::{Room, Wanted};
 use super::{Medium, Shared};
 use crate::{Buffer, Completion, IoError, Op, Request};
-use kvpool_types::Length;
+use kvpool_types::{Checksum, Length};
 use parking_lot::Mutex;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use std::sync::Arc;
 pub struct Loaded {
     buffer: Buffer,
     range: Range<usize>,
+    chunks: Vec<Checksum>,
 }
 
 impl Deref for Loaded {
@@ -25,12 +26,17 @@ impl Deref for Loaded {
 }
 
 impl Loaded {
+    /// The checksums of the chunks that the bytes lie in: the bytes were compared with them.
+    pub fn chunks(&self) -> &[Checksum] {
+        &self.chunks
+    }
+
     /// The buffer and the place of the block's bytes in it.
     pub fn into_parts(self) -> (Buffer, Range<usize>) {
         (self.buffer, self.range)
     }
 
-    fn new(room: Room, wanted: &Wanted) -> Self {
+    fn new(room: Room, wanted: &Wanted, chunks: Vec<Checksum>) -> Self {
         let (buffer, from) = match room.data {
             Some(data) => (data, wanted.data.start),
             None => (room.head, 0),
@@ -40,6 +46,7 @@ impl Loaded {
         Self {
             buffer,
             range: start..start + length,
+            chunks,
         }
     }
 }
@@ -66,8 +73,8 @@ impl Arrival {
             shared,
         } = self;
         let loaded = read.and_then(|room| {
-            wanted.verify(shared.id, &room)?;
-            Ok(Loaded::new(room, &wanted))
+            let chunks = wanted.verify(shared.id, &room)?;
+            Ok(Loaded::new(room, &wanted, chunks))
         });
         loaded.inspect_err(|wrong| shared.wrong.count(wrong))
     }

@@ -87,8 +87,8 @@ impl Wanted {
         })
     }
 
-    /// Checks what was read: the header, and each chunk of the range.
-    pub(super) fn verify(&self, medium: MediumId, room: &Room) -> Result<(), Wrong> {
+    /// Checks what was read: the header, and each chunk of the range. Gives the chunks' checksums.
+    pub(super) fn verify(&self, medium: MediumId, room: &Room) -> Result<Vec<Checksum>, Wrong> {
         let header = Header::decode(&room.head).map_err(Wrong::Header)?;
         self.expected.check(&header, medium, self.offset)?;
         let first = self.range.start / CHUNK;
@@ -105,7 +105,11 @@ impl Wanted {
         if verified < self.range.end {
             return Err(Wrong::Chunk(verified / CHUNK));
         }
-        Ok(())
+        let mut sums = header.chunks;
+        let before = Length(first).as_usize().min(sums.len());
+        sums.drain(..before);
+        sums.truncate(Length(self.range.end.div_ceil(CHUNK) - first).as_usize());
+        Ok(sums)
     }
 }
 

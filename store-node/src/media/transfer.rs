@@ -2,11 +2,10 @@
 
 use super::{Answers, Shared};
 use kvpool_disk::medium::{
-    Arrival, Expected, Order as StoreNumber, Staged, Stamp, StoreError, Wanted, Wrong,
+    Arrival, Expected, Loaded, Order as StoreNumber, Staged, Stamp, StoreError, Wanted, Wrong,
 };
 use kvpool_disk::medium::{Invalid, Medium};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
-use kvpool_transport::checksum::ChunkedSum;
 use kvpool_transport::host::{Abort, Admission, Host};
 use kvpool_types::medium::DATA_START;
 use kvpool_types::{
@@ -237,7 +236,7 @@ impl Shared {
     }
 
     /// Writes verified bytes into memory as a put would.
-    fn write(&self, order: &Order, to: Extent, bytes: &[u8]) -> Code {
+    fn write(&self, order: &Order, to: Extent, loaded: &Loaded) -> Code {
         let Ok(mac) = order.order.grant.as_ref().try_into() else {
             return Code::GrantRefused;
         };
@@ -253,10 +252,8 @@ impl Shared {
         {
             Admission::Refuse(refused) => refused.code,
             Admission::Write(guard) => {
-                let mut sums = ChunkedSum::for_length(to.length);
-                sums.update(bytes);
-                guard.target().write_at(Offset(0), bytes);
-                let code = guard.finish(sums.finish().chunks);
+                guard.target().write_at(Offset(0), loaded);
+                let code = guard.finish(loaded.chunks().to_vec());
                 if code == Code::Ok {
                     self.store.metrics().media_loaded(to.length);
                 }

@@ -348,11 +348,6 @@ impl Pool {
             let open = &mut traffic.open;
             let ended = open.extract_if(|_, transfer| of_session(&transfer.node, transfer.session));
             let ended: Vec<_> = ended.map(|(_, transfer)| transfer).collect();
-            for transfer in &ended {
-                if let Some(loading) = transfer.loading() {
-                    traffic.loading.remove(&loading);
-                }
-            }
             ended
         };
         for transfer in ended {

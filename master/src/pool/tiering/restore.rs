@@ -4,8 +4,9 @@
 //! waits for a disk on a connection that others share.
 
 use super::super::Pool;
-use super::transfers::{Direction, Moved, Transfer, on_medium, range};
-use super::{Place, WINDOW};
+use super::transfers::{Direction, Moved, Orders, Transfer, on_medium, range};
+use super::{Place, Traffic, WINDOW};
+use crate::placement::Segments;
 use crate::replica::{BlockId, Replica};
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
@@ -26,6 +27,8 @@ struct Wanted {
     copy: BlockId,
     block: Moved,
     at: Replica,
+    /// True once its load was seen in progress.
+    is_begun: bool,
 }
 
 /// Whether a load was begun.
@@ -33,6 +36,8 @@ struct Wanted {
 enum Begun {
     /// It is in progress.
     Goes,
+    /// It was in progress, and has ended.
+    Ended,
     /// Memory or the medium has no room now.
     NoRoom,
     /// The copy cannot be read now.
@@ -49,35 +54,44 @@ impl Pool {
     ) {
         let keys = keys.into();
         let deadline = tokio::time::Instant::now() + MOST_WAIT;
-        let mut given_up: HashSet<BlockId> = HashSet::new();
+        let mut unreadable: HashSet<BlockId> = HashSet::new();
         while self.leads() && !self.is_stopping() {
-            let mut loaded = std::pin::pin!(self.tiering.loaded.notified());
-            loaded.as_mut().enable();
-            let wanted = self.on_media_only(namespace, &keys);
-            let (mut goes, mut waits) = (false, false);
-            for one in wanted {
-                if given_up.contains(&one.copy) {
-                    continue;
-                }
-                match self.begin_load(&one, WINDOW) {
-                    Begun::Goes => goes = true,
-                    Begun::NoRoom => waits = true,
-                    Begun::Unreadable => {
-                        given_up.insert(one.copy);
+            let mut wanted = self.on_media_only(namespace, &keys);
+            wanted.retain(|one| !unreadable.contains(&one.copy));
+            if wanted.is_empty() || tokio::time::Instant::now() >= deadline {
+                return;
+            }
+            // Only these loads are looked at, until all of them have ended.
+            loop {
+                let mut loaded = std::pin::pin!(self.tiering.loaded.notified());
+                loaded.as_mut().enable();
+                let mut waits = false;
+                let begun = self.begin_loads(&mut wanted, WINDOW);
+                let mut begun = begun.into_iter();
+                wanted.retain(|one| match begun.next() {
+                    Some(Begun::Goes) => true,
+                    Some(Begun::NoRoom) => {
+                        waits = true;
+                        true
                     }
+                    Some(Begun::Unreadable) => {
+                        unreadable.insert(one.copy);
+                        false
+                    }
+                    Some(Begun::Ended) | None => false,
+                });
+                if wanted.is_empty() {
+                    break;
                 }
-            }
-            if !goes && !waits {
-                return;
-            }
-            let until = match waits {
-                true => deadline.min(tokio::time::Instant::now() + RETRY),
-                false => deadline,
-            };
-            if tokio::time::timeout_at(until, loaded).await.is_err()
-                && tokio::time::Instant::now() >= deadline
-            {
-                return;
+                let until = match waits {
+                    true => deadline.min(tokio::time::Instant::now() + RETRY),
+                    false => deadline,
+                };
+                let is_late = tokio::time::timeout_at(until, loaded).await.is_err()
+                    && tokio::time::Instant::now() >= deadline;
+                if is_late || !self.leads() || self.is_stopping() {
+                    return;
+                }
             }
         }
     }
@@ -117,6 +131,7 @@ impl Pool {
                             checksum: block.checksum(),
                         },
                         at: *at,
+                        is_begun: false,
                     });
                 }
             });
@@ -126,30 +141,60 @@ impl Pool {
     /// Begins to load the first of these blocks that lie on media only, as far as memory has room
     /// now. Nobody waits for it: whoever asked for their presence will probably read them.
     pub(in crate::pool) fn prefetch(&self, namespace: NamespaceId, keys: &KeyBatch<'_>) {
-        for wanted in self.on_media_only(namespace, keys) {
-            if self.begin_load(&wanted, WINDOW / 2) == Begun::NoRoom {
-                return;
-            }
+        let mut wanted = self.on_media_only(namespace, keys);
+        if !wanted.is_empty() {
+            self.begin_loads(&mut wanted, WINDOW / 2);
         }
     }
 
-    /// Begins a load unless its medium has `window` bytes in progress.
-    fn begin_load(&self, wanted: &Wanted, window: u64) -> Begun {
-        let Wanted { copy, block, at } = wanted;
-        let Some(medium) = self.tier.medium(at.segment) else {
-            return Begun::Unreadable;
-        };
+    /// Begins loads, unless their medium has `window` bytes in progress. The orders for one node
+    /// travel in one message.
+    fn begin_loads(&self, wanted: &mut [Wanted], window: u64) -> Vec<Begun> {
         // The table of segments is locked before the traffic, as in every other place.
         let segments = self.placement.segments();
         let mut traffic = self.tiering.traffic.lock();
+        let mut orders = Orders::default();
+        let begun: Vec<Begun> = wanted
+            .iter_mut()
+            .map(|one| {
+                let begun = self.begin_load(one, window, &segments, &mut traffic, &mut orders);
+                one.is_begun |= begun == Begun::Goes;
+                begun
+            })
+            .collect();
+        orders.send();
+        drop(traffic);
+        if begun.contains(&Begun::NoRoom) || self.is_low(&segments.usage()) {
+            self.evictor_wake.wake();
+        }
+        begun
+    }
+
+    fn begin_load(
+        &self,
+        wanted: &Wanted,
+        window: u64,
+        segments: &Segments<'_>,
+        traffic: &mut Traffic,
+        orders: &mut Orders,
+    ) -> Begun {
+        let Wanted {
+            copy,
+            block,
+            at,
+            is_begun,
+        } = wanted;
         if traffic.loading.contains(&(*copy, block.version)) {
             return Begun::Goes;
         }
-        let Some(used) = traffic
-            .uses
-            .get(&at.segment)
-            .filter(|used| used.is_readable())
-        else {
+        if *is_begun {
+            return Begun::Ended;
+        }
+        let Some(medium) = self.tier.medium(at.segment) else {
+            return Begun::Unreadable;
+        };
+        let used = traffic.uses.get(&at.segment);
+        let Some(used) = used.filter(|used| used.is_readable()) else {
             return Begun::Unreadable;
         };
         if used.in_flight >= window {
@@ -160,7 +205,6 @@ impl Pool {
             return Begun::Unreadable;
         }
         let Some(to) = segments.allocate_on(&node, block.length) else {
-            self.evictor_wake.wake();
             return Begun::NoRoom;
         };
         if !self.has_versions() {
@@ -190,7 +234,7 @@ impl Pool {
             grant_id: grant.0,
         };
         let transfer = Transfer {
-            node,
+            node: Arc::clone(&node),
             session,
             block: block.clone(),
             place,
@@ -200,11 +244,8 @@ impl Pool {
                 grant,
             },
         };
-        traffic.begin(&medium, transfer, order);
-        drop(traffic);
-        if self.is_low(&segments.usage()) {
-            self.evictor_wake.wake();
-        }
+        let order = traffic.enter(&medium, transfer, order);
+        orders.push(&node, order);
         Begun::Goes
     }
 }

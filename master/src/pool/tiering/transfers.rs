@@ -75,9 +75,47 @@ impl Transfer {
     }
 }
 
+/// Orders by node.
+#[derive(Debug, Default)]
+pub(super) struct Orders(Vec<(Arc<StoreNode>, Vec<proto::Transfer>)>);
+
+impl Orders {
+    pub(super) fn push(&mut self, node: &Arc<StoreNode>, order: proto::Transfer) {
+        match self
+            .0
+            .iter_mut()
+            .find(|(known, _)| Arc::ptr_eq(known, node))
+        {
+            Some((_, orders)) => orders.push(order),
+            None => self.0.push((Arc::clone(node), vec![order])),
+        }
+    }
+
+    /// Sends one message to each node.
+    pub(super) fn send(self) {
+        for (node, transfers) in self.0 {
+            node.send(Body::Transfers(proto::Transfers { transfers }));
+        }
+    }
+}
+
 impl Traffic {
     /// Enters a transfer and sends its order. The caller has checked the medium's use.
     pub(super) fn begin(&mut self, medium: &Medium, transfer: Transfer, order: proto::Transfer) {
+        let node = Arc::clone(&transfer.node);
+        let mut orders = Orders::default();
+        orders.push(&node, self.enter(medium, transfer, order));
+        orders.send();
+    }
+
+    /// Enters a transfer. The caller sends the order before it unlocks the traffic, so that it
+    /// belongs to the session that was checked.
+    pub(super) fn enter(
+        &mut self,
+        medium: &Medium,
+        transfer: Transfer,
+        order: proto::Transfer,
+    ) -> proto::Transfer {
         self.last_ticket += 1;
         let ticket = self.last_ticket;
         if let Some(used) = self.uses.get_mut(&medium.id) {
@@ -90,12 +128,8 @@ impl Traffic {
             }
         }
         self.loading.extend(transfer.loading());
-        let node = Arc::clone(&transfer.node);
         self.open.insert(ticket, transfer);
-        let order = proto::Transfer { ticket, ..order };
-        node.send(Body::Transfers(proto::Transfers {
-            transfers: vec![order],
-        }));
+        proto::Transfer { ticket, ..order }
     }
 
     fn end(
@@ -119,9 +153,6 @@ impl Traffic {
                     }
                 }
             }
-        }
-        if let Some(loading) = transfer.loading() {
-            self.loading.remove(&loading);
         }
         Some(transfer)
     }
@@ -164,7 +195,6 @@ impl Pool {
                 }
             }
         }
-        self.tiering.loaded.notify_waiters();
         self.tiering.wake();
     }
 
@@ -264,9 +294,8 @@ impl Pool {
                         Ok(_) => pool.publish_loaded(arrived),
                         Err(error) if !error.is_outcome_unknown() => pool.give_up_transfer(arrived),
                         // The journal has failed, and the next start reads the log.
-                        Err(_) => {}
+                        Err(_) => pool.load_ended(&arrived),
                     }
-                    pool.tiering.loaded.notify_waiters();
                 });
         });
         if !is_recorded {
@@ -299,6 +328,7 @@ impl Pool {
         };
         let published = self.directory.publish([block]).into_iter().next();
         let Some(published) = published else { return };
+        self.load_ended(&transfer);
         let Some(id) = published.id else {
             self.give_up_transfer(transfer);
             return;
@@ -354,9 +384,18 @@ impl Pool {
         }
     }
 
+    /// Ends a load for those who wait: the block is in memory, or will not be.
+    fn load_ended(&self, transfer: &Transfer) {
+        if let Some(loading) = transfer.loading() {
+            self.tiering.traffic.lock().loading.remove(&loading);
+            self.tiering.loaded.notify_waiters();
+        }
+    }
+
     /// Frees what a transfer that failed held. A store's range stays unused until its zone is
     /// written again.
     pub(super) fn give_up_transfer(&self, transfer: Transfer) {
+        self.load_ended(&transfer);
         if let Direction::Load { to, grant, .. } = transfer.direction {
             let freed = self.freed(std::iter::once(FreedReplicas {
                 replicas: &[to],

@@ -1,0 +1,319 @@
+//! Blocks between memory and disk, against plain direct I/O of the same size and depth on a file beside,
+//! alternated in one run.
+//!
+//!     cargo build --release -p kvpool-master -p kvpool-store-node
+//!     cargo bench -p kvpool-tests --bench media [-- ROUNDS]
+//!
+//! - `store`: a node that drains copies a gibibyte of blocks from its memory to its disk.
+//! - `get`: two callers get blocks that lie on the disk only, in random order. The limit is the smaller
+//!   of plain reads and of gets of the same blocks from memory.
+//! - `one`: the median latency of a single get of a block on the disk.
+//!
+//! It prints the medians over the rounds, of the rates and of the ratios.
+
+use anyhow::Context;
+use kvpool_client::{Client, GetBlock, GetOptions, GetOutcome, TransportChoice};
+use kvpool_disk::{Arena, Choice, Engine, Op, Options as DiskOptions, Request, open};
+use kvpool_tests::blocks::{is_right, key, put_all, target};
+use kvpool_tests::{Cluster, Options};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// The bytes of all blocks.
+const TOTAL: u64 = 1 << 30;
+/// The bytes in progress, as the master orders them.
+const WINDOW: u64 = 64 << 20;
+/// The bytes of one batch of gets; two are in progress.
+const BATCH: u64 = 16 << 20;
+const SIZES: [u64; 3] = [256 << 10, 1 << 20, 8 << 20];
+
+fn main() -> anyhow::Result<()> {
+    let rounds = std::env::args()
+        .find_map(|text| text.parse().ok())
+        .unwrap_or(3);
+    let runtime = tokio::runtime::Runtime::new()?;
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+    println!("{rounds} rounds; medians; {} MiB of blocks", TOTAL >> 20);
+    println!(
+        "{:<24} {:>12} {:>12} {:>12} {:>7}",
+        "case", "kvpool", "disk", "memory", "ratio"
+    );
+    for block in SIZES {
+        let mut rows: Vec<(String, Vec<[f64; 4]>)> = Vec::new();
+        for _ in 0..rounds {
+            for (name, measured) in runtime.block_on(round(place.path(), block))? {
+                match rows.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, all)) => all.push(measured),
+                    None => rows.push((name, vec![measured])),
+                }
+            }
+        }
+        for (name, all) in rows {
+            let [got, disk, memory, ratio] =
+                [0, 1, 2, 3].map(|at| median(all.iter().map(|row| row[at]).collect()));
+            println!("{name:<24} {got:>12.1} {disk:>12.1} {memory:>12.1} {ratio:>7.2}");
+        }
+    }
+    Ok(())
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or_default()
+}
+
+/// Measures all cases with blocks of one size. Rates in MB/s, latencies in us.
+async fn round(place: &Path, block: u64) -> anyhow::Result<Vec<(String, [f64; 4])>> {
+    let blocks = TOTAL / block;
+    let label = match block >> 20 {
+        0 => format!("{}KiB", block >> 10),
+        mib => format!("{mib}MiB"),
+    };
+    let mut rows = Vec::new();
+    let raw = Raw::open(&place.join("raw"), block)?;
+    let place = tempfile::tempdir_in(place)?;
+    let file = place.path().join("ssd");
+    let options = Options {
+        segment: "2GiB".into(),
+        node: vec!["--ssd".into(), format!("path={},size=5GiB", file.display())],
+        ..Options::default()
+    };
+    let mut cluster = Cluster::start(options.master(&["--lease-ttl", "300ms"]))?;
+    let client = connect(&cluster, TransportChoice::Auto).await?;
+    wait_attached(&cluster, 1)?;
+    for first in (0..blocks).step_by(16) {
+        put_all(
+            &client,
+            first..(first + 16).min(blocks),
+            usize::try_from(block)?,
+        )
+        .await?;
+    }
+    let disk = raw.write()?;
+    let stored = drain(&mut cluster)?;
+    rows.push((format!("store/{label}"), [stored, disk, 0.0, stored / disk]));
+    let mut attached = 1;
+    for (name, transport) in [("shm", TransportChoice::Shm), ("tcp", TransportChoice::Tcp)] {
+        cluster.restart_node(0)?;
+        attached += 1;
+        wait_attached(&cluster, attached)?;
+        let client = connect(&cluster, transport).await?;
+        let disk = raw.read(BATCH * 2)?;
+        let cold = get_all(&client, blocks, block).await?;
+        let warm = get_all(&client, blocks, block).await?;
+        let ratio = cold / disk.min(warm);
+        rows.push((format!("get/{name}/{label}"), [cold, disk, warm, ratio]));
+        // The blocks have copies already, so the node ends at once.
+        cluster.nodes[0].terminate()?;
+    }
+    if block == 1 << 20 {
+        cluster.restart_node(0)?;
+        wait_attached(&cluster, attached + 1)?;
+        let client = connect(&cluster, TransportChoice::Shm).await?;
+        let disk = raw.latency()?;
+        let one = latency(&client, blocks, block).await?;
+        rows.push((format!("one/{label} us"), [one, disk, 0.0, one - disk]));
+    }
+    Ok(rows)
+}
+
+async fn connect(cluster: &Cluster, transport: TransportChoice) -> anyhow::Result<Client> {
+    let options = kvpool_client::Options {
+        transport,
+        ..cluster.client_options()
+    };
+    Ok(Client::connect(options).await?)
+}
+
+fn wait_attached(cluster: &Cluster, times: usize) -> anyhow::Result<()> {
+    cluster.wait_for("the medium is attached", || {
+        let log = cluster.master.log_text();
+        Ok(log
+            .matches("pool::tiering::attach: medium attached")
+            .count()
+            >= times)
+    })
+}
+
+/// Stops the node, and says at which rate it copied its memory: MB/s.
+fn drain(cluster: &mut Cluster) -> anyhow::Result<f64> {
+    let stored = |cluster: &Cluster| -> anyhow::Result<u64> {
+        let counters = cluster.counters()?;
+        counters["counters"]["bytes_stored_total"]
+            .as_u64()
+            .context("no such counter")
+    };
+    let pid = cluster.nodes[0].pid();
+    let begun = Instant::now();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(i32::try_from(pid)?).context("a process id")?,
+        rustix::process::Signal::TERM,
+    )?;
+    while stored(cluster)? < TOTAL {
+        anyhow::ensure!(
+            begun.elapsed() < Duration::from_secs(60),
+            "the drain does not end"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let rate = TOTAL as f64 / 1e6 / begun.elapsed().as_secs_f64();
+    cluster.nodes[0].terminate()?;
+    Ok(rate)
+}
+
+/// Gets every block once in random order, and checks some: MB/s.
+async fn get_all(client: &Client, blocks: u64, block: u64) -> anyhow::Result<f64> {
+    let mut order: Vec<u64> = (0..blocks).collect();
+    order.shuffle(&mut StdRng::seed_from_u64(rand::random()));
+    let length = usize::try_from(block)?;
+    let batch = usize::try_from((BATCH / block).max(1))?;
+    let halves: Vec<Vec<u64>> = order
+        .chunks(order.len().div_ceil(2))
+        .map(<[u64]>::to_vec)
+        .collect();
+    let begun = Instant::now();
+    let tasks: Vec<_> = halves
+        .into_iter()
+        .map(|half| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let targets: Vec<_> = (0..batch).map(|_| target(length)).collect();
+                for numbers in half.chunks(batch) {
+                    let gets = numbers.iter().zip(&targets);
+                    let gets = gets
+                        .map(|(n, to)| GetBlock::new(key(*n), to.clone()))
+                        .collect();
+                    let options = GetOptions {
+                        release: true,
+                        ..GetOptions::default()
+                    };
+                    for outcome in client.batch_get(gets, &options).await {
+                        anyhow::ensure!(matches!(outcome?, GetOutcome::Hit { .. }), "a miss");
+                    }
+                }
+                let (last, to) = (half.chunks(batch).last(), &targets[0]);
+                let first = last.and_then(<[u64]>::first).context("an empty half")?;
+                anyhow::ensure!(is_right(&key(*first), to, length), "wrong bytes");
+                Ok(())
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await??;
+    }
+    Ok((blocks * block) as f64 / 1e6 / begun.elapsed().as_secs_f64())
+}
+
+/// The median latency of single gets of different blocks, in us.
+async fn latency(client: &Client, blocks: u64, block: u64) -> anyhow::Result<f64> {
+    let to = target(usize::try_from(block)?);
+    let mut all = Vec::new();
+    for number in 0..blocks.min(300) {
+        let begun = Instant::now();
+        let get = GetBlock::new(key(number), to.clone());
+        let outcome = client
+            .batch_get(vec![get], &GetOptions::default())
+            .await
+            .remove(0)?;
+        anyhow::ensure!(matches!(outcome, GetOutcome::Hit { .. }), "a miss");
+        all.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(median(all))
+}
+
+/// Plain I/O on a file, with requests of a block and its header.
+struct Raw {
+    engine: Arc<dyn Engine>,
+    arena: Arc<Arena>,
+    /// Bytes of a request.
+    request: u64,
+}
+
+impl Raw {
+    fn open(path: &Path, block: u64) -> anyhow::Result<Self> {
+        let arena = Arena::new(usize::try_from(WINDOW * 2)?)?;
+        let options = DiskOptions {
+            size: Some(TOTAL + (TOTAL >> 3)),
+            engine: Choice::Uring,
+            ..DiskOptions::default()
+        };
+        let engine = open(path, &options, &arena)?;
+        let request = block + 4096;
+        Ok(Self {
+            engine,
+            arena,
+            request,
+        })
+    }
+
+    /// Sequential writes of all blocks: MB/s of blocks.
+    fn write(&self) -> anyhow::Result<f64> {
+        let offsets = (0..self.count()).map(|at| at * self.request).collect();
+        self.run(offsets, WINDOW, Op::Write)
+    }
+
+    /// Reads of all blocks in random order: MB/s of blocks.
+    fn read(&self, in_flight: u64) -> anyhow::Result<f64> {
+        let mut offsets: Vec<u64> = (0..self.count()).map(|at| at * self.request).collect();
+        offsets.shuffle(&mut StdRng::seed_from_u64(rand::random()));
+        self.run(offsets, in_flight, Op::Read)
+    }
+
+    /// The median latency of single reads, in us.
+    fn latency(&self) -> anyhow::Result<f64> {
+        let mut all = Vec::new();
+        for _ in 0..300 {
+            let at = rand::rng().random_range(0..self.count()) * self.request;
+            let begun = Instant::now();
+            self.run(vec![at], self.request, Op::Read)?;
+            all.push(begun.elapsed().as_secs_f64() * 1e6);
+        }
+        Ok(median(all))
+    }
+
+    fn count(&self) -> u64 {
+        TOTAL / (self.request - 4096)
+    }
+
+    fn run(
+        &self,
+        offsets: Vec<u64>,
+        in_flight: u64,
+        op: impl Fn(kvpool_disk::Buffer) -> Op,
+    ) -> anyhow::Result<f64> {
+        let depth = (in_flight / self.request).max(1);
+        let (done, ended) = mpsc::channel();
+        let count = offsets.len();
+        let begun = Instant::now();
+        let (mut running, mut finished) = (0, 0);
+        let mut offsets = offsets.into_iter();
+        while finished < count {
+            while running < depth
+                && let Some(offset) = offsets.next()
+            {
+                let until = Instant::now() + Duration::from_secs(10);
+                let length = usize::try_from(self.request)?;
+                let buffer = self.arena.take_within(length, until).context("no memory")?;
+                let done = done.clone();
+                self.engine.submit(Request {
+                    op: op(buffer),
+                    offset,
+                    done: Box::new(move |completion| {
+                        // The receiver lives until all have come.
+                        let _ = done.send(completion.result);
+                    }),
+                });
+                running += 1;
+            }
+            ended.recv()??;
+            running -= 1;
+            finished += 1;
+        }
+        let bytes = count as u64 * (self.request - 4096);
+        Ok(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64())
+    }
+}
