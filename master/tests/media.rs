@@ -40,6 +40,8 @@ struct Disk {
     budget: AtomicU64,
     /// While set, orders are not answered.
     is_stalled: AtomicBool,
+    /// While set, loads are not answered.
+    loads_stall: AtomicBool,
     /// How often the master asked for a new format.
     resets: AtomicU64,
 }
@@ -163,7 +165,10 @@ async fn join(
                         let late = rand::rng().random_range(0..3000);
                         tokio::spawn(async move {
                             tokio::time::sleep(Duration::from_micros(late)).await;
-                            while disk.is_stalled.load(Ordering::SeqCst) {
+                            let is_load = !SegmentId(order.to.unwrap().segment).is_on_medium();
+                            while disk.is_stalled.load(Ordering::SeqCst)
+                                || is_load && disk.loads_stall.load(Ordering::SeqCst)
+                            {
                                 tokio::time::sleep(Duration::from_millis(1)).await;
                             }
                             let code = disk.serve(&order);
@@ -653,4 +658,86 @@ async fn a_medium_that_stays_away_is_dropped() {
     until("formatted", || disk.resets.load(Ordering::SeqCst) == 1).await;
     assert!(!comes_back(&pool, 10).await, "its blocks are forgotten");
     drop(node);
+}
+
+/// Loads that hang keep their zone: it is written again only when they have ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_zone_is_not_written_while_a_load_reads_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 32 * MIB, 2 * MIB).await;
+    let blocks = 40 * MIB / BLOCK;
+    for number in 0..blocks {
+        put_paced(&pool, number).await;
+    }
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let mut readers = Vec::new();
+    for number in blocks - 640..blocks - 600 {
+        let pool = Arc::clone(&pool);
+        readers.push(tokio::spawn(async move { comes_back(&pool, number).await }));
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // Enough to write the whole medium twice.
+    let before = disk.stores.load(Ordering::SeqCst);
+    for number in blocks..blocks + 2 * 32 * MIB / BLOCK {
+        put(&pool, number, &patient()).await;
+        if number.is_multiple_of(16) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+    assert!(disk.stores.load(Ordering::SeqCst) > before);
+    disk.loads_stall.store(false, Ordering::SeqCst);
+    for reader in readers {
+        reader.await.unwrap();
+    }
+    assert!(
+        disk.loads.load(Ordering::SeqCst) > 0,
+        "none of them was loaded"
+    );
+    assert_eq!(
+        disk.wrong.load(Ordering::SeqCst),
+        0,
+        "a zone was written under a load"
+    );
+}
+
+/// The store of a block ends while the block's removal is on its way to the log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_whose_removal_is_not_logged_yet_gets_no_copy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..20 {
+        put(&pool, number, &patient()).await;
+    }
+    disk.is_stalled.store(true, Ordering::SeqCst);
+    pool.draining(&node.node);
+    until("ordered", || disk.ordered.lock().len() == 20).await;
+    let gate = store.gate.lock().await;
+    let removal = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move {
+            let keys: Vec<Key> = (0..10).map(key).collect();
+            let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+            pool.remove(SPACE, &keys[..], true).await.unwrap().removed
+        })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    disk.is_stalled.store(false, Ordering::SeqCst);
+    until("stored", || disk.stores.load(Ordering::SeqCst) == 20).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(gate);
+    assert_eq!(removal.await.unwrap(), 10);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let held = present(&pool, 0..20).await;
+    assert_eq!(held[..10], [false; 10], "removed");
+    pool.drop_node(&node.node);
+    drop(node);
+    let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_media(&pool, 10..20).await;
+    assert_eq!(present(&pool, 0..10).await, [false; 10], "removed");
 }

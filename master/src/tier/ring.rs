@@ -102,9 +102,10 @@ impl Ring {
         Taken::At(offset)
     }
 
-    /// True when the next zone should be emptied now: the written zone is half full.
+    /// True when the next zone should be emptied now: an eighth of the zone is written. The rest takes
+    /// what comes until the next zone is empty.
     pub const fn is_next_due(&self) -> bool {
-        !self.next_is_empty && self.at >= self.zone / 2
+        !self.next_is_empty && self.at >= self.zone / 8
     }
 
     /// Records that the next zone has no copies and no transfers in progress.

@@ -1,14 +1,14 @@
 //! The zone behind the cursor is emptied ahead of need.
 //!
 //! ```text
-//!  idle ─ the written zone is half full ─► saving ─ all saved ─► logging ─ durable ─► draining ─► empty
+//!  idle ─ the written zone has begun ────► saving ─ all saved ─► logging ─ durable ─► draining ─► empty
 //!                                          copies that were        the others leave      no transfer
 //!                                          used since move         the tier              touches it
 //! ```
 //!
-//! A copy that was used since its zone was written moves to the zone that is written now, so the
-//! medium keeps about what an LRU list of its size would keep. A block that is in memory is stored
-//! again from there instead.
+//! A copy that was used since its zone was written moves to the zone that is written now. So the
+//! medium keeps about what an LRU list would keep. A block that is in memory is stored again from
+//! there instead.
 
 use super::super::Pool;
 use super::transfers::{Direction, Moved, Transfer, on_medium, range};
@@ -86,8 +86,8 @@ impl Pool {
         }
     }
 
-    /// The copies in the oldest zone that were used since it was written, and that memory does not
-    /// hold: the latest first, as many as the written zone has room for.
+    /// The copies to save: they lie in the oldest zone, were used since it was written, and are not
+    /// in memory. The latest come first. They fill at most half a zone and the written zone's room.
     fn worth_saving(&self, medium: &Medium) -> Saving {
         let (sealed, now) = (medium.oldest_sealed(), self.now());
         let mut used: Vec<_> = Vec::new();
@@ -107,7 +107,7 @@ impl Pool {
             }
         }
         used.sort_unstable();
-        let mut room = medium.room_in_zone();
+        let mut room = medium.room_in_zone().min(Length(medium.zone.0 / 2));
         let fits = |length: Length| {
             let taken = medium::footprint(length)?;
             room = Length(room.0.checked_sub(taken.0)?);
