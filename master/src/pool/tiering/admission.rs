@@ -19,7 +19,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const DAY: f64 = 24.0 * 3600.0;
-/// Keys remembered as lost, in each of two generations: 16 bytes a key.
+/// Keys remembered, in each of two generations: 16 bytes a key.
 const GENERATION: usize = 1 << 20;
 
 /// The budgets of all media, and the keys that the pool has lost.
@@ -28,7 +28,9 @@ pub(super) struct Admission {
     /// Whether any medium has a budget. Without one nothing is remembered.
     is_on: AtomicBool,
     budgets: Mutex<HashMap<SegmentId, Budget>>,
-    lost: Mutex<Lost>,
+    lost: Mutex<Keys>,
+    /// Blocks that were admitted: a copy on its way is not in the tier yet.
+    admitted: Mutex<Keys>,
 }
 
 /// The bytes that may be written now.
@@ -50,13 +52,13 @@ impl Budget {
 
 /// Hashes of keys, the latest in one generation and those before them in another.
 #[derive(Debug, Default)]
-struct Lost {
+struct Keys {
     hasher: RandomState,
     young: HashSet<u64>,
     old: HashSet<u64>,
 }
 
-impl Lost {
+impl Keys {
     fn hash(&self, namespace: NamespaceId, key: &Key) -> u64 {
         self.hasher.hash_one((namespace, key))
     }
@@ -66,6 +68,11 @@ impl Lost {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(self.hash(namespace, key));
+    }
+
+    fn has(&self, namespace: NamespaceId, key: &Key) -> bool {
+        let hash = self.hash(namespace, key);
+        self.young.contains(&hash) || self.old.contains(&hash)
     }
 
     fn take(&mut self, namespace: NamespaceId, key: &Key) -> bool {
@@ -113,6 +120,13 @@ impl Admission {
         parent.filter(|_| is_on).cloned().map(Box::new)
     }
 
+    /// Remembers a block whose store was ordered.
+    pub(super) fn admitted(&self, namespace: NamespaceId, key: &Key) {
+        if self.is_on.load(Ordering::Acquire) {
+            self.admitted.lock().add(namespace, key);
+        }
+    }
+
     /// Takes written bytes from a medium's budget.
     pub(super) fn wrote(&self, medium: SegmentId, length: Length) {
         if let Some(budget) = self.budgets.lock().get_mut(&medium) {
@@ -153,7 +167,11 @@ impl Pool {
         };
         let follows = || {
             let parent = waiting.parent.as_deref();
-            parent.is_some_and(|parent| self.has_copy(block.namespace, parent))
+            parent.is_some_and(|parent| {
+                let admitted = &self.tiering.admission.admitted;
+                admitted.lock().has(block.namespace, parent)
+                    || self.has_copy(block.namespace, parent)
+            })
         };
         left >= 0.5 || left >= 0.0 && waiting.was_lost || left >= 0.25 && follows()
     }

@@ -351,7 +351,9 @@ impl Pool {
                         medium: medium.id,
                         offset,
                     };
-                    self.tiering.admission.wrote(medium.id, block.length);
+                    let admission = &self.tiering.admission;
+                    admission.wrote(medium.id, block.length);
+                    admission.admitted(block.namespace, &block.key);
                     let order = store_order(&block, from, place);
                     let transfer = Transfer {
                         node: Arc::clone(node),
