@@ -16,12 +16,14 @@
 
 mod config;
 mod disk;
+mod health;
 mod transfer;
 
 pub(crate) use config::SsdConfig;
 
 use crate::serve::Store;
 use disk::Disk;
+use health::Health;
 use kvpool_disk::medium::MediumRefused;
 use kvpool_disk::{Arena, Options, open};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
@@ -39,8 +41,8 @@ use transfer::{Arrived, Order};
 const WORKERS: usize = 4;
 /// The memory for transfers in progress, over all media.
 const ARENA: usize = 256 << 20;
-/// How often what was stored is flushed.
-const FLUSH: Duration = Duration::from_secs(1);
+/// How often what was stored is flushed, and changes of a medium's state are sent.
+const TEND: Duration = Duration::from_millis(500);
 
 /// Why the media cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -77,8 +79,19 @@ struct Shared {
     store: Store,
     arena: Arc<Arena>,
     disks: Vec<Mutex<Disk>>,
+    /// Of each disk, reachable while the disk is busy.
+    health: Vec<Arc<Health>>,
     work: Mutex<Work>,
+    /// The session that was offered the media, and the states that it knows.
+    told: Mutex<Option<Told>>,
     changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Told {
+    cluster: ClusterId,
+    answers: Answers,
+    states: Vec<proto::MediumState>,
 }
 
 #[derive(Debug, Default)]
@@ -115,11 +128,14 @@ impl Media {
             })?;
             disks.push(Mutex::new(disk));
         }
+        let health = disks.iter().map(|disk| Arc::clone(&disk.lock().health));
         let shared = Arc::new(Shared {
             store,
             arena,
+            health: health.collect(),
             disks,
             work: Mutex::default(),
+            told: Mutex::default(),
             changed: Condvar::new(),
         });
         let mut media = Self {
@@ -138,6 +154,7 @@ impl Media {
 
     /// Begins a session: offers the media once no transfer of an earlier session is in progress.
     pub(crate) fn begin(&self, cluster: ClusterId, answers: Answers) {
+        *self.shared.told.lock() = None;
         self.shared.push(Job::Offer(cluster, answers));
     }
 
@@ -209,18 +226,48 @@ impl Shared {
     }
 
     fn run(self: Arc<Self>, flushes: bool) {
-        let mut flushed = Instant::now();
-        while let Some(job) = self.next(flushes.then_some(flushed + FLUSH)) {
+        let mut tended = Instant::now();
+        while let Some(job) = self.next(flushes.then_some(tended + TEND)) {
             if let Some(job) = job {
                 self.serve(job);
             }
-            if flushes && flushed.elapsed() >= FLUSH {
-                flushed = Instant::now();
-                for disk in &self.disks {
-                    disk.lock().flush();
-                }
+            if flushes && tended.elapsed() >= TEND {
+                tended = Instant::now();
+                self.tend();
             }
         }
+    }
+
+    /// Flushes what was stored, and tells the master of media whose state has changed.
+    fn tend(&self) {
+        for disk in &self.disks {
+            // A disk that is being attached or formatted is tended later.
+            if let Some(disk) = disk.try_lock() {
+                disk.flush();
+            }
+        }
+        let states = self.states();
+        let (cluster, answers) = {
+            let mut told = self.told.lock();
+            let Some(told) = told.as_mut().filter(|told| told.states != states) else {
+                return;
+            };
+            for (health, (before, now)) in self.health.iter().zip(told.states.iter().zip(&states)) {
+                if before != now {
+                    health.log(*now);
+                }
+            }
+            told.states = states;
+            (told.cluster, told.answers.clone())
+        };
+        // Without the lock: a disk that hangs must not delay the next session.
+        self.send_offers(cluster, &answers);
+    }
+
+    fn states(&self) -> Vec<proto::MediumState> {
+        let now = Instant::now();
+        let states = self.health.iter().map(|health| health.state(now));
+        states.collect()
     }
 
     /// The next job; `Some(None)` at `until`; `None` at the end.
@@ -283,6 +330,15 @@ impl Shared {
         if answers.is_closed() {
             return;
         }
+        *self.told.lock() = Some(Told {
+            cluster,
+            answers: answers.clone(),
+            states: self.states(),
+        });
+        self.send_offers(cluster, answers);
+    }
+
+    fn send_offers(&self, cluster: ClusterId, answers: &Answers) {
         let offers = self
             .disks
             .iter()

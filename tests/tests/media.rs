@@ -142,3 +142,31 @@ async fn damage_on_disk_is_a_miss_and_never_a_wrong_byte() {
     let again = check(&cluster).await;
     assert_eq!(again.right, after.right);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_fails_is_named_and_memory_serves_on() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut cluster = pool_with_disk(disk.path());
+    fill(&cluster).await;
+    // The blocks in memory go with the node, so that all are read from disk.
+    cluster.nodes[0].kill().unwrap();
+    cluster.restart_node(0).unwrap();
+    cluster.wait_live(1).unwrap();
+    attached(&cluster, 2);
+    let file = std::fs::File::options()
+        .write(true)
+        .open(disk.path().join("ssd"));
+    file.unwrap().set_len(1 << 20).unwrap();
+    let tally = check(&cluster).await;
+    assert_eq!(tally.right, 0, "the disk ends where the blocks began");
+    let named = || Ok(cluster.nodes[0].log_text().contains("medium failed"));
+    cluster.wait_for("the node names the disk", named).unwrap();
+    let status = || cluster.master.http_get("/metrics");
+    let is_gone = || Ok(status()?.contains(r#"kvpool_master_media{state="gone"} 1"#));
+    cluster.wait_for("the master knows of it", is_gone).unwrap();
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 1000..1032, BLOCK).await.unwrap();
+    assert_eq!(check_all(&client, 1000..1032, BLOCK).await.right, 32);
+    // With no disk to copy to, the node ends at once.
+    assert!(cluster.nodes[0].terminate().unwrap().success());
+}

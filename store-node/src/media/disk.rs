@@ -1,6 +1,7 @@
 //! One medium of the node, in each of its states.
 
 use super::SsdConfig;
+use super::health::Health;
 use kvpool_disk::medium::{Formatted, Medium, MediumRefused, Opened};
 use kvpool_disk::{Arena, Engine};
 use kvpool_proto as proto;
@@ -32,6 +33,7 @@ pub(super) struct Disk {
     dwpd: Option<f64>,
     namespaces: Vec<String>,
     state: State,
+    pub(super) health: Arc<Health>,
     /// Set when something was stored since the last flush.
     pub(super) is_dirty: Arc<AtomicBool>,
 }
@@ -79,6 +81,7 @@ impl Disk {
             dwpd: config.dwpd,
             namespaces: config.namespaces.clone(),
             state,
+            health: Arc::new(Health::new(&config.path)),
             is_dirty: Arc::default(),
         })
     }
@@ -136,7 +139,7 @@ impl Disk {
             generation: generation.0,
             size_bytes: size,
             zone_bytes: zone,
-            state: proto::MediumState::MediumReady.into(),
+            state: self.health.state(Instant::now()).into(),
             budget_bytes_per_day: self.budget(size),
             namespaces: self.namespaces.clone(),
         })

@@ -1,5 +1,6 @@
 //! Transfers: a block goes from memory to a medium, or back.
 
+use super::health::Health;
 use super::{Answers, Shared};
 use kvpool_disk::medium::{
     Arrival, Expected, Loaded, Order as StoreNumber, Staged, Stamp, StoreError, Wanted, Wrong,
@@ -33,6 +34,14 @@ pub(super) struct Arrived {
     order: Box<Order>,
     to: Extent,
     arrival: Arrival,
+    health: Arc<Health>,
+}
+
+/// An attached medium, and what the node notes about it.
+struct Target {
+    medium: Arc<Medium>,
+    is_dirty: Arc<AtomicBool>,
+    health: Arc<Health>,
 }
 
 /// A copy into memory is short, so it is not interrupted: the fence waits for its end.
@@ -86,11 +95,15 @@ impl Shared {
         self.ended();
     }
 
-    fn attached(&self, segment: SegmentId) -> Option<(Arc<Medium>, Arc<AtomicBool>)> {
+    fn attached(&self, segment: SegmentId) -> Option<Target> {
         self.disks.iter().find_map(|disk| {
             let disk = disk.lock();
             let medium = disk.attached(segment)?;
-            Some((medium, Arc::clone(&disk.is_dirty)))
+            Some(Target {
+                medium,
+                is_dirty: Arc::clone(&disk.is_dirty),
+                health: Arc::clone(&disk.health),
+            })
         })
     }
 
@@ -100,7 +113,7 @@ impl Shared {
         from: Extent,
         to: Extent,
     ) -> Result<(), (Box<Order>, Code)> {
-        let Some((medium, is_dirty)) = self.attached(to.segment) else {
+        let Some(target) = self.attached(to.segment) else {
             return Err((order, Code::Unreachable));
         };
         let bytes = match self.store.written(&from) {
@@ -112,7 +125,7 @@ impl Shared {
             Err(code) => return Err((order, code)),
         };
         bytes.read_at(Offset(0), staged.data());
-        self.store_staged(order, staged, to, medium, is_dirty);
+        self.store_staged(order, staged, to, target);
         Ok(())
     }
 
@@ -132,8 +145,7 @@ impl Shared {
         order: Box<Order>,
         staged: Staged,
         to: Extent,
-        medium: Arc<Medium>,
-        is_dirty: Arc<AtomicBool>,
+        target: Target,
     ) {
         let stamp = Stamp {
             offset: to.offset.0 + DATA_START,
@@ -143,7 +155,18 @@ impl Shared {
         };
         let shared = Arc::clone(self);
         let length = to.length;
+        let Target {
+            medium,
+            is_dirty,
+            health,
+        } = target;
+        let request = health.begin();
         medium.store(staged, stamp, move |stored| {
+            health.finished(request);
+            health.note(match &stored {
+                Err(StoreError::Io(error)) => Err(error),
+                _ => Ok(()),
+            });
             let code = match &stored {
                 Ok(()) => {
                     is_dirty.store(true, Ordering::Release);
@@ -167,7 +190,7 @@ impl Shared {
         from: Extent,
         to: Extent,
     ) -> Result<(), (Box<Order>, Code)> {
-        let Some((medium, _)) = self.attached(from.segment) else {
+        let Some(target) = self.attached(from.segment) else {
             return Err((order, Code::Unreachable));
         };
         let expected = Expected {
@@ -183,20 +206,34 @@ impl Shared {
             return Err((order, Code::Full));
         };
         let shared = Arc::clone(self);
+        let Target { medium, health, .. } = target;
+        let request = health.begin();
         medium.load(wanted, room, move |arrival| {
+            health.finished(request);
             // Verified on a worker: the disk's thread has other completions.
             shared.push(super::Job::Arrived(Box::new(Arrived {
                 order,
                 to,
                 arrival,
+                health,
             })));
         });
         Ok(())
     }
 
     pub(super) fn end_load(self: &Arc<Self>, arrived: Arrived) {
-        let Arrived { order, to, arrival } = arrived;
-        let code = match arrival.verify() {
+        let Arrived {
+            order,
+            to,
+            arrival,
+            health,
+        } = arrived;
+        let verified = arrival.verify();
+        health.note(match &verified {
+            Err(Wrong::Io(error)) => Err(error),
+            _ => Ok(()),
+        });
+        let code = match verified {
             Ok(loaded) if to.segment.is_on_medium() => match self.move_on(order, to, &loaded) {
                 Ok(()) => return,
                 Err((failed, code)) => return self.end(&failed, code),
@@ -223,7 +260,7 @@ impl Shared {
         to: Extent,
         bytes: &[u8],
     ) -> Result<(), (Box<Order>, Code)> {
-        let Some((medium, is_dirty)) = self.attached(to.segment) else {
+        let Some(target) = self.attached(to.segment) else {
             return Err((order, Code::Unreachable));
         };
         let mut staged = match self.stage(to.length) {
@@ -231,7 +268,7 @@ impl Shared {
             Err(code) => return Err((order, code)),
         };
         staged.data().copy_from_slice(bytes);
-        self.store_staged(order, staged, to, medium, is_dirty);
+        self.store_staged(order, staged, to, target);
         Ok(())
     }
 

@@ -107,6 +107,7 @@ impl Pool {
         let is_same = used.session == session && used.node.incarnation == node.incarnation;
         if is_same {
             used.state = offer.state;
+            self.tiering.loaded.notify_waiters();
             used.namespaces.clone_from(&offer.namespaces);
         }
         is_same

@@ -184,19 +184,20 @@ impl Pool {
             at,
             is_begun,
         } = wanted;
+        let Some(medium) = self.tier.medium(at.segment) else {
+            return Begun::Unreadable;
+        };
+        // A medium that hangs ends the wait for its loads.
+        let used = traffic.uses.get(&at.segment);
+        let Some(used) = used.filter(|used| used.is_readable()) else {
+            return Begun::Unreadable;
+        };
         if traffic.loading.contains(&(*copy, block.version)) {
             return Begun::Goes;
         }
         if *is_begun {
             return Begun::Ended;
         }
-        let Some(medium) = self.tier.medium(at.segment) else {
-            return Begun::Unreadable;
-        };
-        let used = traffic.uses.get(&at.segment);
-        let Some(used) = used.filter(|used| used.is_readable()) else {
-            return Begun::Unreadable;
-        };
         if used.in_flight >= window {
             return Begun::NoRoom;
         }

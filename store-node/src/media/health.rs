@@ -1,0 +1,160 @@
+//! What a medium can do, by the outcomes and the ages of its requests.
+
+use kvpool_disk::IoError;
+use kvpool_proto::MediumState;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// So many requests that failed in a row make a medium gone.
+const FAILURES: u32 = 8;
+/// A medium with a request older than this is slow. It is ready again when all such have ended.
+const SLOW: Duration = Duration::from_millis(1500);
+
+/// The state of one medium. Without room, or gone, it stays so in this life of the node.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    path: PathBuf,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    last: u64,
+    /// When each request in progress began.
+    running: BTreeMap<u64, Instant>,
+    failures: u32,
+    refuses_writes: bool,
+    is_gone: bool,
+}
+
+impl Health {
+    pub(super) fn new(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            inner: Mutex::default(),
+        }
+    }
+
+    /// Logs a state that the master is told.
+    pub(super) fn log(&self, state: MediumState) {
+        let path = self.path.display();
+        match state {
+            MediumState::MediumReady => tracing::info!(%path, "medium is ready again"),
+            MediumState::MediumReadOnly => {
+                tracing::error!(%path, "medium takes no writes: blocks on it are read, and none is added");
+            }
+            MediumState::MediumSlow => {
+                tracing::warn!(%path, "medium is slow: its blocks are misses until it answers");
+            }
+            MediumState::MediumGone => {
+                tracing::error!(%path, "medium failed: its blocks are misses until the node starts again");
+            }
+        }
+    }
+
+    /// Notes that a request begins. Pass the number to [`Health::finished`].
+    pub(super) fn begin(&self) -> u64 {
+        let mut inner = self.inner.lock();
+        inner.last += 1;
+        let number = inner.last;
+        inner.running.insert(number, Instant::now());
+        number
+    }
+
+    /// Notes that a request has ended, however.
+    pub(super) fn finished(&self, number: u64) {
+        self.inner.lock().running.remove(&number);
+    }
+
+    /// Notes what the device said to a request.
+    pub(super) fn note(&self, outcome: Result<(), &IoError>) {
+        let mut inner = self.inner.lock();
+        match outcome {
+            Ok(()) => inner.failures = 0,
+            Err(IoError::NoSpace | IoError::ReadOnly) => inner.refuses_writes = true,
+            Err(IoError::Gone(_)) => inner.is_gone = true,
+            Err(IoError::Medium(_) | IoError::Short { .. } | IoError::System(_)) => {
+                inner.failures += 1;
+                inner.is_gone |= inner.failures >= FAILURES;
+            }
+            Err(_) => {}
+        }
+    }
+
+    pub(super) fn state(&self, now: Instant) -> MediumState {
+        let inner = self.inner.lock();
+        // The first entry began first.
+        let oldest = inner.running.values().next();
+        let is_slow = oldest.is_some_and(|began| now.saturating_duration_since(*began) > SLOW);
+        match () {
+            () if inner.is_gone => MediumState::MediumGone,
+            () if is_slow => MediumState::MediumSlow,
+            () if inner.refuses_writes => MediumState::MediumReadOnly,
+            () => MediumState::MediumReady,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    fn broken() -> IoError {
+        IoError::Medium(io::Error::other("EIO"))
+    }
+
+    fn state(health: &Health) -> MediumState {
+        health.state(Instant::now())
+    }
+
+    #[test]
+    fn a_medium_is_gone_after_failures_in_a_row_and_not_after_scattered_ones() {
+        let health = Health::default();
+        for _ in 0..3 {
+            for _ in 1..FAILURES {
+                health.note(Err(&broken()));
+            }
+            health.note(Ok(()));
+        }
+        assert_eq!(state(&health), MediumState::MediumReady);
+        for _ in 0..FAILURES {
+            health.note(Err(&broken()));
+        }
+        assert_eq!(state(&health), MediumState::MediumGone);
+        health.note(Ok(()));
+        assert_eq!(
+            state(&health),
+            MediumState::MediumGone,
+            "until the node starts again"
+        );
+        let health = Health::default();
+        health.note(Err(&IoError::Gone(io::Error::other("ENODEV"))));
+        assert_eq!(state(&health), MediumState::MediumGone);
+    }
+
+    #[test]
+    fn a_medium_without_room_is_read_only() {
+        for refusal in [IoError::NoSpace, IoError::ReadOnly] {
+            let health = Health::default();
+            health.note(Err(&refusal));
+            health.note(Ok(()));
+            assert_eq!(state(&health), MediumState::MediumReadOnly);
+        }
+    }
+
+    #[test]
+    fn a_medium_is_slow_while_a_request_is_old() {
+        let health = Health::default();
+        let (first, second) = (health.begin(), health.begin());
+        assert_eq!(state(&health), MediumState::MediumReady);
+        let later = Instant::now() + SLOW * 2;
+        assert_eq!(health.state(later), MediumState::MediumSlow);
+        health.finished(first);
+        assert_eq!(health.state(later), MediumState::MediumSlow);
+        health.finished(second);
+        assert_eq!(health.state(later), MediumState::MediumReady);
+    }
+}
