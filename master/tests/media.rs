@@ -326,6 +326,91 @@ async fn no_range_of_a_medium_is_written_while_a_copy_needs_it() {
     assert!(back > 300, "{back}");
 }
 
+/// A copy that ends after the block was evicted counts, unless the key was put or removed meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_that_is_evicted_while_it_is_copied_keeps_its_copy() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    let copied = |numbers: std::ops::Range<u64>| {
+        let (pool, disk) = (Arc::clone(&pool), Arc::clone(&disk));
+        async move {
+            disk.is_stalled.store(true, Ordering::SeqCst);
+            let mut versions = Vec::new();
+            for number in numbers.clone() {
+                versions.push((number, put(&pool, number, &patient()).await));
+            }
+            let ordered = disk.ordered.lock().clone();
+            versions.retain(|(_, version)| ordered.contains(&version.0));
+            let is_there = present(&pool, numbers.clone()).await;
+            let is_there: HashMap<u64, bool> = numbers.zip(is_there).collect();
+            versions.retain(|(number, _)| !is_there[number]);
+            versions
+        }
+    };
+    let settled = |pool: Arc<Pool>| {
+        disk.is_stalled.store(false, Ordering::SeqCst);
+        async move {
+            let in_flight = || pool.counters()["blocks_stored_total"];
+            let mut before = u64::MAX;
+            while in_flight() != before {
+                before = in_flight();
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    };
+    let evicted = copied(0..400).await;
+    assert!(evicted.len() > 60, "{}", evicted.len());
+    let [(removed, _), (removed_later, _), (replaced, first)] = evicted[..3] else {
+        unreachable!("there are more");
+    };
+    for (number, codes) in [
+        (removed, vec![Code::Missing]),
+        (removed_later, vec![Code::Ok]),
+    ] {
+        if codes == [Code::Ok] {
+            put(&pool, number, &patient()).await;
+        }
+        let key = key(number);
+        let report = pool.remove(SPACE, &[key.as_ref()], true).await.unwrap();
+        assert_eq!(report.codes, codes);
+    }
+    let second = put(&pool, replaced, &patient()).await;
+    assert!(second > first);
+    settled(Arc::clone(&pool)).await;
+    for number in [removed, removed_later] {
+        assert!(!comes_back(&pool, number).await, "{number} was removed");
+    }
+    assert!(comes_back(&pool, replaced).await);
+    let key = key(replaced);
+    let found = pool.lookup(SPACE, &[key.as_ref()][..], false).answer;
+    assert_eq!(found[0].as_ref().unwrap().version, second);
+    let mut back = 0;
+    for (number, _) in &evicted[3..] {
+        back += u64::from(comes_back(&pool, *number).await);
+    }
+    assert!(
+        back >= evicted.len() as u64 - 10,
+        "{back} of {}",
+        evicted.len()
+    );
+
+    let evicted = copied(1000..1400).await;
+    assert!(evicted.len() > 30, "{}", evicted.len());
+    pool.remove_all(&Removal::Everything, true).await.unwrap();
+    settled(Arc::clone(&pool)).await;
+    for range in [0..400, 1000..1400] {
+        let left = present(&pool, range).await;
+        assert!(
+            left.iter().all(|is_held| !is_held),
+            "all blocks were removed"
+        );
+    }
+    assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removed_and_replaced_blocks_never_return() {
     let directory = tempfile::tempdir().unwrap();
@@ -544,7 +629,8 @@ async fn writes_stay_within_their_budget() {
     let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 4 * MIB).await;
     wait_for_attachment(&disk).await;
     let mut number = 0;
-    while began.elapsed() < Duration::from_secs(4) {
+    // On a slow machine four seconds are too few rounds for the keys that come again.
+    while began.elapsed() < Duration::from_secs(4) || number < 6 * 1200 {
         put(&pool, number, &patient()).await;
         // A few keys come again and again, and memory loses them in between.
         if number.is_multiple_of(4) {
@@ -569,7 +655,7 @@ async fn writes_stay_within_their_budget() {
     for number in (0..1200).step_by(4) {
         again += usize::from(present(&pool, 1_000_000 + number..1_000_001 + number).await[0]);
     }
-    assert!(again > 150, "{again} of 300 keys that came again are there");
+    assert!(again > 190, "{again} of 300 keys that came again are there");
 }
 
 /// A node that stops gives the blocks that were used last their copies first.

@@ -3,10 +3,14 @@
 //! A test that cannot do its work on this machine writes the line `SKIPPED <test>: <reason>` to standard
 //! error and returns. It counts as skipped, not as passed, and the line is shown at the end: what was
 //! not tested is never silent. A test that is `#[ignore]`d counts as skipped too.
+//!
+//! A test that failed, was run again and passed counts as passed, and is named at the end: it is a fault
+//! to be found, of the test or of what it tests.
 
 use std::collections::BTreeSet;
 
 const SKIPPED: &str = "SKIPPED ";
+const UNSTABLE: &str = "UNSTABLE ";
 
 /// What was counted.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -16,6 +20,8 @@ pub(crate) struct Tally {
     pub(crate) skipped: u64,
     /// The lines of tests that skipped.
     skips: BTreeSet<String>,
+    /// Names of tests that passed at the second attempt.
+    unstable: BTreeSet<String>,
     /// The steps that failed as a whole.
     broken: Vec<&'static str>,
 }
@@ -69,6 +75,7 @@ impl Tally {
         self.failed += other.failed;
         self.skipped += other.skipped;
         self.skips.extend(other.skips);
+        self.unstable.extend(other.unstable);
         self.check(step, !failed_itself);
     }
 
@@ -91,6 +98,9 @@ impl Tally {
         for line in &self.skips {
             println!("{line}");
         }
+        for test in &self.unstable {
+            println!("{UNSTABLE}{test}: failed, and passed when it was run again");
+        }
         for step in &self.broken {
             println!("FAILED {step}");
         }
@@ -110,6 +120,7 @@ pub(crate) struct Nextest {
     failed: u64,
     skipped: u64,
     skips: BTreeSet<String>,
+    unstable: BTreeSet<String>,
 }
 
 impl Nextest {
@@ -130,6 +141,10 @@ impl Nextest {
                 self.failed += 1;
                 continue;
             }
+            if body.contains("<flakyFailure") || body.contains("<flakyError") {
+                let name = case.split('"').nth(1).unwrap_or(case);
+                self.unstable.insert(unescape(name));
+            }
             // The line may follow the tag that begins the output.
             let lines = body.split(['\n', '>']).filter_map(skip_line);
             let lines: Vec<_> = lines.map(|line| unescape(&line)).collect();
@@ -144,7 +159,8 @@ impl Nextest {
             failed: self.failed,
             skipped: self.skipped + self.ignored,
             skips: self.skips,
-            broken: Vec::new(),
+            unstable: self.unstable,
+            ..Tally::default()
         }
     }
 }
@@ -297,6 +313,11 @@ more
 SKIPPED skips_late: no huge pages
 </system-err>
         </testcase>
+        <testcase name="passes_late" classname="kvpool-types" time="0.004">
+            <flakyFailure timestamp="2026-01-01T00:00:00.000+00:00" time="0.009" type="test failure">
+                <system-err>assertion failed</system-err>
+            </flakyFailure>
+        </testcase>
         <testcase name="fails" classname="kvpool-types" time="0.004">
             <failure type="test failure">SKIPPED fails: and then failed
 </failure>
@@ -314,7 +335,8 @@ SKIPPED skips_late: no huge pages
         );
         nextest.read_report(REPORT);
         let tally = nextest.tally();
-        assert_eq!((tally.passed, tally.failed, tally.skipped), (1, 1, 4));
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (2, 1, 4));
+        assert_eq!(tally.unstable, BTreeSet::from(["passes_late".to_owned()]));
         let skips: Vec<_> = tally.skips.iter().map(String::as_str).collect();
         assert_eq!(
             skips,

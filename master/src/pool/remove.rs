@@ -88,9 +88,14 @@ impl Pool {
             };
             let again = leaving.iter().zip(taken).filter(|(_, taken)| !taken);
             left = again.map(|(block, _)| block.index).collect();
-        }
-        if codes.contains(&Code::Missing) {
-            self.earlier_losses_are_durable().await?;
+            if left.is_empty() {
+                left = self.copied_meanwhile(namespace, keys, &codes).await?;
+                for index in &left {
+                    if let Some(code) = codes.get_mut(*index) {
+                        *code = Code::Ok;
+                    }
+                }
+            }
         }
         let count = |wanted: Code| codes.iter().filter(|code| **code == wanted).count() as u64;
         Ok(RemoveReport {
@@ -142,6 +147,10 @@ impl Pool {
             }
             if page.is_empty() {
                 if in_memory && self.has_media() {
+                    // A block that was evicted before its turn is on a medium now, or never will be.
+                    self.earlier_losses_are_submitted().await?;
+                    self.end_stores_of_evicted(None);
+                    self.flush_log().await?;
                     in_memory = false;
                     continue;
                 }
@@ -311,17 +320,47 @@ impl Pool {
         taken
     }
 
-    /// Waits until earlier losses are durable. A missing block may have been evicted a moment ago,
-    /// and a crash before the durable append would bring it back. So a remove reports a missing key
-    /// only afterwards.
-    async fn earlier_losses_are_durable(self: &Arc<Self>) -> Result<(), Code> {
-        // Once this lock is free, every earlier loss is submitted to the log. Eviction may hold the
-        // lock for a while, so the wait runs outside the runtime's threads.
+    /// Waits until the absence of missing blocks is certain. Returns the indexes of those that are not
+    /// missing after all: their copies to media ended after their evictions.
+    async fn copied_meanwhile(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        keys: &[KeyRef<'_>],
+        codes: &[Code],
+    ) -> Result<Vec<usize>, Code> {
+        let missing = || {
+            let all = keys.iter().zip(codes).enumerate();
+            all.filter(|(_, (_, code))| **code == Code::Missing)
+        };
+        if missing().next().is_none() {
+            return Ok(Vec::new());
+        }
+        self.earlier_losses_are_submitted().await?;
+        if !self.has_media() {
+            self.flush_log().await?;
+            return Ok(Vec::new());
+        }
+        self.end_stores_of_evicted(Some((namespace, &mut missing().map(|(_, (key, _))| *key))));
+        self.flush_log().await?;
+        let has_copy = |key: &KeyRef<'_>| self.has_copy(namespace, *key);
+        let copied = missing().filter(|(_, (key, _))| has_copy(key));
+        Ok(copied.map(|(index, _)| index).collect())
+    }
+
+    /// Waits until earlier losses are submitted to the log. A missing block may have been evicted a
+    /// moment ago, and a crash before the durable append would bring it back. So a remove reports a
+    /// missing key only once the log is flushed too.
+    async fn earlier_losses_are_submitted(self: &Arc<Self>) -> Result<(), Code> {
+        // Eviction may hold the lock for a while, so the wait runs outside the runtime's threads.
         if self.evicting.try_write().is_none() {
             let pool = Arc::clone(self);
             let waited = tokio::task::spawn_blocking(move || drop(pool.evicting.write()));
             waited.await.map_err(|_| Code::Internal)?;
         }
+        Ok(())
+    }
+
+    async fn flush_log(&self) -> Result<(), Code> {
         tokio::select! {
             biased;
             flushed = self.journal().flush() => flushed.map(|_| ()).map_err(|error| error.code()),

@@ -20,6 +20,7 @@ mod attach;
 mod demoter;
 mod media;
 mod restore;
+mod stores;
 mod transfers;
 mod zones;
 
@@ -36,11 +37,12 @@ use admission::Admission;
 use demoter::Demotions;
 use kvpool_proto::MediumState;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Key, Offset, SegmentId, Version};
+use kvpool_types::{Key, KeyRef, Offset, SegmentId, Version};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
+use stores::Stores;
 use tokio::sync::Notify;
 use transfers::Transfer;
 use zones::Saving;
@@ -69,6 +71,7 @@ pub(super) struct Tiering {
 struct Traffic {
     last_ticket: u64,
     open: HashMap<u64, Transfer>,
+    stores: Stores,
     /// The copies that are being loaded.
     loading: HashSet<(BlockId, Version)>,
     uses: HashMap<SegmentId, Use>,
@@ -186,8 +189,13 @@ impl Pool {
     }
 
     /// Runs `submit`, which logs a transferred copy, unless a put or removal of the key is under
-    /// way. Returns whether it ran.
-    fn record_transfer(&self, namespace: NamespaceId, key: &Key, submit: impl FnOnce()) -> bool {
+    /// way. Returns whether it was logged, as `submit` says.
+    fn record_transfer(
+        &self,
+        namespace: NamespaceId,
+        key: &Key,
+        submit: impl FnOnce() -> bool,
+    ) -> bool {
         let reservations = self.reservations.lock();
         if reservations.is_pending(namespace, key.as_ref()) {
             return false;
@@ -196,17 +204,43 @@ impl Pool {
         if leaving.contains(&(namespace, key.clone())) {
             return false;
         }
-        submit();
-        true
+        submit()
     }
 
-    /// Notes that blocks have left memory. A block without a copy is lost.
+    /// Takes stores of evicted blocks out, so that they leave no copy: those of some keys, or all.
+    /// Afterwards the tier has every copy that an earlier store left, once the log is flushed.
+    pub(super) fn end_stores_of_evicted<'k>(
+        &self,
+        keys: Option<(NamespaceId, &mut dyn Iterator<Item = KeyRef<'k>>)>,
+    ) {
+        // Puts and copies of these keys are recorded under this lock.
+        let reservations = self.reservations.lock();
+        let mut traffic = self.tiering.traffic.lock();
+        match keys {
+            None => traffic.stores.clear(),
+            Some((namespace, keys)) => {
+                for key in keys {
+                    traffic.stores.key_changed(namespace, &key.to_key());
+                }
+            }
+        }
+        drop(traffic);
+        drop(reservations);
+    }
+
+    /// Notes that blocks were evicted from memory. A block without a copy is lost, unless it is
+    /// being copied.
     pub(super) fn note_left_memory(&self, left: &[Removed]) {
         if self.tier.is_empty() {
             return;
         }
         for block in left {
-            if !self.tier.left_memory(block) {
+            let is_stored = || {
+                let mut traffic = self.tiering.traffic.lock();
+                let stores = &mut traffic.stores;
+                stores.left_memory(block.namespace, &block.key, block.version)
+            };
+            if !self.tier.left_memory(block) && !is_stored() {
                 self.metrics.evicted_without_copy();
                 self.tiering.admission.lost(block.namespace, &block.key);
             }
@@ -224,13 +258,11 @@ impl Pool {
     }
 
     /// True when a key has a copy on a medium.
-    fn has_copy(&self, namespace: NamespaceId, key: &Key) -> bool {
+    pub(super) fn has_copy(&self, namespace: NamespaceId, key: KeyRef<'_>) -> bool {
         let mut has_copy = false;
         self.tier
             .directory()
-            .visit(namespace, &[key.as_ref()], |_, block| {
-                has_copy = block.is_some()
-            });
+            .visit(namespace, &[key], |_, block| has_copy = block.is_some());
         has_copy
     }
 

@@ -170,7 +170,7 @@ impl Pool {
             parent.is_some_and(|parent| {
                 let admitted = &self.tiering.admission.admitted;
                 admitted.lock().has(block.namespace, parent)
-                    || self.has_copy(block.namespace, parent)
+                    || self.has_copy(block.namespace, parent.as_ref())
             })
         };
         left >= 0.5 || left >= 0.0 && waiting.was_lost || left >= 0.25 && follows()

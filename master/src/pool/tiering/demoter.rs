@@ -145,7 +145,10 @@ impl Pool {
         }
         let segments = self.placement.segments();
         let mut demotions = self.tiering.demotions.lock();
+        let mut traffic = self.tiering.traffic.lock();
         for put in puts {
+            // A store of an earlier version leaves no copy.
+            traffic.stores.key_changed(put.namespace, put.key);
             let waiting = Waiting {
                 block: put.block,
                 version: put.version,

@@ -1,6 +1,7 @@
 //! Transfers in progress, and what their ends do.
 
 use super::super::{FreedReplicas, Pool};
+use super::stores::Meanwhile;
 use super::{Place, Put, Traffic};
 use crate::clock::BootInstant;
 use crate::directory::NewBlock;
@@ -128,6 +129,9 @@ impl Traffic {
             }
         }
         self.loading.extend(transfer.loading());
+        if let Direction::Store = transfer.direction {
+            self.stores.begin(&transfer.block);
+        }
         self.open.insert(ticket, transfer);
         proto::Transfer { ticket, ..order }
     }
@@ -172,6 +176,11 @@ impl Pool {
                 (Direction::Store, Code::Ok) => {
                     self.stored(&transfer);
                 }
+                (Direction::Store, code) => {
+                    let key = &transfer.block.key;
+                    tracing::debug!(%key, %code, "copy to a medium failed");
+                    self.give_up_transfer(transfer);
+                }
                 (Direction::Forward { .. }, Code::Ok) => {
                     if !self.stored(&transfer) {
                         self.forwarded(&transfer);
@@ -184,9 +193,6 @@ impl Pool {
                     self.forwarded(&transfer);
                 }
                 (Direction::Load { .. }, Code::Ok) => self.loaded(transfer),
-                (Direction::Store, _) => {
-                    tracing::debug!(key = %transfer.block.key, %code, "copy to a medium failed");
-                }
                 (Direction::Load { .. }, code) => {
                     if *code == Code::ChecksumMismatch {
                         self.copy_is_wrong(&transfer);
@@ -209,7 +215,10 @@ impl Pool {
         self.tiering.wake();
     }
 
-    /// Records a copy that was written. False when the block has gone meanwhile.
+    /// Records a copy that was written. False when the block has gone meanwhile, or its key changes.
+    ///
+    /// A block that was evicted while it was copied is kept: its bytes were right when they were read,
+    /// and nothing was put or removed under its key since.
     fn stored(self: &Arc<Self>, transfer: &Transfer) -> bool {
         let Moved {
             namespace,
@@ -219,14 +228,6 @@ impl Pool {
             checksum,
         } = transfer.block.clone();
         let moves = matches!(transfer.direction, Direction::Forward { .. });
-        let is_there = match moves {
-            true => self.is_on_medium(namespace, &key, version),
-            false => self.is_in_memory(namespace, &key, version),
-        };
-        if !is_there {
-            // Evicted or removed meanwhile, which cannot be told apart here.
-            return false;
-        }
         let place = transfer.place;
         let commit = Commit {
             namespace,
@@ -240,6 +241,13 @@ impl Pool {
         };
         let (pool, of) = (Arc::clone(self), transfer.clone());
         let is_recorded = self.record_transfer(namespace, &key, || {
+            let is_there = match moves {
+                true => self.is_on_medium(namespace, &key, version),
+                false => self.is_still_wanted(&transfer.block),
+            };
+            if !is_there {
+                return false;
+            }
             let record = Record::Commit(commit.clone());
             self.journal()
                 .submit_now(vec![record], Ack::Durable, move |durable| {
@@ -253,10 +261,12 @@ impl Pool {
                         pool.forwarded(&of);
                     }
                 });
+            true
         });
         if !is_recorded {
-            tracing::debug!(%key, %version, "copy not recorded: the key changes");
+            tracing::debug!(%key, %version, "copy not recorded: the block has gone, or its key changes");
         }
+        self.store_ended(transfer, is_recorded);
         is_recorded
     }
 
@@ -297,6 +307,7 @@ impl Pool {
                         Err(_) => pool.load_ended(&arrived),
                     }
                 });
+            true
         });
         if !is_recorded {
             self.give_up_transfer(transfer);
@@ -392,10 +403,35 @@ impl Pool {
         }
     }
 
+    /// Whether the block of a store that succeeded is in memory, or was evicted during the store. For a
+    /// caller who keeps puts and removals of the key away.
+    fn is_still_wanted(&self, block: &Moved) -> bool {
+        let meanwhile = self.tiering.traffic.lock().stores.meanwhile(block);
+        match meanwhile {
+            Meanwhile::Evicted => true,
+            Meanwhile::Stayed => self.is_in_memory(block.namespace, &block.key, block.version),
+            Meanwhile::Changed => false,
+        }
+    }
+
+    /// Ends a store. A block that was evicted during it, and has no copy by it, is lost.
+    fn store_ended(&self, transfer: &Transfer, is_recorded: bool) {
+        let Direction::Store = transfer.direction else {
+            return;
+        };
+        let block = &transfer.block;
+        let meanwhile = self.tiering.traffic.lock().stores.end(block);
+        if meanwhile == Meanwhile::Evicted && !is_recorded {
+            self.metrics.evicted_without_copy();
+            self.tiering.admission.lost(block.namespace, &block.key);
+        }
+    }
+
     /// Frees what a transfer that failed held. A store's range stays unused until its zone is
     /// written again.
     pub(super) fn give_up_transfer(&self, transfer: Transfer) {
         self.load_ended(&transfer);
+        self.store_ended(&transfer, false);
         if let Direction::Load { to, grant, .. } = transfer.direction {
             let freed = self.freed(std::iter::once(FreedReplicas {
                 replicas: &[to],

@@ -1,0 +1,103 @@
+//! The stores in progress, by key.
+//!
+//! A block may be evicted while it is copied. Its copy is still worth recording, unless its key was
+//! put or removed meanwhile. A put replaces the key's entry here or takes it out; so does a removal
+//! that found nothing to remove. A store without an entry leaves no copy.
+
+use super::transfers::Moved;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Key, Version};
+use std::collections::HashMap;
+
+/// The stores in progress.
+#[derive(Debug, Default)]
+pub(super) struct Stores(HashMap<(NamespaceId, Key), Store>);
+
+#[derive(Debug)]
+struct Store {
+    version: Version,
+    /// How many media the block is copied to.
+    count: u32,
+    left_memory: bool,
+}
+
+/// What became of a block during its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meanwhile {
+    /// Nobody evicted it.
+    Stayed,
+    /// It was evicted, and its key did not change since.
+    Evicted,
+    /// Its key was put or removed.
+    Changed,
+}
+
+impl Stores {
+    pub(super) fn begin(&mut self, block: &Moved) {
+        let new = Store {
+            version: block.version,
+            count: 0,
+            left_memory: false,
+        };
+        let store = self
+            .0
+            .entry((block.namespace, block.key.clone()))
+            .or_insert(new);
+        if store.version != block.version {
+            *store = Store {
+                version: block.version,
+                count: 0,
+                left_memory: false,
+            };
+        }
+        store.count += 1;
+    }
+
+    pub(super) fn meanwhile(&self, block: &Moved) -> Meanwhile {
+        let store = self.0.get(&(block.namespace, block.key.clone()));
+        match store.filter(|store| store.version == block.version) {
+            Some(store) if store.left_memory => Meanwhile::Evicted,
+            Some(_) => Meanwhile::Stayed,
+            None => Meanwhile::Changed,
+        }
+    }
+
+    /// Ends a store.
+    pub(super) fn end(&mut self, block: &Moved) -> Meanwhile {
+        let meanwhile = self.meanwhile(block);
+        let place = (block.namespace, block.key.clone());
+        if let Some(store) = self.0.get_mut(&place)
+            && store.version == block.version
+        {
+            store.count -= 1;
+            if store.count == 0 {
+                self.0.remove(&place);
+            }
+        }
+        meanwhile
+    }
+
+    /// Notes that a block was evicted; false when no store of it is in progress.
+    pub(super) fn left_memory(
+        &mut self,
+        namespace: NamespaceId,
+        key: &Key,
+        version: Version,
+    ) -> bool {
+        let store = self.0.get_mut(&(namespace, key.clone()));
+        let store = store.filter(|store| store.version == version);
+        store.map(|store| store.left_memory = true).is_some()
+    }
+
+    /// Takes out a key that was put or removed. Its stores in progress leave no copy.
+    pub(super) fn key_changed(&mut self, namespace: NamespaceId, key: &Key) {
+        if !self.0.is_empty() {
+            self.0.remove(&(namespace, key.clone()));
+        }
+    }
+
+    /// Takes out all keys.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
