@@ -3,16 +3,20 @@
 //! ```text
 //!  session ─ begin ──────► offers, once no transfer of an earlier session is in progress
 //!          ─ attach ─────► the generation is written ─► attached
-//!          ─ transfers ──► workers ─┬─ store: memory ─ copy, checksum ─► medium
-//!                                   └─ load:  medium ─ verified ─► memory, under a grant
+//!          ─ stores ─────► worker: memory ─ copy and checksum ─► medium
+//!          ─ loads ──────► medium ─► worker: verified ─► memory, under a grant
 //! ```
+//!
+//! A reader waits for a load. So a load begins on the session's thread where nothing is to be waited
+//! for, and a short one that is alone ends on the disk's thread.
 //!
 //! The master decides what moves. The node keeps no index of a medium. Work on media has threads of
 //! its own, so neither heartbeats nor the data port wait for a disk. An answer goes to the session
 //! that ordered the work, and to no other.
 //!
-//! **Architecture Invariant:** nothing reaches memory from a medium before the header and every
-//! chunk have proved it, and nothing is stored that does not have the checksum of its commit.
+//! **Architecture Invariant:** no chunk reaches memory from a medium before the header and its checksum
+//! prove it, and no block can be read before all of its chunks have. Nothing is stored that does not
+//! have the checksum of its commit.
 
 mod config;
 mod disk;
@@ -178,18 +182,24 @@ impl Media {
         orders: proto::Transfers,
         answers: &Answers,
     ) {
-        let mut work = self.shared.work.lock();
-        for order in orders.transfers {
-            work.in_flight += 1;
-            work.jobs.push_back(Job::Transfer(Box::new(Order {
+        self.shared.work.lock().in_flight += orders.transfers.len();
+        let orders = orders.transfers.into_iter().map(|order| {
+            Box::new(Order {
                 order,
                 incarnation,
                 epoch,
                 answers: answers.clone(),
-            })));
+            })
+        });
+        // A reader waits for a load: it begins here, without another thread.
+        let rest = orders.filter_map(|order| self.shared.begin_at_once(order));
+        let rest: Vec<_> = rest.collect();
+        if !rest.is_empty() {
+            let mut work = self.shared.work.lock();
+            work.jobs.extend(rest.into_iter().map(Job::Transfer));
+            drop(work);
+            self.shared.changed.notify_all();
         }
-        drop(work);
-        self.shared.changed.notify_all();
     }
 
     /// Whether a medium is attached. A disk that is busy counts as attached.
@@ -345,6 +355,11 @@ impl Shared {
             .filter_map(|disk| disk.lock().offer(cluster));
         let media = offers.collect();
         let _ended = answers.send(ToMaster::Media(proto::Media { media }));
+    }
+
+    /// Whether one transfer is in progress, and no other.
+    fn is_last(&self) -> bool {
+        self.work.lock().in_flight == 1
     }
 
     /// Ends a transfer: the next offer may have waited for it.

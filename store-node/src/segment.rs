@@ -1,4 +1,4 @@
-//! The memory and, one day, the disks that a node contributes, cut into segments.
+//! The memory that a node contributes, cut into segments. Disks are in `media`.
 
 mod dram;
 

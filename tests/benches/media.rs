@@ -5,10 +5,12 @@
 //!     cargo bench -p kvpool-tests --bench media [-- ROUNDS]
 //!
 //! - `store`: a node that drains copies a gibibyte of blocks from its memory to its disk.
-//! - `get`: two callers get blocks that lie on the disk only, in random order. The limit is the smaller
+//! - `get`: four callers get blocks that lie on the disk only, in random order. The limit is the smaller
 //!   of plain reads and of gets of the same blocks from memory.
 //! - `one`: the median latency of a single get of a block on the disk.
 //!
+//! Both files were written once before, as those of a disk in use: the first write of a range costs the
+//! filesystem more. The processes that read from shared memory fill their page tables before.
 //! It prints the medians over the rounds, of the rates and of the ratios.
 
 use anyhow::Context;
@@ -19,16 +21,23 @@ use kvpool_tests::{Cluster, Options};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
+use std::io::Read;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// The bytes of all blocks.
 const TOTAL: u64 = 1 << 30;
+/// The bytes of the medium.
+const MEDIUM: u64 = 3 << 29;
+/// How long a process may fill its page tables.
+const SETTLE: Duration = Duration::from_secs(1);
 /// The bytes in progress, as the master orders them.
 const WINDOW: u64 = 64 << 20;
-/// The bytes of one batch of gets; two are in progress.
+/// The bytes of one batch of gets.
 const BATCH: u64 = 16 << 20;
+/// Batches in progress.
+const CALLERS: usize = 4;
 const SIZES: [u64; 3] = [256 << 10, 1 << 20, 8 << 20];
 
 fn main() -> anyhow::Result<()> {
@@ -77,9 +86,10 @@ async fn round(place: &Path, block: u64) -> anyhow::Result<Vec<(String, [f64; 4]
     let raw = Raw::open(&place.join("raw"), block)?;
     let place = tempfile::tempdir_in(place)?;
     let file = place.path().join("ssd");
+    write_zeros(&file, MEDIUM)?;
     let options = Options {
         segment: "2GiB".into(),
-        node: vec!["--ssd".into(), format!("path={},size=5GiB", file.display())],
+        node: vec!["--ssd".into(), format!("path={}", file.display())],
         ..Options::default()
     };
     let mut cluster = Cluster::start(options.master(&["--lease-ttl", "300ms"]))?;
@@ -102,7 +112,8 @@ async fn round(place: &Path, block: u64) -> anyhow::Result<Vec<(String, [f64; 4]
         attached += 1;
         wait_attached(&cluster, attached)?;
         let client = connect(&cluster, transport).await?;
-        let disk = raw.read(BATCH * 2)?;
+        tokio::time::sleep(SETTLE).await;
+        let disk = raw.read(BATCH * CALLERS as u64)?;
         let cold = get_all(&client, blocks, block).await?;
         let warm = get_all(&client, blocks, block).await?;
         let ratio = cold / disk.min(warm);
@@ -114,6 +125,7 @@ async fn round(place: &Path, block: u64) -> anyhow::Result<Vec<(String, [f64; 4]
         cluster.restart_node(0)?;
         wait_attached(&cluster, attached + 1)?;
         let client = connect(&cluster, TransportChoice::Shm).await?;
+        tokio::time::sleep(SETTLE).await;
         let disk = raw.latency()?;
         let one = latency(&client, blocks, block).await?;
         rows.push((format!("one/{label} us"), [one, disk, 0.0, one - disk]));
@@ -139,6 +151,19 @@ fn wait_attached(cluster: &Cluster, times: usize) -> anyhow::Result<()> {
     })
 }
 
+/// Bytes that a process has written to disks.
+fn written(pid: u32) -> anyhow::Result<u64> {
+    let counts = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
+    let bytes = counts.lines().find_map(|l| l.strip_prefix("write_bytes: "));
+    Ok(bytes.context("no such count")?.trim().parse()?)
+}
+
+fn write_zeros(path: &Path, bytes: u64) -> anyhow::Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    std::io::copy(&mut std::io::repeat(0).take(bytes), &mut file)?;
+    Ok(file.sync_all()?)
+}
+
 /// Stops the node, and says at which rate it copied its memory: MB/s.
 fn drain(cluster: &mut Cluster) -> anyhow::Result<f64> {
     let stored = |cluster: &Cluster| -> anyhow::Result<u64> {
@@ -148,17 +173,25 @@ fn drain(cluster: &mut Cluster) -> anyhow::Result<f64> {
             .context("no such counter")
     };
     let pid = cluster.nodes[0].pid();
-    let begun = Instant::now();
     rustix::process::kill_process(
         rustix::process::Pid::from_raw(i32::try_from(pid)?).context("a process id")?,
         rustix::process::Signal::TERM,
     )?;
+    let asked = Instant::now();
+    let waits = || {
+        let waited = asked.elapsed().as_secs();
+        anyhow::ensure!(waited < 60, "the drain does not end");
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(())
+    };
+    // From the first write on: the node's farewell is not the disk's.
+    let written_before = written(pid)?;
+    while written(pid)? == written_before {
+        waits()?;
+    }
+    let begun = Instant::now();
     while stored(cluster)? < TOTAL {
-        anyhow::ensure!(
-            begun.elapsed() < Duration::from_secs(60),
-            "the drain does not end"
-        );
-        std::thread::sleep(Duration::from_millis(2));
+        waits()?;
     }
     let rate = TOTAL as f64 / 1e6 / begun.elapsed().as_secs_f64();
     cluster.nodes[0].terminate()?;
@@ -171,18 +204,18 @@ async fn get_all(client: &Client, blocks: u64, block: u64) -> anyhow::Result<f64
     order.shuffle(&mut StdRng::seed_from_u64(rand::random()));
     let length = usize::try_from(block)?;
     let batch = usize::try_from((BATCH / block).max(1))?;
-    let halves: Vec<Vec<u64>> = order
-        .chunks(order.len().div_ceil(2))
+    let parts: Vec<Vec<u64>> = order
+        .chunks(order.len().div_ceil(CALLERS))
         .map(<[u64]>::to_vec)
         .collect();
     let begun = Instant::now();
-    let tasks: Vec<_> = halves
+    let tasks: Vec<_> = parts
         .into_iter()
-        .map(|half| {
+        .map(|part| {
             let client = client.clone();
             tokio::spawn(async move {
                 let targets: Vec<_> = (0..batch).map(|_| target(length)).collect();
-                for numbers in half.chunks(batch) {
+                for numbers in part.chunks(batch) {
                     let gets = numbers.iter().zip(&targets);
                     let gets = gets
                         .map(|(n, to)| GetBlock::new(key(*n), to.clone()))
@@ -195,8 +228,8 @@ async fn get_all(client: &Client, blocks: u64, block: u64) -> anyhow::Result<f64
                         anyhow::ensure!(matches!(outcome?, GetOutcome::Hit { .. }), "a miss");
                     }
                 }
-                let (last, to) = (half.chunks(batch).last(), &targets[0]);
-                let first = last.and_then(<[u64]>::first).context("an empty half")?;
+                let (last, to) = (part.chunks(batch).last(), &targets[0]);
+                let first = last.and_then(<[u64]>::first).context("an empty part")?;
                 anyhow::ensure!(is_right(&key(*first), to, length), "wrong bytes");
                 Ok(())
             })
@@ -241,6 +274,9 @@ impl Raw {
             engine: Choice::Uring,
             ..DiskOptions::default()
         };
+        if !path.exists() {
+            write_zeros(path, TOTAL + (TOTAL >> 3))?;
+        }
         let engine = open(path, &options, &arena)?;
         let request = block + 4096;
         Ok(Self {

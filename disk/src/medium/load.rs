@@ -73,10 +73,23 @@ impl Arrival {
             shared,
         } = self;
         let loaded = read.and_then(|room| {
-            let chunks = wanted.verify(shared.id, &room)?;
+            let chunks = wanted.verify(shared.id, &room, |_, _| ())?;
             Ok(Loaded::new(room, &wanted, chunks))
         });
         loaded.inspect_err(|wrong| shared.wrong.count(wrong))
+    }
+
+    /// Gives each chunk of the range to `sink`, with its place in the block, once the header and the
+    /// chunk's checksum prove it. Returns the chunks' checksums. After an error `sink` has some chunks,
+    /// and the block must not be used.
+    pub fn deliver(self, sink: impl FnMut(u64, &[u8])) -> Result<Vec<Checksum>, Wrong> {
+        let Self {
+            read,
+            wanted,
+            shared,
+        } = self;
+        let chunks = read.and_then(|room| wanted.verify(shared.id, &room, sink));
+        chunks.inspect_err(|wrong| shared.wrong.count(wrong))
     }
 }
 

@@ -23,12 +23,14 @@ pub struct Stamp {
     pub checksum: Checksum,
 }
 
-/// The buffer of a block to store. The caller fills [`data`](Self::data).
+/// The buffer of a block to store. The caller fills it.
 #[derive(Debug)]
 pub struct Staged {
     buffer: Buffer,
     header: usize,
     length: u64,
+    /// The checksums of the chunks, where [`fill`](Self::fill) has summed them.
+    chunks: Option<Vec<Checksum>>,
 }
 
 impl Staged {
@@ -47,11 +49,30 @@ impl Staged {
             buffer,
             header,
             length,
+            chunks: None,
         }))
     }
 
     /// The block's bytes. Their first content is undefined: other blocks used the room before.
     pub fn data(&mut self) -> &mut [u8] {
+        self.chunks = None;
+        self.bytes()
+    }
+
+    /// Fills the block chunk by chunk: `read` gets a chunk's place in the block, and its room. Each
+    /// chunk is summed while it is in the processor's cache.
+    pub fn fill(&mut self, mut read: impl FnMut(u64, &mut [u8])) {
+        let chunks = self.bytes().chunks_mut(Length(CHUNK).as_usize());
+        let sums = chunks.zip((0u64..).step_by(Length(CHUNK).as_usize()));
+        let sums = sums.map(|(chunk, from)| {
+            read(from, chunk);
+            checksum(chunk)
+        });
+        let sums = sums.collect();
+        self.chunks = Some(sums);
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
         let length = Length(self.length).as_usize();
         let (_, data) = self.buffer.split_at_mut(self.header);
         data.split_at_mut(length).0
@@ -60,11 +81,10 @@ impl Staged {
     /// Writes the header and the padding around the data.
     fn seal(mut self, medium: MediumId, stamp: &Stamp) -> Result<Buffer, Invalid> {
         let length = self.length;
-        let chunks: Vec<_> = self
-            .data()
-            .chunks(Length(CHUNK).as_usize())
-            .map(checksum)
-            .collect();
+        let chunks = self.chunks.take().unwrap_or_else(|| {
+            let chunks = self.bytes().chunks(Length(CHUNK).as_usize());
+            chunks.map(checksum).collect()
+        });
         if combine_chunks(Length(length), &chunks) != stamp.checksum {
             return Err(Invalid::Checksum);
         }
@@ -98,7 +118,7 @@ impl Medium {
     /// Stores a block. `done` is called once: on this thread when nothing was written, else on the
     /// engine's. A success outlives a power cut after the next [`flush`](Self::flush).
     ///
-    /// This sums the block's bytes on the calling thread.
+    /// This sums the block's bytes on the calling thread, unless [`Staged::fill`] did.
     pub fn store(
         &self,
         staged: Staged,

@@ -87,8 +87,14 @@ impl Wanted {
         })
     }
 
-    /// Checks what was read: the header, and each chunk of the range. Gives the chunks' checksums.
-    pub(super) fn verify(&self, medium: MediumId, room: &Room) -> Result<Vec<Checksum>, Wrong> {
+    /// Checks what was read: the header, and each chunk of the range. `proved` gets each chunk at once,
+    /// while it is in the processor's cache, with its place in the block. Gives the chunks' checksums.
+    pub(super) fn verify(
+        &self,
+        medium: MediumId,
+        room: &Room,
+        mut proved: impl FnMut(u64, &[u8]),
+    ) -> Result<Vec<Checksum>, Wrong> {
         let header = Header::decode(&room.head).map_err(Wrong::Header)?;
         self.expected.check(&header, medium, self.offset)?;
         let first = self.range.start / CHUNK;
@@ -99,6 +105,7 @@ impl Wanted {
             if checksum(bytes) != *sum {
                 return Err(Wrong::Chunk(number));
             }
+            proved(verified, bytes);
             verified += bytes.len() as u64;
         }
         // Guards the arithmetic above: unverified bytes never leave.

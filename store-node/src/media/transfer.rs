@@ -1,13 +1,14 @@
 //! Transfers: a block goes from memory to a medium, or back.
 
+use super::disk::Disk;
 use super::health::Health;
 use super::{Answers, Shared};
 use kvpool_disk::medium::{
-    Arrival, Expected, Loaded, Order as StoreNumber, Staged, Stamp, StoreError, Wanted, Wrong,
+    Arrival, Expected, Order as StoreNumber, Staged, Stamp, StoreError, Wanted, Wrong,
 };
-use kvpool_disk::medium::{Invalid, Medium};
+use kvpool_disk::medium::{Invalid, Medium, Room};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
-use kvpool_transport::host::{Abort, Admission, Host};
+use kvpool_transport::host::{Abort, Admission, Host, WriteGuard};
 use kvpool_types::medium::DATA_START;
 use kvpool_types::{
     Checksum, Code, Epoch, Extent, Grant, GrantId, Incarnation, Length, Offset, SegmentId, Version,
@@ -18,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// How long a transfer waits for memory of the arena.
 const ROOM: Duration = Duration::from_secs(1);
+/// A block of at most so many bytes that is loaded alone is verified on the disk's thread: waking
+/// another thread takes longer.
+const SHORT: Length = Length(2 << 20);
 
 /// An order, the term that it belongs to, and where its answer goes.
 #[derive(Debug)]
@@ -42,6 +46,23 @@ struct Target {
     medium: Arc<Medium>,
     is_dirty: Arc<AtomicBool>,
     health: Arc<Health>,
+}
+
+impl Target {
+    fn of(disk: &Disk, segment: SegmentId) -> Option<Self> {
+        Some(Self {
+            medium: disk.attached(segment)?,
+            is_dirty: Arc::clone(&disk.is_dirty),
+            health: Arc::clone(&disk.health),
+        })
+    }
+}
+
+/// What a load needs: the medium, and memory of the arena.
+struct LoadTarget {
+    target: Target,
+    wanted: Wanted,
+    room: Room,
 }
 
 /// A copy into memory is short, so it is not interrupted: the fence waits for its end.
@@ -81,12 +102,39 @@ impl Shared {
     /// Begins a transfer. It ends with one answer.
     pub(super) fn begin_transfer(self: &Arc<Self>, order: Box<Order>) {
         let begun = match order.extents() {
-            Some((from, to)) if from.segment.is_on_medium() => self.begin_load(order, from, to),
+            Some((from, to)) if from.segment.is_on_medium() => {
+                let until = Instant::now() + ROOM;
+                match self.load_target(&order, from, Some(until)) {
+                    Ok(target) => {
+                        self.begin_load(order, to, target);
+                        Ok(())
+                    }
+                    Err(code) => Err((order, code)),
+                }
+            }
             Some((from, to)) if to.segment.is_on_medium() => self.begin_store(order, from, to),
             _ => Err((order, Code::Malformed)),
         };
         if let Err((order, code)) = begun {
             self.end(&order, code);
+        }
+    }
+
+    /// Begins a load into memory if nothing is to be waited for, else gives the order back. For a thread
+    /// that must not wait.
+    pub(super) fn begin_at_once(self: &Arc<Self>, order: Box<Order>) -> Option<Box<Order>> {
+        let Some((from, to)) = order.extents() else {
+            return Some(order);
+        };
+        if !from.segment.is_on_medium() || to.segment.is_on_medium() {
+            return Some(order);
+        }
+        match self.load_target(&order, from, None) {
+            Ok(target) => {
+                self.begin_load(order, to, target);
+                None
+            }
+            Err(_) => Some(order),
         }
     }
 
@@ -96,15 +144,17 @@ impl Shared {
     }
 
     fn attached(&self, segment: SegmentId) -> Option<Target> {
-        self.disks.iter().find_map(|disk| {
-            let disk = disk.lock();
-            let medium = disk.attached(segment)?;
-            Some(Target {
-                medium,
-                is_dirty: Arc::clone(&disk.is_dirty),
-                health: Arc::clone(&disk.health),
-            })
-        })
+        self.disks
+            .iter()
+            .find_map(|disk| Target::of(&disk.lock(), segment))
+    }
+
+    /// The same for a thread that must not wait: a disk that is being attached is left out.
+    fn attached_now(&self, segment: SegmentId) -> Option<Target> {
+        let disks = self.disks.iter();
+        disks
+            .filter_map(|disk| disk.try_lock())
+            .find_map(|disk| Target::of(&disk, segment))
     }
 
     fn begin_store(
@@ -124,7 +174,7 @@ impl Shared {
             Ok(staged) => staged,
             Err(code) => return Err((order, code)),
         };
-        bytes.read_at(Offset(0), staged.data());
+        staged.fill(|from, chunk| bytes.read_at(Offset(from), chunk));
         self.store_staged(order, staged, to, target);
         Ok(())
     }
@@ -184,14 +234,16 @@ impl Shared {
         });
     }
 
-    fn begin_load(
-        self: &Arc<Self>,
-        order: Box<Order>,
+    /// Waits for memory of the arena until `until`, or for nothing.
+    fn load_target(
+        &self,
+        order: &Order,
         from: Extent,
-        to: Extent,
-    ) -> Result<(), (Box<Order>, Code)> {
-        let Some(target) = self.attached(from.segment) else {
-            return Err((order, Code::Unreachable));
+        until: Option<Instant>,
+    ) -> Result<LoadTarget, Code> {
+        let target = match until {
+            Some(_) => self.attached(from.segment),
+            None => self.attached_now(from.segment),
         };
         let expected = Expected {
             order: None,
@@ -199,26 +251,38 @@ impl Shared {
             length: from.length.0,
             checksum: Checksum(order.order.checksum),
         };
-        let Ok(wanted) = Wanted::whole(from.offset.0 + DATA_START, expected) else {
-            return Err((order, Code::TooLarge));
-        };
-        let Some(room) = wanted.take(&self.arena, Some(Instant::now() + ROOM)) else {
-            return Err((order, Code::Full));
-        };
+        let wanted = Wanted::whole(from.offset.0 + DATA_START, expected);
+        let wanted = wanted.map_err(|_| Code::TooLarge)?;
+        Ok(LoadTarget {
+            target: target.ok_or(Code::Unreachable)?,
+            room: wanted.take(&self.arena, until).ok_or(Code::Full)?,
+            wanted,
+        })
+    }
+
+    fn begin_load(self: &Arc<Self>, order: Box<Order>, to: Extent, target: LoadTarget) {
+        let LoadTarget {
+            target: Target { medium, health, .. },
+            wanted,
+            room,
+        } = target;
         let shared = Arc::clone(self);
-        let Target { medium, health, .. } = target;
         let request = health.begin();
         medium.load(wanted, room, move |arrival| {
             health.finished(request);
-            // Verified on a worker: the disk's thread has other completions.
-            shared.push(super::Job::Arrived(Box::new(Arrived {
+            let arrived = Arrived {
                 order,
                 to,
                 arrival,
                 health,
-            })));
+            };
+            let is_short = to.length <= SHORT && !to.segment.is_on_medium();
+            if is_short && shared.is_last() {
+                return shared.end_load(arrived);
+            }
+            // Verified on a worker: the disk's thread has other completions.
+            shared.push(super::Job::Arrived(Box::new(arrived)));
         });
-        Ok(())
     }
 
     pub(super) fn end_load(self: &Arc<Self>, arrived: Arrived) {
@@ -228,29 +292,35 @@ impl Shared {
             arrival,
             health,
         } = arrived;
-        let verified = arrival.verify();
-        health.note(match &verified {
-            Err(Wrong::Io(error)) => Err(error),
-            _ => Ok(()),
-        });
-        let code = match verified {
-            Ok(loaded) if to.segment.is_on_medium() => match self.move_on(order, to, &loaded) {
-                Ok(()) => return,
-                Err((failed, code)) => return self.end(&failed, code),
-            },
-            Ok(loaded) => self.write(&order, to, &loaded),
-            Err(wrong) => {
-                let from = order.order.from;
-                tracing::warn!(%wrong, kind = wrong.kind(), ?from,
-                    "block on the medium is not what was stored");
-                self.store.metrics().media_wrong(wrong.kind());
-                match wrong {
-                    Wrong::Invalid(_) => Code::Unreachable,
-                    _ => Code::ChecksumMismatch,
-                }
+        let (health, from) = (&health, order.order.from);
+        let noted = |wrong: &Wrong| {
+            health.note(match wrong {
+                Wrong::Io(error) => Err(error),
+                _ => Ok(()),
+            });
+            tracing::warn!(%wrong, kind = wrong.kind(), ?from,
+                "block on the medium is not what was stored");
+            self.store.metrics().media_wrong(wrong.kind());
+            match wrong {
+                Wrong::Invalid(_) => Code::Unreachable,
+                _ => Code::ChecksumMismatch,
             }
         };
-        self.end(&order, code);
+        if !to.segment.is_on_medium() {
+            let written = self.write(&order, to, arrival);
+            let code = written.inspect(|_| health.note(Ok(())));
+            return self.end(&order, code.unwrap_or_else(|wrong| noted(&wrong)));
+        }
+        let moved = match arrival.verify() {
+            Ok(loaded) => {
+                health.note(Ok(()));
+                self.move_on(order, to, &loaded)
+            }
+            Err(wrong) => Err((order, noted(&wrong))),
+        };
+        if let Err((order, code)) = moved {
+            self.end(&order, code);
+        }
     }
 
     /// Stores verified bytes at another place of a medium.
@@ -272,30 +342,35 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes verified bytes into memory as a put would.
-    fn write(&self, order: &Order, to: Extent, loaded: &Loaded) -> Code {
-        let Ok(mac) = order.order.grant.as_ref().try_into() else {
-            return Code::GrantRefused;
+    /// Writes a block into memory as a put would, each chunk once it is verified. The block can be read
+    /// after the last of them.
+    fn write(&self, order: &Order, to: Extent, arrival: Arrival) -> Result<Code, Wrong> {
+        let guard = match self.admit(order, to) {
+            Ok(guard) => guard,
+            Err(code) => return arrival.deliver(|_, _| ()).map(|_| code),
         };
+        let chunks = arrival.deliver(|from, chunk| guard.target().write_at(Offset(from), chunk))?;
+        let code = guard.finish(chunks);
+        if code == Code::Ok {
+            self.store.metrics().media_loaded(to.length);
+        }
+        Ok(code)
+    }
+
+    fn admit(&self, order: &Order, to: Extent) -> Result<Box<dyn WriteGuard>, Code> {
+        let mac = order.order.grant.as_ref().try_into();
         let grant = Grant {
             extent: to,
             epoch: order.epoch,
             id: GrantId(order.order.grant_id),
-            mac,
+            mac: mac.map_err(|_| Code::GrantRefused)?,
         };
         match self
             .store
             .admit_write(order.incarnation, &grant, Arc::new(Short))
         {
-            Admission::Refuse(refused) => refused.code,
-            Admission::Write(guard) => {
-                guard.target().write_at(Offset(0), loaded);
-                let code = guard.finish(loaded.chunks().to_vec());
-                if code == Code::Ok {
-                    self.store.metrics().media_loaded(to.length);
-                }
-                code
-            }
+            Admission::Refuse(refused) => Err(refused.code),
+            Admission::Write(guard) => Ok(guard),
         }
     }
 }
