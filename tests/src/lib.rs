@@ -8,6 +8,7 @@ pub mod churn;
 pub mod cluster;
 pub mod commits;
 pub mod daemon;
+pub mod faulty_disk;
 pub mod fuzz;
 pub mod grants;
 pub mod hand;

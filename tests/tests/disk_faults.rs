@@ -1,0 +1,184 @@
+//! A disk fails in each way that disks fail, under load. The state is told within seconds, calls keep
+//! their deadlines, memory serves on, no heartbeat is late, and no byte is wrong.
+
+use fuser::Errno;
+use kvpool_client::{Client, GetBlock, GetOptions, GetOutcome, PutBlock, PutOptions};
+use kvpool_tests::blocks::{is_right, key, source, target};
+use kvpool_tests::churn::{Churn, Shape};
+use kvpool_tests::faulty_disk::{Fault, FaultyDisk};
+use kvpool_tests::{Cluster, Options};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Three times the memory, so that most blocks lie on the disk only.
+const SHAPE: Shape = Shape {
+    tasks: 4,
+    keys: 100,
+    length: 256 << 10,
+};
+const SEGMENT: &str = "32MiB";
+/// The goal is 2 s; the rest is for a busy machine.
+const TOLD_WITHIN: Duration = Duration::from_secs(4);
+/// The longest put and get of a block that is in memory: no wait for the disk, which is seconds late.
+const MOST: Duration = Duration::from_secs(1);
+
+/// Puts a block and gets it again, over and over, and notes how long the longest call took.
+struct Probe {
+    is_over: Arc<AtomicBool>,
+    longest_ms: Arc<AtomicU64>,
+    task: tokio::task::JoinHandle<anyhow::Result<u64>>,
+}
+
+impl Probe {
+    fn start(client: &Client) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let longest_ms = Arc::new(AtomicU64::new(0));
+        let (client, over, longest) = (
+            client.clone(),
+            Arc::clone(&is_over),
+            Arc::clone(&longest_ms),
+        );
+        let task = tokio::spawn(async move {
+            let mut number = 1 << 40;
+            while !over.load(Ordering::Acquire) {
+                let (key, length) = (key(number), 4096);
+                number += 1;
+                let begun = Instant::now();
+                let put = PutBlock::new(key.clone(), source(&key, length));
+                let put = client.batch_put(vec![put], &PutOptions::default()).await;
+                anyhow::ensure!(put.iter().all(Result::is_ok), "{put:?}");
+                let took = begun.elapsed();
+                let (begun, to) = (Instant::now(), target(length));
+                let get = GetBlock::new(key.clone(), to.clone());
+                let options = GetOptions {
+                    release: true,
+                    ..GetOptions::default()
+                };
+                let got = client.batch_get(vec![get], &options).await;
+                let took = took.max(begun.elapsed());
+                longest.fetch_max(u64::try_from(took.as_millis())?, Ordering::AcqRel);
+                for outcome in got {
+                    let is_hit = matches!(outcome?, GetOutcome::Hit { .. });
+                    anyhow::ensure!(is_hit && is_right(&key, &to, length), "not as it was put");
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            Ok(number - (1 << 40))
+        });
+        Self {
+            is_over,
+            longest_ms,
+            task,
+        }
+    }
+
+    async fn end(self) -> (u64, Duration) {
+        self.is_over.store(true, Ordering::Release);
+        let calls = self.task.await.unwrap().unwrap();
+        (
+            calls,
+            Duration::from_millis(self.longest_ms.load(Ordering::Acquire)),
+        )
+    }
+}
+
+/// Waits until the master counts the medium under this state, and says how long that took.
+fn wait_for_state(cluster: &Cluster, state: &str) -> Duration {
+    let since = Instant::now();
+    let line = format!("kvpool_master_media{{state=\"{state}\"}} 1");
+    let is_told = || Ok(cluster.master.http_get("/metrics")?.contains(&line));
+    cluster.wait_for(state, is_told).unwrap();
+    since.elapsed()
+}
+
+/// Runs a pool whose disk has this fault for some seconds. `heals` says whether the medium is in use
+/// again after the fault.
+async fn under(test: &str, fault: Fault, state: &str, heals: bool) {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let disk = match FaultyDisk::mount(place.path()) {
+        Ok(disk) => disk,
+        Err(error) => {
+            eprintln!("SKIPPED {test}: no FUSE here: {error:#}");
+            return;
+        }
+    };
+    let ssd = format!("path={},size=256MiB", disk.path().display());
+    let options = Options {
+        segment: SEGMENT.into(),
+        node: vec!["--ssd".into(), ssd],
+        ..Options::default()
+    };
+    let cluster = Cluster::start(options.master(&["--lease-ttl", "300ms"])).unwrap();
+    wait_for_state(&cluster, "ready");
+    let client = cluster.client().await.unwrap();
+    let churn = Churn::start(&client, SHAPE);
+    let moves = |name: &str| {
+        cluster.counters().unwrap()["counters"][name]
+            .as_u64()
+            .unwrap()
+    };
+    let both_ways = || Ok(moves("blocks_stored_total") > 200 && moves("blocks_loaded_total") > 50);
+    cluster
+        .wait_for("blocks move both ways", both_ways)
+        .unwrap();
+
+    let probe = Probe::start(&client);
+    disk.set(fault);
+    let told = wait_for_state(&cluster, state);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (calls, longest) = probe.end().await;
+    let late = cluster.nodes[0]
+        .metric("kvpool_node_heartbeat_lateness_seconds")
+        .unwrap();
+    println!(
+        "{test}: {state} after {told:?}; {calls} puts and gets in memory, the longest {longest:?}; \
+         heartbeat late by {late} s"
+    );
+    assert!(told < TOLD_WITHIN, "{told:?}");
+    assert!(longest < MOST, "{longest:?}");
+    assert!(late < 0.3, "{late}");
+    assert!(
+        cluster
+            .node_states()
+            .unwrap()
+            .iter()
+            .all(|(_, state)| state == "live")
+    );
+
+    disk.set(Fault::None);
+    if heals {
+        wait_for_state(&cluster, "ready");
+        let before = moves("blocks_stored_total");
+        let stores_again = || Ok(moves("blocks_stored_total") > before + 50);
+        cluster
+            .wait_for("the medium is in use again", stores_again)
+            .unwrap();
+    }
+    let mut left = churn.end().await.unwrap();
+    let seen = left.check(&client).await.unwrap();
+    println!("under load {:?}; afterwards {seen:?}", left.seen);
+    assert!(left.seen.stored > 200 && seen.right > 20, "{seen:?}");
+    // The mount outlives the daemon, which has the file open.
+    drop(cluster);
+    drop(disk);
+}
+
+macro_rules! faults {
+    ($($test:ident: $fault:expr => $state:literal, $heals:literal;)*) => {$(
+        #[tokio::test(flavor = "multi_thread")]
+        async fn $test() {
+            under(stringify!($test), $fault, $state, $heals).await;
+        }
+    )*};
+}
+
+faults! {
+    a_disk_that_fails_every_request_is_gone: Fault::Fails(Errno::EIO) => "gone", false;
+    a_disk_that_was_pulled_is_gone: Fault::Fails(Errno::ENODEV) => "gone", false;
+    a_disk_that_transfers_too_little_is_gone: Fault::Short => "gone", false;
+    a_disk_without_room_is_read_only: Fault::RefusesWrites(Errno::ENOSPC) => "read_only", false;
+    a_disk_that_became_read_only_is_read_only: Fault::RefusesWrites(Errno::EROFS) => "read_only", false;
+    a_disk_that_takes_two_seconds_is_slow: Fault::Late(Duration::from_secs(2)) => "slow", true;
+    a_disk_that_hangs_is_slow: Fault::Hangs => "slow", true;
+}
