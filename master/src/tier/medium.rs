@@ -128,10 +128,18 @@ impl Medium {
 
     /// Takes the next range for a block. `now` is the tick of this moment.
     pub fn take(&self, length: Length, now: Tick) -> Taken {
+        self.take_beside(Length(0), length, now)
+    }
+
+    /// The same, but leaves `reserved` bytes of the written zone, if any, to others.
+    pub fn take_beside(&self, reserved: Length, length: Length, now: Tick) -> Taken {
         let Some(footprint) = medium::footprint(length) else {
             return Taken::TooLong;
         };
         let mut ring = self.ring.lock();
+        if reserved.0 > 0 && ring.room().0 < reserved.0 + footprint.0 {
+            return Taken::NeedsZone;
+        }
         let zone = ring.cursor();
         let taken = ring.take(footprint);
         if ring.cursor() != zone

@@ -18,7 +18,7 @@ use crate::store::record::Record;
 use crate::tier::{Medium, Taken};
 use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Incarnation, Key, SegmentId, Version};
+use kvpool_types::{Incarnation, Key, Length, SegmentId, Version};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +99,8 @@ impl Line {
 struct Target {
     node: Arc<StoreNode>,
     session: u64,
-    media: Vec<Arc<Medium>>,
+    /// With the room of the written zone that is not for stores.
+    media: Vec<(Arc<Medium>, Length)>,
 }
 
 /// What became of a block whose turn had come.
@@ -146,6 +147,7 @@ impl Pool {
         let segments = self.placement.segments();
         let mut demotions = self.tiering.demotions.lock();
         let mut traffic = self.tiering.traffic.lock();
+        let mut is_due = false;
         for put in puts {
             // A store of an earlier version leaves no copy.
             traffic.stores.key_changed(put.namespace, put.key);
@@ -161,8 +163,13 @@ impl Pool {
                     && let Some(line) = demotions.nodes.get_mut(&segment.node.incarnation)
                 {
                     line.push(waiting.clone());
+                    is_due |= line.bytes > line.kept;
                 }
             }
+        }
+        drop((traffic, demotions, segments));
+        if is_due {
+            self.tiering.wake();
         }
     }
 
@@ -266,15 +273,13 @@ impl Pool {
             let Some((node, session)) = node else {
                 continue;
             };
-            let is_busy = self.empty_next_zone(&medium, &node, session);
+            let reserved = self.empty_next_zone(&medium, &node, session);
             let target = targets.entry(node.incarnation).or_insert_with(|| Target {
                 node,
                 session,
                 media: Vec::new(),
             });
-            if !is_busy {
-                target.media.push(medium);
-            }
+            target.media.push((medium, reserved));
         }
         for target in targets.into_values() {
             self.demote(&target);
@@ -292,8 +297,8 @@ impl Pool {
             own.map(|segment| segment.limit()).sum()
         };
         let (kept, most) = (share(memory, WITHOUT_COPY), share(memory, GIVE_UP));
-        let cursors: Vec<u32> = media.iter().map(|medium| medium.cursor()).collect();
-        while media.iter().any(|medium| self.has_window(medium.id)) {
+        let cursors: Vec<u32> = media.iter().map(|(medium, _)| medium.cursor()).collect();
+        while media.iter().any(|(medium, _)| self.has_window(medium.id)) {
             let next = {
                 let mut demotions = self.tiering.demotions.lock();
                 let line = demotions.nodes.get_mut(&node.incarnation);
@@ -314,7 +319,7 @@ impl Pool {
                 break;
             }
         }
-        for (medium, cursor) in media.iter().zip(cursors) {
+        for ((medium, _), cursor) in media.iter().zip(cursors) {
             if medium.cursor() != cursor {
                 // A start from an older cursor only changes which zone is emptied first.
                 let record = Record::Medium(medium.record());
@@ -336,7 +341,7 @@ impl Pool {
             return Turn::Ended;
         };
         let mut turn = Turn::Ended;
-        for medium in &target.media {
+        for (medium, reserved) in &target.media {
             if !self.serves_namespace(medium.id, block.namespace) {
                 continue;
             }
@@ -348,7 +353,7 @@ impl Pool {
                 self.metrics.copy_refused();
                 continue;
             }
-            match medium.take(block.length, self.directory.next_tick()) {
+            match medium.take_beside(*reserved, block.length, self.directory.next_tick()) {
                 Taken::At(offset) => {
                     let place = Place {
                         medium: medium.id,
@@ -440,7 +445,7 @@ impl Pool {
             return;
         };
         let traffic = self.tiering.traffic.lock();
-        let stores = |medium: &Arc<Medium>| {
+        let stores = |(medium, _): &(Arc<Medium>, Length)| {
             let used = traffic.uses.get(&medium.id);
             used.is_some_and(|used| used.in_flight > 0)
         };

@@ -27,62 +27,79 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Copies to be saved from the oldest zone, by slot and version.
-pub(super) type Saving = VecDeque<(BlockId, Version)>;
+/// Copies to be saved from the oldest zone.
+#[derive(Debug, Default)]
+pub(super) struct Saving {
+    left: VecDeque<(BlockId, Version, Length)>,
+    /// The room of the written zone that is theirs.
+    reserved: Length,
+}
+
+impl Saving {
+    fn pop(&mut self) -> Option<(BlockId, Version)> {
+        let (copy, version, room) = self.left.pop_front()?;
+        self.reserved = Length(self.reserved.0.saturating_sub(room.0));
+        Some((copy, version))
+    }
+}
 
 impl Pool {
-    /// Goes on with the emptying of the zone behind the cursor. True while copies of it are being
-    /// saved: the rest of the written zone is theirs.
+    /// Goes on with the emptying of the zone behind the cursor. Returns the room of the written zone
+    /// that copies to be saved need.
     pub(super) fn empty_next_zone(
         self: &Arc<Self>,
         medium: &Arc<Medium>,
         node: &Arc<StoreNode>,
         session: u64,
-    ) -> bool {
+    ) -> Length {
         // Leases of an earlier term are not known before the floor.
         if self.now() < self.lease_floor {
-            return false;
+            return Length(0);
         }
-        let mut traffic = self.tiering.traffic.lock();
-        let Some(used) = traffic.uses.get_mut(&medium.id) else {
-            return false;
-        };
-        match &mut used.emptying {
-            Emptying::Idle if medium.is_next_due() => {
-                drop(traffic);
-                let saving = self.worth_saving(medium);
-                self.set_emptying(medium.id, Emptying::Saving(saving));
-                true
-            }
-            Emptying::Saving(left) => {
-                let Some((copy, version)) = left.front().copied() else {
-                    if used.forwards == 0 {
-                        drop(traffic);
-                        self.drop_oldest(medium);
+        loop {
+            let mut traffic = self.tiering.traffic.lock();
+            let Some(used) = traffic.uses.get_mut(&medium.id) else {
+                return Length(0);
+            };
+            match &mut used.emptying {
+                Emptying::Idle if medium.is_next_due() => {
+                    drop(traffic);
+                    let saving = self.worth_saving(medium);
+                    self.set_emptying(medium.id, Emptying::Saving(saving));
+                }
+                Emptying::Saving(saving) => {
+                    if used.in_flight >= WINDOW {
+                        return saving.reserved;
                     }
-                    return true;
-                };
-                if used.in_flight >= WINDOW {
-                    return true;
+                    let next = saving.pop();
+                    let is_saved = next.is_none() && used.forwards == 0;
+                    drop(traffic);
+                    match next {
+                        Some((copy, version)) => {
+                            if !self.save(medium, copy, version, node, session) {
+                                let none = Emptying::Saving(Saving::default());
+                                self.set_emptying(medium.id, none);
+                            }
+                        }
+                        None => {
+                            if is_saved {
+                                self.drop_oldest(medium);
+                            }
+                            return Length(0);
+                        }
+                    }
                 }
-                left.pop_front();
-                drop(traffic);
-                if !self.save(medium, copy, version, node, session) {
-                    self.set_emptying(medium.id, Emptying::Saving(Saving::new()));
+                Emptying::Draining if !used.busy.contains_key(&medium.next_zone()) => {
+                    used.emptying = Emptying::Idle;
+                    drop(traffic);
+                    // A copy whose record was on its way to the log may have come since.
+                    if medium.oldest().is_empty() {
+                        medium.emptied();
+                    }
+                    return Length(0);
                 }
-                // There may be room in the window for another one.
-                self.empty_next_zone(medium, node, session)
+                Emptying::Idle | Emptying::Logging | Emptying::Draining => return Length(0),
             }
-            Emptying::Draining if !used.busy.contains_key(&medium.next_zone()) => {
-                used.emptying = Emptying::Idle;
-                drop(traffic);
-                // A copy whose record was on its way to the log may have come since.
-                if medium.oldest().is_empty() {
-                    medium.emptied();
-                }
-                false
-            }
-            Emptying::Idle | Emptying::Logging | Emptying::Draining => false,
         }
     }
 
@@ -107,17 +124,19 @@ impl Pool {
             }
         }
         used.sort_unstable();
-        let mut room = medium.room_in_zone().min(Length(medium.zone.0 / 2));
-        let fits = |length: Length| {
-            let taken = medium::footprint(length)?;
-            room = Length(room.0.checked_sub(taken.0)?);
-            Some(())
-        };
-        let mut fits = fits;
-        let saved = used
-            .into_iter()
-            .map_while(|(_, copy, version, length)| fits(length).map(|()| (copy, version)));
-        saved.collect()
+        let room = medium.room_in_zone().min(Length(medium.zone.0 / 2));
+        let mut saving = Saving::default();
+        for (_, copy, version, length) in used {
+            let Some(taken) = medium::footprint(length) else {
+                continue;
+            };
+            if saving.reserved.0 + taken.0 > room.0 {
+                break;
+            }
+            saving.reserved.0 += taken.0;
+            saving.left.push_back((copy, version, taken));
+        }
+        saving
     }
 
     /// Orders the move of a copy into the written zone. False when no more can be saved.
