@@ -6,10 +6,12 @@ use kvpool_master::Config;
 use kvpool_master::placement::PlacementHints;
 use kvpool_master::pool::{Pool, ReserveOptions};
 use kvpool_types::{Code, Key, KeyRef, Length};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::{SPACE, commit, join, pool, reserve, reserve_with};
+use support::{SPACE, commit, item, join, join_late, pool, reserve, reserve_with};
 use tokio::time::timeout;
 
 const KIB: u64 = 1 << 10;
@@ -365,4 +367,65 @@ async fn a_put_is_not_woken_to_take_the_range_of_the_put_before_it() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(futures::poll!(&mut second).is_pending());
     assert!(first.await.is_ok());
+}
+
+/// What was evicted a moment ago is room that comes. A put that waits for it must not cost young blocks that
+/// happen to be neighbours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_oldest_blocks_leave_while_the_room_of_others_is_fenced() {
+    const BLOCK: u64 = 64 * KIB;
+    const BATCH: usize = 24;
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        eviction_high_watermark_ratio: 1.0,
+        eviction_ratio: 0.02,
+        lease_ttl: Duration::from_millis(10),
+        ..patient()
+    };
+    let (pool, _store) = pool(directory.path(), config).await;
+    let fence = Duration::from_millis(60);
+    join_late(&pool, "only", 1, 256 * BLOCK, fence).await;
+    let patience = ReserveOptions {
+        timeout: Duration::from_secs(10),
+        ..ReserveOptions::default()
+    };
+    // Keys by their last use, the latest at the end.
+    let mut used: Vec<u64> = Vec::new();
+    let mut draws = StdRng::seed_from_u64(1);
+    for first in (0u64..).step_by(BATCH).take(30) {
+        let mut left: Vec<Key> = (first..).map(key).take(BATCH).collect();
+        while !left.is_empty() {
+            let keys: Vec<KeyRef<'_>> = left.iter().map(Key::as_ref).collect();
+            let lengths = vec![Length(BLOCK); left.len()];
+            let granted = pool.reserve(SPACE, &keys[..], &lengths, &patience).await;
+            // A batch that was granted a part asks again for the rest.
+            let mut items = Vec::new();
+            let mut refused = Vec::new();
+            for (key, granted) in left.into_iter().zip(granted) {
+                match granted {
+                    Ok(granted) => items.push(item(&key, BLOCK, granted)),
+                    Err(code) => {
+                        assert_eq!(code, Code::Full);
+                        refused.push(key);
+                    }
+                }
+            }
+            let codes = pool.commit(SPACE, items).await;
+            assert!(codes.iter().all(|code| *code == Code::Ok));
+            left = refused;
+        }
+        used.extend((first..).take(BATCH));
+        // Some older ones are used again, so that neighbours differ in age.
+        for _ in 0..BATCH / 2 {
+            let at = draws.random_range(used.len().saturating_sub(150)..used.len());
+            let again = used.remove(at);
+            pool.lookup(SPACE, &[key(again).as_ref()][..], true);
+            used.push(again);
+        }
+        for young in used.iter().rev().take(160) {
+            let key = key(*young);
+            let is_there = pool.exist(SPACE, &[key.as_ref()][..], false).answer;
+            assert_eq!(is_there, [true], "{young} of {first}");
+        }
+    }
 }

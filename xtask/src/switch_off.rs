@@ -75,6 +75,15 @@ const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 8,
+        what: "a put waits for room that is being fenced, and evicts no neighbours for it",
+        file: "master/src/pool/evictor.rs",
+        on: "if (is_full || comes) && ",
+        off: "if is_full && ",
+        package: "kvpool-master",
+        test: "only_the_oldest_blocks_leave_while_the_room_of_others_is_fenced",
+    },
+    Mechanism {
+        invariant: 8,
         what: "a copy that was used since its zone was written moves on",
         file: "master/src/pool/tiering/zones.rs",
         on: "let is_wanted = block.tick() > sealed",

@@ -178,8 +178,10 @@ impl Pool {
     ) -> u64 {
         let demand = &demanded.demand;
         let (length, now) = (Length(demand.largest), self.now());
-        // The oldest blocks are large enough: each gives room for one block of the put.
-        if is_full && self.directory.first_footprint() >= length.0 {
+        // The oldest blocks are large enough: each gives room for one block of the put. Those that were
+        // evicted a moment ago leave quarantine soon.
+        let comes = usage.used > usage.used_after_quarantine;
+        if (is_full || comes) && self.directory.first_footprint() >= length.0 {
             return 0;
         }
         let counted = demand.counted(counted_at_once(usage.limit));

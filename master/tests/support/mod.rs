@@ -114,6 +114,17 @@ pub(crate) async fn join(
     incarnation: u128,
     bytes: u64,
 ) -> Arc<StoreNode> {
+    join_late(pool, name, incarnation, bytes, Duration::ZERO).await
+}
+
+/// The same, with fences that take so long.
+pub(crate) async fn join_late(
+    pool: &Arc<Pool>,
+    name: &str,
+    incarnation: u128,
+    bytes: u64,
+    late: Duration,
+) -> Arc<StoreNode> {
     let registration = registration(name, incarnation, bytes);
     let node = pool.register(&registration).await.unwrap();
     let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
@@ -124,6 +135,9 @@ pub(crate) async fn join(
         while let Some(Ok(message)) = inbox.recv().await {
             if let Some(Body::Fence(fence)) = message.body {
                 let tickets: Vec<u64> = fence.items.iter().map(|item| item.ticket).collect();
+                if !late.is_zero() {
+                    tokio::time::sleep(late).await;
+                }
                 pool.fenced(&fencing, &tickets);
             }
         }
