@@ -10,10 +10,14 @@
 use kvpool_master::clock::BootInstant;
 use kvpool_master::directory::{Directory, NewBlock, Options, Replica, Tick};
 use kvpool_master::placement::Extents;
+use kvpool_master::store::record;
+use kvpool_master::tier::Tier;
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Checksum, Key, Length, SegmentId, Version};
+use kvpool_types::medium::footprint;
+use kvpool_types::{Checksum, Key, Length, MediumId, NodeName, Offset, SegmentId, Version};
 use smallvec::smallvec;
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 struct Counting;
@@ -42,6 +46,9 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+/// One test at a time: the count is of the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const BLOCKS: u64 = 1_000_000;
 const BATCH: u64 = 1000;
@@ -113,6 +120,7 @@ fn fill(parents: bool) -> (f64, f64) {
 
 #[test]
 fn a_million_digest_keys_stay_within_the_budget() {
+    let _alone = ALONE.lock();
     for parents in [false, true] {
         let (bytes, accounted) = fill(parents);
         println!("parents: {parents}: {bytes:.1} bytes a block, {accounted:.1} accounted for");
@@ -122,4 +130,42 @@ fn a_million_digest_keys_stay_within_the_budget() {
             "{accounted} accounted for, {bytes} taken"
         );
     }
+}
+
+/// A copy on a medium costs an entry of the tier's directory, and one of the medium's table.
+#[test]
+fn a_million_copies_on_a_medium_stay_within_the_budget() {
+    let _alone = ALONE.lock();
+    let memory = Directory::new(Options::new(1), BootInstant(0));
+    let before = LIVE.load(Ordering::Relaxed);
+    let tier = Tier::new(Options::new(1), BootInstant(0), &memory);
+    let (id, length) = (SegmentId::on_medium(1), Length(60 << 10));
+    let taken = footprint(length).expect("a length that can be stored");
+    let zone = Length(taken.0 * 1000);
+    tier.set_medium(record::Medium {
+        id,
+        medium: MediumId(1),
+        node: NodeName("n".into()),
+        generation: 1,
+        is_pending: false,
+        size: Length(taken.0 * BLOCKS),
+        zone,
+        cursor: 0,
+    });
+    for n in 0..BLOCKS {
+        assert!(tier.publish(record::Commit {
+            namespace: NamespaceId(0),
+            key: key(n),
+            version: Version(n + 1),
+            length,
+            checksum: Checksum(n),
+            replicas: smallvec![(id, Offset(n * taken.0))],
+            parent: None,
+            hard_pin: false,
+        }));
+    }
+    assert_eq!(tier.directory().blocks(), BLOCKS);
+    let bytes = (LIVE.load(Ordering::Relaxed) - before) as f64 / BLOCKS as f64;
+    println!("{bytes:.1} bytes a copy");
+    assert!(bytes <= BUDGET, "{bytes} bytes a copy");
 }

@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BLOCK: usize = 1 << 20;
 /// Four times the memory of the node.
@@ -110,6 +110,30 @@ async fn blocks_on_disk_survive_the_deaths_of_node_and_master() {
         last.right >= again.right * 9 / 10,
         "{last:?} after {again:?}"
     );
+}
+
+/// The node copies its memory to the disk before it ends, and serves all of it ten seconds after its start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_planned_restart_costs_no_hits() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut cluster = pool_with_disk(disk.path());
+    let client = cluster.client().await.unwrap();
+    attached(&cluster, 1);
+    // Memory is full, and most of its blocks have no copy yet.
+    put_all(&client, 0..56, BLOCK).await.unwrap();
+    let before = check_all(&client, 0..56, BLOCK).await;
+    assert_eq!(before.right, 56, "{before:?}");
+    assert!(counter(&cluster, "blocks_stored_total") < 40);
+    assert!(cluster.nodes[0].terminate().unwrap().success());
+    let asked = Instant::now();
+    cluster.restart_node(0).unwrap();
+    cluster.wait_live(1).unwrap();
+    attached(&cluster, 2);
+    let client = cluster.client().await.unwrap();
+    let after = check_all(&client, 0..56, BLOCK).await;
+    println!("{before:?}, and {after:?} after {:?}", asked.elapsed());
+    assert_eq!(after.right, 56, "{after:?}");
+    assert!(asked.elapsed() < Duration::from_secs(10));
 }
 
 #[tokio::test(flavor = "multi_thread")]
