@@ -41,8 +41,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use transfer::{Arrived, Order};
 
-/// Threads that copy and verify bytes. The disk's own thread waits for the device.
-const WORKERS: usize = 4;
+/// Threads that serve the session and verify loads. The disk's own thread waits for the device.
+const WORKERS: usize = 2;
+/// Threads that copy blocks to media. They yield to all others: puts and gets do not wait for a copy.
+const COPIERS: usize = 2;
+/// How nice the copiers are.
+const NICE: i32 = 10;
 /// The memory for transfers in progress, over all media.
 const ARENA: usize = 256 << 20;
 /// How often what was stored is flushed, and changes of a medium's state are sent.
@@ -115,6 +119,22 @@ enum Job {
     Arrived(Box<Arrived>),
 }
 
+/// Which threads do a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Duty {
+    Serve,
+    Copy,
+}
+
+impl Job {
+    fn duty(&self) -> Duty {
+        match self {
+            Self::Transfer(order) if order.is_store() => Duty::Copy,
+            _ => Duty::Serve,
+        }
+    }
+}
+
 impl Media {
     /// Opens the media. Blocks on the devices.
     pub(crate) fn open(config: &[SsdConfig], store: Store) -> Result<Self, MediaError> {
@@ -149,9 +169,19 @@ impl Media {
         for number in 0..WORKERS {
             let shared = Arc::clone(&media.shared);
             let worker = std::thread::Builder::new().name(format!("kvnode-media-{number}"));
-            media
-                .workers
-                .push(worker.spawn(move || shared.run(number == 0))?);
+            let run = move || shared.run(Duty::Serve, number == 0);
+            media.workers.push(worker.spawn(run)?);
+        }
+        for number in 0..COPIERS {
+            let shared = Arc::clone(&media.shared);
+            let copier = std::thread::Builder::new().name(format!("kvnode-copy-{number}"));
+            let run = move || {
+                if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+                    tracing::debug!(%error, "copies to media are as urgent as all else");
+                }
+                shared.run(Duty::Copy, false);
+            };
+            media.workers.push(copier.spawn(run)?);
         }
         Ok(media)
     }
@@ -232,12 +262,13 @@ impl Drop for Media {
 impl Shared {
     fn push(&self, job: Job) {
         self.work.lock().jobs.push_back(job);
-        self.changed.notify_one();
+        // Not every thread does every job.
+        self.changed.notify_all();
     }
 
-    fn run(self: Arc<Self>, flushes: bool) {
+    fn run(self: Arc<Self>, duty: Duty, flushes: bool) {
         let mut tended = Instant::now();
-        while let Some(job) = self.next(flushes.then_some(tended + TEND)) {
+        while let Some(job) = self.next(duty, flushes.then_some(tended + TEND)) {
             if let Some(job) = job {
                 self.serve(job);
             }
@@ -282,14 +313,16 @@ impl Shared {
 
     /// The next job; `Some(None)` at `until`; `None` at the end.
     #[allow(clippy::option_option, reason = "a job, no job yet, or no job ever")]
-    fn next(&self, until: Option<Instant>) -> Option<Option<Job>> {
+    fn next(&self, duty: Duty, until: Option<Instant>) -> Option<Option<Job>> {
         let mut work = self.work.lock();
         loop {
             if work.is_closed {
                 return None;
             }
             // An offer waits for the transfers of earlier sessions; what is behind it does not.
-            let is_ready = |job: &Job| !matches!(job, Job::Offer(..)) || work.in_flight == 0;
+            let is_ready = |job: &Job| {
+                job.duty() == duty && (!matches!(job, Job::Offer(..)) || work.in_flight == 0)
+            };
             if let Some(at) = work.jobs.iter().position(is_ready) {
                 return Some(work.jobs.remove(at));
             }

@@ -73,6 +73,12 @@ impl Abort for Short {
 }
 
 impl Order {
+    /// Whether a block goes from memory to a medium.
+    pub(super) fn is_store(&self) -> bool {
+        let extents = self.extents();
+        extents.is_some_and(|(from, to)| !from.segment.is_on_medium() && to.segment.is_on_medium())
+    }
+
     fn extents(&self) -> Option<(Extent, Extent)> {
         let extent = |range: Option<proto::ExtentRange>| {
             range.map(|range| Extent {
