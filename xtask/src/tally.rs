@@ -4,8 +4,8 @@
 //! error and returns. It counts as skipped, not as passed, and the line is shown at the end: what was
 //! not tested is never silent. A test that is `#[ignore]`d counts as skipped too.
 //!
-//! A test that failed, was run again and passed counts as passed, and is named at the end: it is a fault
-//! to be found, of the test or of what it tests.
+//! A test that failed, was run again and passed counts as passed. It is named at the end: there is a fault
+//! to be found, in the test or in what it tests.
 
 use std::collections::BTreeSet;
 
