@@ -214,6 +214,14 @@ impl File {
                 )));
             }
             Some(wanted) if is_file => {
+                let room = rustix::fs::fstatvfs(&fd).map_err(system("measure"))?;
+                let free = room.f_bavail.saturating_mul(room.f_frsize);
+                if wanted - present > free {
+                    // Asked for more, a filesystem may fill up before it refuses.
+                    return Err(size(format!(
+                        "the filesystem has {free} bytes free, and {wanted} are configured"
+                    )));
+                }
                 // All room is taken now: a write must not fail for it later.
                 rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, wanted)
                     .map_err(system("take the room of"))?;

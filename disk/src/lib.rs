@@ -17,6 +17,7 @@
 //! ADR 0035 says why there is one ring a disk and no runtime.
 
 pub mod arena;
+mod directory;
 pub mod engine;
 pub mod faulty;
 mod file;
@@ -26,6 +27,7 @@ mod threads;
 mod uring;
 
 pub use arena::{Arena, Buffer};
+pub use directory::open_in;
 pub use engine::{Completion, Engine, EngineKind, IoError, Op, Request};
 pub use faulty::{Fault, Faulty};
 pub use file::{Choice, OpenError, Options, open};

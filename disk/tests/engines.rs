@@ -320,7 +320,7 @@ fn a_file_takes_all_its_room_when_it_is_made() {
     };
     let refused = open(&disk.path().join("much"), &much, &arena);
     assert!(
-        matches!(refused, Err(OpenError::System { .. })),
+        matches!(refused, Err(OpenError::Size { .. })),
         "{:?}",
         refused.err()
     );

@@ -31,7 +31,7 @@ pub struct Config {
     #[serde(with = "exact::sizes")]
     pub segment: Vec<ByteSize>,
     /// The disks, partitions or files that keep blocks which leave memory, each as
-    /// `path=PATH[,size=SIZE][,reset]`, split at the commas.
+    /// `path=PATH[,size=SIZE][,reset]` or `dir=DIRECTORY[,size=SIZE]`, split at the commas.
     pub ssd: Vec<String>,
     /// Whether the segments are made of 2 MiB pages that the host has set aside.
     pub hugepages: bool,

@@ -50,7 +50,8 @@ pub struct Flags {
     #[arg(long, value_name = "SIZE")]
     segment: Vec<String>,
     /// Keep blocks that leave memory on this disk, partition or file: path=PATH[,size=SIZE][,reset];
-    /// repeat for more. A file needs a size. With reset, whatever else it holds is lost
+    /// repeat for more. A file needs a size. With reset, whatever else it holds is lost. With dir=DIRECTORY
+    /// instead of path=, the node takes the first file there that no other process has
     #[arg(long, value_name = "MEDIUM")]
     ssd: Vec<String>,
     /// Allocate segments from 2 MiB pages; the host must have reserved enough (vm.nr_hugepages)

@@ -30,4 +30,5 @@ mod serve;
 
 pub use config::{Config, InvalidSetting};
 pub use flags::Flags;
+pub use media::{Attachment, MediumStatus};
 pub use node::{Node, StartError};

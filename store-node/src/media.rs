@@ -29,7 +29,7 @@ use crate::serve::Store;
 use disk::Disk;
 use health::Health;
 use kvpool_disk::medium::MediumRefused;
-use kvpool_disk::{Arena, Options, open};
+use kvpool_disk::{Arena, Options, open, open_in};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
 use kvpool_types::{ClusterId, Incarnation, MediumId};
 use parking_lot::{Condvar, Mutex};
@@ -70,6 +70,26 @@ pub enum MediaError {
     /// There is no memory, or no thread.
     #[error("media need memory and threads: {0}")]
     System(#[from] std::io::Error),
+}
+
+/// Whether a medium is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attachment {
+    /// No master has answered the node's offer yet.
+    Pending,
+    /// Blocks are copied to the medium, and read from it.
+    Attached,
+    /// It is not used, for this reason.
+    Refused(String),
+}
+
+/// A medium of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediumStatus {
+    /// The device or file; in a directory, the file that the node took.
+    pub path: PathBuf,
+    /// Whether it is in use.
+    pub attachment: Attachment,
 }
 
 /// Where answers of one session go.
@@ -145,11 +165,12 @@ impl Media {
                 size: one.size.map(|size| size.0),
                 ..Options::default()
             };
-            let engine = open(&one.path, &options, &arena)?;
-            let disk = Disk::read(one, engine, &arena).map_err(|source| MediaError::Refused {
-                path: one.path.clone(),
-                source,
-            })?;
+            let (path, engine) = match one.in_directory {
+                true => open_in(&one.path, &options, &arena)?,
+                false => (one.path.clone(), open(&one.path, &options, &arena)?),
+            };
+            let disk = Disk::read(one, path.clone(), engine, &arena)
+                .map_err(|source| MediaError::Refused { path, source })?;
             disks.push(Mutex::new(disk));
         }
         let health = disks.iter().map(|disk| Arc::clone(&disk.lock().health));
@@ -236,6 +257,18 @@ impl Media {
     pub(crate) fn is_attached(&self) -> bool {
         let mut disks = self.shared.disks.iter();
         disks.any(|disk| disk.try_lock().is_none_or(|disk| disk.is_attached()))
+    }
+
+    /// Each medium, in the order of the settings. A disk that is busy counts as pending.
+    pub(crate) fn status(&self) -> Vec<MediumStatus> {
+        let disks = self.shared.disks.iter().zip(&self.shared.health);
+        let status = disks.map(|(disk, health)| MediumStatus {
+            path: health.path().to_owned(),
+            attachment: disk
+                .try_lock()
+                .map_or(Attachment::Pending, |disk| disk.attachment()),
+        });
+        status.collect()
     }
 
     /// Ends the use of the media. What was stored is flushed, and the media are marked as clean.

@@ -3,7 +3,7 @@
 use crate::agent::{Agent, Options};
 use crate::config::{self, Config, InvalidSetting};
 use crate::fence::Limits;
-use crate::media::Media;
+use crate::media::{Media, MediumStatus};
 use crate::metrics::Metrics;
 use crate::reach;
 use crate::segment::{Dram, Segment};
@@ -263,6 +263,12 @@ impl Node {
     /// Whether a master has welcomed the node and hears it.
     pub fn is_ready(&self) -> bool {
         self.agent.read().as_ref().is_some_and(Agent::is_connected)
+    }
+
+    /// The media of the node. Offered when a master welcomes it, they are attached soon after.
+    pub fn media(&self) -> Vec<MediumStatus> {
+        let media = self.media.as_ref();
+        media.map_or_else(Vec::new, |media| media.status())
     }
 
     /// Drains the node: the master places nothing more here, and new writes and views are refused. Work in

@@ -11,13 +11,13 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum MediumRefused {
     /// The device holds bytes that are not kvpool's.
-    #[error("the device holds bytes that are not kvpool's: formatting needs --ssd-reset")]
+    #[error("the device holds bytes that are not kvpool's: formatting needs reset in --ssd")]
     Foreign,
     /// A later release formatted the medium.
     #[error("the medium has format {0}, which a later release wrote: run the later release")]
     NewerFormat(u32),
     /// Neither superblock can be read, and one was kvpool's.
-    #[error("both superblocks are damaged: formatting needs --ssd-reset")]
+    #[error("both superblocks are damaged: formatting needs reset in --ssd")]
     Damaged,
     /// The device is smaller than the medium on it.
     #[error("the device has {device} bytes, and its medium has {medium}")]
@@ -31,7 +31,7 @@ pub enum MediumRefused {
     #[error("the device has {0} bytes, too few for a medium")]
     TooSmall(u64),
     /// The medium belongs to another pool.
-    #[error("the medium belongs to cluster {theirs}, not {ours}: formatting needs --ssd-reset")]
+    #[error("the medium belongs to cluster {theirs}, not {ours}: formatting needs reset in --ssd")]
     OtherCluster {
         /// The cluster in the superblock.
         theirs: ClusterId,

@@ -36,7 +36,7 @@ class SegmentMethods(StoreBase):
     def allocate_and_mount_segment(
         self, size: int | str, protocol: str = "tcp", location: str = ""
     ) -> Mounted:
-        """Contributes another segment of `size` bytes, rounded up to pages.
+        """Contributes another segment of `size` bytes, rounded up to pages. It has no SSD.
 
         `protocol` and `location` have no effect: each client takes the best transport.
         """
@@ -56,15 +56,18 @@ class SegmentMethods(StoreBase):
             return {**refused, "ret": code}
         return {"ret": _codes.OK, "segment_ids": [name], "allocated_size": wanted}
 
-    def _contribute(self, settings: Settings, size: int, name: str, place: Place) -> int:
+    def _contribute(
+        self, settings: Settings, size: int, name: str, place: Place, medium: Sequence[str] = ()
+    ) -> int:
         if is_for_this_host_alone(place, settings.masters):
             log.warning(
                 "only workers on this host can use the segment at %s: give as local_hostname what others reach",
                 place.hostname,
             )
-        code, reason = self._native.add_segment(
+        code, reason, files = self._native.add_segment(
             list(settings.masters),
             size,
+            list(medium),
             name,
             place.listen,
             place.advertise,
@@ -73,12 +76,15 @@ class SegmentMethods(StoreBase):
         )
         if code != _codes.OK:
             log.error("no segment of %d bytes is contributed: %s", size, reason)
+        for file in files:
+            log.info("blocks that leave the segment are kept in %s", file)
         return code
 
     def unmount_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
         """Removes segments and their objects from the pool. Returns 0, or -101 for an unknown segment.
 
-        The call waits at most two seconds for reads in progress; the grace period has no effect.
+        The call waits at most two seconds for reads in progress; the grace period has no effect. A segment
+        with an SSD first copies its blocks there, for at most 30 seconds.
         """
         if isinstance(segment_ids, str):
             raise TypeError("segment_ids must be a list of str, not str")

@@ -56,6 +56,9 @@ class Settings:
     devices: tuple[str, ...] = ()
     masters: tuple[str, ...] = (f"http://127.0.0.1:{DEFAULT_MASTER_PORT}",)
     tenant: str = "default"
+    # Whether blocks that leave the segment are kept on SSD, and the directory; empty: from the environment.
+    offload: bool = False
+    offload_path: str = ""
     patience: Patience = Patience()
     # Settings that were given and mean nothing here.
     ignored: tuple[str, ...] = ()
@@ -142,6 +145,17 @@ def _text(value: object, what: str) -> str:
     return value
 
 
+_TRUE: Final = ("true", "1", "yes", "on")
+_FALSE: Final = ("false", "0", "no", "off")
+
+
+def _bool(value: object, what: str) -> bool:
+    text = str(value).strip().lower()
+    if text not in _TRUE + _FALSE:
+        raise BadSetting(f"{what}: {value!r} is neither true nor false")
+    return text in _TRUE
+
+
 def _patience(given: Mapping[str, object]) -> Patience:
     found: dict[str, int] = {}
     for field in dataclasses.fields(Patience):
@@ -168,6 +182,8 @@ _NAMES: Final = {
     "rdma_devices": ("rdma_devices", "device_name"),
     "master_server_addr": ("master_server_addr", "master_server_address", "master_server_entry"),
     "tenant_id": ("tenant_id",),
+    "enable_ssd_offload": ("enable_ssd_offload",),
+    "ssd_offload_path": ("ssd_offload_path",),
 }
 _PATIENCE: Final = frozenset(field.name for field in dataclasses.fields(Patience))
 
@@ -192,6 +208,11 @@ def read_settings(given: Mapping[str, object]) -> Settings:
     buffer_size = values.get("local_buffer_size", settings.buffer_size)
     protocol = _text(values.get("protocol", settings.protocol), "protocol").lower()
     devices = parse_devices(values.get("rdma_devices"))
+    offload = _bool(values.get("enable_ssd_offload") or False, "enable_ssd_offload")
+    offload_path = _text(values.get("ssd_offload_path") or "", "ssd_offload_path")
+    ignored = [str(name) for name in given if name not in known]
+    if offload_path and not offload:
+        ignored.append("ssd_offload_path without enable_ssd_offload")
     return Settings(
         host=host,
         port=port,
@@ -205,8 +226,10 @@ def read_settings(given: Mapping[str, object]) -> Settings:
         if "master_server_addr" in values
         else settings.masters,
         tenant=tenant or settings.tenant,
+        offload=offload,
+        offload_path=offload_path,
         patience=_patience(given),
-        ignored=tuple(sorted(str(name) for name in given if name not in known)),
+        ignored=tuple(sorted(ignored)),
     )
 
 

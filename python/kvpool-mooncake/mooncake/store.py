@@ -24,6 +24,7 @@ from mooncake._base import log
 from mooncake._buffer_pool import BufferPool, PooledBuffer
 from mooncake._clients import announced_client
 from mooncake._memory import MooncakeHostMemAllocator, bind_to_numa_node
+from mooncake._offload import offload_medium
 from mooncake._ranges import RangeMethods
 from mooncake._segments import Mounted, SegmentMethods
 from mooncake._settings import (
@@ -119,12 +120,18 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         The master's address is `host:port`, `http://host:port`, or `etcd://host;host[/cluster]`.
         `tenant_id` is the namespace of all keys.
 
-        Accepted without effect: `metadata_server`, `local_buffer_size`, `engine`, `enable_ssd_offload`,
-        `ssd_offload_path`, `enable_client_http_server`, `client_http_port`. `protocol` only enables
-        `rdma_devices`: a store takes shared memory, RDMA or TCP, the first that reaches a node.
+        `enable_ssd_offload` keeps blocks that leave the segment in a file of the directory `ssd_offload_path`
+        (default: MOONCAKE_OFFLOAD_FILE_STORAGE_PATH, or /data/file_storage). Each store takes a file of its
+        own, and a later one takes it again. MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES is the size of the file.
+        Without it, a new file takes a tenth of the free room of the filesystem.
 
-        Returns 0, or a code; the log has the reason. -600: a bad value, or the store is already set up.
-        -900 or -901: no master answered within `connect_timeout_ms` (5000).
+        Accepted without effect: `metadata_server`, `local_buffer_size`, `engine`,
+        `enable_client_http_server`, `client_http_port`. `protocol` only enables `rdma_devices`: a store takes
+        shared memory, RDMA or TCP, the first that reaches a node.
+
+        Returns 0, or a code; the log has the reason. The code -600 means a bad value, a directory that cannot
+        be used, or a store that is already set up. The codes -900 and -901 mean that no master answered
+        within `connect_timeout_ms` (5000).
         """
         if isinstance(local_hostname, Mapping):
             config = local_hostname
@@ -147,9 +154,11 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
                 raise TypeError(f"setup(): {name} must not be of type {type(value).__name__}")
         if not isinstance(tenant_id, str):
             raise TypeError(f"setup(): tenant_id must be a str, not {type(tenant_id).__name__}")
+        if not isinstance(ssd_offload_path, str):
+            raise TypeError(f"setup(): ssd_offload_path must be a str, not {type(ssd_offload_path).__name__}")
         given["tenant_id"] = tenant_id
-        if enable_ssd_offload:
-            given["enable_ssd_offload"] = True
+        given["enable_ssd_offload"] = enable_ssd_offload
+        given["ssd_offload_path"] = ssd_offload_path
         if enable_client_http_server:
             given["enable_client_http_server"] = True
         return self._set_up(given)
@@ -158,6 +167,7 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         try:
             settings = read_settings(given)
             place = find_place(settings.host, settings.port)
+            medium = self._medium(settings)
         except BadSetting as error:
             log.error("setup: %s", error)
             return _codes.PARAMETERS
@@ -167,12 +177,23 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         self._settings, self._place = settings, place
         if settings.segment_size:
             size = -(-settings.segment_size // PAGE) * PAGE
-            code = self._contribute(settings, size, node_name(place.hostname), place)
+            code = self._contribute(settings, size, node_name(place.hostname), place, medium)
             if code != _codes.OK:
                 self.close()
                 return code
         log.info("%s is set up with %s", place.hostname, ", ".join(settings.masters))
         return _codes.OK
+
+    @staticmethod
+    def _medium(settings: Settings) -> Sequence[str]:
+        if settings.offload and not settings.segment_size:
+            # Programs leave the setting in place where another process contributes the memory.
+            log.warning(
+                "setup: enable_ssd_offload has no effect without a segment (global_segment_size is 0): the "
+                "stores and mooncake_clients that contribute memory keep its blocks on their own SSDs"
+            )
+            return ()
+        return offload_medium(settings.offload_path) if settings.offload else ()
 
     def _connect(self, settings: Settings) -> int:
         for name in settings.ignored:
@@ -242,7 +263,8 @@ class MooncakeDistributedStore(RangeMethods, SegmentMethods, TensorMethods):
         """Removes the segment and its objects from the pool and closes the connection. Returns 0.
 
         Calls of other threads continue to their end. `close` waits at most 10 s for calls that use
-        registered memory. The store can be set up again.
+        registered memory. With an SSD it first copies the segment's blocks there, for at most 30 s, so that a
+        later store has them. The store can be set up again.
         """
         code, used = self._native.close()
         for ptr in used:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from mooncake.store import MooncakeDistributedStore
 from lent_memory import Memory
-from live_pools import LivePool, own_pool, shared_pool
+from live_pools import LivePool, make_pool, own_pool, shared_pool
 
-__all__ = ["own_pool", "shared_pool"]
+__all__ = ["make_pool", "own_pool", "shared_pool"]
 
 
 @pytest.fixture(scope="module")

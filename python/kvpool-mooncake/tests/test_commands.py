@@ -214,6 +214,47 @@ def test_a_client_serves_its_health_where_it_is_told(commands, tmp_path) -> None
     assert b"kvpool_" in ask(f"http://127.0.0.1:{http}/metrics")[1]
 
 
+def test_a_client_with_offload_has_its_blocks_again_after_a_restart(commands, tmp_path, monkeypatch) -> None:
+    ssd = tmp_path / "ssd"
+    ssd.mkdir()
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", str(ssd))
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", str(128 << 20))
+    master = started_master(commands, tmp_path, "--enable_offload", "--offload_on_evict")
+    assert "--offload_on_evict has no effect: blocks are always copied" in master.printed()
+    blocks = {f"block {number}": os.urandom(1 << 20) for number in range(8)}
+
+    def started_client() -> tuple[Command, MooncakeDistributedStore]:
+        port = free_port()
+        client = Command(
+            tmp_path / f"client-{port}.log",
+            "mooncake_client",
+            "--host=127.0.0.1",
+            f"--port={port}",
+            "--global_segment_size=16MB",
+            f"--master_server_address=127.0.0.1:{master.rpc}",
+            "--enable_offload",
+        )
+        commands.callback(client.stop)
+        wait_until(lambda: "medium attached" in client.printed())
+        store = MooncakeDistributedStore()
+        commands.callback(store.close)
+        assert store.setup_dummy(1 << 20, 1 << 20, f"127.0.0.1:{port}") == 0
+        return client, store
+
+    client, store = started_client()
+    assert f"--enable_offload: kvstore-node --ssd=dir={ssd},size={128 << 20}" in client.printed()
+    for key, value in blocks.items():
+        assert store.put(key, value) == 0
+    # The node copies what its memory holds before it ends.
+    client.process.send_signal(signal.SIGTERM)
+    assert client.process.wait(30) == 0
+    assert store.is_exist("block 0") == 0
+    _, store = started_client()
+    wait_until(lambda: store.is_exist("block 0") == 1)
+    assert {key: store.get(key) for key in blocks} == blocks
+    assert [file.name for file in ssd.iterdir()] == ["kvpool-0.ssd"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_reach_kvmaster_and_its_exit_code_comes_back(commands, tmp_path, number) -> None:
     master = started_master(commands, tmp_path)

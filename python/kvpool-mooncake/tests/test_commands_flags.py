@@ -53,6 +53,7 @@ EXAMPLES = {
     },
     "client": {
         "device_names": ("mlx5_0", "--protocol=rdma"),
+        "enable_offload": ("true",),
         "enable_http_server": ("true",),
         "global_segment_size": ("1 GB",),
         "host": ("127.0.0.1",),
@@ -354,3 +355,20 @@ def test_a_node_is_told_where_it_is_and_whom_it_serves() -> None:
     for wrong in ("--global_segment_size=much", "--protocol=pigeon", "--port=99999"):
         with pytest.raises(UsageError, match=wrong[2:].partition("=")[0]):
             node_told(wrong)
+
+
+def test_offload_is_a_medium_in_the_directory_of_the_environment(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", str(tmp_path))
+    monkeypatch.delenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", raising=False)
+    assert f"--ssd=dir={tmp_path}" in node_told("--enable_offload")
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", str(1 << 30))
+    assert f"--ssd=dir={tmp_path},size={1 << 30}" in node_told("--enable_offload=true")
+    # What is said to kvstore-node itself counts.
+    own = node_told("--enable_offload", "--", "--ssd=path=/dev/nvme0n1p1")
+    for args in (own, node_told(), node_told("--noenable_offload")):
+        assert not any(arg.startswith("--ssd") for arg in args)
+    for directory in (tmp_path / "none", tmp_path / "a,b"):
+        monkeypatch.setenv("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", str(directory))
+        (tmp_path / "a,b").mkdir(exist_ok=True)
+        with pytest.raises(UsageError, match="enable_offload"):
+            node_told("--enable_offload")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from mooncake._offload import BUCKETS_VARIABLE, PATH_VARIABLE, SIZE_VARIABLE, offload_medium
 from mooncake._settings import (
     BadSetting,
     Place,
@@ -104,7 +107,75 @@ def test_times_come_from_the_settings_or_else_the_environment(monkeypatch: pytes
 
 
 def test_a_name_without_meaning_is_noted() -> None:
-    assert read_settings({"enable_ssd_offload": "true"}).ignored == ("enable_ssd_offload",)
+    assert read_settings({"enable_client_http_server": "true"}).ignored == ("enable_client_http_server",)
+    (without,) = read_settings({"ssd_offload_path": "/ssd"}).ignored
+    assert "ssd_offload_path" in without
+    assert read_settings({"ssd_offload_path": "", "enable_ssd_offload": False}).ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "is_on"),
+    [(True, True), ("true", True), ("True", True), ("1", True), (1, True), ("on", True), (False, False)]
+    + [("false", False), ("0", False), (0, False), ("no", False), ("", False), (None, False)],
+)
+def test_offload_is_switched_by_a_bool_or_its_text(given: object, is_on: bool) -> None:
+    settings = read_settings({"enable_ssd_offload": given, "ssd_offload_path": "/ssd"})
+    assert (settings.offload, settings.offload_path) == (is_on, "/ssd")
+
+
+@pytest.mark.parametrize("bad", [{"enable_ssd_offload": "maybe"}, {"enable_ssd_offload": 2}, {"ssd_offload_path": 7}])
+def test_what_is_no_offload_setting_is_refused_by_name(bad: dict[str, object]) -> None:
+    with pytest.raises(BadSetting, match=next(iter(bad))):
+        read_settings(bad)
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (PATH_VARIABLE, SIZE_VARIABLE, BUCKETS_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_path_of_a_setting_comes_before_the_environments(
+    no_variables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    with pytest.raises(BadSetting, match=f"{PATH_VARIABLE}.*/data/file_storage does not exist"):
+        offload_medium()
+    monkeypatch.setenv(PATH_VARIABLE, str(one))
+    assert offload_medium() == (f"dir={one}",)
+    assert offload_medium(str(two)) == (f"dir={two}",)
+    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(BadSetting, match=f"{PATH_VARIABLE}: .*none does not exist"):
+        offload_medium()
+
+
+@pytest.mark.parametrize(
+    ("total", "buckets", "size"),
+    [
+        (str(1 << 30), "", 1 << 30),
+        (str(1 << 30), "0", 1 << 30),
+        (str(1 << 30), str(1 << 29), 1 << 29),
+        ("", "2 GB", 2 << 30),
+        (str((1 << 30) + 1), "", 1 << 30),
+    ],
+)
+def test_the_smaller_limit_of_the_environment_is_the_size_in_whole_pages(
+    no_variables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: str, buckets: str, size: int
+) -> None:
+    monkeypatch.setenv(SIZE_VARIABLE, total)
+    monkeypatch.setenv(BUCKETS_VARIABLE, buckets)
+    assert offload_medium(str(tmp_path)) == (f"dir={tmp_path}", f"size={size}")
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "much", str((64 << 20) - 1)])
+def test_a_limit_that_is_none_or_too_small_is_refused_by_its_variable(
+    no_variables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str
+) -> None:
+    monkeypatch.setenv(SIZE_VARIABLE, bad)
+    with pytest.raises(BadSetting, match=SIZE_VARIABLE):
+        offload_medium(str(tmp_path))
 
 
 def test_a_place_has_a_free_port_and_says_so() -> None:

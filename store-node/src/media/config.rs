@@ -6,9 +6,12 @@ use std::path::PathBuf;
 /// One disk, partition or file for blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SsdConfig {
-    /// The device or file.
+    /// The device or file, or the directory.
     pub(crate) path: PathBuf,
-    /// For a file, its size; for a device, how much of it to use.
+    /// True when `path` is a directory: the node takes the first file of it that nobody has.
+    pub(crate) in_directory: bool,
+    /// For a file, its size; for a device, how much of it to use. A new file of a directory takes a share
+    /// of the free room without one.
     pub(crate) size: Option<ByteSize>,
     /// Format it, whatever it holds, unless it is a medium of this pool.
     pub(crate) reset: bool,
@@ -22,10 +25,12 @@ pub(crate) struct SsdConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadSsd {
     /// An item begins with something else than a path.
-    #[error("{0:?}: a medium begins with path=, for instance path=/var/lib/kvpool/ssd,size=1TiB")]
+    #[error(
+        "{0:?}: a medium begins with path= or dir=, for instance path=/var/lib/kvpool/ssd,size=1TiB"
+    )]
     NoPath(String),
     /// A key that does not exist.
-    #[error("{0:?} is none of path=, size=, dwpd=, namespace= and reset")]
+    #[error("{0:?} is none of path=, dir=, size=, dwpd=, namespace= and reset")]
     Key(String),
     /// A size that is none.
     #[error("{0:?} is not a size, such as 1TiB")]
@@ -43,14 +48,18 @@ impl SsdConfig {
     pub(crate) fn parse(items: &[String]) -> Result<Vec<Self>, BadSsd> {
         let mut media: Vec<Self> = Vec::new();
         for item in items.iter().map(|item| item.trim()) {
-            if let Some(path) = item.strip_prefix("path=") {
+            let (file, directory) = (item.strip_prefix("path="), item.strip_prefix("dir="));
+            if let Some(path) = file.or(directory) {
                 let path = PathBuf::from(path);
-                let is_known = media.iter().any(|other| other.path == path);
+                let in_directory = directory.is_some();
+                // Two files of one directory may be wanted.
+                let is_known = !in_directory && media.iter().any(|other| other.path == path);
                 if path.as_os_str().is_empty() || is_known {
                     return Err(BadSsd::Path(path.display().to_string()));
                 }
                 media.push(Self {
                     path,
+                    in_directory,
                     size: None,
                     reset: false,
                     dwpd: None,
@@ -112,6 +121,10 @@ mod tests {
         let media = parse("path=/a,dwpd=0.5,namespace=x,namespace=y").unwrap();
         assert_eq!(media[0].dwpd, Some(0.5));
         assert_eq!(media[0].namespaces, ["x", "y"]);
+        let media = parse("dir=/ssd,size=1GiB,dir=/ssd").unwrap();
+        assert_eq!(media.len(), 2);
+        assert!(media.iter().all(|one| one.in_directory));
+        assert_eq!(media[0].size, Some(ByteSize::gib(1)));
         assert_eq!(SsdConfig::parse(&[]), Ok(Vec::new()));
     }
 
@@ -121,6 +134,7 @@ mod tests {
             ("size=1GiB", BadSsd::NoPath("size=1GiB".into())),
             ("/ssd", BadSsd::NoPath("/ssd".into())),
             ("path=", BadSsd::Path(String::new())),
+            ("dir=", BadSsd::Path(String::new())),
             ("path=/a,path=/a", BadSsd::Path("/a".into())),
             ("path=/a,size=much", BadSsd::Size("much".into())),
             ("path=/a,size=0", BadSsd::Size("0".into())),

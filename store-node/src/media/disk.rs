@@ -1,7 +1,7 @@
 //! One medium of the node, in each of its states.
 
-use super::SsdConfig;
 use super::health::Health;
+use super::{Attachment, SsdConfig};
 use kvpool_disk::medium::{Formatted, Medium, MediumRefused, Opened};
 use kvpool_disk::{Arena, Engine};
 use kvpool_proto as proto;
@@ -33,6 +33,8 @@ pub(super) struct Disk {
     dwpd: Option<f64>,
     namespaces: Vec<String>,
     state: State,
+    /// The pool of the medium, when it is not the one that the node was welcomed to.
+    foreign: Option<ClusterId>,
     pub(super) health: Arc<Health>,
     /// Set when something was stored since the last flush.
     pub(super) is_dirty: Arc<AtomicBool>,
@@ -48,8 +50,8 @@ enum State {
         segment: SegmentId,
         generation: Generation,
     },
-    /// It cannot be used until the node starts anew.
-    Failed,
+    /// It cannot be used until the node starts anew, for this reason.
+    Failed(String),
 }
 
 impl Disk {
@@ -57,6 +59,7 @@ impl Disk {
     /// that they may be lost.
     pub(super) fn read(
         config: &SsdConfig,
+        path: PathBuf,
         engine: Arc<dyn Engine>,
         arena: &Arc<Arena>,
     ) -> Result<Self, MediumRefused> {
@@ -68,20 +71,21 @@ impl Disk {
                 | MediumRefused::Damaged
                 | MediumRefused::Shrunk { .. }),
             ) if config.reset => {
-                tracing::warn!(path = %config.path.display(), %refused, "the medium is formatted anew");
+                tracing::warn!(path = %path.display(), %refused, "the medium is formatted anew");
                 State::Blank
             }
             Err(refused) => return Err(refused),
         };
         Ok(Self {
-            path: config.path.clone(),
+            health: Arc::new(Health::new(&path)),
+            path,
             engine,
             arena: Arc::clone(arena),
             reset: config.reset,
             dwpd: config.dwpd,
             namespaces: config.namespaces.clone(),
             state,
-            health: Arc::new(Health::new(&config.path)),
+            foreign: None,
             is_dirty: Arc::default(),
         })
     }
@@ -91,12 +95,24 @@ impl Disk {
         match &self.state {
             State::Formatted(formatted) => Some(formatted.superblock().medium),
             State::Attached { medium, .. } => Some(medium.id()),
-            State::Blank | State::Failed => None,
+            State::Blank | State::Failed(_) => None,
         }
     }
 
     pub(super) const fn is_attached(&self) -> bool {
         matches!(self.state, State::Attached { .. })
+    }
+
+    /// Whether the medium is in use.
+    pub(super) fn attachment(&self) -> Attachment {
+        match (&self.state, self.foreign) {
+            (State::Failed(reason), _) => Attachment::Refused(reason.clone()),
+            (_, Some(theirs)) => {
+                Attachment::Refused(format!("the medium belongs to another pool, {theirs}"))
+            }
+            (State::Attached { .. }, None) => Attachment::Attached,
+            (State::Blank | State::Formatted(_), None) => Attachment::Pending,
+        }
     }
 
     /// The attached medium with this segment.
@@ -114,10 +130,12 @@ impl Disk {
     /// What the node says of the medium. A blank one is formatted first. `None` for a medium that
     /// cannot be used.
     pub(super) fn offer(&mut self, cluster: ClusterId) -> Option<proto::OfferedMedium> {
+        self.foreign = None;
         if let State::Formatted(formatted) = &self.state
             && formatted.superblock().cluster != cluster
         {
             if !self.reset {
+                self.foreign = Some(formatted.superblock().cluster);
                 tracing::error!(path = %self.path.display(), theirs = %formatted.superblock().cluster, ours = %cluster,
                     "the medium belongs to another pool and is not used; to lose what it holds, add reset to --ssd");
                 return None;
@@ -130,7 +148,7 @@ impl Disk {
         let generation = match &self.state {
             State::Formatted(formatted) => formatted.superblock().generation,
             State::Attached { generation, .. } => *generation,
-            State::Blank | State::Failed => return None,
+            State::Blank | State::Failed(_) => return None,
         };
         let size = self.engine.size() / GRANULE * GRANULE - DATA_START;
         let zone = (size / ZONES / GRANULE * GRANULE).clamp(LEAST_ZONE, MOST_ZONE);
@@ -184,7 +202,8 @@ impl Disk {
             return true;
         }
         self.detach(Instant::now() + SETTLE);
-        let State::Formatted(formatted) = std::mem::replace(&mut self.state, State::Failed) else {
+        let failed = State::Failed("the master attached it before it was formatted".into());
+        let State::Formatted(formatted) = std::mem::replace(&mut self.state, failed) else {
             return false;
         };
         match formatted.attach(cluster, wanted) {
@@ -238,6 +257,6 @@ impl Disk {
 
     fn failed(&self, error: &MediumRefused) -> State {
         tracing::error!(path = %self.path.display(), %error, "the medium is not used any more");
-        State::Failed
+        State::Failed(error.to_string())
     }
 }

@@ -37,6 +37,11 @@ impl Health {
         }
     }
 
+    /// The device or file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Logs a state that the master is told.
     pub(super) fn log(&self, state: MediumState) {
         let path = self.path.display();

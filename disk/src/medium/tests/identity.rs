@@ -80,7 +80,7 @@ fn another_clusters_medium_is_refused_by_name_until_it_is_formatted() {
         .attach(ours, Generation(2))
         .unwrap_err();
     assert_eq!(refused.kind(), "other_cluster");
-    assert!(refused.to_string().contains("--ssd-reset"));
+    assert!(refused.to_string().contains("reset in --ssd"));
     assert_eq!(
         rig::opened(&engine, &arena).superblock().generation,
         Generation(1)

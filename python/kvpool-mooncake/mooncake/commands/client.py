@@ -15,6 +15,8 @@ import socket
 import sys
 
 from mooncake._clients import announce_client
+from mooncake._offload import offload_medium
+from mooncake._settings import BadSetting
 from mooncake.commands import flags
 from mooncake.commands.flags import CommandLine, Flag, UsageError
 from mooncake.commands.logging_flags import logging_flags
@@ -22,7 +24,7 @@ from mooncake.commands.programs import NotFound, find
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
-_DISK = "kvstore-node serves memory"
+_LOADED = "blocks on SSD are served from memory, at the port of all blocks"
 _ARENA = "kvstore-node takes its segment's memory at its start"
 
 FLAGS = (
@@ -36,11 +38,11 @@ FLAGS = (
     Flag("tenant_id", "string", "default", "The namespace of a store that joins by this client (setup_dummy)"),
     Flag("enable_http_server", "bool", False, "Serve /health and /metrics"),
     Flag("http_port", "int32", 9300, "Serve them at this port"),
+    Flag("enable_offload", "bool", False, "Keep blocks that leave memory on SSD (see `setup` for the directory)"),
     Flag("metadata_server", "string", "http://127.0.0.1:8080/metadata", "", "kvpool asks no metadata server"),
     Flag("local_buffer_size", "string", "0", "", "kvstore-node needs no buffer"),
     Flag("threads", "int32", 1, "", "kvstore-node sizes its threads by itself"),
-    Flag("enable_offload", "bool", False, "", _DISK),
-    Flag("start_offload_rpc_server", "bool", True, "", _DISK),
+    Flag("start_offload_rpc_server", "bool", True, "", _LOADED),
     Flag("use_mmap_arena_allocator", "bool", False, "", _ARENA),
     Flag("mmap_arena_pool_size", "uint64", 8589934592, "", _ARENA),
     *logging_flags("kvstore-node"),
@@ -74,6 +76,8 @@ def node_args(line: CommandLine) -> list[tuple[str, str]]:
     if advertised is not None and not line.passes_on("--advertise"):
         told.append((f"--advertise={advertised}", "--host"))
     told.append((f"--segment={size(line.text('global_segment_size'))}", "--global_segment_size"))
+    if line.is_on("enable_offload") and not line.passes_on("--ssd"):
+        told.append((f"--ssd={_medium()}", "--enable_offload"))
     told.append((f"--master={_master(line)}", "--master_server_address"))
     protocol = line.text("protocol").lower()
     devices = line.text("device_names") or line.text("device_name")
@@ -91,6 +95,16 @@ def node_args(line: CommandLine) -> list[tuple[str, str]]:
     elif "KVSTORE_NODE_HTTP_LISTEN" not in os.environ:
         told.append(("--http-listen=127.0.0.1:0", "(several nodes on one host)"))
     return told
+
+
+def _medium() -> str:
+    try:
+        items = offload_medium()
+    except BadSetting as error:
+        raise UsageError(f"--enable_offload: {error}") from error
+    if any("," in item for item in items):
+        raise UsageError(f"--enable_offload: {items[0].removeprefix('dir=')} has a comma, which ends a path here")
+    return ",".join(items)
 
 
 def _own_address(line: CommandLine) -> str | None:

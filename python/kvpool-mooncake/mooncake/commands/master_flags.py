@@ -18,7 +18,12 @@ _SIOCGIFADDR = 0x8915
 
 _THREADS = "kvmaster sizes its threads by itself"
 _SOFT_PINS = "a soft pin's time comes with its put, half an hour when the put says none"
-_FILES = "kvpool keeps blocks in memory, in no files"
+_FILES = "no directory is shared by all nodes; --enable_offload of mooncake_client keeps blocks on a node's SSD"
+_SSD_SIZE = "a node says how much of its SSD is used, and a full SSD drops the oldest copies that nobody uses"
+_OFFLOAD = "blocks are always copied to the SSDs that nodes offer, ahead of eviction"
+_FORCED = "eviction never waits for a copy: a block whose copy is late leaves memory without one"
+_QUEUE = "kvmaster limits the bytes on their way to each SSD; the blocks behind them wait, and none is refused"
+_PROMOTION = "a get of a block on SSD always brings it back to memory"
 _TASKS = "kvpool has no copy and move tasks; replicas are made at the put"
 _REPLICAS = "kvpool makes as many replicas as a put asks for, and no more later"
 _TENANTS = "namespaces are always kept apart, and have no quotas"
@@ -70,18 +75,18 @@ FLAGS = (
     Flag("pod_name", "string", "", "", _PODS),
     Flag("pod_namespace", "string", "", "", _PODS),
     Flag("root_fs_dir", "string", "", "", _FILES),
-    Flag("global_file_segment_size", "int64", 9223372036854775807, "", _FILES),
-    Flag("enable_disk_eviction", "bool", True, "", _FILES),
-    Flag("quota_bytes", "uint64", 0, "", _FILES),
-    Flag("enable_offload", "bool", False, "", _FILES),
-    Flag("offload_on_evict", "bool", False, "", _FILES),
-    Flag("offload_force_evict", "bool", False, "", _FILES),
-    Flag("offload_cap_ratio", "double", 0.5, "", _FILES),
-    Flag("offloading_queue_limit", "uint64", 50000, "", _FILES),
-    Flag("promotion_on_hit", "bool", False, "", _FILES),
-    Flag("promotion_admission_threshold", "uint32", 2, "", _FILES),
-    Flag("promotion_max_per_heartbeat", "uint32", 1, "", _FILES),
-    Flag("promotion_queue_limit", "uint32", 50000, "", _FILES),
+    Flag("global_file_segment_size", "int64", 9223372036854775807, "", _SSD_SIZE),
+    Flag("enable_disk_eviction", "bool", True, "", _SSD_SIZE),
+    Flag("quota_bytes", "uint64", 0, "", _SSD_SIZE),
+    Flag("enable_offload", "bool", False, "", _OFFLOAD),
+    Flag("offload_on_evict", "bool", False, "", _OFFLOAD),
+    Flag("offload_force_evict", "bool", False, "", _FORCED),
+    Flag("offload_cap_ratio", "double", 0.5, "", _QUEUE),
+    Flag("offloading_queue_limit", "uint64", 50000, "", _QUEUE),
+    Flag("promotion_on_hit", "bool", False, "", _PROMOTION),
+    Flag("promotion_admission_threshold", "uint32", 2, "", _PROMOTION),
+    Flag("promotion_max_per_heartbeat", "uint32", 1, "", _PROMOTION),
+    Flag("promotion_queue_limit", "uint32", 50000, "", _PROMOTION),
     Flag("dynamic_replication_mode", "string", "off", "", _REPLICAS),
     Flag("dynamic_replication_admission_qps_threshold", "double", 0.8, "", _REPLICAS),
     Flag("dynamic_replication_heat_window_seconds", "uint32", 10, "", _REPLICAS),

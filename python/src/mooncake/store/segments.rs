@@ -1,8 +1,9 @@
 //! The memory that a store contributes: embedded store nodes.
 
-use kvpool_store_node::{Config, Node, StartError};
+use kvpool_store_node::{Attachment, Config, Node, StartError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 
@@ -23,12 +24,30 @@ pub(super) enum SegmentError {
     /// No master answers.
     #[error("no master accepted the segment within {0:?}")]
     NotWelcome(Duration),
+    /// A file for blocks cannot be used.
+    #[error("{}: {reason}; remove the file, or give another directory", path.display())]
+    Medium {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A file for blocks is not in use yet.
+    #[error("{} was not attached within {within:?}", path.display())]
+    NotAttached {
+        /// The file.
+        path: PathBuf,
+        /// How long it was waited for.
+        within: Duration,
+    },
 }
 
 /// What is to be contributed.
 pub(super) struct Wanted {
     pub(super) masters: Vec<String>,
     pub(super) size: u64,
+    /// The node's media, as items of its setting `ssd`.
+    pub(super) ssd: Vec<String>,
     /// What the node is called.
     pub(super) name: String,
     /// Where it listens, `host:port`.
@@ -36,7 +55,7 @@ pub(super) struct Wanted {
     /// What others are told, `host:port`; empty for where it listens.
     pub(super) advertise: String,
     pub(super) rdma_devices: Vec<String>,
-    /// How long a master may take to welcome the node.
+    /// How long a master may take to welcome the node, and to attach its media.
     pub(super) within: Duration,
 }
 
@@ -53,8 +72,8 @@ struct Running {
 }
 
 impl Segments {
-    /// Contributes a segment, and returns once a master knows it.
-    pub(super) fn start(&self, wanted: Wanted) -> Result<(), SegmentError> {
+    /// Contributes a segment, and returns once a master knows it: the files of its media.
+    pub(super) fn start(&self, wanted: Wanted) -> Result<Vec<PathBuf>, SegmentError> {
         let mut running = self.running.lock();
         let runtime = match running.runtime.take() {
             Some(runtime) => runtime,
@@ -68,8 +87,10 @@ impl Segments {
         let started = runtime.block_on(serve(&wanted));
         running.runtime = Some(runtime);
         let node = started?;
+        let media = node.media().into_iter().map(|medium| medium.path);
+        let media = media.collect();
         running.nodes.insert(wanted.name, node);
-        Ok(())
+        Ok(media)
     }
 
     /// Takes a segment out of the pool, with what it holds. False when there is none of that name.
@@ -105,6 +126,7 @@ async fn serve(wanted: &Wanted) -> Result<Node, SegmentError> {
         master: wanted.masters.clone(),
         name: wanted.name.clone(),
         segment: vec![bytesize::ByteSize(wanted.size)],
+        ssd: wanted.ssd.clone(),
         listen: wanted.listen.clone(),
         advertise: wanted.advertise.clone(),
         http_listen: "127.0.0.1:0".into(),
@@ -123,5 +145,26 @@ async fn serve(wanted: &Wanted) -> Result<Node, SegmentError> {
         }
         tokio::time::sleep(POLL).await;
     }
+    let until = Instant::now() + wanted.within;
+    while let Some(wrong) = not_in_use(&node, wanted.within) {
+        let may_come = matches!(wrong, SegmentError::NotAttached { .. });
+        if !may_come || Instant::now() >= until {
+            node.drain().await;
+            return Err(wrong);
+        }
+        tokio::time::sleep(POLL).await;
+    }
     Ok(node)
+}
+
+/// The first medium that is not in use, and why.
+fn not_in_use(node: &Node, within: Duration) -> Option<SegmentError> {
+    node.media().into_iter().find_map(|medium| {
+        let path = medium.path;
+        match medium.attachment {
+            Attachment::Attached => None,
+            Attachment::Pending => Some(SegmentError::NotAttached { path, within }),
+            Attachment::Refused(reason) => Some(SegmentError::Medium { path, reason }),
+        }
+    })
 }

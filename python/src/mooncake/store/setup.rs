@@ -76,28 +76,32 @@ impl ObjectStore {
         }
     }
 
-    /// Contributes a segment of `size` bytes as a node called `name`: a code, and why it is not 0.
+    /// Contributes a segment of `size` bytes, with media for blocks that leave it, as a node called `name`.
+    /// Returns a code, why it is not 0, and the files of the media.
     #[allow(clippy::too_many_arguments, reason = "one a setting, passed by name")]
     fn add_segment(
         &self,
         py: Python<'_>,
         masters: Vec<String>,
         size: Number,
+        ssd: Vec<String>,
         name: String,
         listen: String,
         advertise: String,
         rdma_devices: Vec<String>,
         within_ms: u64,
-    ) -> PyResult<(i64, String)> {
+    ) -> PyResult<(i64, String, Vec<String>)> {
         let (Some(pool), Some(size)) = (self.pool()?, size.value()) else {
             return Ok((
                 codes::PARAMETERS,
                 "the store is not set up, or the size is missing".into(),
+                Vec::new(),
             ));
         };
         let wanted = Wanted {
             masters,
             size,
+            ssd,
             name,
             listen,
             advertise,
@@ -105,14 +109,17 @@ impl ObjectStore {
             within: Duration::from_millis(within_ms),
         };
         Ok(match aside(py, || pool.segments.start(wanted)) {
-            Ok(()) => (codes::OK, String::new()),
+            Ok(media) => {
+                let media = media.iter().map(|path| path.display().to_string());
+                (codes::OK, String::new(), media.collect())
+            }
             Err(error) => {
                 let code = match &error {
-                    SegmentError::NotWelcome(_) => codes::RPC,
-                    SegmentError::Start(_) => codes::PARAMETERS,
+                    SegmentError::NotWelcome(_) | SegmentError::NotAttached { .. } => codes::RPC,
+                    SegmentError::Start(_) | SegmentError::Medium { .. } => codes::PARAMETERS,
                     SegmentError::NoRuntime(_) => -1,
                 };
-                (code, error.to_string())
+                (code, error.to_string(), Vec::new())
             }
         })
     }

@@ -1,0 +1,274 @@
+//! A directory that several processes share: each takes a file of its own.
+//!
+//! The files are `kvpool-0.ssd`, `kvpool-1.ssd` and so on. A process takes the first file that no
+//! process has locked, and makes a file when there is none. So a process that starts again finds a file
+//! with its blocks, or with those of a sibling: both belong to the pool.
+
+use crate::GRANULE;
+use crate::arena::Arena;
+use crate::engine::Engine;
+use crate::file::{OpenError, Options, open};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A new file takes one in this many bytes of the free room, if no size is given.
+const SHARE: u64 = 10;
+/// A share smaller than this is of no use.
+const LEAST: u64 = 64 << 20;
+/// The most that a share comes to.
+const MOST: u64 = 2 << 40;
+/// How long another process may take for its choice.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked whether that process is done.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Opens the first file of `directory` that no process has, and makes one if there is none. A file
+/// that is there keeps its size if `options` gives none. A new one then takes a tenth of the free
+/// room, at most 2 TiB.
+///
+/// # Errors
+///
+/// Every variant of [`OpenError`] but `Busy`. A file that could not be made is removed.
+pub fn open_in(
+    directory: &Path,
+    options: &Options,
+    arena: &Arc<Arena>,
+) -> Result<(PathBuf, Arc<dyn Engine>), OpenError> {
+    let choice = Choosing::begin(directory)?;
+    let present = present(directory).map_err(system("list", directory))?;
+    for number in &present {
+        let path = file(directory, *number);
+        // A file without bytes is left of a process that died while it made the file.
+        let is_empty = std::fs::metadata(&path).is_ok_and(|found| found.len() == 0);
+        let size = match options.size {
+            None if is_empty => Some(share(directory)?),
+            size => size,
+        };
+        match open(&path, &Options { size, ..*options }, arena) {
+            Ok(engine) => return Ok((path, engine)),
+            Err(OpenError::Busy { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let size = Some(match options.size {
+        Some(size) => size,
+        None => share(directory)?,
+    });
+    for number in (0..).filter(|number| !present.contains(number)) {
+        let path = file(directory, number);
+        match open(&path, &Options { size, ..*options }, arena) {
+            Ok(engine) => {
+                // The name must survive a crash, as the blocks do.
+                rustix::fs::fsync(&choice.directory)
+                    .map_err(|errno| system("sync", directory)(errno.into()))?;
+                return Ok((path, engine));
+            }
+            // Another process made it meanwhile: it did not wait for this one's choice.
+            Err(OpenError::Busy { .. }) => {}
+            Err(error) => {
+                if choice.is_locked {
+                    // It may hold part of the room. If it was not even made, nothing is to be removed.
+                    let _not_there = std::fs::remove_file(&path);
+                }
+                return Err(error);
+            }
+        }
+    }
+    Err(OpenError::Busy {
+        path: directory.to_owned(),
+    })
+}
+
+/// A directory in which this process alone chooses, so that no two take a share of the same free room.
+struct Choosing {
+    directory: OwnedFd,
+    is_locked: bool,
+}
+
+impl Choosing {
+    fn begin(path: &Path) -> Result<Self, OpenError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|errno| system("open", path)(errno.into()))?;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let is_locked =
+                match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+                    Ok(()) => true,
+                    Err(Errno::WOULDBLOCK) if Instant::now() < until => {
+                        std::thread::sleep(POLL);
+                        continue;
+                    }
+                    Err(errno) => {
+                        // Each file has a lock of its own: only the shares may overlap.
+                        tracing::warn!(path = %path.display(), error = %io::Error::from(errno),
+                        "the directory is not locked while a file is chosen");
+                        false
+                    }
+                };
+            return Ok(Self {
+                directory,
+                is_locked,
+            });
+        }
+    }
+}
+
+impl Drop for Choosing {
+    fn drop(&mut self) {
+        if self.is_locked {
+            // A child made by fork has the descriptor too, and would keep the lock.
+            let _unlocked = rustix::fs::flock(&self.directory, FlockOperation::Unlock);
+        }
+    }
+}
+
+fn file(directory: &Path, number: u32) -> PathBuf {
+    directory.join(format!("kvpool-{number}.ssd"))
+}
+
+/// The numbers of the files that are there.
+fn present(directory: &Path) -> io::Result<BTreeSet<u32>> {
+    let mut numbers = BTreeSet::new();
+    for entry in std::fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_prefix("kvpool-")?.strip_suffix(".ssd"));
+        if let Some(number) = number.and_then(|number| number.parse().ok())
+            && file(directory, number).file_name() == Some(&name)
+        {
+            numbers.insert(number);
+        }
+    }
+    Ok(numbers)
+}
+
+/// The size of a new file that is given none.
+fn share(directory: &Path) -> Result<u64, OpenError> {
+    let room = rustix::fs::statvfs(directory)
+        .map_err(|errno| system("measure", directory)(errno.into()))?;
+    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    share_of(free).ok_or_else(|| OpenError::Size {
+        path: directory.to_owned(),
+        reason: format!(
+            "its filesystem has {free} bytes free, and a new file takes a tenth, at least {LEAST}: give a size"
+        ),
+    })
+}
+
+fn share_of(free: u64) -> Option<u64> {
+    let share = (free / SHARE).min(MOST);
+    (share >= LEAST).then_some(share / GRANULE as u64 * GRANULE as u64)
+}
+
+fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    let path = path.to_owned();
+    move |source| OpenError::System { what, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::Choice;
+
+    const SIZE: u64 = 1 << 20;
+
+    fn options(size: impl Into<Option<u64>>) -> Options {
+        Options {
+            size: size.into(),
+            engine: Choice::Threads,
+            ..Options::default()
+        }
+    }
+
+    fn name(opened: &(PathBuf, Arc<dyn Engine>)) -> &str {
+        opened.0.file_name().unwrap().to_str().unwrap()
+    }
+
+    #[test]
+    fn each_holder_has_a_file_of_its_own_and_the_first_free_one_is_taken_again() {
+        let (dir, arena) = (tempfile::tempdir().unwrap(), Arena::new(GRANULE).unwrap());
+        let take = |size| open_in(dir.path(), &options(size), &arena).unwrap();
+        let (one, two, three) = (take(Some(SIZE)), take(Some(SIZE)), take(Some(SIZE)));
+        assert_eq!(
+            [name(&one), name(&two), name(&three)],
+            ["kvpool-0.ssd", "kvpool-1.ssd", "kvpool-2.ssd"]
+        );
+        drop(two);
+        // A file that is there keeps its size when none is given.
+        let again = take(None);
+        assert_eq!((name(&again), again.1.size()), ("kvpool-1.ssd", SIZE));
+    }
+
+    #[test]
+    fn a_file_that_is_there_comes_before_a_new_one_of_a_lower_number() {
+        let (dir, arena) = (tempfile::tempdir().unwrap(), Arena::new(GRANULE).unwrap());
+        let take = || open_in(dir.path(), &options(SIZE), &arena).unwrap();
+        let both = (take(), take());
+        std::fs::remove_file(&both.0.0).unwrap();
+        drop(both);
+        let (one, two) = (take(), take());
+        assert_eq!((name(&one), name(&two)), ("kvpool-1.ssd", "kvpool-0.ssd"));
+    }
+
+    #[test]
+    fn other_files_of_the_directory_are_left_alone() {
+        let (dir, arena) = (tempfile::tempdir().unwrap(), Arena::new(GRANULE).unwrap());
+        let others = ["kvpool-00.ssd", "kvpool-x.ssd", "kvpool-1.ssd.old", "data"];
+        for other in others {
+            std::fs::write(dir.path().join(other), "mine").unwrap();
+        }
+        let taken = open_in(dir.path(), &options(SIZE), &arena).unwrap();
+        assert_eq!(name(&taken), "kvpool-0.ssd");
+        for other in others {
+            assert_eq!(std::fs::read(dir.path().join(other)).unwrap(), b"mine");
+        }
+    }
+
+    #[test]
+    fn holders_that_begin_at_once_get_different_files() {
+        let (dir, arena) = (tempfile::tempdir().unwrap(), Arena::new(GRANULE).unwrap());
+        let taken: Vec<_> = std::thread::scope(|scope| {
+            let take = || open_in(dir.path(), &options(SIZE), &arena).unwrap();
+            let each: Vec<_> = (0..8).map(|_| scope.spawn(take)).collect();
+            each.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let names: BTreeSet<_> = taken.iter().map(name).collect();
+        assert_eq!(names.len(), 8);
+        assert!(names.contains("kvpool-7.ssd"), "{names:?}");
+    }
+
+    #[test]
+    fn a_file_without_room_is_refused_and_not_left_behind() {
+        let (dir, arena) = (tempfile::tempdir().unwrap(), Arena::new(GRANULE).unwrap());
+        let refused = open_in(dir.path(), &options(1 << 50), &arena).unwrap_err();
+        assert!(refused.to_string().contains("bytes free"), "{refused}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        let missing = open_in(&dir.path().join("none"), &options(SIZE), &arena).unwrap_err();
+        assert!(missing.to_string().contains("none"), "{missing}");
+    }
+
+    #[test]
+    fn a_file_that_was_left_empty_is_used() {
+        let (dir, arena) = (tempfile::tempdir().unwrap(), Arena::new(GRANULE).unwrap());
+        std::fs::write(dir.path().join("kvpool-0.ssd"), "").unwrap();
+        let taken = open_in(dir.path(), &options(SIZE), &arena).unwrap();
+        assert_eq!((name(&taken), taken.1.size()), ("kvpool-0.ssd", SIZE));
+    }
+
+    #[test]
+    fn a_share_is_a_tenth_of_the_free_room_within_limits() {
+        assert_eq!(share_of(LEAST * SHARE - 1), None);
+        assert_eq!(share_of(LEAST * SHARE), Some(LEAST));
+        assert_eq!(share_of(100 << 30), Some(10 << 30));
+        assert_eq!(share_of(u64::MAX), Some(MOST));
+        assert_eq!(share_of((LEAST + 1) * SHARE), Some(LEAST));
+    }
+}
