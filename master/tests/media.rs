@@ -411,6 +411,60 @@ async fn a_block_that_is_evicted_while_it_is_copied_keeps_its_copy() {
     assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
 }
 
+/// A block is copied by two nodes. It is removed after the first copy, while the second is on its way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_copy_that_ends_after_the_removal_brings_nothing_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let (fast, slow) = (Disk::new(1), Disk::new(2));
+    let _nodes = [
+        join(&pool, "a", 1, 16 * MIB, &fast, 512 * MIB, 32 * MIB).await,
+        join(&pool, "b", 2, 16 * MIB, &slow, 512 * MIB, 32 * MIB).await,
+    ];
+    wait_for_attachment(&fast).await;
+    wait_for_attachment(&slow).await;
+    slow.is_stalled.store(true, Ordering::SeqCst);
+    fast.is_stalled.store(true, Ordering::SeqCst);
+    let mut twice = patient();
+    twice.hints.replicas = 2;
+    let mut versions = Vec::new();
+    for number in 0..400 {
+        versions.push((number, put(&pool, number, &twice).await));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // The first copies end after the evictions.
+    fast.is_stalled.store(false, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let under_way = slow.ordered.lock().clone();
+    let is_there = present(&pool, 0..400).await;
+    let is_there: HashMap<u64, bool> = (0..400).zip(is_there).collect();
+    let in_memory = |number: u64| {
+        let key = key(number);
+        let found = pool.lookup(SPACE, &[key.as_ref()][..], false).answer;
+        found.into_iter().next().flatten().is_some()
+    };
+    versions.retain(|(number, version)| is_there[number] && under_way.contains(&version.0));
+    let copied = versions.iter().map(|(number, _)| *number);
+    let copied: Vec<u64> = copied.filter(|n| !in_memory(*n)).take(20).collect();
+    assert_eq!(copied.len(), 20, "evicted, copied once, and copied again");
+    for number in &copied {
+        let key = key(*number);
+        let report = pool.remove(SPACE, &[key.as_ref()], true).await.unwrap();
+        assert_eq!(report.codes, [Code::Ok], "{number} has its first copy");
+    }
+    slow.is_stalled.store(false, Ordering::SeqCst);
+    let last = *under_way.iter().max().unwrap();
+    until("the second copies end", || {
+        let held = slow.blocks.lock();
+        held.values().any(|(_, version, _)| *version == last)
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    for number in copied {
+        assert!(!comes_back(&pool, number).await, "{number} was removed");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removed_and_replaced_blocks_never_return() {
     let directory = tempfile::tempdir().unwrap();

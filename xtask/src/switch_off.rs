@@ -74,6 +74,15 @@ const MECHANISMS: &[Mechanism] = &[
         test: "a_block_that_is_evicted_while_it_is_copied_keeps_its_copy",
     },
     Mechanism {
+        invariant: 2,
+        what: "a removal ends the stores of its key",
+        file: "master/src/pool/tiering.rs",
+        on: "traffic.stores.key_changed(namespace, &key);",
+        off: "",
+        package: "kvpool-master",
+        test: "a_second_copy_that_ends_after_the_removal_brings_nothing_back",
+    },
+    Mechanism {
         invariant: 8,
         what: "a put waits for room that is being fenced, and evicts no neighbours for it",
         file: "master/src/pool/evictor.rs",

@@ -173,7 +173,13 @@ impl Pool {
             return submit();
         }
         let mut leaving = self.tiering.leaving.lock();
-        leaving.extend(keys);
+        let mut traffic = self.tiering.traffic.lock();
+        for (namespace, key) in keys {
+            // A store that ends after the removal must leave no copy either.
+            traffic.stores.key_changed(namespace, &key);
+            leaving.insert((namespace, key));
+        }
+        drop(traffic);
         submit();
     }
 
@@ -217,7 +223,7 @@ impl Pool {
         let reservations = self.reservations.lock();
         let mut traffic = self.tiering.traffic.lock();
         match keys {
-            None => traffic.stores.clear(),
+            None => traffic.stores.end_of_evicted(),
             Some((namespace, keys)) => {
                 for key in keys {
                     traffic.stores.key_changed(namespace, &key.to_key());

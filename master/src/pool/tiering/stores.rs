@@ -96,8 +96,8 @@ impl Stores {
         }
     }
 
-    /// Takes out all keys.
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
+    /// Takes out the keys of all blocks that were evicted.
+    pub(super) fn end_of_evicted(&mut self) {
+        self.0.retain(|_, store| !store.left_memory);
     }
 }
