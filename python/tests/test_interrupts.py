@@ -19,6 +19,14 @@ LONG = 60.0
 SOON = 15.0
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_counts() -> Iterator[None]:
+    """A shell starts a job in the background with Ctrl-C ignored, and Python leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextlib.contextmanager
 def interrupted(number: signal.Signals = signal.SIGINT, after: float = 0.4) -> Iterator[None]:
     """Sends this process a signal while the block runs."""
