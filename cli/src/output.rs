@@ -9,6 +9,7 @@ pub(crate) use plain::{one_line, several_lines};
 
 use bytesize::ByteSize;
 use comfy_table::{CellAlignment, presets};
+use kvpool_types::Causes;
 use serde::Serialize;
 use std::fmt;
 use std::io::Write;
@@ -57,7 +58,7 @@ pub(crate) fn write(bytes: &[u8]) -> std::io::Result<()> {
 
 /// Writes to standard error why the program `name` failed. A closed standard error is ignored.
 pub(crate) fn print_error(name: &str, error: &anyhow::Error) {
-    let text = several_lines(&format!("{name}: {error:#}\n"));
+    let text = several_lines(&format!("{name}: {}\n", Causes(error.as_ref())));
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 

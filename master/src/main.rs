@@ -3,6 +3,7 @@
 use clap::Parser;
 use kvpool_daemon::{config, fault, signals, telemetry};
 use kvpool_master::{Config, Flags, Server};
+use kvpool_types::Causes;
 use std::pin::pin;
 use std::process::ExitCode;
 
@@ -19,7 +20,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("kvmaster: {error:#}");
+            eprintln!("kvmaster: {}", Causes(error.as_ref()));
             ExitCode::FAILURE
         }
     }

@@ -5,7 +5,7 @@
 //!  ids, extent ─► grant ───────────► wire::data, wire::rdma (meta of data-port frames)
 //!  code, checksum ─────────────────►   └─ wire::frame, wire::features (header), wire::incoming (reassembly)
 //!  incarnation_secret, term_proof: proofs between nodes and masters; token: a client's proof
-//!  hash64, key_strings: the key forms of other systems
+//!  hash64, key_strings: the key forms of other systems; causes: errors as people read them
 //! ```
 //!
 //! Everything here is pure: no I/O, no clock, no randomness, no unsafe code. This crate depends on
@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod causes;
 pub mod chain;
 pub mod checksum;
 pub mod code;
@@ -29,6 +30,7 @@ pub mod term_proof;
 pub mod token;
 pub mod wire;
 
+pub use causes::Causes;
 pub use chain::{Chain, chain_keys};
 pub use checksum::{CHUNK, Checksum, ChecksumAlgorithm};
 pub use code::Code;
