@@ -5,7 +5,7 @@ use super::cases::{Blocks, Kept, Pool};
 use super::usage::{self, Resident};
 use super::veth::Veth;
 use anyhow::{Context as _, bail};
-use kvctl::cluster::{Cluster, CommitAck, Eviction, LOOPBACK, Plan, Policy};
+use kvctl::cluster::{Cluster, CommitAck, Eviction, LOOPBACK, Plan, Policy, Ssd};
 use kvctl::connection::{Connection, control_error};
 use kvpool_client::{Client, PoolStats};
 use std::collections::HashMap;
@@ -98,10 +98,12 @@ impl Running {
     pub(super) async fn start(
         pool: Pool,
         span: u64,
+        ssd: Option<u64>,
         connection: &Connection,
         veth: Option<&Veth>,
     ) -> anyhow::Result<Self> {
         let mut plan = pool.plan(span);
+        plan.ssd = ssd.map(|bytes| Ssd { bytes, dwpd: None });
         let mut cluster = {
             let _inside = veth.map(Veth::enter_far).transpose()?;
             if veth.is_some() {

@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// Add the cases with 1,000,000 blocks in a pool
     #[arg(long)]
     large: bool,
+    /// Give each store node an SSD medium of this size, beside its memory
+    #[arg(long, value_name = "SIZE")]
+    ssd: Option<ByteSize>,
     /// How long full/node-loss measures puts after the node's death
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "9s")]
     node_loss: Duration,
@@ -105,6 +108,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             pairs,
             quick: args.quick,
             span,
+            ssd: args.ssd.map(|size| size.as_u64()),
             node_loss: args.node_loss,
             connection: context.connection.clone(),
             veth,

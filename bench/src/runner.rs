@@ -57,6 +57,8 @@ pub(crate) struct Settings {
     pub(crate) quick: bool,
     /// The bytes that transfers cycle through on each side.
     pub(crate) span: u64,
+    /// The size of each node's SSD medium, in bytes; `None` for nodes without one.
+    pub(crate) ssd: Option<u64>,
     /// The time for which puts are measured after a node's death.
     pub(crate) node_loss: Duration,
     /// The connection options. With a master they name the existing pool.

@@ -1,6 +1,6 @@
 //! Scenarios: an event happens while clients put. Each has a full pool of its own.
 
-use super::{MIB, Runner};
+use super::{MIB, Runner, Settings};
 use crate::agent::protocol::{Answer, Command, Connect, Live, Loaded, Set, Way, Writer};
 use crate::cases::{Case, What};
 use crate::pairing::Pairs;
@@ -54,8 +54,13 @@ impl Runner {
         let mut pairs = Pairs::default();
         for _ in 0..self.settings.pairs.min(TIMES) {
             let pool = case.place.pool;
-            let (span, connection) = (self.settings.span, &self.settings.connection);
-            let mut running = Running::start(pool, span, connection, None).await?;
+            let Settings {
+                span,
+                ssd,
+                ref connection,
+                ..
+            } = self.settings;
+            let mut running = Running::start(pool, span, ssd, connection, None).await?;
             let value = Box::pin(self.happen(case.what, &mut running)).await;
             if value.is_ok() {
                 // Clients leave before the pool stops. A failed client has ended already.

@@ -114,6 +114,7 @@ impl Runner {
         }
         let Settings {
             span,
+            ssd,
             connection,
             veth,
             ..
@@ -121,7 +122,7 @@ impl Runner {
         let running = if connection.master.is_some() && pool.may_be_foreign() {
             Running::foreign(connection).await?
         } else {
-            Running::start(pool, *span, connection, veth.as_deref()).await?
+            Running::start(pool, *span, *ssd, connection, veth.as_deref()).await?
         };
         if pool == Pool::Local {
             let embed = Embed {
