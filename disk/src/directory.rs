@@ -41,6 +41,11 @@ pub fn open_in(
     arena: &Arc<Arena>,
 ) -> Result<(PathBuf, Arc<dyn Engine>), OpenError> {
     let choice = Choosing::begin(directory)?;
+    // A file that is in use is another process's.
+    let options = &Options {
+        patience: Duration::ZERO,
+        ..*options
+    };
     let present = present(directory).map_err(system("list", directory))?;
     for number in &present {
         let path = file(directory, *number);

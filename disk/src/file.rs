@@ -11,6 +11,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The time between two looks at a lock that another process has.
+const POLL: Duration = Duration::from_millis(20);
 
 /// Which engine to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +40,9 @@ pub struct Options {
     pub buffered: bool,
     /// The most transfers in progress.
     pub depth: u32,
+    /// How long another process may keep the device or file. The last requests of a process that was
+    /// killed keep it until they end.
+    pub patience: Duration,
 }
 
 impl Default for Options {
@@ -45,6 +52,7 @@ impl Default for Options {
             engine: Choice::Auto,
             buffered: false,
             depth: 128,
+            patience: Duration::ZERO,
         }
     }
 }
@@ -62,6 +70,12 @@ pub enum OpenError {
         path: PathBuf,
         /// The reason.
         source: io::Error,
+    },
+    /// It does not exist, and no size was given for a new file.
+    #[error("{} does not exist: to make a file there, give its size", path.display())]
+    Missing {
+        /// The device or file.
+        path: PathBuf,
     },
     /// Another process has it.
     #[error("{} is in use by another process", path.display())]
@@ -145,6 +159,36 @@ impl EngineKind {
     }
 }
 
+/// Takes the lock of a device or file, and waits for it at most `patience`.
+fn lock(fd: &OwnedFd, path: &Path, patience: Duration) -> Result<(), OpenError> {
+    let until = Instant::now() + patience;
+    let mut is_said = false;
+    loop {
+        match rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => {
+                if !std::mem::replace(&mut is_said, true) {
+                    tracing::info!(path = %path.display(), ?patience,
+                        "another process has the medium; waiting for it");
+                }
+                std::thread::sleep(POLL);
+            }
+            Err(Errno::WOULDBLOCK) => {
+                return Err(OpenError::Busy {
+                    path: path.to_owned(),
+                });
+            }
+            Err(errno) => {
+                return Err(OpenError::System {
+                    what: "lock",
+                    path: path.to_owned(),
+                    source: errno.into(),
+                });
+            }
+        }
+    }
+}
+
 impl File {
     fn open(path: &Path, options: &Options) -> Result<Self, OpenError> {
         let system = |what: &'static str| {
@@ -174,6 +218,11 @@ impl File {
                         "the filesystem refuses direct I/O");
                     None
                 }
+                Err(Errno::NOENT) if options.size.is_none() => {
+                    return Err(OpenError::Missing {
+                        path: path.to_owned(),
+                    });
+                }
                 Err(errno) => return Err(system("open")(errno)),
             }
         };
@@ -182,15 +231,7 @@ impl File {
             Some(fd) => fd,
             None => open(flags).map_err(system("open"))?,
         };
-        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(OpenError::Busy {
-                    path: path.to_owned(),
-                });
-            }
-            Err(errno) => return Err(system("lock")(errno)),
-        }
+        lock(&fd, path, options.patience)?;
         let found = rustix::fs::fstat(&fd).map_err(system("examine"))?;
         let present = match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile => u64::try_from(found.st_size).unwrap_or(0),

@@ -25,6 +25,7 @@
 mod caretaker;
 mod commit;
 mod evictor;
+mod inspect;
 mod nodes;
 mod put_queue;
 mod read;
@@ -40,8 +41,9 @@ mod tiering;
 
 pub use caretaker::Presence;
 pub use commit::{CommitItem, Written};
+pub use inspect::{Described, DescribedReplica, Listed, Page};
 pub use nodes::RegisterError;
-pub use read::{Bitmap, Described, DescribedReplica, Found, Holder, Leased, Listed, Page};
+pub use read::{Bitmap, Found, Holder, Leased};
 pub use remove::{Removal, RemoveReport};
 pub use reserve::{Granted, ReserveOptions};
 pub use term_start::{StartError, TermStart};

@@ -5,7 +5,7 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::membership::{Reported, StoreNode};
-use kvpool_master::pool::{OfferedMedium, Pool, Removal, ReserveOptions};
+use kvpool_master::pool::{DescribedReplica, OfferedMedium, Pool, Removal, ReserveOptions};
 use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto, MediumState};
 use kvpool_types::medium::{Generation, footprint};
@@ -294,6 +294,112 @@ async fn blocks_leave_memory_and_come_back_on_use() {
     // A put of a block that lies on the medium is not needed.
     let again = reserve(&pool, &key(first), BLOCK).await;
     assert_eq!(again.unwrap_err(), Code::Exists);
+}
+
+/// The reserve is smaller than a block, so a block that comes back needs an eviction of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_comes_back_to_memory_that_is_full() {
+    for eviction_ratio in [0.05, 0.0] {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config {
+            eviction_ratio,
+            ..Config::default()
+        };
+        let (pool, _store) = pool(directory.path(), config).await;
+        let disk = Disk::new(1);
+        let _node = join(&pool, "n", 1, 8 * BLOCK, &disk, 64 * MIB, 4 * MIB).await;
+        wait_for_attachment(&disk).await;
+        for number in 0..40 {
+            put_paced(&pool, number).await;
+        }
+        let held = present(&pool, 0..40).await;
+        let held = (0..40).zip(held).filter(|(_, is_held)| *is_held);
+        let held: Vec<u64> = held.map(|(number, _)| number).collect();
+        assert!(held.len() > 30, "{held:?}");
+        let asked = Instant::now();
+        for number in &held {
+            let is_back = comes_back(&pool, *number).await;
+            assert!(is_back, "{number} at ratio {eviction_ratio}");
+        }
+        println!("{} blocks in {:?}", held.len(), asked.elapsed());
+        let evicted = pool.counters()["blocks_evicted_total"];
+        assert!(evicted <= 40 + held.len() as u64, "{evicted} were evicted");
+        // A batch that is larger than memory ends as well, with some of its blocks.
+        let keys: Vec<Key> = held.iter().map(|number| key(*number)).collect();
+        let keys: Vec<KeyRef<'_>> = keys.iter().map(Key::as_ref).collect();
+        let (asked, before) = (Instant::now(), disk.loads.load(Ordering::SeqCst));
+        pool.restore(SPACE, &keys[..]).await;
+        let loads = disk.loads.load(Ordering::SeqCst) - before;
+        assert!(loads <= 2 * keys.len() as u64, "{loads}");
+        assert!(
+            asked.elapsed() < Duration::from_secs(4),
+            "{:?}",
+            asked.elapsed()
+        );
+        let found = pool.lookup(SPACE, &keys[..], false).answer;
+        assert!(found.iter().flatten().count() >= 4);
+        assert_eq!(disk.wrong.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_see_blocks_that_are_on_media_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 32 * BLOCK, &disk, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..100 {
+        put_paced(&pool, number).await;
+    }
+    let (mut listed, mut page) = (Vec::new(), Vec::new());
+    loop {
+        let next = pool.list(SPACE, None, &page, 7).await.unwrap();
+        assert!(next.blocks.len() <= 7);
+        listed.extend(next.blocks.into_iter().map(|block| block.key));
+        page = next.next;
+        if page.is_empty() {
+            break;
+        }
+    }
+    let held = present(&pool, 0..100).await;
+    let held: Vec<u64> = (0..100)
+        .zip(held)
+        .filter_map(|(number, is_held)| is_held.then_some(number))
+        .collect();
+    let mut expected: Vec<String> = held.iter().map(|number| key(*number).to_string()).collect();
+    assert!(expected.len() > 80, "{}", expected.len());
+    listed.sort();
+    expected.sort();
+    assert_eq!(listed, expected, "each block once");
+    let (mut on_media_only, mut on_both) = (0, 0);
+    for number in held {
+        let key = key(number);
+        let described = pool.describe(SPACE, &[key.as_ref()][..]).remove(0).unwrap();
+        assert_eq!(described.length, Length(BLOCK));
+        let is_on_medium = |replica: &DescribedReplica| replica.segment.is_on_medium();
+        let copies: Vec<_> = described
+            .replicas
+            .iter()
+            .filter(|r| is_on_medium(r))
+            .collect();
+        assert!(
+            copies
+                .iter()
+                .all(|copy| copy.state == "ready" && copy.node.0 == "n")
+        );
+        match (copies.len(), described.replicas.len()) {
+            (1, 1) => on_media_only += 1,
+            (1, 2) => on_both += 1,
+            (0, 1) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(
+        on_media_only > 40 && on_both > 0,
+        "{on_media_only} {on_both}"
+    );
+    assert!(pool.list(SPACE, None, b"m1", 7).await.is_err());
 }
 
 /// The medium is a sixth of what is put: every zone is written several times.

@@ -28,8 +28,8 @@ pub(crate) use config::SsdConfig;
 use crate::serve::Store;
 use disk::Disk;
 use health::Health;
-use kvpool_disk::medium::MediumRefused;
-use kvpool_disk::{Arena, Options, open, open_in};
+use kvpool_disk::medium::{Formatted, MediumRefused};
+use kvpool_disk::{Arena, Engine, OpenError, Options, open, open_in};
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
 use kvpool_types::{ClusterId, Incarnation, MediumId};
 use parking_lot::{Condvar, Mutex};
@@ -47,6 +47,8 @@ const WORKERS: usize = 2;
 const COPIERS: usize = 2;
 /// How nice the copiers are.
 const NICE: i32 = 10;
+/// How long the last writes of a life that was killed may keep a medium.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// The memory for transfers in progress, over all media.
 const ARENA: usize = 256 << 20;
 /// How often what was stored is flushed, and changes of a medium's state are sent.
@@ -163,11 +165,12 @@ impl Media {
         for one in config {
             let options = Options {
                 size: one.size.map(|size| size.0),
+                patience: LOCK_PATIENCE,
                 ..Options::default()
             };
             let (path, engine) = match one.in_directory {
                 true => open_in(&one.path, &options, &arena)?,
-                false => (one.path.clone(), open(&one.path, &options, &arena)?),
+                false => (one.path.clone(), open_file(one, &options, &arena)?),
             };
             let disk = Disk::read(one, path.clone(), engine, &arena)
                 .map_err(|source| MediaError::Refused { path, source })?;
@@ -278,6 +281,39 @@ impl Media {
             disk.lock().detach(until);
         }
     }
+}
+
+/// Opens a device or file. A file that holds bytes grows only after a look at them: what is not kvpool's
+/// stays as it is.
+fn open_file(
+    one: &SsdConfig,
+    options: &Options,
+    arena: &Arc<Arena>,
+) -> Result<Arc<dyn Engine>, MediaError> {
+    let found = std::fs::metadata(&one.path).ok();
+    let held = found.filter(|found| found.is_file() && found.len() > 0);
+    let grows = held.is_some_and(|found| options.size.is_some_and(|size| size > found.len()));
+    if grows && !one.reset {
+        let as_it_is = Options {
+            size: None,
+            ..*options
+        };
+        let refused = |source| MediaError::Refused {
+            path: one.path.clone(),
+            source,
+        };
+        let too_small = |error| match error {
+            OpenError::Size { .. } => refused(MediumRefused::Foreign),
+            error => error.into(),
+        };
+        let engine = open(&one.path, &as_it_is, arena).map_err(too_small)?;
+        match Formatted::open(engine, Arc::clone(arena)) {
+            Ok(_) => {}
+            Err(MediumRefused::TooSmall(_)) => return Err(refused(MediumRefused::Foreign)),
+            Err(error) => return Err(refused(error)),
+        }
+    }
+    Ok(open(&one.path, options, arena)?)
 }
 
 impl Drop for Media {

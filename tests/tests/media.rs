@@ -2,7 +2,7 @@
 //! after the node or the master was killed. Nothing wrong is ever served.
 
 use kvpool_tests::blocks::{Tally, check_all, put_all};
-use kvpool_tests::{Cluster, Options};
+use kvpool_tests::{Cluster, Daemon, Options};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::io::{Seek, SeekFrom, Write};
@@ -193,4 +193,29 @@ async fn a_disk_that_fails_is_named_and_memory_serves_on() {
     assert_eq!(check_all(&client, 1000..1032, BLOCK).await.right, 32);
     // With no disk to copy to, the node ends at once.
     assert!(cluster.nodes[0].terminate().unwrap().success());
+}
+
+#[test]
+fn a_file_of_somebody_else_stays_as_it_is() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let options = Options {
+        nodes: 0,
+        ..Options::default()
+    };
+    let cluster = Cluster::start(options).unwrap();
+    for length in [100, 70_000_000] {
+        let file = place.path().join("foreign");
+        let bytes = vec![7; length];
+        std::fs::write(&file, &bytes).unwrap();
+        let ssd = format!("path={},size=128MiB", file.display());
+        let flags = ["--ssd", &ssd, "--master", &cluster.master_url()];
+        let flags = flags.map(str::to_owned);
+        let refused = Daemon::start("kvstore-node", place.path(), "node", &flags).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains("bytes that are not kvpool's"), "{refused}");
+        assert!(
+            std::fs::read(&file).unwrap() == bytes,
+            "the file was changed"
+        );
+    }
 }

@@ -20,6 +20,24 @@ struct Mechanism {
 
 const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 3,
+        what: "a new life waits for the last writes of the life before",
+        file: "disk/src/file.rs",
+        on: "        lock(&fd, path, options.patience)?;",
+        off: "        let _unused = lock;",
+        package: "kvpool-tests",
+        test: "a_new_life_waits_for_the_last_write_of_the_life_before",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "a block that comes back makes its room in a full memory",
+        file: "master/src/pool/evictor.rs",
+        on: "for wanted in self.take_wanted_room() {",
+        off: "for wanted in Vec::<WantedRoom>::new() {",
+        package: "kvpool-master",
+        test: "a_block_comes_back_to_memory_that_is_full",
+    },
+    Mechanism {
         invariant: 4,
         what: "a new leader writes behind the copies that it knows",
         file: "master/src/tier/medium.rs",

@@ -9,6 +9,9 @@
 //! extents that only leases hold, when these leases end before the puts give up. So no round evicts
 //! again what an earlier round has freed. A round works in small steps, oldest block first.
 //!
+//! A block that comes back from a medium needs room on the node of the medium. While a reader waits
+//! for such a block and the node has no room, the node's oldest blocks are evicted.
+//!
 //! A block larger than the oldest blocks needs contiguous room. For such a block the cheapest run
 //! of neighbours is evicted and counts towards the round's goal.
 //!
@@ -16,6 +19,7 @@
 
 use super::Pool;
 use super::put_queue::{QueuedDemand, counted_at_once};
+use super::tiering::WantedRoom;
 use crate::clock::BootInstant;
 use crate::directory::{LeaseFloor, Removed};
 use crate::placement::{Segment, Usage, share};
@@ -64,9 +68,14 @@ fn run(pool: &Arc<Pool>) {
     }
 }
 
-/// The last search for a run on each segment.
+/// What was evicted a moment ago, by segment.
 #[derive(Default)]
-struct Runs(HashMap<SegmentId, LastSearch>);
+struct Runs {
+    /// The last search for a put.
+    for_puts: HashMap<SegmentId, LastSearch>,
+    /// How long the room that was made for a load may take to become free.
+    for_loads: HashMap<SegmentId, BootInstant>,
+}
 
 struct LastSearch {
     /// The put at the head then, and the number of its passes.
@@ -85,7 +94,7 @@ impl Runs {
         put: (u64, u64),
         now: BootInstant,
     ) -> Option<&LastSearch> {
-        let last = self.0.get(&segment);
+        let last = self.for_puts.get(&segment);
         last.filter(|last| last.put == put && now < last.again)
     }
 }
@@ -133,6 +142,9 @@ impl Pool {
         let goal = self.eviction_goal(&usage, demanded.as_ref());
         let started = std::time::Instant::now();
         let mut freed = 0;
+        for wanted in self.take_wanted_room() {
+            freed += self.make_room_for_loads(&wanted, runs);
+        }
         if let Some(demanded) = &demanded {
             freed += self.make_range(demanded, &usage, goal > 0, runs);
         }
@@ -245,7 +257,7 @@ impl Pool {
                 again: now.after(pause),
                 found: victims.is_some(),
             };
-            runs.0.insert(segment.id, search);
+            runs.for_puts.insert(segment.id, search);
             if let Some(victims) = victims {
                 let freed = footprint(&victims, |id| takers.contains(&id));
                 self.submit_victims(victims);
@@ -253,6 +265,50 @@ impl Pool {
             }
         }
         0
+    }
+
+    /// Evicts blocks of a node for the loads that wait there, and returns the evicted bytes.
+    fn make_room_for_loads(self: &Arc<Self>, wanted: &WantedRoom, runs: &mut Runs) -> u64 {
+        let length = wanted.largest;
+        let mut segments: Vec<_> = {
+            let segments = self.placement.segments();
+            segments
+                .iter()
+                .filter(|s| Arc::ptr_eq(&s.node, &wanted.node) && s.limit() >= length.0)
+                .cloned()
+                .collect()
+        };
+        segments.sort_by_key(|segment| segment.shortfall(length));
+        let Some(segment) = segments.first().filter(|s| s.node.is_placeable()) else {
+            return 0;
+        };
+        if segment.extents().largest_free() >= length {
+            let bytes = Length(wanted.bytes.0.min(segment.limit()));
+            return self.evict_on(segment, segment.shortfall(bytes));
+        }
+        let now = self.now();
+        let comes = segment.used() > segment.used_after_quarantine();
+        if comes
+            && runs
+                .for_loads
+                .get(&segment.id)
+                .is_some_and(|until| now < *until)
+        {
+            return 0;
+        }
+        runs.for_loads.insert(segment.id, now.after(RUN_TIMEOUT));
+        if self.directory.first_footprint() >= length.0 {
+            return self.evict_on(segment, length.0);
+        }
+        let _until_submitted = self.evicting.read();
+        let extents = || segment.extents();
+        let victims = self
+            .directory
+            .evict_run(segment.id, extents, length, now, self.floor())
+            .unwrap_or_default();
+        let freed = footprint(&victims, |id| id == segment.id);
+        self.submit_victims(victims);
+        freed
     }
 
     /// Evicts the oldest blocks of one segment and returns their bytes there.

@@ -1,14 +1,12 @@
 //! Reads of metadata: where blocks are, whether they are present, and the leases on these answers.
 
 use super::Pool;
-use super::remove::STEP;
 use crate::clock::BootInstant;
-use crate::directory::{BadPage, BlockMut, BlockRef, Copies, Replica};
+use crate::directory::{BlockRef, Copies, Replica};
 use crate::placement::Segments;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
-use kvpool_types::{Checksum, Code, Length, NodeName, Offset, SegmentId, Version};
-use regex::Regex;
+use kvpool_types::{Checksum, Code, Length, Offset, SegmentId, Version};
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -57,62 +55,6 @@ impl Holder {
     }
 }
 
-/// One replica as an operator sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DescribedReplica {
-    /// The node with the replica.
-    pub node: NodeName,
-    /// The segment with the replica.
-    pub segment: SegmentId,
-    /// The offset in the segment, in bytes.
-    pub offset: Offset,
-    /// The node's state, or "hidden" for a replica under re-verification.
-    pub state: &'static str,
-}
-
-/// One block as an operator sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Described {
-    /// Length in bytes.
-    pub length: Length,
-    /// Checksum of the block's bytes.
-    pub checksum: Checksum,
-    /// Version of the block.
-    pub version: Version,
-    /// All replicas.
-    pub replicas: Vec<DescribedReplica>,
-    /// The remaining time of the lease.
-    pub lease_left: Duration,
-    /// The remaining time of the soft pin.
-    pub soft_pin_left: Duration,
-    /// A hard-pinned block is never evicted.
-    pub hard_pin: bool,
-}
-
-/// One row of a listing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// The key as text.
-    pub key: String,
-    /// Length of the block in bytes.
-    pub length: Length,
-    /// The number of replicas.
-    pub replicas: usize,
-    /// True while a lease runs.
-    pub leased: bool,
-    /// True while a pin holds.
-    pub pinned: bool,
-}
-
-/// One page of a listing.
-#[derive(Clone, Debug, Default)]
-pub struct Page {
-    /// The blocks.
-    pub blocks: Vec<Listed>,
-    /// The token of the next page; empty at the end.
-    pub next: Vec<u8>,
-}
-
 /// One bit for each key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bitmap(Vec<u8>);
@@ -152,7 +94,7 @@ impl Bitmap {
 pub(super) struct View<'a> {
     pool: &'a Pool,
     pub(super) segments: Segments<'a>,
-    hidden: parking_lot::RwLockReadGuard<'a, HashSet<(SegmentId, Offset)>>,
+    pub(super) hidden: parking_lot::RwLockReadGuard<'a, HashSet<(SegmentId, Offset)>>,
     /// Whether segments are readable, as far as asked. One answer is valid for the whole batch.
     readable: [Cell<Option<(SegmentId, bool)>>; REMEMBERED],
 }
@@ -458,101 +400,4 @@ impl Pool {
         }
         codes
     }
-
-    /// Lengths, replicas and protection of blocks. Takes no lease.
-    pub fn describe<'k>(
-        &self,
-        namespace: NamespaceId,
-        keys: impl Into<KeyBatch<'k>>,
-    ) -> Vec<Option<Described>> {
-        let keys = keys.into();
-        let mut described = vec![None; keys.len()];
-        let now = self.now();
-        let view = self.view();
-        self.directory.visit(namespace, &keys, |index, block| {
-            let (Some(block), Some(slot)) = (block, described.get_mut(index)) else {
-                return;
-            };
-            let replicas = block
-                .replicas()
-                .iter()
-                .filter_map(|replica| {
-                    let node = &view.segments.get(replica.segment)?.node;
-                    let hidden = self.is_hidden(&view.hidden, replica);
-                    Some(DescribedReplica {
-                        node: node.name.clone(),
-                        segment: replica.segment,
-                        offset: replica.offset,
-                        state: if hidden {
-                            "hidden"
-                        } else {
-                            node.state().label()
-                        },
-                    })
-                })
-                .collect();
-            *slot = Some(Described {
-                length: block.length(),
-                checksum: block.checksum(),
-                version: block.version(),
-                replicas,
-                lease_left: block.lease_until().since(now),
-                soft_pin_left: view_of_pin(&block, now),
-                hard_pin: block.view().is_hard_pinned(),
-            });
-        });
-        described
-    }
-
-    /// One page of at most `limit` keys of a namespace that match `pattern`. Takes no lease. The
-    /// call may have to examine every block, so it yields to other tasks every few blocks.
-    pub async fn list(
-        &self,
-        namespace: NamespaceId,
-        pattern: Option<&Regex>,
-        page: &[u8],
-        limit: usize,
-    ) -> Result<Page, BadPage> {
-        let now = self.now();
-        let mut result = Page {
-            next: page.to_vec(),
-            ..Page::default()
-        };
-        let mut looked = 0;
-        loop {
-            let step = limit.saturating_sub(result.blocks.len()).clamp(1, STEP);
-            let next = self.directory.scan(&result.next, step, |block| {
-                if block.namespace() != namespace {
-                    return;
-                }
-                let key = block.key().to_string();
-                if pattern.is_none_or(|pattern| pattern.is_match(&key)) {
-                    result.blocks.push(Listed {
-                        key,
-                        length: block.length(),
-                        replicas: block.replicas().len(),
-                        leased: block.is_leased(now, self.lease_floor_of(block.version())),
-                        pinned: block.is_hard_pinned()
-                            || block.soft_pin_until().is_some_and(|until| until > now),
-                    });
-                }
-            })?;
-            result.next = next.unwrap_or_default();
-            if result.next.is_empty() || result.blocks.len() >= limit {
-                return Ok(result);
-            }
-            looked += step;
-            if looked >= STEP {
-                looked = 0;
-                tokio::task::yield_now().await;
-            }
-        }
-    }
-}
-
-fn view_of_pin(block: &BlockMut<'_>, now: BootInstant) -> Duration {
-    block
-        .view()
-        .soft_pin_until()
-        .map_or(Duration::ZERO, |until| until.since(now))
 }

@@ -27,6 +27,7 @@ mod zones;
 pub use attach::OfferedMedium;
 pub(super) use demoter::{Put, start};
 pub use media::{Detached, MEDIUM_STATES, MediumView};
+pub(super) use restore::WantedRoom;
 
 use super::Pool;
 use crate::clock::BootInstant;
@@ -61,6 +62,8 @@ pub(super) struct Tiering {
     absent: Mutex<HashMap<SegmentId, BootInstant>>,
     /// Keys whose removal is on its way to the log.
     leaving: Mutex<HashSet<(NamespaceId, Key)>>,
+    /// The room in memory that loads wait for, by their medium.
+    wanted_room: Mutex<HashMap<SegmentId, WantedRoom>>,
     /// Notified when a load ends.
     loaded: Notify,
     wake: Mutex<bool>,

@@ -1,7 +1,11 @@
 //! The setting `--ssd`: one medium.
 
 use bytesize::ByteSize;
+use kvpool_types::Namespace;
 use std::path::PathBuf;
+
+/// The smallest medium: its superblocks and some zones.
+const LEAST: ByteSize = ByteSize::mib(4);
 
 /// One disk, partition or file for blocks.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +39,17 @@ pub(crate) enum BadSsd {
     /// A size that is none.
     #[error("{0:?} is not a size, such as 1TiB")]
     Size(String),
+    /// A size that is too small for a medium.
+    #[error("{0:?} is too small for a medium: it has at least {LEAST}")]
+    Small(String),
+    /// A name that no namespace can have.
+    #[error("{name:?} is not the name of a namespace: {reason}")]
+    Namespace {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A number of drive writes per day is none, or not above zero.
     #[error("{0:?} is not a number of drive writes per day, such as 0.5")]
     Dwpd(String),
@@ -77,6 +92,9 @@ impl SsdConfig {
                 if medium.size.is_none() {
                     return Err(bad());
                 }
+                if medium.size < Some(LEAST) {
+                    return Err(BadSsd::Small(size.to_string()));
+                }
             } else if let Some(text) = item.strip_prefix("dwpd=") {
                 let dwpd: Option<f64> = text.parse().ok();
                 medium.dwpd = dwpd.filter(|dwpd| dwpd.is_finite() && *dwpd > 0.0);
@@ -84,6 +102,7 @@ impl SsdConfig {
                     return Err(BadSsd::Dwpd(text.to_owned()));
                 }
             } else if let Some(name) = item.strip_prefix("namespace=") {
+                check_namespace(name)?;
                 medium.namespaces.push(name.to_owned());
             } else if item == "reset" {
                 medium.reset = true;
@@ -93,6 +112,21 @@ impl SsdConfig {
         }
         Ok(media)
     }
+}
+
+fn check_namespace(name: &str) -> Result<(), BadSsd> {
+    let namespace = Namespace {
+        name: name.to_owned(),
+        ..Namespace::default()
+    };
+    let bad = |reason: String| BadSsd::Namespace {
+        name: name.to_owned(),
+        reason,
+    };
+    if name.is_empty() {
+        return Err(bad("it is empty".to_owned()));
+    }
+    namespace.validate().map_err(|error| bad(error.to_string()))
 }
 
 #[cfg(test)]
@@ -138,11 +172,18 @@ mod tests {
             ("path=/a,path=/a", BadSsd::Path("/a".into())),
             ("path=/a,size=much", BadSsd::Size("much".into())),
             ("path=/a,size=0", BadSsd::Size("0".into())),
+            ("path=/a,size=1MiB", BadSsd::Small("1.0 MiB".into())),
             ("path=/a,dwpd=0", BadSsd::Dwpd("0".into())),
             ("path=/a,dwpd=x", BadSsd::Dwpd("x".into())),
             ("path=/a,zone=1", BadSsd::Key("zone=1".into())),
         ] {
             assert_eq!(parse(text), Err(mistake), "{text}");
+        }
+        for name in ["", "a b", "é", &"x".repeat(256)] {
+            let parsed = parse(&format!("path=/a,namespace={name}"));
+            let is_named =
+                matches!(&parsed, Err(BadSsd::Namespace { name: bad, .. }) if bad == name);
+            assert!(is_named, "{parsed:?}");
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Which blocks a medium takes when the writes to it have a budget.
 //!
 //! A flash device wears with each write, so a medium may have a budget of bytes a day. Unused budget
-//! collects up to one zone. While plenty is left, every block is admitted. Below half, a block is
-//! admitted if its chain's earlier blocks are on media, because a chain is read from its start. The
-//! last quarter is for blocks that were put again after the pool had lost them: they are used more
-//! than once. Random admission would break chains and gain almost nothing.
+//! collects up to a quarter of a zone. While plenty is left, every block is admitted. Below half, a
+//! block is admitted if its chain's earlier blocks are on media, because a chain is read from its
+//! start. The last quarter is for blocks that were put again after the pool had lost them: they are
+//! used more than once. Random admission would break chains and gain almost nothing.
+//!
+//! A block larger than what is left may overdraw the budget; the next blocks wait until it is repaid.
 
 use super::super::Pool;
 use super::demoter::Waiting;
@@ -19,6 +21,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const DAY: f64 = 24.0 * 3600.0;
+/// The share of a zone that unused budget collects up to. What is collected in the end was not used.
+const COLLECTED: f64 = 0.25;
 /// Keys remembered, in each of two generations: 16 bytes a key.
 const GENERATION: usize = 1 << 20;
 
@@ -89,7 +93,7 @@ impl Admission {
             budgets.remove(&medium.id);
         } else {
             #[allow(clippy::cast_precision_loss, reason = "a rate need not be exact")]
-            let (per_day, most) = (bytes_per_day as f64, medium.zone.0 as f64);
+            let (per_day, most) = (bytes_per_day as f64, medium.zone.0 as f64 * COLLECTED);
             let budget = budgets.entry(medium.id).or_insert(Budget {
                 bytes_per_second: 0.0,
                 most,
@@ -134,13 +138,12 @@ impl Admission {
         }
     }
 
-    /// The share of a medium's budget that is left after a write of `length`. `None` without a
-    /// budget.
-    fn left(&self, medium: SegmentId, length: Length, now: BootInstant) -> Option<f64> {
+    /// What a medium has collected, as a share of the most that it may. `None` without a budget.
+    fn left(&self, medium: SegmentId, now: BootInstant) -> Option<f64> {
         let mut budgets = self.budgets.lock();
         let budget = budgets.get_mut(&medium)?;
         budget.refill(now);
-        Some((budget.level - footprint(length)) / budget.most)
+        Some(budget.level / budget.most)
     }
 }
 
@@ -150,19 +153,15 @@ fn footprint(length: Length) -> f64 {
 }
 
 impl Pool {
-    /// True when a medium's budget has room for a write.
-    pub(super) fn may_write(&self, medium: &Medium, length: Length) -> bool {
-        let left = self.tiering.admission.left(medium.id, length, self.now());
-        left.is_none_or(|left| left >= 0.0)
+    /// True when a medium's budget is not used up.
+    pub(super) fn may_write(&self, medium: &Medium) -> bool {
+        let left = self.tiering.admission.left(medium.id, self.now());
+        left.is_none_or(|left| left > 0.0)
     }
 
     /// True when a block whose turn has come may be written.
     pub(super) fn is_admitted(&self, medium: &Medium, waiting: &Waiting, block: &Moved) -> bool {
-        let Some(left) = self
-            .tiering
-            .admission
-            .left(medium.id, block.length, self.now())
-        else {
+        let Some(left) = self.tiering.admission.left(medium.id, self.now()) else {
             return true;
         };
         let follows = || {
@@ -173,6 +172,6 @@ impl Pool {
                     || self.has_copy(block.namespace, parent.as_ref())
             })
         };
-        left >= 0.5 || left >= 0.0 && waiting.was_lost || left >= 0.25 && follows()
+        left >= 0.5 || left > 0.0 && waiting.was_lost || left >= 0.25 && follows()
     }
 }

@@ -6,19 +6,23 @@
 use super::super::Pool;
 use super::transfers::{Direction, Moved, Orders, Transfer, on_medium, range};
 use super::{Place, Traffic, WINDOW};
+use crate::membership::StoreNode;
 use crate::placement::Segments;
 use crate::replica::{BlockId, Replica};
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
-use kvpool_types::{Extent, GrantId};
-use std::collections::HashSet;
+use kvpool_types::{Extent, GrantId, Length};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The longest that a lookup waits for media.
 const MOST_WAIT: Duration = Duration::from_secs(5);
+/// How often one lookup loads a block. Of a batch that is larger than memory, the first blocks may
+/// have left again when the last ones arrive.
+const MOST_LOADS: u32 = 2;
 /// How soon a load that found no room is tried again: room appears without an event.
 const RETRY: Duration = Duration::from_millis(2);
 
@@ -31,6 +35,16 @@ struct Wanted {
     is_begun: bool,
 }
 
+/// The room that loads on one node wait for.
+#[derive(Debug)]
+pub(in crate::pool) struct WantedRoom {
+    pub(in crate::pool) node: Arc<StoreNode>,
+    /// The bytes of all blocks.
+    pub(in crate::pool) bytes: Length,
+    /// The bytes of the largest block.
+    pub(in crate::pool) largest: Length,
+}
+
 /// Whether a load was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begun {
@@ -38,7 +52,9 @@ enum Begun {
     Goes,
     /// It was in progress, and has ended.
     Ended,
-    /// Memory or the medium has no room now.
+    /// The medium has enough in progress.
+    Queued,
+    /// Memory has no room now.
     NoRoom,
     /// The copy cannot be read now.
     Unreadable,
@@ -54,10 +70,10 @@ impl Pool {
     ) {
         let keys = keys.into();
         let deadline = tokio::time::Instant::now() + MOST_WAIT;
-        let mut unreadable: HashSet<BlockId> = HashSet::new();
+        let mut loads: HashMap<BlockId, u32> = HashMap::new();
         while self.leads() && !self.is_stopping() {
             let mut wanted = self.on_media_only(namespace, &keys);
-            wanted.retain(|one| !unreadable.contains(&one.copy));
+            wanted.retain(|one| loads.get(&one.copy).is_none_or(|loads| *loads < MOST_LOADS));
             if wanted.is_empty() || tokio::time::Instant::now() >= deadline {
                 return;
             }
@@ -71,17 +87,28 @@ impl Pool {
                 wanted.retain(|one| match begun.next() {
                     Some(Begun::Goes) => true,
                     Some(Begun::NoRoom) => {
+                        self.want_room(one);
+                        waits = true;
+                        true
+                    }
+                    Some(Begun::Queued) => {
                         waits = true;
                         true
                     }
                     Some(Begun::Unreadable) => {
-                        unreadable.insert(one.copy);
+                        loads.insert(one.copy, MOST_LOADS);
                         false
                     }
-                    Some(Begun::Ended) | None => false,
+                    Some(Begun::Ended) | None => {
+                        *loads.entry(one.copy).or_default() += 1;
+                        false
+                    }
                 });
                 if wanted.is_empty() {
                     break;
+                }
+                if waits {
+                    self.evictor_wake.wake();
                 }
                 let until = match waits {
                     true => deadline.min(tokio::time::Instant::now() + RETRY),
@@ -94,6 +121,32 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// Asks the evictor for room for a load. Only loads that somebody waits for ask.
+    fn want_room(&self, wanted: &Wanted) {
+        let traffic = self.tiering.traffic.lock();
+        let Some(node) = traffic.uses.get(&wanted.at.segment).map(|used| &used.node) else {
+            return;
+        };
+        let length = wanted.block.length;
+        let mut rooms = self.tiering.wanted_room.lock();
+        let room = rooms
+            .entry(wanted.at.segment)
+            .or_insert_with(|| WantedRoom {
+                node: Arc::clone(node),
+                bytes: Length(0),
+                largest: length,
+            });
+        room.node = Arc::clone(node);
+        room.bytes = Length((room.bytes.0 + length.0).min(WINDOW));
+        room.largest = room.largest.max(length);
+    }
+
+    /// Takes what loads have asked for since the last call. Loads that still wait ask again.
+    pub(in crate::pool) fn take_wanted_room(&self) -> Vec<WantedRoom> {
+        let mut rooms = self.tiering.wanted_room.lock();
+        rooms.drain().map(|(_, room)| room).collect()
     }
 
     /// The blocks that are not in memory and have a copy on a medium.
@@ -164,7 +217,7 @@ impl Pool {
             .collect();
         orders.send();
         drop(traffic);
-        if begun.contains(&Begun::NoRoom) || self.is_low(&segments.usage()) {
+        if self.is_low(&segments.usage()) {
             self.evictor_wake.wake();
         }
         begun
@@ -199,7 +252,7 @@ impl Pool {
             return Begun::Ended;
         }
         if used.in_flight >= window {
-            return Begun::NoRoom;
+            return Begun::Queued;
         }
         let (node, session) = (Arc::clone(&used.node), used.session);
         if !node.is_placeable() {
@@ -210,7 +263,7 @@ impl Pool {
         };
         if !self.has_versions() {
             segments.release(&[to]);
-            return Begun::NoRoom;
+            return Begun::Queued;
         }
         let grant = GrantId(self.next_version.fetch_add(1, Ordering::Relaxed));
         let extent = Extent {

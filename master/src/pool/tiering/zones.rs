@@ -163,7 +163,7 @@ impl Pool {
         let Some((block, from)) = found.flatten() else {
             return true;
         };
-        if !self.may_write(medium, block.length) {
+        if !self.may_write(medium) {
             return false;
         }
         let Taken::At(offset) = medium.take(block.length, self.directory.next_tick()) else {
