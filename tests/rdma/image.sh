@@ -1,7 +1,7 @@
 #!/bin/bash
 # image.sh IMAGE: makes IMAGE/base.cpio, the file system of a guest without what run.sh adds for each
 # run: the modules that kernel.sh has left in the directory IMAGE, and what this machine has installed
-# of busybox, iproute2, rdma-core and perftest, with the libraries that they need.
+# of busybox, iproute2, rdma-core, perftest and dmsetup, with the libraries that they need.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 here=$(cd "$(dirname "$0")" && pwd)
@@ -31,7 +31,7 @@ done
 # so another shell.
 add_program "$root" dash
 ln -sf dash "$root/usr/bin/sh"
-for program in ip tc rdma ibv_devinfo ibv_rc_pingpong ib_write_bw ib_read_bw; do
+for program in ip tc rdma ibv_devinfo ibv_rc_pingpong ib_write_bw ib_read_bw dmsetup; do
   add_program "$root" "$program"
 done
 for library in "${late[@]}"; do add_library "$root" "$library"; done

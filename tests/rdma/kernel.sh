@@ -13,7 +13,7 @@ if [ "$image/package" -nt "$here/kernel.sh" ]; then exit 0; fi
 
 # What a guest loads, by name; what these need comes with them. crc32-pclmul is left out on purpose:
 # where carry-less multiplication is emulated, it is slower than the table that it replaces.
-wanted=(rdma_rxe rdma_ucm ib_uverbs ib_umad crc32_generic virtio_pci virtio_net dummy sch_netem)
+wanted=(rdma_rxe rdma_ucm ib_uverbs ib_umad crc32_generic virtio_pci virtio_net dummy sch_netem dm_mod brd)
 
 # Where to look when this machine's own suites lack the series, the likeliest first.
 declare -A suites=([6.1]="bookworm" [6.12]="bookworm-backports trixie")

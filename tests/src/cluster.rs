@@ -101,7 +101,19 @@ impl Cluster {
         self.directory().join(format!("node-{index}.sock"))
     }
 
-    fn start_node(&self, index: usize) -> anyhow::Result<Daemon> {
+    /// Starts a process of node `index`, beside the one that may still be there.
+    pub fn start_node(&self, index: usize) -> anyhow::Result<Daemon> {
+        let (name, flags) = self.node_flags(index);
+        Daemon::start("kvstore-node", self.directory(), &name, &flags)
+    }
+
+    /// Starts a process of node `index`, and does not wait until it serves.
+    pub fn spawn_node(&self, index: usize) -> anyhow::Result<Daemon> {
+        let (name, flags) = self.node_flags(index);
+        Daemon::spawn("kvstore-node", self.directory(), &name, &flags)
+    }
+
+    fn node_flags(&self, index: usize) -> (String, Vec<String>) {
         let name = format!("node-{index}");
         let socket = self.node_socket(index);
         let mut flags = flags(&[
@@ -119,7 +131,7 @@ impl Cluster {
             &socket.display().to_string(),
         ]);
         flags.extend(self.options.node.iter().cloned());
-        Daemon::start("kvstore-node", self.directory(), &name, &flags)
+        (name, flags)
     }
 
     /// Starts the master again on its data and its port, after it was killed.

@@ -19,12 +19,25 @@ pub struct Daemon {
     /// Where its HTTP port is served, `host:port`.
     pub http: String,
     log: PathBuf,
+    ready: PathBuf,
 }
 
 impl Daemon {
     /// Starts a binary of this workspace and waits until it serves. Its log goes to
     /// `directory/name.log`.
     pub fn start(
+        binary: &str,
+        directory: &Path,
+        name: &str,
+        arguments: &[String],
+    ) -> anyhow::Result<Self> {
+        let mut daemon = Self::spawn(binary, directory, name, arguments)?;
+        daemon.wait_until_it_serves()?;
+        Ok(daemon)
+    }
+
+    /// Starts a binary of this workspace. Its addresses are empty until it is known to serve.
+    pub fn spawn(
         binary: &str,
         directory: &Path,
         name: &str,
@@ -46,31 +59,37 @@ impl Daemon {
             .stdout(output.try_clone()?)
             .stderr(output)
             .spawn()?;
-        let mut daemon = Self {
+        Ok(Self {
             child,
             listen: String::new(),
             http: String::new(),
             log,
-        };
+            ready,
+        })
+    }
+
+    fn wait_until_it_serves(&mut self) -> anyhow::Result<()> {
         let limit = Instant::now() + PATIENCE;
         loop {
-            if let Ok(text) = std::fs::read_to_string(&ready) {
+            if let Ok(text) = std::fs::read_to_string(&self.ready) {
                 let addresses: serde_json::Value = serde_json::from_str(&text)?;
                 let field = |name: &str| addresses[name].as_str().map(str::to_owned);
-                daemon.listen = field("listen").context("the ready file names no listen")?;
-                daemon.http = field("http").context("the ready file names no http")?;
-                return Ok(daemon);
+                self.listen = field("listen").context("the ready file names no listen")?;
+                self.http = field("http").context("the ready file names no http")?;
+                return Ok(());
             }
-            if let Some(status) = daemon.child.try_wait()? {
+            if let Some(status) = self.child.try_wait()? {
                 bail!(
-                    "{name} ended with {status} before it served:\n{}",
-                    daemon.log_text()
+                    "{}: ended with {status} before it served:\n{}",
+                    self.ready.display(),
+                    self.log_text()
                 );
             }
             if Instant::now() > limit {
                 bail!(
-                    "{name} did not serve within {PATIENCE:?}:\n{}",
-                    daemon.log_text()
+                    "{}: did not serve within {PATIENCE:?}:\n{}",
+                    self.ready.display(),
+                    self.log_text()
                 );
             }
             std::thread::sleep(Duration::from_millis(5));

@@ -3,18 +3,24 @@
 //! It is mounted with FUSE, so the daemon meets real errors of the kernel on the engine that it would
 //! use in production.
 
+mod trap;
+
+pub use trap::{Point, Trap};
+
 use anyhow::Context;
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
     Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty,
     ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, SessionACL, TimeOrNow, WriteFlags,
 };
+use kvpool_types::medium::DATA_START;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
+use trap::Held;
 
 const NAME: &str = "ssd";
 const ROOT: INodeNo = INodeNo::ROOT;
@@ -51,6 +57,7 @@ struct Shared {
     backing: File,
     fault: Mutex<Fault>,
     changed: Condvar,
+    trap: Mutex<Option<Arc<Held>>>,
 }
 
 impl FaultyDisk {
@@ -70,6 +77,7 @@ impl FaultyDisk {
             backing,
             fault: Mutex::new(Fault::None),
             changed: Condvar::new(),
+            trap: Mutex::default(),
         });
         let mount = tempfile::tempdir_in(place)?;
         let mut config = Config::default();
@@ -98,6 +106,15 @@ impl FaultyDisk {
             .unwrap_or_else(PoisonError::into_inner) = fault;
         self.shared.changed.notify_all();
     }
+
+    /// Sets a trap for the next request of this kind, in place of the trap before it.
+    pub fn trap(&self, point: Point) -> Trap {
+        let (trap, held) = Trap::new(point);
+        if let Some(before) = self.shared.trap().replace(held) {
+            before.end(Fault::None);
+        }
+        trap
+    }
 }
 
 impl Drop for FaultyDisk {
@@ -115,6 +132,10 @@ impl Shared {
         *self.fault.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn trap(&self) -> MutexGuard<'_, Option<Arc<Held>>> {
+        self.trap.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn wait_while_it_hangs(&self) {
         let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
@@ -124,8 +145,16 @@ impl Shared {
     }
 
     /// Runs a request now, or later on a thread of its own.
-    fn run(self: &Arc<Self>, request: impl FnOnce(&Self, Fault) + Send + 'static) {
+    fn run(self: &Arc<Self>, point: Point, request: impl FnOnce(&Self, Fault) + Send + 'static) {
         let (shared, fault) = (Arc::clone(self), self.fault());
+        let trap = self.trap().clone();
+        if let Some(held) = trap.filter(|held| held.springs(point)) {
+            std::thread::spawn(move || {
+                let fault = held.wait_for_release();
+                request(&shared, fault);
+            });
+            return;
+        }
         match fault {
             Fault::Late(delay) => {
                 std::thread::spawn(move || {
@@ -249,7 +278,7 @@ impl Filesystem for OneFile {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.0.run(move |shared, fault| {
+        self.0.run(Point::Read, move |shared, fault| {
             let length = match fault {
                 Fault::Fails(errno) => return reply.error(errno),
                 Fault::Short => size / 2 / 4096 * 4096,
@@ -276,7 +305,11 @@ impl Filesystem for OneFile {
         reply: ReplyWrite,
     ) {
         let bytes = data.to_vec();
-        self.0.run(move |shared, fault| {
+        let point = match offset < DATA_START {
+            true => Point::Superblock,
+            false => Point::Extent,
+        };
+        self.0.run(point, move |shared, fault| {
             let length = match fault {
                 Fault::Fails(errno) | Fault::RefusesWrites(errno) => return reply.error(errno),
                 Fault::Short => bytes.len() / 2 / 4096 * 4096,
@@ -300,7 +333,7 @@ impl Filesystem for OneFile {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.0.run(move |shared, fault| match fault {
+        self.0.run(Point::Flush, move |shared, fault| match fault {
             Fault::Fails(errno) => reply.error(errno),
             _ => match shared.backing.sync_data() {
                 Ok(()) => reply.ok(),

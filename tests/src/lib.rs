@@ -3,6 +3,7 @@
 //!
 //! Nothing here replaces a part of kvpool: the daemons are the binaries that users run.
 
+pub mod accounts;
 pub mod blocks;
 pub mod churn;
 pub mod cluster;

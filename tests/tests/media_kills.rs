@@ -1,10 +1,11 @@
 //! Nodes and masters are killed while blocks move between memory and disk. No get gives a content that
-//! its key cannot have, no removed block comes back, and what exists can be read.
+//! its key cannot have, no removed block comes back, and what exists can be read. In the end no extent is leaked.
 //!
 //! `KVPOOL_MEDIA_KILLS=200` kills so many nodes and so many masters, and a tenth as often the leader of a
 //! pool on etcd; without it, numbers that keep the suite quick.
 
 use kvpool_client::Client;
+use kvpool_tests::accounts::empty_the_pool;
 use kvpool_tests::churn::{Churn, Left, Shape};
 use kvpool_tests::{Cluster, Options, masters};
 use rand::Rng;
@@ -78,6 +79,7 @@ async fn read_all(mut cluster: Cluster, client: &Client, churn: Churn) {
         let dropped = counters["counters"]["copies_dropped_total"].as_u64();
         assert!(dropped.unwrap() > 0, "the disk was never full");
     }
+    empty_the_pool(client).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,4 +167,5 @@ async fn no_fail_over_brings_back_or_damages_a_block() {
     let seen = left.check(&client).await.unwrap();
     println!("in the end: {seen:?}");
     assert!(seen.right > 200 && seen.failed == 0, "{seen:?}");
+    empty_the_pool(&client).await.unwrap();
 }

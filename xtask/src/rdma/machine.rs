@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// What the scripts use, and the package of Debian that has it. Installing qemu-system-x86 may take
 /// the place of a qemu-utils of another version.
-const NEEDED: [(&str, &str); 15] = [
+const NEEDED: [(&str, &str); 16] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("dash", "dash"),
@@ -19,6 +19,7 @@ const NEEDED: [(&str, &str); 15] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("rdma", "iproute2"),
+    ("dmsetup", "dmsetup"),
     ("ibv_rc_pingpong", "ibverbs-utils"),
     ("ib_write_bw", "perftest"),
     ("libibverbs/librxe-rdmav*.so", "ibverbs-providers"),
