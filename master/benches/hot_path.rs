@@ -1,18 +1,23 @@
 //! The master's own work for each key, without a wire: `exist`, `match_prefix`, `reserve` and
 //! `commit` over a pool with the embedded store. It prints medians in nanoseconds for each key.
 //!
-//! `cargo bench -p kvpool-master --bench hot_path [-- exist [BLOCKS] | prefix | put]`
+//! `cargo bench -p kvpool-master --bench hot_path [-- exist [BLOCKS] | copies [BLOCKS] | prefix | put]`
+//!
+//! `copies` compares a pool without media with one whose every block has a copy on a medium too.
 
 use kvpool_master::clock::BootClock;
 use kvpool_master::membership::{Registration, Reported, StoreNode};
 use kvpool_master::metrics::Metrics;
-use kvpool_master::pool::{CommitItem, Pool, ReserveOptions, Written};
+use kvpool_master::pool::{CommitItem, OfferedMedium, Pool, ReserveOptions, Written};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
 use kvpool_master::{CommitAck, Config};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::{self, KeyBatch};
+use kvpool_proto::MediumState;
+use kvpool_proto::master_message::Body;
+use kvpool_types::medium::{self, Generation};
 use kvpool_types::{
-    Checksum, Code, Epoch, Extent, GrantId, HostId, Incarnation, Key, Length, NodeName,
+    Checksum, Code, Epoch, Extent, GrantId, HostId, Incarnation, Key, Length, MediumId, NodeName,
 };
 use std::hint::black_box;
 use std::sync::Arc;
@@ -21,6 +26,7 @@ use std::time::{Duration, Instant};
 const NS: NamespaceId = NamespaceId(0);
 const BLOCK: Length = Length(64);
 const PUT_BATCH: u64 = 1024;
+const MEDIUM: MediumId = MediumId(1);
 
 /// SplitMix64.
 struct Random(u64);
@@ -54,6 +60,11 @@ struct Bench {
 
 impl Bench {
     async fn new(size: Length) -> anyhow::Result<Self> {
+        Self::with_medium(size, None).await
+    }
+
+    /// The node confirms each transfer at once.
+    async fn with_medium(size: Length, medium: Option<Length>) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir()?;
         let store = EmbeddedStore::open(&EmbeddedOptions::new(directory.path()))?;
         let config = Config {
@@ -78,17 +89,46 @@ impl Bench {
         };
         let node = pool.register(&registration).await?;
         let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
-        pool.activate(&node, &registration, outbox);
+        let session = pool.activate(&node, &registration, outbox);
         pool.heard(&node, Some(Reported::default()));
         let (fencing, fenced) = (Arc::clone(&pool), Arc::clone(&node));
         tokio::spawn(async move {
             while let Some(Ok(message)) = inbox.recv().await {
-                if let Some(kvpool_proto::master_message::Body::Fence(fence)) = message.body {
-                    let tickets: Vec<u64> = fence.items.iter().map(|item| item.ticket).collect();
-                    fencing.fenced(&fenced, &tickets);
+                match message.body {
+                    Some(Body::Fence(fence)) => {
+                        let tickets: Vec<u64> =
+                            fence.items.iter().map(|item| item.ticket).collect();
+                        fencing.fenced(&fenced, &tickets);
+                    }
+                    Some(Body::AttachMedium(attach)) => {
+                        let (pool, node) = (Arc::clone(&fencing), Arc::clone(&fenced));
+                        let generation = Generation(attach.generation);
+                        tokio::spawn(async move {
+                            pool.medium_attached(&node, session, MEDIUM, generation)
+                                .await;
+                        });
+                    }
+                    Some(Body::Transfers(orders)) => {
+                        let orders = orders.transfers.iter();
+                        let done: Vec<_> = orders.map(|order| (order.ticket, Code::Ok)).collect();
+                        fencing.transfers_done(&fenced, &done);
+                    }
+                    _ => {}
                 }
             }
         });
+        if let Some(size) = medium {
+            let offer = OfferedMedium {
+                medium: MEDIUM,
+                generation: Generation(0),
+                size,
+                zone: Length(size.0 / 32),
+                state: MediumState::MediumReady,
+                budget: 0,
+                namespaces: Vec::new(),
+            };
+            pool.media_offered(&node, session, vec![offer]).await?;
+        }
         Ok(Self {
             pool,
             node,
@@ -139,6 +179,15 @@ impl Bench {
         for first in (0..blocks).step_by(1024) {
             let keys: Vec<Key> = (first..blocks.min(first + 1024)).map(key).collect();
             self.put(&keys::pack(&keys)).await;
+        }
+    }
+
+    /// Waits until each of so many blocks has its copy.
+    async fn copy_all(&self, blocks: u64) {
+        self.pool.draining(&self.node);
+        let copies = || self.pool.media().iter().map(|medium| medium.copies).sum::<u64>();
+        while copies() < blocks {
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
@@ -228,6 +277,44 @@ async fn exist() -> anyhow::Result<()> {
     Ok(())
 }
 
+async fn copies() -> anyhow::Result<()> {
+    let blocks = std::env::args()
+        .nth(2)
+        .and_then(|blocks| blocks.parse().ok())
+        .unwrap_or(1_000_000);
+    let memory = Length(1 << 34);
+    let footprint = medium::footprint(BLOCK).expect("a length that can be stored");
+    let plain = Bench::new(memory).await?;
+    let tiered = Bench::with_medium(memory, Some(Length(2 * blocks * footprint.0))).await?;
+    for bench in [&plain, &tiered] {
+        bench.fill(blocks).await;
+    }
+    tiered.copy_all(blocks).await;
+    let mut random = Random(3);
+    for size in [1, 64, 1024, 8192] {
+        let prepared = batches(blocks, size, ((1 << 18) / size).min(4096), &mut random);
+        let mut samples = [Vec::new(), Vec::new()];
+        for round in 0..8 {
+            // Each goes first as often as the other.
+            for which in [round % 2, 1 - round % 2] {
+                let (bench, samples) = match which {
+                    0 => (&plain, &mut samples[0]),
+                    _ => (&tiered, &mut samples[1]),
+                };
+                for batch in &prepared {
+                    samples.push(timed(size, || bench.exist(batch)));
+                }
+            }
+        }
+        let [without, with] = samples;
+        let ratio = median(with.clone()).0 / median(without.clone()).0;
+        print(&format!("exist of {size}, {blocks} blocks"), without);
+        print("  with a copy of each on a medium", with);
+        println!("  {ratio:.3} of the time");
+    }
+    Ok(())
+}
+
 async fn prefix() -> anyhow::Result<()> {
     let blocks = 100_000;
     let bench = Bench::new(Length(1 << 34)).await?;
@@ -292,10 +379,13 @@ fn main() -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let wanted = std::env::args().nth(1).unwrap_or_default();
-    let wants = |what: &str| wanted == what || !["exist", "prefix", "put"].contains(&&*wanted);
+    let wants = |what: &str| wanted == what || !["exist", "copies", "prefix", "put"].contains(&&*wanted);
     runtime.block_on(async {
         if wants("exist") {
             exist().await?;
+        }
+        if wants("copies") {
+            copies().await?;
         }
         if wants("prefix") {
             prefix().await?;
