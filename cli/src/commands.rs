@@ -10,6 +10,7 @@ pub(crate) mod get;
 pub(crate) mod ls;
 pub(crate) mod put;
 pub(crate) mod replay;
+pub(crate) mod replica;
 pub(crate) mod rm;
 pub(crate) mod ssd;
 pub(crate) mod status;

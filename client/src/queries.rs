@@ -444,7 +444,7 @@ impl Client {
             .collect()
     }
 
-    fn control_deadline(&self) -> Deadline {
+    pub(crate) fn control_deadline(&self) -> Deadline {
         Deadline::after(self.inner.options.timeouts.control)
     }
 

@@ -292,7 +292,7 @@ fn a_second_opener_and_impossible_sizes_are_refused_by_name() {
         );
     }
     let missing = open(&disk.path().join("none"), &size(None), &arena);
-    assert!(matches!(missing, Err(OpenError::System { .. })));
+    assert!(matches!(missing, Err(OpenError::Missing { .. })));
     let folder = open(disk.path(), &size(None), &arena);
     assert!(folder.is_err());
     let null = open(Path::new("/dev/null"), &size(None), &arena);

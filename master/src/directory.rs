@@ -36,8 +36,8 @@ mod stripe_order;
 mod visit;
 
 pub use block::{
-    BlockMut, BlockRef, Dropped, NewBlock, Published, Removal, Removed, Replicas, Tick, Ticks,
-    Verdict,
+    Added, BlockMut, BlockRef, Dropped, NewBlock, Published, Removal, Removed, Replicas, Spared,
+    Tick, Ticks, Verdict,
 };
 pub use evict::Single;
 pub use interner::InternerLimit;

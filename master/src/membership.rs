@@ -113,6 +113,8 @@ pub struct StoreNode {
     state: AtomicU8,
     /// True once the node has announced its shutdown. An incarnation never revokes that.
     drains: AtomicBool,
+    /// True when the node can copy blocks from other nodes.
+    pulls: AtomicBool,
     session: Mutex<NodeSession>,
     next_session: AtomicU64,
 }
@@ -134,6 +136,7 @@ impl StoreNode {
             segments: RwLock::default(),
             state: AtomicU8::new(NodeState::Unreported as u8),
             drains: AtomicBool::new(false),
+            pulls: AtomicBool::new(false),
             session: Mutex::new(NodeSession {
                 last_heard: now,
                 ..NodeSession::default()
@@ -169,6 +172,21 @@ impl StoreNode {
     /// True when the node takes new blocks.
     pub fn is_placeable(&self) -> bool {
         self.state() == NodeState::Live
+    }
+
+    /// True when the node can copy blocks from other nodes.
+    pub fn can_pull(&self) -> bool {
+        self.pulls.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_can_pull(&self, can_pull: bool) {
+        self.pulls.store(can_pull, Ordering::Release);
+    }
+
+    /// The number of the open session; `None` without one.
+    pub(crate) fn session_number(&self) -> Option<u64> {
+        let session = self.session.lock();
+        session.outbox.as_ref().map(|_| session.number)
     }
 
     /// The node's addresses.

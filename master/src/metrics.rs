@@ -56,6 +56,10 @@ pub struct Metrics {
     checksum_reports: IntCounter,
     unreachable_reports: IntCounter,
     replicas_corrupt: IntCounter,
+    replicas_copied: IntCounter,
+    replicas_moved: IntCounter,
+    replicas_dropped: IntCounter,
+    replica_bytes: IntCounter,
     copies_stored: IntCounter,
     bytes_stored: IntCounter,
     copies_loaded: IntCounter,
@@ -132,6 +136,16 @@ impl Metrics {
         Ok(Self {
             keys_looked_up: counter("keys_looked_up_total", "Keys that clients looked up.")?,
             keys_found: counter("keys_found_total", "Keys that lookups found in the pool.")?,
+            replicas_copied: counter(
+                "replicas_copied_total",
+                "Replicas added by copies from node to node.",
+            )?,
+            replicas_moved: counter("replicas_moved_total", "Replicas moved from node to node.")?,
+            replicas_dropped: counter("replicas_dropped_total", "Replicas dropped by tasks.")?,
+            replica_bytes: counter(
+                "replica_bytes_total",
+                "Bytes of blocks copied or moved from node to node.",
+            )?,
             copies_stored: counter(
                 "blocks_stored_total",
                 "Blocks copied from memory to a medium.",
@@ -354,6 +368,23 @@ impl Metrics {
             Code::ChecksumMismatch => self.checksum_reports.inc(),
             _ => self.unreachable_reports.inc(),
         }
+    }
+
+    /// Counts a replica added by a copy.
+    pub(crate) fn replica_copied(&self, length: Length) {
+        self.replicas_copied.inc();
+        self.replica_bytes.inc_by(length.0);
+    }
+
+    /// Counts a replica that went to another node.
+    pub(crate) fn replica_moved(&self, length: Length) {
+        self.replicas_moved.inc();
+        self.replica_bytes.inc_by(length.0);
+    }
+
+    /// Counts a replica that a task dropped.
+    pub(crate) fn replica_dropped(&self) {
+        self.replicas_dropped.inc();
     }
 
     /// Counts a block copied to a medium.

@@ -7,7 +7,8 @@
 //!                   ├─ read ─────► Directory (leases, recency)
 //!                   ├─ remove ───► Directory ──► Journal ──(durable)──► Quarantine
 //!                   ├─ nodes ────► Members, Placement, Quarantine
-//!                   └─ evictor, caretaker (threads)
+//!                   ├─ replicas ─► tasks ─► pulls from node to node
+//!                   └─ evictor, mover, caretaker (threads)
 //! ```
 //!
 //! Lock order:
@@ -32,6 +33,7 @@ mod read;
 mod recent_puts;
 mod registration;
 mod remove;
+mod replicas;
 mod reserve;
 mod segment_ids;
 mod snapshot;
@@ -45,6 +47,7 @@ pub use inspect::{Described, DescribedReplica, Listed, Page};
 pub use nodes::RegisterError;
 pub use read::{Bitmap, Found, Holder, Leased};
 pub use remove::{Removal, RemoveReport};
+pub use replicas::{Blocks, Change, TaskId, TaskRefused, TaskState, TaskView, Wish};
 pub use reserve::{Granted, ReserveOptions};
 pub use term_start::{StartError, TermStart};
 pub use tiering::{Detached, MEDIUM_STATES, MediumView, OfferedMedium};
@@ -97,6 +100,7 @@ pub struct Pool {
     directory: Directory,
     tier: Tier,
     tiering: tiering::Tiering,
+    replicas: replicas::Replicas,
     namespaces: Namespaces,
     namespace_creation: tokio::sync::Mutex<()>,
     registration: tokio::sync::Mutex<()>,

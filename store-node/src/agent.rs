@@ -18,6 +18,7 @@ mod message;
 mod session;
 
 use crate::media::Media;
+use crate::pulls::Pulls;
 use crate::serve::Store;
 use backoff::Backoff;
 use master_discovery::{Before, GONE, MasterDiscovery};
@@ -44,6 +45,8 @@ pub(crate) struct Options {
     pub(crate) shm_path: String,
     /// The media, if there are any.
     pub(crate) media: Option<Arc<Media>>,
+    /// Copies of blocks from other nodes.
+    pub(crate) pulls: Pulls,
     /// How many data connections are open.
     pub(crate) connections: Box<dyn Fn() -> usize + Send>,
 }

@@ -24,6 +24,7 @@ mod flags;
 mod media;
 mod metrics;
 mod node;
+mod pulls;
 mod reach;
 mod segment;
 mod serve;

@@ -14,6 +14,7 @@
 //! | `kvpool_node_media_stored_bytes_total` | | bytes of blocks stored on media |
 //! | `kvpool_node_media_loaded_bytes_total` | | bytes of blocks that came back from media |
 //! | `kvpool_node_media_wrong_total` | `kind` | blocks on media that were not what was stored |
+//! | `kvpool_node_pulled_bytes_total` | | bytes of blocks copied from other nodes |
 //! | `kvpool_node_fenced_total` | | fence tickets reported |
 //! | `kvpool_node_verified_total` | `outcome` | blocks checked again: `match` or `mismatch` |
 //! | `kvpool_node_segment_bytes` | | memory contributed |
@@ -65,6 +66,7 @@ pub(crate) struct Metrics {
     media_stored_bytes: IntCounter,
     media_loaded_bytes: IntCounter,
     media_wrong: IntCounterVec,
+    pulled_bytes: IntCounter,
     pub(crate) fenced: IntCounter,
     segment_bytes: IntGauge,
     requests: Latencies,
@@ -108,6 +110,10 @@ impl Metrics {
                 "media_loaded_bytes_total",
                 "Bytes of blocks that came back from media.",
             )?,
+            pulled_bytes: IntCounter::new(
+                "pulled_bytes_total",
+                "Bytes of blocks copied from other nodes.",
+            )?,
             media_wrong: IntCounterVec::new(
                 prometheus::Opts::new(
                     "media_wrong_total",
@@ -127,7 +133,7 @@ impl Metrics {
             )?,
             registry,
         };
-        let collectors: [Box<dyn Collector>; 14] = [
+        let collectors: [Box<dyn Collector>; 15] = [
             Box::new(metrics.read_bytes.clone()),
             Box::new(metrics.written_bytes.clone()),
             Box::new(metrics.refused.clone()),
@@ -139,6 +145,7 @@ impl Metrics {
             Box::new(metrics.media_stored_bytes.clone()),
             Box::new(metrics.media_loaded_bytes.clone()),
             Box::new(metrics.media_wrong.clone()),
+            Box::new(metrics.pulled_bytes.clone()),
             Box::new(metrics.fenced.clone()),
             Box::new(metrics.segment_bytes.clone()),
             metrics.requests.collector(),
@@ -209,6 +216,10 @@ impl Metrics {
 
     pub(crate) fn media_wrong(&self, kind: &str) {
         self.media_wrong.with_label_values(&[kind]).inc();
+    }
+
+    pub(crate) fn pulled(&self, length: Length) {
+        self.pulled_bytes.inc_by(length.0);
     }
 
     pub(crate) fn heartbeat(&self, late: Duration) {

@@ -5,6 +5,7 @@ use crate::config::{self, Config, InvalidSetting};
 use crate::fence::Limits;
 use crate::media::{Media, MediumStatus};
 use crate::metrics::Metrics;
+use crate::pulls::Pulls;
 use crate::reach;
 use crate::segment::{Dram, Segment};
 use crate::serve::{Identity, Store};
@@ -183,6 +184,7 @@ impl Node {
                     .as_ref()
                     .map_or_else(String::new, |shm| shm.path().to_string_lossy().into_owned()),
                 media: media.clone(),
+                pulls: Pulls::new(store.clone()),
                 connections: {
                     let tcp = Arc::clone(&tcp);
                     Box::new(move || tcp.connections())

@@ -208,7 +208,8 @@ fn a_file_of_somebody_else_stays_as_it_is() {
         let bytes = vec![7; length];
         std::fs::write(&file, &bytes).unwrap();
         let ssd = format!("path={},size=128MiB", file.display());
-        let flags = ["--ssd", &ssd, "--master", &cluster.master_url()];
+        let master = cluster.master_url();
+        let flags = ["--segment", "64MiB", "--ssd", &ssd, "--master", &master];
         let flags = flags.map(str::to_owned);
         let refused = Daemon::start("kvstore-node", place.path(), "node", &flags).unwrap_err();
         let refused = refused.to_string();

@@ -3,12 +3,13 @@
 use futures::future::BoxFuture;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{
-    Caller, ClusterReply, ClusterRequest, CommitRequest, CreateNamespaceReply,
-    CreateNamespaceRequest, DescribeReply, DescribeRequest, DetachMediumReply, DetachMediumRequest,
-    ExistReply, ExistRequest, HelloReply, HelloRequest, ListReply, ListRequest, LookupReply,
-    LookupRequest, MIN_VERSION, MatchPrefixReply, MatchPrefixRequest, Outcomes, ReleaseRequest,
-    RemoveReply, RemoveRequest, RenewReply, RenewRequest, ReportReplicasRequest, ReserveReply,
-    ReserveRequest, RevokeRequest, StatsReply, StatsRequest, VERSION,
+    Caller, ChangeReplicasRequest, ClusterReply, ClusterRequest, CommitRequest,
+    CreateNamespaceReply, CreateNamespaceRequest, DescribeReply, DescribeRequest,
+    DetachMediumReply, DetachMediumRequest, ExistReply, ExistRequest, HelloReply, HelloRequest,
+    ListReply, ListRequest, LookupReply, LookupRequest, MIN_VERSION, MatchPrefixReply,
+    MatchPrefixRequest, Outcomes, ReleaseRequest, RemoveReply, RemoveRequest, RenewReply,
+    RenewRequest, ReplicaTask, ReplicaTasksReply, ReplicaTasksRequest, ReportReplicasRequest,
+    ReserveReply, ReserveRequest, RevokeRequest, StatsReply, StatsRequest, VERSION,
 };
 use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::Op;
@@ -75,6 +76,8 @@ messages! {
     ReportReplicasRequest => Outcomes, report_replicas, "ReportReplicas", None;
     StatsRequest => StatsReply, stats, "Stats", None;
     DetachMediumRequest => DetachMediumReply, detach_medium, "DetachMedium", None;
+    ChangeReplicasRequest => ReplicaTask, change_replicas, "ChangeReplicas", None;
+    ReplicaTasksRequest => ReplicaTasksReply, replica_tasks, "ReplicaTasks", None;
     ClusterRequest => ClusterReply, cluster, "Cluster", None;
 }
 

@@ -284,6 +284,8 @@ calls! {
     report_replicas(ReportReplicasRequest) -> Outcomes;
     stats(StatsRequest) -> StatsReply;
     detach_medium(DetachMediumRequest) -> DetachMediumReply;
+    change_replicas(ChangeReplicasRequest) -> ReplicaTask;
+    replica_tasks(ReplicaTasksRequest) -> ReplicaTasksReply;
     cluster(ClusterRequest) -> ClusterReply;
 }
 

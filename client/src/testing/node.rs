@@ -93,6 +93,7 @@ impl Nodes {
                 epoch_proof: Default::default(),
                 segments: vec![(Length(setup.segment_bytes), None)],
                 held: Vec::new(),
+                can_pull: false,
             };
             let node = pool.register(&registration).await.unwrap();
             let welcome = (pool.epoch, node.key.clone());

@@ -151,6 +151,28 @@ pub struct Dropped {
     pub removed: Option<Removed>,
 }
 
+/// The outcome of adding a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Added {
+    /// The block in this slot has the replica now.
+    To(BlockId),
+    /// The directory has no block of this version under the key.
+    Missing,
+    /// The block has a replica on the segment already.
+    There,
+}
+
+/// The outcome of dropping a replica that is not the last one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spared {
+    /// The replica has left.
+    Dropped(Box<Dropped>),
+    /// The directory has no such block or replica.
+    Missing,
+    /// It is the block's only replica, and stays.
+    Last,
+}
+
 /// The caller's decision about one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {

@@ -10,7 +10,7 @@
 
 use super::BlockId;
 use super::Directory;
-use super::block::Removed;
+use super::block::{Removed, Tick};
 use super::cell::NEVER;
 use super::entry::QueueState;
 use super::lineage::Aftermath;
@@ -101,6 +101,14 @@ impl Directory {
         };
         let length = Length(u64::from(stripe.entries.rest(slot).length));
         Extents::rounded(length).0
+    }
+
+    /// The last use of the block that eviction takes next; `None` when nothing can be evicted.
+    pub fn first_tick(&self) -> Option<Tick> {
+        let (stripe, rank) = self.oldest()?;
+        let stripe = self.lock(stripe);
+        let (tick, _) = stripe.queues.first(rank)?;
+        Some(Tick(tick))
     }
 
     /// Returns the blocks that eviction set aside on `segments` to the queues, because these

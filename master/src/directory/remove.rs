@@ -2,10 +2,11 @@
 
 use super::BlockId;
 use super::Directory;
-use super::block::{BlockRef, Dropped, Removal, Removed, Verdict};
+use super::block::{Added, BlockRef, Dropped, Removal, Removed, Spared, Verdict};
 use super::entry::QueueState;
 use super::lineage::Aftermath;
 use crate::placement::Extents;
+use crate::replica::Replica;
 use crate::slab::NONE;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{KeyRef, SegmentId, Version};
@@ -88,6 +89,58 @@ impl Directory {
         });
         self.apply_aftermath(aftermath);
         dropped
+    }
+
+    /// [`Directory::drop_replica`] for a replica that is not the block's last one.
+    pub fn drop_spare_replica(
+        &self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        version: Version,
+        segment: SegmentId,
+    ) -> Spared {
+        let mut aftermath = Aftermath::default();
+        let mut outcome = Spared::Missing;
+        self.each(namespace, &[key], |stripe, _, key| {
+            let found = stripe.find(key);
+            let found = found.filter(|slot| stripe.entries.rest(*slot).version == version);
+            let Some(slot) = found else { return };
+            if stripe.only_segment(slot) == Some(segment) {
+                outcome = Spared::Last;
+            } else if stripe.replicas(slot).len() > 1 {
+                let dropped = stripe
+                    .drop_replica(slot, &self.common, &mut aftermath, |r| r.segment == segment);
+                outcome = dropped.map_or(Spared::Missing, |dropped| {
+                    Spared::Dropped(Box::new(dropped))
+                });
+            }
+        });
+        self.apply_aftermath(aftermath);
+        outcome
+    }
+
+    /// Adds a replica to the block of this version. A block has one replica on a segment.
+    pub fn add_replica(
+        &self,
+        namespace: NamespaceId,
+        key: KeyRef<'_>,
+        version: Version,
+        replica: Replica,
+    ) -> Added {
+        let mut outcome = Added::Missing;
+        self.each(namespace, &[key], |stripe, _, key| {
+            let found = stripe.find(key);
+            let found = found.filter(|slot| stripe.entries.rest(*slot).version == version);
+            let Some(slot) = found else { return };
+            let replicas = stripe.replicas(slot);
+            if replicas.iter().any(|old| old.segment == replica.segment) {
+                outcome = Added::There;
+                return;
+            }
+            stripe.add_replica(slot, replica);
+            outcome = Added::To(stripe.id(slot));
+        });
+        outcome
     }
 
     /// Removes the replicas on a segment, `limit` slots of its table of extents at a time. Call it

@@ -297,6 +297,8 @@ impl Stripe {
             self.clear_spread(slot);
             self.set_replicas(slot, &left);
             self.bytes += self.weight(slot);
+            // It may have been set aside for its segment.
+            self.unpark(slot);
             None
         };
         Some(Dropped {
@@ -308,6 +310,17 @@ impl Stripe {
             lease_until,
             removed,
         })
+    }
+
+    /// Adds a replica. A block that was set aside for its segment returns to its queue.
+    pub(super) fn add_replica(&mut self, slot: u32, replica: Replica) {
+        let mut replicas = self.replicas(slot).to_vec();
+        replicas.push(replica);
+        self.bytes -= self.weight(slot);
+        self.clear_spread(slot);
+        self.set_replicas(slot, &replicas);
+        self.bytes += self.weight(slot);
+        self.unpark(slot);
     }
 
     /// Records a use by a new holder of a lease. Most calls need this, so it reads the block only

@@ -34,6 +34,8 @@ pub struct Registration {
     pub segments: Vec<(Length, Option<SegmentId>)>,
     /// Ranges that the node cannot fence yet.
     pub held: Vec<Extent>,
+    /// Whether the node can copy blocks from other nodes.
+    pub can_pull: bool,
 }
 
 /// Every node that holds or may hold blocks.

@@ -183,6 +183,7 @@ impl Pool {
             shm_path: registration.shm_path.clone(),
             host: registration.host,
         };
+        node.set_can_pull(registration.can_pull);
         let session = node.attach(address, outbox, self.now());
         if node.state() == NodeState::Gone {
             node.end_session();
@@ -256,6 +257,7 @@ impl Pool {
     pub fn detach(self: &Arc<Self>, node: &StoreNode, session: u64) {
         node.detach(session);
         self.media_left(node, session);
+        self.replicas.wake();
     }
 
     /// Drops an incarnation and its blocks for good. After the return no reader is sent to these

@@ -4,7 +4,7 @@
 //! the node has registered in this term, which closes every grant of earlier terms.
 
 use super::segment_ids::SegmentIds;
-use super::{EvictorWake, Pool, caretaker, evictor, snapshot, tiering};
+use super::{EvictorWake, Pool, caretaker, evictor, replicas, snapshot, tiering};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -139,6 +139,7 @@ impl Pool {
             directory,
             tier,
             tiering: super::tiering::Tiering::default(),
+            replicas: replicas::Replicas::default(),
             seed,
             namespaces,
             namespace_creation: tokio::sync::Mutex::default(),
@@ -202,6 +203,7 @@ impl Pool {
         evictor::start(&pool)?;
         caretaker::start(&pool)?;
         tiering::start(&pool)?;
+        replicas::start(&pool)?;
         tracing::info!(
             %cluster,
             %epoch,

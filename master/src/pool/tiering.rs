@@ -28,6 +28,7 @@ pub use attach::OfferedMedium;
 pub(super) use demoter::{Put, start};
 pub use media::{Detached, MEDIUM_STATES, MediumView};
 pub(super) use restore::WantedRoom;
+pub(super) use transfers::{Moved, range};
 
 use super::Pool;
 use crate::clock::BootInstant;

@@ -4,6 +4,7 @@
 mod admin;
 mod encoding;
 mod reads;
+mod replicas;
 mod writes;
 
 use super::refused::{Refused, refused};

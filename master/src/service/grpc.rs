@@ -241,6 +241,25 @@ impl proto::pool_server::Pool for PoolService {
             .await)
     }
 
+    async fn change_replicas(
+        &self,
+        request: Request<proto::ChangeReplicasRequest>,
+    ) -> Result<Response<proto::ReplicaTask>, Status> {
+        answer!(self, request, change_replicas, |calls, message| {
+            let _permit = self.permit(&message)?;
+            calls.nodes_returned().await;
+            calls.change_replicas(message).await
+        })
+    }
+
+    async fn replica_tasks(
+        &self,
+        request: Request<proto::ReplicaTasksRequest>,
+    ) -> Result<Response<proto::ReplicaTasksReply>, Status> {
+        answer!(self, request, replica_tasks, |calls, message| calls
+            .replica_tasks(message))
+    }
+
     async fn cluster(
         &self,
         request: Request<proto::ClusterRequest>,

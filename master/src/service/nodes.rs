@@ -195,6 +195,7 @@ fn read_registration(
         held: held.collect(),
         secret,
         epoch_proof: register.epoch_proof.clone(),
+        can_pull: register.can_pull,
     })
 }
 
@@ -214,10 +215,12 @@ fn offered_medium(offer: &proto::OfferedMedium) -> Option<OfferedMedium> {
     })
 }
 
-/// The code of a transfer's end. A code that this version does not know is a failure.
-fn transfer_code(code: u32) -> Code {
-    let code = u16::try_from(code).ok().and_then(Code::from_wire);
-    code.unwrap_or(Code::Internal)
+/// The ends of transfers. A code that this version does not know is a failure.
+fn ends(done: &proto::TransfersDone) -> Vec<(u64, Code)> {
+    let code = |code: u32| u16::try_from(code).ok().and_then(Code::from_wire);
+    let done = done.transfers.iter();
+    done.map(|one| (one.ticket, code(one.code).unwrap_or(Code::Internal)))
+        .collect()
 }
 
 /// Processes a node's messages until its stream ends.
@@ -281,14 +284,8 @@ async fn converse(
                     });
                 }
             }
-            FromNode::TransfersDone(done) => {
-                let done: Vec<(u64, Code)> = done
-                    .transfers
-                    .iter()
-                    .map(|one| (one.ticket, transfer_code(one.code)))
-                    .collect();
-                pool.transfers_done(node, &done);
-            }
+            FromNode::TransfersDone(done) => pool.transfers_done(node, &ends(&done)),
+            FromNode::Pulled(done) => pool.pulled(node, &ends(&done)),
             FromNode::Draining(_) => pool.draining(node),
             FromNode::Goodbye(_) => {
                 pool.drop_node(node);

@@ -48,6 +48,7 @@ called! {
     HelloRequest CreateNamespaceRequest ReserveRequest CommitRequest RevokeRequest LookupRequest
     ExistRequest MatchPrefixRequest RenewRequest ReleaseRequest RemoveRequest ListRequest
     DescribeRequest ReportReplicasRequest StatsRequest DetachMediumRequest
+    ChangeReplicasRequest ReplicaTasksRequest
 }
 
 /// The connection to the leader, opened on first use.

@@ -116,6 +116,7 @@ impl Standby {
                     self.freed_copies(&[dropped.replica], dropped.length);
                 }
             }
+            Record::ReplicaAdded(added) => self.add_replica(&added),
             Record::Namespace(created) => self.namespaces.insert(created.id, created.namespace),
             Record::Segment(segment) => self.add_segment(segment),
             Record::SegmentGone(gone) if gone.id.is_on_medium() => {

@@ -13,8 +13,8 @@
 use super::freed_ranges::FreedRanges;
 use crate::clock::BootInstant;
 use crate::directory::{
-    self, BlockId, Copies, Directory, NewBlock, Published, Removal, Removed, Replica, UNPLACED,
-    Verdict,
+    self, Added, BlockId, Copies, Directory, NewBlock, Published, Removal, Removed, Replica,
+    UNPLACED, Verdict,
 };
 use crate::store::record::{self, Commit, Record};
 use crate::store::{LogSeq, RecoveryError, ShardIndex, Target};
@@ -144,7 +144,11 @@ impl Loading {
                 self.media.insert(medium.id, medium);
             }
             Record::IncarnationDropped(dropped) => self.dropped.push(dropped),
-            Record::Seed(_) | Record::Commit(_) | Record::Remove(_) | Record::ReplicaGone(_) => {}
+            Record::Seed(_)
+            | Record::Commit(_)
+            | Record::Remove(_)
+            | Record::ReplicaGone(_)
+            | Record::ReplicaAdded(_) => {}
         }
     }
 
@@ -335,7 +339,33 @@ impl Loading {
                         .add(replica.segment, replica.offset, dropped.length);
                 }
             }
+            Record::ReplicaAdded(added) => {
+                self.given(added.segment);
+                self.flush();
+                self.add_replica(&added);
+            }
             _ => {}
+        }
+    }
+
+    fn add_replica(&mut self, added: &record::ReplicaAdded) {
+        // A segment that is absent is gone, and its replica with it.
+        if !self.segments.contains_key(&added.segment) {
+            return;
+        }
+        let replica = Replica {
+            segment: added.segment,
+            extent: UNPLACED,
+            offset: added.offset,
+        };
+        let key = added.key.as_ref();
+        let outcome = self
+            .directory
+            .add_replica(added.namespace, key, added.version, replica);
+        if let Added::To(block) = outcome
+            && let Some((length, _)) = self.directory.size_and_version(block)
+        {
+            self.left.take(added.segment, added.offset, length);
         }
     }
 }

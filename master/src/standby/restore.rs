@@ -3,11 +3,11 @@
 use super::Standby;
 use super::freed_ranges::FreedRanges;
 use super::recently_freed::FreedExtent;
-use crate::directory::{Copies, NewBlock, Published, Replica, ReplicaStart, UNPLACED};
+use crate::directory::{Added, Copies, NewBlock, Published, Replica, ReplicaStart, UNPLACED};
 use crate::membership::StoreNode;
 use crate::placement::{ExtentIndex, Extents, Segment};
 use crate::store::record::{self, Commit};
-use kvpool_types::{GrantKey, Length, Version};
+use kvpool_types::{GrantKey, Key, Length, Offset, SegmentId, Version};
 use std::sync::Arc;
 
 /// A block whose extent is allocated.
@@ -187,24 +187,52 @@ impl Standby {
         published
     }
 
-    /// Allocates the extents of a block.
+    /// Adds a replica to a block that is still there in this version.
+    pub(super) fn add_replica(&mut self, added: &record::ReplicaAdded) {
+        let key = added.key.as_ref();
+        let block = self.directory.find(added.namespace, key);
+        let found = block.and_then(|block| self.directory.size_and_version(block));
+        let Some((length, _)) = found.filter(|(_, version)| *version == added.version) else {
+            return;
+        };
+        let places = [(added.segment, added.offset)];
+        let Some(replica) = self.place_at(&added.key, &places, length).pop() else {
+            return;
+        };
+        match self
+            .directory
+            .add_replica(added.namespace, key, added.version, replica)
+        {
+            Added::To(block) => {
+                let owned = std::iter::once((&replica, block));
+                self.placement.segments().set_owners(owned);
+            }
+            Added::Missing | Added::There => self.placement.segments().release(&[replica]),
+        }
+    }
+
     fn place(&mut self, block: &Commit) -> Copies {
+        self.place_at(&block.key, &block.replicas, block.length)
+    }
+
+    /// Allocates the extents of a block.
+    fn place_at(&mut self, key: &Key, places: &[(SegmentId, Offset)], length: Length) -> Copies {
         let segments = self.placement.segments();
         let mut replicas = Copies::new();
-        for (id, offset) in &block.replicas {
+        for (id, offset) in places {
             // A segment that is absent is gone, and its replica with it.
             let Some(segment) = segments.get(*id) else {
                 continue;
             };
-            self.recently_freed.give_up(*id, *offset, block.length);
-            match segment.allocate_at(*offset, block.length) {
+            self.recently_freed.give_up(*id, *offset, length);
+            match segment.allocate_at(*offset, length) {
                 Some(extent) => replicas.push(Replica {
                     segment: *id,
                     extent,
                     offset: *offset,
                 }),
                 None => tracing::error!(
-                    key = %block.key,
+                    %key,
                     segment = %id,
                     %offset,
                     "replica dropped from the metadata: its extent is not free or exceeds its segment"

@@ -89,6 +89,21 @@ pub struct ReplicaGone {
     pub segment: SegmentId,
 }
 
+/// A block got another replica. A block that has left, or has another version, stays as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaAdded {
+    /// Namespace of the key.
+    pub namespace: NamespaceId,
+    /// Key of the block.
+    pub key: Key,
+    /// The version that was copied.
+    pub version: Version,
+    /// The segment of the replica.
+    pub segment: SegmentId,
+    /// The offset in the segment, in bytes.
+    pub offset: Offset,
+}
+
 /// A namespace was created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
@@ -183,6 +198,8 @@ pub enum Record {
     Remove(Remove),
     /// A replica left its block.
     ReplicaGone(ReplicaGone),
+    /// A block got another replica.
+    ReplicaAdded(ReplicaAdded),
     /// A namespace was created.
     Namespace(Namespace),
     /// A segment was registered.
@@ -208,7 +225,8 @@ impl Record {
         match self {
             Self::Commit(Commit { namespace, key, .. })
             | Self::Remove(Remove { namespace, key, .. })
-            | Self::ReplicaGone(ReplicaGone { namespace, key, .. }) => Some((*namespace, key)),
+            | Self::ReplicaGone(ReplicaGone { namespace, key, .. })
+            | Self::ReplicaAdded(ReplicaAdded { namespace, key, .. }) => Some((*namespace, key)),
             Self::Namespace(_)
             | Self::Segment(_)
             | Self::SegmentGone(_)

@@ -104,6 +104,7 @@ pub(crate) fn registration(name: &str, incarnation: u128, bytes: u64) -> Registr
         epoch_proof: Default::default(),
         segments: vec![(Length(bytes), None)],
         held: Vec::new(),
+        can_pull: true,
     }
 }
 

@@ -717,6 +717,104 @@ pub struct DetachMediumReply {
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChangeReplicasRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(enumeration = "ReplicaChange", tag = "2")]
+    pub change: i32,
+    /// the node whose replica moves or is dropped; empty: any
+    #[prost(string, tag = "6")]
+    pub from: ::prost::alloc::string::String,
+    /// the nodes that get a replica each; empty: the node with the most room
+    #[prost(string, repeated, tag = "7")]
+    pub to: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// While new memory is needed, older blocks are evicted for it. Without it the room must be free.
+    #[prost(bool, tag = "8")]
+    pub evict: bool,
+    /// One of these says which blocks.
+    #[prost(oneof = "change_replicas_request::Blocks", tags = "3, 4, 5")]
+    pub blocks: ::core::option::Option<change_replicas_request::Blocks>,
+}
+/// Nested message and enum types in `ChangeReplicasRequest`.
+pub mod change_replicas_request {
+    /// One of these says which blocks.
+    #[allow(clippy::all)]
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Blocks {
+        /// packed by kvpool_types::wire::keys
+        #[prost(bytes, tag = "3")]
+        Keys(::prost::bytes::Bytes),
+        /// a regular expression over the keys of the namespace
+        #[prost(string, tag = "4")]
+        Pattern(::prost::alloc::string::String),
+        /// every block of every namespace that has a replica on `from`
+        #[prost(bool, tag = "5")]
+        EveryBlock(bool),
+    }
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReplicaTask {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    /// not known to the next leader
+    #[prost(fixed64, tag = "2")]
+    pub id: u64,
+    #[prost(enumeration = "ReplicaChange", tag = "3")]
+    pub change: i32,
+    #[prost(enumeration = "ReplicaTaskState", tag = "4")]
+    pub state: i32,
+    /// of the task, each with one replica to change for each target
+    #[prost(uint64, tag = "5")]
+    pub blocks: u64,
+    #[prost(uint64, tag = "6")]
+    pub changed: u64,
+    /// blocks that left meanwhile, or need no change
+    #[prost(uint64, tag = "7")]
+    pub gone: u64,
+    #[prost(uint64, tag = "8")]
+    pub failed: u64,
+    /// that arrived at their targets
+    #[prost(uint64, tag = "9")]
+    pub bytes: u64,
+    /// of the last failure
+    #[prost(uint32, tag = "10")]
+    pub code: u32,
+    #[prost(string, tag = "11")]
+    pub message: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "12")]
+    pub age_ms: u64,
+    /// since the last change
+    #[prost(uint64, tag = "13")]
+    pub idle_ms: u64,
+    #[prost(string, tag = "14")]
+    pub from: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "15")]
+    pub to: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReplicaTasksRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    /// empty: every task that is known
+    #[prost(fixed64, repeated, tag = "2")]
+    pub ids: ::prost::alloc::vec::Vec<u64>,
+    /// and ends those in `ids`
+    #[prost(bool, tag = "3")]
+    pub cancel: bool,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReplicaTasksReply {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    /// those that are known, by id
+    #[prost(message, repeated, tag = "2")]
+    pub tasks: ::prost::alloc::vec::Vec<ReplicaTask>,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ClusterRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
@@ -834,6 +932,74 @@ impl DetachOutcome {
             "DETACH_UNKNOWN" => Some(Self::DetachUnknown),
             "DETACH_CONNECTED" => Some(Self::DetachConnected),
             "DETACH_HAS_COPIES" => Some(Self::DetachHasCopies),
+            _ => None,
+        }
+    }
+}
+#[allow(clippy::all)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ReplicaChange {
+    /// one more replica
+    ReplicaCopy = 0,
+    /// a replica elsewhere, in place of one
+    ReplicaMove = 1,
+    /// one replica less; the last readable one stays
+    ReplicaDrop = 2,
+}
+impl ReplicaChange {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::ReplicaCopy => "REPLICA_COPY",
+            Self::ReplicaMove => "REPLICA_MOVE",
+            Self::ReplicaDrop => "REPLICA_DROP",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "REPLICA_COPY" => Some(Self::ReplicaCopy),
+            "REPLICA_MOVE" => Some(Self::ReplicaMove),
+            "REPLICA_DROP" => Some(Self::ReplicaDrop),
+            _ => None,
+        }
+    }
+}
+#[allow(clippy::all)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ReplicaTaskState {
+    TaskRunning = 0,
+    /// every block was changed, or had left meanwhile
+    TaskDone = 1,
+    /// at least one block was not changed
+    TaskFailed = 2,
+    TaskCancelled = 3,
+}
+impl ReplicaTaskState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::TaskRunning => "TASK_RUNNING",
+            Self::TaskDone => "TASK_DONE",
+            Self::TaskFailed => "TASK_FAILED",
+            Self::TaskCancelled => "TASK_CANCELLED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TASK_RUNNING" => Some(Self::TaskRunning),
+            "TASK_DONE" => Some(Self::TaskDone),
+            "TASK_FAILED" => Some(Self::TaskFailed),
+            "TASK_CANCELLED" => Some(Self::TaskCancelled),
             _ => None,
         }
     }
@@ -1254,6 +1420,53 @@ pub mod pool_client {
                 .insert(GrpcMethod::new("kvpool.v1.Pool", "DetachMedium"));
             self.inner.unary(req, path, codec).await
         }
+        /// Begins a task that copies, moves or drops replicas. The leader keeps tasks in memory.
+        pub async fn change_replicas(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangeReplicasRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReplicaTask>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvpool.v1.Pool/ChangeReplicas",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvpool.v1.Pool", "ChangeReplicas"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// How far tasks are.
+        pub async fn replica_tasks(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReplicaTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReplicaTasksReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kvpool.v1.Pool/ReplicaTasks",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kvpool.v1.Pool", "ReplicaTasks"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Who leads, who stands by, and how the metadata store is. Every master answers it.
         pub async fn cluster(
             &mut self,
@@ -1375,6 +1588,19 @@ pub mod pool_server {
             request: tonic::Request<super::DetachMediumRequest>,
         ) -> std::result::Result<
             tonic::Response<super::DetachMediumReply>,
+            tonic::Status,
+        >;
+        /// Begins a task that copies, moves or drops replicas. The leader keeps tasks in memory.
+        async fn change_replicas(
+            &self,
+            request: tonic::Request<super::ChangeReplicasRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReplicaTask>, tonic::Status>;
+        /// How far tasks are.
+        async fn replica_tasks(
+            &self,
+            request: tonic::Request<super::ReplicaTasksRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReplicaTasksReply>,
             tonic::Status,
         >;
         /// Who leads, who stands by, and how the metadata store is. Every master answers it.
@@ -2151,6 +2377,94 @@ pub mod pool_server {
                     };
                     Box::pin(fut)
                 }
+                "/kvpool.v1.Pool/ChangeReplicas" => {
+                    #[allow(non_camel_case_types)]
+                    struct ChangeReplicasSvc<T: Pool>(pub Arc<T>);
+                    impl<
+                        T: Pool,
+                    > tonic::server::UnaryService<super::ChangeReplicasRequest>
+                    for ChangeReplicasSvc<T> {
+                        type Response = super::ReplicaTask;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChangeReplicasRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pool>::change_replicas(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ChangeReplicasSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kvpool.v1.Pool/ReplicaTasks" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReplicaTasksSvc<T: Pool>(pub Arc<T>);
+                    impl<T: Pool> tonic::server::UnaryService<super::ReplicaTasksRequest>
+                    for ReplicaTasksSvc<T> {
+                        type Response = super::ReplicaTasksReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReplicaTasksRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pool>::replica_tasks(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReplicaTasksSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/kvpool.v1.Pool/Cluster" => {
                     #[allow(non_camel_case_types)]
                     struct ClusterSvc<T: Pool>(pub Arc<T>);
@@ -2237,7 +2551,7 @@ pub mod pool_server {
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeMessage {
-    #[prost(oneof = "node_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "node_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub body: ::core::option::Option<node_message::Body>,
 }
 /// Nested message and enum types in `NodeMessage`.
@@ -2263,12 +2577,14 @@ pub mod node_message {
         MediumAttached(super::MediumAttached),
         #[prost(message, tag = "9")]
         TransfersDone(super::TransfersDone),
+        #[prost(message, tag = "10")]
+        Pulled(super::TransfersDone),
     }
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MasterMessage {
-    #[prost(oneof = "master_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "master_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub body: ::core::option::Option<master_message::Body>,
 }
 /// Nested message and enum types in `MasterMessage`.
@@ -2294,6 +2610,8 @@ pub mod master_message {
         Transfers(super::Transfers),
         #[prost(message, tag = "9")]
         Demoted(super::Demoted),
+        #[prost(message, tag = "10")]
+        Pulls(super::Pulls),
     }
 }
 #[allow(clippy::all)]
@@ -2333,6 +2651,9 @@ pub struct Register {
     /// What the welcome to epoch_seen carried; empty: nothing.
     #[prost(bytes = "bytes", tag = "14")]
     pub epoch_proof: ::prost::bytes::Bytes,
+    /// The node can copy blocks from other nodes.
+    #[prost(bool, tag = "15")]
+    pub can_pull: bool,
 }
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2551,6 +2872,38 @@ pub struct Transfer {
     #[prost(bytes = "bytes", tag = "6")]
     pub grant: ::prost::bytes::Bytes,
     #[prost(uint64, tag = "7")]
+    pub grant_id: u64,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Pulls {
+    #[prost(message, repeated, tag = "1")]
+    pub pulls: ::prost::alloc::vec::Vec<Pull>,
+}
+/// A copy of a block from another node's memory into this node's.
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Pull {
+    #[prost(uint64, tag = "1")]
+    pub ticket: u64,
+    /// host:port of the other node's data port
+    #[prost(string, tag = "2")]
+    pub from_address: ::prost::alloc::string::String,
+    /// 16 bytes
+    #[prost(bytes = "bytes", tag = "3")]
+    pub from_incarnation: ::prost::bytes::Bytes,
+    /// the length is the block's
+    #[prost(message, optional, tag = "4")]
+    pub from: ::core::option::Option<ExtentRange>,
+    #[prost(message, optional, tag = "5")]
+    pub to: ::core::option::Option<ExtentRange>,
+    /// of the block
+    #[prost(fixed64, tag = "6")]
+    pub checksum: u64,
+    /// the proof of the grant to write `to`
+    #[prost(bytes = "bytes", tag = "7")]
+    pub grant: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "8")]
     pub grant_id: u64,
 }
 #[allow(clippy::all)]

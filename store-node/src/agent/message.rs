@@ -70,6 +70,7 @@ pub(super) fn register(
         checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u32,
         life_secret: Bytes::copy_from_slice(&snapshot.secret.to_bytes()),
         epoch_proof: seen.proof.clone(),
+        can_pull: true,
     }
 }
 

@@ -4,6 +4,7 @@ use super::message::{self, Malformed, Seen};
 use super::{Context, Phase};
 use crate::fence::TermError;
 use crate::media::{Answers, Media};
+use crate::pulls;
 use kvpool_proto as proto;
 use kvpool_types::{Checksum, ClusterId, Code, Epoch, Incarnation};
 use proto::master_message::Body as FromMaster;
@@ -348,6 +349,15 @@ impl Session {
             FromMaster::Transfers(orders) => {
                 let media = media(context)?;
                 media.transfer(self.incarnation, Epoch(self.epoch), orders, answers);
+            }
+            FromMaster::Pulls(orders) => {
+                let session = pulls::Session {
+                    cluster: self.cluster,
+                    incarnation: self.incarnation,
+                    epoch: Epoch(self.epoch),
+                    answers: answers.clone(),
+                };
+                context.options.pulls.push(orders.pulls, &session);
             }
             FromMaster::Demoted(_) => context.demoted.store(true, Ordering::Release),
             FromMaster::Verify(verify) => self.verify(context, &verify, verified)?,

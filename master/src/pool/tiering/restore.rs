@@ -12,7 +12,7 @@ use crate::replica::{BlockId, Replica};
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
-use kvpool_types::{Extent, GrantId, Length};
+use kvpool_types::{Extent, GrantId, Length, SegmentId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,6 +43,17 @@ pub(in crate::pool) struct WantedRoom {
     pub(in crate::pool) bytes: Length,
     /// The bytes of the largest block.
     pub(in crate::pool) largest: Length,
+}
+
+impl WantedRoom {
+    /// Room for one block.
+    pub(in crate::pool) fn new(node: &Arc<StoreNode>, length: Length) -> Self {
+        Self {
+            node: Arc::clone(node),
+            bytes: Length(0),
+            largest: length,
+        }
+    }
 }
 
 /// Whether a load was begun.
@@ -129,16 +140,18 @@ impl Pool {
         let Some(node) = traffic.uses.get(&wanted.at.segment).map(|used| &used.node) else {
             return;
         };
-        let length = wanted.block.length;
+        self.want_room_on(
+            wanted.at.segment,
+            WantedRoom::new(node, wanted.block.length),
+        );
+    }
+
+    /// Asks the evictor for room for a block on a node. `of` is a segment or medium of the node.
+    pub(in crate::pool) fn want_room_on(&self, of: SegmentId, wanted: WantedRoom) {
+        let (node, length) = (Arc::clone(&wanted.node), wanted.largest);
         let mut rooms = self.tiering.wanted_room.lock();
-        let room = rooms
-            .entry(wanted.at.segment)
-            .or_insert_with(|| WantedRoom {
-                node: Arc::clone(node),
-                bytes: Length(0),
-                largest: length,
-            });
-        room.node = Arc::clone(node);
+        let room = rooms.entry(of).or_insert(wanted);
+        room.node = node;
         room.bytes = Length((room.bytes.0 + length.0).min(WINDOW));
         room.largest = room.largest.max(length);
     }

@@ -18,12 +18,12 @@ use std::sync::Arc;
 
 /// A block on its way.
 #[derive(Clone, Debug)]
-pub(super) struct Moved {
-    pub(super) namespace: NamespaceId,
-    pub(super) key: Key,
-    pub(super) version: Version,
-    pub(super) length: Length,
-    pub(super) checksum: Checksum,
+pub(in crate::pool) struct Moved {
+    pub(in crate::pool) namespace: NamespaceId,
+    pub(in crate::pool) key: Key,
+    pub(in crate::pool) version: Version,
+    pub(in crate::pool) length: Length,
+    pub(in crate::pool) checksum: Checksum,
 }
 
 /// The direction of a transfer.
@@ -469,7 +469,7 @@ pub(super) fn on_medium(place: Place, length: Length) -> Extent {
     }
 }
 
-pub(super) fn range(extent: &Extent) -> proto::ExtentRange {
+pub(in crate::pool) fn range(extent: &Extent) -> proto::ExtentRange {
     proto::ExtentRange {
         segment: extent.segment.0,
         offset: extent.offset.0,

@@ -250,6 +250,6 @@ impl Calls {
     }
 }
 
-fn pattern(text: &str) -> Result<Regex, Refused> {
+pub(super) fn pattern(text: &str) -> Result<Regex, Refused> {
     Regex::new(text).map_err(|error| refused(Code::InvalidArgument, error.to_string()))
 }

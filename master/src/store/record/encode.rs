@@ -124,7 +124,9 @@ impl Encoder {
                 self.body.push(VERSIONS_GRANTED);
                 self.varint(granted.until.0);
             }
-            Record::SegmentsGranted(_) | Record::Medium(_) => self.extended(record),
+            Record::SegmentsGranted(_) | Record::Medium(_) | Record::ReplicaAdded(_) => {
+                self.extended(record);
+            }
         }
     }
 

@@ -1,9 +1,11 @@
 //! The kinds of records since format 1. Their fields are protobuf messages, so an older reader
 //! skips unknown fields.
 
-use super::{Medium, Record, SegmentsGranted};
+use super::{Medium, Record, ReplicaAdded, SegmentsGranted};
+use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::DecodeError;
-use kvpool_types::{Length, MediumId, NodeName, SegmentId};
+use kvpool_types::wire::keys::{KeyBatch, pack};
+use kvpool_types::{Key, Length, MediumId, NodeName, Offset, SegmentId, Version};
 use prost::Message as _;
 
 /// The head of an extended record.
@@ -16,6 +18,7 @@ pub(super) struct Head {
 
 const SEGMENTS_GRANTED: u64 = 1;
 const MEDIUM: u64 = 2;
+const REPLICA_ADDED: u64 = 3;
 
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 struct SegmentsGrantedFields {
@@ -73,6 +76,50 @@ impl MediumFields {
     }
 }
 
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+struct ReplicaAddedFields {
+    #[prost(uint32, tag = "1")]
+    namespace: u32,
+    /// The key, packed as a batch of one.
+    #[prost(bytes = "vec", tag = "2")]
+    key: Vec<u8>,
+    #[prost(uint64, tag = "3")]
+    version: u64,
+    #[prost(uint32, tag = "4")]
+    segment: u32,
+    #[prost(uint64, tag = "5")]
+    offset: u64,
+}
+
+impl From<&ReplicaAdded> for ReplicaAddedFields {
+    fn from(added: &ReplicaAdded) -> Self {
+        Self {
+            namespace: added.namespace.0,
+            key: pack(std::slice::from_ref(&added.key)),
+            version: added.version.0,
+            segment: added.segment.0,
+            offset: added.offset.0,
+        }
+    }
+}
+
+impl ReplicaAddedFields {
+    fn into_record(self) -> Option<Record> {
+        Some(Record::ReplicaAdded(ReplicaAdded {
+            namespace: NamespaceId(self.namespace),
+            key: unpack_one(&self.key)?,
+            version: Version(self.version),
+            segment: SegmentId(self.segment),
+            offset: Offset(self.offset),
+        }))
+    }
+}
+
+fn unpack_one(packed: &[u8]) -> Option<Key> {
+    let batch = KeyBatch::unpack(packed, 1).ok()?;
+    batch.get(0).map(|key| key.to_key())
+}
+
 /// An extended record's head and fields; `None` for the kinds of format 1.
 pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
     match record {
@@ -93,6 +140,14 @@ pub(super) fn encode(record: &Record) -> Option<(Head, Vec<u8>)> {
             };
             Some((head, MediumFields::from(medium).encode_to_vec()))
         }
+        Record::ReplicaAdded(added) => {
+            // A reader that skipped it would drop the block with its first replica.
+            let head = Head {
+                kind: REPLICA_ADDED,
+                is_required: true,
+            };
+            Some((head, ReplicaAddedFields::from(added).encode_to_vec()))
+        }
         _ => None,
     }
 }
@@ -108,6 +163,9 @@ pub(super) fn decode(kind: u64, fields: &[u8]) -> Option<Result<Record, DecodeEr
         MEDIUM => MediumFields::decode(fields)
             .ok()
             .and_then(MediumFields::into_record),
+        REPLICA_ADDED => ReplicaAddedFields::decode(fields)
+            .ok()
+            .and_then(ReplicaAddedFields::into_record),
         _ => return None,
     };
     Some(record.ok_or(DecodeError::BadValue {

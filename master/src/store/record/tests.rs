@@ -76,6 +76,17 @@ fn records() -> impl Strategy<Value = Record> {
                 Record::ReplicaGone(ReplicaGone { namespace, key, version, segment })
             }
         ),
+        1 => (namespaces(), keys(), versions(), any::<u32>(), any::<u64>()).prop_map(
+            |(namespace, key, version, segment, offset)| {
+                Record::ReplicaAdded(ReplicaAdded {
+                    namespace,
+                    key,
+                    version,
+                    segment: SegmentId(segment),
+                    offset: Offset(offset),
+                })
+            }
+        ),
         1 => (any::<u32>(), text(), text(), text(), text(), text()).prop_map(
             |(id, name, model, dtype, parallel_rank, salt)| {
                 let namespace =

@@ -1,0 +1,245 @@
+//! Replicas as objects of management: tasks that copy, move and drop them, node to node.
+//!
+//! ```text
+//!  task ─► mover: block, source, target ─► room and grant on the target ─► Pull ─► target reads source
+//!                                                                              │
+//!  task ◄─ counted ◄─ directory: replica added, the moved one dropped ◄─ durable ◄─ Pulled
+//! ```
+//!
+//! The leader keeps tasks in memory. A task ends with its term; what it changed is in the log.
+//!
+//! **Architecture Invariant:** a replica is visible after its record is durable, and its record names
+//! the version whose bytes the target verified. A block that was removed or replaced meanwhile gets no
+//! replica, and a move drops the old replica in the same group that adds the new one.
+
+mod mover;
+mod pulls;
+mod tasks;
+
+pub(super) use mover::start;
+use tasks::Task;
+pub use tasks::{Change, TaskId, TaskState, TaskView};
+
+use super::Pool;
+use super::remove::STEP;
+use crate::directory::Tick;
+use crate::replica::BlockId;
+use kvpool_types::ids::NamespaceId;
+use kvpool_types::{Code, KeyRef, NodeName, Version};
+use parking_lot::{Condvar, Mutex};
+use regex::Regex;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The blocks of a task.
+#[derive(Clone, Debug)]
+pub enum Blocks<'k> {
+    /// Blocks of one namespace, by key.
+    Keys(NamespaceId, &'k [KeyRef<'k>]),
+    /// The keys of a namespace that match a pattern.
+    Pattern(NamespaceId, Regex),
+    /// Every block that has a replica on the task's node.
+    OnNode,
+}
+
+/// What a task does to each of its blocks.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Copy, move or drop.
+    pub change: Change,
+    /// The node whose replica moves or is dropped; `None` for any.
+    pub from: Option<NodeName>,
+    /// The nodes that get a replica; empty for the node with the most room.
+    pub to: Vec<NodeName>,
+    /// Whether older blocks are evicted for the new replicas.
+    pub evict: bool,
+}
+
+/// The refusal of a task.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct TaskRefused {
+    /// The stable code.
+    pub code: Code,
+    /// The reason, for people.
+    pub message: String,
+}
+
+/// One block of a task, and one target.
+#[derive(Clone, Debug)]
+struct Work {
+    block: BlockId,
+    version: Version,
+    /// The node that gets the replica; `None` for the node with the most room.
+    to: Option<NodeName>,
+    failures: u8,
+}
+
+/// The state of all tasks.
+#[derive(Debug, Default)]
+pub(super) struct Replicas {
+    tasks: tasks::Tasks,
+    pulls: Mutex<pulls::Open>,
+    wake: Mutex<bool>,
+    woken: Condvar,
+}
+
+impl Replicas {
+    pub(super) fn wake(&self) {
+        *self.wake.lock() = true;
+        self.woken.notify_one();
+    }
+
+    fn wait(&self, limit: Duration) {
+        let mut woken = self.wake.lock();
+        if !*woken {
+            self.woken.wait_for(&mut woken, limit);
+        }
+        *woken = false;
+    }
+}
+
+impl Pool {
+    /// Begins a task and returns how it looks at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::Missing`] for a node that the pool does not know, [`Code::InvalidArgument`] for a wish
+    /// that contradicts itself, [`Code::TooManyHeld`] while too many tasks run.
+    pub async fn change_replicas(
+        self: &Arc<Self>,
+        wish: Wish,
+        blocks: Blocks<'_>,
+    ) -> Result<TaskView, TaskRefused> {
+        self.check_wish(&wish, &blocks)?;
+        let found = match blocks {
+            Blocks::Keys(namespace, keys) => {
+                if wish.change != Change::Drop && self.has_media() {
+                    self.restore(namespace, keys).await;
+                }
+                self.blocks_of(namespace, keys)
+            }
+            Blocks::Pattern(namespace, pattern) => {
+                self.scan_blocks(|block| {
+                    block.namespace() == namespace && pattern.is_match(&block.key().to_string())
+                })
+                .await
+            }
+            Blocks::OnNode => {
+                let node = wish.from.as_ref().and_then(|name| self.members.get(name));
+                let own = node.map_or_else(Vec::new, |node| node.segments());
+                self.scan_blocks(|block| block.replicas().iter().any(|r| own.contains(&r.segment)))
+                    .await
+            }
+        };
+        self.begin_task(wish, found)
+    }
+
+    fn check_wish(&self, wish: &Wish, blocks: &Blocks<'_>) -> Result<(), TaskRefused> {
+        let invalid = |message: &str| {
+            Err(TaskRefused {
+                code: Code::InvalidArgument,
+                message: message.to_owned(),
+            })
+        };
+        let names = wish.from.iter().chain(&wish.to);
+        for name in names {
+            if self.members.get(name).is_none() {
+                return Err(TaskRefused {
+                    code: Code::Missing,
+                    message: format!("the pool has no node {name}"),
+                });
+            }
+        }
+        match wish.change {
+            Change::Copy if wish.from.is_some() && !matches!(blocks, Blocks::OnNode) => {
+                invalid("a copy reads from any node: leave out the node to copy from")
+            }
+            Change::Move if wish.to.len() > 1 => invalid("a replica moves to one node"),
+            Change::Drop if wish.from.is_none() => invalid("a drop needs the node of the replica"),
+            Change::Drop if !wish.to.is_empty() => invalid("a drop has no target"),
+            _ if matches!(blocks, Blocks::OnNode) && wish.from.is_none() => {
+                invalid("every block of a node needs the node")
+            }
+            _ if wish.from.iter().any(|from| wish.to.contains(from)) => {
+                invalid("source and target are the same node")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn begin_task(
+        &self,
+        wish: Wish,
+        mut found: Vec<(Tick, BlockId, Version)>,
+    ) -> Result<TaskView, TaskRefused> {
+        // The block that was used last goes first: a task that ends early has moved what matters most.
+        found.sort_unstable_by_key(|(tick, ..)| std::cmp::Reverse(*tick));
+        let targets: Vec<Option<NodeName>> = match wish.to.is_empty() {
+            true => vec![None],
+            false => wish.to.iter().cloned().map(Some).collect(),
+        };
+        let work = found.iter().flat_map(|(_, block, version)| {
+            targets.iter().map(|to| Work {
+                block: *block,
+                version: *version,
+                to: to.clone(),
+                failures: 0,
+            })
+        });
+        let task = Task::new(wish, work.collect(), self.now());
+        let task = self.replicas.tasks.add(task);
+        let task = task.ok_or_else(|| TaskRefused {
+            code: Code::TooManyHeld,
+            message: "too many tasks run: wait for one, or cancel one".to_owned(),
+        })?;
+        self.replicas.wake();
+        Ok(task.view(self.now()))
+    }
+
+    fn blocks_of(
+        &self,
+        namespace: NamespaceId,
+        keys: &[KeyRef<'_>],
+    ) -> Vec<(Tick, BlockId, Version)> {
+        let mut found = Vec::with_capacity(keys.len());
+        self.directory.visit(namespace, keys, |_, block| {
+            if let Some(block) = block {
+                let block = block.view();
+                found.push((block.tick(), block.id(), block.version()));
+            }
+        });
+        found
+    }
+
+    /// The blocks that `is_wanted` accepts. Other tasks run between two steps.
+    async fn scan_blocks(
+        &self,
+        is_wanted: impl Fn(&crate::directory::BlockRef<'_>) -> bool,
+    ) -> Vec<(Tick, BlockId, Version)> {
+        let (mut found, mut page) = (Vec::new(), Vec::new());
+        loop {
+            let next = self.directory.scan(&page, STEP, |block| {
+                if is_wanted(&block) {
+                    found.push((block.tick(), block.id(), block.version()));
+                }
+            });
+            match next {
+                Ok(Some(further)) => page = further,
+                _ => return found,
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// The tasks with these ids that are known, or all.
+    pub fn replica_tasks(&self, ids: &[TaskId]) -> Vec<TaskView> {
+        self.replicas.tasks.views(ids, self.now())
+    }
+
+    /// Ends tasks. Pulls in progress end on their own and still count.
+    pub fn cancel_replica_tasks(&self, ids: &[TaskId]) {
+        self.replicas.tasks.cancel(ids, self.now());
+        self.replicas.wake();
+    }
+}

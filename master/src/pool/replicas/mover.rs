@@ -1,0 +1,363 @@
+//! The thread that works through tasks: it chooses source and target, and orders pulls.
+
+use super::super::tiering::{Moved, WantedRoom};
+use super::super::{FreedReplicas, Pool};
+use super::Work;
+use super::pulls::Pull;
+use super::tasks::{Change, Outcome, Task};
+use crate::clock::BootInstant;
+use crate::directory::{Spared, Tick};
+use crate::membership::StoreNode;
+use crate::placement::Segments;
+use crate::replica::Replica;
+use crate::store::journal::Ack;
+use crate::store::record::{self, Record};
+use kvpool_types::{Code, Extent, GrantId, Length, NodeName};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long the thread waits without a wake-up.
+const TICK: Duration = Duration::from_millis(20);
+/// How soon a block is tried again that found no room, or no node.
+const RETRY: Duration = Duration::from_millis(50);
+/// So many failures end a block.
+const MOST_FAILURES: u8 = 100;
+/// Blocks of one task that are begun before other tasks have their turn.
+const TURN: usize = 256;
+
+/// A block to change, as it is now.
+struct Found {
+    moved: Moved,
+    replicas: Vec<Replica>,
+    tick: Tick,
+}
+
+/// What became of a block whose turn had come.
+enum Step {
+    /// It was ordered, and its pull counts it.
+    Ordered,
+    /// It needs no pull.
+    Ended(Outcome),
+    /// It has to wait, for this reason. The task goes on with other blocks.
+    Later(Code, String),
+    /// The target, or the pool, has enough in progress.
+    Busy,
+}
+
+/// Starts the thread.
+pub(in crate::pool) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
+    let pool = Arc::clone(pool);
+    std::thread::Builder::new()
+        .name("mover".into())
+        .spawn(move || {
+            while !pool.is_stopping() {
+                pool.replicas.wait(TICK);
+                if !pool.is_stopping() && pool.leads() {
+                    pool.end_lost_pulls();
+                    pool.tend_tasks();
+                }
+            }
+        })?;
+    Ok(())
+}
+
+impl Pool {
+    fn tend_tasks(self: &Arc<Self>) {
+        let tasks = self.replicas.tasks.running();
+        loop {
+            let mut is_idle = true;
+            for task in &tasks {
+                for _ in 0..TURN {
+                    let now = self.now();
+                    let Some(mut work) = task.next(now) else {
+                        break;
+                    };
+                    match self.change(task, &work) {
+                        Step::Ordered => {}
+                        Step::Ended(outcome) => task.end(outcome, now),
+                        Step::Busy => {
+                            task.give_back(work);
+                            break;
+                        }
+                        Step::Later(code, message) => {
+                            work.failures += 1;
+                            match work.failures < MOST_FAILURES {
+                                true => task.try_later(work, now.after(RETRY)),
+                                false => task.end(Outcome::Failed(code, message), now),
+                            }
+                            continue;
+                        }
+                    }
+                    is_idle = false;
+                }
+            }
+            if is_idle || self.is_stopping() {
+                return;
+            }
+        }
+    }
+
+    fn change(self: &Arc<Self>, task: &Arc<Task>, work: &Work) -> Step {
+        let read = self
+            .directory
+            .read_block(work.block, work.version, |block| Found {
+                moved: Moved {
+                    namespace: block.namespace(),
+                    key: block.key(),
+                    version: block.version(),
+                    length: block.length(),
+                    checksum: block.checksum(),
+                },
+                replicas: block.replicas().to_vec(),
+                tick: block.tick(),
+            });
+        let Some(found) = read else {
+            return Step::Ended(Outcome::Gone);
+        };
+        match task.wish.change {
+            Change::Drop => self.drop_replica(task.wish.from.as_ref(), &found),
+            Change::Copy | Change::Move => self.order(task, work, found),
+        }
+    }
+
+    /// Drops the replica on a node, if another one can be read.
+    fn drop_replica(self: &Arc<Self>, from: Option<&NodeName>, found: &Found) -> Step {
+        let (gone, others) = {
+            let segments = self.placement.segments();
+            let hidden = self.hidden.read();
+            let is_on = |r: &&Replica| {
+                let segment = segments.get(r.segment);
+                segment.is_some_and(|segment| Some(&segment.node.name) == from)
+            };
+            let gone = found.replicas.iter().find(is_on).copied();
+            let others = found.replicas.iter().filter(|r| Some(**r) != gone);
+            let readable = others
+                .filter(|r| self.is_reachable(&segments, r.segment) && !self.is_hidden(&hidden, r));
+            (gone, readable.count())
+        };
+        let Some(gone) = gone else {
+            return Step::Ended(Outcome::Gone);
+        };
+        if others == 0 {
+            let message = "no other replica of the block can be read".to_owned();
+            return Step::Ended(Outcome::Failed(Code::Leased, message));
+        }
+        let Moved {
+            namespace,
+            ref key,
+            version,
+            length,
+            ..
+        } = found.moved;
+        let _until_submitted = self.evicting.read();
+        let spared =
+            self.directory
+                .drop_spare_replica(namespace, key.as_ref(), version, gone.segment);
+        let dropped = match spared {
+            Spared::Dropped(dropped) => dropped,
+            Spared::Missing => return Step::Ended(Outcome::Gone),
+            Spared::Last => {
+                let message = "it is the block's last replica".to_owned();
+                return Step::Ended(Outcome::Failed(Code::Leased, message));
+            }
+        };
+        let freed = self.freed(std::iter::once(FreedReplicas {
+            replicas: &[dropped.replica],
+            version,
+            length,
+            not_before: dropped.lease_until.max(self.lease_floor_of(version)),
+        }));
+        let record = Record::ReplicaGone(record::ReplicaGone {
+            namespace,
+            key: key.clone(),
+            version,
+            segment: gone.segment,
+        });
+        let pool = Arc::clone(self);
+        self.journal()
+            .insist(vec![record], Ack::Durable, move |durable| {
+                if durable.is_ok() {
+                    pool.free(freed);
+                }
+            });
+        self.metrics.replica_dropped();
+        Step::Ended(Outcome::Changed(length))
+    }
+
+    /// Orders the pull of a block for a copy or a move.
+    fn order(self: &Arc<Self>, task: &Arc<Task>, work: &Work, found: Found) -> Step {
+        let wish = &task.wish;
+        let length = found.moved.length;
+        let segments = self.placement.segments();
+        let node_of = |replica: &Replica| Some(Arc::clone(&segments.get(replica.segment)?.node));
+        let of_wish = found.replicas.iter().find(|replica| {
+            node_of(replica).is_some_and(|node| wish.from.as_ref() == Some(&node.name))
+        });
+        if wish.from.is_some() && of_wish.is_none() {
+            return Step::Ended(Outcome::Gone);
+        }
+        let mut readable: Vec<(Replica, Arc<StoreNode>)> = {
+            let hidden = self.hidden.read();
+            let readable = found
+                .replicas
+                .iter()
+                .filter(|r| !self.is_hidden(&hidden, r));
+            let readable = readable.filter_map(|r| Some((*r, node_of(r)?)));
+            readable.filter(|(_, node)| node.is_readable()).collect()
+        };
+        // The replica that leaves is on a node that may leave too, so others are read first.
+        readable.sort_by_key(|(replica, _)| Some(replica) == of_wish);
+        let Some((source, source_node)) = readable.first().cloned() else {
+            return Step::Later(Code::Unreachable, "no replica can be read now".to_owned());
+        };
+        let dropped = match wish.change {
+            Change::Move => Some(of_wish.copied().unwrap_or(source)),
+            Change::Copy | Change::Drop => None,
+        };
+        let holders: Vec<NodeName> = found
+            .replicas
+            .iter()
+            .filter_map(|replica| Some(node_of(replica)?.name.clone()))
+            .collect();
+        let targets = match self.targets(&segments, work.to.as_ref(), &holders) {
+            Ok(targets) => targets,
+            Err(step) => return step,
+        };
+        if !self
+            .replicas
+            .pulls
+            .lock()
+            .lets_read(&source_node, self.now())
+        {
+            return Step::Busy;
+        }
+        let mut is_busy = false;
+        let mut placed = None;
+        for target in &targets {
+            if !self.replicas.pulls.lock().takes(target, length) {
+                is_busy = true;
+            } else if let Some(to) = segments.allocate_on(target, length) {
+                placed = Some((Arc::clone(target), to));
+                break;
+            }
+        }
+        let Some((target, to)) = placed else {
+            if is_busy {
+                return Step::Busy;
+            }
+            if let Some(target) = targets.first().filter(|_| wish.evict) {
+                return self.make_room(target, &found, length);
+            }
+            return Step::Ended(Outcome::Failed(
+                Code::Full,
+                "no target has free room".to_owned(),
+            ));
+        };
+        if !self.has_versions() {
+            segments.release(&[to]);
+            return Step::Busy;
+        }
+        drop(segments);
+        let pull = Pull {
+            task: Arc::clone(task),
+            work: work.clone(),
+            block: found.moved,
+            source,
+            source_node,
+            dropped,
+            target,
+            to,
+            grant: GrantId(self.next_version.fetch_add(1, Ordering::Relaxed)),
+        };
+        self.begin_pull(pull)
+    }
+
+    /// The nodes that may take a replica, the emptiest first.
+    fn targets(
+        &self,
+        segments: &Segments<'_>,
+        to: Option<&NodeName>,
+        holders: &[NodeName],
+    ) -> Result<Vec<Arc<StoreNode>>, Step> {
+        if let Some(name) = to {
+            if holders.contains(name) {
+                return Err(Step::Ended(Outcome::Gone));
+            }
+            return match self.members.get(name) {
+                Some(node) if node.is_placeable() && node.can_pull() => Ok(vec![node]),
+                Some(node) => {
+                    let state = node.state().label();
+                    let why = format!("node {name} takes no replicas now: it is {state}");
+                    Err(Step::Later(Code::Unreachable, why))
+                }
+                None => {
+                    let why = format!("node {name} has left the pool");
+                    Err(Step::Ended(Outcome::Failed(Code::Missing, why)))
+                }
+            };
+        }
+        let mut found: Vec<(u64, Arc<StoreNode>)> = Vec::new();
+        for segment in segments.iter() {
+            let node = &segment.node;
+            if !node.is_placeable() || !node.can_pull() || holders.contains(&node.name) {
+                continue;
+            }
+            let fill = segment.used_after_quarantine() * 1000 / segment.limit().max(1);
+            match found.iter_mut().find(|(_, known)| Arc::ptr_eq(known, node)) {
+                Some((least, _)) => *least = fill.min(*least),
+                None => found.push((fill, Arc::clone(node))),
+            }
+        }
+        if found.is_empty() {
+            let why = "no other node takes replicas now".to_owned();
+            return Err(Step::Later(Code::Unreachable, why));
+        }
+        found.sort_by_key(|(fill, _)| *fill);
+        Ok(found.into_iter().map(|(_, node)| node).collect())
+    }
+
+    /// Asks the evictor for room on a target. A block that is older than every block that could leave
+    /// for it stays where it is.
+    fn make_room(&self, target: &Arc<StoreNode>, found: &Found, length: Length) -> Step {
+        if self
+            .directory
+            .first_tick()
+            .is_none_or(|first| found.tick <= first)
+        {
+            let why = "the targets are full of blocks that were used later".to_owned();
+            return Step::Ended(Outcome::Failed(Code::Full, why));
+        }
+        let Some(key) = target.segments().first().copied() else {
+            return Step::Ended(Outcome::Failed(
+                Code::Full,
+                "the target has no memory".to_owned(),
+            ));
+        };
+        self.want_room_on(key, WantedRoom::new(target, length));
+        self.evictor_wake.wake();
+        Step::Later(Code::Full, "the target is full".to_owned())
+    }
+
+    /// Signs the grant of a pull, enters it and sends its order.
+    fn begin_pull(self: &Arc<Self>, pull: Pull) -> Step {
+        let extent = Extent {
+            segment: pull.to.segment,
+            offset: pull.to.offset,
+            length: pull.block.length,
+        };
+        let target = Arc::clone(&pull.target);
+        let signed = target
+            .signer
+            .sign(target.incarnation, self.epoch, pull.grant, extent);
+        let now: BootInstant = self.now();
+        let entered = self.replicas.pulls.lock().enter(pull, &signed.mac, now);
+        match entered {
+            None => Step::Ordered,
+            Some(pull) => {
+                self.free_target(&pull);
+                Step::Later(Code::Unreachable, "the target has no session".to_owned())
+            }
+        }
+    }
+}

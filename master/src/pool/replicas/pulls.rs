@@ -1,0 +1,405 @@
+//! Pulls in progress, and what their ends do.
+
+use super::super::tiering::{Moved, Put, range};
+use super::super::{FreedReplicas, Pool};
+use super::Work;
+use super::tasks::{Change, Outcome, Task};
+use crate::clock::BootInstant;
+use crate::directory::{Added, Spared};
+use crate::membership::StoreNode;
+use crate::replica::{BlockId, Replica};
+use crate::store::journal::Ack;
+use crate::store::record::{self, Record};
+use kvpool_proto::{self as proto, master_message::Body};
+use kvpool_types::{Code, Extent, GrantId, Incarnation, Length, Version};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most bytes that one target has in progress. A larger block travels alone.
+const WINDOW: u64 = 64 << 20;
+/// The most pulls that one target has in progress.
+const MOST_PULLS: usize = 4096;
+/// A pull without an answer for this long is given up. Its node may have lost it with a session.
+const LONGEST: Duration = Duration::from_secs(30);
+/// How soon a block whose pull failed is tried again.
+const RETRY: Duration = Duration::from_millis(50);
+/// So many failed pulls end a block.
+const MOST_FAILURES: u8 = 8;
+
+/// One order that a node has not answered.
+#[derive(Clone, Debug)]
+pub(super) struct Pull {
+    pub(super) task: Arc<Task>,
+    pub(super) work: Work,
+    pub(super) block: Moved,
+    pub(super) source: Replica,
+    pub(super) source_node: Arc<StoreNode>,
+    /// The replica that a move drops.
+    pub(super) dropped: Option<Replica>,
+    pub(super) target: Arc<StoreNode>,
+    /// The extent to write.
+    pub(super) to: Replica,
+    pub(super) grant: GrantId,
+}
+
+/// Every pull in progress.
+#[derive(Debug, Default)]
+pub(super) struct Open {
+    last_ticket: u64,
+    pulls: HashMap<u64, Sent>,
+    targets: HashMap<Incarnation, InProgress>,
+    /// Bytes that sources may still send, by node.
+    sources: HashMap<Incarnation, Allowance>,
+    /// The bytes a second that one source may send; 0 without a limit.
+    pub(super) bandwidth: u64,
+}
+
+#[derive(Debug)]
+struct Sent {
+    pull: Pull,
+    session: u64,
+    at: BootInstant,
+}
+
+#[derive(Debug, Default)]
+struct InProgress {
+    bytes: u64,
+    pulls: usize,
+}
+
+/// A source's bytes for the time since `at`; negative after a large block.
+#[derive(Debug)]
+struct Allowance {
+    bytes: i128,
+    at: BootInstant,
+}
+
+impl Open {
+    /// Whether the target takes another block now.
+    pub(super) fn takes(&self, target: &StoreNode, length: Length) -> bool {
+        self.targets.get(&target.incarnation).is_none_or(|open| {
+            open.pulls < MOST_PULLS && (open.bytes == 0 || open.bytes + length.0 <= WINDOW)
+        })
+    }
+
+    /// Whether the source may send another block now.
+    pub(super) fn lets_read(&mut self, source: &StoreNode, now: BootInstant) -> bool {
+        if self.bandwidth == 0 {
+            return true;
+        }
+        let rate = i128::from(self.bandwidth);
+        let allowance = self
+            .sources
+            .entry(source.incarnation)
+            .or_insert_with(|| Allowance { bytes: 0, at: now });
+        let millis = i128::try_from(now.since(allowance.at).as_millis()).unwrap_or(0);
+        let earned = rate * millis / 1000;
+        // At most a tenth of a second is saved up.
+        allowance.bytes = (allowance.bytes + earned).min(rate / 10);
+        allowance.at = now;
+        allowance.bytes >= 0
+    }
+
+    /// Enters a pull and sends its order, so that the order belongs to the session that is noted. The
+    /// pull comes back when its target has no session.
+    pub(super) fn enter(&mut self, pull: Pull, mac: &[u8], now: BootInstant) -> Option<Pull> {
+        let Some(session) = pull.target.session_number() else {
+            return Some(pull);
+        };
+        self.last_ticket += 1;
+        let ticket = self.last_ticket;
+        let length = pull.block.length;
+        let extent = |replica: Replica| {
+            range(&Extent {
+                segment: replica.segment,
+                offset: replica.offset,
+                length,
+            })
+        };
+        let order = proto::Pull {
+            ticket,
+            from_address: pull.source_node.address().data,
+            from_incarnation: bytes::Bytes::copy_from_slice(
+                &pull.source_node.incarnation.to_bytes(),
+            ),
+            from: Some(extent(pull.source)),
+            to: Some(extent(pull.to)),
+            checksum: pull.block.checksum.0,
+            grant: bytes::Bytes::copy_from_slice(mac),
+            grant_id: pull.grant.0,
+        };
+        let open = self.targets.entry(pull.target.incarnation).or_default();
+        open.bytes += length.0;
+        open.pulls += 1;
+        if let Some(allowance) = self.sources.get_mut(&pull.source_node.incarnation) {
+            allowance.bytes -= i128::from(length.0);
+        }
+        let target = Arc::clone(&pull.target);
+        self.pulls.insert(
+            ticket,
+            Sent {
+                pull,
+                session,
+                at: now,
+            },
+        );
+        target.send(Body::Pulls(proto::Pulls { pulls: vec![order] }));
+        None
+    }
+
+    fn end(&mut self, ticket: u64) -> Option<Pull> {
+        let Sent { pull, .. } = self.pulls.remove(&ticket)?;
+        let node = pull.target.incarnation;
+        if let Some(open) = self.targets.get_mut(&node) {
+            open.bytes = open.bytes.saturating_sub(pull.block.length.0);
+            open.pulls = open.pulls.saturating_sub(1);
+            if open.pulls == 0 {
+                self.targets.remove(&node);
+            }
+        }
+        Some(pull)
+    }
+
+    fn end_of(&mut self, node: &StoreNode, ticket: u64) -> Option<Pull> {
+        let sent = self.pulls.get(&ticket)?;
+        (sent.pull.target.incarnation == node.incarnation)
+            .then(|| self.end(ticket))
+            .flatten()
+    }
+
+    /// Takes the pulls out whose session is over, or that have no answer for too long.
+    fn take_lost(&mut self, now: BootInstant) -> Vec<Pull> {
+        let is_lost = |sent: &Sent| {
+            sent.pull.target.session_number() != Some(sent.session) || now.since(sent.at) >= LONGEST
+        };
+        let lost = self.pulls.iter().filter(|(_, sent)| is_lost(sent));
+        let lost: Vec<u64> = lost.map(|(ticket, _)| *ticket).collect();
+        lost.into_iter()
+            .filter_map(|ticket| self.end(ticket))
+            .collect()
+    }
+}
+
+impl Pool {
+    /// Processes a node's answers.
+    pub fn pulled(self: &Arc<Self>, node: &StoreNode, done: &[(u64, Code)]) {
+        for (ticket, code) in done {
+            let ended = self.replicas.pulls.lock().end_of(node, *ticket);
+            let Some(pull) = ended else { continue };
+            match code {
+                Code::Ok => self.arrived(pull),
+                code => {
+                    if *code == Code::ChecksumMismatch {
+                        self.suspect_source(&pull);
+                    }
+                    self.pull_failed(pull, *code);
+                }
+            }
+        }
+        self.replicas.wake();
+    }
+
+    /// Gives up pulls whose node lost them.
+    pub(super) fn end_lost_pulls(self: &Arc<Self>) {
+        let lost = self.replicas.pulls.lock().take_lost(self.now());
+        for pull in lost {
+            self.pull_failed(pull, Code::Unreachable);
+        }
+    }
+
+    fn pull_failed(&self, pull: Pull, code: Code) {
+        self.free_target(&pull);
+        let Pull {
+            task,
+            mut work,
+            block,
+            target,
+            ..
+        } = pull;
+        tracing::debug!(key = %block.key, node = %target.name, %code, "replica not pulled");
+        work.failures += 1;
+        let now = self.now();
+        match work.failures < MOST_FAILURES {
+            true => task.try_later(work, now.after(RETRY)),
+            false => {
+                let why = format!("node {} could not copy the block: {code}", target.name);
+                task.end(Outcome::Failed(code, why), now);
+            }
+        }
+    }
+
+    /// Frees the extent of a pull that leaves no replica. Its node fences it first.
+    pub(super) fn free_target(&self, pull: &Pull) {
+        let freed = self.freed(std::iter::once(FreedReplicas {
+            replicas: &[pull.to],
+            version: Version(pull.grant.0),
+            length: pull.block.length,
+            not_before: BootInstant(0),
+        }));
+        self.free(freed);
+    }
+
+    /// Has the source check a replica that is still the block's, and whose bytes were wrong.
+    fn suspect_source(&self, pull: &Pull) {
+        let Moved {
+            namespace,
+            ref key,
+            version,
+            ..
+        } = pull.block;
+        let reports = [(
+            key.as_ref(),
+            version,
+            pull.source.segment,
+            Code::ChecksumMismatch,
+        )];
+        self.report(namespace, &reports);
+    }
+
+    /// Records the replica of a pull that succeeded.
+    fn arrived(self: &Arc<Self>, pull: Pull) {
+        let Moved {
+            namespace,
+            ref key,
+            version,
+            ..
+        } = pull.block;
+        let is_there = self
+            .directory
+            .read_block(pull.work.block, version, |_| ())
+            .is_some();
+        if !is_there {
+            self.free_target(&pull);
+            return pull.task.end(Outcome::Gone, self.now());
+        }
+        let mut records = vec![Record::ReplicaAdded(record::ReplicaAdded {
+            namespace,
+            key: key.clone(),
+            version,
+            segment: pull.to.segment,
+            offset: pull.to.offset,
+        })];
+        records.extend(pull.dropped.map(|dropped| {
+            Record::ReplicaGone(record::ReplicaGone {
+                namespace,
+                key: key.clone(),
+                version,
+                segment: dropped.segment,
+            })
+        }));
+        let pool = Arc::clone(self);
+        self.journal()
+            .submit_now(records, Ack::Durable, move |durable| match durable {
+                Ok(_) => pool.publish_pulled(&pull),
+                Err(error) if !error.is_outcome_unknown() => pool.pull_failed(pull, error.code()),
+                // The journal has failed, and the next start reads the log.
+                Err(_) => {}
+            });
+    }
+
+    /// Makes a durable replica visible, on the journal's thread, in the order of the log.
+    fn publish_pulled(self: &Arc<Self>, pull: &Pull) {
+        let Moved {
+            namespace,
+            ref key,
+            version,
+            length,
+            ..
+        } = pull.block;
+        let now = self.now();
+        let added = self
+            .directory
+            .add_replica(namespace, key.as_ref(), version, pull.to);
+        match added {
+            Added::To(block) => self.replica_is_there(pull, block),
+            // A later load of the log finds the replica there too, and ignores this one.
+            Added::There => self.free_target(pull),
+            Added::Missing => self.replica_came_late(pull),
+        }
+        if let Some(dropped) = pull.dropped.filter(|_| added != Added::Missing) {
+            let spared = self.directory.drop_spare_replica(
+                namespace,
+                key.as_ref(),
+                version,
+                dropped.segment,
+            );
+            if let Spared::Dropped(dropped) = spared {
+                let freed = self.freed(std::iter::once(FreedReplicas {
+                    replicas: &[dropped.replica],
+                    version,
+                    length,
+                    not_before: dropped.lease_until.max(self.lease_floor_of(version)),
+                }));
+                self.free(freed);
+            }
+        }
+        let outcome = match added {
+            Added::To(_) => Outcome::Changed(length),
+            Added::There | Added::Missing => Outcome::Gone,
+        };
+        match (pull.task.wish.change, added) {
+            (Change::Move, Added::To(_)) => self.metrics.replica_moved(length),
+            (_, Added::To(_)) => self.metrics.replica_copied(length),
+            _ => {}
+        }
+        pull.task.end(outcome, now);
+        self.replicas.wake();
+    }
+
+    fn replica_is_there(self: &Arc<Self>, pull: &Pull, block: BlockId) {
+        let Moved {
+            namespace,
+            ref key,
+            version,
+            length,
+            ..
+        } = pull.block;
+        let is_there = {
+            let segments = self.placement.segments();
+            segments.set_owners(std::iter::once((&pull.to, block)));
+            segments.get(pull.to.segment).is_some()
+        };
+        if !is_there {
+            // The node was dropped before the replica was published.
+            self.directory
+                .drop_replica(namespace, key.as_ref(), version, pull.to.segment);
+            return;
+        }
+        // It takes room like a block that was put: the blocks before it must have their copies sooner.
+        let put = Put {
+            namespace,
+            key,
+            parent: None,
+            block,
+            version,
+            bytes: length.0,
+            replicas: std::slice::from_ref(&pull.to),
+        };
+        self.queue_for_media(std::iter::once(put));
+    }
+
+    /// The block was evicted before its replica was published, and the record of that may be behind the
+    /// replica's. So the replica is taken back in the log before its extent is free.
+    fn replica_came_late(self: &Arc<Self>, pull: &Pull) {
+        let gone = Record::ReplicaGone(record::ReplicaGone {
+            namespace: pull.block.namespace,
+            key: pull.block.key.clone(),
+            version: pull.block.version,
+            segment: pull.to.segment,
+        });
+        let freed = self.freed(std::iter::once(FreedReplicas {
+            replicas: &[pull.to],
+            version: Version(pull.grant.0),
+            length: pull.block.length,
+            not_before: BootInstant(0),
+        }));
+        let pool = Arc::clone(self);
+        self.journal()
+            .insist(vec![gone], Ack::Durable, move |durable| {
+                if durable.is_ok() {
+                    pool.free(freed);
+                }
+            });
+    }
+}

@@ -1,0 +1,297 @@
+//! The table of tasks, and what each has done.
+
+use super::{Wish, Work};
+use crate::clock::BootInstant;
+use kvpool_types::{Code, Length};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most tasks that run at once.
+const MOST_RUNNING: usize = 4096;
+/// The most ended tasks that are known. Callers ask how their task ended.
+const MOST_ENDED: usize = 16_384;
+
+/// A task's number, drawn at random: a caller of one term never meets a task of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId(pub u64);
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// What happens to a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The block gets one more replica.
+    Copy,
+    /// A replica goes to another node.
+    Move,
+    /// A replica leaves its node.
+    Drop,
+}
+
+impl Change {
+    /// The change's name in messages and labels.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+            Self::Move => "move",
+            Self::Drop => "drop",
+        }
+    }
+}
+
+/// How a task stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskState {
+    /// Work is left.
+    Running,
+    /// Every block was changed, or had left meanwhile.
+    Done,
+    /// At least one block was not changed.
+    Failed,
+    /// A caller ended it.
+    Cancelled,
+}
+
+/// A task as callers see it.
+#[derive(Clone, Debug)]
+pub struct TaskView {
+    /// The task's number.
+    pub id: TaskId,
+    /// What it does.
+    pub wish: Wish,
+    /// How it stands.
+    pub state: TaskState,
+    /// Its blocks, each counted once for each target.
+    pub blocks: u64,
+    /// Those that were changed.
+    pub changed: u64,
+    /// Those that had left, or needed no change.
+    pub gone: u64,
+    /// Those that could not be changed.
+    pub failed: u64,
+    /// The bytes that arrived at their targets.
+    pub bytes: u64,
+    /// The last failure.
+    pub failure: Option<(Code, String)>,
+    /// The time since it began.
+    pub age: Duration,
+    /// The time since its last change.
+    pub idle: Duration,
+}
+
+/// How one block of a task ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Changed(Length),
+    Gone,
+    Failed(Code, String),
+}
+
+/// A task.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) id: TaskId,
+    pub(super) wish: Wish,
+    blocks: u64,
+    begun: BootInstant,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug)]
+struct Progress {
+    left: VecDeque<Work>,
+    /// Blocks that wait for a node or for room, with the time of the next attempt.
+    later: VecDeque<(BootInstant, Work)>,
+    in_progress: u64,
+    changed: u64,
+    gone: u64,
+    failed: u64,
+    bytes: u64,
+    failure: Option<(Code, String)>,
+    last_change: BootInstant,
+    is_cancelled: bool,
+}
+
+impl Task {
+    pub(super) fn new(wish: Wish, work: VecDeque<Work>, now: BootInstant) -> Self {
+        Self {
+            id: TaskId(rand::random()),
+            wish,
+            blocks: work.len() as u64,
+            begun: now,
+            progress: Mutex::new(Progress {
+                left: work,
+                later: VecDeque::new(),
+                in_progress: 0,
+                changed: 0,
+                gone: 0,
+                failed: 0,
+                bytes: 0,
+                failure: None,
+                last_change: now,
+                is_cancelled: false,
+            }),
+        }
+    }
+
+    /// The next block whose time has come. The caller ends it, or gives it back.
+    pub(super) fn next(&self, now: BootInstant) -> Option<Work> {
+        let mut progress = self.progress.lock();
+        let is_due = progress.later.front().is_some_and(|(at, _)| *at <= now);
+        let next = match is_due {
+            true => progress.later.pop_front().map(|(_, work)| work),
+            false => progress.left.pop_front(),
+        };
+        progress.in_progress += u64::from(next.is_some());
+        next
+    }
+
+    /// Gives a block back that was not begun.
+    pub(super) fn give_back(&self, work: Work) {
+        let mut progress = self.progress.lock();
+        progress.in_progress -= 1;
+        if !progress.is_cancelled {
+            progress.left.push_front(work);
+        }
+    }
+
+    /// Tries a block again at `at`.
+    pub(super) fn try_later(&self, work: Work, at: BootInstant) {
+        let mut progress = self.progress.lock();
+        progress.in_progress -= 1;
+        if !progress.is_cancelled {
+            progress.later.push_back((at, work));
+        }
+    }
+
+    /// Counts the end of a block.
+    pub(super) fn end(&self, outcome: Outcome, now: BootInstant) {
+        let mut progress = self.progress.lock();
+        progress.in_progress -= 1;
+        progress.last_change = now;
+        match outcome {
+            Outcome::Changed(length) => {
+                progress.changed += 1;
+                progress.bytes += length.0;
+            }
+            Outcome::Gone => progress.gone += 1,
+            Outcome::Failed(code, message) => {
+                progress.failed += 1;
+                progress.failure = Some((code, message));
+            }
+        }
+    }
+
+    fn cancel(&self, now: BootInstant) {
+        let mut progress = self.progress.lock();
+        if progress.state() == TaskState::Running {
+            progress.left.clear();
+            progress.later.clear();
+            progress.is_cancelled = true;
+            progress.last_change = now;
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        let progress = self.progress.lock();
+        !progress.left.is_empty() || !progress.later.is_empty() || progress.in_progress > 0
+    }
+
+    pub(super) fn view(&self, now: BootInstant) -> TaskView {
+        let progress = self.progress.lock();
+        TaskView {
+            id: self.id,
+            wish: self.wish.clone(),
+            state: progress.state(),
+            blocks: self.blocks,
+            changed: progress.changed,
+            gone: progress.gone,
+            failed: progress.failed,
+            bytes: progress.bytes,
+            failure: progress.failure.clone(),
+            age: now.since(self.begun),
+            idle: now.since(progress.last_change),
+        }
+    }
+}
+
+impl Progress {
+    fn state(&self) -> TaskState {
+        let is_running = !self.left.is_empty() || !self.later.is_empty() || self.in_progress > 0;
+        match () {
+            () if self.is_cancelled => TaskState::Cancelled,
+            () if is_running => TaskState::Running,
+            () if self.failed > 0 => TaskState::Failed,
+            () => TaskState::Done,
+        }
+    }
+}
+
+/// Every task that is known.
+#[derive(Debug, Default)]
+pub(super) struct Tasks(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    running: BTreeMap<TaskId, Arc<Task>>,
+    ended: VecDeque<Arc<Task>>,
+}
+
+impl Tasks {
+    /// Adds a task; `None` while too many run.
+    pub(super) fn add(&self, task: Task) -> Option<Arc<Task>> {
+        let mut table = self.0.lock();
+        table.sort_out();
+        if table.running.len() >= MOST_RUNNING {
+            return None;
+        }
+        let task = Arc::new(task);
+        table.running.insert(task.id, Arc::clone(&task));
+        Some(task)
+    }
+
+    /// The tasks with work left.
+    pub(super) fn running(&self) -> Vec<Arc<Task>> {
+        let mut table = self.0.lock();
+        table.sort_out();
+        table.running.values().cloned().collect()
+    }
+
+    pub(super) fn views(&self, ids: &[TaskId], now: BootInstant) -> Vec<TaskView> {
+        let table = self.0.lock();
+        let all = table.running.values().chain(&table.ended);
+        let wanted = all.filter(|task| ids.is_empty() || ids.contains(&task.id));
+        wanted.map(|task| task.view(now)).collect()
+    }
+
+    pub(super) fn cancel(&self, ids: &[TaskId], now: BootInstant) {
+        let table = self.0.lock();
+        for task in ids.iter().filter_map(|id| table.running.get(id)) {
+            task.cancel(now);
+        }
+    }
+}
+
+impl Table {
+    fn sort_out(&mut self) {
+        let ended: Vec<TaskId> = self
+            .running
+            .iter()
+            .filter(|(_, task)| !task.is_running())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ended {
+            self.ended.extend(self.running.remove(&id));
+        }
+        while self.ended.len() > MOST_ENDED {
+            self.ended.pop_front();
+        }
+    }
+}

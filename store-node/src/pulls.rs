@@ -1,0 +1,299 @@
+//! Copies of blocks from other nodes into this node's memory, as the master orders them.
+//!
+//! ```text
+//!  session ─ orders ─► queue ─► worker: read over TCP from the other node ─► admitted under the grant
+//!                                       ─► copied and summed ─► recorded ─► answer
+//! ```
+//!
+//! The node is a client of the other node's data port. No client of the pool is involved.
+//!
+//! **Architecture Invariant:** a pulled block can be read only after its bytes in this memory have the
+//! checksum of its commit.
+
+use crate::serve::Store;
+use kvpool_proto::{self as proto, node_message::Body as ToMaster};
+use kvpool_transport::checksum::ChunkedSum;
+use kvpool_transport::host::{Abort, Admission, Host};
+use kvpool_transport::{Link, ReadOp, Region, tcp};
+use kvpool_types::wire::data::Hello;
+use kvpool_types::wire::frame;
+use kvpool_types::{
+    Checksum, ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, Extent, Grant, GrantId,
+    Incarnation, Length, Offset, SegmentId, Token,
+};
+use parking_lot::{Condvar, Mutex};
+use std::collections::{HashMap, VecDeque};
+use std::net::ToSocketAddrs;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Blocks that are pulled at once.
+const WORKERS: usize = 4;
+/// Connections to one other node.
+const CONNECTIONS: usize = 2;
+/// How long the read of one block may take.
+const LONGEST: Duration = Duration::from_secs(5);
+/// How long opening a link may take.
+const CONNECT: Duration = Duration::from_secs(1);
+/// Orders that wait. A master has fewer in progress.
+const MOST_WAITING: usize = 16_384;
+/// Bytes that are copied and summed at a time, while they are in the cache.
+const PIECE: usize = 64 << 10;
+/// Links that are kept.
+const MOST_LINKS: usize = 64;
+
+/// Where answers of one session go.
+pub(crate) type Answers = tokio::sync::mpsc::UnboundedSender<ToMaster>;
+
+/// The session that orders come from.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    pub(crate) cluster: ClusterId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) epoch: Epoch,
+    pub(crate) answers: Answers,
+}
+
+/// The node's pulls. Threads start with the first order.
+#[derive(Debug)]
+pub(crate) struct Pulls {
+    shared: Arc<Shared>,
+    started: OnceLock<bool>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Store,
+    client: ClientId,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    links: Mutex<HashMap<Incarnation, Arc<dyn Link>>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    orders: VecDeque<(proto::Pull, Session)>,
+    is_closed: bool,
+}
+
+/// A copy into memory is short, so it is not interrupted: the fence waits for its end.
+struct Short;
+
+impl Abort for Short {
+    fn abort(&self) {}
+}
+
+impl Pulls {
+    pub(crate) fn new(store: Store) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                store,
+                client: ClientId(rand::random()),
+                queue: Mutex::default(),
+                changed: Condvar::new(),
+                links: Mutex::default(),
+            }),
+            started: OnceLock::new(),
+        }
+    }
+
+    /// Queues orders of a session. Each ends with one answer.
+    pub(crate) fn push(&self, orders: Vec<proto::Pull>, session: &Session) {
+        let is_running = *self.started.get_or_init(|| self.start());
+        let mut refused = Vec::new();
+        {
+            let mut queue = self.shared.queue.lock();
+            for order in orders {
+                if is_running && queue.orders.len() < MOST_WAITING {
+                    queue.orders.push_back((order, session.clone()));
+                } else {
+                    refused.push(order.ticket);
+                }
+            }
+        }
+        self.shared.changed.notify_all();
+        for ticket in refused {
+            answer(session, ticket, Code::TooManyHeld);
+        }
+    }
+
+    /// Starts the workers. False when the system gives no thread.
+    fn start(&self) -> bool {
+        (0..WORKERS).all(|number| {
+            let shared = Arc::clone(&self.shared);
+            let started = std::thread::Builder::new()
+                .name(format!("kvnode-pull-{number}"))
+                .spawn(move || shared.run());
+            started
+                .inspect_err(|error| tracing::error!(%error, "no thread for pulls"))
+                .is_ok()
+        })
+    }
+}
+
+impl Drop for Pulls {
+    fn drop(&mut self) {
+        // A worker that reads ends by its deadline. Nobody waits for it.
+        self.shared.queue.lock().is_closed = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        loop {
+            let (order, session) = {
+                let mut queue = self.queue.lock();
+                loop {
+                    if queue.is_closed {
+                        return;
+                    }
+                    match queue.orders.pop_front() {
+                        Some(next) => break next,
+                        None => self.changed.wait(&mut queue),
+                    }
+                }
+            };
+            if session.answers.is_closed() {
+                // The master gave the order up when the session ended.
+                continue;
+            }
+            let code = self.pull(&order, &session).unwrap_or_else(|code| code);
+            answer(&session, order.ticket, code);
+        }
+    }
+
+    fn pull(&self, order: &proto::Pull, session: &Session) -> Result<Code, Code> {
+        let deadline = Instant::now() + LONGEST;
+        let (from, to) = (extent(order.from)?, extent(order.to)?);
+        let source = Incarnation::from_slice(&order.from_incarnation).ok_or(Code::Malformed)?;
+        if from.length != to.length {
+            return Err(Code::Malformed);
+        }
+        let link = self.link(source, &order.from_address, session)?;
+        let mac = order.grant.as_ref().try_into();
+        let grant = Grant {
+            extent: to,
+            epoch: session.epoch,
+            id: GrantId(order.grant_id),
+            mac: mac.map_err(|_| Code::GrantRefused)?,
+        };
+        let arrived = Region::allocate(from.length).whole();
+        let read = ReadOp {
+            extent: from,
+            from: Offset(0),
+            into: vec![arrived.clone()],
+        };
+        let read = link.read(session.epoch, vec![read], deadline);
+        let read = futures::executor::block_on(read).pop();
+        let wanted = Checksum(order.checksum);
+        match read {
+            Some(Ok(sum)) if sum == wanted => {}
+            Some(Ok(_)) => return Err(Code::ChecksumMismatch),
+            Some(Err(error)) => {
+                tracing::debug!(%error, %from, "block not pulled");
+                return Err(error.code);
+            }
+            None => return Err(Code::Internal),
+        }
+        // Admitted only now: a fence of the extent never waits for another node.
+        let admission = self
+            .store
+            .admit_write(session.incarnation, &grant, Arc::new(Short));
+        let guard = match admission {
+            Admission::Refuse(refused) => return Err(refused.code),
+            Admission::Write(guard) => guard,
+        };
+        let mut sum = ChunkedSum::for_length(to.length);
+        let mut piece = vec![0; PIECE];
+        let mut at = 0;
+        while at < to.length.0 {
+            let left = Length(to.length.0 - at).as_usize();
+            let (bytes, _) = piece.split_at_mut(left.min(PIECE));
+            arrived.read_at(Offset(at), bytes);
+            sum.update(bytes);
+            guard.target().write_at(Offset(at), bytes);
+            at += bytes.len() as u64;
+        }
+        let sums = sum.finish();
+        if sums.whole != wanted {
+            return Err(Code::ChecksumMismatch);
+        }
+        let code = guard.finish(sums.chunks);
+        if code == Code::Ok {
+            self.store.metrics().pulled(to.length);
+        }
+        Ok(code)
+    }
+
+    /// The link to a life of another node, opened if need be.
+    fn link(
+        &self,
+        node: Incarnation,
+        address: &str,
+        session: &Session,
+    ) -> Result<Arc<dyn Link>, Code> {
+        if let Some(link) = self.links.lock().get(&node).filter(|link| link.is_open()) {
+            return Ok(Arc::clone(link));
+        }
+        let hello = Hello {
+            min_version: frame::MIN_VERSION,
+            max_version: frame::VERSION,
+            cluster: session.cluster,
+            client: self.client,
+            incarnation: node,
+            checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
+            token: Token::default(),
+        };
+        let options = tcp::ConnectOptions {
+            connections: CONNECTIONS,
+            ..tcp::ConnectOptions::default()
+        };
+        let found = address.to_socket_addrs().map_err(|error| {
+            tracing::warn!(address, %error, "address of another node does not resolve");
+            Code::Unreachable
+        })?;
+        let mut failed = Code::Unreachable;
+        for address in found {
+            let until = Instant::now() + CONNECT;
+            match tcp::connect_with(address, hello.clone(), until, &options) {
+                Ok((link, _)) => {
+                    let mut links = self.links.lock();
+                    links.retain(|_, link| link.is_open());
+                    if links.len() >= MOST_LINKS {
+                        links.clear();
+                    }
+                    // Another worker may have opened one too. The later link serves from here on.
+                    links.insert(node, Arc::clone(&link));
+                    return Ok(link);
+                }
+                Err(error) => {
+                    tracing::debug!(%address, %error, "no link to another node");
+                    failed = error.code;
+                }
+            }
+        }
+        Err(failed)
+    }
+}
+
+fn extent(range: Option<proto::ExtentRange>) -> Result<Extent, Code> {
+    let range = range.ok_or(Code::Malformed)?;
+    Ok(Extent {
+        segment: SegmentId(range.segment),
+        offset: Offset(range.offset),
+        length: Length(range.length),
+    })
+}
+
+fn answer(session: &Session, ticket: u64, code: Code) {
+    let done = proto::TransferDone {
+        ticket,
+        code: code.to_wire().into(),
+    };
+    let done = proto::TransfersDone {
+        transfers: vec![done],
+    };
+    // A failure means that the session has ended, and the ticket with it.
+    let _ended = session.answers.send(ToMaster::Pulled(done));
+}

@@ -1,0 +1,348 @@
+//! Replicas are copied, moved and dropped by the pool, node to node. Nothing half-written is visible, no
+//! block is lost that had another replica, and no extent is leaked: also under load, and when a process
+//! dies in the middle.
+//!
+//! `KVPOOL_MOVES=10000` moves so many blocks under load. `KVPOOL_MOVE_KILLS=100` kills so many nodes.
+
+use kvpool_client::{
+    Client, Code, Key, ReplicaBlocks, ReplicaChange, ReplicaTask, ReplicaTaskState, ReplicaWish,
+};
+use kvpool_tests::accounts::empty_the_pool;
+use kvpool_tests::blocks::{check_all, key, put_all};
+use kvpool_tests::churn::{Churn, Shape};
+use kvpool_tests::{Cluster, Options};
+use rand::Rng;
+use std::time::{Duration, Instant};
+
+const KIB: usize = 1 << 10;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn number(variable: &str, without: u64) -> u64 {
+    let asked = std::env::var(variable).ok();
+    asked.and_then(|text| text.parse().ok()).unwrap_or(without)
+}
+
+fn pool(nodes: usize, segment: &str) -> Cluster {
+    let options = Options {
+        nodes,
+        segment: segment.into(),
+        ..Options::default()
+    };
+    Cluster::start(options.master(&["--lease-ttl", "300ms"])).unwrap()
+}
+
+fn keys(numbers: std::ops::Range<u64>) -> Vec<Key> {
+    numbers.map(key).collect()
+}
+
+fn wish(change: ReplicaChange, blocks: ReplicaBlocks) -> ReplicaWish {
+    ReplicaWish {
+        change,
+        blocks,
+        from: None,
+        to: Vec::new(),
+        evict: false,
+    }
+}
+
+/// Runs a task to its end.
+async fn change(client: &Client, wish: &ReplicaWish) -> ReplicaTask {
+    let begun = client.change_replicas(wish).await.unwrap();
+    let task = client.wait_replica_task(begun.id, PATIENCE).await.unwrap();
+    task.expect("the leader stayed")
+}
+
+/// The names of the nodes that hold each block.
+async fn holders(client: &Client, numbers: std::ops::Range<u64>) -> Vec<Vec<String>> {
+    let described = client.describe(&keys(numbers)).await.unwrap();
+    let names = |replicas: Vec<kvpool_client::DescribedReplica>| {
+        let mut names: Vec<String> = replicas.into_iter().map(|replica| replica.node).collect();
+        names.sort();
+        names
+    };
+    let described = described.into_iter();
+    described
+        .map(|block| block.map_or_else(Vec::new, |block| names(block.replicas)))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_are_copied_moved_and_dropped_by_key() {
+    let mut cluster = pool(3, "64MiB");
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..64, 256 * KIB).await.unwrap();
+
+    let copied = change(
+        &client,
+        &wish(ReplicaChange::Copy, ReplicaBlocks::Keys(keys(0..64))),
+    )
+    .await;
+    assert_eq!(
+        (copied.state, copied.changed),
+        (ReplicaTaskState::Done, 64),
+        "{copied:?}"
+    );
+    assert_eq!(copied.bytes.0, 64 * 256 * KIB as u64);
+    let both = holders(&client, 0..64).await;
+    assert!(
+        both.iter()
+            .all(|nodes| nodes.len() == 2 && nodes[0] != nodes[1]),
+        "{both:?}"
+    );
+
+    // Each block from each node that holds it: the other one is not there.
+    for killed in 0..3 {
+        cluster.nodes[killed].kill().unwrap();
+        let name = format!("node-{killed}");
+        cluster
+            .wait_for("the node is suspect or gone", || {
+                Ok(cluster
+                    .node_states()?
+                    .iter()
+                    .all(|(node, state)| *node != name || state != "live"))
+            })
+            .unwrap();
+        let seen = check_all(&client, 0..64, 256 * KIB).await;
+        assert_eq!((seen.right, seen.wrong), (64, 0), "{seen:?}");
+        cluster.restart_node(killed).unwrap();
+        cluster.wait_live(3).unwrap();
+        // Those that were on the killed node get their second replica again.
+        let again = change(
+            &client,
+            &wish(
+                ReplicaChange::Copy,
+                ReplicaBlocks::Keys(with_one(&client, 64).await),
+            ),
+        )
+        .await;
+        assert_eq!(again.state, ReplicaTaskState::Done, "{again:?}");
+        let both = holders(&client, 0..64).await;
+        assert!(both.iter().all(|nodes| nodes.len() == 2), "{both:?}");
+    }
+
+    // Everything off node-0: one replica of each moves or is there already, then it is empty.
+    let off = ReplicaWish {
+        from: Some("node-0".into()),
+        ..wish(ReplicaChange::Move, ReplicaBlocks::OnNode)
+    };
+    let moved = change(&client, &off).await;
+    assert_eq!(moved.state, ReplicaTaskState::Done, "{moved:?}");
+    let on = holders(&client, 0..64).await;
+    assert!(
+        on.iter()
+            .all(|nodes| nodes.len() == 2 && nodes.iter().all(|node| node != "node-0")),
+        "{on:?}"
+    );
+
+    // Drops go down to the last replica, and no further.
+    for (from, state) in [
+        ("node-1", ReplicaTaskState::Done),
+        ("node-2", ReplicaTaskState::Failed),
+    ] {
+        let drop = ReplicaWish {
+            from: Some(from.into()),
+            ..wish(ReplicaChange::Drop, ReplicaBlocks::Keys(keys(0..64)))
+        };
+        let dropped = change(&client, &drop).await;
+        assert_eq!(dropped.state, state, "{dropped:?}");
+        if state == ReplicaTaskState::Failed {
+            assert_eq!(dropped.failed, 64);
+            assert_eq!(dropped.failure.unwrap().0, Code::Leased);
+        }
+    }
+    let seen = check_all(&client, 0..64, 256 * KIB).await;
+    assert_eq!((seen.right, seen.wrong), (64, 0), "{seen:?}");
+    empty_the_pool(&client).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_survive_the_death_of_the_master() {
+    let mut cluster = pool(2, "64MiB");
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..32, 64 * KIB).await.unwrap();
+    let copied = wish(ReplicaChange::Copy, ReplicaBlocks::Keys(keys(0..16)));
+    assert_eq!(change(&client, &copied).await.changed, 16);
+    let moved = ReplicaWish {
+        from: Some("node-0".into()),
+        to: vec!["node-1".into()],
+        ..wish(ReplicaChange::Move, ReplicaBlocks::Keys(keys(16..32)))
+    };
+    let moved = change(&client, &moved).await;
+    assert_eq!(moved.state, ReplicaTaskState::Done, "{moved:?}");
+    let before = holders(&client, 0..32).await;
+    cluster.master.kill().unwrap();
+    cluster.restart_master().unwrap();
+    cluster.wait_live(2).unwrap();
+    assert_eq!(holders(&client, 0..32).await, before);
+    let seen = check_all(&client, 0..32, 64 * KIB).await;
+    assert_eq!((seen.right, seen.wrong), (32, 0), "{seen:?}");
+    // The old master's task is not known to the new one.
+    assert!(client.replica_tasks(&[]).await.unwrap().is_empty());
+    empty_the_pool(&client).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wish_that_contradicts_itself_is_refused() {
+    let cluster = pool(2, "16MiB");
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..1, KIB).await.unwrap();
+    let keys = || ReplicaBlocks::Keys(keys(0..1));
+    let (one, two) = (Some("node-0".to_owned()), vec!["node-1".to_owned()]);
+    let wrong = [
+        (
+            Code::Missing,
+            ReplicaWish {
+                to: vec!["nobody".into()],
+                ..wish(ReplicaChange::Copy, keys())
+            },
+        ),
+        (
+            Code::InvalidArgument,
+            ReplicaWish {
+                to: vec!["node-0".into(), "node-1".into()],
+                ..wish(ReplicaChange::Move, keys())
+            },
+        ),
+        (
+            Code::InvalidArgument,
+            ReplicaWish {
+                from: Some("node-1".into()),
+                to: two.clone(),
+                ..wish(ReplicaChange::Move, keys())
+            },
+        ),
+        (Code::InvalidArgument, wish(ReplicaChange::Drop, keys())),
+        (
+            Code::InvalidArgument,
+            ReplicaWish {
+                from: one.clone(),
+                to: two,
+                ..wish(ReplicaChange::Drop, keys())
+            },
+        ),
+        (
+            Code::InvalidArgument,
+            wish(ReplicaChange::Move, ReplicaBlocks::OnNode),
+        ),
+        (
+            Code::InvalidArgument,
+            wish(ReplicaChange::Copy, ReplicaBlocks::Pattern("(".into())),
+        ),
+    ];
+    for (code, wish) in wrong {
+        let refused = client.change_replicas(&wish).await.unwrap_err();
+        assert_eq!(refused.code, code, "{wish:?}: {refused}");
+    }
+    assert!(client.replica_tasks(&[]).await.unwrap().is_empty());
+    // A pool that has no room on the target says so, and nothing changes.
+    put_all(&client, 1..80, 256 * KIB).await.unwrap();
+    let full = ReplicaWish {
+        from: one,
+        ..wish(ReplicaChange::Copy, ReplicaBlocks::OnNode)
+    };
+    let full = change(&client, &full).await;
+    assert_eq!(full.state, ReplicaTaskState::Failed, "{full:?}");
+    assert_eq!(full.failure.unwrap().0, Code::Full);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_move_under_load() {
+    let moves = number("KVPOOL_MOVES", 1500);
+    let cluster = pool(3, "48MiB");
+    let client = cluster.client().await.unwrap();
+    let churn = Churn::start(
+        &client,
+        Shape {
+            tasks: 4,
+            keys: 400,
+            length: 64 << 10,
+        },
+    );
+    let begun = Instant::now();
+    let (mut moved, mut failed) = (0, Vec::new());
+    while moved < moves {
+        assert!(begun.elapsed() < 10 * PATIENCE, "{moved} moved, {failed:?}");
+        for node in 0..3 {
+            let away = ReplicaWish {
+                from: Some(format!("node-{node}")),
+                evict: true,
+                ..wish(ReplicaChange::Move, ReplicaBlocks::OnNode)
+            };
+            let task = change(&client, &away).await;
+            moved += task.changed;
+            failed.extend(task.failure);
+        }
+    }
+    let mut left = churn.end().await.unwrap();
+    println!(
+        "{moved} moved, the load: {:?}, failures: {failed:?}",
+        left.seen
+    );
+    assert!(
+        left.seen.stored > 100 && left.seen.right > 100,
+        "{:?}",
+        left.seen
+    );
+    let seen = left.check(&client).await.unwrap();
+    println!("in the end: {seen:?}");
+    assert!(seen.right > 50 && seen.failed == 0, "{seen:?}");
+    empty_the_pool(&client).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_lost_when_source_or_target_dies() {
+    let kills = number("KVPOOL_MOVE_KILLS", 4);
+    let mut cluster = pool(3, "64MiB");
+    let client = cluster.client().await.unwrap();
+    let mut lost = 0;
+    for kill in 0..kills {
+        let (killed, other) = ((kill % 3) as usize, ((kill + 1) % 3) as usize);
+        put_all(&client, 0..256, 64 * KIB).await.unwrap();
+        // Two replicas of each, so that one death loses nothing.
+        let twice = change(
+            &client,
+            &wish(
+                ReplicaChange::Copy,
+                ReplicaBlocks::Keys(with_one(&client, 256).await),
+            ),
+        )
+        .await;
+        assert_eq!(twice.state, ReplicaTaskState::Done, "{twice:?}");
+        let (from, to) = match kill % 2 {
+            0 => (killed, other),
+            _ => (other, killed),
+        };
+        let wish = ReplicaWish {
+            from: Some(format!("node-{from}")),
+            to: vec![format!("node-{to}")],
+            ..wish(ReplicaChange::Move, ReplicaBlocks::OnNode)
+        };
+        let task = client.change_replicas(&wish).await.unwrap();
+        let moment = rand::rng().random_range(0..40);
+        tokio::time::sleep(Duration::from_millis(moment)).await;
+        let before = holders(&client, 0..256).await;
+        cluster.nodes[killed].kill().unwrap();
+        cluster.restart_node(killed).unwrap();
+        cluster.wait_live(3).unwrap();
+        let ended = client.wait_replica_task(task.id, PATIENCE).await.unwrap();
+        let ended = ended.expect("the leader stayed");
+        assert_ne!(ended.state, ReplicaTaskState::Running, "{ended:?}");
+        let seen = check_all(&client, 0..256, 64 * KIB).await;
+        assert_eq!((seen.wrong, seen.failed), (0, 0), "{seen:?}");
+        let safe = before.iter().filter(|nodes| nodes.len() > 1).count();
+        assert!(seen.right >= safe, "{seen:?} of {safe}; {ended:?}");
+        lost += 256 - seen.right;
+    }
+    println!("{kills} kills, {lost} blocks with one replica lost");
+    empty_the_pool(&client).await.unwrap();
+}
+
+/// The keys of the first blocks that have one replica.
+async fn with_one(client: &Client, count: u64) -> Vec<Key> {
+    let holders = holders(client, 0..count).await;
+    let lonely = holders
+        .iter()
+        .zip(0..)
+        .filter(|(nodes, _)| nodes.len() == 1);
+    lonely.map(|(_, number)| key(number)).collect()
+}
