@@ -1,7 +1,8 @@
 //! The command line of kvctl: every command and its dispatch.
 
 use crate::commands::{
-    bench, cluster, demo, describe, doctor, exist, get, ls, put, replay, replica, rm, ssd, status,
+    bench, cluster, demo, describe, doctor, exist, get, ls, node, put, replay, replica, rm, ssd,
+    status,
 };
 use crate::context::Context;
 use crate::process::Tether;
@@ -47,6 +48,7 @@ enum Command {
     Exist(exist::Args),
     Describe(describe::Args),
     Doctor(doctor::Args),
+    Node(node::Args),
     Replica(replica::Args),
     Ssd(ssd::Args),
     Bench(bench::Args),
@@ -73,6 +75,7 @@ impl Cli {
             Command::Exist(args) => exist::run(args, context).await,
             Command::Describe(args) => describe::run(args, context).await,
             Command::Doctor(args) => doctor::run(args, context).await,
+            Command::Node(args) => node::run(args, context).await,
             Command::Replica(args) => replica::run(args, context).await,
             Command::Ssd(args) => ssd::run(args, context).await,
             Command::Bench(args) => bench::run(args, context).await,

@@ -5,7 +5,7 @@ use crate::control::Call;
 use crate::errors::ControlError;
 use crate::locate::malformed;
 use kvpool_proto::change_replicas_request::Blocks as Named;
-use kvpool_proto::{self as proto, ChangeReplicasRequest, ReplicaTasksRequest};
+use kvpool_proto::{self as proto, ChangeReplicasRequest, DrainNodeRequest, ReplicaTasksRequest};
 use kvpool_types::wire::keys::pack;
 use kvpool_types::{Code, Key, Length};
 use std::time::Duration;
@@ -126,6 +126,22 @@ impl Client {
         let call = Call::by(self.control_deadline()).unless_done();
         let reply = self.inner.control.call(request, call).await?;
         read_task(reply)
+    }
+
+    /// Takes a node out of service: it gets no new blocks, and a task moves its blocks to other nodes, the
+    /// block that was used last first. Blocks that were used earlier are evicted for them.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`]: [`Code::Missing`] for an unknown node. A repeated call begins another task, which
+    /// moves what is left.
+    pub async fn drain_node(&self, name: &str) -> Result<ReplicaTask, ControlError> {
+        let request = DrainNodeRequest {
+            caller: None,
+            name: name.to_owned(),
+        };
+        let call = Call::by(self.control_deadline());
+        read_task(self.inner.control.call(request, call).await?)
     }
 
     /// The tasks with these ids that the leader knows; every task for no id.

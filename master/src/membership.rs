@@ -115,6 +115,8 @@ pub struct StoreNode {
     drains: AtomicBool,
     /// True when the node can copy blocks from other nodes.
     pulls: AtomicBool,
+    /// True once an operator takes the node out of service.
+    leaves: AtomicBool,
     session: Mutex<NodeSession>,
     next_session: AtomicU64,
 }
@@ -137,6 +139,7 @@ impl StoreNode {
             state: AtomicU8::new(NodeState::Unreported as u8),
             drains: AtomicBool::new(false),
             pulls: AtomicBool::new(false),
+            leaves: AtomicBool::new(false),
             session: Mutex::new(NodeSession {
                 last_heard: now,
                 ..NodeSession::default()
@@ -162,6 +165,16 @@ impl StoreNode {
         if self.state() != NodeState::Gone {
             self.set_state(NodeState::Draining);
         }
+    }
+
+    /// True once an operator takes the node out of service: nothing is copied to its media any more.
+    pub(crate) fn leaves(&self) -> bool {
+        self.leaves.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn leave(&self) {
+        self.leaves.store(true, Ordering::Release);
+        self.drain();
     }
 
     /// True when the node's blocks may be read.

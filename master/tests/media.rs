@@ -834,7 +834,7 @@ async fn a_draining_node_is_told_when_its_memory_is_copied() {
     let hot: Vec<KeyRef<'_>> = hot.iter().map(Key::as_ref).collect();
     pool.lookup(SPACE, &hot[..], true);
     assert_eq!(disk.stores.load(Ordering::SeqCst), 0, "nothing is due yet");
-    pool.draining(&node.node);
+    pool.draining(&node.node, false);
     until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
     assert_eq!(disk.stores.load(Ordering::SeqCst), 100);
     let mut first = disk.ordered.lock()[..10].to_vec();
@@ -960,7 +960,7 @@ async fn a_block_whose_removal_is_not_logged_yet_gets_no_copy() {
         put(&pool, number, &patient()).await;
     }
     disk.is_stalled.store(true, Ordering::SeqCst);
-    pool.draining(&node.node);
+    pool.draining(&node.node, false);
     until("ordered", || disk.ordered.lock().len() == 20).await;
     let gate = store.gate.lock().await;
     let removal = {

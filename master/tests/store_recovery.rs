@@ -77,6 +77,16 @@ impl Model {
                     }
                 }
             }
+            Record::ReplicaAdded(added) => {
+                let place = (added.namespace, added.key.to_string());
+                if let Some(held) = self.blocks.get_mut(&place)
+                    && held.version == added.version
+                    && self.segments.contains_key(&added.segment)
+                    && held.replicas.iter().all(|(id, _)| *id != added.segment)
+                {
+                    held.replicas.push((added.segment, added.offset));
+                }
+            }
             Record::Namespace(created) => {
                 self.namespaces.insert(created.id, created);
             }
@@ -267,6 +277,15 @@ fn operations() -> impl Strategy<Value = Record> {
                 key: key(number),
                 version: Version(version),
                 segment,
+            })
+        }),
+        2 => (0u8..20, 0u64..4, segment()).prop_map(|(number, version, segment)| {
+            Record::ReplicaAdded(record::ReplicaAdded {
+                namespace: NamespaceId(u32::from(number % 2)),
+                key: key(number),
+                version: Version(version),
+                segment,
+                offset: Offset(version * 4096),
             })
         }),
         1 => (0u32..3).prop_map(|id| Record::Namespace(Namespace {

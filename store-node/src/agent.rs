@@ -47,6 +47,8 @@ pub(crate) struct Options {
     pub(crate) media: Option<Arc<Media>>,
     /// Copies of blocks from other nodes.
     pub(crate) pulls: Pulls,
+    /// Whether a node that stops waits until its blocks are elsewhere.
+    pub(crate) moves_blocks: bool,
     /// How many data connections are open.
     pub(crate) connections: Box<dyn Fn() -> usize + Send>,
 }
@@ -83,6 +85,7 @@ impl Agent {
             store,
             options,
             phases,
+            phase: phase.clone(),
             connected: Arc::clone(&connected),
             demoted: Arc::clone(&demoted),
             seen: Seen::default(),
@@ -154,6 +157,8 @@ struct Context {
     store: Store,
     options: Options,
     phases: watch::Receiver<Phase>,
+    /// The master may have the node drain.
+    phase: watch::Sender<Phase>,
     connected: Arc<AtomicBool>,
     /// Set when the master has said that every block of the draining node has its copy.
     demoted: Arc<AtomicBool>,

@@ -68,6 +68,9 @@ pub struct Config {
     /// How long a stopping node may copy blocks from its memory to its media.
     #[serde(with = "humantime_serde")]
     pub ssd_drain_timeout: Duration,
+    /// How long a stopping node may have its blocks moved to other nodes; zero for not at all.
+    #[serde(with = "humantime_serde")]
+    pub move_drain_timeout: Duration,
     /// Once the node serves, its addresses are written to this file as JSON.
     pub ready_file: Option<PathBuf>,
     /// How log lines are written.
@@ -98,6 +101,7 @@ impl Default for Config {
             max_connections: 1024,
             drain_timeout: Duration::from_secs(10),
             ssd_drain_timeout: Duration::from_secs(30),
+            move_drain_timeout: Duration::ZERO,
             ready_file: None,
             log_format: LogFormat::default(),
             otlp_endpoint: None,

@@ -106,6 +106,10 @@ pub struct Flags {
     /// After SIGTERM, first copy blocks from memory to the SSDs for at most this long [default: 30s]
     #[arg(long, value_name = "TIME")]
     ssd_drain_timeout: Option<String>,
+    /// After SIGTERM, first let the pool move blocks to other nodes for at most this long, the blocks used last
+    /// first. Not where an SSD takes them [default: 0s]
+    #[arg(long, value_name = "TIME")]
+    move_drain_timeout: Option<String>,
     /// Write the addresses to this file, as JSON, once the node serves
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,

@@ -116,6 +116,7 @@ pub struct Node {
     http_task: JoinHandle<io::Result<()>>,
     drain_timeout: Duration,
     ssd_drain_timeout: Duration,
+    move_drain_timeout: Duration,
 }
 
 impl Node {
@@ -185,6 +186,7 @@ impl Node {
                     .map_or_else(String::new, |shm| shm.path().to_string_lossy().into_owned()),
                 media: media.clone(),
                 pulls: Pulls::new(store.clone()),
+                moves_blocks: !config.move_drain_timeout.is_zero(),
                 connections: {
                     let tcp = Arc::clone(&tcp);
                     Box::new(move || tcp.connections())
@@ -225,6 +227,7 @@ impl Node {
             http_task,
             drain_timeout: config.drain_timeout,
             ssd_drain_timeout: config.ssd_drain_timeout,
+            move_drain_timeout: config.move_drain_timeout,
         };
         if let Some(file) = &config.ready_file {
             node.write_ready_file(file)
@@ -277,8 +280,8 @@ impl Node {
     /// progress may end until `drain_timeout`; then the node says goodbye to the master. Returns true when
     /// nothing was cut off.
     pub async fn drain(mut self) -> bool {
-        if self.media.is_some() {
-            self.copy_to_media().await;
+        if self.media.is_some() || !self.move_drain_timeout.is_zero() {
+            self.save_blocks().await;
         }
         let deadline = Instant::now() + self.drain_timeout;
         // First: once the master is told, it is true.
@@ -312,11 +315,12 @@ impl Node {
         idle && ended
     }
 
-    /// Lets the master copy what memory holds to the media, the block that was used last first. Blocks
-    /// are served meanwhile.
-    async fn copy_to_media(&self) {
+    /// Lets the master copy what memory holds to the media, or move it to other nodes, the block that was
+    /// used last first. Blocks are served meanwhile.
+    async fn save_blocks(&self) {
         let begun = Instant::now();
-        let deadline = begun + self.ssd_drain_timeout;
+        let for_media = self.media.as_ref().map(|_| self.ssd_drain_timeout);
+        let deadline = begun + self.move_drain_timeout.max(for_media.unwrap_or_default());
         if let Some(agent) = self.agent.read().as_ref() {
             agent.drain();
         }
@@ -330,9 +334,10 @@ impl Node {
                 )
             };
             let is_attached = self.media.as_ref().is_some_and(|media| media.is_attached());
-            if is_demoted || !is_attached || !is_connected || Instant::now() >= deadline {
+            let can_be_saved = is_attached || !self.move_drain_timeout.is_zero();
+            if is_demoted || !can_be_saved || !is_connected || Instant::now() >= deadline {
                 let waited = humantime::format_duration(begun.elapsed());
-                tracing::info!(complete = is_demoted, %waited, "copied blocks to media before the end");
+                tracing::info!(complete = is_demoted, %waited, "saved blocks before the end");
                 return;
             }
             tokio::time::sleep(DRAIN_POLL).await;

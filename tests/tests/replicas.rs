@@ -248,7 +248,8 @@ async fn a_wish_that_contradicts_itself_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_move_under_load() {
     let moves = number("KVPOOL_MOVES", 1500);
-    let cluster = pool(3, "48MiB");
+    // Less room than the load has blocks: it is full all the time.
+    let cluster = pool(3, "24MiB");
     let client = cluster.client().await.unwrap();
     let churn = Churn::start(
         &client,
@@ -345,4 +346,46 @@ async fn with_one(client: &Client, count: u64) -> Vec<Key> {
         .zip(0..)
         .filter(|(nodes, _)| nodes.len() == 1);
     lonely.map(|(_, number)| key(number)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drained_node_leaves_its_hottest_blocks_in_the_pool() {
+    let blocks = number("KVPOOL_DRAIN_BLOCKS", 1500);
+    let length = 16 * KIB;
+    // Full: the blocks take nine tenths of three nodes, and do not fit into two.
+    let segment = blocks * length as u64 * 10 / 27;
+    let mut cluster = pool(3, &format!("{segment}B"));
+    let client = cluster.client().await.unwrap();
+    for first in (0..blocks).step_by(64) {
+        let last = blocks.min(first + 64);
+        put_all(&client, first..last, length).await.unwrap();
+    }
+    // The second half is used again, so the first half is what may leave.
+    let hot = blocks / 2..blocks;
+    let before = check_all(&client, hot.clone(), length).await;
+    assert!(before.right as u64 > blocks * 45 / 100, "{before:?}");
+    let reader = {
+        let (client, hot) = (client.clone(), hot.clone());
+        tokio::spawn(async move {
+            loop {
+                let seen = check_all(&client, hot.clone(), length).await;
+                assert_eq!((seen.wrong, seen.failed), (0, 0), "{seen:?}");
+            }
+        })
+    };
+    let begun = Instant::now();
+    let task = client.drain_node("node-1").await.unwrap();
+    let task = client.wait_replica_task(task.id, PATIENCE).await.unwrap();
+    println!("{task:?} in {:?}", begun.elapsed());
+    reader.abort();
+    let _ended = reader.await;
+    assert!(cluster.nodes[1].terminate().unwrap().success());
+    let after = check_all(&client, hot, length).await;
+    println!("{before:?} before, {after:?} after");
+    let lost = before.right.saturating_sub(after.right);
+    assert_eq!((after.wrong, after.failed), (0, 0), "{after:?}");
+    assert!(lost * 100 <= before.right, "{before:?}, then {after:?}");
+    // New blocks go elsewhere.
+    put_all(&client, blocks..blocks + 64, length).await.unwrap();
+    empty_the_pool(&client).await.unwrap();
 }

@@ -5,11 +5,12 @@ use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{
     Caller, ChangeReplicasRequest, ClusterReply, ClusterRequest, CommitRequest,
     CreateNamespaceReply, CreateNamespaceRequest, DescribeReply, DescribeRequest,
-    DetachMediumReply, DetachMediumRequest, ExistReply, ExistRequest, HelloReply, HelloRequest,
-    ListReply, ListRequest, LookupReply, LookupRequest, MIN_VERSION, MatchPrefixReply,
-    MatchPrefixRequest, Outcomes, ReleaseRequest, RemoveReply, RemoveRequest, RenewReply,
-    RenewRequest, ReplicaTask, ReplicaTasksReply, ReplicaTasksRequest, ReportReplicasRequest,
-    ReserveReply, ReserveRequest, RevokeRequest, StatsReply, StatsRequest, VERSION,
+    DetachMediumReply, DetachMediumRequest, DrainNodeRequest, ExistReply, ExistRequest, HelloReply,
+    HelloRequest, ListReply, ListRequest, LookupReply, LookupRequest, MIN_VERSION,
+    MatchPrefixReply, MatchPrefixRequest, Outcomes, ReleaseRequest, RemoveReply, RemoveRequest,
+    RenewReply, RenewRequest, ReplicaTask, ReplicaTasksReply, ReplicaTasksRequest,
+    ReportReplicasRequest, ReserveReply, ReserveRequest, RevokeRequest, StatsReply, StatsRequest,
+    VERSION,
 };
 use kvpool_types::wire::features::Features;
 use kvpool_types::wire::frame::Op;
@@ -78,6 +79,7 @@ messages! {
     DetachMediumRequest => DetachMediumReply, detach_medium, "DetachMedium", None;
     ChangeReplicasRequest => ReplicaTask, change_replicas, "ChangeReplicas", None;
     ReplicaTasksRequest => ReplicaTasksReply, replica_tasks, "ReplicaTasks", None;
+    DrainNodeRequest => ReplicaTask, drain_node, "DrainNode", None;
     ClusterRequest => ClusterReply, cluster, "Cluster", None;
 }
 

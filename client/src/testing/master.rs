@@ -286,6 +286,7 @@ calls! {
     detach_medium(DetachMediumRequest) -> DetachMediumReply;
     change_replicas(ChangeReplicasRequest) -> ReplicaTask;
     replica_tasks(ReplicaTasksRequest) -> ReplicaTasksReply;
+    drain_node(DrainNodeRequest) -> ReplicaTask;
     cluster(ClusterRequest) -> ClusterReply;
 }
 

@@ -246,11 +246,20 @@ impl Pool {
         }
     }
 
-    /// Stops placing blocks on a node that shuts down.
-    pub fn draining(&self, node: &StoreNode) {
+    /// Stops placing blocks on a node that shuts down. Its blocks go to its media, or else, if the node
+    /// waits for that, to other nodes.
+    pub fn draining(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
         node.drain();
-        self.demote_all_of(node);
-        tracing::info!(node = %node.name, "node is draining");
+        tracing::info!(node = %node.name, move_blocks, "node is draining");
+        if node.leaves() {
+            return;
+        }
+        if move_blocks && !self.stores_on_media_of(node) {
+            let (pool, node) = (Arc::clone(self), Arc::clone(node));
+            tokio::spawn(async move { pool.move_all_of(&node).await });
+        } else {
+            self.demote_all_of(node);
+        }
     }
 
     /// Ends a session. From then on the node is judged by its silence.

@@ -23,7 +23,9 @@ pub use tasks::{Change, TaskId, TaskState, TaskView};
 use super::Pool;
 use super::remove::STEP;
 use crate::directory::Tick;
+use crate::membership::StoreNode;
 use crate::replica::BlockId;
+use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Code, KeyRef, NodeName, Version};
 use parking_lot::{Condvar, Mutex};
@@ -80,6 +82,8 @@ struct Work {
 pub(super) struct Replicas {
     tasks: tasks::Tasks,
     pulls: Mutex<pulls::Open>,
+    /// Nodes that wait for a task before they leave.
+    waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
     wake: Mutex<bool>,
     woken: Condvar,
 }
@@ -230,6 +234,64 @@ impl Pool {
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// Takes a node out of service: it gets no new blocks, and a task moves its blocks to other nodes, the
+    /// block that was used last first. Blocks that were used earlier are evicted for them.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::Missing`] for a node that the pool does not know, [`Code::TooManyHeld`] while too many
+    /// tasks run.
+    pub async fn drain_node(self: &Arc<Self>, name: &NodeName) -> Result<TaskView, TaskRefused> {
+        let node = self.members.get(name).ok_or_else(|| TaskRefused {
+            code: Code::Missing,
+            message: format!("the pool has no node {name}"),
+        })?;
+        if !node.leaves() {
+            tracing::info!(node = %node.name, "operator takes the node out of service");
+        }
+        node.leave();
+        // A later leader learns of it from the node.
+        node.send(Body::Drain(proto::Drain {}));
+        self.change_replicas(Self::off(&node), Blocks::OnNode).await
+    }
+
+    /// Moves the blocks of a node that stops, and tells the node when no more of them move.
+    pub(super) async fn move_all_of(self: &Arc<Self>, node: &Arc<StoreNode>) {
+        match self.change_replicas(Self::off(node), Blocks::OnNode).await {
+            Ok(task) => {
+                let mut waiting = self.replicas.waiting.lock();
+                waiting.push((task.id, Arc::clone(node)));
+                drop(waiting);
+                self.replicas.wake();
+            }
+            Err(error) => {
+                tracing::warn!(node = %node.name, %error, "blocks of a draining node are not moved");
+                node.send(Body::Demoted(proto::Demoted {}));
+            }
+        }
+    }
+
+    fn off(node: &StoreNode) -> Wish {
+        Wish {
+            change: Change::Move,
+            from: Some(node.name.clone()),
+            to: Vec::new(),
+            evict: true,
+        }
+    }
+
+    /// Tells nodes whose task has ended.
+    fn tell_waiting(&self) {
+        let mut waiting = self.replicas.waiting.lock();
+        waiting.retain(|(id, node)| {
+            let is_running = self.replicas.tasks.is_running(*id);
+            if !is_running {
+                node.send(Body::Demoted(proto::Demoted {}));
+            }
+            is_running
+        });
     }
 
     /// The tasks with these ids that are known, or all.

@@ -260,6 +260,16 @@ impl proto::pool_server::Pool for PoolService {
             .replica_tasks(message))
     }
 
+    async fn drain_node(
+        &self,
+        request: Request<proto::DrainNodeRequest>,
+    ) -> Result<Response<proto::ReplicaTask>, Status> {
+        answer!(self, request, drain_node, |calls, message| {
+            calls.nodes_returned().await;
+            calls.drain_node(message).await
+        })
+    }
+
     async fn cluster(
         &self,
         request: Request<proto::ClusterRequest>,

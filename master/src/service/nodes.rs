@@ -286,7 +286,7 @@ async fn converse(
             }
             FromNode::TransfersDone(done) => pool.transfers_done(node, &ends(&done)),
             FromNode::Pulled(done) => pool.pulled(node, &ends(&done)),
-            FromNode::Draining(_) => pool.draining(node),
+            FromNode::Draining(draining) => pool.draining(node, draining.move_blocks),
             FromNode::Goodbye(_) => {
                 pool.drop_node(node);
                 return;

@@ -48,7 +48,7 @@ called! {
     HelloRequest CreateNamespaceRequest ReserveRequest CommitRequest RevokeRequest LookupRequest
     ExistRequest MatchPrefixRequest RenewRequest ReleaseRequest RemoveRequest ListRequest
     DescribeRequest ReportReplicasRequest StatsRequest DetachMediumRequest
-    ChangeReplicasRequest ReplicaTasksRequest
+    ChangeReplicasRequest ReplicaTasksRequest DrainNodeRequest
 }
 
 /// The connection to the leader, opened on first use.

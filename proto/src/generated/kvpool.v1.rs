@@ -815,6 +815,14 @@ pub struct ReplicaTasksReply {
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainNodeRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ClusterRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
@@ -1467,6 +1475,25 @@ pub mod pool_client {
                 .insert(GrpcMethod::new("kvpool.v1.Pool", "ReplicaTasks"));
             self.inner.unary(req, path, codec).await
         }
+        /// Takes a node out of service: it gets no new blocks, and a task moves its blocks to other nodes.
+        pub async fn drain_node(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DrainNodeRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReplicaTask>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/kvpool.v1.Pool/DrainNode");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("kvpool.v1.Pool", "DrainNode"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Who leads, who stands by, and how the metadata store is. Every master answers it.
         pub async fn cluster(
             &mut self,
@@ -1603,6 +1630,11 @@ pub mod pool_server {
             tonic::Response<super::ReplicaTasksReply>,
             tonic::Status,
         >;
+        /// Takes a node out of service: it gets no new blocks, and a task moves its blocks to other nodes.
+        async fn drain_node(
+            &self,
+            request: tonic::Request<super::DrainNodeRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReplicaTask>, tonic::Status>;
         /// Who leads, who stands by, and how the metadata store is. Every master answers it.
         async fn cluster(
             &self,
@@ -2465,6 +2497,49 @@ pub mod pool_server {
                     };
                     Box::pin(fut)
                 }
+                "/kvpool.v1.Pool/DrainNode" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainNodeSvc<T: Pool>(pub Arc<T>);
+                    impl<T: Pool> tonic::server::UnaryService<super::DrainNodeRequest>
+                    for DrainNodeSvc<T> {
+                        type Response = super::ReplicaTask;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DrainNodeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pool>::drain_node(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainNodeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/kvpool.v1.Pool/Cluster" => {
                     #[allow(non_camel_case_types)]
                     struct ClusterSvc<T: Pool>(pub Arc<T>);
@@ -2584,7 +2659,7 @@ pub mod node_message {
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MasterMessage {
-    #[prost(oneof = "master_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "master_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub body: ::core::option::Option<master_message::Body>,
 }
 /// Nested message and enum types in `MasterMessage`.
@@ -2612,6 +2687,8 @@ pub mod master_message {
         Demoted(super::Demoted),
         #[prost(message, tag = "10")]
         Pulls(super::Pulls),
+        #[prost(message, tag = "11")]
+        Drain(super::Drain),
     }
 }
 #[allow(clippy::all)]
@@ -2779,7 +2856,11 @@ pub struct Verified {
 /// Nothing new should be placed here.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Draining {}
+pub struct Draining {
+    /// Before it leaves, the node waits until its blocks are elsewhere: on its media, or else on other nodes.
+    #[prost(bool, tag = "1")]
+    pub move_blocks: bool,
+}
 /// This incarnation is over: its blocks are gone.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2847,10 +2928,14 @@ pub struct Transfers {
     #[prost(message, repeated, tag = "1")]
     pub transfers: ::prost::alloc::vec::Vec<Transfer>,
 }
-/// To a draining node: no block of its memory waits for a copy on a medium any more.
+/// To a draining node: no block of its memory waits for a copy on a medium, or to be moved, any more.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Demoted {}
+/// An operator takes the node out of service: from here on it drains, in this session and later ones.
+#[allow(clippy::all)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Drain {}
 /// A copy of a block from one of the node's segments to another, or inside a medium.
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

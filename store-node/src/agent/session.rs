@@ -284,7 +284,8 @@ impl Session {
                         self.goodbye().await;
                         return Ok(());
                     }
-                    self.send(ToMaster::Draining(proto::Draining {}))?;
+                    let move_blocks = context.options.moves_blocks;
+                    self.send(ToMaster::Draining(proto::Draining { move_blocks }))?;
                 }
                 _ = looks.tick(), if context.store.waits_for_boards() => {
                     context.store.look_again();
@@ -358,6 +359,15 @@ impl Session {
                     answers: answers.clone(),
                 };
                 context.options.pulls.push(orders.pulls, &session);
+            }
+            FromMaster::Drain(_) => {
+                context.phase.send_if_modified(|phase| {
+                    let serves = *phase == Phase::Serving;
+                    if serves {
+                        *phase = Phase::Draining;
+                    }
+                    serves
+                });
             }
             FromMaster::Demoted(_) => context.demoted.store(true, Ordering::Release),
             FromMaster::Verify(verify) => self.verify(context, &verify, verified)?,

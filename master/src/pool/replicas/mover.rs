@@ -12,7 +12,7 @@ use crate::placement::Segments;
 use crate::replica::Replica;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
-use kvpool_types::{Code, Extent, GrantId, Length, NodeName};
+use kvpool_types::{Code, Extent, GrantId, NodeName};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,6 +21,8 @@ use std::time::Duration;
 const TICK: Duration = Duration::from_millis(20);
 /// How soon a block is tried again that found no room, or no node.
 const RETRY: Duration = Duration::from_millis(50);
+/// How long a task waits for room before it passes over blocks.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// So many failures end a block.
 const MOST_FAILURES: u8 = 100;
 /// Blocks of one task that are begun before other tasks have their turn.
@@ -56,6 +58,7 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
                 if !pool.is_stopping() && pool.leads() {
                     pool.end_lost_pulls();
                     pool.tend_tasks();
+                    pool.tell_waiting();
                 }
             }
         })?;
@@ -74,7 +77,7 @@ impl Pool {
                         break;
                     };
                     match self.change(task, &work) {
-                        Step::Ordered => {}
+                        Step::Ordered => task.is_fed(),
                         Step::Ended(outcome) => task.end(outcome, now),
                         Step::Busy => {
                             task.give_back(work);
@@ -247,7 +250,7 @@ impl Pool {
                 return Step::Busy;
             }
             if let Some(target) = targets.first().filter(|_| wish.evict) {
-                return self.make_room(target, &found, length);
+                return self.make_room(task, target, &found);
             }
             return Step::Ended(Outcome::Failed(
                 Code::Full,
@@ -319,7 +322,7 @@ impl Pool {
 
     /// Asks the evictor for room on a target. A block that is older than every block that could leave
     /// for it stays where it is.
-    fn make_room(&self, target: &Arc<StoreNode>, found: &Found, length: Length) -> Step {
+    fn make_room(&self, task: &Task, target: &Arc<StoreNode>, found: &Found) -> Step {
         if self
             .directory
             .first_tick()
@@ -334,9 +337,14 @@ impl Pool {
                 "the target has no memory".to_owned(),
             ));
         };
-        self.want_room_on(key, WantedRoom::new(target, length));
+        if task.starves(self.now()) >= PATIENCE {
+            let why = "leases and pins keep the targets full".to_owned();
+            return Step::Ended(Outcome::Failed(Code::Full, why));
+        }
+        self.want_room_on(key, WantedRoom::new(target, found.moved.length));
         self.evictor_wake.wake();
-        Step::Later(Code::Full, "the target is full".to_owned())
+        // The blocks behind it were used earlier, and must not take the room.
+        Step::Busy
     }
 
     /// Signs the grant of a pull, enters it and sends its order.

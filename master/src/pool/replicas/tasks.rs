@@ -116,6 +116,8 @@ struct Progress {
     bytes: u64,
     failure: Option<(Code, String)>,
     last_change: BootInstant,
+    /// Since when the next block has waited for room.
+    starved: Option<BootInstant>,
     is_cancelled: bool,
 }
 
@@ -136,6 +138,7 @@ impl Task {
                 bytes: 0,
                 failure: None,
                 last_change: now,
+                starved: None,
                 is_cancelled: false,
             }),
         }
@@ -160,6 +163,17 @@ impl Task {
         if !progress.is_cancelled {
             progress.left.push_front(work);
         }
+    }
+
+    /// How long the task has waited for room without beginning a block.
+    pub(super) fn starves(&self, now: BootInstant) -> Duration {
+        let mut progress = self.progress.lock();
+        now.since(*progress.starved.get_or_insert(now))
+    }
+
+    /// Notes that a block was begun.
+    pub(super) fn is_fed(&self) {
+        self.progress.lock().starved = None;
     }
 
     /// Tries a block again at `at`.
@@ -262,6 +276,11 @@ impl Tasks {
         let mut table = self.0.lock();
         table.sort_out();
         table.running.values().cloned().collect()
+    }
+
+    pub(super) fn is_running(&self, id: TaskId) -> bool {
+        let table = self.0.lock();
+        table.running.get(&id).is_some_and(|task| task.is_running())
     }
 
     pub(super) fn views(&self, ids: &[TaskId], now: BootInstant) -> Vec<TaskView> {

@@ -205,6 +205,11 @@ impl Pool {
         }
     }
 
+    /// Whether an attached medium of the node takes stores.
+    pub(in crate::pool) fn stores_on_media_of(&self, node: &StoreNode) -> bool {
+        self.tiering.takes_stores_of(node) == Some(true)
+    }
+
     /// Every block of a draining node has its turn at once, the one that was used last first: the
     /// node's time is short.
     pub(in crate::pool) fn demote_all_of(&self, node: &StoreNode) {

@@ -47,6 +47,16 @@ impl Calls {
         Ok(self.task(task))
     }
 
+    pub(in crate::service) async fn drain_node(
+        &self,
+        request: proto::DrainNodeRequest,
+    ) -> Result<proto::ReplicaTask, Refused> {
+        self.writer(request.caller.as_ref())?;
+        let task = self.pool.drain_node(&NodeName(request.name)).await;
+        let task = task.map_err(|TaskRefused { code, message }| refused(code, message))?;
+        Ok(self.task(task))
+    }
+
     pub(in crate::service) fn replica_tasks(
         &self,
         request: proto::ReplicaTasksRequest,

@@ -1,0 +1,114 @@
+//! `kvctl node`: store nodes taken out of service.
+
+use crate::connection::control_error;
+use crate::context::Context;
+use crate::output;
+use clap::Subcommand;
+use kvpool_client::{Client, ReplicaTask, ReplicaTaskState};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// How often the progress of a drain is looked at.
+const POLL: Duration = Duration::from_millis(200);
+
+/// Take a store node out of service
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  kvctl node drain node-2
+  kvctl node drain node-2 --timeout 2m")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Drain(Drain),
+}
+
+/// Move the blocks of a store node to other nodes, and give it no new ones
+///
+/// Blocks that were used last go first. Blocks on other nodes that were used earlier are evicted for them.
+/// A block that stays is lost when the node stops. The node serves until then. It takes new blocks again
+/// after a restart.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  kvctl node drain node-2 --timeout 2m && systemctl stop kvstore-node")]
+struct Drain {
+    /// The node's name, as `kvctl status` shows it
+    name: String,
+    /// Stop moving blocks after this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration)]
+    timeout: Duration,
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    node: String,
+    moved: u64,
+    bytes: u64,
+    /// Blocks that are still on the node.
+    left: u64,
+    seconds: f64,
+}
+
+/// Runs it.
+pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
+    let Command::Drain(Drain { name, timeout }) = args.command;
+    let client = context.connection.connect().await?;
+    let begun = Instant::now();
+    let (mut moved, mut bytes) = (0, 0);
+    let left = loop {
+        let task = client.drain_node(&name).await.map_err(control_error)?;
+        let Some(task) = wait(&client, task, begun + timeout).await? else {
+            // The task has ended with its leader. Another one moves what is left.
+            continue;
+        };
+        moved += task.changed;
+        bytes += task.bytes.0;
+        let left = task.blocks - task.changed - task.gone;
+        // Puts that were under way may have ended on the node since: another look finds them.
+        if task.blocks == 0 || task.changed == 0 || begun.elapsed() >= timeout {
+            break left;
+        }
+    };
+    let outcome = Outcome {
+        node: name,
+        moved,
+        bytes,
+        left,
+        seconds: begun.elapsed().as_secs_f64(),
+    };
+    context.output.show(&outcome, |outcome| {
+        let (moved, left) = (output::count(outcome.moved), output::count(outcome.left));
+        format!(
+            "node {} is out of service: moved {moved} blocks in {:.1} s, {left} stay. It can be stopped now.",
+            outcome.node, outcome.seconds
+        )
+    })
+}
+
+/// Waits until a task has ended, or ends it at `until`. `None` when its leader has gone.
+async fn wait(
+    client: &Client,
+    task: ReplicaTask,
+    until: Instant,
+) -> anyhow::Result<Option<ReplicaTask>> {
+    let id = task.id;
+    let mut task = task;
+    while task.state == ReplicaTaskState::Running {
+        if Instant::now() >= until {
+            let ended = client.cancel_replica_tasks(&[id]).await;
+            let ended = ended.map_err(control_error)?.into_iter().next();
+            return Ok(Some(ended.unwrap_or(task)));
+        }
+        let seen = client.wait_replica_task(id, POLL).await;
+        match seen.map_err(control_error)? {
+            Some(seen) => task = seen,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(task))
+}
