@@ -7,6 +7,7 @@ use kvpool_tests::{Cluster, Options};
 use regex::Regex;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -318,22 +319,24 @@ fn test_files() -> Vec<PathBuf> {
     files
 }
 
-/// promtool, or a word on standard error that `test` is skipped.
-fn promtool_or_skip(test: &str) -> Option<Command> {
+/// Where promtool is, or a word on standard error that `test` is skipped.
+fn promtool_or_skip(test: &str) -> Option<OsString> {
     let named = std::env::var_os("KVPOOL_PROMTOOL");
     let is_named = named.is_some();
     let program = named.unwrap_or_else(|| "promtool".into());
     let answers = Command::new(&program).arg("--version").output();
     if answers.is_ok_and(|output| output.status.success()) {
-        return Some(Command::new(program));
+        return Some(program);
     }
     assert!(!is_named, "KVPOOL_PROMTOOL names {}", program.display());
     eprintln!("SKIPPED {test}: promtool is not here (Debian package prometheus)");
     None
 }
 
-fn runs(mut promtool: Command) {
-    let output = promtool.output().unwrap();
+/// Runs `promtool what rules files`, which must succeed.
+fn runs(promtool: &OsString, what: &str, files: &[PathBuf]) {
+    let mut command = Command::new(promtool);
+    let output = command.args([what, "rules"]).args(files).output().unwrap();
     println!("{}", String::from_utf8_lossy(&output.stdout));
     assert!(
         output.status.success(),
@@ -345,19 +348,18 @@ fn runs(mut promtool: Command) {
 #[test]
 fn promtool_accepts_the_rules_and_their_tests_pass() {
     let test = "promtool_accepts_the_rules_and_their_tests_pass";
-    let (Some(mut check), Some(mut run)) = (promtool_or_skip(test), promtool_or_skip(test)) else {
+    let Some(promtool) = promtool_or_skip(test) else {
         return;
     };
-    check.args(["check", "rules"]).arg(rule_file());
-    runs(check);
-    run.args(["test", "rules"]).args(test_files());
-    runs(run);
+    runs(&promtool, "check", &[rule_file()]);
+    runs(&promtool, "test", &test_files());
 }
 
 /// promtool reads rules only, so each query becomes one.
 #[test]
 fn promtool_accepts_every_query_of_the_dashboard() {
-    let Some(mut check) = promtool_or_skip("promtool_accepts_every_query_of_the_dashboard") else {
+    let test = "promtool_accepts_every_query_of_the_dashboard";
+    let Some(promtool) = promtool_or_skip(test) else {
         return;
     };
     let queries = queries();
@@ -371,6 +373,5 @@ fn promtool_accepts_every_query_of_the_dashboard() {
     let path = directory.path().join("queries.yaml");
     // JSON is YAML.
     std::fs::write(&path, group.to_string()).unwrap();
-    check.args(["check", "rules"]).arg(path);
-    runs(check);
+    runs(&promtool, "check", &[path]);
 }
