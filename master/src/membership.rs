@@ -50,6 +50,9 @@ impl NodeState {
         Self::Gone,
     ];
 
+    /// The states of the nodes in the table; a node that is gone has left it.
+    pub const PRESENT: [Self; 4] = [Self::Unreported, Self::Live, Self::Suspect, Self::Draining];
+
     /// The state's name in tables, JSON and labels.
     pub const fn label(self) -> &'static str {
         match self {

@@ -1,5 +1,6 @@
 //! The metrics of a kvmaster. `docs/operations/metrics.md` has their table.
 
+use crate::membership::NodeState;
 use crate::placement::Usage;
 use crate::pool::{MEDIUM_STATES, MediumView};
 use kvpool_daemon::latency::Latencies;
@@ -7,7 +8,9 @@ use kvpool_proto::ClusterReply;
 use kvpool_types::{Code, Length};
 use parking_lot::Mutex;
 use prometheus::proto::MetricType;
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -46,6 +49,8 @@ pub struct Metrics {
     bytes_evicted: IntCounter,
     put_waits: IntCounter,
     puts_called: IntCounter,
+    puts_waiting: IntGauge,
+    puts_refused: IntCounterVec,
     put_passes: IntCounter,
     eviction_rounds: IntCounter,
     eviction_rounds_beyond_target: IntCounter,
@@ -70,6 +75,8 @@ pub struct Metrics {
     copies_refused: IntCounter,
     evicted_without_copy: IntCounter,
     media_due_bytes: IntGauge,
+    nodes: IntGaugeVec,
+    nodes_dropped: IntCounter,
     media: IntGaugeVec,
     media_bytes: IntGauge,
     media_used_bytes: IntGauge,
@@ -100,6 +107,11 @@ struct Standing {
 
 fn whole(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Whether a put that ended with `code` was refused. The block of a present key is in the pool.
+fn is_refusal(code: Code) -> bool {
+    !matches!(code, Code::Ok | Code::Exists)
 }
 
 impl Metrics {
@@ -133,6 +145,22 @@ impl Metrics {
             media.with_label_values(&[state]).set(0);
         }
         registry.register(Box::new(media.clone()))?;
+        let nodes = Opts::new("kvpool_master_nodes", "Store nodes of the pool, by state.");
+        let nodes = IntGaugeVec::new(nodes, &["state"])?;
+        for state in NodeState::PRESENT {
+            nodes.with_label_values(&[state.label()]).set(0);
+        }
+        registry.register(Box::new(nodes.clone()))?;
+        let puts_refused = Opts::new(
+            "kvpool_master_puts_refused_total",
+            "Blocks whose reserve or commit ended with an error, by code.",
+        );
+        let puts_refused = IntCounterVec::new(puts_refused, &["code"])?;
+        // From zero on: a series that appears at its first event has no rate for that event.
+        for code in Code::ALL.iter().filter(|code| is_refusal(**code)) {
+            puts_refused.with_label_values(&[code.label()]);
+        }
+        registry.register(Box::new(puts_refused.clone()))?;
         Ok(Self {
             keys_looked_up: counter("keys_looked_up_total", "Keys that clients looked up.")?,
             keys_found: counter("keys_found_total", "Keys that lookups found in the pool.")?,
@@ -203,6 +231,8 @@ impl Metrics {
                 "puts_called_total",
                 "Times a waiting put was woken to take room.",
             )?,
+            puts_waiting: gauge("puts_waiting", "Puts that wait for room now.")?,
+            puts_refused,
             put_passes: counter(
                 "put_passes_total",
                 "Passes over batches of puts: one per put, plus one per wake-up or end of another writer.",
@@ -237,6 +267,11 @@ impl Metrics {
             media_due_bytes: gauge(
                 "media_due_bytes",
                 "Bytes whose copy to a medium is due or in progress.",
+            )?,
+            nodes,
+            nodes_dropped: counter(
+                "nodes_dropped_total",
+                "Store nodes dropped with their blocks after a long silence.",
             )?,
             media,
             media_bytes: gauge(
@@ -338,6 +373,32 @@ impl Metrics {
     /// Counts a waiting put that was woken.
     pub(crate) fn put_called(&self) {
         self.puts_called.inc();
+    }
+
+    /// Counts the blocks of a put that were refused. A present key is no refusal.
+    pub(crate) fn puts_refused(&self, codes: impl Iterator<Item = Code>) {
+        for code in codes.filter(|code| is_refusal(*code)) {
+            self.puts_refused.with_label_values(&[code.label()]).inc();
+        }
+    }
+
+    /// Records how many puts wait for room.
+    pub(crate) fn watch_puts(&self, waiting: usize) {
+        self.puts_waiting.set(whole(waiting as u64));
+    }
+
+    /// Counts a node that was dropped for its silence.
+    pub(crate) fn node_dropped(&self) {
+        self.nodes_dropped.inc();
+    }
+
+    /// Records the states of the nodes.
+    pub(crate) fn watch_nodes(&self, states: &[NodeState]) {
+        for state in NodeState::PRESENT {
+            let with = states.iter().filter(|of| **of == state).count();
+            let gauge = self.nodes.with_label_values(&[state.label()]);
+            gauge.set(whole(with as u64));
+        }
     }
 
     /// Counts a pass over the batch of a put.

@@ -18,6 +18,7 @@ pub mod hostile;
 pub mod masters;
 pub mod net;
 pub mod outage;
+pub mod promql;
 pub mod raw;
 pub mod relay;
 pub mod resident;

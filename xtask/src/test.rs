@@ -14,14 +14,40 @@ use std::process::Command;
 const CLUSTER: &str = "kvpool-tests";
 /// Cluster tests at once: each runs several processes, and has deadlines to keep.
 const CLUSTER_THREADS: &str = "--test-threads=2";
-/// Names the etcd that tests start processes of.
-const ETCD: &str = "KVPOOL_ETCD";
+/// Programs of packages that bring a service, which nobody asked for: they are unpacked, not installed.
+const UNPACKED: [Unpacked; 2] = [
+    Unpacked {
+        program: "etcd",
+        package: "etcd-server",
+        variable: "KVPOOL_ETCD",
+        tests: "tests over etcd",
+    },
+    Unpacked {
+        program: "promtool",
+        package: "prometheus",
+        variable: "KVPOOL_PROMTOOL",
+        tests: "the tests of the alert rules",
+    },
+];
+
+/// A program that tests start.
+struct Unpacked {
+    program: &'static str,
+    /// The Debian package that has it.
+    package: &'static str,
+    /// The variable that tells the tests where it is.
+    variable: &'static str,
+    tests: &'static str,
+}
+
+/// Variables for the tests, which name programs.
+type Programs = Vec<(&'static str, PathBuf)>;
 
 /// Checks and tests everything, whatever fails first. Returns whether all was well and something ran;
 /// a check, a build or a step that cannot be done counts as one failure.
 pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
     let mut tally = Tally::default();
-    let mut etcd = None;
+    let mut programs = Programs::new();
     tally.check("format", lint::format()?);
     tally.check("clippy", lint::clippy()?);
     let mut checks = Tally::default();
@@ -36,15 +62,17 @@ pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
     tally.add_checks(checks);
     if !quick {
         provide_ip(packages)?;
-        etcd = provide_etcd(packages)?;
+        for unpacked in &UNPACKED {
+            programs.extend(unpacked.provide(packages)?);
+        }
         // The cluster tests start these from where this puts them.
         let built = succeeds(cargo(&["build"]).args(EVERYTHING))?;
         tally.check("the build", built);
     }
     if answers(&mut cargo(&["nextest", "--version"])) {
-        with_nextest(quick, etcd, &mut tally)?;
+        with_nextest(quick, &programs, &mut tally)?;
     } else {
-        with_cargo_test(quick, etcd, &mut tally)?;
+        with_cargo_test(quick, &programs, &mut tally)?;
     }
     if !quick {
         let done = python::test(packages, &mut tally);
@@ -61,7 +89,7 @@ pub(crate) fn run(quick: bool, packages: Packages) -> Result<bool> {
     Ok(tally.is_good())
 }
 
-fn with_nextest(quick: bool, etcd: Option<PathBuf>, tally: &mut Tally) -> Result<()> {
+fn with_nextest(quick: bool, programs: &Programs, tally: &mut Tally) -> Result<()> {
     let report = root().join("target/nextest/xtask/junit.xml");
     // A report of an earlier run would stand for this one if this one wrote none.
     if let Err(error) = std::fs::remove_file(&report)
@@ -70,7 +98,7 @@ fn with_nextest(quick: bool, etcd: Option<PathBuf>, tally: &mut Tally) -> Result
         return Err(error.into());
     }
     let mut command = cargo(&["nextest", "run", "--workspace", "--profile", "xtask"]);
-    command.envs(etcd.map(|path| (ETCD, path)));
+    command.envs(programs.iter().cloned());
     if quick {
         command.args(["--exclude", CLUSTER]);
     }
@@ -83,17 +111,17 @@ fn with_nextest(quick: bool, etcd: Option<PathBuf>, tally: &mut Tally) -> Result
     Ok(())
 }
 
-fn with_cargo_test(quick: bool, etcd: Option<PathBuf>, tally: &mut Tally) -> Result<()> {
+fn with_cargo_test(quick: bool, programs: &Programs, tally: &mut Tally) -> Result<()> {
     // Passing tests' output is shown: it tells whether a test had to skip.
     let targets = ["--no-fail-fast", "--tests"];
     let shown = ["--", "--show-output"];
     let mut libtest = Libtest::default();
     let mut tests = cargo(&["test", "--workspace", "--exclude", CLUSTER]);
-    tests.envs(etcd.iter().map(|path| (ETCD, path)));
+    tests.envs(programs.iter().cloned());
     let mut ended_well = watch(tests.args(targets).args(shown), |line| libtest.read(line))?;
     if !quick {
         let mut tests = cargo(&["test", "-p", CLUSTER]);
-        tests.envs(etcd.iter().map(|path| (ETCD, path)));
+        tests.envs(programs.iter().cloned());
         tests.args(targets).args(shown).arg(CLUSTER_THREADS);
         ended_well &= watch(&mut tests, |line| libtest.read(line))?;
     }
@@ -111,20 +139,22 @@ fn provide_ip(packages: Packages) -> Result<()> {
     Ok(())
 }
 
-/// Where etcd is that was unpacked for the tests, which start processes of it. `None` where the machine
-/// has one, or has none to be had.
-fn provide_etcd(packages: Packages) -> Result<Option<PathBuf>> {
-    if std::env::var_os(ETCD).is_some() || answers(Command::new("etcd").arg("--version")) {
-        return Ok(None);
+impl Unpacked {
+    /// The variable that names the program, unpacked for the tests. `None` where the machine has the
+    /// program, or has none to be had.
+    fn provide(&self, packages: Packages) -> Result<Option<(&'static str, PathBuf)>> {
+        let is_there = answers(Command::new(self.program).arg("--version"));
+        if is_there || std::env::var_os(self.variable).is_some() {
+            return Ok(None);
+        }
+        let place = target_dir()?.join(self.program);
+        let path = packages.unpacked(self.package, &format!("usr/bin/{}", self.program), &place)?;
+        match &path {
+            Some(path) => eprintln!("\n{} for the tests: {}", self.program, path.display()),
+            None => missing(self.program, self.package, self.tests),
+        }
+        Ok(path.map(|path| (self.variable, path)))
     }
-    // Its package brings a service, which nobody asked for: it is not installed.
-    let place = target_dir()?.join("etcd");
-    let etcd = packages.unpacked("etcd-server", "usr/bin/etcd", &place)?;
-    match &etcd {
-        Some(path) => eprintln!("\netcd for the tests: {}", path.display()),
-        None => missing("etcd", "etcd-server", "tests over etcd"),
-    }
-    Ok(etcd)
 }
 
 /// Says what is not here, and what is not tested without it.

@@ -127,12 +127,16 @@ impl Pool {
         }
         for node in members.judge(now, suspect_after, broken_after, config.drop_after) {
             tracing::warn!(node = %node.name, "node silent for too long, dropping it");
+            self.metrics.node_dropped();
             self.drop_node(&node);
         }
         // Room also appears without an event: a node takes blocks again, or a demand reached the
         // end of its time at the head of the queue.
         self.wake_waiting_puts();
         self.metrics.watch_usage(&self.placement.usage(), TICK);
+        self.metrics.watch_puts(self.put_queue.len());
+        let states: Vec<_> = members.all().iter().map(|node| node.state()).collect();
+        self.metrics.watch_nodes(&states);
         self.metrics.watch_media(self.bytes_due());
         self.metrics.watch_each_medium(&self.media());
     }

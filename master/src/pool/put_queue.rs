@@ -148,7 +148,12 @@ impl Drop for QueuedPut<'_> {
 impl PutQueue {
     /// True when no put waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.length.load(Ordering::Acquire) == 0
+        self.len() == 0
+    }
+
+    /// The number of waiting puts.
+    pub(super) fn len(&self) -> usize {
+        self.length.load(Ordering::Acquire)
     }
 
     /// Wakes every put, at the term's end.

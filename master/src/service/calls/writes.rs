@@ -15,6 +15,21 @@ impl Calls {
         &self,
         request: proto::ReserveRequest,
     ) -> Result<proto::ReserveReply, Refused> {
+        let reply = self.reserve_or_refuse(request).await;
+        self.count_if_refused(&reply);
+        reply
+    }
+
+    /// Counts a put that was refused as a whole.
+    fn count_if_refused<T>(&self, reply: &Result<T, Refused>) {
+        let code = reply.as_ref().err().map(|refused| refused.code);
+        self.pool.metrics.puts_refused(code.into_iter());
+    }
+
+    async fn reserve_or_refuse(
+        &self,
+        request: proto::ReserveRequest,
+    ) -> Result<proto::ReserveReply, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
         check_room(&self.pool)?;
         let keys = unpack(&self.pool, &request.keys)?;
@@ -48,6 +63,8 @@ impl Calls {
         if outcomes.iter().all(Result::is_err) {
             check_room(&self.pool)?;
         }
+        let codes = outcomes.iter().filter_map(|one| one.as_ref().err());
+        self.pool.metrics.puts_refused(codes.copied());
         let grant_ttl_ms = millis(self.pool.grant_ttl(options.grant_ttl));
         let epoch = self.pool.epoch;
         let mut signing = Signing::new(epoch, self.pool.placement.segments());
@@ -69,6 +86,15 @@ impl Calls {
     }
 
     pub(in crate::service) async fn commit(
+        &self,
+        request: proto::CommitRequest,
+    ) -> Result<proto::Outcomes, Refused> {
+        let reply = self.commit_or_refuse(request).await;
+        self.count_if_refused(&reply);
+        reply
+    }
+
+    async fn commit_or_refuse(
         &self,
         request: proto::CommitRequest,
     ) -> Result<proto::Outcomes, Refused> {
@@ -95,6 +121,7 @@ impl Calls {
             items.push(item);
         }
         let codes = self.pool.commit(caller.namespace, items).await;
+        self.pool.metrics.puts_refused(codes.iter().copied());
         Ok(self.outcomes(&codes))
     }
 
