@@ -389,3 +389,51 @@ async fn a_drained_node_leaves_its_hottest_blocks_in_the_pool() {
     put_all(&client, blocks..blocks + 64, length).await.unwrap();
     empty_the_pool(&client).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_with_wrong_bytes_gives_no_replica() {
+    let cluster = pool(2, "16MiB");
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..1, 256 * KIB).await.unwrap();
+    let held = client.describe(&keys(0..1)).await.unwrap().remove(0);
+    let replica = held.unwrap().replicas.remove(0);
+    let index: usize = replica.node.trim_start_matches("node-").parse().unwrap();
+    let middle = replica.extent.offset.0 + 100_000;
+    cluster.nodes[index].flip_byte(middle).unwrap();
+    let copied = wish(ReplicaChange::Copy, ReplicaBlocks::Keys(keys(0..1)));
+    let copied = change(&client, &copied).await;
+    assert_eq!(copied.changed, 0, "{copied:?}");
+    // The node found its only replica wrong too, and the block has left.
+    cluster
+        .wait_for("the replica is dropped", || {
+            Ok(cluster.gauge("blocks")? == 0)
+        })
+        .unwrap();
+    let seen = check_all(&client, 0..1, 256 * KIB).await;
+    assert_eq!((seen.wrong, seen.missed), (0, 1), "{seen:?}");
+    empty_the_pool(&client).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_stays_while_no_other_one_can_be_read() {
+    let mut cluster = pool(2, "16MiB");
+    let client = cluster.client().await.unwrap();
+    put_all(&client, 0..8, 64 * KIB).await.unwrap();
+    let copied = wish(ReplicaChange::Copy, ReplicaBlocks::Keys(keys(0..8)));
+    assert_eq!(change(&client, &copied).await.changed, 8);
+    cluster.nodes[1].kill().unwrap();
+    cluster
+        .wait_for("node-1 is suspect", || {
+            let states = cluster.node_states()?;
+            Ok(states.contains(&("node-1".into(), "suspect".into())))
+        })
+        .unwrap();
+    let dropped = ReplicaWish {
+        from: Some("node-0".into()),
+        ..wish(ReplicaChange::Drop, ReplicaBlocks::Keys(keys(0..8)))
+    };
+    let dropped = change(&client, &dropped).await;
+    assert_eq!((dropped.changed, dropped.failed), (0, 8), "{dropped:?}");
+    let seen = check_all(&client, 0..8, 64 * KIB).await;
+    assert_eq!((seen.right, seen.wrong), (8, 0), "{seen:?}");
+}

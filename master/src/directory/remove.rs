@@ -130,8 +130,8 @@ impl Directory {
         let mut outcome = Added::Missing;
         self.each(namespace, &[key], |stripe, _, key| {
             let found = stripe.find(key);
-            let found = found.filter(|slot| stripe.entries.rest(*slot).version == version);
-            let Some(slot) = found else { return };
+            let copied = found.filter(|slot| stripe.entries.rest(*slot).version == version);
+            let Some(slot) = copied else { return };
             let replicas = stripe.replicas(slot);
             if replicas.iter().any(|old| old.segment == replica.segment) {
                 outcome = Added::There;

@@ -22,8 +22,25 @@ const PLACES: u64 = 16;
 /// A change that a leader may log. Live blocks never share a range, as a leader guarantees.
 #[derive(Clone, Debug)]
 enum Change {
-    Put { key: u8, child_of: Option<u8> },
-    Remove { key: u8 },
+    Put {
+        key: u8,
+        child_of: Option<u8>,
+    },
+    Remove {
+        key: u8,
+    },
+    /// A replica on the spare node.
+    Copy {
+        key: u8,
+    },
+    /// A replica on the spare node, in place of the other one.
+    Move {
+        key: u8,
+    },
+    /// The same for a version that is not there any more.
+    CopyLate {
+        key: u8,
+    },
     DropNode,
 }
 
@@ -32,6 +49,9 @@ fn change() -> impl Strategy<Value = Change> {
         6 => (0u8..12, prop::option::of(0u8..12))
             .prop_map(|(key, child_of)| Change::Put { key, child_of }),
         3 => (0u8..12).prop_map(|key| Change::Remove { key }),
+        2 => (0u8..12).prop_map(|key| Change::Copy { key }),
+        2 => (0u8..12).prop_map(|key| Change::Move { key }),
+        1 => (0u8..12).prop_map(|key| Change::CopyLate { key }),
         1 => Just(Change::DropNode),
     ]
 }
@@ -46,19 +66,56 @@ struct Leader {
     next_version: u64,
     life: u128,
     segment: u32,
+    node: Option<SegmentId>,
+    /// The version of each key, and its place on the node; [`MOVED`] for a block on the spare node alone.
     live: BTreeMap<u8, (Version, u64)>,
+    spare: Option<SegmentId>,
+    /// The places on the spare node.
+    copies: BTreeMap<u8, u64>,
 }
+
+const MOVED: u64 = u64::MAX;
 
 impl Leader {
     fn new_node(&mut self) -> Record {
         self.life += 1;
         self.segment += 1;
+        let id = SegmentId(self.segment);
+        self.node = Some(id);
         Record::Segment(record::Segment {
-            id: SegmentId(self.segment),
+            id,
             node: NodeName("node".into()),
             incarnation: Incarnation(self.life),
             index: 0,
             size: Length(PLACES * GRANULE),
+        })
+    }
+
+    fn new_spare(&mut self) -> Record {
+        self.segment += 1;
+        let id = SegmentId(self.segment);
+        self.spare = Some(id);
+        Record::Segment(record::Segment {
+            id,
+            node: NodeName("spare".into()),
+            incarnation: Incarnation(1_000_000),
+            index: 0,
+            size: Length(PLACES * GRANULE),
+        })
+    }
+
+    fn free_copy(&self) -> Option<u64> {
+        let taken: Vec<u64> = self.copies.values().copied().collect();
+        (0..PLACES).find(|place| !taken.contains(place))
+    }
+
+    fn added(&self, number: u8, version: Version, place: u64) -> Record {
+        Record::ReplicaAdded(record::ReplicaAdded {
+            namespace: NamespaceId(0),
+            key: key(number),
+            version,
+            segment: self.spare.unwrap(),
+            offset: Offset(place * GRANULE),
         })
     }
 
@@ -74,6 +131,7 @@ impl Leader {
                 };
                 self.next_version += 1;
                 let version = Version(self.next_version);
+                self.copies.remove(number);
                 self.live.insert(*number, (version, place));
                 vec![Record::Commit(Commit {
                     namespace: NamespaceId(0),
@@ -81,26 +139,63 @@ impl Leader {
                     version,
                     length: Length(100),
                     checksum: Checksum(version.0),
-                    replicas: smallvec![(SegmentId(self.segment), Offset(place * GRANULE))],
+                    replicas: smallvec![(self.node.unwrap(), Offset(place * GRANULE))],
                     parent: child_of.filter(|parent| parent != number).map(key),
                     hard_pin: false,
                 })]
             }
+            Change::Copy { key: number } | Change::Move { key: number } => {
+                let (Some(place), false) = (self.free_copy(), self.copies.contains_key(number))
+                else {
+                    return Vec::new();
+                };
+                let Some((version, at)) = self.live.get_mut(number) else {
+                    return Vec::new();
+                };
+                let (version, moves) = (*version, matches!(change, Change::Move { .. }));
+                if moves {
+                    *at = MOVED;
+                }
+                self.copies.insert(*number, place);
+                let mut records = vec![self.added(*number, version, place)];
+                records.extend(moves.then(|| {
+                    Record::ReplicaGone(record::ReplicaGone {
+                        namespace: NamespaceId(0),
+                        key: key(*number),
+                        version,
+                        segment: self.node.unwrap(),
+                    })
+                }));
+                records
+            }
+            Change::CopyLate { key: number } => {
+                let held = self.live.get(number).map_or(1, |(version, _)| version.0);
+                let late = Version(held.saturating_sub(1));
+                self.free_copy()
+                    .map_or_else(Vec::new, |place| vec![self.added(*number, late, place)])
+            }
             Change::Remove { key: number } => match self.live.remove(number) {
-                Some((version, _)) => vec![Record::Remove(record::Remove {
-                    namespace: NamespaceId(0),
-                    key: key(*number),
-                    version,
-                    unleased: false,
-                    everywhere: false,
-                })],
+                Some((version, _)) => {
+                    self.copies.remove(number);
+                    vec![Record::Remove(record::Remove {
+                        namespace: NamespaceId(0),
+                        key: key(*number),
+                        version,
+                        unleased: false,
+                        everywhere: false,
+                    })]
+                }
                 None => Vec::new(),
             },
             Change::DropNode => {
-                self.live.clear();
+                let copies = &self.copies;
+                self.live.retain(|number, (_, place)| {
+                    *place = MOVED;
+                    copies.contains_key(number)
+                });
                 vec![
                     Record::SegmentGone(record::SegmentGone {
-                        id: SegmentId(self.segment),
+                        id: self.node.unwrap(),
                     }),
                     Record::IncarnationDropped(record::IncarnationDropped {
                         node: NodeName("node".into()),
@@ -161,7 +256,8 @@ async fn compare(all: Vec<Change>, wait: Duration) {
         .unwrap();
     let mut leader = Leader::default();
     let mut seq = LogSeq(0);
-    let beginning = vec![Record::Seed(record::Seed { seed: 7 }), leader.new_node()];
+    let seed = Record::Seed(record::Seed { seed: 7 });
+    let beginning = vec![seed, leader.new_spare(), leader.new_node()];
     let groups = std::iter::once(beginning);
     for records in groups.chain(
         all.iter()

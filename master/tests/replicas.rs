@@ -1,0 +1,217 @@
+//! Replicas are copied and moved by nodes of the test's own, which answer when the test says so.
+
+mod support;
+
+use kvpool_master::Config;
+use kvpool_master::membership::{Reported, StoreNode};
+use kvpool_master::pool::{Blocks, Change, Pool, TaskState, TaskView, Wish};
+use kvpool_proto::master_message::Body;
+use kvpool_proto::{self as proto};
+use kvpool_types::{Code, Key, NodeName};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use support::{SPACE, commit, pool, registration, reserve};
+
+const BLOCK: u64 = 64 << 10;
+const MIB: u64 = 1 << 20;
+
+/// A node that fences at once, and keeps the pulls that it is to make.
+struct Node {
+    node: Arc<StoreNode>,
+    pulls: Arc<Mutex<Vec<proto::Pull>>>,
+}
+
+async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
+    let registration = registration(name, life, 4 * MIB);
+    let node = pool.register(&registration).await.unwrap();
+    let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+    pool.activate(&node, &registration, outbox);
+    pool.heard(&node, Some(Reported::default()));
+    let pulls = Arc::new(Mutex::new(Vec::new()));
+    let (of, taken, pool) = (Arc::clone(&node), Arc::clone(&pulls), Arc::clone(pool));
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = inbox.recv().await {
+            match message.body {
+                Some(Body::Fence(fence)) => {
+                    let tickets: Vec<u64> = fence.items.iter().map(|item| item.ticket).collect();
+                    pool.fenced(&of, &tickets);
+                }
+                Some(Body::Pulls(orders)) => taken.lock().extend(orders.pulls),
+                _ => {}
+            }
+        }
+    });
+    Node { node, pulls }
+}
+
+impl Node {
+    /// The next pull that the node is to make.
+    async fn next(&self) -> proto::Pull {
+        for _ in 0..500 {
+            if let Some(pull) = self.pulls.lock().pop() {
+                return pull;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("no pull was ordered within 5 s");
+    }
+}
+
+fn key(number: u8) -> Key {
+    Key::from_digest([number; 32])
+}
+
+async fn put(pool: &Arc<Pool>, key: &Key) {
+    let granted = reserve(pool, key, BLOCK).await.unwrap();
+    assert_eq!(commit(pool, key, BLOCK, granted).await, [Code::Ok]);
+}
+
+async fn begin(pool: &Arc<Pool>, change: Change, from: Option<&str>, key: &Key) -> TaskView {
+    let wish = Wish {
+        change,
+        from: from.map(|name| NodeName(name.into())),
+        to: Vec::new(),
+        evict: false,
+    };
+    let blocks = Blocks::Keys(SPACE, &[key.as_ref()]);
+    pool.change_replicas(wish, blocks).await.unwrap()
+}
+
+async fn end(pool: &Arc<Pool>, task: &TaskView) -> TaskView {
+    for _ in 0..500 {
+        let task = pool.replica_tasks(&[task.id]).remove(0);
+        if task.state != TaskState::Running {
+            return task;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the task has not ended within 5 s");
+}
+
+fn holders(pool: &Arc<Pool>, key: &Key) -> Vec<String> {
+    let keys = [key.as_ref()];
+    let described = pool.describe(SPACE, &kvpool_types::wire::keys::KeyBatch::from(&keys[..]));
+    let replicas = described
+        .into_iter()
+        .flatten()
+        .flat_map(|block| block.replicas);
+    replicas.map(|replica| replica.node.0).collect()
+}
+
+/// Waits until so many bytes are in use on all nodes together.
+async fn wait_used(pool: &Pool, bytes: u64) {
+    let used = || {
+        let segments = pool.placement.segments();
+        segments.iter().map(|segment| segment.used()).sum::<u64>()
+    };
+    for _ in 0..500 {
+        if used() == bytes {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!(
+        "{} bytes are in use, not {bytes}: an extent was leaked",
+        used()
+    );
+}
+
+/// A pool with the nodes `a` and `b`, where `a` has the block of key 1.
+async fn with_a_block(directory: &std::path::Path, ttl: Duration) -> (Arc<Pool>, Node, Node) {
+    let config = Config {
+        lease_ttl: ttl,
+        ..Config::default()
+    };
+    let (pool, _) = pool(directory, config).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    (pool, a, b)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_that_changes_meanwhile_gets_no_replica() {
+    for is_replaced in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+        let task = begin(&pool, Change::Copy, None, &key(1)).await;
+        let pull = b.next().await;
+        let keys = [key(1)];
+        let keys: Vec<_> = keys.iter().map(Key::as_ref).collect();
+        pool.remove(SPACE, &keys, true).await.unwrap();
+        if is_replaced {
+            // Only `a` takes it: the version of a block is compared, not its key.
+            pool.draining(&b.node, false);
+            put(&pool, &key(1)).await;
+        }
+        pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+        let ended = end(&pool, &task).await;
+        assert_eq!((ended.changed, ended.gone), (0, 1), "{ended:?}");
+        let expected: &[&str] = if is_replaced { &["a"] } else { &[] };
+        assert_eq!(holders(&pool, &key(1)), expected);
+        let left = if is_replaced { BLOCK } else { 0 };
+        wait_used(&pool, left).await;
+        drop(a);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_moved_replica_stays_shut_while_a_reader_has_a_lease() {
+    let directory = tempfile::tempdir().unwrap();
+    let ttl = Duration::from_secs(2);
+    let (pool, a, b) = with_a_block(directory.path(), ttl).await;
+    let task = begin(&pool, Change::Move, Some("a"), &key(1)).await;
+    let pull = b.next().await;
+    pool.lookup(SPACE, &[key(1).as_ref()][..], true);
+    let leased = std::time::Instant::now();
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    assert_eq!(end(&pool, &task).await.changed, 1);
+    assert_eq!(holders(&pool, &key(1)), ["b"]);
+    let of_a = || {
+        let segments = pool.placement.segments();
+        let own = segments.iter().filter(|s| Arc::ptr_eq(&s.node, &a.node));
+        own.map(|segment| segment.used()).sum::<u64>()
+    };
+    while leased.elapsed() < ttl * 3 / 4 {
+        assert_eq!(
+            of_a(),
+            BLOCK,
+            "free after {:?} of a lease",
+            leased.elapsed()
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    while of_a() > 0 {
+        assert!(leased.elapsed() < ttl * 4, "the extent was leaked");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_that_fails_or_is_lost_is_tried_again_and_leaks_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, a, b) = with_a_block(directory.path(), Duration::from_millis(10)).await;
+    let task = begin(&pool, Change::Copy, None, &key(1)).await;
+    let first = b.next().await;
+    pool.pulled(&b.node, &[(first.ticket, Code::Unreachable)]);
+    // The session ends before the second one is answered, and the node comes back.
+    let second = b.next().await;
+    let again = join(&pool, "b", 2).await;
+    let third = again.next().await;
+    // A late answer to the lost order changes nothing.
+    pool.pulled(&b.node, &[(second.ticket, Code::Ok)]);
+    assert_eq!(holders(&pool, &key(1)), ["a"]);
+    pool.pulled(&again.node, &[(third.ticket, Code::Ok)]);
+    let ended = end(&pool, &task).await;
+    assert_eq!(
+        (ended.state, ended.changed),
+        (TaskState::Done, 1),
+        "{ended:?}"
+    );
+    let mut both = holders(&pool, &key(1));
+    both.sort();
+    assert_eq!(both, ["a", "b"]);
+    wait_used(&pool, 2 * BLOCK).await;
+    drop(a);
+}
