@@ -86,6 +86,7 @@ impl Bench {
             epoch_proof: Default::default(),
             segments: vec![(size, None)],
             held: Vec::new(),
+            can_pull: false,
         };
         let node = pool.register(&registration).await?;
         let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
@@ -184,7 +185,7 @@ impl Bench {
 
     /// Waits until each of so many blocks has its copy.
     async fn copy_all(&self, blocks: u64) {
-        self.pool.draining(&self.node);
+        self.pool.draining(&self.node, false);
         let copies = || {
             self.pool
                 .media()

@@ -91,7 +91,7 @@ async fn end(pool: &Arc<Pool>, task: &TaskView) -> TaskView {
 
 fn holders(pool: &Arc<Pool>, key: &Key) -> Vec<String> {
     let keys = [key.as_ref()];
-    let described = pool.describe(SPACE, &kvpool_types::wire::keys::KeyBatch::from(&keys[..]));
+    let described = pool.describe(SPACE, &keys[..]);
     let replicas = described
         .into_iter()
         .flatten()

@@ -144,7 +144,7 @@ async fn a_block_that_fits_only_an_absent_node_gets_a_retryable_code() {
     let (pool, _store) = pool(directory.path(), Config::default()).await;
     join(&pool, "small", 1, KIB << 10).await;
     let large = join(&pool, "large", 2, KIB << 12).await;
-    pool.draining(&large);
+    pool.draining(&large, false);
     let brief = ReserveOptions {
         timeout: Duration::from_millis(50),
         ..ReserveOptions::default()

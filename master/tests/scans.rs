@@ -39,6 +39,7 @@ async fn pool(directory: &Path) -> Arc<Pool> {
         epoch_proof: Default::default(),
         segments: vec![(Length(64 << 20), None)],
         held: Vec::new(),
+        can_pull: false,
     };
     let node = pool.register(&registration).await.unwrap();
     let (outbox, _unread) = tokio::sync::mpsc::unbounded_channel();
