@@ -1,7 +1,7 @@
 //! The command line of kvctl: every command and its dispatch.
 
 use crate::commands::{
-    bench, cluster, demo, describe, doctor, exist, get, ls, put, replay, rm, ssd, status,
+    bench, cluster, demo, describe, doctor, exist, get, ls, put, replay, rm, ssd, status, top,
 };
 use crate::context::Context;
 use crate::process::Tether;
@@ -39,6 +39,7 @@ Exit codes:
 #[derive(Debug, Subcommand)]
 enum Command {
     Status(status::Args),
+    Top(top::Args),
     Cluster(cluster::Args),
     Ls(ls::Args),
     Get(get::Args),
@@ -64,6 +65,7 @@ impl Cli {
         let context = &self.context;
         match self.command {
             Command::Status(args) => status::run(args, context).await,
+            Command::Top(args) => top::run(args, context).await,
             Command::Cluster(args) => cluster::run(args, context).await,
             Command::Ls(args) => ls::run(args, context).await,
             Command::Get(args) => get::run(args, context).await,

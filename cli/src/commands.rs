@@ -13,3 +13,4 @@ pub(crate) mod replay;
 pub(crate) mod rm;
 pub(crate) mod ssd;
 pub(crate) mod status;
+pub(crate) mod top;

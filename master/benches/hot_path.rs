@@ -11,11 +11,11 @@ use kvpool_master::metrics::Metrics;
 use kvpool_master::pool::{CommitItem, OfferedMedium, Pool, ReserveOptions, Written};
 use kvpool_master::store::{EmbeddedOptions, EmbeddedStore};
 use kvpool_master::{CommitAck, Config};
-use kvpool_types::ids::NamespaceId;
-use kvpool_types::wire::keys::{self, KeyBatch};
 use kvpool_proto::MediumState;
 use kvpool_proto::master_message::Body;
+use kvpool_types::ids::NamespaceId;
 use kvpool_types::medium::{self, Generation};
+use kvpool_types::wire::keys::{self, KeyBatch};
 use kvpool_types::{
     Checksum, Code, Epoch, Extent, GrantId, HostId, Incarnation, Key, Length, MediumId, NodeName,
 };
@@ -185,7 +185,13 @@ impl Bench {
     /// Waits until each of so many blocks has its copy.
     async fn copy_all(&self, blocks: u64) {
         self.pool.draining(&self.node);
-        let copies = || self.pool.media().iter().map(|medium| medium.copies).sum::<u64>();
+        let copies = || {
+            self.pool
+                .media()
+                .iter()
+                .map(|medium| medium.copies)
+                .sum::<u64>()
+        };
         while copies() < blocks {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -379,7 +385,8 @@ fn main() -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let wanted = std::env::args().nth(1).unwrap_or_default();
-    let wants = |what: &str| wanted == what || !["exist", "copies", "prefix", "put"].contains(&&*wanted);
+    let wants =
+        |what: &str| wanted == what || !["exist", "copies", "prefix", "put"].contains(&&*wanted);
     runtime.block_on(async {
         if wants("exist") {
             exist().await?;
