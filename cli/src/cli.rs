@@ -2,7 +2,7 @@
 
 use crate::commands::{
     bench, cluster, demo, describe, doctor, exist, get, ls, node, put, replay, replica, rm, ssd,
-    status,
+    status, top,
 };
 use crate::context::Context;
 use crate::process::Tether;
@@ -40,6 +40,7 @@ Exit codes:
 #[derive(Debug, Subcommand)]
 enum Command {
     Status(status::Args),
+    Top(top::Args),
     Cluster(cluster::Args),
     Ls(ls::Args),
     Get(get::Args),
@@ -67,6 +68,7 @@ impl Cli {
         let context = &self.context;
         match self.command {
             Command::Status(args) => status::run(args, context).await,
+            Command::Top(args) => top::run(args, context).await,
             Command::Cluster(args) => cluster::run(args, context).await,
             Command::Ls(args) => ls::run(args, context).await,
             Command::Get(args) => get::run(args, context).await,

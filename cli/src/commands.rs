@@ -15,3 +15,4 @@ pub(crate) mod replica;
 pub(crate) mod rm;
 pub(crate) mod ssd;
 pub(crate) mod status;
+pub(crate) mod top;

@@ -46,14 +46,30 @@ impl Format {
     }
 }
 
-/// Writes to standard output. A closed pipe is not an error.
-pub(crate) fn write(bytes: &[u8]) -> std::io::Result<()> {
+/// Writes `value` to standard output as JSON in one line. True unless the pipe is
+/// closed.
+pub(crate) fn write_json_line<T: Serialize>(value: &T) -> anyhow::Result<bool> {
+    let text = plain::json(&serde_json::to_string(value)?) + "\n";
+    Ok(has_reader(text.as_bytes())?)
+}
+
+/// Writes `text` and an empty line to standard output. True unless the pipe is closed.
+pub(crate) fn write_text(text: &str) -> anyhow::Result<bool> {
+    Ok(has_reader((several_lines(text) + "\n\n").as_bytes())?)
+}
+
+fn has_reader(bytes: &[u8]) -> std::io::Result<bool> {
     let mut output = std::io::stdout().lock();
     match output.write_all(bytes).and_then(|()| output.flush()) {
-        // The reader has read enough, like `head`.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true),
     }
+}
+
+/// Writes to standard output. A closed pipe is not an error.
+pub(crate) fn write(bytes: &[u8]) -> std::io::Result<()> {
+    // A reader that is gone has read enough, like `head`.
+    has_reader(bytes).map(drop)
 }
 
 /// Writes to standard error why the program `name` failed. A closed standard error is ignored.

@@ -90,14 +90,50 @@ pub async fn cluster_status(
     masters: &[String],
     timeout: Duration,
 ) -> Result<ClusterStatus, ConnectError> {
-    let said = survey(masters, timeout).await?;
+    let said = survey(masters, false, timeout).await?;
     choose(said).map_err(|source| ConnectError::Refused {
         masters: masters.join(", "),
         source,
     })
 }
 
+/// The JSON of `/v1/overview` of the master whose word [`cluster_status`] would return, and its address. Must be
+/// called on a tokio runtime.
+///
+/// # Errors
+///
+/// [`ConnectError`] when an address is malformed, when no master answers in time, or when the master that answers is
+/// of a version without overviews.
+///
+/// # Cancellation
+///
+/// Dropping the future changes nothing in the pool.
+pub async fn cluster_overview(
+    masters: &[String],
+    timeout: Duration,
+) -> Result<(String, Vec<u8>), ConnectError> {
+    let said = survey(masters, true, timeout).await?;
+    let refused = |source| ConnectError::Refused {
+        masters: masters.join(", "),
+        source,
+    };
+    let (told_by, reply, _) = best(said).map_err(refused)?;
+    if reply.overview.is_empty() {
+        let why = format!("the master at {told_by} has no overview: upgrade it");
+        return Err(refused(ControlError::new(Code::VersionMismatch, why)));
+    }
+    Ok((told_by, reply.overview.to_vec()))
+}
+
 fn choose(said: Vec<Said>) -> Result<ClusterStatus, ControlError> {
+    let (told_by, reply, unreached) = best(said)?;
+    Ok(ClusterStatus::read(told_by, reply, unreached))
+}
+
+/// The answer of the master that knows best, its address, and the masters without an answer.
+type Best = (String, ClusterReply, Vec<(String, String)>);
+
+fn best(said: Vec<Said>) -> Result<Best, ControlError> {
     let mut unreached = Vec::new();
     let mut last = ControlError::new(Code::Unreachable, "no kvmaster is known");
     let mut best: Option<(String, ClusterReply)> = None;
@@ -126,7 +162,7 @@ fn choose(said: Vec<Said>) -> Result<ClusterStatus, ControlError> {
         }
     }
     let (told_by, reply) = best.ok_or(last)?;
-    Ok(ClusterStatus::read(told_by, reply, unreached))
+    Ok((told_by, reply, unreached))
 }
 
 impl ClusterStatus {

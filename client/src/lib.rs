@@ -159,7 +159,7 @@ pub use api::{
     PutOutcome, Remove, Removed, SegmentStats, ViewOptions,
 };
 pub use client::Client;
-pub use cluster::{ClusterStatus, MasterStatus, SnapshotStatus, cluster_status};
+pub use cluster::{ClusterStatus, MasterStatus, SnapshotStatus, cluster_overview, cluster_status};
 pub use counters::Counters;
 pub use errors::{ConnectError, ControlError, GetError, PutError, RemoveError};
 pub use gpu::{GpuBuffer, GpuSlice};

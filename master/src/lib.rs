@@ -20,6 +20,7 @@ pub mod membership;
 pub mod metrics;
 pub mod namespaces;
 pub mod open_connections;
+pub mod overview;
 pub mod placement;
 pub mod pool;
 pub mod replica;

@@ -105,6 +105,25 @@ struct Standing {
     term_left_ms: IntGauge,
 }
 
+/// The counters whose rates the overview shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) keys_looked_up: u64,
+    pub(crate) keys_found: u64,
+    pub(crate) prefix_blocks_asked: u64,
+    pub(crate) prefix_blocks_matched: u64,
+    pub(crate) blocks_committed: u64,
+    pub(crate) bytes_committed: u64,
+    pub(crate) blocks_evicted: u64,
+    pub(crate) blocks_stored: u64,
+    pub(crate) blocks_loaded: u64,
+    pub(crate) put_waits: u64,
+    pub(crate) blocks_lost: u64,
+    pub(crate) checksum_reports: u64,
+    pub(crate) unreachable_reports: u64,
+    pub(crate) replicas_corrupt: u64,
+}
+
 fn whole(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -548,6 +567,26 @@ impl Metrics {
         store_in_use_bytes.set(whole(told.store_in_use_bytes));
         store_alarms.set(whole(told.alarms.len() as u64));
         term_left_ms.set(whole(told.term_left_ms));
+    }
+
+    /// The counters whose rates the overview shows.
+    pub(crate) fn totals(&self) -> Totals {
+        Totals {
+            keys_looked_up: self.keys_looked_up.get(),
+            keys_found: self.keys_found.get(),
+            prefix_blocks_asked: self.prefix_blocks_asked.get(),
+            prefix_blocks_matched: self.prefix_blocks_matched.get(),
+            blocks_committed: self.blocks_committed.get(),
+            bytes_committed: self.bytes_committed.get(),
+            blocks_evicted: self.blocks_evicted.get(),
+            blocks_stored: self.copies_stored.get(),
+            blocks_loaded: self.copies_loaded.get(),
+            put_waits: self.put_waits.get(),
+            blocks_lost: self.blocks_lost.get(),
+            checksum_reports: self.checksum_reports.get(),
+            unreachable_reports: self.unreachable_reports.get(),
+            replicas_corrupt: self.replicas_corrupt.get(),
+        }
     }
 
     /// Every counter and gauge by its short name, for the stats call.

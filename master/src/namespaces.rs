@@ -82,6 +82,13 @@ impl Namespaces {
         self.by_name.read().len()
     }
 
+    /// Calls `f` with each namespace, in any order.
+    pub fn each(&self, mut f: impl FnMut(NamespaceId, &str)) {
+        for (name, (id, _)) in &*self.by_name.read() {
+            f(*id, name);
+        }
+    }
+
     /// Every name, sorted.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<_> = self.by_name.read().keys().cloned().collect();

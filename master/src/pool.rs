@@ -28,6 +28,7 @@ mod commit;
 mod evictor;
 mod inspect;
 mod nodes;
+mod overview;
 mod put_queue;
 mod read;
 mod recent_puts;

@@ -4,6 +4,7 @@ use crate::clock::BootClock;
 use crate::config::Config;
 use crate::leadership::{self, Seat};
 use crate::metrics::Metrics;
+use crate::overview::Watch;
 use crate::pool::Pool;
 use crate::service::{self, NodesService, PoolService, framed};
 use crate::standalone;
@@ -213,7 +214,9 @@ fn serve(
     failure: &watch::Sender<Option<String>>,
     tasks: &mut JoinSet<()>,
 ) {
-    let router = service::router(Arc::clone(seat));
+    let watch = Arc::new(Watch::new(Arc::clone(seat)));
+    tasks.spawn(Arc::clone(&watch).run(told(stopped.clone())));
+    let router = service::router(Arc::clone(seat), Arc::clone(&watch));
     let served = grpc.local_addr().map_or_else(
         |_| "the port of --listen".to_owned(),
         |address| address.to_string(),
@@ -232,7 +235,7 @@ fn serve(
             let _nobody_asks = failed.send(Some(format!("the HTTP port failed: {error}")));
         }
     });
-    let clients = PoolServer::new(PoolService::new(Arc::clone(seat)))
+    let clients = PoolServer::new(PoolService::new(Arc::clone(seat), watch))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let nodes = NodesServer::new(NodesService::new(Arc::clone(seat), stopped.clone()))

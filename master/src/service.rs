@@ -6,6 +6,7 @@ pub mod framed;
 mod grpc;
 mod http;
 mod nodes;
+mod page;
 mod passing;
 mod refused;
 mod request;

@@ -62,7 +62,10 @@ impl Bench {
         let (seat, pool, term) = Self::lead(&store, &clock, config).await;
         let node = Self::register(&pool).await.unwrap();
         Self {
-            service: PoolService::new(Arc::clone(&seat)),
+            service: PoolService::new(
+                Arc::clone(&seat),
+                Arc::new(kvpool_master::overview::Watch::new(Arc::clone(&seat))),
+            ),
             seat,
             pool,
             clock,

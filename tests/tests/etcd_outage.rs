@@ -283,7 +283,10 @@ async fn a_leader_that_was_stopped_acknowledges_and_grants_nothing_when_it_goes_
         let caller = control.caller();
         let cluster = control
             .raw()
-            .cluster(proto::ClusterRequest { caller })
+            .cluster(proto::ClusterRequest {
+                caller,
+                overview: false,
+            })
             .await;
         assert_eq!(cluster.unwrap().into_inner().role, "leader");
     }

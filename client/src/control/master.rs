@@ -159,8 +159,19 @@ impl Master {
         caller: Caller,
         deadline: Deadline,
     ) -> Result<ClusterReply, ControlError> {
+        self.ask_for(caller, false, deadline).await
+    }
+
+    /// Asks who leads, and for the overview if `overview`.
+    pub(super) async fn ask_for(
+        &self,
+        caller: Caller,
+        overview: bool,
+        deadline: Deadline,
+    ) -> Result<ClusterReply, ControlError> {
         let message = ClusterRequest {
             caller: Some(caller),
+            overview,
         };
         let sending = Sending {
             deadline,

@@ -13,10 +13,11 @@ use tokio::runtime::Handle;
 /// One master's word, or why there is none.
 pub(crate) type Said = (String, Result<ClusterReply, ControlError>);
 
-/// Asks the masters at `addresses`, and then those that they name as leaders. Must be called on a
+/// Asks the masters at `addresses`, and then those that they name as leaders, also for their overviews if `overview`. Must be called on a
 /// tokio runtime.
 pub(crate) async fn survey(
     addresses: &[String],
+    overview: bool,
     timeout: Duration,
 ) -> Result<Vec<Said>, ConnectError> {
     if addresses.is_empty() {
@@ -41,7 +42,7 @@ pub(crate) async fn survey(
     }
     given.sort_unstable();
     given.dedup();
-    let mut said = ask_all(&given, timeout).await?;
+    let mut said = ask_all(&given, overview, timeout).await?;
     let mut leaders: Vec<String> = said
         .iter()
         .filter_map(|(_, answer)| Some(answer.as_ref().ok()?.leader.clone()))
@@ -49,11 +50,15 @@ pub(crate) async fn survey(
         .collect();
     leaders.sort_unstable();
     leaders.dedup();
-    said.extend(ask_all(&leaders, timeout).await?);
+    said.extend(ask_all(&leaders, overview, timeout).await?);
     Ok(said)
 }
 
-async fn ask_all(addresses: &[String], timeout: Duration) -> Result<Vec<Said>, ConnectError> {
+async fn ask_all(
+    addresses: &[String],
+    overview: bool,
+    timeout: Duration,
+) -> Result<Vec<Said>, ConnectError> {
     let background = Handle::current();
     let masters = addresses
         .iter()
@@ -61,7 +66,7 @@ async fn ask_all(addresses: &[String], timeout: Duration) -> Result<Vec<Said>, C
     let masters = masters.collect::<Result<Vec<_>, _>>()?;
     let deadline = Deadline::after(timeout);
     let asks = masters.into_iter().map(|master| async move {
-        let answer = master.ask(Caller::default(), deadline).await;
+        let answer = master.ask_for(Caller::default(), overview, deadline).await;
         (master.address, answer)
     });
     Ok(join_all(asks).await)

@@ -5,6 +5,7 @@ use super::framed::Origin;
 use super::passing::{Called, Passing, call_span};
 use super::refused::{Refused, refused};
 use crate::leadership::Seat;
+use crate::overview::Watch;
 use crate::wait_budget::WaitPermit;
 use kvpool_proto as proto;
 use kvpool_types::Code;
@@ -21,14 +22,16 @@ use tracing::Instrument;
 #[derive(Debug)]
 pub struct PoolService {
     seat: Arc<Seat>,
+    watch: Arc<Watch>,
     passing: Passing,
 }
 
 impl PoolService {
     /// The service of the master at `seat`.
-    pub fn new(seat: Arc<Seat>) -> Self {
+    pub fn new(seat: Arc<Seat>, watch: Arc<Watch>) -> Self {
         Self {
             seat,
+            watch,
             passing: Passing::default(),
         }
     }
@@ -275,6 +278,10 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::ClusterRequest>,
     ) -> Result<Response<proto::ClusterReply>, Status> {
         Origin::settle_of(&request)?;
-        Ok(Response::new(self.seat.describe()))
+        let mut told = self.seat.describe();
+        if request.get_ref().overview {
+            told.overview = self.watch.json(0).into();
+        }
+        Ok(Response::new(told))
     }
 }

@@ -1,6 +1,7 @@
-//! The HTTP port: probes, metrics, and a read-only JSON view of nodes, segments and counters.
+//! The HTTP port: probes, metrics, the page, and a read-only JSON view of nodes, segments and counters.
 
 use crate::leadership::{Role, Seat};
+use crate::overview::Watch;
 use crate::pool::{MediumView, Pool};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -40,7 +41,7 @@ impl Health for SeatHealth {
 }
 
 /// The routes of the HTTP port.
-pub fn router(seat: Arc<Seat>) -> Router {
+pub fn router(seat: Arc<Seat>, watch: Arc<Watch>) -> Router {
     let health = Arc::new(SeatHealth(Arc::clone(&seat)));
     let registry = seat.metrics.registry().clone();
     let views = Router::new()
@@ -49,7 +50,9 @@ pub fn router(seat: Arc<Seat>) -> Router {
         .route("/api/v1/counters", get(counters))
         .route("/api/v1/cluster", get(cluster))
         .with_state(seat);
-    probe::router(registry, health).merge(views)
+    probe::router(registry, health)
+        .merge(views)
+        .merge(super::page::router(watch))
 }
 
 /// The pool that this master leads; otherwise a view that names the leader.

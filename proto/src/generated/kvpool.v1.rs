@@ -826,6 +826,9 @@ pub struct DrainNodeRequest {
 pub struct ClusterRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
+    /// also asks for the overview
+    #[prost(bool, tag = "2")]
+    pub overview: bool,
 }
 /// One kvmaster, as it last said of itself.
 #[allow(clippy::all)]
@@ -906,6 +909,9 @@ pub struct ClusterReply {
     /// until the leader's own deadline, if nothing renews it
     #[prost(uint64, tag = "14")]
     pub term_left_ms: u64,
+    /// if asked for: the JSON of /v1/overview; empty from an older master
+    #[prost(bytes = "bytes", tag = "15")]
+    pub overview: ::prost::bytes::Bytes,
 }
 #[allow(clippy::all)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

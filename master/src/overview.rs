@@ -1,0 +1,25 @@
+//! What `/`, `/v1/overview`, `/v1/events` and `kvctl top` show: the pool at one moment, and its last minutes.
+//!
+//! ```text
+//!  Metrics, Pool ── once a second ──► History ─┐
+//!  Seat, Pool ───── on demand ───────► facts ──┼─► Overview (JSON) ─┬─► GET /v1/overview, kvctl top
+//!                                     alerts ◄─┘                    └─► listeners of GET /v1/events
+//! ```
+//!
+//! **Architecture Invariant:** an overview locks nothing that a put waits for. It copies the table of segments under
+//! its read lock and reads counters of segments without a lock.
+
+mod alerts;
+mod facts;
+mod history;
+mod listeners;
+mod uses;
+mod watch;
+
+pub use alerts::{Alert, AlertKind, Severity};
+pub use facts::{Fill, MasterFacts, MediumFacts, NodeFacts, Overview, PoolFacts};
+pub use history::{History, Point};
+pub use listeners::Listeners;
+pub use uses::NamespaceUse;
+pub(crate) use uses::Tally;
+pub use watch::Watch;

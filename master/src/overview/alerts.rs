@@ -1,0 +1,346 @@
+//! Alerts that are true now, by rules on the facts of an overview.
+
+use super::facts::{MediumFacts, NodeFacts, Overview, PoolFacts};
+use crate::metrics::Totals;
+use crate::placement::{Usage, share};
+use serde::Serialize;
+
+/// The most alerts listed.
+const MOST: usize = 100;
+/// A standby with a longer lag needs long to take over.
+const MUCH_LAG: u64 = 10_000;
+/// Above this share of the pool, in percent, quarantine is stuck.
+const MUCH_QUARANTINE: u64 = 10;
+
+/// How bad an alert is, the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Puts or gets fail.
+    Critical,
+    /// Blocks are unreachable, or the next failure will hurt.
+    Warning,
+    /// Somebody wanted it, or it passes.
+    Notice,
+}
+
+/// The rule of an alert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AlertKind {
+    /// No master leads.
+    NoLeader,
+    /// The leader's term has lapsed.
+    ReadOnly,
+    /// The store takes no writes.
+    StoreFailed,
+    /// The store raises an alarm.
+    StoreAlarm,
+    /// The pool has no live node.
+    NoLiveNode,
+    /// A node is silent.
+    NodeSuspect,
+    /// A node was dropped with its blocks.
+    NodeGone,
+    /// A node of the last term has not come back.
+    NodeUnreported,
+    /// A node shuts down.
+    NodeDraining,
+    /// A medium is not in full use.
+    Medium,
+    /// Puts wait for room in a full pool.
+    PutsWait,
+    /// Much of the pool is in quarantine.
+    Quarantine,
+    /// A standby is far behind.
+    StandbyLag,
+    /// No master stands by.
+    NoStandby,
+    /// A counter of faults rose within the last minutes.
+    Fault,
+}
+
+/// Something that is wrong now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Alert {
+    /// How bad it is.
+    pub severity: Severity,
+    /// The rule.
+    pub kind: AlertKind,
+    /// The node, medium or master; empty for the pool.
+    pub object: String,
+    /// What happened, and what to do.
+    pub message: String,
+    /// The metric that shows the same; empty for none.
+    pub metric: &'static str,
+}
+
+impl Alert {
+    fn new(severity: Severity, kind: AlertKind, object: &str, message: String) -> Self {
+        Self {
+            severity,
+            kind,
+            object: object.to_owned(),
+            message,
+            metric: "",
+        }
+    }
+
+    const fn metric(mut self, name: &'static str) -> Self {
+        self.metric = name;
+        self
+    }
+}
+
+/// The low watermark in bytes: the high watermark less the reserve.
+pub(super) fn low_watermark(usage: &Usage, eviction_ratio: f64) -> u64 {
+    let reserve = share(usage.capacity, eviction_ratio);
+    usage.limit.saturating_sub(reserve)
+}
+
+/// What the rules need beside the facts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Recent {
+    /// A put had to wait within the last seconds.
+    pub(super) puts_waited: bool,
+    /// The counters of faults, less those at the start of the last minutes.
+    pub(super) faults: Totals,
+}
+
+/// Sets the alerts of an overview.
+pub(super) fn judge(overview: &mut Overview, recent: &Recent) {
+    let mut alerts = Vec::new();
+    masters(overview, &mut alerts);
+    if let Some(pool) = &overview.pool {
+        filled(pool, recent.puts_waited, &mut alerts);
+        if !overview.nodes.iter().any(|node| node.state == "live") {
+            let message = "The pool has no live store node: puts and gets fail. Start one with \
+                           `kvstore-node --master ADDRESS --segment SIZE`";
+            let kind = AlertKind::NoLiveNode;
+            alerts.push(Alert::new(Severity::Critical, kind, "", message.to_owned()));
+        }
+    }
+    for node in &overview.nodes {
+        alerts.extend(silent(node));
+        let media = node.media.iter();
+        alerts.extend(media.filter_map(|medium| unfit(medium, &node.name)));
+    }
+    faults(&recent.faults, &mut alerts);
+    alerts.sort_by_key(|alert| (alert.severity, alert.kind));
+    overview.alerts_left_off = alerts.len().saturating_sub(MOST);
+    alerts.truncate(MOST);
+    overview.alerts = alerts;
+}
+
+fn masters(overview: &Overview, alerts: &mut Vec<Alert>) {
+    let mut add = |severity, kind, object: &str, message: String, metric| {
+        alerts.push(Alert::new(severity, kind, object, message).metric(metric));
+    };
+    const LEADS: &str = "kvpool_master_leads";
+    if overview.role == "read-only" {
+        let message = "The leader lease was not renewed in time: this master answers reads and refuses \
+                       puts. Check etcd and the network to it";
+        add(
+            Severity::Critical,
+            AlertKind::ReadOnly,
+            "",
+            message.to_owned(),
+            LEADS,
+        );
+    } else if overview.role != "leader" && overview.leader.is_empty() {
+        let message =
+            "No master leads: puts fail until one does. Run `kvctl cluster` and check etcd";
+        add(
+            Severity::Critical,
+            AlertKind::NoLeader,
+            "",
+            message.to_owned(),
+            LEADS,
+        );
+    }
+    for alarm in &overview.store_alarms {
+        let message = format!(
+            "The metadata store raises an alarm: {alarm}. Puts fail while it lasts. Free room for the store"
+        );
+        let metric = "kvpool_master_store_alarms";
+        add(
+            Severity::Critical,
+            AlertKind::StoreAlarm,
+            "",
+            message,
+            metric,
+        );
+    }
+    for master in overview.masters.iter().filter(|one| one.lag > MUCH_LAG) {
+        let message = format!(
+            "Standby {} lacks {} groups of the log: a take-over would take long. Check its host and etcd",
+            master.address, master.lag
+        );
+        let metric = "kvpool_master_log_applied";
+        let kind = AlertKind::StandbyLag;
+        add(Severity::Warning, kind, &master.address, message, metric);
+    }
+    let stands_by = |role: &str| role == "standby";
+    let has_standby =
+        stands_by(overview.role) || overview.masters.iter().any(|one| stands_by(&one.role));
+    if overview.store == "etcd" && !has_standby {
+        let message = "No master stands by: if the leader ends, puts and gets fail. Start a second kvmaster \
+                       with the same etcd";
+        add(
+            Severity::Warning,
+            AlertKind::NoStandby,
+            "",
+            message.to_owned(),
+            "",
+        );
+    }
+}
+
+fn filled(pool: &PoolFacts, puts_waited: bool, alerts: &mut Vec<Alert>) {
+    let percent = |part: u64| {
+        let hundredfold = u128::from(part) * 100;
+        u64::try_from(hundredfold / u128::from(pool.capacity_bytes.max(1))).unwrap_or(u64::MAX)
+    };
+    if !pool.store_failure.is_empty() {
+        let message = format!(
+            "Durable writes fail: {}. Puts fail until the master restarts on a store that works",
+            pool.store_failure
+        );
+        alerts.push(Alert::new(
+            Severity::Critical,
+            AlertKind::StoreFailed,
+            "",
+            message,
+        ));
+    }
+    if (pool.puts_waiting > 0 || puts_waited) && pool.used_bytes >= pool.low_watermark_bytes {
+        let message = format!(
+            "Puts wait for room, {} now: {} % of the memory is used. Add store nodes, or let readers hold \
+             leases and pins for less time",
+            pool.puts_waiting,
+            percent(pool.used_bytes)
+        );
+        let alert = Alert::new(Severity::Warning, AlertKind::PutsWait, "", message);
+        alerts.push(alert.metric("kvpool_master_put_waits_total"));
+    }
+    let quarantined = percent(pool.quarantine_bytes);
+    if quarantined > MUCH_QUARANTINE {
+        let message = format!(
+            "{quarantined} % of the memory is in quarantine: readers hold it, or a node does not answer. \
+             Look for suspect nodes and for processes that hold views"
+        );
+        let alert = Alert::new(Severity::Warning, AlertKind::Quarantine, "", message);
+        alerts.push(alert.metric("kvpool_master_quarantine_bytes"));
+    }
+}
+
+fn silent(node: &NodeFacts) -> Option<Alert> {
+    let name = &node.name;
+    let seconds = node.silent_ms.unwrap_or_default() / 1000;
+    let (severity, kind, message) = match node.state {
+        "suspect" => (
+            Severity::Warning,
+            AlertKind::NodeSuspect,
+            format!(
+                "Node {name} has been silent for {seconds} s: its blocks are misses until it is heard again. \
+                 Check its process, its host and the network"
+            ),
+        ),
+        "unreported" => (
+            Severity::Warning,
+            AlertKind::NodeUnreported,
+            format!(
+                "Node {name} has not come back to this term: its blocks are misses. Check that it runs and \
+                 reaches this master"
+            ),
+        ),
+        "draining" => (
+            Severity::Notice,
+            AlertKind::NodeDraining,
+            format!("Node {name} shuts down: it takes no new blocks. No action is needed"),
+        ),
+        "gone" if node.silent_ms.is_some() => (
+            Severity::Warning,
+            AlertKind::NodeGone,
+            format!(
+                "Node {name} was dropped {seconds} s ago and its blocks left memory. Start it again, or add \
+                 another node"
+            ),
+        ),
+        _ => return None,
+    };
+    Some(Alert::new(severity, kind, name, message))
+}
+
+fn unfit(medium: &MediumFacts, node: &str) -> Option<Alert> {
+    let (id, copies) = (&medium.id, medium.copies);
+    let (severity, rest) = match medium.state {
+        "ready" => return None,
+        "read_only" => (
+            Severity::Warning,
+            "takes no writes: its blocks are read, and none is added. Check the free room and the kernel \
+             log of its host"
+                .to_owned(),
+        ),
+        "slow" => (
+            Severity::Warning,
+            format!(
+                "is too slow: its {copies} copies are misses for now. Check the disk and what else uses it"
+            ),
+        ),
+        "gone" => (
+            Severity::Warning,
+            format!(
+                "has failed: its {copies} copies are misses. Replace the disk and restart the node, then run \
+                 `kvctl ssd detach {id}`"
+            ),
+        ),
+        "attaching" => (
+            Severity::Notice,
+            "is not attached yet: its copies are misses. If this stays, read the node's log".to_owned(),
+        ),
+        _ => (
+            Severity::Warning,
+            format!(
+                "is absent: its {copies} copies are misses until the node is back with it. If it will not \
+                 come back, run `kvctl ssd detach {id}`"
+            ),
+        ),
+    };
+    let message = format!("Medium {id} of node {node} {rest}");
+    let alert = Alert::new(severity, AlertKind::Medium, id, message);
+    Some(alert.metric("kvpool_master_media"))
+}
+
+fn faults(recent: &Totals, alerts: &mut Vec<Alert>) {
+    let rules = [
+        (
+            recent.replicas_corrupt,
+            "kvpool_master_replicas_corrupt_total",
+            "replicas were corrupt on their own node. Its memory may be faulty: check that host",
+        ),
+        (
+            recent.checksum_reports,
+            "kvpool_master_checksum_reports_total",
+            "replicas reached clients with a wrong checksum and were discarded. Check the memory of the hosts",
+        ),
+        (
+            recent.unreachable_reports,
+            "kvpool_master_unreachable_reports_total",
+            "replicas could not be reached by clients. Run `kvctl doctor` on the client's host",
+        ),
+        (
+            recent.blocks_lost,
+            "kvpool_master_blocks_lost_total",
+            "blocks were lost with the node of their last replica. Workers compute them again",
+        ),
+    ];
+    for (count, metric, meaning) in rules.into_iter().filter(|(count, ..)| *count > 0) {
+        let message = format!("In the last minutes {count} {meaning}");
+        let alert = Alert::new(Severity::Warning, AlertKind::Fault, "", message);
+        alerts.push(alert.metric(metric));
+    }
+}
+
+#[cfg(test)]
+mod tests;

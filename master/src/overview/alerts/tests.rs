@@ -1,0 +1,174 @@
+use super::*;
+use crate::overview::{Fill, MasterFacts};
+
+fn node(state: &'static str) -> NodeFacts {
+    NodeFacts {
+        name: format!("n-{state}"),
+        state,
+        silent_ms: Some(4500),
+        fill: Fill::default(),
+        ..NodeFacts::default()
+    }
+}
+
+/// A leader with one live node and a standby that follows.
+fn healthy() -> Overview {
+    Overview {
+        role: "leader",
+        leader: "http://a:1".to_owned(),
+        store: "etcd".to_owned(),
+        masters: vec![MasterFacts {
+            address: "http://b:1".to_owned(),
+            role: "standby".to_owned(),
+            lag: MUCH_LAG,
+            ..MasterFacts::default()
+        }],
+        pool: Some(PoolFacts {
+            capacity_bytes: 1000,
+            used_bytes: 940,
+            low_watermark_bytes: 900,
+            high_watermark_bytes: 950,
+            quarantine_bytes: 100,
+            ..PoolFacts::default()
+        }),
+        nodes: vec![node("live")],
+        ..Overview::default()
+    }
+}
+
+fn judged(mut overview: Overview, recent: &Recent) -> Vec<Alert> {
+    judge(&mut overview, recent);
+    overview.alerts
+}
+
+fn kinds(overview: Overview) -> Vec<AlertKind> {
+    let alerts = judged(overview, &Recent::default());
+    alerts.into_iter().map(|alert| alert.kind).collect()
+}
+
+#[test]
+fn a_healthy_pool_has_no_alert_however_full_it_is() {
+    assert_eq!(kinds(healthy()), []);
+}
+
+#[test]
+fn each_state_of_a_node_but_live_has_its_alert_with_the_name_and_an_action() {
+    let mut ill = healthy();
+    ill.nodes
+        .extend(["draining", "gone", "suspect", "unreported"].map(node));
+    let alerts = judged(ill, &Recent::default());
+    let kinds: Vec<_> = alerts.iter().map(|alert| alert.kind).collect();
+    assert_eq!(
+        kinds,
+        [
+            AlertKind::NodeSuspect,
+            AlertKind::NodeGone,
+            AlertKind::NodeUnreported,
+            AlertKind::NodeDraining
+        ]
+    );
+    for alert in &alerts {
+        assert!(alert.message.contains(&alert.object), "{alert:?}");
+        assert!(alert.message.contains(". "), "an action follows: {alert:?}");
+    }
+    assert!(alerts[0].message.contains("4 s"), "{alerts:?}");
+}
+
+#[test]
+fn a_pool_without_a_live_node_comes_first() {
+    let mut ill = healthy();
+    ill.nodes = vec![node("suspect")];
+    assert_eq!(kinds(ill), [AlertKind::NoLiveNode, AlertKind::NodeSuspect]);
+}
+
+#[test]
+fn every_state_of_a_medium_but_ready_has_its_alert() {
+    let mut ill = healthy();
+    ill.nodes[0].media = crate::pool::MEDIUM_STATES
+        .iter()
+        .map(|state| MediumFacts {
+            id: format!("id-{state}"),
+            state,
+            capacity_bytes: 1,
+            used_bytes: 0,
+            copies: 7,
+        })
+        .collect();
+    let alerts = judged(ill, &Recent::default());
+    assert_eq!(alerts.len(), crate::pool::MEDIUM_STATES.len() - 1);
+    for alert in alerts {
+        assert!(alert.message.contains(&alert.object) && alert.message.contains("n-live"));
+        assert_eq!(alert.metric, "kvpool_master_media");
+    }
+}
+
+#[test]
+fn waiting_puts_are_an_alert_only_when_memory_is_full() {
+    let waited = Recent {
+        puts_waited: true,
+        ..Recent::default()
+    };
+    let alerts = judged(healthy(), &waited);
+    assert_eq!(alerts[0].kind, AlertKind::PutsWait);
+    assert!(alerts[0].message.contains("94 %"), "{alerts:?}");
+    let mut roomy = healthy();
+    roomy.pool.as_mut().unwrap().used_bytes = 899;
+    assert_eq!(judged(roomy, &waited), []);
+}
+
+#[test]
+fn masters_and_their_store_are_judged_on_every_master() {
+    let mut ill = healthy();
+    ill.masters[0].lag = MUCH_LAG + 1;
+    assert_eq!(kinds(ill), [AlertKind::StandbyLag]);
+    let mut alone = healthy();
+    alone.masters.clear();
+    assert_eq!(kinds(alone), [AlertKind::NoStandby]);
+    let standby = Overview {
+        role: "standby",
+        leader: String::new(),
+        pool: None,
+        nodes: Vec::new(),
+        ..healthy()
+    };
+    assert_eq!(kinds(standby.clone()), [AlertKind::NoLeader]);
+    let leader = "http://a:1".to_owned();
+    assert_eq!(kinds(Overview { leader, ..standby }), []);
+    let mut lapsed = healthy();
+    lapsed.role = "read-only";
+    lapsed.store_alarms.push("NOSPACE".to_owned());
+    assert_eq!(kinds(lapsed), [AlertKind::ReadOnly, AlertKind::StoreAlarm]);
+}
+
+#[test]
+fn faults_stuck_quarantine_and_a_failed_store_are_alerts() {
+    let mut ill = healthy();
+    let pool = ill.pool.as_mut().unwrap();
+    (pool.quarantine_bytes, pool.store_failure) = (110, "disk".to_owned());
+    let recent = Recent {
+        faults: Totals {
+            replicas_corrupt: 1,
+            checksum_reports: 2,
+            unreachable_reports: 3,
+            blocks_lost: 4,
+            // Not a fault.
+            blocks_committed: 5,
+            ..Totals::default()
+        },
+        ..Recent::default()
+    };
+    let alerts = judged(ill, &recent);
+    let faults = alerts.iter().filter(|alert| alert.kind == AlertKind::Fault);
+    assert_eq!(faults.count(), 4);
+    assert_eq!(alerts[0].kind, AlertKind::StoreFailed);
+    assert_eq!(alerts[1].kind, AlertKind::Quarantine);
+}
+
+#[test]
+fn the_list_is_bounded_and_the_worst_stay() {
+    let mut ill = healthy();
+    ill.nodes = (0..1000).map(|_| node("suspect")).collect();
+    judge(&mut ill, &Recent::default());
+    assert_eq!((ill.alerts.len(), ill.alerts_left_off), (MOST, 1001 - MOST));
+    assert_eq!(ill.alerts[0].kind, AlertKind::NoLiveNode);
+}

@@ -1,0 +1,312 @@
+//! The task behind the overview: it samples, counts namespaces, notes dropped nodes, and tells the listeners.
+
+use super::alerts::{self, Recent};
+use super::facts::{self, NodeFacts, Overview};
+use super::history::History;
+use super::listeners::Listeners;
+use super::uses::{Counted, Uses};
+use crate::leadership::Seat;
+use crate::membership::NodeState;
+use crate::metrics::Totals;
+use crate::pool::Pool;
+use bytes::Bytes;
+use kvpool_types::Epoch;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::{MissedTickBehavior, interval};
+
+/// The interval of samples and snapshots.
+const EVERY: Duration = Duration::from_secs(1);
+/// How long a dropped node stays in the list, and a fault among the alerts: as long as the history.
+const REMEMBERED: Duration = Duration::from_secs(300);
+/// The most dropped nodes in the list.
+const MOST_GONE: usize = 64;
+/// Faults are compared with those at the start of windows of this length.
+const FAULT_WINDOW: Duration = Duration::from_secs(10);
+/// After a snapshot was asked for, somebody counts as looking for this long.
+const LOOKING: Duration = Duration::from_secs(10);
+/// Puts that waited within this many points count as waiting now.
+const RECENT_POINTS: usize = 3;
+
+#[derive(Debug, Default)]
+struct State {
+    history: History,
+    counted: Option<Counted>,
+    /// The nodes of the last sample with their states, and the nodes dropped since.
+    epoch: Epoch,
+    seen: BTreeMap<String, NodeState>,
+    gone: VecDeque<(String, Instant)>,
+    /// The totals at the start of each window of faults.
+    faults: VecDeque<(Instant, Totals)>,
+    asked: Option<Instant>,
+}
+
+/// What the page and `kvctl top` watch.
+pub struct Watch {
+    seat: Arc<Seat>,
+    state: Mutex<State>,
+    /// The listeners of `/v1/events`.
+    pub listeners: Listeners,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+impl Watch {
+    /// A watch over the master at `seat`. Nothing is sampled before [`Watch::run`].
+    pub fn new(seat: Arc<Seat>) -> Self {
+        Self {
+            seat,
+            state: Mutex::default(),
+            listeners: Listeners::default(),
+        }
+    }
+
+    /// The pool at this moment, with the points of the history after `seq`.
+    pub fn overview(&self, seq: u64) -> Overview {
+        let pool = facts::pool_of(&self.seat);
+        let mut overview = facts::of_masters(&self.seat);
+        if let Some(pool) = &pool {
+            facts::add_pool(&mut overview, pool);
+        }
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        state.asked = Some(now);
+        if pool.is_some() {
+            let gone = state.gone.iter();
+            let gone =
+                gone.filter(|(name, _)| overview.nodes.iter().all(|node| node.name != *name));
+            let gone: Vec<NodeFacts> = gone.map(|(name, at)| gone_node(name, now, *at)).collect();
+            overview.nodes.extend(gone);
+            if let Some(counted) = &state.counted {
+                overview.namespaces = counted.namespaces.to_vec();
+                overview.namespaces_left_off = counted.left_off;
+                overview.namespaces_counted_ms_ago = Some(millis(now, counted.at));
+            }
+        }
+        overview.seq = state.history.last();
+        overview.history = state.history.after(seq);
+        let recent = Recent {
+            puts_waited: state.history.puts_waited(RECENT_POINTS),
+            faults: faults_since(state.faults.front(), &state.history.totals()),
+        };
+        drop(state);
+        alerts::judge(&mut overview, &recent);
+        overview
+    }
+
+    /// [`Watch::overview`] as JSON.
+    pub fn json(&self, seq: u64) -> Vec<u8> {
+        let overview = self.overview(seq);
+        serde_json::to_vec(&overview).expect("invariant: an overview has string keys only")
+    }
+
+    /// One event of `/v1/events`. Its id is the number of the last point, which a browser names when it comes back.
+    pub fn event(&self, seq: u64) -> Bytes {
+        let overview = self.overview(seq);
+        let mut event = format!("id: {}\nretry: 250\ndata: ", overview.seq).into_bytes();
+        // JSON has no line end outside strings, and escapes line ends in strings.
+        serde_json::to_writer(&mut event, &overview)
+            .expect("invariant: an overview has string keys only");
+        event.extend_from_slice(b"\n\n");
+        event.into()
+    }
+
+    /// Samples once a second and tells the listeners, until `stopped`. Then every stream ends.
+    pub async fn run(self: Arc<Self>, stopped: impl Future<Output = ()>) {
+        let sampling = async {
+            let mut uses = Uses::default();
+            let mut times = interval(EVERY);
+            times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                times.tick().await;
+                self.tick(&mut uses).await;
+            }
+        };
+        tokio::select! {
+            () = sampling => {}
+            () = stopped => {}
+        }
+        self.listeners.close();
+    }
+
+    async fn tick(self: &Arc<Self>, uses: &mut Uses) {
+        let pool = facts::pool_of(&self.seat);
+        let epoch = pool.as_ref().map_or(Epoch::default(), |pool| pool.epoch);
+        if self.state.lock().epoch != epoch {
+            uses.clear();
+        }
+        if let Some(pool) = &pool {
+            uses.walk(pool, self.is_watched()).await;
+        }
+        let last = self.sample(pool.as_deref(), epoch, uses, Instant::now());
+        if self.listeners.is_empty() {
+            return;
+        }
+        // With 1,000 nodes this takes a millisecond, which calls of clients need not wait for.
+        let watch = Arc::clone(self);
+        let published = tokio::task::spawn_blocking(move || {
+            let event = watch.event(last.saturating_sub(1));
+            watch.listeners.publish(&event);
+        });
+        if let Err(error) = published.await {
+            tracing::debug!(%error, "no snapshot was published");
+        }
+    }
+
+    fn is_watched(&self) -> bool {
+        let asked = self.state.lock().asked;
+        !self.listeners.is_empty() || asked.is_some_and(|asked| asked.elapsed() < LOOKING)
+    }
+
+    fn sample(&self, pool: Option<&Pool>, epoch: Epoch, uses: &Uses, now: Instant) -> u64 {
+        let totals = self.seat.metrics.totals();
+        let used = pool.map_or(0, |pool| pool.placement.usage().used);
+        let present = pool.map(|pool| {
+            let nodes = pool.members.all().into_iter();
+            nodes
+                .map(|node| (node.name.0.clone(), node.state()))
+                .collect()
+        });
+        let mut state = self.state.lock();
+        state.history.sample(now, totals, used);
+        state.counted.clone_from(&uses.counted);
+        state.note_nodes(epoch, present.unwrap_or_default(), now);
+        state.note_faults(totals, now);
+        state.history.last()
+    }
+}
+
+impl State {
+    /// Notes the nodes that left since the last sample. A node that drained went in order.
+    fn note_nodes(&mut self, epoch: Epoch, present: BTreeMap<String, NodeState>, now: Instant) {
+        let before = std::mem::replace(&mut self.seen, present);
+        if std::mem::replace(&mut self.epoch, epoch) != epoch {
+            self.gone.clear();
+            return;
+        }
+        for (name, state) in before {
+            if !self.seen.contains_key(&name) && state != NodeState::Draining {
+                self.gone.retain(|(other, _)| *other != name);
+                self.gone.push_back((name, now));
+            }
+        }
+        let seen = &self.seen;
+        self.gone.retain(|(name, at)| {
+            !seen.contains_key(name) && now.saturating_duration_since(*at) < REMEMBERED
+        });
+        while self.gone.len() > MOST_GONE {
+            self.gone.pop_front();
+        }
+    }
+
+    fn note_faults(&mut self, totals: Totals, now: Instant) {
+        let is_due = |(at, _): &(Instant, Totals)| now.duration_since(*at) >= FAULT_WINDOW;
+        if self.faults.back().is_none_or(is_due) {
+            self.faults.push_back((now, totals));
+        }
+        while let Some((at, _)) = self.faults.front()
+            && now.saturating_duration_since(*at) > REMEMBERED
+        {
+            self.faults.pop_front();
+        }
+    }
+}
+
+fn faults_since(start: Option<&(Instant, Totals)>, totals: &Totals) -> Totals {
+    let Some((_, start)) = start else {
+        return Totals::default();
+    };
+    Totals {
+        blocks_lost: totals.blocks_lost.saturating_sub(start.blocks_lost),
+        checksum_reports: totals
+            .checksum_reports
+            .saturating_sub(start.checksum_reports),
+        unreachable_reports: totals
+            .unreachable_reports
+            .saturating_sub(start.unreachable_reports),
+        replicas_corrupt: totals
+            .replicas_corrupt
+            .saturating_sub(start.replicas_corrupt),
+        ..Totals::default()
+    }
+}
+
+fn gone_node(name: &str, now: Instant, at: Instant) -> NodeFacts {
+    NodeFacts {
+        name: name.to_owned(),
+        state: "gone",
+        silent_ms: Some(millis(now, at)),
+        ..NodeFacts::default()
+    }
+}
+
+fn millis(now: Instant, then: Instant) -> u64 {
+    let since = now.saturating_duration_since(then);
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn present(names: &[&str], state: NodeState) -> BTreeMap<String, NodeState> {
+        names
+            .iter()
+            .map(|name| ((*name).to_owned(), state))
+            .collect()
+    }
+
+    #[test]
+    fn a_dropped_node_is_remembered_for_minutes_and_one_that_drained_is_not() {
+        let mut state = State::default();
+        let start = Instant::now();
+        let epoch = Epoch(3);
+        let mut all = present(&["dies", "stays"], NodeState::Suspect);
+        all.extend(present(&["leaves"], NodeState::Draining));
+        state.note_nodes(epoch, all, start);
+        let stays = || present(&["stays"], NodeState::Live);
+        state.note_nodes(epoch, stays(), start);
+        let names: Vec<_> = state.gone.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["dies"]);
+        state.note_nodes(epoch, stays(), start + REMEMBERED);
+        assert!(state.gone.is_empty());
+    }
+
+    #[test]
+    fn a_node_that_comes_back_is_not_gone_and_neither_are_those_of_another_term() {
+        let mut state = State::default();
+        let now = Instant::now();
+        let both = || present(&["a", "b"], NodeState::Live);
+        state.note_nodes(Epoch(1), both(), now);
+        state.note_nodes(Epoch(1), BTreeMap::new(), now);
+        assert_eq!(state.gone.len(), 2);
+        state.note_nodes(Epoch(1), present(&["a"], NodeState::Live), now);
+        assert_eq!(state.gone.len(), 1);
+        state.note_nodes(Epoch(2), BTreeMap::new(), now);
+        assert!(state.gone.is_empty());
+    }
+
+    #[test]
+    fn faults_are_recent_for_the_remembered_time() {
+        let mut state = State::default();
+        let start = Instant::now();
+        let lost = |blocks_lost| Totals {
+            blocks_lost,
+            ..Totals::default()
+        };
+        state.note_faults(lost(5), start);
+        let since = |state: &State, now| faults_since(state.faults.front(), &now).blocks_lost;
+        assert_eq!(since(&state, lost(7)), 2);
+        for second in 0..400 {
+            state.note_faults(lost(7), start + Duration::from_secs(second));
+        }
+        assert_eq!(since(&state, lost(7)), 0);
+        assert!(state.faults.len() <= 32);
+    }
+}
