@@ -137,12 +137,10 @@ mod tests {
             assert!(!one.licence.is_empty(), "{} names no licence", one.name);
             let listed = format!("{} {}: {}", one.name, one.version, one.licence);
             assert!(report.contains(&listed), "{listed}");
-            assert!(
-                texts_of(one, &crates.iter().collect::<Vec<_>>())
-                    .unwrap()
-                    .iter()
-                    .all(|(_, text)| text.len() > 100)
-            );
+            // A second file may only point to the first.
+            let texts = texts_of(one, &crates.iter().collect::<Vec<_>>()).unwrap();
+            let is_whole = |text: &str| text.len() > 500;
+            assert!(texts.iter().any(|(_, text)| is_whole(text)), "{}", one.name);
         }
         assert!(
             !report.contains(&*root().to_string_lossy()),

@@ -90,7 +90,7 @@ impl Release {
 
     /// Notes what a missing tool would have made.
     pub(super) fn leave_out(&mut self, what: &str, why: &str) {
-        eprintln!("\n{what} is left out: {why}");
+        eprintln!("\nleft out: {what}: {why}");
         self.left_out.push((what.to_owned(), why.to_owned()));
     }
 
@@ -142,7 +142,7 @@ fn size(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),
         1024..1_048_576 => format!("{} KiB", bytes.div_ceil(1024)),
-        _ => format!("{}.{} MiB", bytes >> 20, (bytes & 0xf_ffff) * 10 >> 20),
+        _ => format!("{}.{} MiB", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20),
     }
 }
 
