@@ -17,7 +17,11 @@ fail() {
     for container in $name-master $name-node; do podman logs --tail 20 "$container" >&2 || true; done
     exit 1
 }
-kvctl() { podman run --rm --interactive "${strict[@]}" --network "container:$name-master" "$image" kvctl "$@"; }
+# As a worker: in the network and the process namespace of the node, with the directory of its socket.
+kvctl() {
+    podman run --rm --interactive "${strict[@]}" --network "container:$name-master" --pid "container:$name-node" \
+        --volume "$work/run:/run/kvpool" "$image" kvctl "$@"
+}
 
 user=$(podman image inspect --format '{{.Config.User}}' "$image")
 [ "$user" = 65532:65532 ] || fail "the image's user is '$user'"
@@ -30,10 +34,11 @@ else
     echo "the image has no shell"
 fi
 
+install --directory --owner 65532 --group 65532 "$work/run"
 podman run --detach --name "$name-master" "${strict[@]}" --network none --tmpfs /data:mode=1777 \
     "$image" kvmaster --data-dir /data/kvmaster > "$work/id"
 podman run --detach --name "$name-node" "${strict[@]}" --network "container:$name-master" \
-    --tmpfs /run/kvpool:mode=1777 "$image" \
+    --volume "$work/run:/run/kvpool" "$image" \
     kvstore-node --name test --segment 64MiB --shm-path /run/kvpool/node.sock > "$work/id"
 for _ in $(seq 60); do
     kvctl --output json status > "$work/status" 2> "$work/why" && grep -q '"test"' "$work/status" && break
@@ -46,6 +51,9 @@ kvctl put greeting - < "$work/block" || fail "kvctl put"
 kvctl get greeting > "$work/copy" || fail "kvctl get"
 cmp "$work/block" "$work/copy" || fail "the block came back with other bytes"
 echo "put and got a block of 1000000 bytes: equal"
+kvctl doctor > "$work/doctor" || fail "kvctl doctor: $(cat "$work/doctor")"
+grep -q 'shm *taken' "$work/doctor" || fail "no shared memory: $(cat "$work/doctor")"
+echo "kvctl in another container shares memory with the store node"
 
 for container in $name-master $name-node; do
     pid=$(podman inspect --format '{{.State.Pid}}' "$container")

@@ -45,6 +45,12 @@ fn programs() -> [Command; 3] {
 fn write_all(share: &Path) -> Result<()> {
     for mut program in programs() {
         let name = program.get_name().to_owned();
+        // First: the completions add a subcommand `help` to the definition, and to each of its subcommands.
+        let pages = share.join("man/man1");
+        std::fs::create_dir_all(&pages)
+            .with_context(|| format!("cannot make {}", pages.display()))?;
+        clap_mangen::generate_to(program.clone(), &pages)
+            .with_context(|| format!("cannot write the man pages of {name}"))?;
         for (shell, below) in SHELLS {
             let file = match shell {
                 // bash-completion loads the file with the name of the command.
@@ -56,11 +62,6 @@ fn write_all(share: &Path) -> Result<()> {
             clap_complete::generate(shell, &mut program, &name, &mut script);
             write(&share.join(below).join(file), &script)?;
         }
-        let pages = share.join("man/man1");
-        std::fs::create_dir_all(&pages)
-            .with_context(|| format!("cannot make {}", pages.display()))?;
-        clap_mangen::generate_to(program, &pages)
-            .with_context(|| format!("cannot write the man pages of {name}"))?;
     }
     Ok(())
 }

@@ -53,6 +53,8 @@ fn each_visible_subcommand_has_a_page_and_a_hidden_one_has_none() {
         assert_eq!(page.exists(), !command.is_hide_set(), "{}", page.display());
         seen += usize::from(!command.is_hide_set());
     }
+    let help = share.path().join("man/man1/kvctl-help-put.1");
+    assert!(!help.exists(), "a page that only repeats another");
     assert!(seen >= 10, "only {seen} subcommands");
 }
 
