@@ -66,11 +66,13 @@ pub(crate) fn forget_xtask(command: &mut Command) {
 /// It is read without serde's derive: its compilation would delay `cargo xtask demo` on a new machine.
 pub(crate) struct Metadata {
     pub(crate) packages: Vec<Package>,
-    target_directory: PathBuf,
+    pub(crate) target_directory: PathBuf,
 }
 
 /// A package of the workspace.
 pub(crate) struct Package {
+    name: String,
+    version: String,
     pub(crate) manifest_path: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
 }
@@ -80,6 +82,15 @@ pub(crate) struct Dependency {
     pub(crate) kind: Option<String>,
     /// The directory of a dependency within the workspace.
     pub(crate) path: Option<PathBuf>,
+}
+
+impl Metadata {
+    /// The version of a package of the workspace.
+    pub(crate) fn version(&self, name: &str) -> Result<String> {
+        let package = self.packages.iter().find(|package| package.name == name);
+        let package = package.with_context(|| format!("the workspace has no package {name}"))?;
+        Ok(package.version.clone())
+    }
 }
 
 pub(crate) fn metadata() -> Result<Metadata> {
@@ -102,6 +113,8 @@ fn package(package: &Value) -> Result<Package> {
     let optional = |value: &Value| value.as_str().map(str::to_owned);
     let dependencies = list(package, "dependencies")?.iter();
     Ok(Package {
+        name: text(package, "name")?.to_owned(),
+        version: text(package, "version")?.to_owned(),
         manifest_path: text(package, "manifest_path")?.into(),
         dependencies: dependencies
             .map(|dependency| Dependency {
@@ -112,12 +125,12 @@ fn package(package: &Value) -> Result<Package> {
     })
 }
 
-fn list<'a>(of: &'a Value, name: &str) -> Result<&'a Vec<Value>> {
+pub(crate) fn list<'a>(of: &'a Value, name: &str) -> Result<&'a Vec<Value>> {
     let list = of[name].as_array();
     list.with_context(|| format!("cargo metadata has no list {name}"))
 }
 
-fn text<'a>(of: &'a Value, name: &str) -> Result<&'a str> {
+pub(crate) fn text<'a>(of: &'a Value, name: &str) -> Result<&'a str> {
     let text = of[name].as_str();
     text.with_context(|| format!("cargo metadata has no text {name}"))
 }

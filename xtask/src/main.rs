@@ -1,9 +1,10 @@
-//! The repository's own tasks: `cargo xtask demo | test | lint | wheels | rdma | fuzz | switch-off`.
+//! The repository's own tasks: `cargo xtask demo | test | lint | wheels | dist | rdma | fuzz | switch-off`.
 //!
 //! It builds and runs the other packages as their users do, through cargo, and depends on none of them.
 
 mod cargo;
 mod demo;
+mod dist;
 mod fuzz;
 mod lint;
 mod packages;
@@ -50,6 +51,8 @@ enum Task {
         #[arg(long)]
         install: bool,
     },
+    /// Make the files of a release: programs for glibc 2.17, wheels, image, chart, licences, checksums
+    Dist(dist::Args),
     /// Run the RDMA tests in virtual machines with a software device; the last line counts the results
     Rdma(rdma::Args),
     /// Send mutated input to every decoder and to every port of a live pool
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Task::Test { quick, install } => test::run(quick, Packages::asked(install)),
         Task::Lint(args) => lint::run(&args),
         Task::Wheels { install } => python::wheels(Packages::asked(install)),
+        Task::Dist(args) => dist::run(&args),
         Task::Rdma(args) => rdma::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::SwitchOff { invariant } => switch_off::run(invariant),

@@ -6,6 +6,7 @@
 use crate::cargo::{
     DAEMONS, EVERYTHING, OTLP, answers, cargo, forget_xtask, root, succeeds, target_dir, watch,
 };
+use crate::dist::portable::Portable;
 use crate::packages::Packages;
 use crate::tally::{Pytest, Tally};
 use anyhow::{Context, Result, bail};
@@ -19,7 +20,7 @@ const BUILDERS: [&str; 2] = ["maturin>=1.9,<2", "hatchling"];
 /// What the tests use.
 const TESTERS: [&str; 4] = ["pytest", "pytest-timeout", "mypy", "numpy"];
 /// The commands that the wheel brings along.
-const COMMANDS: [&str; 3] = ["kvmaster", "kvstore-node", "kvctl"];
+pub(crate) const COMMANDS: [&str; 3] = ["kvmaster", "kvstore-node", "kvctl"];
 /// Debian's package of the module venv.
 const VENV: &str = "python3-venv";
 
@@ -36,11 +37,7 @@ const COMMANDS_DIR: &str = "python/kvpool.data/scripts";
 
 /// Builds the wheels `kvpool` and `kvpool-mooncake` and says where they are.
 pub(crate) fn wheels(packages: Packages) -> Result<bool> {
-    let Some(venv) = environment(packages)? else {
-        bail!(
-            "Python 3.11 or later with the module venv is missing (Debian: {VENV}; --install adds it)"
-        );
-    };
+    let venv = environment(packages)?.with_context(missing)?;
     let Some(wheels) = build(&venv, Profile::Dist)? else {
         return Ok(false);
     };
@@ -49,6 +46,37 @@ pub(crate) fn wheels(packages: Packages) -> Result<bool> {
         println!("{}", wheel.display());
     }
     Ok(true)
+}
+
+/// What there is no environment without.
+pub(crate) fn missing() -> String {
+    format!(
+        "Python 3.11 or later with the module venv is missing (Debian: {VENV}; --install adds it)"
+    )
+}
+
+/// Builds the wheels for every Linux with glibc 2.17 or later, with `programs` inside. `None` when a build
+/// failed.
+pub(crate) fn portable_wheels(
+    portable: &Portable,
+    programs: &[PathBuf],
+) -> Result<Option<Vec<PathBuf>>> {
+    let out = empty_folder()?;
+    let commands = root().join(COMMANDS_DIR);
+    std::fs::create_dir_all(&commands)?;
+    for (command, program) in COMMANDS.iter().zip(programs) {
+        std::fs::copy(program, commands.join(command))
+            .with_context(|| format!("cannot copy {}", program.display()))?;
+    }
+    let mut native = tool(&portable.venv, "maturin");
+    native.args(["build", "--locked", "--manifest-path", "python/Cargo.toml"]);
+    native.args(portable.maturin()).arg("--out").arg(&out);
+    native.args(["--features", "otlp"]);
+    portable.set_environment(&mut native)?;
+    if !succeeds(&mut native)? || !succeeds(&mut mooncake(&portable.venv, &out))? {
+        return Ok(None);
+    }
+    Ok(Some(files(&out)?))
 }
 
 /// Builds the wheels as the daemons were built, installs them, and runs the tests of both.
@@ -86,7 +114,7 @@ pub(crate) fn test(packages: Packages, tally: &mut Tally) -> Result<()> {
 
 /// The virtual environment, with what builds and tests; made if it is not there. `None` where there is
 /// no Python for it.
-fn environment(packages: Packages) -> Result<Option<PathBuf>> {
+pub(crate) fn environment(packages: Packages) -> Result<Option<PathBuf>> {
     let venv = target_dir()?.join("python/venv");
     // With something to run: it would wait for what is typed.
     if !answers(tool(&venv, "python").args(["-c", OLDEST])) {
@@ -114,10 +142,7 @@ fn environment(packages: Packages) -> Result<Option<PathBuf>> {
 /// The wheels, built anew. `None` when a build failed.
 fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
     let target = target_dir()?;
-    let out = target.join("wheels");
-    if out.exists() {
-        std::fs::remove_dir_all(&out).context("cannot remove the wheels of an earlier build")?;
-    }
+    let out = empty_folder()?;
     let (folder, profile, daemons) = match profile {
         // What is delivered exports traces (ADR 0034).
         Profile::Dist => (
@@ -146,27 +171,36 @@ fn build(venv: &Path, profile: Profile) -> Result<Option<Vec<PathBuf>>> {
     if profile.contains(&"dist") {
         native.args(["--features", "otlp"]);
     }
-    let mut other = tool(venv, "python");
-    other.args([
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-    ]);
-    other
-        .arg("--wheel-dir")
-        .arg(&out)
-        .arg("./python/kvpool-mooncake");
-    if !succeeds(&mut native)? || !succeeds(&mut other)? {
+    if !succeeds(&mut native)? || !succeeds(&mut mooncake(venv, &out))? {
         return Ok(None);
     }
-    let built = std::fs::read_dir(&out)?.map(|entry| entry.map(|entry| entry.path()));
-    Ok(Some(built.collect::<Result<_, _>>()?))
+    Ok(Some(files(&out)?))
 }
 
-fn pip(venv: &Path) -> Command {
+/// Where the wheels go, without those of an earlier build.
+fn empty_folder() -> Result<PathBuf> {
+    let out = target_dir()?.join("wheels");
+    if out.exists() {
+        std::fs::remove_dir_all(&out).context("cannot remove the wheels of an earlier build")?;
+    }
+    Ok(out)
+}
+
+/// What builds the wheel `kvpool-mooncake`, which is Python alone.
+fn mooncake(venv: &Path, out: &Path) -> Command {
+    let mut pip = tool(venv, "python");
+    pip.args(["-m", "pip", "wheel", "--quiet", "--no-deps"]);
+    pip.args(["--no-build-isolation", "--wheel-dir"]);
+    pip.arg(out).arg("./python/kvpool-mooncake");
+    pip
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+    Ok(entries.collect::<Result<_, _>>()?)
+}
+
+pub(crate) fn pip(venv: &Path) -> Command {
     let mut pip = tool(venv, "python");
     pip.args([
         "-m",
