@@ -76,9 +76,10 @@ class BufferLease:
         self.release()
 
     def __del__(self) -> None:
-        # Views hold their lease, so none is left here.
+        # Views hold their lease, so none is left here. Nothing may be left of an object without a constructor.
         self._views = []
-        self.release()
+        if hasattr(self, "_pool"):
+            self.release()
 
 
 class BufferPool:

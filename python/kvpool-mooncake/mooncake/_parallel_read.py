@@ -197,7 +197,11 @@ class ParallelReadMethods(TensorMethods):
 
 
 def _part(manifest: Manifest, keys: Sequence[str], wanted: ParallelAxis | None) -> _Part:
-    start, end = (0, manifest.shape[manifest.split_dim]) if wanted is None else manifest.span(wanted.rank, wanted.size)
+    length = manifest.shape[manifest.split_dim]
+    # `chunk` and `tensor_split` of torch cut uneven shards in different ways, so nobody gets one by surprise.
+    if wanted is not None and wanted.size != manifest.size and length % wanted.size:
+        raise BadSplit(f"{wanted.size} shards of one length do not fit {length}")
+    start, end = (0, length) if wanted is None else manifest.span(wanted.rank, wanted.size)
     return _Part(manifest, keys, start, end)
 
 

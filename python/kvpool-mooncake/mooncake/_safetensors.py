@@ -31,7 +31,7 @@ class SafetensorMethods(TensorMethods):
         name = key if file_name is None else file_name
         try:
             _safetensors().save_file({key: tensor}, name)
-        except (ImportError, OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # The package raises a class of its own that is no OSError.
             log.error("save_tensor_to_safetensor: %s: %s", name, error)
             return _codes.PARAMETERS
         return _codes.OK

@@ -219,6 +219,7 @@ class SetupMethods(SegmentMethods):
         later store has them. The store can be set up again.
         """
         code, used = self._native.close()
+        self._registered.clear()
         for ptr in used:
             self._mem_pool.keep(ptr)
         self._mem_pool.free_all()
@@ -241,11 +242,17 @@ class SetupMethods(SegmentMethods):
 
         Keep the memory until it is unregistered or the store is closed. Registering is optional.
         """
-        return self._said("register_buffer", self._native.register(buffer_ptr, size))
+        code = self._said("register_buffer", self._native.register(buffer_ptr, size))
+        if code == _codes.OK:
+            self._registered[buffer_ptr] = size
+        return code
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
         """Ends a registration when no transfer uses the memory. Returns 0, or -600 for an unknown address."""
-        return self._native.unregister(buffer_ptr)
+        code = self._native.unregister(buffer_ptr)
+        if code == _codes.OK:
+            self._registered.pop(buffer_ptr, None)
+        return code
 
     def alloc_from_mem_pool(self, size: int) -> int:
         """The address of `size` new registered bytes, valid until the store is closed; 0 on failure."""
