@@ -8,7 +8,7 @@ class MooncakeDistributedNoFRegister:
 
     def real_register(self, *_args: object) -> int:
         """Not supported: raises NotImplementedError."""
-        raise NotImplementedError("real_register: kvpool has no segments on NVMe over fabrics; use --ssd of kvstore-node")
+        raise NotImplementedError("real_register: kvpool has no segments on NVMe over fabrics")
 
     def real_unregister_by_endpoint(self, *_args: object) -> int:
         """Not supported: raises NotImplementedError."""

@@ -191,7 +191,9 @@ class RpcInterface:
         """`send_tensor` as a future of `loop`, which raises RuntimeError for a failure."""
         return self._later(loop, self.send_tensor, target_address, tensor)
 
-    def _later(self, loop: asyncio.AbstractEventLoop, send: Callable[[str, Any], int], *args: Any) -> asyncio.Future[int]:
+    def _later(
+        self, loop: asyncio.AbstractEventLoop, send: Callable[[str, Any], int], *args: Any
+    ) -> asyncio.Future[int]:
         def sent() -> int:
             code = send(*args)
             if code < 0:

@@ -21,6 +21,9 @@ class TaskType(enum.IntEnum):
     REPLICA_MOVE = 1
 
 
+_NAMES = {TaskType.REPLICA_COPY: "create_copy_task", TaskType.REPLICA_MOVE: "create_move_task"}
+
+
 class TaskStatus(enum.IntEnum):
     """The state of a task."""
 
@@ -52,7 +55,7 @@ class TaskMethods(StoreBase):
 
     def _begin_task(self, kind: TaskType, key: str, source: str, targets: Sequence[str]) -> tuple[TaskId, int]:
         raise NotImplementedError(
-            f"{kind.name}: kvpool makes replicas when a block is put (ReplicateConfig.replica_num), "
+            f"{_NAMES[kind]}: kvpool makes replicas when a block is put (ReplicateConfig.replica_num), "
             "and does not copy or move them later"
         )
 

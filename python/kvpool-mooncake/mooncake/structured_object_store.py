@@ -170,7 +170,10 @@ class MooncakeBundleTransfer:
     def materialize_into(
         self, spec: StructuredObjectReadSpec, destinations: Mapping[str, Any] | None
     ) -> StructuredObjectResult:
-        """`materialize` into arrays, tensors, bytearrays or memory of the caller. Raises ValueError if one does not fit."""
+        """`materialize` into arrays, tensors, bytearrays or memory of the caller.
+
+        Raises ValueError if one does not fit.
+        """
         return self._bundles.read(spec, destinations or {})
 
     @staticmethod
@@ -294,14 +297,17 @@ class MooncakeBundleTransfer:
         found = _resolve_ref(ref)
         names = _tables.select(found, fields, batch_fields, non_tensor_fields)
         chosen = _tables.chosen_rows(rows, found.batch_size)
-        table: dict[str, Any] = {"batch": {}, "non_tensor_batch": {}, "meta_info": _chosen(found.meta_info, meta_info_keys)}
+        metadata = _chosen(found.meta_info, meta_info_keys)
+        table: dict[str, Any] = {"batch": {}, "non_tensor_batch": {}, "meta_info": metadata}
         for name in names:
             location = found.field_index[name]
             stage, to = found.stage_refs[location.stage], (destinations or {}).get(name)
             table[location.section][name] = self._field(stage, location.member, chosen, to)
         return _tables.to_flat(table) if type == "dict" else _tables.build(table, data_cls)
 
-    def _field(self, stage: RemoteBundleRef, member: str, rows: StructuredMemberSlice | list[int] | None, to: Any) -> Any:
+    def _field(
+        self, stage: RemoteBundleRef, member: str, rows: StructuredMemberSlice | list[int] | None, to: Any
+    ) -> Any:
         if isinstance(rows, list):
             value = self._bundles.read_rows(stage, member, rows)
             if to is None:
@@ -368,7 +374,9 @@ def infer_structure(*_args: Any, **_how: Any) -> NoReturn:
     raise NotImplementedError("infer_structure: kvpool stores values as they are, and infers no codec for their leaves")
 
 
-def _location(stage: str, section: Literal["batch", "non_tensor_batch"], name: str, serial: int) -> StructuredFieldLocation:
+def _location(
+    stage: str, section: Literal["batch", "non_tensor_batch"], name: str, serial: int
+) -> StructuredFieldLocation:
     # The number keeps a field that replaces another apart from it.
     member = f"{section}.{name}" if serial == 0 else f"{section}.{name}.{serial}"
     return StructuredFieldLocation(stage, member, section)

@@ -177,7 +177,8 @@ def test_the_bench_measures_between_two_processes(tmp_path: Path) -> None:
         line = next(line for line in log.read_text().splitlines() if line.startswith("target: "))
         initiator = [*common, line.removeprefix("target: "), "--threads=2", "--batch_size=4", "--duration=1"]
         for more in (["--operation=write", "--report_unit=Gb"], ["--report_precision=1"]):
-            done = subprocess.run(["transfer_engine_bench", *initiator, *more], capture_output=True, text=True, timeout=60)
+            command = ["transfer_engine_bench", *initiator, *more]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             assert done.returncode == 0, done.stderr
             assert " over tcp: " in done.stdout and "/s" in done.stdout
         bad = subprocess.run(["transfer_engine_bench", *initiator, "--threads=99"], capture_output=True, timeout=60)

@@ -60,7 +60,8 @@ def test_the_page_has_every_name_and_no_other() -> None:
     commands = said.pop("Commands")
     assert set(commands) == set(RECORDED["commands"])
     assert {module: set(names) for module, names in said.items()} == recorded()
-    counts = [sum(list(names.values()).count(here) for names in said.values()) for here in ("works", "differently", "no")]
+    kinds = "works", "differently", "no"
+    counts = [sum(list(names.values()).count(here) for names in said.values()) for here in kinds]
     assert f"Of {sum(counts)} names, {counts[0]} work, {counts[1]} work differently, and {counts[2]} do not." in PAGE
 
 

@@ -181,7 +181,8 @@ class Bundles:
             places = [flat.ctypes.data + start for start in starts]
             codes = batch(keys, places, sizes) if config is None else batch(keys, places, sizes, config)
         else:
-            codes = [self._put(one, flat[start : start + size].data, config) for one, start, size in zip(keys, starts, sizes)]
+            parts = [flat[start : start + size].data for start, size in zip(starts, sizes)]
+            codes = [self._put(one, part, config) for one, part in zip(keys, parts)]
         for one, code in zip(keys, codes):
             self._check(code, "put", one)
         return keys, sizes

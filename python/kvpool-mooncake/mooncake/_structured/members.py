@@ -197,7 +197,9 @@ def _copied(value: Any, to: Any) -> Any:
     return to
 
 
-def _into_memory(said: dict[str, Any], size: int, read: Read, part: StructuredMemberSlice | None, to: RawDestination) -> Any:
+def _into_memory(
+    said: dict[str, Any], size: int, read: Read, part: StructuredMemberSlice | None, to: RawDestination
+) -> Any:
     begin, length = 0, size
     if part is not None:
         shape = said.get("shape")

@@ -29,7 +29,7 @@ def encode(value: Any) -> bytes:
     return b"".join([_LENGTH.pack(len(text)), text, *blobs])
 
 
-def decode(data: bytes | memoryview) -> Any:
+def decode(data: bytes | bytearray | memoryview) -> Any:
     """The value of bytes. Raises ValueError for bytes that are none."""
     view = memoryview(data).cast("B")
     if len(view) < _LENGTH.size:
