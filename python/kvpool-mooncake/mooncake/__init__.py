@@ -1,1 +1,10 @@
 """The modules of Mooncake Store, implemented over kvpool."""
+
+from pkgutil import extend_path as _extend_path
+
+from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
+
+# Other wheels add modules of their own to the package, as they do with the original.
+__path__ = _extend_path(__path__, __name__)
+
+__all__ = ["BufferPool", "RegisteredBufferPool"]

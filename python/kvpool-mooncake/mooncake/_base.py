@@ -18,6 +18,15 @@ class StoreBase:
 
     def __init__(self) -> None:
         self._native = ObjectStore()
+        # The lengths of registered ranges, by address.
+        self._registered: dict[int, int] = {}
+
+    def _room_at(self, address: int) -> int | None:
+        """The bytes from an address to the end of its registered range; `None` outside of all."""
+        for start, length in list(self._registered.items()):
+            if start <= address < start + length:
+                return start + length - address
+        return None
 
     @staticmethod
     def _how(config: ReplicateConfig | None) -> How | None:

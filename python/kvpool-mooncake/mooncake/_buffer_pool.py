@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
+import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mooncake._memory import MooncakeHostMemAllocator
 from mooncake._settings import PAGE
@@ -14,22 +16,56 @@ if TYPE_CHECKING:
     from mooncake.store import MooncakeDistributedStore
 
 
-class PooledBuffer:
+class BufferLeaseView:
+    """The bytes of a lease. The lease is not given back while a memoryview of them lives."""
+
+    def __init__(self, lease: BufferLease) -> None:
+        # A class of its own, since only its objects take weak references and attributes.
+        window: Any = type("_Window", (ctypes.c_ubyte * lease.size,), {})
+        self._window = window.from_address(lease.ptr) if lease.size else window()
+        self._window.lease = lease
+
+    @property
+    def buffer(self) -> memoryview:
+        """The bytes, to be read and written."""
+        return memoryview(self._window).cast("B")
+
+
+class BufferLease:
     """A buffer that is on loan from a pool, until `release` or the end of its `with` block."""
 
-    def __init__(self, pool: BufferPool, ptr: int, size: int, capacity: int) -> None:
-        self._pool = pool
-        self.ptr = ptr
-        self.size = size
-        self.capacity = capacity
+    def __init__(self, pool: BufferPool, ptr: int, size: int) -> None:
+        self._pool: BufferPool | None = pool
+        self._ptr = ptr
+        self._size = size
+        self._views: list[weakref.ref[Any]] = []
 
-    def view(self) -> memoryview:
-        """The bytes, to be read and written. Good until the buffer is released."""
-        return memoryview((ctypes.c_ubyte * self.size).from_address(self.ptr)).cast("B")
+    @property
+    def ptr(self) -> int:
+        """The address. Raises RuntimeError after the release."""
+        if self._pool is None:
+            raise RuntimeError("the buffer lease is closed")
+        return self._ptr
+
+    @property
+    def size(self) -> int:
+        """The length in bytes, as it was asked for."""
+        return self._size
+
+    @property
+    def buffer(self) -> memoryview:
+        """The bytes, to be read and written. Raises RuntimeError after the release."""
+        view = BufferLeaseView(self)
+        self._views.append(weakref.ref(view._window))
+        return view.buffer
 
     def release(self) -> None:
-        """Gives the buffer back."""
-        self._pool.release(self)
+        """Gives the buffer back. Raises RuntimeError while a memoryview of it lives. A second call does nothing."""
+        if any(view() is not None for view in self._views):
+            raise RuntimeError("the buffer has exported views, and is not released")
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool._take_back(self._ptr)
 
     def __enter__(self) -> Self:
         return self
@@ -39,64 +75,139 @@ class PooledBuffer:
     ) -> None:
         self.release()
 
+    def __del__(self) -> None:
+        # Views hold their lease, so none is left here. Nothing may be left of an object without a constructor.
+        self._views = []
+        if hasattr(self, "_pool"):
+            self.release()
+
 
 class BufferPool:
-    """Buffers registered with a store and reused, `max_bytes` in all (0: no limit).
+    """Buffers registered with a store and reused.
 
-    Sizes are rounded up to `alignment`. A request gets the smallest returned buffer that is large
-    enough.
+    The pool's limit is `max_bytes`, but not less than the store's local buffer, and twice the local buffer
+    for 0. A store without a local buffer has no limit then. A request gets the smallest idle buffer that is
+    large enough, or a new one of at least `min_size_class` bytes.
     """
 
-    def __init__(self, store: MooncakeDistributedStore, max_bytes: int = 0, alignment: int = PAGE) -> None:
-        if max_bytes < 0 or alignment < 1:
-            raise ValueError(f"max_bytes {max_bytes} or alignment {alignment} is out of range")
+    def __init__(
+        self,
+        store: MooncakeDistributedStore,
+        max_bytes: int = 0,
+        min_size_class: int = 64 << 10,
+        max_size_class: int | None = None,
+        alignment: int = 8 << 20,
+        block_on_exhaustion: bool = True,
+        default_timeout: float | None = None,
+        max_regions: int | None = None,
+        prewarm_size: int | None = None,
+        prewarm_count: int = 0,
+    ) -> None:
+        """`max_size_class` has no effect. Raises RuntimeError for a value that cannot be, or without a store."""
+        if store is None or not hasattr(store, "register_buffer"):
+            raise RuntimeError("a BufferPool needs a MooncakeDistributedStore")
+        if min_size_class < 1 or max_bytes < 0:
+            raise RuntimeError(f"min_size_class {min_size_class} and max_bytes {max_bytes} must be positive")
+        if alignment < 8 or alignment & (alignment - 1):
+            raise RuntimeError(f"the alignment {alignment} is no power of two from 8 on")
+        settings = getattr(store, "_settings", None)
+        local = settings.buffer_size if settings is not None else 0
         self._store = store
-        self._max_bytes = max_bytes
-        self._alignment = -(-alignment // PAGE) * PAGE
+        self._limit = max(max_bytes, local) if max_bytes else 2 * local
+        self._smallest = min_size_class
+        self._waits = block_on_exhaustion
+        self._patience = default_timeout
+        self._max_regions = max_regions
         self._memory = MooncakeHostMemAllocator()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._capacities: dict[int, int] = {}
         self._free: dict[int, int] = {}
-        self._lent: set[int] = set()
+        # The bytes of each lease: the limit counts what was asked for.
+        self._lent: dict[int, int] = {}
         self._closed = False
+        if prewarm_size is not None:
+            self.prewarm(prewarm_size, prewarm_count)
 
-    @property
-    def total_bytes(self) -> int:
-        """The pool's buffers, lent or not."""
-        with self._lock:
-            return sum(self._capacities.values())
+    def acquire(self, size: int, block: bool | None = None, timeout: float | None = None) -> BufferLease:
+        """A buffer of `size` bytes.
 
-    def acquire(self, size: int) -> PooledBuffer:
-        """A buffer of `size` bytes. Raises MemoryError when the pool's limit or memory is exhausted."""
-        if size <= 0:
-            raise ValueError(f"a buffer of {size} bytes is none")
-        capacity = -(-size // self._alignment) * self._alignment
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the buffer pool is closed")
-            fitting = [(has, ptr) for ptr, has in self._free.items() if has >= capacity]
-            if fitting:
-                capacity, ptr = min(fitting)
-                del self._free[ptr]
-            else:
+        While the pool's limit is reached it waits, for `timeout` seconds if given. With `block` of False, at the
+        timeout, for a size over the limit, and in a closed pool it raises RuntimeError.
+        """
+        waits = self._waits if block is None else block
+        seconds = self._patience if timeout is None else timeout
+        if seconds is not None and seconds < 0:
+            raise RuntimeError(f"the timeout {seconds} is negative")
+        if size < 0 or size >= 1 << 63 or (self._limit and size > self._limit):
+            raise RuntimeError(f"a buffer of {size} bytes exceeds the pool's capacity of {self._limit}")
+        end = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise RuntimeError("the buffer pool is closed")
+                if self._has_room(size):
+                    return BufferLease(self, self._lend(size), size)
+                if not waits:
+                    raise RuntimeError("the buffer pool is exhausted")
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    raise RuntimeError(f"the buffer pool was exhausted for {seconds} s: timed out")
+                self._changed.wait(left)
+
+    # The original's other name.
+    buffer = acquire
+
+    def prewarm(self, size: int, count: int) -> None:
+        """Makes `count` idle buffers of `size` bytes, as far as the limit lets them."""
+        with self._changed:
+            for _ in range(count):
+                capacity = self._capacity(size)
+                if self._limit and sum(self._capacities.values()) + capacity > self._limit:
+                    return
                 ptr = self._grow(capacity)
-            self._lent.add(ptr)
-        return PooledBuffer(self, ptr, size, capacity)
+                self._free[ptr] = capacity
+
+    def close(self) -> None:
+        """Frees the pool's memory. Raises RuntimeError while a buffer is lent."""
+        with self._changed:
+            if self._lent:
+                raise RuntimeError(f"the pool has {len(self._lent)} active leases, and is not closed")
+            self._closed = True
+            self._changed.notify_all()
+            for ptr in list(self._free):
+                self._drop(ptr)
+
+    def _has_room(self, size: int) -> bool:
+        if self._max_regions is not None and len(self._lent) >= self._max_regions:
+            return False
+        return not self._limit or sum(self._lent.values()) + size <= self._limit
+
+    def _capacity(self, size: int) -> int:
+        return -(-max(size, self._smallest) // PAGE) * PAGE
+
+    def _lend(self, size: int) -> int:
+        fitting = [(has, ptr) for ptr, has in self._free.items() if has >= size]
+        if fitting:
+            _, ptr = min(fitting)
+            del self._free[ptr]
+        else:
+            capacity = self._capacity(size)
+            # Idle buffers that are too small make room for one that fits.
+            for idle in list(self._free):
+                if self._limit and sum(self._capacities.values()) + capacity > self._limit:
+                    self._drop(idle)
+            ptr = self._grow(capacity)
+        self._lent[ptr] = size
+        return ptr
 
     def _grow(self, capacity: int) -> int:
-        for idle in list(self._free):
-            if not self._max_bytes or sum(self._capacities.values()) + capacity <= self._max_bytes:
-                break
-            self._drop(idle)
-        if self._max_bytes and sum(self._capacities.values()) + capacity > self._max_bytes:
-            raise MemoryError(f"the pool's limit of {self._max_bytes} bytes leaves none of {capacity}")
         ptr = self._memory.alloc(capacity)
         if ptr == 0:
-            raise MemoryError(f"there is no memory of {capacity} bytes")
+            raise RuntimeError(f"there is no memory of {capacity} bytes")
         code = self._store.register_buffer(ptr, capacity)
         if code != 0:
             self._memory.free(ptr)
-            raise MemoryError(f"memory of {capacity} bytes cannot be registered: {code}")
+            raise RuntimeError(f"memory of {capacity} bytes cannot be registered: {code}")
         self._capacities[ptr] = capacity
         return ptr
 
@@ -110,22 +221,11 @@ class BufferPool:
             raise
         self._memory.free(ptr)
 
-    def release(self, buffer: PooledBuffer) -> None:
-        """Takes a buffer back. A second return has no effect."""
-        with self._lock:
-            if buffer.ptr not in self._lent:
-                return
-            self._lent.remove(buffer.ptr)
-            self._free[buffer.ptr] = self._capacities[buffer.ptr]
-            if self._closed:
-                self._drop(buffer.ptr)
-
-    def close(self) -> None:
-        """Frees unused buffers now and lent buffers when they are returned."""
-        with self._lock:
-            self._closed = True
-            for ptr in list(self._free):
-                self._drop(ptr)
+    def _take_back(self, ptr: int) -> None:
+        with self._changed:
+            if self._lent.pop(ptr, None) is not None:
+                self._free[ptr] = self._capacities[ptr]
+                self._changed.notify_all()
 
     def __enter__(self) -> Self:
         return self

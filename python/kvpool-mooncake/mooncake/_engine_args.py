@@ -25,12 +25,12 @@ class TransferOpcode(enum.IntEnum):
     """From this process's memory into the peer's memory."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TransferNotify:
     """A message to the peer after a transfer."""
 
-    name: str
-    msg: str
+    name: str = ""
+    msg: str = ""
 
 
 def check_int(what: str, value: object) -> None:

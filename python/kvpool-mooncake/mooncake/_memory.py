@@ -82,3 +82,17 @@ def bind_to_numa_node(node: int) -> None:
         os.sched_setaffinity(0, cores & os.sched_getaffinity(0) or cores)
     except (OSError, ValueError) as error:
         _log.warning("not bound to NUMA node %d: %s", node, error)
+
+
+def get_alloc_func_addr() -> int:
+    """The address of a C function `void *(size_t)` for page-aligned memory: `valloc` of the C library."""
+    return _address_of("valloc")
+
+
+def get_free_func_addr() -> int:
+    """The address of a C function `void (void *)` that frees that memory: `free` of the C library."""
+    return _address_of("free")
+
+
+def _address_of(name: str) -> int:
+    return ctypes.cast(ctypes.CDLL(None)[name], ctypes.c_void_p).value or 0

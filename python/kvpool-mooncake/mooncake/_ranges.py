@@ -28,7 +28,8 @@ class RangeMethods(StoreBase):
         Fragment `k` of key `j` of buffer `i` is `all_sizes[i][j][k]` bytes from `all_src_offsets[i][j][k]`
         of the object, and goes to `all_dst_offsets[i][j][k]` of the buffer. The result has the same
         shape: bytes read, or a negative code. If the lists of a key differ in length, its result is
-        `[-600]`; for the lists of a buffer `[[-600]]`.
+        `[-600]`; for the lists of a buffer `[[-600]]`. A fragment that goes over the end of the registered range of
+        its buffer is -600.
         """
         shapes = (all_keys, all_dst_offsets, all_src_offsets, all_sizes)
         if not same_length(buffer_ptrs, *shapes):
@@ -41,13 +42,17 @@ class RangeMethods(StoreBase):
                 counts.append([-1])
                 continue
             counts.append([])
+            room = self._room_at(start)
             for key, to, source, size in zip(keys, targets, sources, sizes):
                 alike = same_length(to, source, size)
                 counts[-1].append(len(to) if alike else -1)
                 if alike:
                     flat[0].extend([key] * len(to))
                     # A place before the buffer is refused, not read into.
-                    flat[1].extend(start + offset if offset >= 0 and start > 0 else -1 for offset in to)
+                    flat[1].extend(
+                        start + offset if start > 0 and _fits(offset, length, room) else -1
+                        for offset, length in zip(to, size)
+                    )
                     flat[2].extend(size)
                     flat[3].extend(source)
         answers = iter(self._native.get_ranges(*flat))
@@ -97,9 +102,9 @@ class RangeMethods(StoreBase):
             totals.append(min(own) if own and min(own) < 0 else sum(own) if own else _codes.PARAMETERS)
         return self._all_said("batch_get_into_multi_buffer_ranges", totals)
 
-    def batch_get_session_end(self, keys: Sequence[str]) -> list[int]:
-        """Ends the get session of each key. Returns 0, or -704 for a key without one."""
-        return self._native.get_session_end(keys)
+    def batch_get_session_end(self, keys: Sequence[str]) -> int:
+        """Ends the get session of each key. Returns 0, or the first code: -704 for a key without one."""
+        return next((code for code in self._native.get_session_end(keys) if code != _codes.OK), _codes.OK)
 
     def batch_put_session_start(
         self, keys: Sequence[str], sizes: Sequence[int], config: ReplicateConfig | None = None
@@ -137,3 +142,8 @@ class RangeMethods(StoreBase):
     def batch_put_session_revoke(self, keys: Sequence[str]) -> list[int]:
         """Drops put sessions. Returns 0, or -704 for a key without one."""
         return self._native.put_session_revoke(keys)
+
+
+def _fits(offset: int, length: int, room: int | None) -> bool:
+    """Whether a fragment is within a buffer, as far as its end is known."""
+    return offset >= 0 and (room is None or offset + length <= room)

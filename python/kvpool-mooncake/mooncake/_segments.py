@@ -1,8 +1,8 @@
-"""Segments that a store contributes while it runs, and the replica tasks that kvpool lacks."""
+"""Segments that a store contributes while it runs."""
 
 from __future__ import annotations
 
-import uuid
+import time
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -29,7 +29,7 @@ class Mounted(TypedDict):
 
 
 class SegmentMethods(StoreBase):
-    """The segment and task methods of a store."""
+    """The segment methods of a store."""
 
     _settings: Settings | None = None
 
@@ -104,16 +104,29 @@ class SegmentMethods(StoreBase):
             "it mapped; use allocate_and_mount_segment"
         )
 
-    def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[uuid.UUID, int]:
-        """Not supported: raises NotImplementedError."""
-        raise NotImplementedError(
-            "create_copy_task: kvpool makes replicas when a block is put (ReplicateConfig.replica_num)"
-        )
+    def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
+        """Takes the segment of `setup` and its SSD out of the pool. Returns 0; -101 for a store without an SSD.
 
-    def create_move_task(self, key: str, source: str, target: str) -> tuple[uuid.UUID, int]:
-        """Not supported: raises NotImplementedError."""
-        raise NotImplementedError("create_move_task: kvpool does not move blocks between nodes")
+        Blocks in memory are copied to the SSD first, for at most 30 seconds. A later store of this host takes
+        the SSD again. Then the call waits for `grace_period_seconds`.
+        """
+        if not isinstance(grace_period_seconds, int):
+            raise TypeError(f"grace_period_seconds must be an int, not {type(grace_period_seconds).__name__}")
+        if grace_period_seconds < 0:
+            return _codes.PARAMETERS
+        if not self._native.is_set_up():
+            return _codes.PARAMETERS
+        settings = self._settings
+        if settings is None or not settings.offload or not settings.segment_size:
+            return _codes.NO_SEGMENT
+        code = self.unmount_segment([node_name(self._hostname())])
+        if code == _codes.OK:
+            time.sleep(grace_period_seconds)
+        return code
 
-    def query_task(self, task_id: uuid.UUID) -> tuple[None, int]:
-        """There are no tasks: `(None, -704)`."""
-        return None, _codes.NOT_FOUND
+    def _hostname(self) -> str:
+        raise NotImplementedError
+
+    def get_offload_rpc_read_count(self) -> int:
+        """Always 0: blocks on SSD come back to memory and are read there, by no RPC of their own."""
+        return 0

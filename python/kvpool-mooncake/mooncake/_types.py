@@ -25,6 +25,15 @@ class ObjectDataType(enum.IntEnum):
     GRADIENT = 6
     OPTIMIZER_STATE = 7
     METADATA = 8
+    GENERAL = 9
+
+
+class SoftPinAction(enum.IntEnum):
+    """What a put does with the soft pin of its object."""
+
+    PRESERVE = 0
+    ENABLE = 1
+    DISABLE = 2
 
 
 @dataclasses.dataclass
@@ -36,7 +45,8 @@ class ReplicateConfig:
       a store's `get_hostname`.
     - `prefer_alloc_in_same_node`: prefer nodes of this host.
     - `with_hard_pin`: never evict the object.
-    - `with_soft_pin`: evict it after others, for `soft_pin_ttl_ms` milliseconds (default: half an hour).
+    - `soft_pin_action` of `ENABLE`, or `with_soft_pin` of older releases: evict the object after others, for
+      `soft_pin_ttl_ms` milliseconds (default: half an hour). An upsert without either ends a soft pin.
 
     The other fields have no effect in kvpool.
     """
@@ -46,110 +56,14 @@ class ReplicateConfig:
     dfs_replica_num: int = 0
     with_hard_pin: bool = False
     with_soft_pin: bool = False
-    soft_pin_action: int = 0
+    soft_pin_action: SoftPinAction = SoftPinAction.PRESERVE
     soft_pin_ttl_ms: int | None = None
     preferred_segments: list[str] = dataclasses.field(default_factory=list)
     preferred_segment: str = ""
     prefer_alloc_in_same_node: bool = False
     data_type: ObjectDataType = ObjectDataType.UNKNOWN
     group_ids: list[str] | None = None
-
-
-class ReplicaStatus(enum.IntEnum):
-    """The state of a replica."""
-
-    UNDEFINED = 0
-    INITIALIZED = 1
-    PROCESSING = 2
-    COMPLETE = 3
-    REMOVED = 4
-    FAILED = 5
-
-
-class TaskStatus(enum.IntEnum):
-    """The state of a `create_copy_task` task, which kvpool does not support."""
-
-    PENDING = 0
-    PROCESSING = 1
-    SUCCESS = 2
-    FAILED = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class BufferDescriptor:
-    """The location of a replica's bytes."""
-
-    size_: int
-    buffer_address_: int
-    transport_endpoint_: str
-    protocol_: str = "tcp"
-
-    @property
-    def size(self) -> int:
-        """The length in bytes."""
-        return self.size_
-
-    @property
-    def buffer_address(self) -> int:
-        """The offset in the node's segment. (Not an address: only the node could use one.)"""
-        return self.buffer_address_
-
-    @property
-    def transport_endpoint(self) -> str:
-        """The node's name."""
-        return self.transport_endpoint_
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryDescriptor:
-    """A replica in memory."""
-
-    buffer_descriptor: BufferDescriptor
-
-    @property
-    def buffer_descriptors(self) -> list[BufferDescriptor]:
-        """The only descriptor, for older callers."""
-        return [self.buffer_descriptor]
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplicaDescriptor:
-    """One replica of an object. kvpool keeps all replicas in the memory of store nodes."""
-
-    node: str
-    segment: int
-    offset: int
-    length: int
-    state: str
-
-    @property
-    def status(self) -> ReplicaStatus:
-        """`COMPLETE` for a readable replica."""
-        return ReplicaStatus.COMPLETE if self.state in ("live", "draining") else ReplicaStatus.UNDEFINED
-
-    def is_memory_replica(self) -> bool:
-        """Whether the replica is in memory."""
-        return True
-
-    def is_disk_replica(self) -> bool:
-        """Whether the replica is in a file that all hosts share."""
-        return False
-
-    def is_local_disk_replica(self) -> bool:
-        """Whether the replica is on its node's disk."""
-        return False
-
-    def get_memory_descriptor(self) -> MemoryDescriptor:
-        """The location of the replica."""
-        return MemoryDescriptor(BufferDescriptor(self.length, self.offset, self.node))
-
-    def get_disk_descriptor(self) -> MemoryDescriptor:
-        """kvpool has none: raises."""
-        raise RuntimeError("the replica is in memory, not on a disk")
-
-    def get_local_disk_descriptor(self) -> MemoryDescriptor:
-        """kvpool has none: raises."""
-        raise RuntimeError("the replica is in memory, not on a disk")
+    preferred_nof_segments: list[str] = dataclasses.field(default_factory=list)
 
 
 def how_to_put(config: ReplicateConfig | None, node_name: Callable[[str], str]) -> How | None:
@@ -163,7 +77,9 @@ def how_to_put(config: ReplicateConfig | None, node_name: Callable[[str], str]) 
         return None
     preferred = config.preferred_segment or next(iter(config.preferred_segments or ()), "")
     soft_pin = None
-    if config.with_soft_pin:
+    if config.soft_pin_action == SoftPinAction.ENABLE or (
+        config.with_soft_pin and config.soft_pin_action == SoftPinAction.PRESERVE
+    ):
         soft_pin = _SOFT_PIN_MS if soft_ms is None else soft_ms
     return (
         replicas,

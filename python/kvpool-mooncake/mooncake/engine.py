@@ -24,50 +24,83 @@ Settings, from the environment:
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import ctypes
-import json
-import logging
-import mmap
-import os
-import threading
-import weakref
-from collections.abc import Sequence
+import atexit as _atexit
+import contextlib as _contextlib
+import json as _json
+import mmap as _mmap
+import os as _os
+import weakref as _weakref
 
-from kvpool._native import PeerEngine
 from mooncake import _engine_args as _args
 from mooncake import _engine_session as _session
 from mooncake._engine_args import TransferNotify, TransferOpcode
+from mooncake._engine_background import BackgroundMethods as _BackgroundMethods
+from mooncake._engine_base import OK as _OK
+from mooncake._engine_base import PROBE_TIMEOUT as _PROBE_TIMEOUT
+from mooncake._engine_base import failed as _failed
+from mooncake._engine_base import log as _log
+from mooncake._engine_cuda import CudaMethods as _CudaMethods
+from mooncake._engine_memory import MemoryMethods as _MemoryMethods
+from mooncake._engine_transfers import TransferMethods as _TransferMethods
+from mooncake._rpc import ReceivedData, ReceivedTensor, RpcInterface, create_rpc_client, create_rpc_server
+from mooncake._shared_segment import SharedSegment
 
-__all__ = ["TransferEngine", "TransferNotify", "TransferOpcode"]
+__all__ = [
+    "CoroRPCInterface",
+    "InnerTransferEngine",
+    "Read",
+    "ReceivedData",
+    "ReceivedTensor",
+    "RpcInterface",
+    "SUPPORT_CUDA",
+    "SUPPORT_EFA",
+    "SUPPORT_HIP",
+    "SUPPORT_INTRA_NVLINK",
+    "SUPPORT_MNNVL",
+    "SUPPORT_MUSA",
+    "SharedSegment",
+    "TransferEngine",
+    "TransferNotify",
+    "TransferOpcode",
+    "Write",
+    "create_rpc_client",
+    "create_rpc_server",
+]
 
-_log = logging.getLogger("mooncake.engine")
+# The engine moves bytes of host memory only, over TCP and RDMA.
+SUPPORT_CUDA = False
+SUPPORT_EFA = False
+SUPPORT_HIP = False
+SUPPORT_INTRA_NVLINK = False
+SUPPORT_MNNVL = False
+SUPPORT_MUSA = False
 
-_PROBE_TIMEOUT = 3.0
-_OK = 0
-_FAILED = -1
+Read = TransferOpcode.Read
+Write = TransferOpcode.Write
 
-# What peers may still be writing to must not go away under them when the interpreter ends.
-_open: weakref.WeakSet[TransferEngine] = weakref.WeakSet()
+CoroRPCInterface = RpcInterface
+
+# Peers may still write when the interpreter ends.
+_open: _weakref.WeakSet[TransferEngine] = _weakref.WeakSet()
 # Managed buffers of engines that were closed in the middle of a transfer.
-_kept: list[mmap.mmap] = []
+_kept: list[_mmap.mmap] = []
 
 
-class TransferEngine:
+class InnerTransferEngine:
+    """What `TransferEngine.get_engine` returns, for the parameter `engine` of `mooncake.store`."""
+
+
+class TransferEngine(_MemoryMethods, _TransferMethods, _BackgroundMethods, _CudaMethods, InnerTransferEngine):
     """One session: registered memory of this process, and transfers from and to peers' memory.
 
     Any thread may call, and no call lasts longer than its deadline. A wrong type raises TypeError. Every
     other failure is logged and returns the documented code.
     """
 
+    TransferOpcode = TransferOpcode
+
     def __init__(self) -> None:
-        self._native: PeerEngine | None = None
-        self._host = ""
-        self._timeout = _session.DEFAULT_TIMEOUT
-        self._is_tcp = True
-        self._lock = threading.Lock()
-        self._managed: dict[int, mmap.mmap] = {}
+        super().__init__()
         _open.add(self)
 
     def initialize(
@@ -101,7 +134,7 @@ class TransferEngine:
         peer_to_peer = metadata_server.upper() == "P2PHANDSHAKE"
         if not peer_to_peer:
             _log.info("metadata server %s is not asked: peers are named host:port", metadata_server)
-        secret = os.environ.get("KVPOOL_ENGINE_SECRET", "")
+        secret = _os.environ.get("KVPOOL_ENGINE_SECRET", "")
         with self._lock:
             if self._native is not None:
                 return _failed("initialize", "the engine is initialized already")
@@ -169,12 +202,12 @@ class TransferEngine:
         native = self._native
         ports: list[str] = []
         if native is not None:
-            with contextlib.suppress(RuntimeError):
+            with _contextlib.suppress(RuntimeError):
                 ports, _why = native.ports()
         wanted = _session.devices(device_name)
         # A port is called "device:1".
         devices = dict.fromkeys(port.rpartition(":")[0] for port in ports)
-        return json.dumps({"cpu:0": [[name for name in devices if not wanted or name in wanted], []]})
+        return _json.dumps({"cpu:0": [[name for name in devices if not wanted or name in wanted], []]})
 
     def get_transport(self, target_hostname: str) -> str:
         """The transport to a peer: "rdma" or "tcp"; "" if the peer is not reached within 3 s."""
@@ -191,15 +224,6 @@ class TransferEngine:
         self._log_news(native)
         return kind
 
-    def _log_news(self, native: PeerEngine) -> None:
-        """Logs the transport of each peer, once and after each change."""
-        with contextlib.suppress(RuntimeError):
-            for target, (kind, why) in native.news():
-                if why is None or self._is_tcp:
-                    _log.info("peer %s: bytes go over %s", target, kind.upper())
-                else:
-                    _log.warning("peer %s: bytes go over %s: %s", target, kind.upper(), why)
-
     def close(self) -> None:
         """Ends the session: no peer accesses memory any more, and every later call fails."""
         with self._lock:
@@ -214,283 +238,8 @@ class TransferEngine:
 
     def __del__(self) -> None:
         # Nothing may be left of an object whose constructor failed.
-        with contextlib.suppress(AttributeError):
+        with _contextlib.suppress(AttributeError):
             self.close()
-
-    # Memory
-
-    def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
-        """Lets peers read and write `capacity` bytes at `buffer_addr`. Returns 0, or -1 for a failure.
-
-        It fails if the range is not host memory of this process, or overlaps a registered range. Before
-        you free the memory, unregister it or close the engine: this process sums the bytes there.
-        """
-        _args.check_int("buffer_addr", buffer_addr)
-        _args.check_int("capacity", capacity)
-        native = self._native
-        if native is None:
-            return _failed("register_memory", "the engine is not initialized")
-        try:
-            native.register(_args.address(buffer_addr), _args.length(capacity))
-        except (ValueError, OSError, RuntimeError) as error:
-            return _failed("register_memory", error)
-        return _OK
-
-    def unregister_memory(self, buffer_addr: int) -> int:
-        """Ends a registration when no transfer uses the range. Returns 0, or -1 for a failure.
-
-        It fails if no registration begins at the address, or if a transfer still uses the range after
-        the timeout. Then do not free the memory.
-        """
-        _args.check_int("buffer_addr", buffer_addr)
-        native = self._native
-        if native is None:
-            return _failed("unregister_memory", "the engine is not initialized")
-        try:
-            if native.unregister(_args.address(buffer_addr)):
-                return _OK
-        except (ValueError, RuntimeError) as error:
-            return _failed("unregister_memory", error)
-        return _failed("unregister_memory", f"no registered range begins at {buffer_addr:#x}")
-
-    def batch_register_memory(
-        self,
-        buffer_addrs: Sequence[int],
-        capacities: Sequence[int],
-        locations: Sequence[str] | str = "*",
-    ) -> int:
-        """Registers several ranges, all or none. Returns 0 or -1."""
-        addresses, lengths = list(buffer_addrs), list(capacities)
-        if len(addresses) != len(lengths):
-            return _failed("batch_register_memory", f"{len(addresses)} addresses, {len(lengths)} lengths")
-        for index, (address, length) in enumerate(zip(addresses, lengths, strict=True)):
-            if self.register_memory(address, length) != _OK:
-                for done in addresses[:index]:
-                    self.unregister_memory(done)
-                return _FAILED
-        return _OK
-
-    def batch_unregister_memory(self, buffer_addrs: Sequence[int]) -> int:
-        """Ends several registrations. Returns 0, or -1 if one of them failed."""
-        results = [self.unregister_memory(address) for address in buffer_addrs]
-        return _OK if all(result == _OK for result in results) else _FAILED
-
-    def allocate_managed_buffer(self, length: int) -> int:
-        """The address of `length` new bytes, zeroed and registered; 0 on failure."""
-        _args.check_int("length", length)
-        if self._native is None or not 0 < length < _args.LARGEST:
-            _failed("allocate_managed_buffer", f"{length} bytes, or the engine is not initialized")
-            return 0
-        try:
-            memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError, ValueError) as error:
-            _failed("allocate_managed_buffer", error)
-            return 0
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        if self.register_memory(address, length) != _OK:
-            memory.close()
-            return 0
-        with self._lock:
-            self._managed[address] = memory
-        return address
-
-    def free_managed_buffer(self, buffer_addr: int, length: int) -> int:
-        """Frees memory of `allocate_managed_buffer`. Returns 0, or -1 for any other address."""
-        _args.check_int("buffer_addr", buffer_addr)
-        _args.check_int("length", length)
-        with self._lock:
-            memory = self._managed.get(buffer_addr)
-            if memory is None or len(memory) != length:
-                return _failed("free_managed_buffer", f"no buffer of {length} bytes at {buffer_addr:#x}")
-            del self._managed[buffer_addr]
-        native = self._native
-        try:
-            # The caller may have ended the registration already.
-            if native is not None:
-                native.unregister(buffer_addr)
-        except RuntimeError as error:
-            with self._lock:
-                self._managed[buffer_addr] = memory
-            return _failed("free_managed_buffer", error)
-        memory.close()
-        return _OK
-
-    def write_bytes_to_buffer(self, dest_address: int, src_ptr: bytes, length: int) -> int:
-        """Copies the first `length` bytes of `src_ptr` to an address in this process. Returns 0, or -1 if
-        the address is invalid or `src_ptr` is shorter."""
-        _args.check_int("dest_address", dest_address)
-        _args.check_int("length", length)
-        data = memoryview(src_ptr.encode() if isinstance(src_ptr, str) else src_ptr).cast("B")
-        native = self._native
-        if native is None or not 0 <= length <= len(data):
-            return _failed("write_bytes_to_buffer", f"{length} of {len(data)} bytes")
-        try:
-            native.write_bytes(_args.address(dest_address), bytes(data[:length]))
-        except (ValueError, OSError, RuntimeError) as error:
-            return _failed("write_bytes_to_buffer", error)
-        return _OK
-
-    def read_bytes_from_buffer(self, source_address: int, length: int) -> bytes:
-        """`length` bytes from an address in this process. Raises ValueError for an invalid address."""
-        _args.check_int("source_address", source_address)
-        _args.check_int("length", length)
-        native = self._native
-        if native is None:
-            raise ValueError("the engine is not initialized")
-        return native.read_bytes(_args.address(source_address), _args.length(length))
-
-    def get_first_buffer_address(self, segment_name: str) -> int:
-        """The address of the memory that a peer registered first; 0 without one or without the peer."""
-        _args.check_str("segment_name", segment_name)
-        native = self._native
-        if native is None:
-            _failed("get_first_buffer_address", "the engine is not initialized")
-            return 0
-        try:
-            return native.first_registered(segment_name, self._timeout) or 0
-        except (ValueError, OSError, RuntimeError) as error:
-            _failed("get_first_buffer_address", error)
-            return 0
-
-    # Transfers that are waited for
-
-    def transfer_sync_write(
-        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int
-    ) -> int:
-        """Writes `length` bytes at `buffer` to the peer's `peer_buffer_address`. Returns 0 or -1."""
-        return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Write)
-
-    def transfer_sync_read(
-        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int
-    ) -> int:
-        """Reads `length` bytes from the peer's `peer_buffer_address` to `buffer`. Returns 0 or -1."""
-        return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Read)
-
-    def transfer_sync(
-        self,
-        target_hostname: str,
-        buffer: int,
-        peer_buffer_address: int,
-        length: int,
-        opcode: TransferOpcode,
-        notify: TransferNotify | None = None,
-    ) -> int:
-        """Reads or writes, then sends `notify` to the peer, if given. Returns 0 or -1."""
-        return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify)
-
-    def batch_transfer_sync_write(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-    ) -> int:
-        """Writes several ranges; ranges adjacent at the peer are joined. Returns 0 or -1."""
-        return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
-
-    def batch_transfer_sync_read(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-    ) -> int:
-        """Reads several ranges. Returns 0 or -1."""
-        return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
-
-    def batch_transfer_sync(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        opcode: TransferOpcode,
-        notify: TransferNotify | None = None,
-    ) -> int:
-        """Reads or writes several ranges, then sends `notify` to the peer, if given. Returns 0 or -1."""
-        return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify)
-
-    # Transfers that go on in the background
-
-    def transfer_submit_write(
-        self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int
-    ) -> int:
-        """Begins a write. Returns its number for `transfer_check_status`, or -1. Keep the memory until it ends."""
-        return (
-            self._submit(target_hostname, [buffer], [peer_buffer_address], [length], TransferOpcode.Write)
-            or _FAILED
-        )
-
-    def batch_transfer_async_write(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-    ) -> int:
-        """Begins several writes. Returns the batch's number, or 0. Keep the memory until they end."""
-        return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Write)
-
-    def batch_transfer_async_read(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-    ) -> int:
-        """Begins several reads. Returns the batch's number, or 0. Keep the memory until they end."""
-        return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, TransferOpcode.Read)
-
-    def batch_transfer_async(
-        self,
-        target_hostname: str,
-        buffers: Sequence[int],
-        peer_buffer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        opcode: TransferOpcode,
-        notify: TransferNotify | None = None,
-    ) -> int:
-        """Begins several reads or writes. Returns the batch's number, or 0."""
-        return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify)
-
-    def transfer_check_status(self, batch_id: int) -> int:
-        """The state of a transfer: 1 done, 0 pending, -1 failed or unknown, -2 timed out."""
-        _args.check_int("batch_id", batch_id)
-        native = self._native
-        if native is None or not 0 < batch_id < _args.LARGEST:
-            return _FAILED
-        try:
-            status = native.status(batch_id)
-        except RuntimeError as error:
-            return _failed("transfer_check_status", error)
-        if status:
-            self._log_news(native)
-        return _FAILED if status is None else status
-
-    def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
-        """Waits until all these transfers have ended. Returns 0 if all succeeded, else -1."""
-        ids = list(batch_ids)
-        for batch_id in ids:
-            _args.check_int("batch_ids", batch_id)
-        native = self._native
-        if native is None:
-            return _failed("get_batch_transfer_status", "the engine is not initialized")
-        done = True
-        for batch_id in ids:
-            if not 0 < batch_id < _args.LARGEST:
-                done = False
-                continue
-            try:
-                # Each has a deadline of its own, which is not further away than this.
-                if native.wait(batch_id, self._timeout + 15.0) != 1:
-                    _failed("get_batch_transfer_status", native.failure(batch_id) or f"batch {batch_id}")
-                    done = False
-            except RuntimeError as error:
-                return _failed("get_batch_transfer_status", error)
-        self._log_news(native)
-        return _OK if done else _FAILED
-
-    # What peers say
 
     def get_notifies(self) -> list[TransferNotify]:
         """Takes the messages from peers since the last call, oldest first."""
@@ -504,73 +253,24 @@ class TransferEngine:
             return []
         return [notify for message in messages if (notify := _args.decoded(message)) is not None]
 
-    def send_probe(self, target_hostname: str) -> int:
+    def send_probe(self, peer_server_name: str) -> int:
         """Returns 0 if a peer answers, or -1 after 3 s at most."""
-        _args.check_str("target_hostname", target_hostname)
+        _args.check_str("peer_server_name", peer_server_name)
         native = self._native
         if native is None:
             return _failed("send_probe", "the engine is not initialized")
         try:
-            native.first_registered(target_hostname, _PROBE_TIMEOUT)
+            native.first_registered(peer_server_name, _PROBE_TIMEOUT)
         except (ValueError, OSError, RuntimeError) as error:
             return _failed("send_probe", error)
         return _OK
 
-    def _sync(
-        self,
-        target: str,
-        buffers: Sequence[int],
-        peer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        opcode: TransferOpcode,
-        notify: TransferNotify | None = None,
-    ) -> int:
-        locals_, remotes, sizes = _args.ranges(target, buffers, peer_addresses, lengths)
-        _args.check_int("opcode", opcode)
-        message = _args.encoded(notify)
-        native = self._native
-        if native is None:
-            return _failed("transfer", "the engine is not initialized")
-        try:
-            _args.check_values(locals_, remotes, sizes)
-            native.transfer(target, _args.is_write(opcode), locals_, remotes, sizes, self._timeout, message)
-            self._log_news(native)
-        except (ValueError, OSError, RuntimeError) as error:
-            return _failed(f"transfer with {target}", error)
-        return _OK
 
-    def _submit(
-        self,
-        target: str,
-        buffers: Sequence[int],
-        peer_addresses: Sequence[int],
-        lengths: Sequence[int],
-        opcode: TransferOpcode,
-        notify: TransferNotify | None = None,
-    ) -> int:
-        locals_, remotes, sizes = _args.ranges(target, buffers, peer_addresses, lengths)
-        _args.check_int("opcode", opcode)
-        message = _args.encoded(notify)
-        native = self._native
-        if native is None:
-            _failed("transfer", "the engine is not initialized")
-            return 0
-        try:
-            _args.check_values(locals_, remotes, sizes)
-            write = _args.is_write(opcode)
-            return native.submit(target, write, locals_, remotes, sizes, self._timeout, message)
-        except (ValueError, OSError, RuntimeError) as error:
-            _failed(f"transfer with {target}", error)
-            return 0
-
-
-def _failed(what: str, why: object) -> int:
-    _log.error("%s: %s", what, why)
-    return _FAILED
-
-
-@atexit.register
+@_atexit.register
 def _close_all() -> None:
     for engine in list(_open):
-        with contextlib.suppress(RuntimeError):
+        with _contextlib.suppress(RuntimeError):
             engine.close()
+
+
+del annotations

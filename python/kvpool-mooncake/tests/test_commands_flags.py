@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake.commands import client, flags, http_metadata_server, master
+from mooncake.commands import bench, client, flags, http_metadata_server, master
 from mooncake.commands.flags import Flag, UsageError, parse
 
 HERE = Path(__file__).parent
@@ -16,7 +16,9 @@ COMMANDS = {
     "master": master.FLAGS,
     "client": client.FLAGS,
     "http_metadata_server": http_metadata_server.FLAGS,
+    "bench": bench.FLAGS,
 }
+TITLES = {"bench": "transfer_engine_bench"}
 # Where kvpool's own default holds; the document says so.
 OTHER_DEFAULTS = {
     ("master", "client_ttl"),
@@ -25,6 +27,10 @@ OTHER_DEFAULTS = {
     ("master", "eviction_high_watermark_ratio"),
     ("master", "metrics_host"),
     ("master", "put_start_discard_timeout_sec"),
+    ("bench", "device_name"),
+    ("bench", "local_server_name"),
+    ("bench", "metadata_server"),
+    ("bench", "segment_id"),
 }
 HA = ("--enable_ha", "--etcd_endpoints=a:1", "--rpc_address=10.0.0.1")
 # For each flag with an effect: what shows it, and what it is given beside.
@@ -64,6 +70,22 @@ EXAMPLES = {
         "tenant_id": ("team",),
     },
     "http_metadata_server": {"host": ("127.0.0.1",), "port": ("7",), "log_level": ("DEBUG",)},
+    "bench": {
+        "batch_size": ("7",),
+        "block_size": ("7",),
+        "buffer_size": ("7",),
+        "device_name": ("mlx5_0",),
+        "duration": ("7",),
+        "init_mem": ("false",),
+        "local_server_name": ("10.0.0.1",),
+        "mode": ("target",),
+        "operation": ("write",),
+        "protocol": ("tcp",),
+        "report_precision": ("7",),
+        "report_unit": ("Gb",),
+        "segment_id": ("10.0.0.1:7",),
+        "threads": ("7",),
+    },
 }
 
 
@@ -125,7 +147,7 @@ def test_every_flag_of_the_original_does_its_work_or_is_named_as_without_effect(
 
 @pytest.mark.parametrize(("command", "name"), EVERY_FLAG)
 def test_every_flag_of_the_original_is_in_the_document(command, name) -> None:
-    title = f"## Flags of `mooncake_{command}`"
+    title = f"## Flags of `{TITLES.get(command, f'mooncake_{command}')}`"
     chapter = DOCUMENT.read_text().partition(f"{title}\n")[2].partition("\n## ")[0].partition("\n# ")[0]
     does, _, idle = chapter.partition("Without effect")
     flag = ours(command)[name]

@@ -10,7 +10,14 @@ import threading
 import time
 
 import pytest
-from mooncake.store import BufferPool, MooncakeDistributedStore, MooncakeHostMemAllocator, bind_to_numa_node
+from mooncake.store import (
+    BufferPool,
+    MooncakeDistributedStore,
+    MooncakeHostMemAllocator,
+    bind_to_numa_node,
+    get_alloc_func_addr,
+    get_free_func_addr,
+)
 from live_pools import MIB, LivePool
 
 
@@ -59,36 +66,80 @@ def test_a_store_that_closes_frees_no_memory_that_a_call_uses(own_pool: LivePool
 
 
 def test_pooled_buffers_are_used_again(store: MooncakeDistributedStore, key: str) -> None:
-    with BufferPool(store, max_bytes=4 * MIB) as pool:
-        with pool.acquire(MIB) as buffer:
-            buffer.view()[:5] = b"hello"
-            first = buffer.ptr
-            assert store.put_from(key, buffer.ptr, 5) == 0
+    with BufferPool(store) as pool:
+        with pool.acquire(MIB) as lease:
+            lease.buffer[:5] = b"hello"
+            first = lease.ptr
+            assert store.put_from(key, lease.ptr, 5) == 0
         assert store.get(key) == b"hello"
-        with pool.acquire(MIB - 1) as buffer:
-            assert buffer.ptr == first
-            assert len(buffer.view()) == MIB - 1
-        assert pool.total_bytes == MIB
+        with pool.buffer(MIB - 1) as lease:
+            assert lease.ptr == first
+            assert (lease.size, len(lease.buffer)) == (MIB - 1, MIB - 1)
+        with pytest.raises(RuntimeError, match="closed"):
+            lease.ptr
+        assert len(pool.acquire(0).buffer) == 0
 
 
 def test_a_buffer_pool_keeps_to_its_limit(store: MooncakeDistributedStore) -> None:
-    pool = BufferPool(store, max_bytes=2 * MIB)
-    one, two = pool.acquire(MIB), pool.acquire(MIB)
-    with pytest.raises(MemoryError, match="limit"):
-        pool.acquire(1)
+    # The store's local buffer is 16 MiB, and no limit is less.
+    pool = BufferPool(store, max_bytes=MIB)
+    one, two = pool.acquire(8 * MIB), pool.acquire(8 * MIB)
+    with pytest.raises(RuntimeError, match="exhausted"):
+        pool.acquire(1, block=False)
+    with pytest.raises(RuntimeError, match="timed out"):
+        pool.acquire(1, timeout=0.1)
+    with pytest.raises(RuntimeError, match="capacity"):
+        pool.acquire(17 * MIB)
+    waiting: list[int] = []
+    thread = threading.Thread(target=lambda: waiting.append(pool.acquire(1).size))
+    thread.start()
     one.release()
     one.release()
-    # An idle buffer that is too small makes room for one that fits.
+    thread.join(5)
+    assert waiting == [1]
+    with pytest.raises(RuntimeError, match="active leases"):
+        pool.close()
     two.release()
-    large = pool.acquire(2 * MIB)
-    assert pool.total_bytes == 2 * MIB
     pool.close()
     with pytest.raises(RuntimeError, match="closed"):
         pool.acquire(1)
-    large.release()
-    assert pool.total_bytes == 0
-    with pytest.raises(ValueError):
-        BufferPool(store, max_bytes=-1)
+
+
+def test_a_lease_waits_for_the_end_of_its_views(store: MooncakeDistributedStore) -> None:
+    pool = BufferPool(store, max_regions=1, block_on_exhaustion=False, prewarm_size=MIB, prewarm_count=2)
+    lease = pool.acquire(4)
+    view = lease.buffer
+    view[:] = b"test"
+    with pytest.raises(RuntimeError, match="exported views"):
+        lease.release()
+    part = view[1:]
+    del view
+    with pytest.raises(RuntimeError, match="exported views"):
+        lease.release()
+    with pytest.raises(RuntimeError, match="exhausted"):
+        pool.acquire(1)
+    assert bytes(part) == b"est"
+    del part, lease
+    # A lease that nobody has any more is given back.
+    pool.acquire(1).release()
+    pool.close()
+
+
+@pytest.mark.parametrize("wrong", [{"alignment": 12345}, {"min_size_class": 0}, {"max_bytes": -1}])
+def test_a_buffer_pool_that_cannot_be_is_refused(store: MooncakeDistributedStore, wrong: dict[str, int]) -> None:
+    with pytest.raises(RuntimeError):
+        BufferPool(store, **wrong)
+    with pytest.raises(RuntimeError):
+        BufferPool(None)  # type: ignore[arg-type]
+
+
+def test_the_allocator_has_functions_for_other_libraries() -> None:
+    alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(get_alloc_func_addr())
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(get_free_func_addr())
+    memory = alloc(MIB)
+    assert memory % 4096 == 0
+    ctypes.memset(memory, 1, MIB)
+    free(memory)
 
 
 def test_a_thread_is_bound_to_a_node_that_is_there(caplog: pytest.LogCaptureFixture) -> None:

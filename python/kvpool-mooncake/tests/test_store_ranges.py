@@ -89,8 +89,8 @@ def test_a_get_session_is_started_read_and_ended(
     for value, of_key in zip(values, targets):
         at_offsets = [value[at : at + m.size] for at, m in zip(offsets[0], of_key)]
         assert [bytes(m) for m in of_key] == at_offsets
-    assert store.batch_get_session_end(keys) == [0] * 4
-    assert store.batch_get_session_end(keys) == [-704] * 4
+    assert store.batch_get_session_end(keys) == 0
+    assert store.batch_get_session_end(keys) == -704
 
 
 def test_a_session_of_an_absent_key_is_704(
@@ -103,7 +103,7 @@ def test_a_session_of_an_absent_key_is_704(
         [key, f"{key}-none", key, key], [[target.ptr]] * 4, [[10], [10], [11], []], [[0]] * 4
     )
     assert answers == [10, -704, -600, -600]
-    assert store.batch_get_session_end([key, f"{key}-none", ""]) == [0, -704, -600]
+    assert store.batch_get_session_end([key, f"{key}-none", ""]) == -704
 
 
 def test_a_session_keeps_its_objects_however_long_it_is(
@@ -124,7 +124,7 @@ def test_a_session_keeps_its_objects_however_long_it_is(
         assert store.get("kept") == b"k" * MIB
         assert store.get("not") == b""
         assert other.remove("kept") == -706
-        assert store.batch_get_session_end(["kept"]) == [0]
+        assert store.batch_get_session_end(["kept"]) == 0
         time.sleep(0.6)
         assert other.remove("kept") == 0
 
@@ -150,7 +150,7 @@ def test_a_session_takes_its_lease_anew_that_ran_out(
         time.sleep(1)
         assert is_leased()
         assert other.remove("kept") == -706
-        assert store.batch_get_session_end(["kept"]) == [0]
+        assert store.batch_get_session_end(["kept"]) == 0
 
 
 def test_nothing_of_a_put_session_is_visible_before_its_end(
@@ -198,3 +198,17 @@ def test_a_put_session_that_is_revoked_or_not_written_whole_leaves_nothing(
 @pytest.mark.parametrize("size", [0, -1, (1 << 30) + 1])
 def test_a_put_session_has_a_size_that_can_be(store: MooncakeDistributedStore, key: str, size: int) -> None:
     assert store.batch_put_session_start([key], [size]) == [-600]
+
+
+def test_a_fragment_does_not_leave_the_registered_range_of_its_buffer(
+    store: MooncakeDistributedStore, key: str, memory: type[Memory]
+) -> None:
+    assert store.put(key, b"0123456789") == 0
+    place = memory(b"_" * 32)
+    assert store.register_buffer(place.ptr, 16) == 0
+    answers = store.get_into_ranges([place.ptr], [[key]], [[[0, 12, 13]]], [[[0, 0, 0]]], [[[4, 4, 4]]])
+    assert answers == [[[4, 4, -600]]]
+    assert bytes(place) == b"0123" + b"_" * 8 + b"0123" + b"_" * 16
+    assert store.unregister_buffer(place.ptr) == 0
+    # Without a registration the caller answers for the end.
+    assert store.get_into_ranges([place.ptr], [[key]], [[[13]]], [[[0]]], [[[4]]]) == [[[4]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from mooncake._tensors import decode_header, encode_header
+from mooncake._tensor_format import decode_header, encode_header
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from lent_memory import Memory
 

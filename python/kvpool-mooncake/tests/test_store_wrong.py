@@ -43,7 +43,7 @@ CALLS: list[tuple[str, tuple[object, ...], object]] = [
     ("batch_get_replica_desc", (["k"],), {}),
     ("batch_get_session_start", (["k"],), [-600]),
     ("batch_get_into_multi_buffer_ranges", (["k"], [[4096]], [[1]], [[0]]), [-600]),
-    ("batch_get_session_end", (["k"],), [-600]),
+    ("batch_get_session_end", (["k"],), -600),
     ("batch_put_session_start", (["k"], [1]), [-600]),
     ("batch_put_from_multi_buffer_ranges", (["k"], [[4096]], [[1]], [[0]]), [-600]),
     ("batch_put_session_end", (["k"],), [-600]),
@@ -54,6 +54,9 @@ CALLS: list[tuple[str, tuple[object, ...], object]] = [
     ("health_check", (), 1),
     ("get_hostname", (), ""),
     ("unmount_segment", (["s"],), -600),
+    ("unmount_local_disk_segment", (), -600),
+    ("get_offload_rpc_read_count", (), 0),
+    ("query_task", ((1, 2),), (None, -704)),
     ("close", (), 0),
 ]
 

@@ -27,7 +27,7 @@ class Metadata:
         }
 
     def _get(self, request: Request) -> Answer:
-        key = request.query.get("key", "")
+        key = _key(request)
         with self._lock:
             value = self._values.get(key)
         if value is None:
@@ -35,20 +35,27 @@ class Metadata:
         return Answer(200, value, "application/json")
 
     def _put(self, request: Request) -> Answer:
-        key = request.query.get("key", "")
+        key = _key(request)
         if not 0 < len(key) <= _MAX_KEY:
             return text(400, f"key must have 1 to {_MAX_KEY} characters\n")
         with self._lock:
+            # An engine's address must not be taken over by another.
+            if "rpc_meta" in key and key in self._values:
+                return text(400, f"{key} is there already\n")
             if key not in self._values and len(self._values) >= _MAX_KEYS:
                 return text(507, f"there are {_MAX_KEYS} keys already\n")
             self._values[key] = request.body
         return text(200, "metadata updated\n")
 
     def _delete(self, request: Request) -> Answer:
-        key = request.query.get("key", "")
+        key = _key(request)
         with self._lock:
             value = self._values.pop(key, None)
         return _missing(key) if value is None else text(200, "metadata deleted\n")
+
+
+def _key(request: Request) -> str:
+    return request.query.get("key", "").strip()
 
 
 def _missing(key: str) -> Answer:

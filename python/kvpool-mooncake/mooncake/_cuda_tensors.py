@@ -1,0 +1,55 @@
+"""Reading tensors into tensors that the caller has, on a GPU or on the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from mooncake import _codes
+from mooncake._base import log
+from mooncake._tensor_format import Tensor, header_of, torch_module
+from mooncake._tensors import TensorMethods
+
+
+class CudaTensorMethods(TensorMethods):
+    """The `_into_cuda` methods of a store."""
+
+    def get_tensor_into_cuda(self, key: str, tensor: Tensor) -> int:
+        """Reads a stored tensor into a contiguous tensor of the same dtype and shape, on a GPU or the host.
+
+        Returns the bytes of the data, or a code: -600 for a stored tensor of another dtype or shape, after which
+        the bytes of `tensor` are undefined.
+        """
+        return self._one(self.batch_get_tensor_into_cuda([key], [tensor]))
+
+    def batch_get_tensor_into_cuda(self, keys: Sequence[str], tensors_list: Sequence[Tensor]) -> list[int]:
+        """`get_tensor_into_cuda` for several keys."""
+        if len(keys) != len(tensors_list):
+            return self._refused(keys)
+        torch = torch_module()
+        headers = []
+        for key, tensor in zip(keys, tensors_list):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"a tensor must be a torch.Tensor, not {type(tensor).__name__}")
+            fits = tensor.is_contiguous()
+            if not fits:
+                log.error("%s: the tensor to read into is not contiguous", key)
+            headers.append(header_of(tensor) if fits else b"")
+        found = [ctypes.create_string_buffer(max(len(header), 1)) for header in headers]
+        lengths = [tensor.numel() * tensor.element_size() for tensor in tensors_list]
+        # An address of 0 is refused, so a tensor that is not contiguous is left as it is.
+        places = [
+            [ctypes.addressof(place) if header else 0, tensor.data_ptr()][: 2 if length else 1]
+            for place, header, tensor, length in zip(found, headers, tensors_list, lengths)
+        ]
+        sizes = [[len(header), length][: len(place)] for header, length, place in zip(headers, lengths, places)]
+        answers = self._native.get_into_many(keys, places, sizes)
+        for at, (header, length) in enumerate(zip(headers, lengths)):
+            if answers[at] < 0:
+                continue
+            if found[at].raw != header or answers[at] != len(header) + length:
+                log.error("%s: the stored tensor has another dtype or shape", keys[at])
+                answers[at] = _codes.PARAMETERS
+            else:
+                answers[at] = length
+        return self._all_said("batch_get_tensor_into_cuda", answers)

@@ -1,0 +1,95 @@
+"""Where the replicas of an object are."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class ReplicaStatus(enum.IntEnum):
+    """The state of a replica."""
+
+    UNDEFINED = 0
+    INITIALIZED = 1
+    PROCESSING = 2
+    COMPLETE = 3
+    REMOVED = 4
+    FAILED = 5
+
+
+@dataclasses.dataclass
+class Descriptor:
+    """The location of a replica's bytes.
+
+    `size` is in bytes. `transport_endpoint` is the node's name. `buffer_address` is the offset in the node's
+    segment, not an address: only the node could use one.
+    """
+
+    size: int = 0
+    buffer_address: int = 0
+    transport_endpoint: str = ""
+
+    # Releases before 0.3.12 wrote these names.
+    size_ = property(lambda self: self.size)
+    buffer_address_ = property(lambda self: self.buffer_address)
+    transport_endpoint_ = property(lambda self: self.transport_endpoint)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiskDescriptor:
+    """A file that all hosts share, which kvpool has none of."""
+
+    file_path: str
+    object_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryDescriptor:
+    """A replica in memory."""
+
+    buffer_descriptor: Descriptor
+
+    @property
+    def buffer_descriptors(self) -> list[Descriptor]:
+        """The only descriptor, for older callers."""
+        return [self.buffer_descriptor]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaDescriptor:
+    """One replica of an object. kvpool keeps all replicas in the memory of store nodes."""
+
+    node: str
+    segment: int
+    offset: int
+    length: int
+    state: str
+
+    @property
+    def status(self) -> ReplicaStatus:
+        """`COMPLETE` for a readable replica."""
+        return ReplicaStatus.COMPLETE if self.state in ("live", "draining") else ReplicaStatus.UNDEFINED
+
+    def is_memory_replica(self) -> bool:
+        """Whether the replica is in memory."""
+        return True
+
+    def is_disk_replica(self) -> bool:
+        """Whether the replica is in a file that all hosts share."""
+        return False
+
+    def is_local_disk_replica(self) -> bool:
+        """Whether the replica is on its node's disk."""
+        return False
+
+    def get_memory_descriptor(self) -> MemoryDescriptor:
+        """The location of the replica."""
+        return MemoryDescriptor(Descriptor(self.length, self.offset, self.node))
+
+    def get_disk_descriptor(self) -> DiskDescriptor:
+        """kvpool has none: raises."""
+        raise RuntimeError("the replica is in memory, not on a disk")
+
+    def get_local_disk_descriptor(self) -> DiskDescriptor:
+        """kvpool has none: raises."""
+        raise RuntimeError("the replica is in memory, not on a disk")

@@ -1,0 +1,15 @@
+"""Segments on NVMe over fabrics, which kvpool has none of."""
+
+from __future__ import annotations
+
+
+class MooncakeDistributedNoFRegister:
+    """The original's registration of NVMe-over-fabrics targets; every method raises NotImplementedError."""
+
+    def real_register(self, *_args: object) -> int:
+        """Not supported: raises NotImplementedError."""
+        raise NotImplementedError("real_register: kvpool has no segments on NVMe over fabrics")
+
+    def real_unregister_by_endpoint(self, *_args: object) -> int:
+        """Not supported: raises NotImplementedError."""
+        raise NotImplementedError("real_unregister_by_endpoint: kvpool has no segments on NVMe over fabrics")
