@@ -74,6 +74,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
             data_address: "10.0.0.2:7072".into(),
             shm_path: "/run/kvpool/node-1.sock".into(),
             host_id: sequence(0x30, 16),
+            can_pull: false,
             epoch_seen: 7,
             segments: [(8 << 30, 3), (1 << 30, 0)]
                 .map(|(size_bytes, id)| OfferedSegment { size_bytes, id })

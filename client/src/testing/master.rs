@@ -5,6 +5,7 @@ use super::frames;
 use futures::future::BoxFuture;
 use kvpool_master::leadership::{Report, Role, Seat};
 use kvpool_master::metrics::Metrics;
+use kvpool_master::overview::Watch;
 use kvpool_master::pool::{self, Described, ReserveOptions};
 use kvpool_master::service::PoolService;
 use kvpool_master::store::LogSeq;
@@ -65,9 +66,10 @@ impl Master {
         let metrics = Arc::new(Metrics::new().unwrap());
         let seat = Seat::new(cluster.setup.config.clone(), metrics, cluster.clock());
         let seat = Arc::new(seat);
+        let watch = Arc::new(Watch::new(Arc::clone(&seat)));
         let master = Arc::new(Self {
             cluster: Arc::clone(cluster),
-            service: PoolService::new(Arc::clone(&seat)),
+            service: PoolService::new(Arc::clone(&seat), watch),
             seat,
             url: Mutex::new(own_url.clone()),
             own_url,

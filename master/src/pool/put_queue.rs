@@ -156,11 +156,6 @@ impl PutQueue {
         self.length.load(Ordering::Acquire)
     }
 
-    /// The number of waiting puts.
-    pub(super) fn len(&self) -> usize {
-        self.length.load(Ordering::Acquire)
-    }
-
     /// Wakes every put, at the term's end.
     pub(super) fn wake_all(&self) {
         for waiter in &self.state.lock().waiters {

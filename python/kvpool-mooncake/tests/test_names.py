@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 RECORDED = json.loads((HERE / "names-0.3.13.json").read_text())
 PAGE = (HERE.parent / "NAMES.md").read_text()
 # Modules that need a package which the wheel does not depend on.
-NEEDS = {"mooncake.mooncake_store_service": "aiohttp", "mooncake.structured_object_store": "numpy"}
+NEEDS = {"mooncake.mooncake_store_service": "aiohttp"}
 
 
 def recorded() -> dict[str, set[str]]:

@@ -110,7 +110,7 @@ fn charts(history: &[Point]) -> Vec<String> {
         asked if asked > 0.0 => format!("{:.1} %", hits(&last)),
         _ => "-".to_owned(),
     };
-    let of: [(&str, &dyn Fn(&Point) -> f64); 6] = [
+    let of: [(&str, Reading<'_>); 6] = [
         ("puts/s", &|point| point.puts),
         ("gets/s", &found),
         ("evictions/s", &|point| point.evictions),
@@ -134,8 +134,11 @@ fn charts(history: &[Point]) -> Vec<String> {
     lines
 }
 
+/// A value of a point.
+type Reading<'a> = &'a dyn Fn(&Point) -> f64;
+
 /// One character for each of the last points, as high as its share of `top`; of the highest if `top` is 0.
-fn chart(history: &[Point], of: &dyn Fn(&Point) -> f64, top: f64) -> String {
+fn chart(history: &[Point], of: Reading<'_>, top: f64) -> String {
     const STEPS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let shown = &history[history.len().saturating_sub(COLUMNS)..];
     let top = shown.iter().map(of).fold(top, f64::max);
@@ -144,8 +147,8 @@ fn chart(history: &[Point], of: &dyn Fn(&Point) -> f64, top: f64) -> String {
             return STEPS[0];
         }
         let of_eight = (value / top * 8.0).ceil().clamp(1.0, 8.0);
-        let steps = (1..=8u8).zip(&STEPS[1..]);
-        let step = steps.filter(|(n, _)| f64::from(*n) <= of_eight).last();
+        let mut steps = (1..=8u8).zip(&STEPS[1..]);
+        let step = steps.rfind(|(n, _)| f64::from(*n) <= of_eight);
         step.map_or(STEPS[0], |(_, step)| *step)
     };
     let blank = std::iter::repeat_n(' ', COLUMNS - shown.len());
