@@ -143,7 +143,8 @@ class Look:
         return {row[0]: row[1] for row in self.page.evaluate(script) if len(row) > 1}
 
     def spaces(self):
-        script = "[...document.querySelectorAll('#spaces tr')].map(r => [...r.children].map(c => c.innerText).join('|'))"
+        rows = "[...document.querySelectorAll('#spaces tr')]"
+        script = rows + ".map(r => [...r.children].map(c => c.innerText).join('|'))"
         return "\n".join(self.page.evaluate(script))
 
     def text(self, selector):
@@ -214,7 +215,8 @@ def life_of_a_pool(browser, pool, shots):
     )
     assert refused, "a script without the nonce ran"
     # The attempts above are reported; everything else is a fault.
-    look.wrong = [wrong for wrong in look.wrong if "Content Security Policy" not in wrong and "TrustedScript" not in wrong]
+    refused = "Content Security Policy", "TrustedScript"
+    look.wrong = [wrong for wrong in look.wrong if not any(text in wrong for text in refused)]
     look.close()
 
 

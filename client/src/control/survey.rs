@@ -13,8 +13,8 @@ use tokio::runtime::Handle;
 /// One master's word, or why there is none.
 pub(crate) type Said = (String, Result<ClusterReply, ControlError>);
 
-/// Asks the masters at `addresses`, and then those that they name as leaders, also for their overviews if `overview`. Must be called on a
-/// tokio runtime.
+/// Asks the masters at `addresses`, and then those that they name as leaders; with `overview` also for
+/// their overviews. Must be called on a tokio runtime.
 pub(crate) async fn survey(
     addresses: &[String],
     overview: bool,

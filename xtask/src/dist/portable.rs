@@ -1,8 +1,8 @@
 //! The three programs, linked by zig for every Linux with glibc 2.17 or later.
 //!
-//! A link against this machine's glibc would ask for symbols that older systems lack. zig carries the
-//! symbol tables of every glibc. cargo-zigbuild and zig are packages of Python, in the environment that
-//! also builds the wheels.
+//! A link against this machine's glibc would ask for symbols that older systems lack. The linker zig
+//! carries the symbol tables of every glibc. Both cargo-zigbuild and zig come as Python packages, in the
+//! environment that also builds the wheels.
 
 use crate::cargo::{DAEMONS, OTLP, cargo, root, rustc_libraries, succeeds, target_dir};
 use crate::packages::Packages;
