@@ -104,7 +104,9 @@ impl Leader {
         })
     }
 
+    /// A free place on the spare node; `None` without that node.
     fn free_copy(&self) -> Option<u64> {
+        self.spare?;
         let taken: Vec<u64> = self.copies.values().copied().collect();
         (0..PLACES).find(|place| !taken.contains(place))
     }
