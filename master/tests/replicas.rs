@@ -19,6 +19,7 @@ const MIB: u64 = 1 << 20;
 /// A node that fences at once, and keeps the pulls that it is to make.
 struct Node {
     node: Arc<StoreNode>,
+    session: u64,
     pulls: Arc<Mutex<Vec<proto::Pull>>>,
 }
 
@@ -26,7 +27,7 @@ async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
     let registration = registration(name, life, 4 * MIB);
     let node = pool.register(&registration).await.unwrap();
     let (outbox, mut inbox) = tokio::sync::mpsc::unbounded_channel();
-    pool.activate(&node, &registration, outbox);
+    let session = pool.activate(&node, &registration, outbox);
     pool.heard(&node, Some(Reported::default()));
     let pulls = Arc::new(Mutex::new(Vec::new()));
     let (of, taken, pool) = (Arc::clone(&node), Arc::clone(&pulls), Arc::clone(pool));
@@ -42,7 +43,11 @@ async fn join(pool: &Arc<Pool>, name: &str, life: u128) -> Node {
             }
         }
     });
-    Node { node, pulls }
+    Node {
+        node,
+        session,
+        pulls,
+    }
 }
 
 impl Node {
@@ -197,6 +202,7 @@ async fn a_pull_that_fails_or_is_lost_is_tried_again_and_leaks_nothing() {
     pool.pulled(&b.node, &[(first.ticket, Code::Unreachable)]);
     // The session ends before the second one is answered, and the node comes back.
     let second = b.next().await;
+    pool.detach(&b.node, b.session);
     let again = join(&pool, "b", 2).await;
     let third = again.next().await;
     // A late answer to the lost order changes nothing.

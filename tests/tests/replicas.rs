@@ -353,7 +353,7 @@ async fn a_drained_node_leaves_its_hottest_blocks_in_the_pool() {
     let blocks = number("KVPOOL_DRAIN_BLOCKS", 1500);
     let length = 16 * KIB;
     // Full: the blocks take nine tenths of three nodes, and do not fit into two.
-    let segment = blocks * length as u64 * 10 / 27;
+    let segment = (blocks * length as u64 * 10 / 27).next_multiple_of(4096);
     let mut cluster = pool(3, &format!("{segment}B"));
     let client = cluster.client().await.unwrap();
     for first in (0..blocks).step_by(64) {
