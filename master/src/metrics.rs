@@ -73,6 +73,7 @@ pub struct Metrics {
     copies_forwarded: IntCounter,
     bytes_forwarded: IntCounter,
     copies_refused: IntCounter,
+    copies_too_long: IntCounter,
     evicted_without_copy: IntCounter,
     media_due_bytes: IntGauge,
     nodes: IntGaugeVec,
@@ -221,6 +222,10 @@ impl Metrics {
             copies_refused: counter(
                 "copies_refused_total",
                 "Blocks not copied to a medium because its write budget was used up.",
+            )?,
+            copies_too_long: counter(
+                "copies_too_long_total",
+                "Blocks not copied because they are longer than a zone of every medium of their node.",
             )?,
             evicted_without_copy: counter(
                 "blocks_evicted_without_copy_total",
@@ -491,6 +496,10 @@ impl Metrics {
     }
 
     /// Counts a block that a write budget kept off a medium.
+    pub(crate) fn copy_too_long(&self) {
+        self.copies_too_long.inc();
+    }
+
     pub(crate) fn copy_refused(&self) {
         self.copies_refused.inc();
     }

@@ -264,7 +264,7 @@ fn block_at(commit: Commit, replica: Replica, tick: directory::Tick) -> NewBlock
         replicas: Copies::from_slice(&[replica]),
         parent: None,
         soft_pin_until: None,
-        hard_pin: false,
+        hard_pin: commit.hard_pin,
         tick,
     }
 }

@@ -23,6 +23,7 @@ use crate::serve::Store;
 use backoff::Backoff;
 use master_discovery::{Before, GONE, MasterDiscovery};
 use message::Seen;
+use parking_lot::Mutex;
 use session::{End, Introduction};
 use std::io;
 use std::sync::Arc;
@@ -66,7 +67,7 @@ enum Phase {
 pub(crate) struct Agent {
     phase: watch::Sender<Phase>,
     connected: Arc<AtomicBool>,
-    demoted: Arc<AtomicBool>,
+    saved: Arc<Mutex<Option<u64>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -75,7 +76,7 @@ impl Agent {
     pub(crate) fn start(store: Store, options: Options) -> io::Result<Self> {
         let (phase, phases) = watch::channel(Phase::Serving);
         let connected = Arc::new(AtomicBool::new(false));
-        let demoted = Arc::new(AtomicBool::new(false));
+        let saved = Arc::new(Mutex::new(None));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .thread_name("kvnode-verify")
             .max_blocking_threads(VERIFIERS)
@@ -87,7 +88,7 @@ impl Agent {
             phases,
             phase: phase.clone(),
             connected: Arc::clone(&connected),
-            demoted: Arc::clone(&demoted),
+            saved: Arc::clone(&saved),
             seen: Seen::default(),
             has_several: false,
         };
@@ -102,7 +103,7 @@ impl Agent {
         Ok(Self {
             phase,
             connected,
-            demoted,
+            saved,
             thread: Some(thread),
         })
     }
@@ -112,9 +113,10 @@ impl Agent {
         self.connected.load(Ordering::Acquire)
     }
 
-    /// Whether the master has said that no block of this draining node waits for a copy on a medium.
-    pub(crate) fn is_demoted(&self) -> bool {
-        self.demoted.load(Ordering::Acquire)
+    /// The blocks that stay behind, once the master has said that none of this draining node waits any more
+    /// to be copied or moved.
+    pub(crate) fn saved(&self) -> Option<u64> {
+        *self.saved.lock()
     }
 
     /// Whether the thread still runs, as it should until [`Agent::leave`].
@@ -161,7 +163,7 @@ struct Context {
     phase: watch::Sender<Phase>,
     connected: Arc<AtomicBool>,
     /// Set when the master has said that every block of the draining node has its copy.
-    demoted: Arc<AtomicBool>,
+    saved: Arc<Mutex<Option<u64>>>,
     seen: Seen,
     /// Whether more than one master is known.
     has_several: bool,

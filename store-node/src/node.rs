@@ -325,19 +325,22 @@ impl Node {
             agent.drain();
         }
         loop {
-            let (is_demoted, is_connected) = {
+            let (saved, is_connected) = {
                 let agent = self.agent.read();
                 let agent = agent.as_ref();
                 (
-                    agent.is_none_or(Agent::is_demoted),
+                    agent.map_or(Some(0), Agent::saved),
                     agent.is_some_and(Agent::is_connected),
                 )
             };
             let is_attached = self.media.as_ref().is_some_and(|media| media.is_attached());
             let can_be_saved = is_attached || !self.move_drain_timeout.is_zero();
-            if is_demoted || !can_be_saved || !is_connected || Instant::now() >= deadline {
+            if saved.is_some() || !can_be_saved || !is_connected || Instant::now() >= deadline {
                 let waited = humantime::format_duration(begun.elapsed());
-                tracing::info!(complete = is_demoted, %waited, "saved blocks before the end");
+                match saved {
+                    Some(left) => tracing::info!(left, %waited, "saved blocks before the end"),
+                    None => tracing::warn!(%waited, "stopped to save blocks before the end"),
+                }
                 return;
             }
             tokio::time::sleep(DRAIN_POLL).await;

@@ -156,6 +156,10 @@ impl Pool {
             }
             return;
         }
+        // A block whose store is ordered before it is evicted keeps its copy.
+        if self.has_media() {
+            self.tend_media();
+        }
         let round = kvpool_trace::span!("eviction round", goal_bytes = goal, freed_bytes = Empty);
         let _inside = round.enter();
         let mut last = freed;

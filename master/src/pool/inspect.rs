@@ -144,7 +144,7 @@ impl Pool {
                 replicas: Vec::new(),
                 lease_left: Duration::ZERO,
                 soft_pin_left: Duration::ZERO,
-                hard_pin: false,
+                hard_pin: copy.view().is_hard_pinned(),
             });
             let view = copy.view();
             let replicas = view.replicas();

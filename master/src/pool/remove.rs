@@ -244,7 +244,8 @@ impl Pool {
         let mut found = None;
         self.tier.directory().visit(namespace, &[key], |_, block| {
             found = block.map(|block| {
-                if !force && block.is_leased(now, BootInstant(0)) {
+                let held = block.is_leased(now, BootInstant(0)) || block.view().is_hard_pinned();
+                if !force && held {
                     return Err(Code::Leased);
                 }
                 Ok(Leaving {

@@ -27,7 +27,7 @@ use crate::membership::StoreNode;
 use crate::replica::BlockId;
 use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Code, KeyRef, NodeName, Version};
+use kvpool_types::{Code, Key, KeyRef, NodeName, Version};
 use parking_lot::{Condvar, Mutex};
 use regex::Regex;
 use std::sync::Arc;
@@ -268,7 +268,7 @@ impl Pool {
             }
             Err(error) => {
                 tracing::warn!(node = %node.name, %error, "blocks of a draining node are not moved");
-                node.send(Body::Demoted(proto::Demoted {}));
+                self.tell_saved(node);
             }
         }
     }
@@ -284,14 +284,42 @@ impl Pool {
 
     /// Tells nodes whose task has ended.
     fn tell_waiting(&self) {
-        let mut waiting = self.replicas.waiting.lock();
-        waiting.retain(|(id, node)| {
-            let is_running = self.replicas.tasks.is_running(*id);
-            if !is_running {
-                node.send(Body::Demoted(proto::Demoted {}));
+        let ended: Vec<_> = {
+            let mut waiting = self.replicas.waiting.lock();
+            let is_over = |(id, _): &mut (TaskId, _)| !self.replicas.tasks.is_running(*id);
+            waiting.extract_if(.., is_over).collect()
+        };
+        for (_, node) in ended {
+            self.tell_saved(&node);
+        }
+    }
+
+    /// Tells a draining node that no block of it waits any more, and how many have only the replica there.
+    pub(super) fn tell_saved(&self, node: &StoreNode) {
+        let left = self.only_in_memory_of(node);
+        node.send(Body::Demoted(proto::Demoted { left }));
+    }
+
+    fn only_in_memory_of(&self, node: &StoreNode) -> u64 {
+        let own = node.segments();
+        let (mut left, mut page) = (0, Vec::new());
+        loop {
+            let mut found = Vec::new();
+            let next = self.directory.scan(&page, STEP, |block| {
+                let replicas = block.replicas();
+                if !replicas.is_empty() && replicas.iter().all(|r| own.contains(&r.segment)) {
+                    found.push((block.namespace(), block.key(), block.version()));
+                }
+            });
+            let is_left = |(namespace, key, version): &(_, Key, _)| {
+                !self.is_on_medium(*namespace, key, *version)
+            };
+            left += found.iter().filter(|one| is_left(one)).count() as u64;
+            match next {
+                Ok(Some(further)) => page = further,
+                _ => return left,
             }
-            is_running
-        });
+        }
     }
 
     /// The tasks with these ids that are known, or all.

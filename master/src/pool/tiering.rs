@@ -58,6 +58,8 @@ const WINDOW: u64 = 64 << 20;
 pub(super) struct Tiering {
     traffic: Mutex<Traffic>,
     demotions: Mutex<Demotions>,
+    /// Held while stores are ordered.
+    tending: Mutex<()>,
     admission: Admission,
     /// When the leader first saw that a medium is absent.
     absent: Mutex<HashMap<SegmentId, BootInstant>>,
@@ -250,7 +252,9 @@ impl Pool {
                 let stores = &mut traffic.stores;
                 stores.left_memory(block.namespace, &block.key, block.version)
             };
-            if !self.tier.left_memory(block) && !is_stored() {
+            let has_copy = self.tier.left_memory(block) || is_stored();
+            self.evicted_beside_media(block, has_copy);
+            if !has_copy {
                 self.metrics.evicted_without_copy();
                 self.tiering.admission.lost(block.namespace, &block.key);
             }
@@ -290,7 +294,7 @@ impl Pool {
     }
 
     /// True when the tier's copy under a key has this version.
-    fn is_on_medium(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
+    pub(super) fn is_on_medium(&self, namespace: NamespaceId, key: &Key, version: Version) -> bool {
         let mut is_it = false;
         self.tier
             .directory()

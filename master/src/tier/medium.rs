@@ -173,6 +173,12 @@ impl Medium {
         self.ring.lock().is_next_due()
     }
 
+    /// True when a block of this length would make the next zone due.
+    pub fn makes_next_due(&self, length: Length) -> bool {
+        let footprint = medium::footprint(length).unwrap_or(length);
+        self.ring.lock().is_next_due_behind(footprint)
+    }
+
     /// The owners of the ranges in the zone behind the cursor, which has the oldest copies.
     pub fn oldest(&self) -> Vec<BlockId> {
         let (start, end) = {

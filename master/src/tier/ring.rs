@@ -105,7 +105,12 @@ impl Ring {
     /// True when the next zone should be emptied now: an eighth of the zone is written. The rest takes
     /// what comes until the next zone is empty.
     pub const fn is_next_due(&self) -> bool {
-        !self.next_is_empty && self.at >= self.zone / 8
+        self.is_next_due_behind(Length(0))
+    }
+
+    /// The same, after so many bytes more.
+    pub const fn is_next_due_behind(&self, length: Length) -> bool {
+        !self.next_is_empty && self.at + length.0 >= self.zone / 8
     }
 
     /// Records that the next zone has no copies and no transfers in progress.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
+pub(crate) mod media;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use kvpool_master::Config;

@@ -2937,7 +2937,11 @@ pub struct Transfers {
 /// To a draining node: no block of its memory waits for a copy on a medium, or to be moved, any more.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Demoted {}
+pub struct Demoted {
+    /// The blocks that have neither a copy nor another replica.
+    #[prost(uint64, tag = "1")]
+    pub left: u64,
+}
 /// An operator takes the node out of service: from here on it drains, in this session and later ones.
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -11,7 +11,6 @@ use proto::master_message::Body as FromMaster;
 use proto::node_message::Body as ToMaster;
 use proto::nodes_client::NodesClient;
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep_until, timeout};
@@ -369,7 +368,7 @@ impl Session {
                     serves
                 });
             }
-            FromMaster::Demoted(_) => context.demoted.store(true, Ordering::Release),
+            FromMaster::Demoted(demoted) => *context.saved.lock() = Some(demoted.left),
             FromMaster::Verify(verify) => self.verify(context, &verify, verified)?,
             FromMaster::Refusal(refusal) => return Err(refused(refusal)),
             FromMaster::Welcome(_) => return Err(Failure::Unexpected("a second welcome").into()),

@@ -105,13 +105,7 @@ impl Pool {
         let read = self
             .directory
             .read_block(work.block, work.version, |block| Found {
-                moved: Moved {
-                    namespace: block.namespace(),
-                    key: block.key(),
-                    version: block.version(),
-                    length: block.length(),
-                    checksum: block.checksum(),
-                },
+                moved: Moved::of(&block),
                 replicas: block.replicas().to_vec(),
                 tick: block.tick(),
             });

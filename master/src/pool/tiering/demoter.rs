@@ -1,22 +1,27 @@
 //! The thread that copies blocks to media before memory needs their room.
 //!
-//! Blocks queue in the order of their commits, by node. A block's turn comes when the blocks behind
-//! it fill the larger part of the node's memory: it is then among those that eviction takes next. A
-//! block is copied once. So pressure on memory only drops blocks that have a copy, and no put waits
-//! for a disk. When the thread lags, it passes over the blocks that eviction takes next, and they
-//! leave without a copy, as they do without media.
+//! Blocks queue in the order of their commits, by node. A block is copied once. So pressure on memory
+//! only drops blocks that have a copy, and no put waits for a disk. When the thread lags, it passes
+//! over the blocks that eviction takes next, and they leave without a copy, as they do without media.
+//!
+//! With the policy `lru`, a block's turn comes when the blocks behind it fill the larger part of what
+//! eviction can reach: it is then among those that eviction takes next. Eviction reaches less than the
+//! node's memory while leases and pins hold the rest. A block that leaves before its turn shows how far
+//! eviction reaches.
+//!
+//! With the policy `prefix`, eviction takes the ends of chains, whatever their age. So every block has
+//! its turn at once as soon as the larger part of the node's memory is used.
 
 use super::super::Pool;
 use super::transfers::{Direction, Moved, Transfer, store_order};
 use super::{Place, WINDOW};
-use crate::directory::{Removed, Tick};
+use crate::directory::{Policy, Removed, Tick};
 use crate::membership::StoreNode;
 use crate::placement::share;
 use crate::replica::{BlockId, Replica};
 use crate::store::journal::Ack;
 use crate::store::record::Record;
 use crate::tier::{Medium, Taken};
-use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::{Incarnation, Key, Length, SegmentId, Version};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -25,6 +30,8 @@ use std::time::Duration;
 
 /// The share of a node's memory that holds the latest blocks, which have no copy yet.
 const WITHOUT_COPY: f64 = 0.6;
+/// How slowly eviction is trusted to reach further again: one byte for so many evicted bytes.
+const REACH_AGAIN: u64 = 256;
 /// Beyond this share a block is given up: eviction would take it before its copy is recorded. So a
 /// disk that is slower than the puts copies as many blocks as it can.
 const GIVE_UP: f64 = 0.9;
@@ -44,10 +51,26 @@ pub(super) struct Demotions {
 struct Line {
     blocks: VecDeque<Waiting>,
     bytes: u64,
-    /// True when the node drains: then every block has its turn at once.
-    drains: bool,
+    /// Since when the node drains: then every block has its turn at once.
+    drains: Option<Tick>,
+    /// True when the draining node knows that its blocks have their copies.
+    is_told: bool,
     /// The bytes behind which a block's turn comes, as of the thread's last look.
     kept: u64,
+    /// The bytes without a copy that eviction goes through before it takes the first block here.
+    /// `None` for the whole memory.
+    reach: Option<u64>,
+    /// The latest version that had its turn.
+    had_turn: Version,
+}
+
+/// When a block of a node has its turn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turns {
+    /// When more bytes than these lie behind it.
+    kept: u64,
+    /// Unless more bytes than these lie behind it: then it is passed over.
+    most: u64,
 }
 
 impl Demotions {
@@ -79,19 +102,38 @@ impl Line {
         self.blocks.push_front(waiting);
     }
 
-    /// The first block, if the blocks behind it have more than `kept` bytes. Blocks with more than
-    /// `most` bytes behind them are passed over.
-    fn pop(&mut self, kept: u64, most: u64) -> Option<Waiting> {
-        if !self.drains && self.bytes <= kept {
+    /// The first block that has its turn.
+    fn pop(&mut self, turns: Turns) -> Option<Waiting> {
+        self.kept = turns.kept;
+        if self.drains.is_none() && self.bytes <= turns.kept {
             return None;
         }
         loop {
             let first = self.blocks.pop_front()?;
             self.bytes -= first.bytes;
-            if self.drains || self.bytes <= most {
+            self.had_turn = self.had_turn.max(first.version);
+            if self.drains.is_some() || self.bytes <= turns.most {
                 return Some(first);
             }
         }
+    }
+
+    /// Notes that a block was evicted. True when it left before its turn.
+    fn evicted(&mut self, version: Version, length: Length, has_copy: bool) -> bool {
+        if let Some(reach) = &mut self.reach {
+            *reach += length.0.div_ceil(REACH_AGAIN);
+        }
+        let is_early = !has_copy
+            && version > self.had_turn
+            && self.bytes <= self.kept
+            && self.drains.is_none();
+        if is_early {
+            // Eviction takes several blocks at once, and some of those behind this one have left too.
+            let reach = self.bytes / 4 * 3;
+            self.reach = Some(reach);
+            self.kept = share(reach, WITHOUT_COPY).min(self.kept);
+        }
+        is_early
     }
 }
 
@@ -177,8 +219,8 @@ impl Pool {
     pub fn bytes_due(&self) -> u64 {
         let demotions = self.tiering.demotions.lock();
         let due = demotions.nodes.values().map(|line| match line.drains {
-            true => line.bytes,
-            false => line.bytes.saturating_sub(line.kept),
+            Some(_) => line.bytes,
+            None => line.bytes.saturating_sub(line.kept),
         });
         let due: u64 = due.sum();
         drop(demotions);
@@ -217,7 +259,7 @@ impl Pool {
             // A medium that is attached later begins it.
             None => return,
             Some(false) => {
-                node.send(Body::Demoted(proto::Demoted {}));
+                self.tell_saved(node);
                 return;
             }
             Some(true) => {}
@@ -225,7 +267,7 @@ impl Pool {
         let mut found = self.without_copy(node);
         found.sort_by_key(|(tick, _)| std::cmp::Reverse(*tick));
         let mut line = Line {
-            drains: true,
+            drains: Some(self.directory.next_tick()),
             ..Line::default()
         };
         found.into_iter().for_each(|(_, one)| line.push(one));
@@ -265,7 +307,9 @@ impl Pool {
         }
     }
 
-    fn tend_media(self: &Arc<Self>) {
+    /// Orders the stores that are due.
+    pub(in crate::pool) fn tend_media(self: &Arc<Self>) {
+        let _one_at_a_time = self.tiering.tending.lock();
         self.drop_absent_media();
         let mut targets: BTreeMap<Incarnation, Target> = BTreeMap::new();
         for medium in self.tier.media() {
@@ -278,7 +322,14 @@ impl Pool {
             let Some((node, session)) = node else {
                 continue;
             };
-            let reserved = self.empty_next_zone(&medium, &node, session);
+            // Copies of this drain stay: the blocks behind them were used earlier.
+            let is_full = self
+                .drains_since(&node)
+                .is_some_and(|since| medium.oldest_sealed() >= since);
+            let reserved = match is_full {
+                true => Length(0),
+                false => self.empty_next_zone(&medium, &node, session),
+            };
             let target = targets.entry(node.incarnation).or_insert_with(|| Target {
                 node,
                 session,
@@ -294,22 +345,23 @@ impl Pool {
     /// Orders stores until no medium of the node takes more, or no block is due.
     fn demote(self: &Arc<Self>, target: &Target) {
         let Target { node, media, .. } = target;
-        let memory: u64 = {
+        let (memory, used) = {
             let segments = self.placement.segments();
             let own = segments
                 .iter()
                 .filter(|segment| Arc::ptr_eq(&segment.node, node));
-            own.map(|segment| segment.limit()).sum()
+            own.fold((0, 0), |(memory, used), segment| {
+                (memory + segment.limit(), used + segment.used())
+            })
         };
-        let (kept, most) = (share(memory, WITHOUT_COPY), share(memory, GIVE_UP));
         let cursors: Vec<u32> = media.iter().map(|(medium, _)| medium.cursor()).collect();
         while media.iter().any(|(medium, _)| self.has_window(medium.id)) {
             let next = {
                 let mut demotions = self.tiering.demotions.lock();
                 let line = demotions.nodes.get_mut(&node.incarnation);
                 line.and_then(|line| {
-                    line.kept = kept;
-                    Some((line.pop(kept, most)?, line.drains))
+                    let turns = self.turns(memory, used, line.reach);
+                    Some((line.pop(turns)?, line.drains))
                 })
             };
             let Some((waiting, drains)) = next else {
@@ -333,6 +385,48 @@ impl Pool {
         }
     }
 
+    /// When the blocks of a node have their turn. `reach` is what eviction reaches of the memory.
+    fn turns(&self, memory: u64, used: u64, reach: Option<u64>) -> Turns {
+        match self.config.eviction_policy {
+            Policy::Prefix if used <= share(memory, WITHOUT_COPY) => Turns {
+                kept: u64::MAX,
+                most: u64::MAX,
+            },
+            Policy::Prefix => Turns {
+                kept: 0,
+                most: u64::MAX,
+            },
+            Policy::Lru => Turns {
+                kept: share(reach.unwrap_or(memory).min(memory), WITHOUT_COPY),
+                most: share(memory, GIVE_UP),
+            },
+        }
+    }
+
+    /// Notes that a block was evicted from memory.
+    pub(super) fn evicted_beside_media(&self, block: &Removed, has_copy: bool) {
+        let segments = self.placement.segments();
+        let mut demotions = self.tiering.demotions.lock();
+        let mut is_early = false;
+        for replica in &block.replicas {
+            if let Some(segment) = segments.get(replica.segment)
+                && let Some(line) = demotions.nodes.get_mut(&segment.node.incarnation)
+            {
+                is_early |= line.evicted(block.version, block.length, has_copy);
+            }
+        }
+        drop((demotions, segments));
+        if is_early {
+            self.tiering.wake();
+        }
+    }
+
+    /// Since when a node drains.
+    fn drains_since(&self, node: &StoreNode) -> Option<Tick> {
+        let demotions = self.tiering.demotions.lock();
+        demotions.nodes.get(&node.incarnation)?.drains
+    }
+
     fn has_window(&self, medium: SegmentId) -> bool {
         let traffic = self.tiering.traffic.lock();
         let used = traffic.uses.get(&medium);
@@ -340,12 +434,18 @@ impl Pool {
     }
 
     /// Orders the store of one block on the first medium that takes it.
-    fn store_one(self: &Arc<Self>, waiting: &Waiting, target: &Target, drains: bool) -> Turn {
+    fn store_one(
+        self: &Arc<Self>,
+        waiting: &Waiting,
+        target: &Target,
+        drains: Option<Tick>,
+    ) -> Turn {
         let node = &target.node;
         let Some((block, from)) = self.to_store(waiting, node) else {
             return Turn::Ended;
         };
         let mut turn = Turn::Ended;
+        let mut too_long = 0;
         for (medium, reserved) in &target.media {
             if !self.serves_namespace(medium.id, block.namespace) {
                 continue;
@@ -354,8 +454,14 @@ impl Pool {
                 turn = Turn::NotNow;
                 continue;
             }
-            if !drains && !self.is_admitted(medium, waiting, &block) {
+            if drains.is_none() && !self.is_admitted(medium, waiting, &block) {
                 self.metrics.copy_refused();
+                continue;
+            }
+            // A drain that wrote on would have the blocks of its first zone dropped soon after: they were
+            // used last.
+            let is_full = drains.is_some_and(|since| medium.oldest_sealed() >= since);
+            if is_full && medium.makes_next_due(block.length) {
                 continue;
             }
             match medium.take_beside(*reserved, block.length, self.directory.next_tick()) {
@@ -379,9 +485,16 @@ impl Pool {
                     traffic.begin(medium, transfer, order);
                     return Turn::Ended;
                 }
+                // The medium is full of blocks that were used later.
+                Taken::NeedsZone if is_full => {}
                 Taken::NeedsZone => turn = Turn::NotNow,
-                Taken::TooLong => {}
+                Taken::TooLong => too_long += 1,
             }
+        }
+        if too_long > 0 && too_long == target.media.len() {
+            self.metrics.copy_too_long();
+            tracing::debug!(key = %block.key, length = %block.length,
+                "block gets no copy: it is longer than a zone of every medium of its node");
         }
         turn
     }
@@ -394,13 +507,7 @@ impl Pool {
             .read_block(waiting.block, waiting.version, |block| {
                 let replicas = block.replicas();
                 let from = replicas.iter().find(|r| own.contains(&r.segment)).copied();
-                let moved = Moved {
-                    namespace: block.namespace(),
-                    key: block.key(),
-                    version: block.version(),
-                    length: block.length(),
-                    checksum: block.checksum(),
-                };
+                let moved = Moved::of(&block);
                 from.map(|from| (moved, from))
             });
         let (block, from) = found.flatten()?;
@@ -408,15 +515,18 @@ impl Pool {
         (!is_copied).then_some((block, from))
     }
 
-    /// A block whose copy was dropped while it is in memory gets another copy at once: it is older
-    /// than all that wait.
+    /// A block whose copy was dropped while it is in memory gets another copy at once, if it was used
+    /// since `sealed`: it is older than all that wait. Other blocks get none, or a medium that is smaller
+    /// than memory would be written for ever.
     /// False when memory does not hold the block.
-    pub(super) fn queue_again(&self, removed: &Removed) -> bool {
-        let mut again = None;
+    pub(super) fn queue_again(&self, removed: &Removed, sealed: Tick) -> bool {
+        let (mut again, mut is_there) = (None, false);
         self.directory
             .visit(removed.namespace, &[removed.key.as_ref()], |_, block| {
+                let block = block.filter(|block| block.version() == removed.version);
+                is_there = block.is_some();
                 again = block
-                    .filter(|block| block.version() == removed.version)
+                    .filter(|block| block.view().tick() > sealed)
                     .map(|block| {
                         let waiting = Waiting {
                             block: block.view().id(),
@@ -429,7 +539,7 @@ impl Pool {
                     });
             });
         let Some((replicas, waiting)) = again else {
-            return false;
+            return is_there;
         };
         let segments = self.placement.segments();
         let mut demotions = self.tiering.demotions.lock();
@@ -445,18 +555,21 @@ impl Pool {
 
     /// Tells a draining node once that its blocks have their copies.
     fn tell_demoted(&self, target: &Target) {
-        let mut demotions = self.tiering.demotions.lock();
-        let Some(line) = demotions.nodes.get_mut(&target.node.incarnation) else {
-            return;
-        };
-        let traffic = self.tiering.traffic.lock();
-        let stores = |(medium, _): &(Arc<Medium>, Length)| {
-            let used = traffic.uses.get(&medium.id);
-            used.is_some_and(|used| used.in_flight > 0)
-        };
-        if line.drains && !target.media.iter().any(stores) {
-            line.drains = false;
-            target.node.send(Body::Demoted(proto::Demoted {}));
+        {
+            let mut demotions = self.tiering.demotions.lock();
+            let Some(line) = demotions.nodes.get_mut(&target.node.incarnation) else {
+                return;
+            };
+            let traffic = self.tiering.traffic.lock();
+            let is_busy = |(medium, _): &(Arc<Medium>, Length)| {
+                let used = traffic.uses.get(&medium.id);
+                used.is_some_and(|used| !used.busy.is_empty())
+            };
+            if line.drains.is_none() || line.is_told || target.media.iter().any(is_busy) {
+                return;
+            }
+            line.is_told = true;
         }
+        self.tell_saved(&target.node);
     }
 }

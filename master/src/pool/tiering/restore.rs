@@ -189,13 +189,7 @@ impl Pool {
                 if let Some(at) = block.replicas().first() {
                     wanted.push(Wanted {
                         copy: block.id(),
-                        block: Moved {
-                            namespace,
-                            key: block.key(),
-                            version: block.version(),
-                            length: block.length(),
-                            checksum: block.checksum(),
-                        },
+                        block: Moved::of(&block),
                         at: *at,
                         is_begun: false,
                     });

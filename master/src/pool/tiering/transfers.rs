@@ -2,9 +2,9 @@
 
 use super::super::{FreedReplicas, Pool};
 use super::stores::Meanwhile;
-use super::{Place, Put, Traffic};
+use super::{Place, Put, Traffic, Use};
 use crate::clock::BootInstant;
-use crate::directory::NewBlock;
+use crate::directory::{BlockRef, NewBlock};
 use crate::membership::StoreNode;
 use crate::replica::{BlockId, Copies, Replica};
 use crate::store::journal::Ack;
@@ -12,7 +12,7 @@ use crate::store::record::{self, Commit, Record};
 use crate::tier::Medium;
 use kvpool_proto::{self as proto, master_message::Body};
 use kvpool_types::ids::NamespaceId;
-use kvpool_types::{Checksum, Code, Extent, GrantId, Key, Length, Version};
+use kvpool_types::{Checksum, Code, Extent, GrantId, Key, Length, Offset, SegmentId, Version};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -24,6 +24,35 @@ pub(in crate::pool) struct Moved {
     pub(in crate::pool) version: Version,
     pub(in crate::pool) length: Length,
     pub(in crate::pool) checksum: Checksum,
+    pub(in crate::pool) hard_pin: bool,
+}
+
+impl Moved {
+    pub(in crate::pool) fn of(block: &BlockRef<'_>) -> Self {
+        Self {
+            namespace: block.namespace(),
+            key: block.key(),
+            version: block.version(),
+            length: block.length(),
+            checksum: block.checksum(),
+            hard_pin: block.is_hard_pinned(),
+        }
+    }
+
+    /// The record of the block at its new place.
+    fn commit_at(&self, segment: SegmentId, offset: Offset) -> Commit {
+        Commit {
+            namespace: self.namespace,
+            key: self.key.clone(),
+            version: self.version,
+            length: self.length,
+            checksum: self.checksum,
+            replicas: smallvec::smallvec![(segment, offset)],
+            // Neither the tier nor a load knows the chain.
+            parent: None,
+            hard_pin: self.hard_pin,
+        }
+    }
 }
 
 /// The direction of a transfer.
@@ -136,12 +165,8 @@ impl Traffic {
         proto::Transfer { ticket, ..order }
     }
 
-    fn end(
-        &mut self,
-        node: &StoreNode,
-        ticket: u64,
-        zone_of: impl Fn(Place) -> u32,
-    ) -> Option<Transfer> {
+    /// Takes an answered transfer out. Its zones stay busy until `leave_zones`.
+    fn end(&mut self, node: &StoreNode, ticket: u64) -> Option<Transfer> {
         let is_of_node = self
             .open
             .get(&ticket)
@@ -149,16 +174,27 @@ impl Traffic {
         let transfer = is_of_node.then(|| self.open.remove(&ticket)).flatten()?;
         if let Some(used) = self.uses.get_mut(&transfer.place.medium) {
             used.in_flight = used.in_flight.saturating_sub(transfer.block.length.0);
-            for zone in transfer.zones(zone_of) {
-                if let Some(busy) = used.busy.get_mut(&zone) {
-                    *busy -= 1;
-                    if *busy == 0 {
-                        used.busy.remove(&zone);
-                    }
+        }
+        Some(transfer)
+    }
+
+    /// Ends the use of a transfer's zones. A session that has ended has left them already.
+    fn leave_zones(&mut self, transfer: &Transfer, zone_of: impl Fn(Place) -> u32) {
+        let used = self.uses.get_mut(&transfer.place.medium);
+        let of_session = |used: &&mut Use| {
+            used.session == transfer.session && Arc::ptr_eq(&used.node, &transfer.node)
+        };
+        let Some(used) = used.filter(of_session) else {
+            return;
+        };
+        for zone in transfer.zones(zone_of) {
+            if let Some(busy) = used.busy.get_mut(&zone) {
+                *busy -= 1;
+                if *busy == 0 {
+                    used.busy.remove(&zone);
                 }
             }
         }
-        Some(transfer)
     }
 }
 
@@ -166,12 +202,13 @@ impl Pool {
     /// Processes a node's answers.
     pub fn transfers_done(self: &Arc<Self>, node: &StoreNode, done: &[(u64, Code)]) {
         for (ticket, code) in done {
-            let zone_of = |place: Place| {
-                let medium = self.tier.medium(place.medium);
-                medium.map_or(u32::MAX, |medium| medium.zone_of(place.offset))
-            };
-            let ended = self.tiering.traffic.lock().end(node, *ticket, zone_of);
+            let ended = self.tiering.traffic.lock().end(node, *ticket);
             let Some(transfer) = ended else { continue };
+            let writes = !matches!(transfer.direction, Direction::Load { .. });
+            // A copy that is recorded leaves its zones when the tier has it.
+            if !writes || *code != Code::Ok {
+                self.leave_zones(&transfer);
+            }
             match (&transfer.direction, code) {
                 (Direction::Store, Code::Ok) => {
                     self.stored(&transfer);
@@ -204,6 +241,15 @@ impl Pool {
         self.tiering.wake();
     }
 
+    fn leave_zones(&self, transfer: &Transfer) {
+        let zone_of = |place: Place| {
+            let medium = self.tier.medium(place.medium);
+            medium.map_or(u32::MAX, |medium| medium.zone_of(place.offset))
+        };
+        let mut traffic = self.tiering.traffic.lock();
+        traffic.leave_zones(transfer, zone_of);
+    }
+
     /// Ends a move between zones.
     fn forwarded(&self, transfer: &Transfer) {
         let mut traffic = self.tiering.traffic.lock();
@@ -225,20 +271,11 @@ impl Pool {
             key,
             version,
             length,
-            checksum,
+            ..
         } = transfer.block.clone();
         let moves = matches!(transfer.direction, Direction::Forward { .. });
         let place = transfer.place;
-        let commit = Commit {
-            namespace,
-            key: key.clone(),
-            version,
-            length,
-            checksum,
-            replicas: smallvec::smallvec![(place.medium, place.offset)],
-            parent: None,
-            hard_pin: false,
-        };
+        let commit = transfer.block.commit_at(place.medium, place.offset);
         let (pool, of) = (Arc::clone(self), transfer.clone());
         let is_recorded = self.record_transfer(namespace, &key, || {
             let is_there = match moves {
@@ -257,13 +294,17 @@ impl Pool {
                             false => pool.metrics.copy_stored(length),
                         }
                     }
+                    // Before this, a copy of the next round could take a range that this one still takes.
+                    pool.leave_zones(&of);
                     if moves {
                         pool.forwarded(&of);
                     }
+                    pool.tiering.wake();
                 });
             true
         });
         if !is_recorded {
+            self.leave_zones(transfer);
             tracing::debug!(%key, %version, "copy not recorded: the block has gone, or its key changes");
         }
         self.store_ended(transfer, is_recorded);
@@ -279,23 +320,13 @@ impl Pool {
             namespace,
             key,
             version,
-            length,
-            checksum,
+            ..
         } = transfer.block.clone();
         if !self.is_on_medium(namespace, &key, version) {
             self.give_up_transfer(transfer);
             return;
         }
-        let commit = Commit {
-            namespace,
-            key: key.clone(),
-            version,
-            length,
-            checksum,
-            replicas: smallvec::smallvec![(to.segment, to.offset)],
-            parent: None,
-            hard_pin: false,
-        };
+        let commit = transfer.block.commit_at(to.segment, to.offset);
         let (pool, arrived) = (Arc::clone(self), transfer.clone());
         let is_recorded = self.record_transfer(namespace, &key, || {
             self.journal()
@@ -324,6 +355,7 @@ impl Pool {
             version,
             length,
             checksum,
+            hard_pin,
         } = transfer.block.clone();
         let block = NewBlock {
             namespace,
@@ -334,7 +366,7 @@ impl Pool {
             replicas: Copies::from_slice(&[to]),
             parent: None,
             soft_pin_until: None,
-            hard_pin: false,
+            hard_pin,
             tick: self.directory.ticks(1).of(0),
         };
         let published = self.directory.publish([block]).into_iter().next();

@@ -103,8 +103,9 @@ impl Pool {
         }
     }
 
-    /// The copies to save: they lie in the oldest zone, were used since it was written, and are not
-    /// in memory. The latest come first. They fill at most half a zone and the written zone's room.
+    /// The copies to save: they lie in the oldest zone, were used since it was written or are
+    /// hard-pinned, and are not in memory. Pinned copies come first, then the latest. They fill at most
+    /// half a zone and the written zone's room.
     fn worth_saving(&self, medium: &Medium) -> Saving {
         let (sealed, now) = (medium.oldest_sealed(), self.now());
         let mut used: Vec<_> = Vec::new();
@@ -113,14 +114,17 @@ impl Pool {
                 continue;
             };
             let read = |block: BlockRef<'_>| {
-                let is_wanted = block.tick() > sealed || block.is_leased(now, BootInstant(0));
-                is_wanted.then(|| (block.tick(), block.namespace(), block.key(), block.length()))
+                let is_pinned = block.is_hard_pinned();
+                let is_wanted =
+                    is_pinned || block.tick() > sealed || block.is_leased(now, BootInstant(0));
+                let rank = (is_pinned, block.tick());
+                is_wanted.then(|| (rank, block.namespace(), block.key(), block.length()))
             };
             let found = self.tier.directory().read_block(copy, version, read);
-            if let Some((tick, namespace, key, length)) = found.flatten()
+            if let Some((rank, namespace, key, length)) = found.flatten()
                 && !self.is_in_memory(namespace, &key, version)
             {
-                used.push((Reverse(tick), copy, version, length));
+                used.push((Reverse(rank), copy, version, length));
             }
         }
         used.sort_unstable();
@@ -150,13 +154,7 @@ impl Pool {
     ) -> bool {
         let read = |block: BlockRef<'_>| {
             let at = block.replicas().first().map(|replica| replica.offset);
-            let moved = Moved {
-                namespace: block.namespace(),
-                key: block.key(),
-                version,
-                length: block.length(),
-                checksum: block.checksum(),
-            };
+            let moved = Moved::of(&block);
             at.map(|at| (moved, at))
         };
         let found = self.tier.directory().read_block(copy, version, read);
@@ -197,7 +195,7 @@ impl Pool {
     /// Drops the copies in the zone behind the cursor. It is empty once that is durable and no
     /// transfer touches it.
     fn drop_oldest(self: &Arc<Self>, medium: &Arc<Medium>) {
-        let now = self.now();
+        let (now, sealed) = (self.now(), medium.oldest_sealed());
         let _until_submitted = self.evicting.read();
         let mut records = Vec::new();
         let mut is_leased = false;
@@ -221,7 +219,7 @@ impl Pool {
                 false => Verdict::Keep,
             };
             if let Some(removed) = self.tier.remove_copy(copy, version, allow) {
-                if !self.queue_again(&removed) {
+                if !self.queue_again(&removed, sealed) {
                     self.tiering.admission.lost(removed.namespace, &removed.key);
                 }
                 records.push(Record::ReplicaGone(record::ReplicaGone {

@@ -1,0 +1,203 @@
+//! Media that are smaller than memory, memory that cannot be evicted, chains, and drains.
+
+mod support;
+
+use kvpool_master::Config;
+use kvpool_master::directory::Policy;
+use kvpool_master::pool::ReserveOptions;
+use kvpool_types::{Code, Key, KeyRef};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use support::media::*;
+use support::{SPACE, item, pool, reserve_with};
+
+/// A medium that is smaller than the copied part of memory is written once, and again only for blocks
+/// that are used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_pool_writes_nothing_to_a_small_medium() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 64 * MIB, &disk, 16 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..58 * MIB / BLOCK {
+        put(&pool, number, &patient()).await;
+    }
+    let (mut before, mut quiet) = (u64::MAX, 0);
+    for _ in 0..100 {
+        let now = disk.stores.load(Ordering::SeqCst);
+        quiet = if now == before { quiet + 1 } else { 0 };
+        if quiet == 10 {
+            break;
+        }
+        before = now;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(quiet, 10, "{before} stores, and no end");
+    assert!(before > 0, "nothing was stored");
+}
+
+/// A drain into a medium that is smaller than memory keeps the blocks that were used last, and ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_ends_when_the_medium_is_full() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 64 * MIB, &disk, 16 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    for number in 0..32 * MIB / BLOCK {
+        put(&pool, number, &patient()).await;
+    }
+    let hot: Vec<Key> = (100..200).map(key).collect();
+    let hot: Vec<KeyRef<'_>> = hot.iter().map(Key::as_ref).collect();
+    pool.lookup(SPACE, &hot[..], true);
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    let stored = disk.stores.load(Ordering::SeqCst);
+    assert!(stored * BLOCK <= 20 * MIB, "{stored} stores into 16 MiB");
+    pool.drop_node(&node.node);
+    drop(node);
+    let _node = join(&pool, "n", 2, 64 * MIB, &disk, 16 * MIB, 4 * MIB).await;
+    wait_for_media(&pool, 100..101).await;
+    for number in 100..200 {
+        assert!(comes_back(&pool, number).await, "{number}");
+    }
+}
+
+fn lru() -> Config {
+    Config {
+        eviction_policy: Policy::Lru,
+        ..Config::default()
+    }
+}
+
+/// Of blocks that pass through memory beside pinned ones, all get a copy before they leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_get_copies_beside_blocks_that_cannot_leave() {
+    for config in [lru(), Config::default()] {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, _store) = pool(directory.path(), config).await;
+        let disk = Disk::new(1);
+        let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+        wait_for_attachment(&disk).await;
+        let pinned = ReserveOptions {
+            hard_pin: true,
+            ..patient()
+        };
+        for number in 10_000..10_000 + 12 * MIB / BLOCK {
+            put(&pool, number, &pinned).await;
+        }
+        // The first blocks that leave show how far eviction reaches.
+        for number in 0..24 * MIB / BLOCK {
+            put_paced(&pool, number).await;
+        }
+        let count = || {
+            let counters = pool.counters();
+            let names = ["blocks_evicted_total", "blocks_evicted_without_copy_total"];
+            names.map(|name| counters[name])
+        };
+        let before = count();
+        for number in 1000..1000 + 48 * MIB / BLOCK {
+            put_paced(&pool, number).await;
+        }
+        let after = count();
+        let (evicted, lost) = (after[0] - before[0], after[1] - before[1]);
+        assert!(evicted > 600, "{evicted} were evicted");
+        assert!(
+            lost * 12 <= evicted,
+            "{lost} of {evicted} left without a copy"
+        );
+    }
+}
+
+/// Eviction takes the end of a chain first. Its blocks have copies all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chain_that_is_longer_than_memory_is_copied_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let _node = join(&pool, "n", 1, 8 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    let blocks = 24 * MIB / BLOCK;
+    for number in 0..blocks {
+        let block = key(number);
+        let granted = reserve_with(&pool, &block, BLOCK, &patient())
+            .await
+            .unwrap();
+        let mut item = item(&block, BLOCK, granted);
+        item.parent = number.checked_sub(1).map(key);
+        assert_eq!(pool.commit(SPACE, vec![item]).await, [Code::Ok]);
+        for _ in 0..1000 {
+            if pool.bytes_due() == 0 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    let held = present(&pool, 0..blocks).await;
+    let matched = held.iter().take_while(|is_held| **is_held).count() as u64;
+    assert_eq!(matched, blocks, "the chain has a hole");
+}
+
+/// A pinned block whose node restarts is pinned when it comes back, and its copy stays on the medium.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pin_comes_back_with_its_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    let pinned = ReserveOptions {
+        hard_pin: true,
+        ..patient()
+    };
+    put(&pool, 7, &pinned).await;
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    pool.drop_node(&node.node);
+    drop(node);
+    let _node = join(&pool, "n", 2, 8 * MIB, &disk, 32 * MIB, 4 * MIB).await;
+    wait_for_media(&pool, 7..8).await;
+    // The medium is written several times over. The block is not used meanwhile.
+    for number in 100..100 + 96 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+    }
+    let seven = key(7);
+    let keys = [seven.as_ref()];
+    let described = pool.describe(SPACE, &keys[..]).remove(0).unwrap();
+    assert!(described.hard_pin);
+    assert_eq!(
+        pool.remove(SPACE, &keys[..], false).await.unwrap().codes,
+        [Code::Leased],
+        "it is pinned on the medium too"
+    );
+    assert!(comes_back(&pool, 7).await);
+    for number in 10_000..10_000 + 16 * MIB / BLOCK {
+        put_paced(&pool, number).await;
+    }
+    let described = pool.describe(SPACE, &keys[..]).remove(0).unwrap();
+    assert!(described.hard_pin);
+    let in_memory = |r: &kvpool_master::pool::DescribedReplica| !r.segment.is_on_medium();
+    assert!(described.replicas.iter().any(in_memory), "it was evicted");
+}
+
+/// A block that no zone can take has no copy, and the drain says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_counts_the_blocks_that_stay_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 32 * MIB, &disk, 64 * MIB, 4 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    let long = key(2);
+    let granted = reserve_with(&pool, &long, 8 * MIB, &patient())
+        .await
+        .unwrap();
+    let item = item(&long, 8 * MIB, granted);
+    assert_eq!(pool.commit(SPACE, vec![item]).await, [Code::Ok]);
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    assert_eq!(disk.left.load(Ordering::SeqCst), 1);
+    assert_eq!(pool.counters()["copies_too_long_total"], 1);
+}
