@@ -83,6 +83,12 @@ pub enum OpenError {
         /// The device or file.
         path: PathBuf,
     },
+    /// Another process or the system itself uses the device.
+    #[error("{} is in use: by another process, as a mounted filesystem or swap, or in a volume or array", path.display())]
+    DeviceBusy {
+        /// The device.
+        path: PathBuf,
+    },
     /// It is neither a file nor a block device.
     #[error("{} is neither a file nor a block device", path.display())]
     Kind {
@@ -203,11 +209,27 @@ impl File {
             reason,
         };
         let mut flags = OFlags::RDWR | OFlags::CLOEXEC;
-        if options.size.is_some() && !path.exists() {
-            flags |= OFlags::CREATE;
+        let there = rustix::fs::stat(path).map(|found| FileType::from_raw_mode(found.st_mode));
+        match there {
+            Err(Errno::NOENT) if options.size.is_some() => flags |= OFlags::CREATE,
+            // The kernel then keeps the device for this process: nobody mounts or formats it meanwhile.
+            Ok(FileType::BlockDevice) => flags |= OFlags::EXCL,
+            _ => {}
         }
+        let refused = |errno| match errno {
+            Errno::BUSY if flags.contains(OFlags::EXCL) => OpenError::DeviceBusy {
+                path: path.to_owned(),
+            },
+            errno => system("open")(errno),
+        };
         let mode = Mode::RUSR | Mode::WUSR;
-        let open = |flags| rustix::fs::open(path, flags, mode);
+        let until = Instant::now() + options.patience;
+        let open = |flags: OFlags| loop {
+            match rustix::fs::open(path, flags, mode) {
+                Err(Errno::BUSY) if Instant::now() < until => std::thread::sleep(POLL),
+                opened => return opened,
+            }
+        };
         let direct = if options.buffered {
             None
         } else {
@@ -223,13 +245,13 @@ impl File {
                         path: path.to_owned(),
                     });
                 }
-                Err(errno) => return Err(system("open")(errno)),
+                Err(errno) => return Err(refused(errno)),
             }
         };
         let is_direct = direct.is_some();
         let fd = match direct {
             Some(fd) => fd,
-            None => open(flags).map_err(system("open"))?,
+            None => open(flags).map_err(refused)?,
         };
         lock(&fd, path, options.patience)?;
         let found = rustix::fs::fstat(&fd).map_err(system("examine"))?;

@@ -477,3 +477,65 @@ fn faults_are_what_they_are_called() {
     engine.mend();
     run(&engine, Op::Flush, 0).result.unwrap();
 }
+
+/// A block device over a file, for as long as the value lives.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn over(file: &Path) -> Option<Self> {
+        let made = std::process::Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(file)
+            .output()
+            .ok()?;
+        let path = String::from_utf8(made.stdout).ok()?;
+        made.status.success().then(|| Self(path.trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let ended = std::process::Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.0)
+            .status();
+        assert!(ended.unwrap().success());
+    }
+}
+
+#[test]
+fn a_device_that_the_system_uses_is_refused_and_kept_from_it() {
+    use rustix::fs::{Mode, OFlags};
+    let disk = on_disk();
+    let file = disk.path().join("file");
+    std::fs::write(&file, vec![0; usize::try_from(SIZE).unwrap()]).unwrap();
+    let Some(device) = Loop::over(&file) else {
+        println!("skipped: no loop device can be made here (it needs root and losetup)");
+        return;
+    };
+    let arena = arena();
+    let whole = |patience| Options {
+        patience,
+        ..Options::default()
+    };
+    // A mount and mkfs take a device so.
+    let take = || rustix::fs::open(&device.0, OFlags::RDWR | OFlags::EXCL, Mode::empty());
+    let taken = take().unwrap();
+    let refused = open(&device.0, &whole(Duration::ZERO), &arena);
+    assert!(
+        matches!(refused, Err(OpenError::DeviceBusy { .. })),
+        "{:?}",
+        refused.err()
+    );
+    // Whoever uses it for a moment is waited for.
+    let freed = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        drop(taken);
+    });
+    let engine = open(&device.0, &whole(WAIT), &arena).unwrap();
+    freed.join().unwrap();
+    assert_eq!(engine.size(), SIZE);
+    assert_eq!(take().unwrap_err(), rustix::io::Errno::BUSY);
+    drop(engine);
+    take().unwrap();
+}

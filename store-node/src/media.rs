@@ -69,6 +69,17 @@ pub enum MediaError {
         /// Why.
         source: MediumRefused,
     },
+    /// Two of them hold one medium.
+    #[error("{} and {} hold the same medium {medium}: one is a copy of the other; take the copy out of --ssd",
+        first.display(), second.display())]
+    Twins {
+        /// A device or file.
+        first: PathBuf,
+        /// The other one.
+        second: PathBuf,
+        /// The medium.
+        medium: MediumId,
+    },
     /// There is no memory, or no thread.
     #[error("media need memory and threads: {0}")]
     System(#[from] std::io::Error),
@@ -174,8 +185,10 @@ impl Media {
             };
             let disk = Disk::read(one, path.clone(), engine, &arena)
                 .map_err(|source| MediaError::Refused { path, source })?;
-            disks.push(Mutex::new(disk));
+            refuse_twin(&disks, &disk)?;
+            disks.push(disk);
         }
+        let disks: Vec<_> = disks.into_iter().map(Mutex::new).collect();
         let health = disks.iter().map(|disk| Arc::clone(&disk.lock().health));
         let shared = Arc::new(Shared {
             store,
@@ -280,6 +293,21 @@ impl Media {
         for disk in &self.shared.disks {
             disk.lock().detach(until);
         }
+    }
+}
+
+/// Refuses a medium that another of the node's disks holds too. The master could not tell them apart.
+fn refuse_twin(disks: &[Disk], disk: &Disk) -> Result<(), MediaError> {
+    let Some(medium) = disk.id() else {
+        return Ok(());
+    };
+    match disks.iter().find(|other| other.id() == Some(medium)) {
+        None => Ok(()),
+        Some(other) => Err(MediaError::Twins {
+            first: other.path().to_owned(),
+            second: disk.path().to_owned(),
+            medium,
+        }),
     }
 }
 

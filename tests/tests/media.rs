@@ -14,14 +14,18 @@ const BLOCK: usize = 1 << 20;
 const BLOCKS: u64 = 256;
 
 fn pool_with_disk(disk: &Path) -> Cluster {
+    // A short lease: the test reads everything, and memory holds a quarter.
+    pool_with(disk, &["--lease-ttl", "300ms"])
+}
+
+fn pool_with(disk: &Path, master: &[&str]) -> Cluster {
     let file = disk.join("ssd");
     let options = Options {
         segment: "64MiB".into(),
         node: vec!["--ssd".into(), format!("path={},size=1GiB", file.display())],
         ..Options::default()
     };
-    // A short lease: the test reads everything, and memory holds a quarter.
-    Cluster::start(options.master(&["--lease-ttl", "300ms"])).unwrap()
+    Cluster::start(options.master(master)).unwrap()
 }
 
 /// Puts all blocks, slowly enough for the disk.
@@ -116,7 +120,9 @@ async fn blocks_on_disk_survive_the_deaths_of_node_and_master() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_planned_restart_costs_no_hits() {
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let mut cluster = pool_with_disk(disk.path());
+    // With this policy the latest blocks get their copies late.
+    let late = ["--lease-ttl", "300ms", "--eviction-policy", "lru"];
+    let mut cluster = pool_with(disk.path(), &late);
     let client = cluster.client().await.unwrap();
     attached(&cluster, 1);
     // Memory is full, and most of its blocks have no copy yet.
@@ -219,4 +225,29 @@ fn a_file_of_somebody_else_stays_as_it_is() {
             "the file was changed"
         );
     }
+}
+
+/// A copy of a medium beside the medium itself: the node says so, and both stay as they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_refuses_a_medium_and_its_copy_together() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut cluster = pool_with_disk(disk.path());
+    let client = cluster.client().await.unwrap();
+    attached(&cluster, 1);
+    put_all(&client, 0..16, BLOCK).await.unwrap();
+    assert!(cluster.nodes[0].terminate().unwrap().success());
+    let (own, copy) = (disk.path().join("ssd"), disk.path().join("copy"));
+    std::fs::copy(&own, &copy).unwrap();
+    let list = format!("path={},path={}", copy.display(), own.display());
+    let master = cluster.master_url();
+    let flags = ["--segment", "64MiB", "--ssd", &list, "--master", &master].map(str::to_owned);
+    let refused = Daemon::start("kvstore-node", disk.path(), "both", &flags).unwrap_err();
+    let refused = refused.to_string();
+    assert!(refused.contains("hold the same medium"), "{refused}");
+    cluster.restart_node(0).unwrap();
+    cluster.wait_live(1).unwrap();
+    attached(&cluster, 2);
+    let client = cluster.client().await.unwrap();
+    let after = check_all(&client, 0..16, BLOCK).await;
+    assert_eq!(after.right, 16, "{after:?}");
 }

@@ -7,7 +7,7 @@ use kvpool_disk::{Arena, Engine};
 use kvpool_proto as proto;
 use kvpool_types::medium::{DATA_START, GRANULE, Generation};
 use kvpool_types::{ClusterId, MediumId, SegmentId};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -88,6 +88,10 @@ impl Disk {
             foreign: None,
             is_dirty: Arc::default(),
         })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The medium's id, if it is formatted.
