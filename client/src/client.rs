@@ -11,6 +11,7 @@ use crate::counters::{Counters, Counting};
 use crate::dialer::Dialer;
 use crate::errors::{ConnectError, GetError, PutError};
 use crate::links::{Dial, Links};
+use crate::locate::or_missing;
 use crate::options::{Options, TransportChoice};
 use crate::releases::{Holding, Releases};
 use crate::revoker::Revoker;
@@ -344,7 +345,13 @@ impl Client {
         let keys = std::slice::from_ref(key);
         // The get that follows finds the location in the cache.
         let found = inner.lookup(keys, true, deadline).await?;
-        let Some(located) = found.into_iter().next().transpose()?.flatten() else {
+        let Some(located) = found
+            .into_iter()
+            .next()
+            .map(or_missing)
+            .transpose()?
+            .flatten()
+        else {
             return Ok(None);
         };
         holding.add_located(key, &located);

@@ -111,6 +111,27 @@ pub(crate) fn code_of(raw: u32) -> Code {
         .unwrap_or(Code::Internal)
 }
 
+/// The answer for a block that lies on an SSD while memory has no room for it.
+fn later() -> ControlError {
+    ControlError::new(
+        Code::Full,
+        "the block lies on an SSD, and memory has no room for it now",
+    )
+}
+
+/// Whether a block exists that could not be brought back to memory.
+pub(crate) fn is_later(error: &ControlError) -> bool {
+    error.code == Code::Full
+}
+
+/// The same answer for a caller that does not ask again: such a block is absent.
+pub(crate) fn or_missing(found: Found) -> Found {
+    found.or_else(|error| match is_later(&error) {
+        true => Ok(None),
+        false => Err(error),
+    })
+}
+
 /// A reply that cannot be read.
 pub(crate) fn malformed(what: impl std::fmt::Display) -> ControlError {
     ControlError::new(
@@ -140,6 +161,7 @@ fn read_reply(
         .iter()
         .map(|location| match code_of(location.code) {
             Code::Ok => read_location(location, &nodes, Epoch(reply.epoch), leased).map(Some),
+            Code::Missing if location.later => Err(later()),
             Code::Missing => Ok(None),
             other => Err(ControlError::new(
                 other,
@@ -200,6 +222,7 @@ mod tests {
             epoch: 2,
             nodes: vec![node()],
             locations: vec![Location {
+                later: false,
                 code: 0,
                 length: 10,
                 checksum: 11,

@@ -5,6 +5,7 @@ use crate::clock::{Backoff, BootTime, Deadline};
 use crate::context::ClientContext;
 use crate::counters::Counting;
 use crate::errors::GetError;
+use crate::locate::or_missing;
 use crate::releases::Holding;
 use crate::replicas::{Choice, Next, Tried};
 use crate::reports::{self, Report};
@@ -206,7 +207,12 @@ impl<'a> ReplicaRetry<'a> {
         let keys = std::slice::from_ref(self.key);
         self.begun = self.inner.locations.begin();
         let found = self.inner.lookup(keys, true, self.deadline).await?;
-        let located = found.into_iter().next().transpose()?.flatten();
+        let located = found
+            .into_iter()
+            .next()
+            .map(or_missing)
+            .transpose()?
+            .flatten();
         if let Some(located) = &located {
             self.holding.add_located(self.key, located);
         }

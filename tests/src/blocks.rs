@@ -88,6 +88,20 @@ pub struct Tally {
 
 /// Gets blocks `numbers` of `length` bytes and checks every byte.
 pub async fn check_all(client: &Client, numbers: std::ops::Range<u64>, length: usize) -> Tally {
+    let options = GetOptions {
+        release: true,
+        ..GetOptions::default()
+    };
+    check_all_by(client, numbers, length, &options).await
+}
+
+/// The same with other options.
+pub async fn check_all_by(
+    client: &Client,
+    numbers: std::ops::Range<u64>,
+    length: usize,
+    options: &GetOptions,
+) -> Tally {
     let mut tally = Tally::default();
     let numbers: Vec<u64> = numbers.collect();
     for batch in numbers.chunks(64) {
@@ -96,11 +110,7 @@ pub async fn check_all(client: &Client, numbers: std::ops::Range<u64>, length: u
             .iter()
             .zip(&targets)
             .map(|(n, t)| GetBlock::new(key(*n), t.clone()));
-        let options = GetOptions {
-            release: true,
-            ..GetOptions::default()
-        };
-        let outcomes = client.batch_get(gets.collect(), &options).await;
+        let outcomes = client.batch_get(gets.collect(), options).await;
         for ((number, target), outcome) in batch.iter().zip(&targets).zip(outcomes) {
             match outcome {
                 Ok(GetOutcome::Hit { .. }) if is_right(&key(*number), target, length) => {

@@ -1,7 +1,8 @@
 //! Blocks that leave memory lie on the node's disk, come back when they are used, and are there again
 //! after the node or the master was killed. Nothing wrong is ever served.
 
-use kvpool_tests::blocks::{Tally, check_all, put_all};
+use kvpool_client::GetOptions;
+use kvpool_tests::blocks::{Tally, check_all, check_all_by, put_all};
 use kvpool_tests::{Cluster, Daemon, Options};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -250,4 +251,38 @@ async fn a_node_refuses_a_medium_and_its_copy_together() {
     let client = cluster.client().await.unwrap();
     let after = check_all(&client, 0..16, BLOCK).await;
     assert_eq!(after.right, 16, "{after:?}");
+}
+
+/// Four clients read batches that are together four times as large as memory. Every block on the disk is
+/// a hit: who has no room at first asks again.
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_larger_than_memory_hit_every_block() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let cluster = pool_with(disk.path(), &[]);
+    fill(&cluster).await;
+    let there = check(&cluster).await;
+    assert!(
+        there.right * 10 > usize::try_from(BLOCKS).unwrap() * 9,
+        "{there:?}"
+    );
+    let patient = GetOptions {
+        release: true,
+        timeout: Some(Duration::from_secs(60)),
+        ..GetOptions::default()
+    };
+    let begun = Instant::now();
+    let mut readers = Vec::new();
+    for _ in 0..4 {
+        let client = cluster.client().await.unwrap();
+        let patient = patient.clone();
+        readers.push(tokio::spawn(async move {
+            check_all_by(&client, 0..BLOCKS, BLOCK, &patient).await
+        }));
+    }
+    for reader in readers {
+        let tally = reader.await.unwrap();
+        assert_eq!(tally.right, there.right, "{tally:?} where {there:?}");
+        assert_eq!(tally.wrong + tally.failed, 0, "{tally:?}");
+    }
+    println!("{there:?}, four times in {:?}", begun.elapsed());
 }

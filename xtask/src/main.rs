@@ -59,10 +59,7 @@ enum Task {
     Fuzz(fuzz::Args),
     /// Disable, one at a time in a copy of the tree, each mechanism behind an invariant, and check that
     /// the invariant's test fails
-    SwitchOff {
-        /// Only the invariant with this number [default: all]
-        invariant: Option<u8>,
-    },
+    SwitchOff(switch_off::Args),
 }
 
 fn main() -> ExitCode {
@@ -74,7 +71,7 @@ fn main() -> ExitCode {
         Task::Dist(args) => dist::run(&args),
         Task::Rdma(args) => rdma::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
-        Task::SwitchOff { invariant } => switch_off::run(invariant),
+        Task::SwitchOff(args) => switch_off::run(&args),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

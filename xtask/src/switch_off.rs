@@ -20,6 +20,69 @@ struct Mechanism {
 
 const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 8,
+        what: "a copy that was dropped is written again only if its block was used",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: ".filter(|block| block.view().tick() > sealed)",
+        off: ".filter(|_| sealed < Tick(u64::MAX))",
+        package: "kvpool-master",
+        test: "an_idle_pool_writes_nothing_to_a_small_medium",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "a drain ends when its medium holds what was used last",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "let is_full = drains.is_some_and(|since| medium.oldest_sealed() >= since);",
+        off: "let is_full = drains.is_some_and(|_| false);",
+        package: "kvpool-master",
+        test: "a_drain_ends_when_the_medium_is_full",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "turns follow what eviction reaches",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "            self.reach = Some(reach);\n            self.kept = share(reach, WITHOUT_COPY).min(self.kept);\n",
+        off: "            self.reach = Some(reach).and(None);\n",
+        package: "kvpool-master",
+        test: "blocks_get_copies_beside_blocks_that_cannot_leave",
+    },
+    Mechanism {
+        invariant: 8,
+        what: "with policy prefix every block has its turn at once",
+        file: "master/src/pool/tiering/demoter.rs",
+        on: "            Policy::Prefix => Turns {\n                kept: 0,",
+        off: "            Policy::Prefix => Turns {\n                kept: share(memory, WITHOUT_COPY),",
+        package: "kvpool-master",
+        test: "a_chain_that_is_longer_than_memory_is_copied_whole",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a copy keeps the pin of its block",
+        file: "master/src/pool/tiering/transfers.rs",
+        on: "hard_pin: block.is_hard_pinned(),",
+        off: "hard_pin: false,",
+        package: "kvpool-master",
+        test: "a_pin_comes_back_with_its_block",
+    },
+    Mechanism {
+        invariant: 1,
+        what: "a node takes a device for itself alone",
+        file: "disk/src/file.rs",
+        on: "Ok(FileType::BlockDevice) => flags |= OFlags::EXCL,",
+        off: "Ok(FileType::BlockDevice) => {}",
+        package: "kvpool-disk",
+        test: "a_device_that_the_system_uses_is_refused_and_kept_from_it",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "a node refuses a medium beside its copy",
+        file: "store-node/src/media.rs",
+        on: "            refuse_twin(&disks, &disk)?;\n",
+        off: "            let _unused = refuse_twin(&disks, &disk);\n",
+        package: "kvpool-tests",
+        test: "a_node_refuses_a_medium_and_its_copy_together",
+    },
+    Mechanism {
         invariant: 1,
         what: "a node records a pulled block only with the checksum of its commit",
         file: "store-node/src/pulls.rs",
@@ -585,14 +648,28 @@ const MECHANISMS: &[Mechanism] = &[
 ];
 
 /// Switches the mechanisms off one by one; true when every test noticed. `only` names an invariant.
-pub(crate) fn run(only: Option<u8>) -> Result<bool> {
+/// Which mechanisms are switched off.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only those of the invariant with this number [default: all]
+    invariant: Option<u8>,
+    /// Only those whose file or test has this text in its name
+    #[arg(long, value_name = "TEXT")]
+    of: Option<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<bool> {
     let place = target_dir()?.join("switch-off");
     let tree = place.join("tree");
     copy_tree(&tree)?;
     let mut unnoticed = 0;
     let chosen = MECHANISMS
         .iter()
-        .filter(|m| only.is_none_or(|only| only == m.invariant));
+        .filter(|m| args.invariant.is_none_or(|only| only == m.invariant))
+        .filter(|m| {
+            let is_named = |text: &String| m.file.contains(text) || m.test.contains(text);
+            args.of.as_ref().is_none_or(is_named)
+        });
     for mechanism in chosen {
         let Mechanism {
             invariant,

@@ -11,7 +11,7 @@ use crate::counters::Counting;
 use crate::distinct::Distinct;
 use crate::errors::{ControlError, GetError};
 use crate::links::Links;
-use crate::locate::Found;
+use crate::locate::{Found, is_later};
 use crate::releases::Holding;
 use crate::replicas::{Next, Tried, part_of};
 use crate::reports::{self, Report};
@@ -39,6 +39,8 @@ pub(super) struct GetBatch<'a> {
     items: Vec<Item>,
     reports: Vec<Report>,
     holding: Holding,
+    /// Blocks on SSDs for which memory has no room. They are asked for again when the others are read.
+    later: Vec<usize>,
     work: FuturesUnordered<BoxFuture<'a, Step>>,
 }
 
@@ -50,6 +52,8 @@ struct Item {
     remembered: bool,
     tried: Tried,
     backoff: Backoff,
+    /// Whether the block lay on an SSD, without room for it in memory, when it was last asked for.
+    is_later: bool,
     /// Why the last attempt failed.
     last: Option<GetError>,
     outcome: Option<Result<GetOutcome, GetError>>,
@@ -126,6 +130,7 @@ impl<'a> GetBatch<'a> {
                 buffers: get.buffers,
                 located: None,
                 remembered: false,
+                is_later: false,
                 tried: Tried::default(),
                 backoff: Backoff::default(),
                 last: None,
@@ -139,6 +144,7 @@ impl<'a> GetBatch<'a> {
             items,
             reports: Vec::new(),
             holding: inner.hold(),
+            later: Vec::new(),
             work: FuturesUnordered::new(),
         }
     }
@@ -156,6 +162,9 @@ impl<'a> GetBatch<'a> {
                     of_item,
                 } => self.located(&items, &asked, answer, &of_item),
                 Step::Read(done) => self.read_done(done),
+            }
+            if self.work.is_empty() {
+                self.ask_again_for_later();
             }
         }
         let control_timeout = self.inner.options.timeouts.control;
@@ -297,6 +306,10 @@ impl<'a> GetBatch<'a> {
                     known.push(at);
                 }
                 Ok(None) => self.settle(at, Ok(GetOutcome::Miss)),
+                Err(error) if is_later(&error) => {
+                    self.item(at).is_later = true;
+                    self.later.push(at);
+                }
                 Err(error) => {
                     if self.try_again(at, error.into()) {
                         again.push(at);
@@ -319,6 +332,7 @@ impl<'a> GetBatch<'a> {
         }
         item.located = Some(located);
         item.remembered = false;
+        item.is_later = false;
     }
 
     /// Starts the reads of located blocks, those of one node together.
@@ -558,9 +572,23 @@ impl<'a> GetBatch<'a> {
 
     /// Settles a block for which no time is left with what kept it from being read until now.
     fn late(&mut self, at: usize) {
-        let last = self.item(at).last.take();
+        let item = self.item(at);
+        let last = item.last.take();
+        if item.is_later && last.is_none() {
+            return self.settle(at, Ok(GetOutcome::Miss));
+        }
         let late = || failed(Code::DeadlineExceeded, "the get's timeout passed");
         self.settle(at, Err(last.unwrap_or_else(late)));
+    }
+
+    /// Asks again for blocks that had no room. Those that were read need theirs no longer, so their leases
+    /// go back first.
+    fn ask_again_for_later(&mut self) {
+        let items = std::mem::take(&mut self.later);
+        if !items.is_empty() {
+            drop(std::mem::replace(&mut self.holding, self.inner.hold()));
+            self.again(items);
+        }
     }
 
     fn again(&mut self, items: Vec<usize>) {

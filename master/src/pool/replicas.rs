@@ -118,10 +118,16 @@ impl Pool {
         self.check_wish(&wish, &blocks)?;
         let found = match blocks {
             Blocks::Keys(namespace, keys) => {
-                if wish.change != Change::Drop && self.has_media() {
-                    self.restore(namespace, keys).await;
+                let is_read = wish.change != Change::Drop && self.has_media();
+                let restored = match is_read {
+                    true => Some(self.restore(namespace, keys).await),
+                    false => None,
+                };
+                let blocks = self.blocks_of(namespace, keys);
+                if let Some(restored) = restored {
+                    self.end_restored(namespace, &restored);
                 }
-                self.blocks_of(namespace, keys)
+                blocks
             }
             Blocks::Pattern(namespace, pattern) => {
                 self.scan_blocks(|block| {

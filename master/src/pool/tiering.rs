@@ -80,6 +80,8 @@ struct Traffic {
     stores: Stores,
     /// The copies that are being loaded.
     loading: HashSet<(BlockId, Version)>,
+    /// The copies whose last load failed on the node, as far as they are remembered.
+    failed: HashSet<(BlockId, Version)>,
     uses: HashMap<SegmentId, Use>,
 }
 

@@ -324,6 +324,9 @@ pub struct Location {
     pub version: u64,
     #[prost(message, repeated, tag = "5")]
     pub replicas: ::prost::alloc::vec::Vec<ReplicaLocation>,
+    /// With missing: the block lies on a medium, and memory has no room for it now. Ask again after giving leases back.
+    #[prost(bool, tag = "6")]
+    pub later: bool,
 }
 /// A lease on every key that the reply reports present.
 #[allow(clippy::all)]

@@ -4,16 +4,18 @@
 //! waits for a disk on a connection that others share.
 
 use super::super::Pool;
+use super::super::read::Holder;
 use super::transfers::{Direction, Moved, Orders, Transfer, on_medium, range};
 use super::{Place, Traffic, WINDOW};
+use crate::clock::BootInstant;
 use crate::membership::StoreNode;
 use crate::placement::Segments;
 use crate::replica::{BlockId, Replica};
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::KeyBatch;
-use kvpool_types::{Extent, GrantId, Length, SegmentId};
-use std::collections::HashMap;
+use kvpool_types::{Extent, GrantId, Key, KeyRef, Length, SegmentId};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,9 +27,36 @@ const MOST_WAIT: Duration = Duration::from_secs(5);
 const MOST_LOADS: u32 = 2;
 /// How soon a load that found no room is tried again: room appears without an event.
 const RETRY: Duration = Duration::from_millis(2);
+/// How long a lookup that has brought some of its blocks waits for the room of the others. Its caller
+/// reads those it has, gives their leases back, and asks again.
+const ROOM_PATIENCE: Duration = Duration::from_millis(100);
+/// How long blocks that came back stay for their lookup, at most.
+const HOLD: Duration = Duration::from_secs(6);
+
+/// What a lookup may find in memory after [`Pool::restore`].
+#[must_use = "what came back is held until it is released"]
+#[derive(Debug)]
+pub struct Restored {
+    /// The blocks that came back. Each has a lease with this token.
+    held: Vec<Key>,
+    token: BootInstant,
+    /// The indices of the keys whose blocks can be read from a medium, and for which memory had no room.
+    pub left: Vec<usize>,
+}
+
+/// What became of the loads of one lookup.
+#[derive(Debug, Default)]
+struct Loads {
+    /// How often each load ended.
+    ended: HashMap<BlockId, u32>,
+    /// The copies that cannot be read.
+    failed: HashSet<BlockId>,
+}
 
 /// A copy to load.
 struct Wanted {
+    /// The index of the key.
+    index: usize,
     copy: BlockId,
     block: Moved,
     at: Replica,
@@ -73,64 +102,133 @@ enum Begun {
 
 impl Pool {
     /// Brings the blocks among `keys` that lie on media only back to memory, as far as possible
-    /// within some seconds. A block that does not come back reads as missing.
+    /// within some seconds. A block that does not come back reads as missing. Those that came back have
+    /// a lease until [`Pool::end_restored`].
     pub async fn restore<'k>(
         self: &Arc<Self>,
         namespace: NamespaceId,
         keys: impl Into<KeyBatch<'k>>,
-    ) {
+    ) -> Restored {
         let keys = keys.into();
+        let mut restored = Restored {
+            held: Vec::new(),
+            token: self.now().after(HOLD),
+            left: Vec::new(),
+        };
+        let mut loads = Loads::default();
         let deadline = tokio::time::Instant::now() + MOST_WAIT;
-        let mut loads: HashMap<BlockId, u32> = HashMap::new();
-        while self.leads() && !self.is_stopping() {
+        let readable = |loads: &Loads| {
             let mut wanted = self.on_media_only(namespace, &keys);
-            wanted.retain(|one| loads.get(&one.copy).is_none_or(|loads| *loads < MOST_LOADS));
-            if wanted.is_empty() || tokio::time::Instant::now() >= deadline {
-                return;
+            wanted.retain(|one| !loads.failed.contains(&one.copy));
+            wanted
+        };
+        while self.leads() && !self.is_stopping() {
+            let mut wanted = readable(&loads);
+            let ended = |one: &Wanted| loads.ended.get(&one.copy).copied().unwrap_or_default();
+            wanted.retain(|one| ended(one) < MOST_LOADS);
+            if wanted.is_empty() {
+                break;
             }
-            // Only these loads are looked at, until all of them have ended.
-            loop {
-                let mut loaded = std::pin::pin!(self.tiering.loaded.notified());
-                loaded.as_mut().enable();
-                let mut waits = false;
-                let begun = self.begin_loads(&mut wanted, WINDOW);
-                let mut begun = begun.into_iter();
-                wanted.retain(|one| match begun.next() {
-                    Some(Begun::Goes) => true,
-                    Some(Begun::NoRoom) => {
-                        self.want_room(one);
-                        waits = true;
-                        true
-                    }
-                    Some(Begun::Queued) => {
-                        waits = true;
-                        true
-                    }
-                    Some(Begun::Unreadable) => {
-                        loads.insert(one.copy, MOST_LOADS);
-                        false
-                    }
-                    Some(Begun::Ended) | None => {
-                        *loads.entry(one.copy).or_default() += 1;
-                        false
-                    }
-                });
-                if wanted.is_empty() {
-                    break;
-                }
-                if waits {
-                    self.evictor_wake.wake();
-                }
-                let until = match waits {
-                    true => deadline.min(tokio::time::Instant::now() + RETRY),
-                    false => deadline,
-                };
-                let is_late = tokio::time::timeout_at(until, loaded).await.is_err()
-                    && tokio::time::Instant::now() >= deadline;
-                if is_late || !self.leads() || self.is_stopping() {
-                    return;
-                }
+            let loading = self.load_all(&mut wanted, &mut loads, &mut restored, deadline);
+            if !loading.await {
+                break;
             }
+        }
+        restored.left = readable(&loads).iter().map(|one| one.index).collect();
+        restored
+    }
+
+    /// Loads these blocks, and looks at no other until all of them have ended. False when some are left.
+    async fn load_all(
+        self: &Arc<Self>,
+        wanted: &mut Vec<Wanted>,
+        loads: &mut Loads,
+        restored: &mut Restored,
+        deadline: tokio::time::Instant,
+    ) -> bool {
+        let mut progress = tokio::time::Instant::now();
+        loop {
+            let mut loaded = std::pin::pin!(self.tiering.loaded.notified());
+            loaded.as_mut().enable();
+            let (mut waits, mut goes) = (false, false);
+            let begun = self.begin_loads(wanted, WINDOW);
+            let mut begun = begun.into_iter();
+            wanted.retain(|one| match begun.next() {
+                Some(Begun::Goes) => {
+                    goes = true;
+                    true
+                }
+                Some(Begun::NoRoom) => {
+                    self.want_room(one);
+                    waits = true;
+                    true
+                }
+                Some(Begun::Queued) => {
+                    waits = true;
+                    true
+                }
+                Some(Begun::Unreadable) => {
+                    loads.failed.insert(one.copy);
+                    false
+                }
+                Some(Begun::Ended) | None => {
+                    *loads.ended.entry(one.copy).or_default() += 1;
+                    if !self.hold(&one.block, restored) && self.has_failed(one) {
+                        loads.failed.insert(one.copy);
+                    }
+                    progress = tokio::time::Instant::now();
+                    false
+                }
+            });
+            if wanted.is_empty() {
+                return true;
+            }
+            if waits {
+                self.evictor_wake.wake();
+            }
+            let now = tokio::time::Instant::now();
+            let is_stuck =
+                !goes && !restored.held.is_empty() && now.duration_since(progress) > ROOM_PATIENCE;
+            if now >= deadline {
+                // A load that takes so long is not waited for again.
+                let begun = wanted.iter().filter(|one| one.is_begun);
+                loads.failed.extend(begun.map(|one| one.copy));
+            }
+            if is_stuck || now >= deadline || !self.leads() || self.is_stopping() {
+                return false;
+            }
+            let until = match waits {
+                true => deadline.min(now + RETRY),
+                false => deadline,
+            };
+            let _late_or_loaded = tokio::time::timeout_at(until, loaded).await;
+        }
+    }
+
+    /// Keeps a block that came back until its lookup has leased it. False when it is not in memory.
+    fn hold(&self, block: &Moved, restored: &mut Restored) -> bool {
+        let (now, before) = (self.now(), restored.held.len());
+        let keys = [block.key.as_ref()];
+        self.directory.visit(block.namespace, &keys, |_, found| {
+            if let Some(mut found) = found.filter(|found| found.version() == block.version) {
+                found.lease(restored.token, now);
+                restored.held.push(block.key.clone());
+            }
+        });
+        restored.held.len() > before
+    }
+
+    fn has_failed(&self, wanted: &Wanted) -> bool {
+        let traffic = self.tiering.traffic.lock();
+        let failed = &traffic.failed;
+        failed.contains(&(wanted.copy, wanted.block.version))
+    }
+
+    /// Gives back what [`Pool::restore`] holds. Call it when the blocks have leases of their own.
+    pub fn end_restored(&self, namespace: NamespaceId, restored: &Restored) {
+        let keys: Vec<KeyRef<'_>> = restored.held.iter().map(Key::as_ref).collect();
+        if !keys.is_empty() {
+            self.release(namespace, &keys[..], |_| Holder::of_any(restored.token));
         }
     }
 
@@ -188,6 +286,7 @@ impl Pool {
                 let block = block.view();
                 if let Some(at) = block.replicas().first() {
                     wanted.push(Wanted {
+                        index,
                         copy: block.id(),
                         block: Moved::of(&block),
                         at: *at,
@@ -243,6 +342,7 @@ impl Pool {
             block,
             at,
             is_begun,
+            ..
         } = wanted;
         let Some(medium) = self.tier.medium(at.segment) else {
             return Begun::Unreadable;

@@ -16,6 +16,9 @@ use kvpool_types::{Checksum, Code, Extent, GrantId, Key, Length, Offset, Segment
 use smallvec::SmallVec;
 use std::sync::Arc;
 
+/// Copies remembered whose load failed. When there are more, all are forgotten.
+const MOST_FAILED: usize = 4096;
+
 /// A block on its way.
 #[derive(Clone, Debug)]
 pub(in crate::pool) struct Moved {
@@ -178,6 +181,13 @@ impl Traffic {
         Some(transfer)
     }
 
+    fn load_failed(&mut self, transfer: &Transfer) {
+        if self.failed.len() >= MOST_FAILED {
+            self.failed.clear();
+        }
+        self.failed.extend(transfer.loading());
+    }
+
     /// Ends the use of a transfer's zones. A session that has ended has left them already.
     fn leave_zones(&mut self, transfer: &Transfer, zone_of: impl Fn(Place) -> u32) {
         let used = self.uses.get_mut(&transfer.place.medium);
@@ -231,6 +241,7 @@ impl Pool {
                 }
                 (Direction::Load { .. }, Code::Ok) => self.loaded(transfer),
                 (Direction::Load { .. }, code) => {
+                    self.tiering.traffic.lock().load_failed(&transfer);
                     if *code == Code::ChecksumMismatch {
                         self.copy_is_wrong(&transfer);
                     }
@@ -371,7 +382,7 @@ impl Pool {
         };
         let published = self.directory.publish([block]).into_iter().next();
         let Some(published) = published else { return };
-        self.load_ended(&transfer);
+        self.load_succeeded(&transfer);
         let Some(id) = published.id else {
             self.give_up_transfer(transfer);
             return;
@@ -425,6 +436,13 @@ impl Pool {
             self.journal()
                 .insist(vec![Record::ReplicaGone(gone)], Ack::Durable, |_| {});
         }
+    }
+
+    fn load_succeeded(&self, transfer: &Transfer) {
+        if let Some(loaded) = transfer.loading() {
+            self.tiering.traffic.lock().failed.remove(&loaded);
+        }
+        self.load_ended(transfer);
     }
 
     /// Ends a load for those who wait: the block is in memory, or will not be.

@@ -59,6 +59,7 @@ impl Calls {
             .map(|found| match found {
                 Some(found) => proto::Location {
                     code: Code::Ok.to_wire().into(),
+                    later: false,
                     length: found.length.0,
                     checksum: found.checksum.0,
                     version: found.version.0,
@@ -94,11 +95,19 @@ impl Calls {
         request: proto::LookupRequest,
     ) -> Result<proto::LookupReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
-        {
+        let restored = {
             let keys = unpack(&self.pool, &request.keys)?;
-            self.pool.restore(caller.namespace, &keys).await;
+            self.pool.restore(caller.namespace, &keys).await
+        };
+        let reply = self.lookup(request);
+        self.pool.end_restored(caller.namespace, &restored);
+        let mut reply = reply?;
+        for index in restored.left {
+            if let Some(location) = reply.locations.get_mut(index) {
+                location.later = location.code == u32::from(Code::Missing.to_wire());
+            }
         }
-        self.lookup(request)
+        Ok(reply)
     }
 
     pub(in crate::service) fn exist(
