@@ -84,7 +84,7 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// Another process or the system itself uses the device.
-    #[error("{} is in use: by another process, as a mounted filesystem or swap, or in a volume or array", path.display())]
+    #[error("{} is in use: by another process, a mount, swap, a volume or an array", path.display())]
     DeviceBusy {
         /// The device.
         path: PathBuf,

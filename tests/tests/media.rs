@@ -268,7 +268,6 @@ async fn batches_larger_than_memory_hit_every_block() {
     let patient = GetOptions {
         release: true,
         timeout: Some(Duration::from_secs(60)),
-        ..GetOptions::default()
     };
     let begun = Instant::now();
     let mut readers = Vec::new();

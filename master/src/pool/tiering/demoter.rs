@@ -5,7 +5,7 @@
 //! over the blocks that eviction takes next, and they leave without a copy, as they do without media.
 //!
 //! With the policy `lru`, a block's turn comes when the blocks behind it fill the larger part of what
-//! eviction can reach: it is then among those that eviction takes next. Eviction reaches less than the
+//! eviction can reach. It is then among those that eviction takes next. Eviction reaches less than the
 //! node's memory while leases and pins hold the rest. A block that leaves before its turn shows how far
 //! eviction reaches.
 //!
