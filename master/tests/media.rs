@@ -188,7 +188,7 @@ async fn no_range_of_a_medium_is_written_while_a_copy_needs_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_block_that_is_evicted_while_it_is_copied_keeps_its_copy() {
     let directory = tempfile::tempdir().unwrap();
-    let (pool, _store) = pool(directory.path(), Config::default()).await;
+    let (pool, _store) = pool(directory.path(), lru()).await;
     let disk = Disk::new(1);
     let _node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
     wait_for_attachment(&disk).await;
@@ -739,4 +739,47 @@ async fn a_block_whose_removal_is_not_logged_yet_gets_no_copy() {
     let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
     wait_for_media(&pool, 10..20).await;
     assert_eq!(present(&pool, 0..10).await, [false; 10], "removed");
+}
+
+/// A removal that is on its way to the log also ends the load of the block.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_whose_removal_is_not_logged_yet_does_not_come_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, store) = pool(directory.path(), Config::default()).await;
+    let disk = Disk::new(1);
+    let node = join(&pool, "n", 1, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_attachment(&disk).await;
+    put(&pool, 1, &patient()).await;
+    pool.draining(&node.node, false);
+    until("told", || disk.is_demoted.load(Ordering::SeqCst)).await;
+    pool.drop_node(&node.node);
+    drop(node);
+    let _node = join(&pool, "n", 2, 16 * MIB, &disk, 512 * MIB, 32 * MIB).await;
+    wait_for_media(&pool, 1..2).await;
+    disk.loads_stall.store(true, Ordering::SeqCst);
+    let loading = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move { comes_back(&pool, 1).await })
+    };
+    until("ordered", || pool.bytes_due() > 0).await;
+    let gate = store.gate.lock().await;
+    let removal = {
+        let pool = Arc::clone(&pool);
+        tokio::spawn(async move {
+            let key = key(1);
+            pool.remove(SPACE, &[key.as_ref()], true)
+                .await
+                .unwrap()
+                .removed
+        })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    disk.loads_stall.store(false, Ordering::SeqCst);
+    until("loaded", || disk.loads.load(Ordering::SeqCst) > 0).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(gate);
+    assert_eq!(removal.await.unwrap(), 1);
+    let _seen_or_not = loading.await.unwrap();
+    assert_eq!(present(&pool, 1..2).await, [false], "removed");
+    assert!(!comes_back(&pool, 1).await, "removed");
 }

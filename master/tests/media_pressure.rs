@@ -3,7 +3,6 @@
 mod support;
 
 use kvpool_master::Config;
-use kvpool_master::directory::Policy;
 use kvpool_master::pool::ReserveOptions;
 use kvpool_types::{Code, Key, KeyRef};
 use std::sync::atomic::Ordering;
@@ -61,13 +60,6 @@ async fn a_drain_ends_when_the_medium_is_full() {
     wait_for_media(&pool, 100..101).await;
     for number in 100..200 {
         assert!(comes_back(&pool, number).await, "{number}");
-    }
-}
-
-fn lru() -> Config {
-    Config {
-        eviction_policy: Policy::Lru,
-        ..Config::default()
     }
 }
 

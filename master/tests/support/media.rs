@@ -2,6 +2,8 @@
 //! knows what each byte holds, so a range that is used twice is found.
 
 use super::{SPACE, commit, registration, reserve_with};
+use kvpool_master::Config;
+use kvpool_master::directory::Policy;
 use kvpool_master::membership::{Reported, StoreNode};
 use kvpool_master::pool::{OfferedMedium, Pool, ReserveOptions};
 use kvpool_proto::master_message::Body;
@@ -263,5 +265,13 @@ pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         assert!(Instant::now() < deadline, "{what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Settings with which blocks are copied late, oldest first.
+pub(crate) fn lru() -> Config {
+    Config {
+        eviction_policy: Policy::Lru,
+        ..Config::default()
     }
 }

@@ -32,8 +32,8 @@ use std::time::Duration;
 const WITHOUT_COPY: f64 = 0.6;
 /// How slowly eviction is trusted to reach further again: one byte for so many evicted bytes.
 const REACH_AGAIN: u64 = 256;
-/// Beyond this share a block is given up: eviction would take it before its copy is recorded. So a
-/// disk that is slower than the puts copies as many blocks as it can.
+/// With `lru`, a block beyond this share is given up: eviction would take it before its copy is recorded.
+/// So a disk that is slower than the puts copies as many blocks as it can.
 const GIVE_UP: f64 = 0.9;
 /// How long the thread waits without a wake-up.
 const TICK: Duration = Duration::from_millis(20);
@@ -57,6 +57,8 @@ struct Line {
     is_told: bool,
     /// The bytes behind which a block's turn comes, as of the thread's last look.
     kept: u64,
+    /// The bytes behind which a block is passed over; `None` before the thread's first look.
+    most: Option<u64>,
     /// The bytes without a copy that eviction goes through before it takes the first block here.
     /// `None` for the whole memory.
     reach: Option<u64>,
@@ -92,9 +94,18 @@ pub(super) struct Waiting {
 }
 
 impl Line {
+    /// Adds a block behind all others. While the disk stalls, the first blocks give way: they have left
+    /// memory.
     fn push(&mut self, waiting: Waiting) {
         self.bytes += waiting.bytes;
         self.blocks.push_back(waiting);
+        let most = self.most.unwrap_or(u64::MAX);
+        while self.bytes > most && self.drains.is_none() {
+            let Some(first) = self.blocks.pop_front() else {
+                return;
+            };
+            self.bytes -= first.bytes;
+        }
     }
 
     fn push_front(&mut self, waiting: Waiting) {
@@ -105,6 +116,7 @@ impl Line {
     /// The first block that has its turn.
     fn pop(&mut self, turns: Turns) -> Option<Waiting> {
         self.kept = turns.kept;
+        self.most = Some(turns.most);
         if self.drains.is_none() && self.bytes <= turns.kept {
             return None;
         }
@@ -360,7 +372,7 @@ impl Pool {
                 let mut demotions = self.tiering.demotions.lock();
                 let line = demotions.nodes.get_mut(&node.incarnation);
                 line.and_then(|line| {
-                    let turns = self.turns(memory, used, line.reach);
+                    let turns = self.turns(memory, used, line);
                     Some((line.pop(turns)?, line.drains))
                 })
             };
@@ -385,19 +397,20 @@ impl Pool {
         }
     }
 
-    /// When the blocks of a node have their turn. `reach` is what eviction reaches of the memory.
-    fn turns(&self, memory: u64, used: u64, reach: Option<u64>) -> Turns {
+    /// When the blocks of a node have their turn.
+    fn turns(&self, memory: u64, used: u64, line: &Line) -> Turns {
+        let without = share(memory, WITHOUT_COPY);
         match self.config.eviction_policy {
-            Policy::Prefix if used <= share(memory, WITHOUT_COPY) => Turns {
-                kept: u64::MAX,
-                most: u64::MAX,
-            },
             Policy::Prefix => Turns {
-                kept: 0,
-                most: u64::MAX,
+                kept: match used <= without {
+                    true => line.bytes + (without - used),
+                    false => 0,
+                },
+                // Eviction may take any of them next, so none is passed over that may still be there.
+                most: memory.saturating_mul(2),
             },
             Policy::Lru => Turns {
-                kept: share(reach.unwrap_or(memory).min(memory), WITHOUT_COPY),
+                kept: share(line.reach.unwrap_or(memory).min(memory), WITHOUT_COPY),
                 most: share(memory, GIVE_UP),
             },
         }
