@@ -36,12 +36,23 @@ pub enum Fault {
     Fails(Errno),
     /// Writes fail, and reads succeed.
     RefusesWrites(Errno),
-    /// Half of the bytes are transferred, and the next request for the rest gives none.
+    /// Half of the bytes of a large request are transferred, and none of a small one: so the next request,
+    /// for the rest, gives none.
     Short,
     /// Each takes so long.
     Late(Duration),
     /// None ends before the fault does.
     Hangs,
+}
+
+/// A request of at most so many bytes is a small one.
+const SMALL: u32 = 192 << 10;
+
+fn half(size: u32) -> u32 {
+    match size > SMALL {
+        true => size / 2 / 4096 * 4096,
+        false => 0,
+    }
 }
 
 /// The mounted filesystem. It is unmounted on drop, after its fault has ended.
@@ -281,7 +292,7 @@ impl Filesystem for OneFile {
         self.0.run(Point::Read, move |shared, fault| {
             let length = match fault {
                 Fault::Fails(errno) => return reply.error(errno),
-                Fault::Short => size / 2 / 4096 * 4096,
+                Fault::Short => half(size),
                 _ => size,
             };
             let mut bytes = vec![0; length as usize];
@@ -312,7 +323,7 @@ impl Filesystem for OneFile {
         self.0.run(point, move |shared, fault| {
             let length = match fault {
                 Fault::Fails(errno) | Fault::RefusesWrites(errno) => return reply.error(errno),
-                Fault::Short => bytes.len() / 2 / 4096 * 4096,
+                Fault::Short => half(u32::try_from(bytes.len()).unwrap_or(0)) as usize,
                 _ => bytes.len(),
             };
             let bytes = bytes.get(..length).unwrap_or_default();
