@@ -87,6 +87,17 @@ pub struct Config {
     /// amount.
     #[serde(with = "exact::size")]
     pub max_waiting: ByteSize,
+    /// The bytes a second that a node may send to other nodes for copies and moves of replicas; zero for
+    /// no limit.
+    #[serde(with = "exact::size")]
+    pub replica_bandwidth: ByteSize,
+    /// The bytes a second that one replica of a block should serve. A block that is looked up faster
+    /// gets further replicas; zero: none does.
+    #[serde(with = "exact::size")]
+    pub hot_rate: ByteSize,
+    /// The most bytes of the further replicas of all hot blocks.
+    #[serde(with = "exact::size")]
+    pub hot_budget: ByteSize,
     /// The most namespaces.
     pub max_namespaces: u32,
     /// The most connections of clients and nodes, over frames and gRPC together. A framed
@@ -145,6 +156,9 @@ impl Default for Config {
             max_block_size: ByteSize(Length::MAX_BLOCK.0),
             max_batch_keys: 16_384,
             max_waiting: ByteSize::gib(1),
+            replica_bandwidth: ByteSize(0),
+            hot_rate: ByteSize(0),
+            hot_budget: ByteSize::gib(1),
             max_namespaces: 65_536,
             max_connections: 8192,
             store_cache: ByteSize::mib(2),

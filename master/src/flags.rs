@@ -156,6 +156,20 @@ pub struct Flags {
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     max_waiting: Option<String>,
+    /// Bytes a second that a node may send to other nodes for copies and moves of replicas; 0B for no
+    /// limit [default: 0B]
+    #[arg(long, value_name = "SIZE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replica_bandwidth: Option<String>,
+    /// Bytes a second that one replica of a block should serve. A block that is looked up faster gets
+    /// further replicas; 0B: none does [default: 0B]
+    #[arg(long, value_name = "SIZE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hot_rate: Option<String>,
+    /// Most bytes of the further replicas of all hot blocks [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hot_budget: Option<String>,
     /// Most namespaces that the pool may have [default: 65536]
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -82,6 +82,8 @@ pub struct Metrics {
     media_bytes: IntGauge,
     media_used_bytes: IntGauge,
     media_copies: IntGauge,
+    hot_blocks: IntGauge,
+    hot_replica_bytes: IntGauge,
     used_bytes: IntGauge,
     capacity_bytes: IntGauge,
     quarantine_bytes: IntGauge,
@@ -304,6 +306,11 @@ impl Metrics {
             )?,
             media_used_bytes: gauge("media_used_bytes", "Used bytes of all media.")?,
             media_copies: gauge("media_copies", "Copies of blocks on all media.")?,
+            hot_blocks: gauge(
+                "hot_blocks",
+                "Blocks with further replicas because they are hot.",
+            )?,
+            hot_replica_bytes: gauge("hot_replica_bytes", "Bytes of these further replicas.")?,
             used_bytes: gauge("used_bytes", "Used bytes: blocks, grants and quarantine.")?,
             capacity_bytes: gauge(
                 "capacity_bytes",
@@ -496,6 +503,13 @@ impl Metrics {
     }
 
     /// Counts a block that a write budget kept off a medium.
+    pub(crate) fn hot(&self, blocks: usize, bytes: u64) {
+        self.hot_blocks
+            .set(i64::try_from(blocks).unwrap_or(i64::MAX));
+        self.hot_replica_bytes
+            .set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
     pub(crate) fn copy_too_long(&self) {
         self.copies_too_long.inc();
     }

@@ -198,6 +198,10 @@ impl Pool {
         });
         self.metrics
             .looked_up(keys.len(), found.iter().flatten().count());
+        drop(view);
+        if lease && self.config.hot_rate.as_u64() > 0 {
+            self.replicas.heat.count(namespace, &keys, &found);
+        }
         Leased {
             answer: found,
             token,

@@ -12,6 +12,7 @@
 //! the version whose bytes the target verified. A block that was removed or replaced meanwhile gets no
 //! replica, and a move drops the old replica in the same group that adds the new one.
 
+mod heat;
 mod mover;
 mod pulls;
 mod tasks;
@@ -82,6 +83,7 @@ struct Work {
 pub(super) struct Replicas {
     tasks: tasks::Tasks,
     pulls: Mutex<pulls::Open>,
+    pub(super) heat: heat::Heat,
     /// Nodes that wait for a task before they leave.
     waiting: Mutex<Vec<(TaskId, Arc<StoreNode>)>>,
     wake: Mutex<bool>,

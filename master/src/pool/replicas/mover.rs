@@ -36,7 +36,7 @@ struct Found {
 }
 
 /// What became of a block whose turn had come.
-enum Step {
+pub(super) enum Step {
     /// It was ordered, and its pull counts it.
     Ordered,
     /// It needs no pull.
@@ -57,6 +57,7 @@ pub(in crate::pool) fn start(pool: &Arc<Pool>) -> std::io::Result<()> {
                 pool.replicas.wait(TICK);
                 if !pool.is_stopping() && pool.leads() {
                     pool.end_lost_pulls();
+                    pool.tend_hot_blocks();
                     pool.tend_tasks();
                     pool.tell_waiting();
                 }
@@ -271,7 +272,7 @@ impl Pool {
     }
 
     /// The nodes that may take a replica, the emptiest first.
-    fn targets(
+    pub(super) fn targets(
         &self,
         segments: &Segments<'_>,
         to: Option<&NodeName>,
