@@ -12,6 +12,8 @@
 //!
 //! A read from a remembered place is no lookup. So a client that reads one block again and again within
 //! a lease counts once for each lease.
+//!
+//! ADR 0040 says why lookups are counted.
 
 use super::super::Pool;
 use super::super::read::Found;
