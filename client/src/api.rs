@@ -23,9 +23,9 @@ pub struct PutBlock<B = Slice> {
 pub struct PutOptions {
     /// How many replicas, each on another node; 0 means 1. Fewer are made when nodes lack.
     pub replicas: u32,
-    /// The node to try first, by name.
-    pub preferred_node: Option<String>,
-    /// Whether to prefer nodes on this host, after the preferred node.
+    /// The names of the nodes to try first, in this order: as many as replicas get one each. At most 64.
+    pub preferred_nodes: Vec<String>,
+    /// Whether to prefer nodes on this host, after the preferred nodes.
     pub prefer_same_host: bool,
     /// Evict the block after others for so long; rounded up to a millisecond.
     pub soft_pin: Option<Duration>,

@@ -1,5 +1,7 @@
 //! The client for callers without an async runtime: the same operations, each of which blocks.
 
+mod replica_tasks;
+
 use crate::api::{
     Description, Existence, GetBlock, GetOptions, GetOutcome, Leasing, Limits, Listing, Page,
     PoolStats, PutBlock, PutOptions, PutOutcome, Remove, Removed, ViewOptions,

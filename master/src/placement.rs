@@ -181,9 +181,9 @@ impl Segment {
 pub struct PlacementHints {
     /// The number of nodes with a replica.
     pub replicas: usize,
-    /// The preferred node.
-    pub preferred: Option<kvpool_types::NodeName>,
-    /// The machine whose nodes come next.
+    /// The nodes to try first, in this order.
+    pub preferred: Vec<kvpool_types::NodeName>,
+    /// The host whose nodes come next.
     pub host: Option<HostId>,
 }
 

@@ -131,7 +131,7 @@ impl World {
             timeout: Duration::from_secs(10),
             ..ReserveOptions::default()
         };
-        options.hints.preferred = Some(NodeName(name));
+        options.hints.preferred = vec![NodeName(name)];
         let keys: Vec<Key> = (self.keys..self.keys + count)
             .map(|n| Key::parse(&format!("block-{n}")).unwrap())
             .collect();

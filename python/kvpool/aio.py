@@ -184,7 +184,7 @@ class Pool:
         *,
         parents: Sequence[Key | None] | None = None,
         replicas: int = 1,
-        preferred_node: str | None = None,
+        preferred_node: str | Sequence[str] | None = None,
         prefer_same_host: bool = False,
         soft_pin: float | None = None,
         hard_pin: bool = False,
@@ -213,7 +213,7 @@ class Pool:
         *,
         parent: Key | None = None,
         replicas: int = 1,
-        preferred_node: str | None = None,
+        preferred_node: str | Sequence[str] | None = None,
         prefer_same_host: bool = False,
         soft_pin: float | None = None,
         hard_pin: bool = False,
@@ -294,6 +294,43 @@ class Pool:
     async def describe(self, keys: Sequence[Key]) -> list[kvpool.Description | None]:
         """As `kvpool.Pool.describe`."""
         return await self._threads.run(self._pool.describe, keys)
+
+    async def change_replicas(
+        self,
+        change: Literal["copy", "move", "drop"],
+        keys: Sequence[Key] | None = None,
+        *,
+        regex: str | None = None,
+        source: str | None = None,
+        to: Sequence[str] = (),
+        evict: bool = False,
+    ) -> kvpool.ReplicaTask:
+        """As `kvpool.Pool.change_replicas`. A cancelled call may still begin its task."""
+        return await self._threads.run(
+            self._pool.change_replicas,
+            change,
+            keys,
+            regex=regex,
+            source=source,
+            to=to,
+            evict=evict,
+        )
+
+    async def drain_node(self, name: str) -> kvpool.ReplicaTask:
+        """As `kvpool.Pool.drain_node`."""
+        return await self._threads.run(self._pool.drain_node, name)
+
+    async def replica_tasks(self, ids: Sequence[int] = ()) -> list[kvpool.ReplicaTask]:
+        """As `kvpool.Pool.replica_tasks`."""
+        return await self._threads.run(self._pool.replica_tasks, ids)
+
+    async def cancel_replica_tasks(self, ids: Sequence[int]) -> list[kvpool.ReplicaTask]:
+        """As `kvpool.Pool.cancel_replica_tasks`."""
+        return await self._threads.run(self._pool.cancel_replica_tasks, ids)
+
+    async def wait_replica_task(self, id: int, timeout: float) -> kvpool.ReplicaTask | None:
+        """As `kvpool.Pool.wait_replica_task`."""
+        return await self._threads.run(self._pool.wait_replica_task, id, timeout)
 
     async def stats(self) -> kvpool.Stats:
         """As `kvpool.Pool.stats`."""

@@ -40,7 +40,7 @@ mod _native {
     #[pymodule_export]
     use crate::pool::{
         Description, Lease, Limits, Listed, Listing, Node, Pool, Prefix, Registration, Replica,
-        Segment, Stats,
+        ReplicaTask, Segment, Stats,
     };
     #[pymodule_export]
     use crate::view::View;

@@ -11,6 +11,7 @@ mod open;
 mod options;
 mod outcomes;
 mod registration;
+mod replicas;
 
 use crate::errors::Fault;
 use crate::home::{ForkGuarded, Resident};
@@ -33,11 +34,12 @@ pub(crate) use lease::{Lease, Prefix};
 pub(crate) use listing::Listing;
 use open::{Connection, Open};
 pub(crate) use options::Whole;
-use options::{ConnectTimes, PutWords, connect_options, some_seconds};
+use options::{ConnectTimes, Names, PutWords, connect_options, some_seconds};
 use outcomes::{Planned, answers, finish, merge, only, plan_one, read_parents, truth, uneven};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 pub(crate) use registration::Registration;
+pub(crate) use replicas::{ReplicaTask, change_name, state_name};
 use std::sync::Arc;
 
 /// A connection to the pool. All threads of a process can share it.
@@ -225,7 +227,8 @@ impl Pool {
     /// present at commit.
     /// `replicas`: how many replicas, 1 to 64, each on another node. With too few nodes there are fewer
     /// replicas; `describe` shows them.
-    /// `preferred_node`: the name of the node to try first. `prefer_same_host`: prefer nodes on this host.
+    /// `preferred_node`: the name of the node to try first, or several in order. `prefer_same_host`: prefer
+    /// nodes on this host after those.
     /// `soft_pin`: for so many seconds, evict the blocks after all others. `hard_pin`: never evict them.
     /// `upsert`: write a new version of blocks that are present.
     /// `timeout`: seconds for the whole call, including the wait for room in a full pool.
@@ -239,7 +242,7 @@ impl Pool {
         blocks: &Bound<'py, PyAny>,
         parents: Option<&Bound<'py, PyAny>>,
         replicas: Whole,
-        preferred_node: Option<String>,
+        preferred_node: Option<Names>,
         prefer_same_host: bool,
         soft_pin: Option<f64>,
         hard_pin: bool,
@@ -273,7 +276,7 @@ impl Pool {
         block: &Bound<'py, PyAny>,
         parent: Option<&Bound<'py, PyAny>>,
         replicas: Whole,
-        preferred_node: Option<String>,
+        preferred_node: Option<Names>,
         prefer_same_host: bool,
         soft_pin: Option<f64>,
         hard_pin: bool,

@@ -360,7 +360,7 @@ async fn replicas_go_to_different_nodes_and_are_described() {
     assert_eq!(nodes.len(), 2);
 
     let preferred = PutOptions {
-        preferred_node: Some("node-2".into()),
+        preferred_nodes: vec!["node-2".into()],
         ..PutOptions::default()
     };
     let second = self::key(2);
@@ -371,6 +371,34 @@ async fn replicas_go_to_different_nodes_and_are_described() {
         .unwrap();
     let described = client.describe(&[second]).await.unwrap();
     assert_eq!(described[0].as_ref().unwrap().replicas[0].node, "node-2");
+
+    let preferred = PutOptions {
+        replicas: 2,
+        preferred_nodes: vec!["no-such-node".into(), "node-2".into(), "node-0".into()],
+        ..PutOptions::default()
+    };
+    for n in 10..20 {
+        let key = self::key(n);
+        client
+            .batch_put(vec![put_of(&key, 9000)], &preferred)
+            .await
+            .remove(0)
+            .unwrap();
+        let described = client.describe(&[key]).await.unwrap();
+        let replicas = &described[0].as_ref().unwrap().replicas;
+        let nodes: Vec<&str> = replicas.iter().map(|r| r.node.as_str()).collect();
+        assert_eq!(nodes, ["node-2", "node-0"]);
+    }
+    let absurd = PutOptions {
+        preferred_nodes: vec!["node-0".into(); 65],
+        ..PutOptions::default()
+    };
+    let third = self::key(3);
+    let outcome = client
+        .batch_put(vec![put_of(&third, 9000)], &absurd)
+        .await
+        .remove(0);
+    assert_eq!(outcome.unwrap_err().code(), Code::InvalidArgument);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -39,7 +39,7 @@ pub(super) fn reserve_request(
         lengths,
         replicas: options.replicas,
         upsert: options.upsert,
-        preferred_node: options.preferred_node.clone().unwrap_or_default(),
+        preferred_nodes: options.preferred_nodes.clone(),
         prefer_same_host: options.prefer_same_host,
         timeout_ms: millis(wait),
         grant_ttl_ms: millis(left),

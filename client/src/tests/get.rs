@@ -111,7 +111,7 @@ async fn a_node_that_hangs_holds_up_no_block_of_another() {
 /// Puts one block on one node.
 async fn put_on(pool: &Pool, node: &str, name: &str) {
     let options = PutOptions {
-        preferred_node: Some(node.to_owned()),
+        preferred_nodes: vec![node.to_owned()],
         ..PutOptions::default()
     };
     let blocks = vec![block(name, name.as_bytes())];

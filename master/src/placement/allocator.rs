@@ -6,7 +6,7 @@ use super::draws::Draws;
 use super::{Extents, PlacementHints, Segment};
 use crate::membership::StoreNode;
 use crate::replica::Copies;
-use kvpool_types::Length;
+use kvpool_types::{Length, NodeName};
 use smallvec::SmallVec;
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -46,7 +46,8 @@ struct Candidate<'a> {
 /// The rank of a segment: preferred segments first, then by turn.
 #[derive(Clone, Copy, Debug)]
 struct Rank {
-    not_preferred: bool,
+    /// The place among the preferred nodes; their number for every other node.
+    preference: usize,
     not_near: bool,
     turn: Turn,
 }
@@ -73,11 +74,17 @@ impl Turn {
 
 impl Rank {
     fn before(&self, other: &Self) -> Ordering {
-        let wished = |rank: &Self| (rank.not_preferred, rank.not_near);
+        let wished = |rank: &Self| (rank.preference, rank.not_near);
         wished(self)
             .cmp(&wished(other))
             .then(self.turn.0.total_cmp(&other.turn.0))
     }
+}
+
+fn preference(hints: &PlacementHints, node: &NodeName) -> usize {
+    let preferred = &hints.preferred;
+    let place = preferred.iter().position(|name| name == node);
+    place.unwrap_or(preferred.len())
 }
 
 /// The bytes that may still be used on a segment.
@@ -106,7 +113,7 @@ impl<'a> Allocator<'a> {
                 Candidate {
                     segment,
                     rank: Rank {
-                        not_preferred: hints.preferred.as_ref() != Some(&node.name),
+                        preference: preference(hints, &node.name),
                         not_near: hints.host.is_none_or(|host| host != node.address().host),
                         turn: Turn::first(segment, draws),
                     },

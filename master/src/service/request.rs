@@ -7,6 +7,9 @@ use kvpool_types::ids::NamespaceId;
 use kvpool_types::wire::keys::{BatchError, KeyBatch};
 use kvpool_types::{ClusterId, Code, HostId};
 
+/// The most nodes that a put may prefer: as many as it may ask replicas.
+const MOST_PREFERRED: usize = 64;
+
 /// A checked caller.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
@@ -107,6 +110,17 @@ pub(super) fn unpack<'a>(pool: &Pool, packed: &'a [u8]) -> Result<KeyBatch<'a>, 
         ),
         other => refused(Code::InvalidArgument, other.to_string()),
     })
+}
+
+/// Checks that a put names at most [`MOST_PREFERRED`] preferred nodes.
+pub(super) fn check_preferred(nodes: &[String]) -> Result<(), Refused> {
+    if nodes.len() <= MOST_PREFERRED {
+        return Ok(());
+    }
+    Err(refused(
+        Code::InvalidArgument,
+        format!("{} preferred nodes: at most {MOST_PREFERRED}", nodes.len()),
+    ))
 }
 
 /// Checks that a request's parallel lists have one element for each key.

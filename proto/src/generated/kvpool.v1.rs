@@ -111,9 +111,9 @@ pub struct ReserveRequest {
     /// write a new version of present keys
     #[prost(bool, tag = "5")]
     pub upsert: bool,
-    /// try this node first
-    #[prost(string, tag = "6")]
-    pub preferred_node: ::prost::alloc::string::String,
+    /// try these nodes first, in this order
+    #[prost(string, repeated, tag = "6")]
+    pub preferred_nodes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// then nodes on the caller's host
     #[prost(bool, tag = "7")]
     pub prefer_same_host: bool,

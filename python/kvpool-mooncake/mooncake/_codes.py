@@ -10,3 +10,4 @@ NO_SEGMENT: Final = -101
 PARAMETERS: Final = -600
 NOT_FOUND: Final = -704
 LEASED: Final = -706
+NO_TASK: Final = -1400

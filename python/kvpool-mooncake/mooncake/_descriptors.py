@@ -21,8 +21,8 @@ class ReplicaStatus(enum.IntEnum):
 class Descriptor:
     """The location of a replica's bytes.
 
-    `size` is in bytes. `transport_endpoint` is the node's name. `buffer_address` is the offset in the node's
-    segment, not an address: only the node could use one.
+    `size` is in bytes. `transport_endpoint` is the node's name: the segment's `host:port` for the segment of a store.
+    `buffer_address` is the offset in the segment, not an address: only the node could use one.
     """
 
     size: int = 0

@@ -16,17 +16,30 @@ class ReplicaMethods(StoreBase):
     def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
         """Removes objects that are neither leased nor pinned. Returns the removed keys.
 
-        With a segment: only objects whose only replica is there. Single replicas are not removed.
+        With a segment: removes the replicas there, and objects that have no other. Returns the keys of both.
         """
         keys = list(keys)
-        if segment_name:
-            keys = self._only_at(keys, node_name(segment_name))
+        if not segment_name:
+            return self._removed(keys)
+        node = node_name(segment_name)
+        here = self._with_replica_at(keys, node)
+        shared = [key for key in keys if here.get(key) is False]
+        if shared:
+            self._said("batch_replica_clear", self._native.drop_replicas(shared, node))
+        left = self._with_replica_at(shared, node)
+        cleared = {key for key in shared if key not in left}
+        # A replica that another task dropped meanwhile can leave one that is the last.
+        cleared.update(self._removed([key for key in keys if here.get(key) or left.get(key)]))
+        return [key for key in keys if key in cleared]
+
+    def _removed(self, keys: list[str]) -> list[str]:
         return [key for key, code in zip(keys, self._native.remove(keys, False)) if code == _codes.OK]
 
-    def _only_at(self, keys: Sequence[str], node: str) -> list[str]:
-        """The keys whose only replica is at a node: the pool cannot drop one replica of several yet."""
+    def _with_replica_at(self, keys: Sequence[str], node: str) -> dict[str, bool]:
+        """The keys with a replica at a node, and whether it is the only one."""
         descriptors = self.batch_get_replica_desc(keys)
-        return [key for key in keys if {replica.node for replica in descriptors.get(key, [])} == {node}]
+        nodes = {key: {replica.node for replica in found} for key, found in descriptors.items()}
+        return {key: found == {node} for key, found in nodes.items() if node in found}
 
     def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
         """The replicas of an object; empty if it is absent."""

@@ -20,7 +20,7 @@ PAGE: Final = 4096
 
 _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(?:i?b)?\s*", re.IGNORECASE)
-_NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
+_NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9._:-]")
 _LONGEST_NAME: Final = 64
 
 
@@ -291,7 +291,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def node_name(hostname: str) -> str:
-    """The store node's name for a segment: its `host:port`, shortened, with invalid characters replaced by `-`."""
+    """The store node's name for a segment: its `host:port`, shortened, with other characters replaced by `-`."""
     name = _NOT_IN_A_NAME.sub("-", hostname).lstrip(".")
     if len(name) <= _LONGEST_NAME:
         return name

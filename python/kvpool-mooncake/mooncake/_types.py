@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 # How the native store is told how to put: replicas, preferred node, this host first, soft pin in
 # milliseconds, hard pin.
-How = tuple[int, str | None, bool, int | None, bool]
+How = tuple[int, list[str], bool, int | None, bool]
 
 _SOFT_PIN_MS = 30 * 60 * 1000
 
@@ -41,7 +41,7 @@ class ReplicateConfig:
     """How an object is placed and protected.
 
     - `replica_num`: number of replicas, each on another node.
-    - `preferred_segment`, or the first of `preferred_segments`: the node to try first, by its name or by
+    - `preferred_segment`, `preferred_segments`: the nodes to try first, in this order, each by its name or by
       a store's `get_hostname`.
     - `prefer_alloc_in_same_node`: prefer nodes of this host.
     - `with_hard_pin`: never evict the object.
@@ -69,13 +69,13 @@ class ReplicateConfig:
 def how_to_put(config: ReplicateConfig | None, node_name: Callable[[str], str]) -> How | None:
     """The options of a configuration; `None` for an invalid one."""
     if config is None:
-        return (1, None, False, None, False)
+        return (1, [], False, None, False)
     if not isinstance(config, ReplicateConfig):
         raise TypeError(f"config must be a ReplicateConfig, not {type(config).__name__}")
     replicas, soft_ms = config.replica_num, config.soft_pin_ttl_ms
     if not 0 < replicas < 1 << 32 or (soft_ms is not None and not 0 <= soft_ms < 1 << 63):
         return None
-    preferred = config.preferred_segment or next(iter(config.preferred_segments or ()), "")
+    preferred = [config.preferred_segment, *(config.preferred_segments or ())]
     soft_pin = None
     if config.soft_pin_action == SoftPinAction.ENABLE or (
         config.with_soft_pin and config.soft_pin_action == SoftPinAction.PRESERVE
@@ -83,7 +83,7 @@ def how_to_put(config: ReplicateConfig | None, node_name: Callable[[str], str]) 
         soft_pin = _SOFT_PIN_MS if soft_ms is None else soft_ms
     return (
         replicas,
-        node_name(preferred) if preferred else None,
+        [node_name(segment) for segment in preferred if segment],
         bool(config.prefer_alloc_in_same_node),
         soft_pin,
         bool(config.with_hard_pin),

@@ -125,8 +125,6 @@ Call = Callable[[MooncakeDistributedStore], object]
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda s: s.create_copy_task("k", ["node"]), "replica_num"),
-        (lambda s: s.create_move_task("k", "a", "b"), "move"),
         (lambda s: s.mount_segment("/dev/shm/x", 4096), "allocate_and_mount_segment"),
         (lambda _: MooncakeDistributedNoFRegister().real_register("a", 1, "b", 1, 2, 3, "c"), "fabrics"),
         (lambda _: MooncakeDistributedNoFRegister().real_unregister_by_endpoint("a", 1, "b", 1, "c"), "fabrics"),

@@ -161,7 +161,7 @@ def test_a_contributed_segment_holds_objects_until_it_is_closed(
     value = os.urandom(1 << 20)
     assert new.put(key, value, config) == 0
     (replica,) = other.get_replica_desc(key)
-    assert replica.node == new.get_hostname().replace(":", "-")
+    assert replica.node == new.get_hostname()
     assert other.get(key) == value
     assert new.close() == 0
     assert other.is_exist(key) == 0
@@ -186,7 +186,7 @@ def test_a_preferred_segment_is_where_objects_go(
     keys = [f"preferred-{n}" for n in range(8)]
     assert [other.put(key, b"here", config) for key in keys] == [0] * 8
     nodes = {replica.node for replicas in other.batch_get_replica_desc(keys).values() for replica in replicas}
-    assert nodes == {new.get_hostname().replace(":", "-")}
+    assert nodes == {new.get_hostname()}
 
 
 def test_two_stores_of_one_host_and_port_both_contribute(connect: Connect, own_pool: LivePool) -> None:
@@ -198,7 +198,7 @@ def test_two_stores_of_one_host_and_port_both_contribute(connect: Connect, own_p
         assert stores[0].get_hostname() == f"127.0.0.1:{port}"
         assert len({store.get_hostname() for store in stores}) == 2
         status = str(own_pool.kvctl("status"))
-        assert all(store.get_hostname().replace(":", "-") in status for store in stores)
+        assert all(store.get_hostname() in status for store in stores)
     finally:
         for store in stores:
             store.close()
@@ -217,13 +217,8 @@ def test_segments_come_and_go_while_a_store_runs(connect: Connect, own_pool: Liv
 
 
 def test_what_kvpool_does_not_do_says_so_by_name(store: MooncakeDistributedStore) -> None:
-    for name, args in (
-        ("mount_segment", ("/dev/shm/x", 4096)),
-        ("create_copy_task", ("k", ["n"])),
-        ("create_move_task", ("k", "a", "b")),
-    ):
-        with pytest.raises(NotImplementedError, match=name):
-            getattr(store, name)(*args)
+    with pytest.raises(NotImplementedError, match="mount_segment"):
+        store.mount_segment("/dev/shm/x", 4096)
 
 
 def test_tenants_do_not_see_each_other(connect: Connect, shared_pool: LivePool, key: str) -> None:

@@ -56,7 +56,7 @@ CALLS: list[tuple[str, tuple[object, ...], object]] = [
     ("unmount_segment", (["s"],), -600),
     ("unmount_local_disk_segment", (), -600),
     ("get_offload_rpc_read_count", (), 0),
-    ("query_task", ((1, 2),), (None, -704)),
+    ("query_task", ((1, 2),), (None, -1400)),
     ("close", (), 0),
 ]
 

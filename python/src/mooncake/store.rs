@@ -24,6 +24,7 @@ mod pool;
 mod put_sessions;
 mod queries;
 mod ranges;
+mod replica_tasks;
 mod segments;
 mod session_calls;
 mod setup;

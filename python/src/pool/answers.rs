@@ -115,6 +115,8 @@ macro_rules! shown {
     };
 }
 
+pub(super) use shown;
+
 shown! {
     Description: length, version, lease_left, soft_pin_left, hard_pin;
     Replica: node, segment, offset, state;

@@ -126,11 +126,27 @@ fn read_transport(name: &str) -> Result<TransportChoice, Fault> {
     })
 }
 
+/// One name, or several in order.
+#[derive(FromPyObject)]
+pub(crate) enum Names {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Names {
+    fn into_list(self) -> Vec<String> {
+        match self {
+            Self::One(name) => vec![name],
+            Self::Several(names) => names,
+        }
+    }
+}
+
 /// How to put, in the words of `put` and `batch_put`.
 #[derive(Default)]
 pub(crate) struct PutWords {
     pub(crate) replicas: Whole,
-    pub(crate) preferred_node: Option<String>,
+    pub(crate) preferred_node: Option<Names>,
     pub(crate) prefer_same_host: bool,
     pub(crate) soft_pin: Option<f64>,
     pub(crate) hard_pin: bool,
@@ -149,7 +165,10 @@ impl PutWords {
         }
         Ok(PutOptions {
             replicas: u32::try_from(replicas).unwrap_or(u32::MAX),
-            preferred_node: self.preferred_node,
+            preferred_nodes: self
+                .preferred_node
+                .map(Names::into_list)
+                .unwrap_or_default(),
             prefer_same_host: self.prefer_same_host,
             soft_pin: some_seconds("soft_pin", self.soft_pin)?,
             hard_pin: self.hard_pin,

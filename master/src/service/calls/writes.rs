@@ -5,7 +5,7 @@ use super::{Calls, millis, optional_ms};
 use crate::placement::PlacementHints;
 use crate::pool::ReserveOptions;
 use crate::service::refused::{Refused, refused};
-use crate::service::request::{check_leads, check_lengths, check_room, unpack};
+use crate::service::request::{check_leads, check_lengths, check_preferred, check_room, unpack};
 use kvpool_proto as proto;
 use kvpool_types::{Code, Length, NodeName, Version};
 use std::time::Duration;
@@ -35,13 +35,13 @@ impl Calls {
         let keys = unpack(&self.pool, &request.keys)?;
         check_lengths("lengths", request.lengths.len(), keys.len())?;
         let lengths: Vec<Length> = request.lengths.iter().map(|l| Length(*l)).collect();
-        let preferred = request.preferred_node;
+        check_preferred(&request.preferred_nodes)?;
         let mut instead_of = request.instead_of;
         instead_of.sort_unstable();
         let options = ReserveOptions {
             hints: PlacementHints {
                 replicas: request.replicas as usize,
-                preferred: (!preferred.is_empty()).then_some(NodeName(preferred)),
+                preferred: request.preferred_nodes.into_iter().map(NodeName).collect(),
                 host: caller.host.filter(|_| request.prefer_same_host),
             },
             upsert: request.upsert,

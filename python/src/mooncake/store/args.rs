@@ -107,16 +107,16 @@ impl Keys {
     }
 }
 
-/// The options of a put, as Python passes them: replicas, preferred node, whether to prefer this host,
+/// The options of a put, as Python passes them: replicas, preferred nodes, whether to prefer this host,
 /// soft pin in milliseconds, hard pin.
-pub(super) type How = (u32, Option<String>, bool, Option<u64>, bool);
+pub(super) type How = (u32, Vec<String>, bool, Option<u64>, bool);
 
 /// The options that it stands for.
 pub(super) fn put_options(how: How, upsert: bool) -> PutOptions {
-    let (replicas, preferred_node, prefer_same_host, soft_pin_ms, hard_pin) = how;
+    let (replicas, preferred_nodes, prefer_same_host, soft_pin_ms, hard_pin) = how;
     PutOptions {
         replicas,
-        preferred_node,
+        preferred_nodes,
         prefer_same_host,
         soft_pin: soft_pin_ms.map(Duration::from_millis),
         hard_pin,

@@ -1,0 +1,183 @@
+//! Tasks of the leader that copy, move and drop replicas, as Python programs begin and watch them.
+
+use super::Pool;
+use super::answers::shown;
+use super::options::seconds;
+use crate::errors::Fault;
+use crate::keys::read_keys;
+use kvpool_client::{
+    ReplicaBlocks, ReplicaChange, ReplicaTask as Task, ReplicaTaskState, ReplicaWish,
+};
+use pyo3::prelude::*;
+
+/// A task that copies, moves or drops replicas. The leader keeps it in memory, so another leader does not
+/// know it.
+///
+/// `id`: int. `change`: copy, move or drop. `state`: running, done, failed or cancelled.
+/// `blocks`: the blocks of the task, each counted once for each target. `changed`: those with the wanted
+/// change. `gone`: those that left meanwhile, or needed no change. `failed`: those without the change.
+/// `bytes`: bytes that arrived at their targets. `failure`: the last Error of a block, or None.
+/// `age`, `idle`: seconds since the task began, and since its last change.
+/// `source`: the node whose replicas move or are dropped, empty for any. `to`: the target nodes, empty for
+/// the nodes with the most free room.
+#[pyclass(frozen, get_all, module = "kvpool")]
+#[derive(Debug)]
+pub(crate) struct ReplicaTask {
+    id: u64,
+    change: &'static str,
+    state: &'static str,
+    blocks: u64,
+    changed: u64,
+    gone: u64,
+    failed: u64,
+    bytes: u64,
+    failure: Option<Py<PyAny>>,
+    age: f64,
+    idle: f64,
+    source: String,
+    to: Vec<String>,
+}
+
+shown! {
+    ReplicaTask: id, change, state, blocks, changed, gone, failed;
+}
+
+/// The name of a change.
+pub(crate) const fn change_name(change: ReplicaChange) -> &'static str {
+    match change {
+        ReplicaChange::Copy => "copy",
+        ReplicaChange::Move => "move",
+        ReplicaChange::Drop => "drop",
+    }
+}
+
+/// The name of a task's state.
+pub(crate) const fn state_name(state: ReplicaTaskState) -> &'static str {
+    match state {
+        ReplicaTaskState::Running => "running",
+        ReplicaTaskState::Done => "done",
+        ReplicaTaskState::Failed => "failed",
+        ReplicaTaskState::Cancelled => "cancelled",
+    }
+}
+
+fn read_change(name: &str) -> Result<ReplicaChange, Fault> {
+    match name {
+        "copy" => Ok(ReplicaChange::Copy),
+        "move" => Ok(ReplicaChange::Move),
+        "drop" => Ok(ReplicaChange::Drop),
+        other => Err(Fault::invalid(format!(
+            "change is 'copy', 'move' or 'drop', not {other:?}"
+        ))),
+    }
+}
+
+impl ReplicaTask {
+    fn new(py: Python<'_>, task: Task) -> PyResult<Self> {
+        let failure = task
+            .failure
+            .map(|(code, message)| Fault::new(code, message).into_value(py));
+        Ok(Self {
+            id: task.id,
+            change: change_name(task.change),
+            state: state_name(task.state),
+            blocks: task.blocks,
+            changed: task.changed,
+            gone: task.gone,
+            failed: task.failed,
+            bytes: task.bytes.0,
+            failure: failure.transpose()?.map(Bound::unbind),
+            age: task.age.as_secs_f64(),
+            idle: task.idle.as_secs_f64(),
+            source: task.from,
+            to: task.to,
+        })
+    }
+
+    fn each(py: Python<'_>, tasks: Vec<Task>) -> PyResult<Vec<Self>> {
+        tasks.into_iter().map(|task| Self::new(py, task)).collect()
+    }
+}
+
+#[pymethods]
+impl Pool {
+    /// Begins a task that copies, moves or drops replicas, and returns its `ReplicaTask` at once. Bytes go
+    /// from node to node and are verified.
+    ///
+    /// `change`: 'copy' gives each block one more replica for each node of `to`; 'move' moves a replica to
+    /// another node; 'drop' drops the replica on the node `source`. The last readable replica stays.
+    /// The blocks are one of: these `keys`; the keys in which `regex` matches; without both, every block of
+    /// every namespace that has a replica on `source`.
+    /// `to`: names of nodes; empty for the node with the most free room.
+    /// `evict`: evict blocks that were used earlier where a target is full. Otherwise a full target fails.
+    ///
+    /// Raises InvalidArgumentError for arguments that contradict each other, and an Error with the code
+    /// `missing` for an unknown node or `too_many_held` while too many tasks run. After another Error the
+    /// task may have begun: see `replica_tasks`.
+    #[pyo3(signature = (change, keys=None, *, regex=None, source=None, to=Vec::new(), evict=false))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn change_replicas(
+        &self,
+        py: Python<'_>,
+        change: &str,
+        keys: Option<&Bound<'_, PyAny>>,
+        regex: Option<String>,
+        source: Option<String>,
+        to: Vec<String>,
+        evict: bool,
+    ) -> PyResult<ReplicaTask> {
+        let wish = ReplicaWish {
+            change: read_change(change)?,
+            blocks: match (keys, regex) {
+                (Some(_), Some(_)) => {
+                    return Err(Fault::invalid("give keys or a regex, not both").into());
+                }
+                (Some(keys), None) => ReplicaBlocks::Keys(read_keys(keys)?),
+                (None, Some(regex)) => ReplicaBlocks::Pattern(regex),
+                (None, None) => ReplicaBlocks::OnNode,
+            },
+            from: source,
+            to,
+            evict,
+        };
+        let task = self.call(py, |client| client.change_replicas(&wish))?;
+        ReplicaTask::new(py, task)
+    }
+
+    /// Takes a store node out of service: it gets no new blocks, and a task moves its blocks to other nodes,
+    /// the block that was used last first. Blocks that were used earlier are evicted for them. Returns the
+    /// `ReplicaTask`. Raises an Error with the code `missing` for an unknown node. A repeated call moves what
+    /// is left.
+    fn drain_node(&self, py: Python<'_>, name: &str) -> PyResult<ReplicaTask> {
+        let task = self.call(py, |client| client.drain_node(name))?;
+        ReplicaTask::new(py, task)
+    }
+
+    /// Returns the tasks with these ids that the leader knows; without ids every task. Raises an Error when
+    /// the master cannot be asked.
+    #[pyo3(signature = (ids=Vec::new()))]
+    fn replica_tasks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<ReplicaTask>> {
+        let tasks = self.call(py, |client| client.replica_tasks(&ids))?;
+        ReplicaTask::each(py, tasks)
+    }
+
+    /// Ends tasks, and returns those that the leader knows. Transfers in progress still end on their own.
+    /// Raises InvalidArgumentError without an id.
+    fn cancel_replica_tasks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<ReplicaTask>> {
+        let tasks = self.call(py, |client| client.cancel_replica_tasks(&ids))?;
+        ReplicaTask::each(py, tasks)
+    }
+
+    /// Waits until a task has ended, for at most `timeout` seconds, and returns it as it is then. Returns None
+    /// if the leader does not know the task: another leader began, and the task ended with its own.
+    fn wait_replica_task(
+        &self,
+        py: Python<'_>,
+        id: u64,
+        timeout: f64,
+    ) -> PyResult<Option<ReplicaTask>> {
+        let limit = seconds("timeout", timeout)?;
+        let task = self.call(py, |client| client.wait_replica_task(id, limit))?;
+        task.map(|task| ReplicaTask::new(py, task)).transpose()
+    }
+}
