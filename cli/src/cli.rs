@@ -2,7 +2,7 @@
 
 use crate::commands::{
     bench, cluster, demo, describe, doctor, exist, get, ls, node, put, replay, replica, rm, ssd,
-    status, top,
+    status, token, top,
 };
 use crate::context::Context;
 use crate::process::Tether;
@@ -52,6 +52,7 @@ enum Command {
     Node(node::Args),
     Replica(replica::Args),
     Ssd(ssd::Args),
+    Token(token::Args),
     Bench(bench::Args),
     Demo(demo::Args),
     Replay(replay::Args),
@@ -80,6 +81,7 @@ impl Cli {
             Command::Node(args) => node::run(args, context).await,
             Command::Replica(args) => replica::run(args, context).await,
             Command::Ssd(args) => ssd::run(args, context).await,
+            Command::Token(args) => token::run(args, context),
             Command::Bench(args) => bench::run(args, context).await,
             Command::Demo(args) => demo::run(args, context).await,
             Command::Replay(args) => replay::run(args, context).await,

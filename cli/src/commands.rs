@@ -15,4 +15,5 @@ pub(crate) mod replica;
 pub(crate) mod rm;
 pub(crate) mod ssd;
 pub(crate) mod status;
+pub(crate) mod token;
 pub(crate) mod top;

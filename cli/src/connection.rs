@@ -3,13 +3,14 @@
 use crate::exit;
 use clap::Args;
 use kvpool_client::{
-    Client, ConnectError, ControlError, GetError, Options, PutError, RemoveError, Timeouts,
-    TransportChoice,
+    Client, ConnectError, ControlError, Credentials, GetError, Options, PutError, RemoveError,
+    Timeouts, TransportChoice,
 };
 use kvpool_types::Code;
 use kvpool_types::namespace::Namespace;
 use serde::Serialize;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The default address of kvmaster.
@@ -36,6 +37,9 @@ pub struct Connection {
     /// Transport between this process and the store nodes
     #[arg(long, global = true, value_enum, default_value_t = Transport::Auto)]
     pub transport: Transport,
+    /// File with the token that says who you are, for a pool that asks; read again when it changes
+    #[arg(long, global = true, env = "KVPOOL_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// Timeout of one operation, such as 500ms or 10s
     #[arg(long, global = true, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
     pub timeout: Duration,
@@ -87,7 +91,7 @@ impl Connection {
 
     /// The same options as arguments of a child process.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
-        vec![
+        let mut arguments: Vec<OsString> = vec![
             "--master".into(),
             self.master().into(),
             "--namespace".into(),
@@ -96,7 +100,18 @@ impl Connection {
             self.transport.flag().into(),
             "--timeout".into(),
             humantime::format_duration(self.timeout).to_string().into(),
-        ]
+        ];
+        if let Some(file) = &self.token_file {
+            arguments.push("--token-file".into());
+            arguments.push(file.clone().into());
+        }
+        arguments
+    }
+
+    /// The caller's token, or none.
+    pub(crate) fn credentials(&self) -> Credentials {
+        let file = self.token_file.as_ref();
+        file.map_or_else(Credentials::default, |file| Credentials::file(file))
     }
 
     /// The options of the client library.
@@ -119,6 +134,7 @@ impl Connection {
                 get: self.timeout,
                 control: self.timeout,
             },
+            token_file: self.token_file.clone(),
             ..Options::default()
         }
     }

@@ -62,7 +62,7 @@ impl Client {
             Box::new(Dialer::new(
                 control.cluster(),
                 control.client(),
-                options.token.clone(),
+                control.credentials().clone(),
                 ports,
                 options.tcp_connections_per_node,
             ))

@@ -22,6 +22,7 @@ use crate::counters::Counting;
 use crate::errors::{ConnectError, ControlError};
 use crate::options::Options;
 use known::Known;
+use kvpool_auth::Credentials;
 use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest, MIN_VERSION, VERSION};
 use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, HostId, Length};
 use master::{Sending, Unanswered};
@@ -54,6 +55,7 @@ pub(crate) struct Control {
     /// The namespace, while no master has been told of it: it is before the first put.
     untold: Mutex<Option<CreateNamespaceRequest>>,
     counting: Arc<Counting>,
+    credentials: Credentials,
     /// Where what nobody waits for runs.
     background: Handle,
 }
@@ -179,9 +181,11 @@ impl Control {
             trace: bytes::Bytes::new(),
         };
         let known = Arc::new(Known::new(caller, locations, Arc::clone(&counting)));
+        let credentials = options.credentials();
         let masters = Masters::new(
             &options.masters,
             options.spin,
+            credentials.clone(),
             Arc::clone(&known),
             background.clone(),
         )?;
@@ -200,6 +204,7 @@ impl Control {
             }),
             untold: Mutex::new(None),
             counting,
+            credentials,
             background,
         };
         let call = Call::by(Deadline::after(options.timeouts.connect));
@@ -238,6 +243,12 @@ impl Control {
                 *self.untold.lock() = Some(create);
                 return Ok(());
             }
+            // An operator has no namespace, and a reader may come before the first writer. What the
+            // caller may not do, the call in question refuses.
+            Err(error) if error.code == Code::Forbidden => {
+                tracing::debug!(%error, "namespace not announced");
+                return Ok(());
+            }
             Err(error) if error.is_retryable() => self.call(create, call).await,
             told => told,
         };
@@ -252,6 +263,11 @@ impl Control {
     /// The machine that the client runs on.
     pub(crate) const fn host(&self) -> HostId {
         self.host
+    }
+
+    /// The client's token, or where it comes from.
+    pub(crate) const fn credentials(&self) -> &Credentials {
+        &self.credentials
     }
 
     /// The highest epoch seen.
@@ -506,5 +522,8 @@ const fn may_have_been_done(code: Code) -> bool {
             | Code::GrantEnded
             | Code::TooManyHeld
             | Code::StoreFull
+            | Code::Unauthenticated
+            | Code::TokenExpired
+            | Code::Forbidden
     )
 }

@@ -5,6 +5,7 @@ use crate::cache::KnownNode;
 use crate::clock::Deadline;
 use crate::links::Dial;
 use futures::future::BoxFuture;
+use kvpool_auth::Credentials;
 use kvpool_transport::rdma::{self, Fabric};
 use kvpool_transport::{Link, TransferError, TransportKind, shm, tcp};
 use kvpool_types::wire::data::{Hello, HelloReply};
@@ -18,17 +19,18 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Dialer {
     hello: Hello,
+    credentials: Credentials,
     /// The RDMA ports of this host, if there are any.
     rdma: Option<Arc<Fabric>>,
     tcp: tcp::ConnectOptions,
 }
 
 impl Dialer {
-    /// For `client` of `cluster`, which proves itself to nodes with `token`.
+    /// For `client` of `cluster`, which proves itself to nodes with the token of `credentials`.
     pub(crate) fn new(
         cluster: ClusterId,
         client: ClientId,
-        token: Token,
+        credentials: Credentials,
         rdma: Option<Arc<Fabric>>,
         tcp_connections: usize,
     ) -> Self {
@@ -40,8 +42,9 @@ impl Dialer {
                 client,
                 incarnation: Incarnation::default(),
                 checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-                token,
+                token: Token::default(),
             },
+            credentials,
             rdma,
             tcp: tcp::ConnectOptions {
                 connections: tcp_connections.max(1),
@@ -60,6 +63,7 @@ impl Dial for Dialer {
     ) -> BoxFuture<'static, Result<Arc<dyn Link>, TransferError>> {
         let hello = Hello {
             incarnation: node.incarnation,
+            token: self.credentials.current().token,
             ..self.hello.clone()
         };
         let tcp = self.tcp.clone();

@@ -163,6 +163,7 @@ pub use cluster::{ClusterStatus, MasterStatus, SnapshotStatus, cluster_overview,
 pub use counters::Counters;
 pub use errors::{ConnectError, ControlError, GetError, PutError, RemoveError};
 pub use gpu::{GpuBuffer, GpuSlice};
+pub use kvpool_auth::Credentials;
 pub use kvpool_transport::gpu::GpuError;
 pub use kvpool_transport::rdma::{RdmaOptions, RegisteredBuffer};
 pub use kvpool_transport::{Region, Slice};

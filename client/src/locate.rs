@@ -105,10 +105,7 @@ pub(crate) fn node_at(
 
 /// The code that stands in a reply.
 pub(crate) fn code_of(raw: u32) -> Code {
-    u16::try_from(raw)
-        .ok()
-        .and_then(Code::from_wire)
-        .unwrap_or(Code::Internal)
+    Code::from_peer(raw)
 }
 
 /// The answer for a block that lies on an SSD while memory has no room for it.

@@ -1,10 +1,12 @@
 //! What a client is told when it connects.
 
+use kvpool_auth::Credentials;
 /// The masters in a list with commas, for [`Options::masters`].
 pub use kvpool_etcd::discover::split_list as masters;
 use kvpool_transport::rdma::RdmaOptions;
 use kvpool_types::namespace::Namespace;
 use kvpool_types::{Length, Token};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How a client reaches the pool, and its timeouts and limits.
@@ -39,8 +41,21 @@ pub struct Options {
     /// the default, never polls. Worth it only where cores are idle: 50 us then save the time that
     /// waking a sleeping core takes.
     pub spin: Duration,
-    /// What is to prove to nodes that the client may connect. It is sent, and no pool checks it yet.
+    /// The token that says who the client is; empty for none, or for the one in `token_file`.
     pub token: Token,
+    /// The file with the token, which is read again when it changes. The default is what the environment
+    /// variable `KVPOOL_TOKEN_FILE` names.
+    pub token_file: Option<PathBuf>,
+}
+
+impl Options {
+    /// The client's token, or where it comes from.
+    pub fn credentials(&self) -> Credentials {
+        match &self.token_file {
+            Some(path) if self.token.as_str().is_empty() => Credentials::file(path),
+            _ => Credentials::fixed(self.token.clone()),
+        }
+    }
 }
 
 impl Default for Options {
@@ -59,8 +74,15 @@ impl Default for Options {
             gpu_staging: Length(256 << 20),
             spin: Duration::ZERO,
             token: Token::default(),
+            token_file: token_file(),
         }
     }
+}
+
+/// The file that the environment names.
+fn token_file() -> Option<PathBuf> {
+    let path = std::env::var_os(kvpool_auth::TOKEN_FILE_VARIABLE)?;
+    (!path.is_empty()).then(|| path.into())
 }
 
 /// The default number of TCP connections per node. A streaming connection keeps two threads busy, so more

@@ -216,8 +216,7 @@ fn read_task(task: proto::ReplicaTask) -> Result<ReplicaTask, ControlError> {
         Ok(proto::ReplicaTaskState::TaskCancelled) => ReplicaTaskState::Cancelled,
         Err(_) => return Err(unknown("state", task.state)),
     };
-    let code = u16::try_from(task.code).ok().and_then(Code::from_wire);
-    let failure = (task.failed > 0).then(|| (code.unwrap_or(Code::Internal), task.message));
+    let failure = (task.failed > 0).then(|| (Code::from_peer(task.code), task.message));
     Ok(ReplicaTask {
         id: task.id,
         change,

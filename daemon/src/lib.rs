@@ -20,6 +20,7 @@ pub mod bind;
 pub mod callers;
 pub mod config;
 pub mod fault;
+pub mod http_guard;
 pub mod latency;
 pub mod probe;
 pub mod signals;

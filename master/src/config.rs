@@ -2,7 +2,9 @@
 
 use crate::directory::Policy;
 use bytesize::ByteSize;
+use kvpool_auth::AuthSettings;
 use kvpool_daemon::config::exact;
+use kvpool_daemon::http_guard::HttpOpen;
 use kvpool_types::Length;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -48,6 +50,16 @@ pub struct Config {
     /// Whether the leader compacts etcd's history and defragments its files. Both act on the whole
     /// etcd, so do not use it when other applications share the etcd.
     pub etcd_compact: bool,
+    /// The public keys that verify tokens: a JWKS file. Without it nobody needs a token.
+    pub auth_jwks: Option<PathBuf>,
+    /// The issuer of tokens: their claim `iss`.
+    pub auth_issuer: String,
+    /// The audience of tokens: one of their claim `aud`.
+    pub auth_audience: String,
+    /// The policy that gives roles to tokens: a TOML file.
+    pub auth_policy: Option<PathBuf>,
+    /// The HTTP paths that need no token.
+    pub auth_http_open: Vec<HttpOpen>,
     /// When to answer a commit.
     pub commit_ack: CommitAck,
     /// The high watermark: the largest share of a segment that may be used.
@@ -142,6 +154,11 @@ impl Default for Config {
             etcd_key: None,
             leader_ttl: Duration::from_secs(3),
             etcd_compact: true,
+            auth_jwks: None,
+            auth_issuer: String::new(),
+            auth_audience: AuthSettings::DEFAULT_AUDIENCE.into(),
+            auth_policy: None,
+            auth_http_open: HttpOpen::DEFAULT.to_vec(),
             commit_ack: CommitAck::Durable,
             eviction_high_watermark_ratio: 0.95,
             eviction_ratio: 0.05,
@@ -270,6 +287,7 @@ impl Config {
                 "required to verify etcd's certificate: name the CA file".into(),
             );
         }
+        self.auth()?;
         if self.max_batch_keys == 0 {
             return invalid("max_batch_keys", "must be at least 1".into());
         }
@@ -286,6 +304,13 @@ impl Config {
             return invalid("max_connections", "0 would refuse every connection".into());
         }
         Ok(())
+    }
+
+    /// What is set of tokens; `None` while they are off.
+    pub fn auth(&self) -> Result<Option<AuthSettings>, InvalidSetting> {
+        let (jwks, policy) = (self.auth_jwks.as_ref(), self.auth_policy.as_ref());
+        AuthSettings::from_parts(jwks, &self.auth_issuer, &self.auth_audience, policy)
+            .map_err(|(setting, problem)| InvalidSetting { setting, problem })
     }
 }
 

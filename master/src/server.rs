@@ -6,13 +6,15 @@ use crate::leadership::{self, Seat};
 use crate::metrics::Metrics;
 use crate::overview::Watch;
 use crate::pool::Pool;
+use crate::service::rights::Guard;
 use crate::service::{self, NodesService, PoolService, framed};
 use crate::standalone;
 use crate::store::{EmbeddedStore, StoreError};
 use anyhow::Context;
+use kvpool_auth::Authority;
 use kvpool_daemon::advertise::{self, AdvertiseError, Advertised};
 use kvpool_daemon::probe::Elsewhere;
-use kvpool_daemon::{bind, probe, warn_if_exposed};
+use kvpool_daemon::{bind, http_guard, probe, warn_if_exposed};
 use kvpool_proto::nodes_server::NodesServer;
 use kvpool_proto::pool_server::PoolServer;
 use kvpool_proto::{CODE_METADATA, MAX_MESSAGE_BYTES};
@@ -63,15 +65,17 @@ impl Server {
         let advertised = advertised(&config, addresses.0)?;
         let address = advertised.as_ref();
         let address = address.map_or_else(String::new, |own| format!("http://{own}"));
-        warn_if_exposed(addresses.0, false);
+        let authority = config.auth()?.map(Authority::open).transpose()?;
+        warn_if_exposed(addresses.0, authority.is_some());
         let ready_file = config.ready_file.clone();
         let clock = Arc::new(BootClock);
         let metrics = Arc::new(Metrics::new()?);
-        let seat = Arc::new(Seat::new(
+        let seat = Seat::new(
             config.clone(),
             Arc::clone(&metrics),
             Arc::clone(&clock) as _,
-        ));
+        );
+        let seat = Arc::new(seat.guarded(Guard::new(authority)));
         let (stop, stopped) = watch::channel(false);
         let mut tasks = JoinSet::new();
         let lead = if config.etcd.is_empty() {
@@ -227,6 +231,11 @@ fn serve(
         ),
         code: (CODE_METADATA, Code::InvalidArgument.to_wire()),
     };
+    let router = http_guard::guard(
+        router,
+        seat.guard.authority().cloned(),
+        seat.config.auth_http_open.clone(),
+    );
     let router = probe::redirect_grpc(router, elsewhere);
     let http_stopped = told(stopped.clone());
     let failed = failure.clone();

@@ -10,6 +10,7 @@ mod page;
 mod passing;
 mod refused;
 mod request;
+pub mod rights;
 mod status;
 
 pub use grpc::PoolService;

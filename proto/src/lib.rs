@@ -13,6 +13,26 @@ mod generated {
 
 pub use generated::*;
 
+/// A hello is logged without its token.
+impl std::fmt::Debug for HelloRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HelloRequest")
+            .field("min_version", &self.min_version)
+            .field("max_version", &self.max_version)
+            .field("caller", &self.caller)
+            .field("features", &self.features)
+            .field("has_token", &!self.token.is_empty())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A renewed token is not logged.
+impl std::fmt::Debug for RenewToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RenewToken(..)")
+    }
+}
+
 /// The oldest control protocol version spoken here.
 pub const MIN_VERSION: u32 = 1;
 /// The newest control protocol version spoken here: since 2 there are standbys, which say who leads and

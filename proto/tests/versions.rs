@@ -48,6 +48,7 @@ fn both_ends_of_a_handshake_of_version_1_are_understood() {
             }),
             spin_us: 50,
             features: 0,
+            token: String::new(),
         },
     );
     holds(

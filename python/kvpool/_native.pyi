@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self, SupportsIndex, TypeAlias
@@ -68,6 +69,7 @@ class Pool:
         namespace: Namespace | None = None,
         transport: Literal["auto", "shm", "rdma", "tcp"] = "auto",
         token: str = "",
+        token_file: str | os.PathLike[str] | None = None,
         timeout: float = 5.0,
         put_timeout: float | None = None,
         get_timeout: float | None = None,

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import kvpool
 
 if TYPE_CHECKING:
+    import os
+
     from kvpool._native import Block, Key, Memory, WritableBlock
 
 __all__ = ["Lease", "Pool", "Prefix"]
@@ -151,6 +153,7 @@ class Pool:
         namespace: kvpool.Namespace | None = None,
         transport: Literal["auto", "shm", "rdma", "tcp"] = "auto",
         token: str = "",
+        token_file: str | os.PathLike[str] | None = None,
         timeout: float = 5.0,
         put_timeout: float | None = None,
         get_timeout: float | None = None,
@@ -167,6 +170,7 @@ class Pool:
                 namespace=namespace,
                 transport=transport,
                 token=token,
+                token_file=token_file,
                 timeout=timeout,
                 put_timeout=put_timeout,
                 get_timeout=get_timeout,

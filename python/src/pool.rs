@@ -40,6 +40,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 pub(crate) use registration::Registration;
 pub(crate) use replicas::{ReplicaTask, change_name, state_name};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A connection to the pool. All threads of a process can share it.
@@ -174,7 +175,8 @@ impl Pool {
     /// `namespace`: clients with equal names of namespaces share blocks; registered at connect.
     /// `transport`: "shm", "rdma" or "tcp" forces one transport. "auto" takes shared memory to nodes on the same
     /// host, else RDMA, else TCP.
-    /// `token`: reserved; the client sends it to nodes, and no node checks it.
+    /// `token_file`: the file with the token for a pool that asks for one; it is read again when it changes. By
+    /// default the environment variable KVPOOL_TOKEN_FILE names it. `token`: the token itself, in its place.
     /// `timeout`: the longest time for connecting, in seconds.
     /// `put_timeout`, `get_timeout`, `control_timeout`: timeouts in seconds of calls without a `timeout`
     /// argument. Defaults: put 10, get 5, all other calls 3.
@@ -184,7 +186,7 @@ impl Pool {
     /// Raises ConnectError when no master accepts the client, ValueError for an address that is malformed.
     #[staticmethod]
     #[pyo3(signature = (master=None, *, namespace=None, transport="auto", token=String::new(),
-        timeout=5.0, put_timeout=None, get_timeout=None, control_timeout=None, spin=0.0))]
+        token_file=None, timeout=5.0, put_timeout=None, get_timeout=None, control_timeout=None, spin=0.0))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn connect(
         py: Python<'_>,
@@ -192,6 +194,7 @@ impl Pool {
         namespace: Option<&Namespace>,
         transport: &str,
         token: String,
+        token_file: Option<PathBuf>,
         timeout: f64,
         put_timeout: Option<f64>,
         get_timeout: Option<f64>,
@@ -205,7 +208,7 @@ impl Pool {
             control: control_timeout,
             spin,
         };
-        let options = connect_options(master, namespace, transport, token, &times)?;
+        let options = connect_options(master, namespace, transport, token, token_file, &times)?;
         let masters = options.masters.join(",");
         let resident = Resident::new()?;
         let client = py.detach(|| {

@@ -21,6 +21,7 @@ use crate::media::Media;
 use crate::pulls::Pulls;
 use crate::serve::Store;
 use backoff::Backoff;
+use kvpool_auth::Credentials;
 use master_discovery::{Before, GONE, MasterDiscovery};
 use message::Seen;
 use parking_lot::Mutex;
@@ -40,6 +41,8 @@ const VERIFIERS: usize = 2;
 pub(crate) struct Options {
     /// Where masters may be, `http://host:port` each; at least one.
     pub(crate) masters: Vec<String>,
+    /// The node's token.
+    pub(crate) credentials: Credentials,
     /// Where clients reach the data port.
     pub(crate) data_address: String,
     /// The Unix socket; empty for none.

@@ -2,7 +2,9 @@
 
 use crate::media::SsdConfig;
 use bytesize::ByteSize;
+use kvpool_auth::AuthSettings;
 use kvpool_daemon::config::exact;
+use kvpool_daemon::http_guard::HttpOpen;
 use kvpool_daemon::telemetry::LogFormat;
 use kvpool_etcd::discover::Location;
 use kvpool_transport::rdma::RdmaOptions;
@@ -25,6 +27,8 @@ pub struct Config {
     /// Where kvmasters serve gRPC, as `http://host:port`, or where they are announced, as
     /// `etcd://host:port[,host:port...]/cluster`; the node keeps a session with the one that leads.
     pub master: Vec<String>,
+    /// The file with the node's token, which is read again when it changes.
+    pub token_file: Option<PathBuf>,
     /// What the node is called, the same over its lives; empty for host name and data port.
     pub name: String,
     /// The sizes of the memory segments that it contributes.
@@ -62,6 +66,16 @@ pub struct Config {
     pub max_held_ratio: f64,
     /// The most data connections at once.
     pub max_connections: usize,
+    /// The public keys that verify tokens: a JWKS file. Without it nobody needs a token.
+    pub auth_jwks: Option<PathBuf>,
+    /// The issuer of tokens: their claim `iss`.
+    pub auth_issuer: String,
+    /// The audience of tokens: one of their claim `aud`.
+    pub auth_audience: String,
+    /// The policy that gives roles to tokens: a TOML file.
+    pub auth_policy: Option<PathBuf>,
+    /// The HTTP paths that need no token.
+    pub auth_http_open: Vec<HttpOpen>,
     /// How long work in progress may go on after SIGTERM.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
@@ -83,6 +97,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             master: vec!["http://127.0.0.1:7070".into()],
+            token_file: None,
             name: String::new(),
             segment: Vec::new(),
             ssd: Vec::new(),
@@ -99,6 +114,11 @@ impl Default for Config {
             rdma_traffic_class: 0,
             max_held_ratio: 0.25,
             max_connections: 1024,
+            auth_jwks: None,
+            auth_issuer: String::new(),
+            auth_audience: AuthSettings::DEFAULT_AUDIENCE.into(),
+            auth_policy: None,
+            auth_http_open: HttpOpen::DEFAULT.to_vec(),
             drain_timeout: Duration::from_secs(10),
             ssd_drain_timeout: Duration::from_secs(30),
             move_drain_timeout: Duration::ZERO,
@@ -123,6 +143,7 @@ impl Config {
         self.check_segments()?;
         self.media()?;
         self.check_masters()?;
+        self.auth()?;
         if !self.name.is_empty() {
             check_name(&self.name)?;
         }
@@ -155,6 +176,13 @@ impl Config {
             );
         }
         Ok(())
+    }
+
+    /// What is set of tokens; `None` while they are off.
+    pub(crate) fn auth(&self) -> Result<Option<AuthSettings>, InvalidSetting> {
+        let (jwks, policy) = (self.auth_jwks.as_ref(), self.auth_policy.as_ref());
+        AuthSettings::from_parts(jwks, &self.auth_issuer, &self.auth_audience, policy)
+            .map_err(|(setting, problem)| InvalidSetting { setting, problem })
     }
 
     /// How RDMA is used.

@@ -10,9 +10,10 @@ use crate::reach;
 use crate::segment::{Dram, Segment};
 use crate::serve::{Identity, Store};
 use bytesize::ByteSize;
+use kvpool_auth::{Authority, AuthorityError, Credentials};
 use kvpool_daemon::advertise::{self, AdvertiseError};
 use kvpool_daemon::probe::Elsewhere;
-use kvpool_daemon::{BindError, Health, bind, probe, warn_if_exposed};
+use kvpool_daemon::{BindError, Health, bind, http_guard, probe, warn_if_exposed};
 use kvpool_proto::CODE_METADATA;
 use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, Serving};
@@ -91,6 +92,9 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// The keys or the policy of tokens cannot be used.
+    #[error("cannot judge tokens: {0}")]
+    Authority(#[from] AuthorityError),
     /// A medium cannot be opened.
     #[error("cannot use --ssd: {0}")]
     Media(#[from] crate::media::MediaError),
@@ -148,7 +152,10 @@ impl Node {
                 "the advertised address is loopback: only workers on this host can use this node"
             );
         }
-        warn_if_exposed(data_address, false);
+        let authority = config.auth()?.map(Authority::open).transpose()?;
+        let credentials = config.token_file.as_deref();
+        let credentials = credentials.map_or_else(Credentials::default, Credentials::file);
+        warn_if_exposed(data_address, authority.is_some());
 
         let name = match config.name.as_str() {
             "" => config::default_name(data_address.port()),
@@ -165,6 +172,7 @@ impl Node {
             held_per_client: share(Length(total), config.max_held_ratio),
         };
         let store = Store::new(identity, segments, limits, metrics.clone());
+        let store = store.guarded(authority.clone());
         metrics.watch(&store, Length(total))?;
 
         let media = open_media(&config, &store).await?;
@@ -180,12 +188,13 @@ impl Node {
             store.clone(),
             Options {
                 masters: config.master.clone(),
+                credentials: credentials.clone(),
                 data_address: advertised.address.clone(),
                 shm_path: shm
                     .as_ref()
                     .map_or_else(String::new, |shm| shm.path().to_string_lossy().into_owned()),
                 media: media.clone(),
-                pulls: Pulls::new(store.clone()),
+                pulls: Pulls::new(store.clone(), credentials),
                 moves_blocks: !config.move_drain_timeout.is_zero(),
                 connections: {
                     let tcp = Arc::clone(&tcp);
@@ -208,6 +217,7 @@ impl Node {
             code: (CODE_METADATA, Code::InvalidArgument.to_wire()),
         };
         let router = probe::router(metrics.registry(), probes);
+        let router = http_guard::guard(router, authority, config.auth_http_open.clone());
         let http_task = tokio::spawn(probe::serve(
             http,
             probe::redirect_grpc(router, elsewhere),

@@ -11,6 +11,7 @@
 //! checksum of its commit.
 
 use crate::serve::Store;
+use kvpool_auth::Credentials;
 use kvpool_proto::{self as proto, node_message::Body as ToMaster};
 use kvpool_transport::checksum::ChunkedSum;
 use kvpool_transport::host::{Abort, Admission, Host};
@@ -19,7 +20,7 @@ use kvpool_types::wire::data::Hello;
 use kvpool_types::wire::frame;
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, Extent, Grant, GrantId,
-    Incarnation, Length, Offset, SegmentId, Token,
+    Incarnation, Length, Offset, SegmentId,
 };
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
@@ -64,6 +65,8 @@ pub(crate) struct Pulls {
 #[derive(Debug)]
 struct Shared {
     store: Store,
+    /// The node's token, which other nodes may ask for.
+    credentials: Credentials,
     client: ClientId,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -84,10 +87,11 @@ impl Abort for Short {
 }
 
 impl Pulls {
-    pub(crate) fn new(store: Store) -> Self {
+    pub(crate) fn new(store: Store, credentials: Credentials) -> Self {
         Self {
             shared: Arc::new(Shared {
                 store,
+                credentials,
                 client: ClientId(rand::random()),
                 queue: Mutex::default(),
                 changed: Condvar::new(),
@@ -241,7 +245,7 @@ impl Shared {
             client: self.client,
             incarnation: node,
             checksum_algorithm: ChecksumAlgorithm::Crc64Nvme as u8,
-            token: Token::default(),
+            token: self.credentials.current().token,
         };
         let options = tcp::ConnectOptions {
             connections: CONNECTIONS,

@@ -6,6 +6,7 @@ use crate::fence::{
 };
 use crate::metrics::Metrics;
 use crate::segment::Segment;
+use kvpool_auth::{Authority, Role, Roles};
 use kvpool_transport::Slice;
 use kvpool_transport::checksum::sum_shared;
 use kvpool_transport::host::{
@@ -16,16 +17,18 @@ use kvpool_types::wire::data::{Hello, HelloReply, ReadItem, WriteRequest};
 use kvpool_types::wire::frame;
 use kvpool_types::{
     Checksum, ChecksumAlgorithm, ClusterId, Code, Epoch, Extent, Grant, GrantId, HostId,
-    Incarnation, IncarnationSecret, Length, NodeName, Offset, SegmentId,
+    Incarnation, IncarnationSecret, Length, NodeName, Offset, SegmentId, Token,
 };
 use parking_lot::{Mutex, RwLock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
 
 const ALGORITHM: ChecksumAlgorithm = ChecksumAlgorithm::Crc64Nvme;
+/// Who moves bytes of blocks: clients, and nodes that copy blocks from each other.
+const MOVERS: Roles = Roles::of(&[Role::Reader, Role::Writer, Role::Admin, Role::Node]);
 
 /// Who the node is, in all its lives.
 #[derive(Clone, Debug)]
@@ -66,6 +69,8 @@ struct Shared {
     /// The connections whose devices may touch the memory.
     touching: Mutex<Vec<Weak<dyn Abort>>>,
     metrics: Metrics,
+    /// What judges the tokens of those who connect.
+    authority: OnceLock<Arc<Authority>>,
 }
 
 impl Store {
@@ -87,7 +92,35 @@ impl Store {
                 fenced: Notify::new(),
                 touching: Mutex::default(),
                 metrics,
+                authority: OnceLock::new(),
             }),
+        }
+    }
+
+    /// The same, whose connections need a token that `authority` knows.
+    pub(crate) fn guarded(self, authority: Option<Arc<Authority>>) -> Self {
+        if let Some(authority) = authority {
+            self.shared.authority.get_or_init(|| authority);
+        }
+        self
+    }
+
+    /// Whether the token of a hello lets its sender in. Grants and locations say what it may touch.
+    fn judge_token(&self, token: &Token) -> Result<(), Refused> {
+        let Some(authority) = self.shared.authority.get() else {
+            return Ok(());
+        };
+        let refused = |code, message: String| Err(Refused { code, message });
+        match authority.judge(token.as_str()) {
+            Err(error) => refused(error.code(), error.to_string()),
+            Ok(known) if known.any_roles().and(MOVERS).is_empty() => refused(
+                Code::Forbidden,
+                format!(
+                    "the data port needs one of the roles {MOVERS}, which the policy does not give {:?}",
+                    known.subject()
+                ),
+            ),
+            Ok(_) => Ok(()),
         }
     }
 
@@ -291,6 +324,9 @@ impl Host for Store {
                     hello.checksum_algorithm, ALGORITHM as u8
                 ),
             );
+        }
+        if let Err(refused) = self.judge_token(&hello.token) {
+            return Err(self.refuse(refused));
         }
         let Some(cluster) = *self.shared.cluster.read() else {
             return refuse(

@@ -44,6 +44,7 @@ impl Control {
                 min_version: 1,
                 max_version: 1,
                 caller: None,
+                ..Default::default()
             })
             .await?
             .into_inner();

@@ -29,6 +29,7 @@ fn greeted(cluster: &Cluster, control: &Control) -> Port<TcpStream> {
         caller: control.caller(),
         spin_us: 0,
         features: 0,
+        ..Default::default()
     };
     let reply: proto::HelloReply = call(&mut port, Op::Greet, &hello);
     assert_eq!(reply.epoch, control.epoch.0);

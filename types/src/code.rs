@@ -105,9 +105,22 @@ codes! {
     Unimplemented = 30, "unimplemented", false;
     /// The master's data directory is full. Nothing was changed.
     StoreFull = 31, "store_full", true;
+    /// The caller has no valid token.
+    Unauthenticated = 32, "unauthenticated", false;
+    /// The caller's token has expired. The caller may try again with a new one.
+    TokenExpired = 33, "token_expired", false;
+    /// The caller's token is valid and does not give the right to this.
+    Forbidden = 34, "forbidden", false;
 }
 
 impl Code {
+    /// The code that a peer sent. A code of a later version is an [`Code::Internal`] failure: whatever
+    /// it means, the call did not succeed, and repeating it need not help.
+    pub fn from_peer(raw: u32) -> Self {
+        let known = u16::try_from(raw).ok().and_then(Self::from_wire);
+        known.unwrap_or(Self::Internal)
+    }
+
     /// The number of the code on every wire.
     pub const fn to_wire(self) -> u16 {
         self as u16
@@ -131,5 +144,13 @@ mod tests {
             assert_eq!(Code::from_wire(number), Some(*code));
         }
         assert_eq!(Code::from_wire(u16::MAX), None);
+    }
+
+    #[test]
+    fn a_code_of_a_later_version_is_a_failure_and_never_success() {
+        for raw in [u32::from(u16::MAX), 65_536, u32::MAX] {
+            assert_eq!(Code::from_peer(raw), Code::Internal);
+        }
+        assert_eq!(Code::from_peer(33), Code::TokenExpired);
     }
 }

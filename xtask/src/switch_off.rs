@@ -20,6 +20,42 @@ struct Mechanism {
 
 const MECHANISMS: &[Mechanism] = &[
     Mechanism {
+        invariant: 11,
+        what: "a call takes the roles of its row",
+        file: "master/src/service/rights.rs",
+        on: "if fits {",
+        off: "if fits || namespace.len() < usize::MAX {",
+        package: "kvpool-master",
+        test: "every_operation_and_every_caller_meet_as_the_table_says",
+    },
+    Mechanism {
+        invariant: 11,
+        what: "a token that expires ends the calls of an open connection",
+        file: "master/src/service/rights/bearer.rs",
+        on: "if identity.has_expired() {",
+        off: "if identity.has_expired() && identity.expires() == 0 {",
+        package: "kvpool-master",
+        test: "a_token_that_expires_on_an_open_connection_ends_its_calls_until_it_is_renewed",
+    },
+    Mechanism {
+        invariant: 11,
+        what: "changed keys and policies judge open connections again",
+        file: "master/src/service/rights/bearer.rs",
+        on: "is_fresh.then(|| judged.outcome.clone())",
+        off: "(is_fresh || judged.generation < u64::MAX).then(|| judged.outcome.clone())",
+        package: "kvpool-master",
+        test: "a_key_and_a_role_that_are_taken_away_end_the_calls_of_open_connections",
+    },
+    Mechanism {
+        invariant: 11,
+        what: "the HTTP port judges paths",
+        file: "daemon/src/http_guard.rs",
+        on: "if identity.pool_roles().has_any(Roles::WATCHERS) {",
+        off: "if !identity.subject().is_empty() {",
+        package: "kvpool-master",
+        test: "every_http_path_is_judged",
+    },
+    Mechanism {
         invariant: 8,
         what: "a copy that was dropped is written again only if its block was used",
         file: "master/src/pool/tiering/demoter.rs",

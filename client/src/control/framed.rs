@@ -7,6 +7,7 @@ use super::master::{CONNECT_TIMEOUT, PING_INTERVAL, PING_TIMEOUT};
 use crate::addresses;
 use crate::clock::Deadline;
 use crate::errors::ControlError;
+use kvpool_auth::Credentials;
 use kvpool_proto::{HelloReply, HelloRequest};
 use kvpool_transport::channel::Reply;
 use kvpool_transport::{Channel, TransferError};
@@ -16,7 +17,7 @@ use kvpool_types::{Code, Epoch};
 use parking_lot::RwLock;
 use prost::Message as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -31,6 +32,9 @@ pub(super) struct Framed {
     /// `host:port`.
     address: String,
     spin: Duration,
+    credentials: Credentials,
+    /// The number of the token that the master knows of `channel`.
+    greeted: AtomicU64,
     channel: RwLock<Option<Arc<Channel>>>,
     /// Whether a call was not answered in its time: the master, or the way to it, may be gone.
     doubtful: AtomicBool,
@@ -42,10 +46,17 @@ pub(super) struct Framed {
 
 impl Framed {
     /// A connection to be opened to `address` when it is first needed.
-    pub(super) fn new(address: String, spin: Duration, told: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(
+        address: String,
+        spin: Duration,
+        credentials: Credentials,
+        told: Arc<AtomicBool>,
+    ) -> Self {
         Self {
             address,
             spin,
+            credentials,
+            greeted: AtomicU64::new(0),
             channel: RwLock::new(None),
             doubtful: AtomicBool::new(false),
             opening: tokio::sync::Mutex::new(None),
@@ -62,6 +73,7 @@ impl Framed {
     ) -> Result<Option<Arc<Channel>>, ControlError> {
         if let Some(channel) = self.open_channel()
             && !self.doubtful.load(Ordering::Acquire)
+            && self.has_told_token()
         {
             return Ok(Some(channel));
         }
@@ -73,13 +85,30 @@ impl Framed {
         if let Some(channel) = self.open_channel()
             && self.is_there(&channel, deadline).await
         {
-            return Ok(Some(channel));
+            if self.has_told_token() {
+                return Ok(Some(channel));
+            }
+            // In band, so that calls under way go on. A master that answers otherwise is greeted anew.
+            let (number, greeting) = self.with_token(greeting());
+            match greet(&channel, &greeting, deadline.at_most(CONNECT_TIMEOUT)).await {
+                Ok(()) => {
+                    self.greeted.store(number, Ordering::Release);
+                    return Ok(Some(channel));
+                }
+                Err(error) if refuses_caller(error.code) => return Err(error),
+                Err(_) => channel.fail(silent()),
+            }
+            return Err(ControlError::new(
+                Code::Unreachable,
+                "the master did not take the renewed token in time",
+            ));
         }
         if not_before.is_some_and(|then| Instant::now() < then) {
             return Ok(None);
         }
         let limit = deadline.at_most(CONNECT_TIMEOUT);
-        let opened = limit.run(self.open(greeting(), limit));
+        let (number, greeting) = self.with_token(greeting());
+        let opened = limit.run(self.open(greeting, limit));
         let opened = opened.await.unwrap_or_else(|_| {
             let why = "the master did not answer the hello in time";
             Err(ControlError::new(Code::Unreachable, why))
@@ -87,6 +116,7 @@ impl Framed {
         match opened {
             Ok(channel) => {
                 *not_before = None;
+                self.greeted.store(number, Ordering::Release);
                 *self.channel.write() = Some(Arc::clone(&channel));
                 Ok(Some(channel))
             }
@@ -102,6 +132,18 @@ impl Framed {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether the master knows the present token.
+    fn has_told_token(&self) -> bool {
+        self.credentials.is_none()
+            || self.credentials.number() == self.greeted.load(Ordering::Acquire)
+    }
+
+    fn with_token(&self, greeting: HelloRequest) -> (u64, HelloRequest) {
+        let current = self.credentials.current();
+        let token = current.token.as_str().to_owned();
+        (current.number, HelloRequest { token, ..greeting })
     }
 
     /// A call was not answered in its time: before the next one the master is asked whether it is
@@ -156,6 +198,14 @@ impl Framed {
         let opened = opened.await;
         opened.unwrap_or_else(|| Err(failed(&"it names no host")))
     }
+}
+
+/// Whether the master understood the hello and does not want its sender.
+const fn refuses_caller(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unauthenticated | Code::TokenExpired | Code::Forbidden
+    )
 }
 
 async fn greet(
@@ -280,7 +330,12 @@ mod tests {
             }
             drop(silent);
         });
-        let framed = Framed::new(address, Duration::ZERO, Arc::default());
+        let framed = Framed::new(
+            address,
+            Duration::ZERO,
+            Credentials::default(),
+            Arc::default(),
+        );
         let deadline = || Deadline::after(Duration::from_millis(1500));
         let mut answers = Vec::new();
         for _ in 0..2 {

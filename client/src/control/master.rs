@@ -6,6 +6,7 @@ use super::messages::Message;
 use super::status;
 use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError};
+use kvpool_auth::Credentials;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_proto::{Caller, ClusterReply, ClusterRequest, HelloRequest, MAX_MESSAGE_BYTES};
 use kvpool_types::Code;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::runtime::Handle;
+use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
 
 /// How long opening a connection to a master may take.
@@ -33,6 +35,7 @@ pub(super) struct Master {
     /// `http://host:port`.
     pub(super) address: String,
     pool: PoolClient<Channel>,
+    credentials: Credentials,
     /// Opened when they are first called over; all but the first carry only what goes side by side.
     framed: [Framed; CONNECTIONS],
 }
@@ -62,12 +65,18 @@ impl From<ControlError> for Unanswered {
     }
 }
 
+/// Whether a master refused the token itself. Such a call did nothing.
+pub(super) const fn is_about_the_token(code: Code) -> bool {
+    matches!(code, Code::Unauthenticated | Code::TokenExpired)
+}
+
 impl Master {
     /// The master at `address`, which is connected to when it is first called. The connection's
     /// tasks run on `background`.
     pub(super) fn new(
         address: &str,
         spin: Duration,
+        credentials: &Credentials,
         background: &Handle,
     ) -> Result<Self, ConnectError> {
         let bad = |reason: String| ConnectError::BadAddress {
@@ -92,19 +101,42 @@ impl Master {
         Ok(Self {
             address: address.to_owned(),
             framed: std::array::from_fn(|_| {
-                Framed::new(authority.to_owned(), spin, Arc::clone(&told))
+                let (told, credentials) = (Arc::clone(&told), credentials.clone());
+                Framed::new(authority.to_owned(), spin, credentials, told)
             }),
+            credentials: credentials.clone(),
             pool: PoolClient::new(endpoint.connect_lazy())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES),
         })
     }
 
-    /// Sends a message the quickest way that the master takes.
+    /// Sends a message the quickest way that the master takes. A message whose token was refused is sent
+    /// again at once if there is another token: the file was renewed a moment ago.
     pub(super) async fn send<M: Message>(
         &self,
         message: M,
         sending: Sending<'_>,
+    ) -> Result<M::Reply, Unanswered> {
+        if self.credentials.is_none() {
+            return self.send_once(message, &sending).await;
+        }
+        let number = self.credentials.number();
+        match self.send_once(message.clone(), &sending).await {
+            Err(refused)
+                if is_about_the_token(refused.error.code) && self.credentials.renewed(number) =>
+            {
+                // Rare, and as large as the first attempt.
+                Box::pin(self.send_once(message, &sending)).await
+            }
+            answered => answered,
+        }
+    }
+
+    async fn send_once<M: Message>(
+        &self,
+        message: M,
+        sending: &Sending<'_>,
     ) -> Result<M::Reply, Unanswered> {
         let deadline = sending.deadline;
         let failed = |code, why: &dyn std::fmt::Display| {
@@ -139,6 +171,16 @@ impl Master {
         }
         let mut request = tonic::Request::new(message);
         request.set_timeout(deadline.left());
+        if !self.credentials.is_none() {
+            let token = self.credentials.current().token;
+            let value = AsciiMetadataValue::try_from(format!("Bearer {}", token.as_str()));
+            let mut value = value.map_err(|_| {
+                let why = "the token has characters that no token has: look at its file";
+                ControlError::new(Code::Unauthenticated, why)
+            })?;
+            value.set_sensitive(true);
+            request.metadata_mut().insert("authorization", value);
+        }
         match deadline.run(M::send(self.pool.clone(), request)).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
             Ok(Err(status)) => Err(Unanswered {

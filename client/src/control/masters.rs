@@ -10,10 +10,11 @@
 //! ```
 
 use super::known::Known;
-use super::master::Master;
+use super::master::{Master, is_about_the_token};
 use super::search;
 use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError};
+use kvpool_auth::Credentials;
 use kvpool_etcd::discover::Location;
 use kvpool_types::{Code, Epoch};
 use parking_lot::Mutex;
@@ -82,6 +83,7 @@ pub(super) struct Masters {
     /// Where masters are announced, besides those that were given by address.
     announced: Vec<Location>,
     spin: Duration,
+    credentials: Credentials,
     background: Handle,
     state: Mutex<State>,
     /// Raised whenever a search came to something: to a route, or to nobody.
@@ -132,6 +134,7 @@ impl Masters {
     pub(super) fn new(
         addresses: &[String],
         spin: Duration,
+        credentials: Credentials,
         known: Arc<Known>,
         background: Handle,
     ) -> Result<Arc<Self>, ConnectError> {
@@ -147,7 +150,7 @@ impl Masters {
         let announced = announced.collect::<Result<Vec<_>, _>>()?;
         let masters = direct
             .into_iter()
-            .map(|address| Master::new(address, spin, &background).map(Arc::new))
+            .map(|address| Master::new(address, spin, &credentials, &background).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?;
         if addresses.is_empty() {
             return Err(ConnectError::NoMasters);
@@ -160,6 +163,7 @@ impl Masters {
             known,
             announced,
             spin,
+            credentials,
             background,
             heard,
             state: Mutex::new(State {
@@ -199,7 +203,9 @@ impl Masters {
             if let Some(route) = state.usable_route() {
                 return Ok(route);
             }
-            if waited.is_err() {
+            let refused = state.nobody.as_ref();
+            let refused = refused.filter(|nobody| is_about_the_token(nobody.code));
+            if waited.is_err() || refused.is_some() {
                 return Err(state.nobody.clone().unwrap_or_else(|| {
                     let why = "no kvmaster has said yet who leads";
                     ControlError::new(Code::DeadlineExceeded, why)
@@ -268,7 +274,7 @@ impl Masters {
         if state.masters.len() >= state.given + MOST_LEARNED {
             return None;
         }
-        let master = Master::new(address, self.spin, &self.background);
+        let master = Master::new(address, self.spin, &self.credentials, &self.background);
         let master = master.map(Arc::new);
         let master =
             master.inspect_err(|error| tracing::warn!(%error, "invalid master address, ignored"));

@@ -5,7 +5,7 @@
 //! behind. If the leader does not answer, the master that named it forwards the calls.
 
 use super::known::Known;
-use super::master::Master;
+use super::master::{Master, is_about_the_token};
 use super::masters::{Masters, Route};
 use crate::clock::{Backoff, Deadline};
 use crate::errors::ControlError;
@@ -90,6 +90,8 @@ struct Words {
     of: BTreeMap<String, String>,
     /// Whether anybody said anything at all.
     answered: bool,
+    /// How a master refused the token. Waiting does not help then.
+    token_refused: Option<Code>,
 }
 
 impl Words {
@@ -98,7 +100,9 @@ impl Words {
     }
 
     fn error(&self) -> ControlError {
-        let code = if self.answered {
+        let code = if let Some(code) = self.token_refused {
+            code
+        } else if self.answered {
             Code::NotLeader
         } else {
             Code::Unreachable
@@ -177,6 +181,9 @@ impl Heard {
             }
             Err(error) => {
                 words.answered = true;
+                if is_about_the_token(error.code) {
+                    words.token_refused = Some(error.code);
+                }
                 words.set(
                     master,
                     format!("answered {}: {}", error.code, error.message),

@@ -36,6 +36,9 @@ fn code(status: &Status) -> Code {
         tonic::Code::OutOfRange | tonic::Code::ResourceExhausted => Code::Oversized,
         tonic::Code::InvalidArgument => Code::InvalidArgument,
         tonic::Code::Unimplemented => Code::VersionMismatch,
+        // A proxy, or a later version, refuses the caller.
+        tonic::Code::Unauthenticated => Code::Unauthenticated,
+        tonic::Code::PermissionDenied => Code::Forbidden,
         _ => Code::Internal,
     }
 }

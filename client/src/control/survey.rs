@@ -4,6 +4,7 @@ use super::master::Master;
 use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError};
 use futures::future::join_all;
+use kvpool_auth::Credentials;
 use kvpool_etcd::discover::Location;
 use kvpool_proto::{Caller, ClusterReply};
 use kvpool_types::Code;
@@ -19,6 +20,7 @@ pub(crate) async fn survey(
     addresses: &[String],
     overview: bool,
     timeout: Duration,
+    credentials: &Credentials,
 ) -> Result<Vec<Said>, ConnectError> {
     if addresses.is_empty() {
         return Err(ConnectError::NoMasters);
@@ -42,7 +44,7 @@ pub(crate) async fn survey(
     }
     given.sort_unstable();
     given.dedup();
-    let mut said = ask_all(&given, overview, timeout).await?;
+    let mut said = ask_all(&given, overview, timeout, credentials).await?;
     let mut leaders: Vec<String> = said
         .iter()
         .filter_map(|(_, answer)| Some(answer.as_ref().ok()?.leader.clone()))
@@ -50,7 +52,7 @@ pub(crate) async fn survey(
         .collect();
     leaders.sort_unstable();
     leaders.dedup();
-    said.extend(ask_all(&leaders, overview, timeout).await?);
+    said.extend(ask_all(&leaders, overview, timeout, credentials).await?);
     Ok(said)
 }
 
@@ -58,11 +60,12 @@ async fn ask_all(
     addresses: &[String],
     overview: bool,
     timeout: Duration,
+    credentials: &Credentials,
 ) -> Result<Vec<Said>, ConnectError> {
     let background = Handle::current();
     let masters = addresses
         .iter()
-        .map(|address| Master::new(address, Duration::ZERO, &background));
+        .map(|address| Master::new(address, Duration::ZERO, credentials, &background));
     let masters = masters.collect::<Result<Vec<_>, _>>()?;
     let deadline = Deadline::after(timeout);
     let asks = masters.into_iter().map(|master| async move {

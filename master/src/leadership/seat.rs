@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::open_connections::OpenConnections;
 use crate::pool::Pool;
+use crate::service::rights::Guard;
 use crate::store::LogSeq;
 use crate::wait_budget::WaitBudget;
 use kvpool_proto as proto;
@@ -79,6 +80,8 @@ pub struct Seat {
     pub config: Config,
     /// The metrics of the process.
     pub metrics: Arc<Metrics>,
+    /// What judges the tokens of callers.
+    pub guard: Guard,
     /// The nodes and clients that contacted this master recently.
     pub contacts: RecentContacts,
     connections: Arc<OpenConnections>,
@@ -115,6 +118,7 @@ impl Seat {
             wait_budget: WaitBudget::new(most_waiting),
             config,
             metrics,
+            guard: Guard::default(),
             contacts: RecentContacts::new(clock),
             connections: Arc::default(),
             state: RwLock::new(State {
@@ -126,6 +130,12 @@ impl Seat {
             }),
             report: RwLock::default(),
         }
+    }
+
+    /// The same seat, whose callers `guard` judges.
+    #[must_use]
+    pub fn guarded(self, guard: Guard) -> Self {
+        Self { guard, ..self }
     }
 
     /// The pool that this master leads, even while its term waits for a renewal.

@@ -4,6 +4,7 @@ use super::calls::{Calls, calls_at};
 use super::framed::Origin;
 use super::passing::{Called, Passing, call_span};
 use super::refused::{Refused, refused};
+use super::rights::{Allowed, Operation, bearer_of};
 use crate::leadership::Seat;
 use crate::overview::Watch;
 use crate::wait_budget::WaitPermit;
@@ -46,26 +47,30 @@ impl PoolService {
         &self,
         name: &'static str,
         request: Request<M>,
-        here: impl FnOnce(Calls, M) -> Here,
+        here: impl FnOnce(Calls, Allowed<M>) -> Here,
         there: impl FnOnce(PoolClient<Channel>, Request<M>) -> There,
     ) -> Result<Response<R>, Status>
     where
         Here: Future<Output = Result<R, Refused>>,
         There: Future<Output = Result<Response<R>, Status>>,
     {
-        Origin::settle_of(&request)?;
-        let refused = match calls_at(&self.seat, request.get_ref().caller()) {
+        let (metadata, extensions, message) = request.into_parts();
+        let allowed = bearer_of(&self.seat.guard, &metadata).allow(message)?;
+        Origin::settle_of(&extensions)?;
+        let refused = match calls_at(&self.seat, allowed.caller()) {
             Ok(calls) => {
                 let begun = Instant::now();
                 let noting = calls.clone();
-                let span = call_span(name, request.get_ref());
-                let reply = here(calls, request.into_inner()).instrument(span).await;
+                let span = call_span(name, &*allowed);
+                let reply = here(calls, allowed).instrument(span).await;
                 noting.took(name, begun.elapsed());
                 return Ok(Response::new(reply?));
             }
             Err(refused) => refused,
         };
         let leader = self.seat.known().leader;
+        let (message, _) = allowed.open();
+        let request = Request::from_parts(metadata, extensions, message);
         if leader.is_empty() || !Passing::is_wanted(&request) {
             return Err(refused.into());
         }
@@ -113,7 +118,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::CreateNamespaceRequest>,
     ) -> Result<Response<proto::CreateNamespaceReply>, Status> {
         answer!(self, request, create_namespace, |calls, message| {
-            let _permit = self.permit(&message)?;
+            let _permit = self.permit(&*message)?;
             calls.create_namespace(message).await
         })
     }
@@ -123,7 +128,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::ReserveRequest>,
     ) -> Result<Response<proto::ReserveReply>, Status> {
         answer!(self, request, reserve, |calls, message| {
-            let _permit = self.permit(&message)?;
+            let _permit = self.permit(&*message)?;
             calls.nodes_returned().await;
             calls.reserve(message).await
         })
@@ -198,7 +203,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::RemoveRequest>,
     ) -> Result<Response<proto::RemoveReply>, Status> {
         answer!(self, request, remove, |calls, message| {
-            let _permit = self.permit(&message)?;
+            let _permit = self.permit(&*message)?;
             calls.remove(message).await
         })
     }
@@ -249,7 +254,7 @@ impl proto::pool_server::Pool for PoolService {
         request: Request<proto::ChangeReplicasRequest>,
     ) -> Result<Response<proto::ReplicaTask>, Status> {
         answer!(self, request, change_replicas, |calls, message| {
-            let _permit = self.permit(&message)?;
+            let _permit = self.permit(&*message)?;
             calls.nodes_returned().await;
             calls.change_replicas(message).await
         })
@@ -277,9 +282,12 @@ impl proto::pool_server::Pool for PoolService {
         &self,
         request: Request<proto::ClusterRequest>,
     ) -> Result<Response<proto::ClusterReply>, Status> {
-        Origin::settle_of(&request)?;
+        let (metadata, extensions, message) = request.into_parts();
+        let allowed = bearer_of(&self.seat.guard, &metadata).allow(message)?;
+        Origin::settle_of(&extensions)?;
         let mut told = self.seat.describe();
-        if request.get_ref().overview {
+        if allowed.overview {
+            allowed.who().may(Operation::WatchPool, "")?;
             told.overview = self.watch.json(0).into();
         }
         Ok(Response::new(told))

@@ -1,6 +1,8 @@
 //! The gRPC service for store nodes: one session for each node.
 
 use super::framed::Origin;
+use super::refused::Refused;
+use super::rights::{Bearer, Operation, bearer_of};
 use super::status::status;
 use crate::leadership::Seat;
 use crate::membership::{Outbox, Registration, Reported, StoreNode};
@@ -42,6 +44,8 @@ impl proto::nodes_server::Nodes for NodesService {
         request: Request<Streaming<proto::NodeMessage>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let origin = request.extensions().get::<Origin>().cloned();
+        let bearer = bearer_of(&self.seat.guard, request.metadata());
+        check_node(&bearer, None)?;
         let mut inbox = request.into_inner();
         // The quarantine's requests bound the messages to a node, and hold that memory. This
         // channel does not.
@@ -79,8 +83,13 @@ impl proto::nodes_server::Nodes for NodesService {
             match begin(&pool, &first, &outbox).await {
                 Ok((node, session)) => {
                     drop(outbox);
+                    // Noted here: who connects without registering leaves no line.
+                    if check_node(&bearer, Some(&first.name)).is_err() {
+                        pool.detach(&node, session);
+                        return;
+                    }
                     tokio::select! {
-                        () = converse(&pool, &node, session, &mut inbox) => {}
+                        () = converse(&pool, &node, session, &mut inbox, bearer) => {}
                         _ = stopped.wait_for(|stopped| *stopped) => {}
                     }
                     pool.detach(&node, session);
@@ -98,6 +107,16 @@ impl proto::nodes_server::Nodes for NodesService {
         });
         Ok(Response::new(UnboundedReceiverStream::new(outgoing)))
     }
+}
+
+/// Whether the holder of `bearer` may be a store node. With a name the registration is noted.
+fn check_node(bearer: &Bearer, registers: Option<&str>) -> Result<(), Refused> {
+    let who = bearer.who()?;
+    let outcome = who.may(Operation::Session, "");
+    if let Some(name) = registers {
+        who.note(Operation::Session, name, outcome.as_ref().map(|_| ()));
+    }
+    outcome
 }
 
 fn send(outbox: &Outbox, body: ToNode) {
@@ -217,9 +236,8 @@ fn offered_medium(offer: &proto::OfferedMedium) -> Option<OfferedMedium> {
 
 /// The ends of transfers. A code that this version does not know is a failure.
 fn ends(done: &proto::TransfersDone) -> Vec<(u64, Code)> {
-    let code = |code: u32| u16::try_from(code).ok().and_then(Code::from_wire);
     let done = done.transfers.iter();
-    done.map(|one| (one.ticket, code(one.code).unwrap_or(Code::Internal)))
+    done.map(|one| (one.ticket, Code::from_peer(one.code)))
         .collect()
 }
 
@@ -229,6 +247,7 @@ async fn converse(
     node: &Arc<StoreNode>,
     session: u64,
     inbox: &mut Streaming<proto::NodeMessage>,
+    mut bearer: Bearer,
 ) {
     loop {
         let message = match inbox.message().await {
@@ -240,7 +259,17 @@ async fn converse(
             }
         };
         let Some(body) = message.body else { continue };
+        if let FromNode::RenewToken(renewed) = body {
+            bearer = bearer.renewed(renewed.token);
+            continue;
+        }
+        // Heartbeats come all the time, so a session ends soon after its token or its right does.
+        if let Err(refused) = check_node(&bearer, None) {
+            tracing::warn!(node = %node.name, code = %refused.code, refused.message, "node session ended");
+            return;
+        }
         match body {
+            FromNode::RenewToken(_) => {}
             FromNode::Heartbeat(beat) => {
                 pool.heard(
                     node,

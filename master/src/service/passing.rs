@@ -1,6 +1,7 @@
 //! Forwarding of calls to the leader, for clients that cannot reach it.
 
 use super::refused::{Refused, refused};
+use super::rights::{Operation, pass_on};
 use kvpool_proto as proto;
 use kvpool_proto::pool_client::PoolClient;
 use kvpool_types::Code;
@@ -24,6 +25,14 @@ const TIMEOUT: &str = "grpc-timeout";
 /// A request that names its caller.
 pub(super) trait Called: Send + 'static {
     fn caller(&self) -> Option<&proto::Caller>;
+
+    /// What the request asks for, as the table of rights names it.
+    fn operation(&self) -> Operation;
+
+    /// The namespace that it is about; empty for the default one.
+    fn namespace(&self) -> &str {
+        self.caller().map_or("", |caller| &caller.namespace)
+    }
 }
 
 /// The span of a call that is answered or passed on here, below the caller's span.
@@ -35,20 +44,83 @@ pub(super) fn call_span(name: &'static str, request: &impl Called) -> Span {
 }
 
 macro_rules! called {
-    ($($request:ident)*) => {
+    ($($request:ident: $operation:ident)*) => {
         $(impl Called for proto::$request {
             fn caller(&self) -> Option<&proto::Caller> {
                 self.caller.as_ref()
+            }
+
+            fn operation(&self) -> Operation {
+                Operation::$operation
             }
         })*
     };
 }
 
 called! {
-    HelloRequest CreateNamespaceRequest ReserveRequest CommitRequest RevokeRequest LookupRequest
-    ExistRequest MatchPrefixRequest RenewRequest ReleaseRequest RemoveRequest ListRequest
-    DescribeRequest ReportReplicasRequest StatsRequest DetachMediumRequest
-    ChangeReplicasRequest ReplicaTasksRequest DrainNodeRequest
+    HelloRequest: Hello
+    ReserveRequest: Reserve
+    CommitRequest: Commit
+    RevokeRequest: Revoke
+    LookupRequest: Lookup
+    ExistRequest: Exist
+    MatchPrefixRequest: MatchPrefix
+    RenewRequest: Renew
+    ReleaseRequest: Release
+    ListRequest: List
+    DescribeRequest: Describe
+    ReportReplicasRequest: ReportReplicas
+    StatsRequest: Stats
+    DetachMediumRequest: DetachMedium
+    ChangeReplicasRequest: ChangeReplicas
+    DrainNodeRequest: DrainNode
+    ClusterRequest: Cluster
+}
+
+impl Called for proto::CreateNamespaceRequest {
+    fn caller(&self) -> Option<&proto::Caller> {
+        self.caller.as_ref()
+    }
+
+    /// A namespace that is new takes [`Operation::CreateNamespace`] as well, which the call checks.
+    fn operation(&self) -> Operation {
+        Operation::UseNamespace
+    }
+
+    /// The namespace to create, whichever one the caller names as its own.
+    fn namespace(&self) -> &str {
+        self.namespace.as_ref().map_or("", |asked| &asked.name)
+    }
+}
+
+impl Called for proto::RemoveRequest {
+    fn caller(&self) -> Option<&proto::Caller> {
+        self.caller.as_ref()
+    }
+
+    fn operation(&self) -> Operation {
+        use proto::remove_request::What;
+        match self.what {
+            Some(What::Everything(_)) => Operation::RemoveEverything,
+            Some(What::Namespace(_)) => Operation::RemoveForced,
+            _ if self.force => Operation::RemoveForced,
+            _ => Operation::Remove,
+        }
+    }
+}
+
+impl Called for proto::ReplicaTasksRequest {
+    fn caller(&self) -> Option<&proto::Caller> {
+        self.caller.as_ref()
+    }
+
+    fn operation(&self) -> Operation {
+        if self.cancel {
+            Operation::CancelTasks
+        } else {
+            Operation::ReplicaTasks
+        }
+    }
 }
 
 /// The connection to the leader, opened on first use.
@@ -94,6 +166,8 @@ impl Passing {
         let (from, _, message) = request.into_parts();
         let mut metadata = MetadataMap::new();
         metadata.insert(PASSED, MetadataValue::from_static("1"));
+        // The caller's own token, never one of this master: the leader judges it as if called directly.
+        pass_on(&from, &mut metadata);
         if let Some(timeout) = from.get(TIMEOUT) {
             metadata.insert(AsciiMetadataKey::from_static(TIMEOUT), timeout.clone());
         }
@@ -109,5 +183,33 @@ impl Passing {
             Code::Unreachable,
             format!("the leader cannot be reached from this standby: {status}"),
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The leader judges the caller, so it must get the caller's token and no other.
+    #[test]
+    fn a_forwarded_call_carries_its_callers_token_its_time_and_nothing_else() {
+        let mut request = Request::new(proto::ExistRequest::default());
+        let metadata = request.metadata_mut();
+        for (name, value) in [
+            ("authorization", "Bearer a.b.c"),
+            (TIMEOUT, "500m"),
+            ("x-other", "1"),
+        ] {
+            metadata.insert(name, value.parse().expect("a value"));
+        }
+        let passed = Passing::readdress(request);
+        let get = |name: &str| passed.metadata().get(name)?.to_str().ok();
+        assert_eq!(get("authorization"), Some("Bearer a.b.c"));
+        assert_eq!(get(TIMEOUT), Some("500m"));
+        assert_eq!(passed.metadata().len(), 3);
+        assert!(
+            !format!("{:?}", passed.metadata()).contains("a.b.c"),
+            "it can be logged"
+        );
     }
 }

@@ -23,7 +23,8 @@ pub(super) fn status(code: Code, message: impl Into<String>) -> Status {
         | Code::LeaseEnded
         | Code::Leased => Grpc::FailedPrecondition,
         Code::Full | Code::NoNodes | Code::TooManyHeld | Code::StoreFull => Grpc::ResourceExhausted,
-        Code::GrantRefused => Grpc::PermissionDenied,
+        Code::GrantRefused | Code::Forbidden => Grpc::PermissionDenied,
+        Code::Unauthenticated | Code::TokenExpired => Grpc::Unauthenticated,
         Code::InProgress | Code::AlreadyWritten => Grpc::Aborted,
         Code::Draining | Code::Unreachable | Code::StoreFailed => Grpc::Unavailable,
         Code::DeadlineExceeded => Grpc::DeadlineExceeded,

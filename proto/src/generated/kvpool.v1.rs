@@ -28,6 +28,7 @@ pub struct Caller {
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct HelloRequest {
     #[prost(uint32, tag = "1")]
     pub min_version: u32,
@@ -42,6 +43,10 @@ pub struct HelloRequest {
     /// kvpool_types::wire::features
     #[prost(uint32, tag = "5")]
     pub features: u32,
+    /// Framed connections only: the caller's token (over gRPC it is metadata, "authorization"). A hello on an open
+    /// connection replaces the token.
+    #[prost(string, tag = "6")]
+    pub token: ::prost::alloc::string::String,
 }
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2635,7 +2640,7 @@ pub mod pool_server {
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeMessage {
-    #[prost(oneof = "node_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "node_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub body: ::core::option::Option<node_message::Body>,
 }
 /// Nested message and enum types in `NodeMessage`.
@@ -2663,6 +2668,8 @@ pub mod node_message {
         TransfersDone(super::TransfersDone),
         #[prost(message, tag = "10")]
         Pulled(super::TransfersDone),
+        #[prost(message, tag = "11")]
+        RenewToken(super::RenewToken),
     }
 }
 #[allow(clippy::all)]
@@ -2740,6 +2747,14 @@ pub struct Register {
     /// The node can copy blocks from other nodes.
     #[prost(bool, tag = "15")]
     pub can_pull: bool,
+}
+/// The token of the session's first call was renewed. A session ends when its token does.
+#[allow(clippy::all)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct RenewToken {
+    #[prost(string, tag = "1")]
+    pub token: ::prost::alloc::string::String,
 }
 #[allow(clippy::all)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -19,7 +19,7 @@ class PoolSettings:
     """The namespace of all keys; empty for the default namespace."""
     transport: Transport = "auto"
     token: str = ""
-    """Reserved: no pool checks it."""
+    """The token itself. Better: name its file in the environment variable KVPOOL_TOKEN_FILE."""
     connect_timeout: float = 5.0
     put_timeout: float = 5.0
     get_timeout: float = 5.0

@@ -6,6 +6,7 @@ use kvpool_client::{Options, PutOptions, Timeouts, TransportChoice, masters};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The longest time that a call may be given, in seconds: over eleven days.
@@ -74,6 +75,7 @@ pub(crate) fn connect_options(
     namespace: Option<&Namespace>,
     transport: &str,
     token: String,
+    token_file: Option<PathBuf>,
     times: &ConnectTimes,
 ) -> PyResult<Options> {
     let defaults = Timeouts::default();
@@ -93,6 +95,7 @@ pub(crate) fn connect_options(
         },
         spin: seconds("spin", times.spin)?,
         token: token.into(),
+        token_file: token_file.or(usual.token_file),
         ..Options::default()
     })
 }

@@ -137,8 +137,9 @@ impl MasterDiscovery {
                 master.attempted = Some(now);
                 let introduction = context.introduction();
                 let address = master.address.clone();
+                let credentials = context.options.credentials.clone();
                 attempts.push(async move {
-                    let answer = session::introduce(&address, introduction).await;
+                    let answer = session::introduce(&address, &credentials, introduction).await;
                     (address, answer)
                 });
             }

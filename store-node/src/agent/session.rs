@@ -5,6 +5,7 @@ use super::{Context, Phase};
 use crate::fence::TermError;
 use crate::media::{Answers, Media};
 use crate::pulls;
+use kvpool_auth::Credentials;
 use kvpool_proto as proto;
 use kvpool_types::{Checksum, ClusterId, Code, Epoch, Incarnation};
 use proto::master_message::Body as FromMaster;
@@ -16,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
+use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Endpoint;
 
 /// How long a connection to a master may take.
@@ -132,10 +134,16 @@ pub(super) struct Welcomed {
     welcome: message::Welcome,
     outbox: mpsc::Sender<proto::NodeMessage>,
     inbox: Streaming<proto::MasterMessage>,
+    /// The number of the token that the master judged.
+    token: u64,
 }
 
 /// Connects to a master and registers there.
-pub(super) async fn introduce(master: &str, introduction: Introduction) -> Result<Welcomed, End> {
+pub(super) async fn introduce(
+    master: &str,
+    credentials: &Credentials,
+    introduction: Introduction,
+) -> Result<Welcomed, End> {
     let endpoint = Endpoint::from_shared(master.to_owned())?;
     let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);
     let mut client = NodesClient::new(endpoint.connect().await?)
@@ -143,9 +151,18 @@ pub(super) async fn introduce(master: &str, introduction: Introduction) -> Resul
     let (outbox, outgoing) = mpsc::channel(OUTBOX);
     // Cannot fail: the channel is empty and its other end is here.
     let _ = outbox.try_send(envelope(ToMaster::Register(introduction.register.clone())));
+    let token = credentials.current();
     let answered = timeout(REGISTER, async {
-        let outgoing = ReceiverStream::new(outgoing);
-        let mut inbox = client.session(outgoing).await?.into_inner();
+        let mut request = tonic::Request::new(ReceiverStream::new(outgoing));
+        if !credentials.is_none() {
+            let value = AsciiMetadataValue::try_from(format!("Bearer {}", token.token.as_str()));
+            let mut value = value.map_err(|_| {
+                tonic::Status::unauthenticated("the node's token file holds no token")
+            })?;
+            value.set_sensitive(true);
+            request.metadata_mut().insert("authorization", value);
+        }
+        let mut inbox = client.session(request).await?.into_inner();
         let first = inbox.message().await?;
         Ok::<_, tonic::Status>((inbox, first.and_then(|message| message.body)))
     });
@@ -161,6 +178,7 @@ pub(super) async fn introduce(master: &str, introduction: Introduction) -> Resul
         welcome,
         outbox,
         inbox,
+        token: token.number,
     })
 }
 
@@ -177,6 +195,8 @@ pub(super) struct Session {
     untold: bool,
     cluster: ClusterId,
     incarnation: Incarnation,
+    /// The number of the token that the master knows.
+    token: u64,
 }
 
 impl Session {
@@ -191,6 +211,7 @@ impl Session {
             welcome,
             outbox,
             inbox,
+            token,
         } = welcomed;
         let epoch = welcome.term.epoch;
         if epoch < context.seen.epoch {
@@ -234,6 +255,7 @@ impl Session {
             untold: !introduction.numbered && !context.store.snapshot().held.is_empty(),
             cluster: welcome.cluster,
             incarnation: introduction.incarnation,
+            token,
         })
     }
 
@@ -423,6 +445,7 @@ impl Session {
     }
 
     fn heartbeat(&mut self, context: &Context) -> Result<(), End> {
+        self.renew_token(&context.options.credentials)?;
         self.sequence += 1;
         let metrics = context.store.metrics();
         self.send(ToMaster::Heartbeat(proto::Heartbeat {
@@ -432,6 +455,17 @@ impl Session {
             read_bytes: metrics.read_bytes(),
             written_bytes: metrics.written_bytes(),
         }))
+    }
+
+    /// Sends the token if its file was renewed: the master ends a session whose token has expired.
+    fn renew_token(&mut self, credentials: &Credentials) -> Result<(), End> {
+        if credentials.number() == self.token {
+            return Ok(());
+        }
+        let current = credentials.current();
+        self.token = current.number;
+        let token = current.token.as_str().to_owned();
+        self.send(ToMaster::RenewToken(proto::RenewToken { token }))
     }
 
     /// Tells the master what has been fenced, as much as there is room for. What is lost with a session

@@ -513,11 +513,7 @@ fn sums(r: &mut Reader<'_>) -> Result<Vec<Checksum>, DecodeError> {
 }
 
 pub(super) fn code(r: &mut Reader<'_>) -> Result<Code, DecodeError> {
-    let raw = r.u16()?;
-    Code::from_wire(raw).ok_or(DecodeError::BadValue {
-        what: "code",
-        value: raw.into(),
-    })
+    Ok(Code::from_peer(r.u16()?.into()))
 }
 
 #[cfg(test)]

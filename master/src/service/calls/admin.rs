@@ -2,8 +2,10 @@
 
 use super::{Calls, millis, wire};
 use crate::pool::{Detached, Removal};
+use crate::service::passing::Called;
 use crate::service::refused::{Refused, refused};
 use crate::service::request::{check_lengths, check_term, unpack};
+use crate::service::rights::{Allowed, Operation};
 use kvpool_proto as proto;
 use kvpool_types::{Code, MediumId, SegmentId, Version};
 use regex::Regex;
@@ -11,11 +13,12 @@ use regex::Regex;
 impl Calls {
     pub(in crate::service) async fn create_namespace(
         &self,
-        request: proto::CreateNamespaceRequest,
+        request: Allowed<proto::CreateNamespaceRequest>,
     ) -> Result<proto::CreateNamespaceReply, Refused> {
         if let Some(caller) = &request.caller {
             check_term(&self.pool, caller)?;
         }
+        let (request, who) = request.open();
         let asked = request
             .namespace
             .ok_or_else(|| refused(Code::Malformed, "the request has no namespace"))?;
@@ -34,19 +37,24 @@ impl Calls {
             .validate()
             .map_err(|error| refused(Code::InvalidArgument, error.to_string()))?;
         let name = namespace.name.clone();
-        let created = self
-            .pool
-            .create_namespace(namespace)
-            .await
-            .map_err(|code| {
-                let why = match code {
-                    Code::NotLeader => "cannot be created now: this master is read-only",
-                    Code::StoreFailed => "could not be made durable",
-                    Code::TooManyHeld => "exceeds max_namespaces, the limit of this pool",
-                    _ => "exists with other fields",
-                };
-                refused(code, format!("namespace {name:?} {why}"))
-            })?;
+        let is_new = self.pool.namespace(&name).is_err();
+        if is_new {
+            who.may(Operation::CreateNamespace, &name)?;
+        }
+        let created = self.pool.create_namespace(namespace).await.map_err(|code| {
+            let why = match code {
+                Code::NotLeader => "cannot be created now: this master is read-only",
+                Code::StoreFailed => "could not be made durable",
+                Code::TooManyHeld => "exceeds max_namespaces, the limit of this pool",
+                _ => "exists with other fields",
+            };
+            refused(code, format!("namespace {name:?} {why}"))
+        });
+        if is_new {
+            let outcome = created.as_ref().map(|_| ());
+            who.note(Operation::CreateNamespace, &name, outcome);
+        }
+        let created = created?;
         Ok(proto::CreateNamespaceReply {
             epoch: self.pool.epoch.0,
             created,
@@ -55,10 +63,15 @@ impl Calls {
 
     pub(in crate::service) async fn remove(
         &self,
-        request: proto::RemoveRequest,
+        request: Allowed<proto::RemoveRequest>,
     ) -> Result<proto::RemoveReply, Refused> {
         use proto::remove_request::What;
+        let operation = request.operation();
         let caller = self.writer(request.caller.as_ref())?;
+        let (request, who) = request.open();
+        let namespace = request
+            .caller
+            .map_or_else(String::new, |from| from.namespace);
         let what = request.what.ok_or_else(|| {
             refused(
                 Code::InvalidArgument,
@@ -93,8 +106,11 @@ impl Calls {
                 ));
             }
         };
-        let report =
-            report.map_err(|code| refused(code, "the removal could not be made durable"))?;
+        let report = report.map_err(|code| refused(code, "the removal could not be made durable"));
+        if operation.is_audited() {
+            who.note(operation, &namespace, report.as_ref().map(|_| ()));
+        }
+        let report = report?;
         Ok(proto::RemoveReply {
             epoch: self.pool.epoch.0,
             removed: report.removed,
@@ -105,7 +121,7 @@ impl Calls {
 
     pub(in crate::service) async fn list(
         &self,
-        request: proto::ListRequest,
+        request: Allowed<proto::ListRequest>,
     ) -> Result<proto::ListReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
         let wanted = match request.pattern.as_str() {
@@ -140,7 +156,7 @@ impl Calls {
 
     pub(in crate::service) fn describe(
         &self,
-        request: proto::DescribeRequest,
+        request: Allowed<proto::DescribeRequest>,
     ) -> Result<proto::DescribeReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
@@ -182,7 +198,7 @@ impl Calls {
 
     pub(in crate::service) fn report_replicas(
         &self,
-        request: proto::ReportReplicasRequest,
+        request: Allowed<proto::ReportReplicasRequest>,
     ) -> Result<proto::Outcomes, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
@@ -208,14 +224,18 @@ impl Calls {
 
     pub(in crate::service) async fn detach_medium(
         &self,
-        request: proto::DetachMediumRequest,
+        request: Allowed<proto::DetachMediumRequest>,
     ) -> Result<proto::DetachMediumReply, Refused> {
         self.writer(request.caller.as_ref())?;
         let id = MediumId::from_slice(&request.medium_id)
             .ok_or_else(|| refused(Code::Malformed, "a medium id has 16 bytes"))?;
         let detached = self.pool.detach_medium(id, request.with_copies).await;
         let detached = detached
-            .map_err(|code| refused(code, "that the medium is gone could not be made durable"))?;
+            .map_err(|code| refused(code, "that the medium is gone could not be made durable"));
+        let outcome = detached.as_ref().map(|_| ());
+        let what = id.to_string();
+        request.who().note(Operation::DetachMedium, &what, outcome);
+        let detached = detached?;
         let mut reply = proto::DetachMediumReply {
             epoch: self.pool.epoch.0,
             ..Default::default()
@@ -241,12 +261,25 @@ impl Calls {
 
     pub(in crate::service) fn stats(
         &self,
-        request: proto::StatsRequest,
+        request: Allowed<proto::StatsRequest>,
     ) -> Result<proto::StatsReply, Refused> {
         if let Some(caller) = &request.caller {
             check_term(&self.pool, caller)?;
         }
-        Ok(crate::service::http::stats(&self.pool))
+        let stats = crate::service::http::stats(&self.pool);
+        let who = request.who();
+        if who.watches_pool() {
+            return Ok(stats);
+        }
+        // A tenant sees the pool that it is in, and its own namespaces.
+        let namespaces = stats.namespaces.into_iter();
+        Ok(proto::StatsReply {
+            epoch: stats.epoch,
+            cluster_id: stats.cluster_id,
+            uptime_ms: stats.uptime_ms,
+            namespaces: namespaces.filter(|name| who.sees(name)).collect(),
+            ..Default::default()
+        })
     }
 }
 

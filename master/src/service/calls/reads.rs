@@ -5,6 +5,7 @@ use crate::clock::BootInstant;
 use crate::pool::{Holder, Leased};
 use crate::service::refused::{Refused, refused};
 use crate::service::request::{check_lengths, check_term, unpack};
+use crate::service::rights::Allowed;
 use kvpool_proto as proto;
 use kvpool_types::wire::features::Features;
 use kvpool_types::{ChecksumAlgorithm, Code, Version};
@@ -12,7 +13,7 @@ use kvpool_types::{ChecksumAlgorithm, Code, Version};
 impl Calls {
     pub(in crate::service) fn hello(
         &self,
-        request: proto::HelloRequest,
+        request: Allowed<proto::HelloRequest>,
     ) -> Result<proto::HelloReply, Refused> {
         if request.max_version < proto::MIN_VERSION || request.min_version > proto::VERSION {
             return Err(refused(
@@ -45,7 +46,7 @@ impl Calls {
 
     pub(in crate::service) fn lookup(
         &self,
-        request: proto::LookupRequest,
+        request: Allowed<proto::LookupRequest>,
     ) -> Result<proto::LookupReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
@@ -92,7 +93,7 @@ impl Calls {
     /// [`Calls::lookup`] in a pool with media: blocks that lie there only come back first.
     pub(in crate::service) async fn lookup_restored(
         &self,
-        request: proto::LookupRequest,
+        request: Allowed<proto::LookupRequest>,
     ) -> Result<proto::LookupReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
         let restored = {
@@ -112,7 +113,7 @@ impl Calls {
 
     pub(in crate::service) fn exist(
         &self,
-        request: proto::ExistRequest,
+        request: Allowed<proto::ExistRequest>,
     ) -> Result<proto::ExistReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
@@ -129,7 +130,7 @@ impl Calls {
 
     pub(in crate::service) fn match_prefix(
         &self,
-        request: proto::MatchPrefixRequest,
+        request: Allowed<proto::MatchPrefixRequest>,
     ) -> Result<proto::MatchPrefixReply, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
         let chain = unpack(&self.pool, &request.keys)?;
@@ -145,7 +146,7 @@ impl Calls {
 
     pub(in crate::service) fn renew(
         &self,
-        request: proto::RenewRequest,
+        request: Allowed<proto::RenewRequest>,
     ) -> Result<proto::RenewReply, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
@@ -165,7 +166,7 @@ impl Calls {
 
     pub(in crate::service) fn release(
         &self,
-        request: proto::ReleaseRequest,
+        request: Allowed<proto::ReleaseRequest>,
     ) -> Result<proto::Outcomes, Refused> {
         let caller = self.caller(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;

@@ -5,6 +5,7 @@ use super::{Calls, millis};
 use crate::pool::{Blocks, Change, TaskId, TaskRefused, TaskState, TaskView, Wish};
 use crate::service::refused::{Refused, refused};
 use crate::service::request::unpack;
+use crate::service::rights::{Allowed, Operation};
 use kvpool_proto as proto;
 use kvpool_types::{Code, NodeName};
 use proto::change_replicas_request::Blocks as Named;
@@ -12,9 +13,11 @@ use proto::change_replicas_request::Blocks as Named;
 impl Calls {
     pub(in crate::service) async fn change_replicas(
         &self,
-        request: proto::ChangeReplicasRequest,
+        request: Allowed<proto::ChangeReplicasRequest>,
     ) -> Result<proto::ReplicaTask, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
+        let (request, who) = request.open();
+        let about = request.from.clone();
         let wish = Wish {
             change: change_of(request.change)?,
             from: (!request.from.is_empty()).then_some(NodeName(request.from)),
@@ -43,23 +46,27 @@ impl Calls {
                 return Err(refused(Code::InvalidArgument, "false names no block"));
             }
         };
-        let task = task.map_err(|TaskRefused { code, message }| refused(code, message))?;
-        Ok(self.task(task))
+        let task = task.map_err(|TaskRefused { code, message }| refused(code, message));
+        who.note(Operation::ChangeReplicas, &about, task.as_ref().map(|_| ()));
+        Ok(self.task(task?))
     }
 
     pub(in crate::service) async fn drain_node(
         &self,
-        request: proto::DrainNodeRequest,
+        request: Allowed<proto::DrainNodeRequest>,
     ) -> Result<proto::ReplicaTask, Refused> {
         self.writer(request.caller.as_ref())?;
-        let task = self.pool.drain_node(&NodeName(request.name)).await;
-        let task = task.map_err(|TaskRefused { code, message }| refused(code, message))?;
-        Ok(self.task(task))
+        let node = NodeName(request.name.clone());
+        let task = self.pool.drain_node(&node).await;
+        let task = task.map_err(|TaskRefused { code, message }| refused(code, message));
+        let outcome = task.as_ref().map(|_| ());
+        request.who().note(Operation::DrainNode, &node.0, outcome);
+        Ok(self.task(task?))
     }
 
     pub(in crate::service) fn replica_tasks(
         &self,
-        request: proto::ReplicaTasksRequest,
+        request: Allowed<proto::ReplicaTasksRequest>,
     ) -> Result<proto::ReplicaTasksReply, Refused> {
         let ids: Vec<TaskId> = request.ids.iter().copied().map(TaskId).collect();
         if request.cancel {
@@ -68,6 +75,8 @@ impl Calls {
                 return Err(refused(Code::InvalidArgument, "name the tasks to cancel"));
             }
             self.pool.cancel_replica_tasks(&ids);
+            let what = format!("{} tasks", ids.len());
+            request.who().note(Operation::CancelTasks, &what, Ok(()));
         } else {
             self.caller(request.caller.as_ref())?;
         }

@@ -6,6 +6,7 @@ use crate::placement::PlacementHints;
 use crate::pool::ReserveOptions;
 use crate::service::refused::{Refused, refused};
 use crate::service::request::{check_leads, check_lengths, check_preferred, check_room, unpack};
+use crate::service::rights::Allowed;
 use kvpool_proto as proto;
 use kvpool_types::{Code, Length, NodeName, Version};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 impl Calls {
     pub(in crate::service) async fn reserve(
         &self,
-        request: proto::ReserveRequest,
+        request: Allowed<proto::ReserveRequest>,
     ) -> Result<proto::ReserveReply, Refused> {
         let reply = self.reserve_or_refuse(request).await;
         self.count_if_refused(&reply);
@@ -28,10 +29,11 @@ impl Calls {
 
     async fn reserve_or_refuse(
         &self,
-        request: proto::ReserveRequest,
+        request: Allowed<proto::ReserveRequest>,
     ) -> Result<proto::ReserveReply, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
         check_room(&self.pool)?;
+        let (request, _) = request.open();
         let keys = unpack(&self.pool, &request.keys)?;
         check_lengths("lengths", request.lengths.len(), keys.len())?;
         let lengths: Vec<Length> = request.lengths.iter().map(|l| Length(*l)).collect();
@@ -87,7 +89,7 @@ impl Calls {
 
     pub(in crate::service) async fn commit(
         &self,
-        request: proto::CommitRequest,
+        request: Allowed<proto::CommitRequest>,
     ) -> Result<proto::Outcomes, Refused> {
         let reply = self.commit_or_refuse(request).await;
         self.count_if_refused(&reply);
@@ -96,7 +98,7 @@ impl Calls {
 
     async fn commit_or_refuse(
         &self,
-        request: proto::CommitRequest,
+        request: Allowed<proto::CommitRequest>,
     ) -> Result<proto::Outcomes, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;
@@ -127,7 +129,7 @@ impl Calls {
 
     pub(in crate::service) fn revoke(
         &self,
-        request: proto::RevokeRequest,
+        request: Allowed<proto::RevokeRequest>,
     ) -> Result<proto::Outcomes, Refused> {
         let caller = self.writer(request.caller.as_ref())?;
         let keys = unpack(&self.pool, &request.keys)?;

@@ -11,14 +11,16 @@ use super::wire::{Error, answer, failure};
 use super::{ConnectionSlot, Shared};
 use crate::open_connections::EndRequests;
 use crate::service::calls::Calls;
-use crate::service::passing::call_span;
+use crate::service::passing::{Called, call_span};
 use crate::service::refused::{Refused, refused};
+use crate::service::rights::{Allowed, Bearer};
 use crate::store::journal::{end_loan, lend_thread};
 use futures::future::BoxFuture;
+use kvpool_proto::HelloRequest;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::frame::{Header, Op};
 use kvpool_types::wire::incoming::Incoming;
-use kvpool_types::{Code, Epoch};
+use kvpool_types::{Code, Epoch, Token};
 use parking_lot::Mutex;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -161,7 +163,12 @@ impl Connection {
         let mut waiting = WaitingCalls::new(self.shared.seat.wait_budget.clone());
         loop {
             let (header, meta) = self.next(incoming, spin)?;
-            match begin(&calls, &header, meta) {
+            if header.op == Op::Greet {
+                let frame = self.greet_again(&calls, &header, meta);
+                self.answers.send(&frame)?;
+                continue;
+            }
+            match begin(&calls, &self.greeted.bearer, &header, meta) {
                 Begun::Answered(frame) => self.answers.send(&frame)?,
                 Begun::Goes(mut call) => {
                     // The connection continues to read, so that the client can end leases and sees
@@ -193,6 +200,21 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// A hello on an open connection brings a new token. A refused one changes nothing.
+    fn greet_again(&mut self, calls: &Calls, header: &Header, meta: Bytes) -> Vec<u8> {
+        let judged = decode(meta).and_then(|mut request: HelloRequest| {
+            let token = Token::from(std::mem::take(&mut request.token));
+            let bearer = Bearer::new(self.shared.seat.guard.clone(), token);
+            let reply = calls.hello(bearer.allow(request)?)?;
+            Ok((reply, bearer))
+        });
+        let reply = judged.map(|(reply, bearer)| {
+            self.greeted.bearer = Arc::new(bearer);
+            reply
+        });
+        encode(header, calls.epoch(), reply)
     }
 
     /// Waits for the next request. It first polls for `spin` while cores are spare.
@@ -254,7 +276,7 @@ impl Connection {
     }
 }
 
-fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
+fn begin(calls: &Calls, bearer: &Arc<Bearer>, header: &Header, meta: Bytes) -> Begun {
     let epoch = calls.epoch();
     let asks = matches!(
         header.op,
@@ -262,10 +284,10 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
     );
     if asks && !calls.have_nodes_returned() {
         // On a task, so that the connection answers pings meanwhile: the master is alive.
-        let (calls, header) = (calls.clone(), *header);
+        let (calls, bearer, header) = (calls.clone(), Arc::clone(bearer), *header);
         return Begun::Goes(Box::pin(async move {
             calls.nodes_returned().await;
-            match begin(&calls, &header, meta) {
+            match begin(&calls, &bearer, &header, meta) {
                 Begun::Answered(frame) => frame,
                 Begun::Goes(call) => call.await,
             }
@@ -276,9 +298,9 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
             encode(
                 header,
                 epoch,
-                decode(meta).and_then(|request| {
+                allowed(bearer, meta).and_then(|request| {
                     let begun = Instant::now();
-                    let span = call_span(header.op.name(), &request);
+                    let span = call_span(header.op.name(), &*request);
                     let reply = span.in_scope(|| calls.$call(request));
                     calls.took(header.op.name(), begun.elapsed());
                     reply
@@ -289,11 +311,12 @@ fn begin(calls: &Calls, header: &Header, meta: Bytes) -> Begun {
     macro_rules! later {
         ($call:ident) => {{
             let (calls, header) = (calls.clone(), *header);
+            let request = allowed(bearer, meta);
             let call = Box::pin(async move {
-                let reply = match decode(meta) {
+                let reply = match request {
                     Ok(request) => {
                         let begun = Instant::now();
-                        let span = call_span(header.op.name(), &request);
+                        let span = call_span(header.op.name(), &*request);
                         let reply = calls.$call(request).instrument(span).await;
                         calls.took(header.op.name(), begun.elapsed());
                         reply
@@ -385,6 +408,14 @@ impl io::Read for Now<'_> {
         let received = rustix::net::recv(self.0, room, flags)?;
         Ok(received.1)
     }
+}
+
+/// Decodes a request, and judges it.
+fn allowed<M: Message + Default + Called>(
+    bearer: &Bearer,
+    meta: Bytes,
+) -> Result<Allowed<M>, Refused> {
+    bearer.allow(decode(meta)?)
 }
 
 fn decode<M: Message + Default>(meta: Bytes) -> Result<M, Refused> {

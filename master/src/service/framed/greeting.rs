@@ -6,18 +6,20 @@ use super::wire::{Error, answer, failure};
 use crate::pool::Presence;
 use crate::service::calls::{Calls, calls_at};
 use crate::service::refused::{Refused, refused};
+use crate::service::rights::Bearer;
 use kvpool_proto as proto;
 use kvpool_types::wire::DecodeError;
 use kvpool_types::wire::frame::{HEADER_BYTES, Header, Op};
-use kvpool_types::{Code, Length};
+use kvpool_types::{Code, Length, Token};
 use prost::Message;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// The largest meta part of a hello, in bytes.
-const MOST_BYTES: u64 = 8 << 10;
+const MOST_BYTES: u64 = (8 << 10) + kvpool_auth::MAX_TOKEN_BYTES as u64;
 /// The longest polling that a client may ask for.
 const MOST_SPIN: Duration = Duration::from_micros(100);
 /// How long a refused caller may take to read the reason.
@@ -28,6 +30,8 @@ const LINGER: Duration = Duration::from_millis(500);
 pub(super) struct Greeted {
     /// The calls for all requests of the connection.
     pub(super) calls: Calls,
+    /// The caller, as the hello named it.
+    pub(super) bearer: Arc<Bearer>,
     /// How long the connection polls for its next request.
     pub(super) spin: Duration,
     /// The answer to the hello.
@@ -84,8 +88,11 @@ async fn receive(stream: &mut TcpStream) -> Result<(Header, Vec<u8>), Error> {
 }
 
 fn judge(shared: &Shared, header: &Header, meta: &[u8]) -> Result<Greeted, Refused> {
-    let request = proto::HelloRequest::decode(meta)
+    let mut request = proto::HelloRequest::decode(meta)
         .map_err(|error| refused(Code::Malformed, error.to_string()))?;
+    let token = Token::from(std::mem::take(&mut request.token));
+    let bearer = Bearer::new(shared.seat.guard.clone(), token);
+    let request = bearer.allow(request)?;
     let mut calls = calls_at(&shared.seat, request.caller.as_ref())?;
     let spin = MOST_SPIN.min(Duration::from_micros(request.spin_us.into()));
     let client = request.caller.clone();
@@ -100,6 +107,7 @@ fn judge(shared: &Shared, header: &Header, meta: &[u8]) -> Result<Greeted, Refus
     });
     Ok(Greeted {
         calls,
+        bearer: Arc::new(bearer),
         spin,
         reply,
         _permit: permit,

@@ -57,11 +57,8 @@ impl Origin {
     }
 
     /// [`Origin::settle`] for a request's connection, if it is watched.
-    pub(in crate::service) fn settle_of<T>(request: &tonic::Request<T>) -> Result<(), Refused> {
-        request
-            .extensions()
-            .get::<Self>()
-            .map_or(Ok(()), Self::settle)
+    pub(in crate::service) fn settle_of(request: &tonic::Extensions) -> Result<(), Refused> {
+        request.get::<Self>().map_or(Ok(()), Self::settle)
     }
 
     fn is_known(&self) -> bool {

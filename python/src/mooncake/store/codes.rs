@@ -51,7 +51,10 @@ pub(super) const fn of(code: Code, unreachable: i64) -> i64 {
         | Code::Unimplemented
         | Code::WrongCluster
         | Code::StaleEpoch
-        | Code::NotLeader => RPC,
+        | Code::NotLeader
+        | Code::Unauthenticated
+        | Code::TokenExpired
+        | Code::Forbidden => RPC,
         Code::DeadlineExceeded => -901,
         Code::StoreFailed | Code::StoreFull => -1000,
     }

@@ -1,0 +1,214 @@
+//! `kvctl token create`.
+
+use super::{ISSUER, JWKS, POLICY};
+use crate::context::Context;
+use crate::exit;
+use anyhow::Context as _;
+use clap::ValueEnum;
+use kvpool_auth::issue::{NewToken, SigningKey, append_public, publish, save_secret};
+use kvpool_auth::{AuthSettings, Policy, now};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Make a token, and what the pool needs to believe it
+///
+/// The directory gets a signing key, the JWKS with its public half, and the policy, unless they are
+/// there. The token goes to a file that only you can read. With --role, the policy gets a rule.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  kvctl token create --subject team-a --role writer --in team-a
+  kvctl token create --subject monitoring --role operator --ttl 365days")]
+pub(super) struct Args {
+    /// Who the token is for
+    #[arg(long, value_name = "NAME", value_parser = parse_subject)]
+    subject: String,
+    /// Directory of the key, the JWKS, the policy and the tokens
+    #[arg(long, value_name = "DIR", default_value = "kvpool-auth")]
+    dir: PathBuf,
+    /// Give the subject this role in the policy; repeat for more
+    #[arg(long, value_enum)]
+    role: Vec<RoleName>,
+    /// Give the roles in this namespace, or in all that a pattern with * matches; repeat for more
+    #[arg(long = "in", value_name = "NAMESPACE")]
+    namespaces: Vec<String>,
+    /// Time until the token expires
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "30days")]
+    ttl: Duration,
+    /// Issuer: the --auth-issuer of the daemons
+    #[arg(long, value_name = "NAME", default_value = ISSUER)]
+    issuer: String,
+    /// Audience: the --auth-audience of the daemons
+    #[arg(long, value_name = "NAME", default_value = AuthSettings::DEFAULT_AUDIENCE)]
+    audience: String,
+    /// Replace the subject's token file if there is one
+    #[arg(long)]
+    replace: bool,
+}
+
+/// A role of the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RoleName {
+    /// Reads blocks.
+    Reader,
+    /// Reads, puts and removes blocks.
+    Writer,
+    /// Everything in its namespaces; with * also everything with nodes.
+    Admin,
+    /// Is a store node.
+    Node,
+    /// Sees the state of the whole pool, and no block.
+    Operator,
+}
+
+impl RoleName {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Reader => "reader",
+            Self::Writer => "writer",
+            Self::Admin => "admin",
+            Self::Node => "node",
+            Self::Operator => "operator",
+        }
+    }
+
+    const fn has_namespaces(self) -> bool {
+        matches!(self, Self::Reader | Self::Writer | Self::Admin)
+    }
+}
+
+#[derive(Serialize)]
+struct Made {
+    token_file: PathBuf,
+    jwks: PathBuf,
+    policy: PathBuf,
+    issuer: String,
+    audience: String,
+    expires: u64,
+}
+
+fn parse_subject(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if !text.is_empty() && text.len() <= 128 && text.chars().all(fits) && !text.starts_with('.') {
+        return Ok(text.to_owned());
+    }
+    Err("a subject has letters, digits, - _ . and at most 128 of them".to_owned())
+}
+
+/// The rule of one subject, as the policy has it.
+fn rule(args: &Args) -> Result<String, exit::Usage> {
+    let usage = |why: &str| Err(exit::Usage(why.to_owned()));
+    let in_namespaces = args.role.iter().any(|role| role.has_namespaces());
+    if in_namespaces && args.namespaces.is_empty() {
+        return usage("reader, writer and admin have namespaces: add --in NAMESPACE, or --in '*'");
+    }
+    if !in_namespaces && !args.namespaces.is_empty() {
+        return usage("only reader, writer and admin have namespaces");
+    }
+    let quoted = |words: Vec<&str>| {
+        let words = words.into_iter();
+        let words: Vec<String> = words.map(|word| format!("{word:?}")).collect();
+        words.join(", ")
+    };
+    let mut rule = format!("\n[[rule]]\nsubject = {:?}\n", args.subject);
+    let roles = quoted(args.role.iter().map(|role| role.label()).collect());
+    let namespaces = quoted(args.namespaces.iter().map(String::as_str).collect());
+    // Writing to a string cannot fail.
+    let _ = writeln!(rule, "roles = [{roles}]");
+    if in_namespaces {
+        let _ = writeln!(rule, "namespaces = [{namespaces}]");
+    }
+    match Policy::parse(&rule) {
+        Ok(_) => Ok(rule),
+        Err(error) => usage(&format!("the policy would not take it: {error}")),
+    }
+}
+
+fn signing_key(path: &Path) -> anyhow::Result<SigningKey> {
+    if path.exists() {
+        return Ok(SigningKey::load(path)?);
+    }
+    let key = SigningKey::generate()?;
+    key.save(path)?;
+    Ok(key)
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
+    let rule = match args.role.as_slice() {
+        [] => None,
+        _ => Some(rule(args)?),
+    };
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(&args.dir)
+        .with_context(|| format!("cannot make {}", args.dir.display()))?;
+    let in_dir = |name: &str| args.dir.join(name);
+    let file = in_dir(&format!("{}.token", args.subject));
+    if file.exists() && !args.replace {
+        return Err(exit::Usage(format!(
+            "{} is there: add --replace, or name another subject",
+            file.display()
+        ))
+        .into());
+    }
+    let key = signing_key(&in_dir("signing-key.json"))?;
+    publish(&key, &in_dir(JWKS))?;
+    let begins = now();
+    let expires = begins.saturating_add(args.ttl.as_secs());
+    let token = key.sign(&NewToken {
+        subject: &args.subject,
+        issuer: &args.issuer,
+        audience: &args.audience,
+        begins,
+        expires,
+    })?;
+    let head = "# Which roles the subjects of tokens have: docs/operations/security.md.\n";
+    if !in_dir(POLICY).exists() {
+        append_public(&in_dir(POLICY), head)?;
+    }
+    if let Some(rule) = rule {
+        append_public(&in_dir(POLICY), &rule)?;
+    }
+    save_secret(&file, &(token + "\n"))?;
+    let made = Made {
+        token_file: file,
+        jwks: in_dir(JWKS),
+        policy: in_dir(POLICY),
+        issuer: args.issuer.clone(),
+        audience: args.audience.clone(),
+        expires,
+    };
+    context.output.show(&made, |made| {
+        format!(
+            "token of {} in {}\ndaemons: --auth-jwks {} --auth-policy {} --auth-issuer {} --auth-audience {}\n\
+             clients: KVPOOL_TOKEN_FILE={}",
+            args.subject,
+            made.token_file.display(),
+            made.jwks.display(),
+            made.policy.display(),
+            made.issuer,
+            made.audience,
+            made.token_file.display(),
+        )
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subject_names_a_file_of_the_directory_only() {
+        for good in ["a", "team-a", "node_1.x"] {
+            assert!(parse_subject(good).is_ok(), "{good}");
+        }
+        for bad in ["", "../a", "a/b", ".hidden", "a b", "a\"b"] {
+            assert!(parse_subject(bad).is_err(), "{bad}");
+        }
+    }
+}

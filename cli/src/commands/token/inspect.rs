@@ -1,0 +1,115 @@
+//! `kvctl token inspect`.
+
+use super::{ISSUER, JWKS, POLICY};
+use crate::context::Context;
+use crate::exit;
+use anyhow::Context as _;
+use kvpool_auth::{AuthSettings, Authority, now, peek};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Show what a token says, and whether a pool would take it
+///
+/// The token itself is not printed. Without --dir nothing is verified.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  kvctl token inspect /var/run/secrets/kvpool/token
+  kvctl token inspect kvpool-auth/team-a.token --dir kvpool-auth")]
+pub(super) struct Args {
+    /// File with the token [default: --token-file]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Directory with jwks.json and policy.toml, by which to verify the token
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Issuer that the daemons believe
+    #[arg(long, value_name = "NAME", default_value = ISSUER)]
+    issuer: String,
+    /// Audience of the daemons
+    #[arg(long, value_name = "NAME", default_value = AuthSettings::DEFAULT_AUDIENCE)]
+    audience: String,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    claims: Map<String, Value>,
+    /// In seconds; negative after the end.
+    expires_in: Option<i64>,
+    /// The roles anywhere, if the token is verified and taken.
+    roles: Option<Vec<&'static str>>,
+    /// Why the pool would refuse it.
+    refused: Option<String>,
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<()> {
+    let file = args
+        .file
+        .as_ref()
+        .or(context.connection.token_file.as_ref());
+    let file = file.ok_or_else(|| exit::Usage("name the file with the token".to_owned()))?;
+    let text = std::fs::read_to_string(file);
+    let text = text.with_context(|| format!("cannot read {}", file.display()))?;
+    let token = text.trim();
+    let claims = peek(token);
+    let claims = claims.with_context(|| format!("{} holds no JWT", file.display()))?;
+    let expires = claims.get("exp").and_then(Value::as_i64);
+    let judged = args.dir.as_ref().map(|dir| {
+        let authority = Authority::open(AuthSettings {
+            jwks: dir.join(JWKS),
+            issuer: args.issuer.clone(),
+            audience: args.audience.clone(),
+            policy: dir.join(POLICY),
+        })?;
+        Ok::<_, anyhow::Error>(authority.judge(token))
+    });
+    let judged = judged.transpose()?;
+    let is_refused = matches!(judged, Some(Err(_)));
+    let shown = Shown {
+        claims,
+        expires_in: expires.map(|at| at.saturating_sub(i64::try_from(now()).unwrap_or(i64::MAX))),
+        refused: judged
+            .as_ref()
+            .and_then(|one| one.as_ref().err())
+            .map(ToString::to_string),
+        roles: judged.and_then(Result::ok).map(|known| {
+            let roles = known.any_roles();
+            roles.iter().map(kvpool_auth::Role::label).collect()
+        }),
+    };
+    context.output.show(&shown, table)?;
+    if is_refused {
+        anyhow::bail!("a pool with these keys and this policy refuses the token");
+    }
+    Ok(())
+}
+
+fn table(shown: &Shown) -> String {
+    let claims = shown.claims.iter();
+    let mut lines: Vec<String> = claims
+        .map(|(name, value)| format!("{name}: {value}"))
+        .collect();
+    lines.push(match shown.expires_in {
+        None => "it names no end: a pool refuses it".to_owned(),
+        Some(left) => {
+            let time = Duration::from_secs(left.unsigned_abs());
+            let time = humantime::format_duration(time);
+            if left < 0 {
+                format!("expired {time} ago")
+            } else {
+                format!("expires in {time}")
+            }
+        }
+    });
+    lines.push(match (&shown.roles, &shown.refused) {
+        (_, Some(why)) => format!("refused: {why}"),
+        (Some(roles), None) if roles.is_empty() => {
+            "verified; the policy gives it no role".to_owned()
+        }
+        (Some(roles), None) => format!("verified; roles: {}", roles.join(", ")),
+        (None, None) => "not verified: add --dir".to_owned(),
+    });
+    lines.join("\n")
+}

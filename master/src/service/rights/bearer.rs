@@ -1,0 +1,208 @@
+//! A caller with its token, and the judgement of its requests.
+
+use super::{DEFAULT_NAMESPACE, Guard, Operation, judge, unknown_caller};
+use crate::service::passing::Called;
+use crate::service::refused::Refused;
+use kvpool_auth::{Identity, TokenError};
+use kvpool_types::Token;
+use parking_lot::RwLock;
+use std::ops::Deref;
+use std::sync::Arc;
+use tonic::metadata::MetadataMap;
+
+/// The metadata entry that carries the token.
+const AUTHORIZATION: &str = "authorization";
+
+/// A caller. While tokens are off nobody is named, and everything is allowed.
+#[derive(Clone, Debug, Default)]
+pub(in crate::service) struct Who(Option<Arc<Identity>>);
+
+impl Who {
+    /// Whether the caller may do `operation` in `namespace`.
+    pub(in crate::service) fn may(
+        &self,
+        operation: Operation,
+        namespace: &str,
+    ) -> Result<(), Refused> {
+        match &self.0 {
+            None => Ok(()),
+            Some(identity) => judge(identity, operation, namespace),
+        }
+    }
+
+    /// Whether the caller sees the whole pool.
+    pub(in crate::service) fn watches_pool(&self) -> bool {
+        self.may(Operation::WatchPool, "").is_ok()
+    }
+
+    /// Whether the caller may see that `namespace` exists.
+    pub(in crate::service) fn sees(&self, namespace: &str) -> bool {
+        self.watches_pool() || self.may(Operation::UseNamespace, namespace).is_ok()
+    }
+
+    /// Writes the audit line of one call.
+    pub(in crate::service) fn note(
+        &self,
+        operation: Operation,
+        what: &str,
+        outcome: Result<(), &Refused>,
+    ) {
+        let subject = self.0.as_ref().map_or("anonymous", |known| known.subject());
+        let outcome = outcome.map_or_else(|refused| refused.code.label(), |()| "ok");
+        tracing::info!(target: "audit", subject, operation = operation.label(), what, outcome, "call");
+    }
+}
+
+/// A request whose caller may make it.
+#[derive(Debug)]
+pub(in crate::service) struct Allowed<M> {
+    request: M,
+    who: Who,
+}
+
+impl<M> Allowed<M> {
+    /// The request, and who makes it.
+    pub(in crate::service) fn open(self) -> (M, Who) {
+        (self.request, self.who)
+    }
+
+    /// Who makes the request.
+    pub(in crate::service) const fn who(&self) -> &Who {
+        &self.who
+    }
+}
+
+impl<M> Deref for Allowed<M> {
+    type Target = M;
+
+    fn deref(&self) -> &M {
+        &self.request
+    }
+}
+
+/// A caller with its token. A framed connection keeps one; over gRPC each call has its own.
+///
+/// The token is judged once, and again only after the keys or the policy changed. A request then
+/// costs a comparison of names, and a test of bits.
+#[derive(Debug)]
+pub(in crate::service) struct Bearer {
+    guard: Guard,
+    token: Token,
+    judged: RwLock<Judged>,
+}
+
+#[derive(Debug)]
+struct Judged {
+    generation: u64,
+    outcome: Result<Arc<Identity>, TokenError>,
+}
+
+impl Bearer {
+    /// The holder of `token`.
+    pub(in crate::service) fn new(guard: Guard, token: Token) -> Self {
+        let judged = RwLock::new(Judged::new(&guard, &token));
+        Self {
+            guard,
+            token,
+            judged,
+        }
+    }
+
+    /// The same caller with a new token.
+    pub(in crate::service) fn renewed(self, token: String) -> Self {
+        Self::new(self.guard, Token::from(token))
+    }
+
+    /// Who calls now: keys, policy and time may have changed since the token was judged.
+    pub(in crate::service) fn who(&self) -> Result<Who, Refused> {
+        let Some(authority) = self.guard.authority() else {
+            return Ok(Who(None));
+        };
+        let identity = {
+            let judged = self.judged.read();
+            let is_fresh = judged.generation == authority.generation();
+            is_fresh.then(|| judged.outcome.clone())
+        };
+        let identity = match identity {
+            Some(identity) => identity,
+            None => {
+                let fresh = Judged::new(&self.guard, &self.token);
+                let outcome = fresh.outcome.clone();
+                *self.judged.write() = fresh;
+                outcome
+            }
+        };
+        let identity = identity.map_err(|error| unknown_caller(&error))?;
+        if identity.has_expired() {
+            return Err(unknown_caller(&TokenError::Expired));
+        }
+        Ok(Who(Some(identity)))
+    }
+
+    /// Judges a request. This is the one place where the rights of clients are decided.
+    pub(in crate::service) fn allow<M: Called>(&self, request: M) -> Result<Allowed<M>, Refused> {
+        if self.guard.authority().is_none() {
+            let who = Who(None);
+            return Ok(Allowed { request, who });
+        }
+        let who = self.who()?;
+        let operation = request.operation();
+        let namespace = match request.namespace() {
+            "" => DEFAULT_NAMESPACE,
+            named => named,
+        };
+        match who.may(operation, namespace) {
+            Ok(()) => Ok(Allowed { request, who }),
+            Err(refused) => {
+                if operation.is_audited() {
+                    who.note(operation, namespace, Err(&refused));
+                }
+                Err(refused)
+            }
+        }
+    }
+}
+
+impl Judged {
+    fn new(guard: &Guard, token: &Token) -> Self {
+        let Some(authority) = guard.authority() else {
+            return Self {
+                generation: 0,
+                outcome: Err(TokenError::Missing),
+            };
+        };
+        // Read first: files that change meanwhile lead to another judgement, not to an old one kept.
+        let generation = authority.generation();
+        Self {
+            generation,
+            outcome: authority.judge(token.as_str()),
+        }
+    }
+}
+
+/// The caller of a gRPC call.
+pub(in crate::service) fn bearer_of(guard: &Guard, metadata: &MetadataMap) -> Bearer {
+    let value = metadata
+        .get(AUTHORIZATION)
+        .filter(|_| guard.authority().is_some());
+    let value = value
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    // RFC 9110: the scheme is compared without regard to case.
+    let (scheme, token) = value.split_once(' ').unwrap_or_default();
+    let token = if scheme.eq_ignore_ascii_case("bearer") {
+        token.trim()
+    } else {
+        ""
+    };
+    Bearer::new(guard.clone(), Token::from(token.to_owned()))
+}
+
+/// The metadata that passes a caller's token on to the leader, which judges it again.
+pub(in crate::service) fn pass_on(from: &MetadataMap, to: &mut MetadataMap) {
+    if let Some(token) = from.get(AUTHORIZATION) {
+        let mut token = token.clone();
+        token.set_sensitive(true);
+        to.insert(AUTHORIZATION, token);
+    }
+}

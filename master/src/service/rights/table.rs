@@ -1,0 +1,133 @@
+//! The table of operations, and the roles that each takes.
+
+use kvpool_auth::Roles;
+use std::fmt;
+
+/// The right that an operation takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A valid token with any role.
+    Known,
+    /// One of these roles in the namespace of the request.
+    Namespace(Roles),
+    /// One of these roles for the whole pool.
+    Pool(Roles),
+}
+
+/// The ways by which an operation can be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// The gRPC method of this name.
+    Grpc(&'static str),
+    /// The gRPC method of this name, and the frame of the same name.
+    GrpcAndFrame(&'static str),
+    /// The gRPC method of this name, when its request asks for more.
+    MoreOf(&'static str),
+}
+
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident = $label:literal, $via:expr, $need:expr, $audited:literal;)*) => {
+        /// An operation of the control port.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Operation {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Operation {
+            /// All operations.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The name in messages and audit lines.
+            pub const fn label(self) -> &'static str {
+                match self {
+                    $(Self::$name => $label,)*
+                }
+            }
+
+            /// How it is called.
+            pub const fn via(self) -> Via {
+                match self {
+                    $(Self::$name => $via,)*
+                }
+            }
+
+            /// The right that it takes.
+            pub const fn need(self) -> Need {
+                match self {
+                    $(Self::$name => $need,)*
+                }
+            }
+
+            /// Whether each call leaves an audit line.
+            pub const fn is_audited(self) -> bool {
+                match self {
+                    $(Self::$name => $audited,)*
+                }
+            }
+        }
+    };
+}
+
+use Need::{Known, Namespace, Pool};
+use Via::{Grpc, GrpcAndFrame, MoreOf};
+
+operations! {
+    /// Opens a conversation.
+    Hello = "hello", GrpcAndFrame("Hello"), Known, false;
+    /// Makes an existing namespace known to the caller.
+    UseNamespace = "use_namespace", Grpc("CreateNamespace"), Namespace(Roles::READERS), false;
+    /// Creates a namespace.
+    CreateNamespace = "create_namespace", MoreOf("CreateNamespace"), Namespace(Roles::WRITERS), true;
+    /// Asks for room.
+    Reserve = "reserve", GrpcAndFrame("Reserve"), Namespace(Roles::WRITERS), false;
+    /// Makes blocks visible.
+    Commit = "commit", GrpcAndFrame("Commit"), Namespace(Roles::WRITERS), false;
+    /// Gives grants back.
+    Revoke = "revoke", Grpc("Revoke"), Namespace(Roles::WRITERS), false;
+    /// Asks where blocks lie.
+    Lookup = "lookup", GrpcAndFrame("Lookup"), Namespace(Roles::READERS), false;
+    /// Asks whether blocks are there.
+    Exist = "exist", GrpcAndFrame("Exist"), Namespace(Roles::READERS), false;
+    /// Asks how much of a chain is there.
+    MatchPrefix = "match_prefix", GrpcAndFrame("MatchPrefix"), Namespace(Roles::READERS), false;
+    /// Extends leases.
+    Renew = "renew", GrpcAndFrame("Renew"), Namespace(Roles::READERS), false;
+    /// Ends leases.
+    Release = "release", GrpcAndFrame("Release"), Namespace(Roles::READERS), false;
+    /// Removes blocks by key or pattern.
+    Remove = "remove", Grpc("Remove"), Namespace(Roles::WRITERS), false;
+    /// Removes leased and pinned blocks too, or every block of a namespace.
+    RemoveForced = "remove_forced", MoreOf("Remove"), Namespace(Roles::ADMINS), true;
+    /// Removes every block of every namespace.
+    RemoveEverything = "remove_everything", MoreOf("Remove"), Pool(Roles::ADMINS), true;
+    /// Pages through keys.
+    List = "list", Grpc("List"), Namespace(Roles::READERS), false;
+    /// Describes blocks.
+    Describe = "describe", Grpc("Describe"), Namespace(Roles::READERS), false;
+    /// Reports replicas that failed.
+    ReportReplicas = "report_replicas", Grpc("ReportReplicas"), Namespace(Roles::READERS), false;
+    /// Asks for the state of the pool. Only [`Operation::WatchPool`] shows all of it.
+    Stats = "stats", Grpc("Stats"), Known, false;
+    /// Forgets a medium.
+    DetachMedium = "detach_medium", Grpc("DetachMedium"), Pool(Roles::ADMINS), true;
+    /// Begins a task that copies, moves or drops replicas.
+    ChangeReplicas = "change_replicas", Grpc("ChangeReplicas"), Pool(Roles::ADMINS), true;
+    /// Asks how far tasks are.
+    ReplicaTasks = "replica_tasks", Grpc("ReplicaTasks"), Pool(Roles::WATCHERS), false;
+    /// Ends tasks.
+    CancelTasks = "cancel_tasks", MoreOf("ReplicaTasks"), Pool(Roles::ADMINS), true;
+    /// Takes a node out of service.
+    DrainNode = "drain_node", Grpc("DrainNode"), Pool(Roles::ADMINS), true;
+    /// Asks which master leads.
+    Cluster = "cluster", Grpc("Cluster"), Known, false;
+    /// Sees nodes, media, counters and all namespaces: stats in full, and the overview.
+    WatchPool = "watch_pool", MoreOf("Cluster"), Pool(Roles::WATCHERS), false;
+    /// Registers as a store node.
+    Session = "session", Grpc("Session"), Pool(Roles::NODES), true;
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label())
+    }
+}
