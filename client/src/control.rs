@@ -20,6 +20,7 @@ use crate::cache::Locations;
 use crate::clock::{Backoff, Deadline};
 use crate::counters::Counting;
 use crate::errors::{ConnectError, ControlError};
+use crate::latencies::Measured;
 use crate::options::Options;
 use known::Known;
 use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest, MIN_VERSION, VERSION};
@@ -29,7 +30,7 @@ use masters::{Masters, Route};
 pub(crate) use messages::Message;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 pub(crate) use survey::{Said, survey};
 use tokio::runtime::Handle;
 use tracing::Instrument;
@@ -365,7 +366,14 @@ impl Control {
             master = %route.master.address,
             epoch = self.known.epoch().0,
         );
-        self.attempt(route, message, call).instrument(span)
+        let attempt = self.attempt(route, message, call).instrument(span);
+        async {
+            let began = Instant::now();
+            let answered = attempt.await;
+            let measured = Measured::Call(M::NAME);
+            self.counting.latencies.observe(measured, began.elapsed());
+            answered
+        }
     }
 
     async fn attempt<M: Message>(

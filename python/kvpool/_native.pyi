@@ -1,6 +1,6 @@
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Literal, Protocol, Self, SupportsIndex, TypeAlias
+from typing import Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict
 
 from typing_extensions import Buffer
 
@@ -21,6 +21,11 @@ class CudaArray(Protocol):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]: ...
+
+class _Latency(TypedDict):
+    count: int
+    seconds: float
+    buckets: list[tuple[float | None, int]]
 
 Key: TypeAlias = str | bytes
 Memory: TypeAlias = Buffer | Tensor | CudaArray | tuple[int, int]
@@ -142,6 +147,7 @@ class Pool:
     def wait_replica_task(self, id: int, timeout: float) -> ReplicaTask | None: ...
     def stats(self) -> Stats: ...
     def counters(self) -> dict[str, int]: ...
+    def latencies(self) -> dict[str, _Latency]: ...
     @property
     def limits(self) -> Limits: ...
     @property

@@ -340,6 +340,10 @@ class Pool:
         """As `kvpool.Pool.counters`."""
         return self._pool.counters()
 
+    def latencies(self) -> dict[str, kvpool._native._Latency]:
+        """As `kvpool.Pool.latencies`."""
+        return self._pool.latencies()
+
     @property
     def limits(self) -> kvpool.Limits:
         """As `kvpool.Pool.limits`."""

@@ -580,6 +580,29 @@ impl Pool {
         Ok(counters)
     }
 
+    /// Returns the latencies of this connection by operation: a dict with `count`, `seconds` (their sum), and
+    /// `buckets`, a list of (upper end in seconds or None, count of the bucket).
+    ///
+    /// `get` and `put` are whole batches; `read_` and `write_` with a transport are transfers with one store node;
+    /// capitalized names are calls to the master. Operations that were never done are left out.
+    fn latencies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let open = self.open()?;
+        let latencies = PyDict::new(py);
+        for latency in open.get()?.client.latencies() {
+            let seconds = |end: Option<Duration>| end.map(|end| end.as_secs_f64());
+            let buckets: Vec<(Option<f64>, u64)> = latency
+                .buckets()
+                .map(|(end, count)| (seconds(end), count))
+                .collect();
+            let of = PyDict::new(py);
+            of.set_item("count", latency.count())?;
+            of.set_item("seconds", latency.total.as_secs_f64())?;
+            of.set_item("buckets", buckets)?;
+            latencies.set_item(latency.operation, of)?;
+        }
+        Ok(latencies)
+    }
+
     /// The pool's limits, agreed on at connect.
     #[getter]
     fn limits(&self) -> PyResult<Limits> {
