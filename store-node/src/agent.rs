@@ -119,6 +119,11 @@ impl Agent {
         *self.saved.lock()
     }
 
+    /// Forgets an earlier answer of [`Agent::saved`].
+    pub(crate) fn forget_saved(&self) {
+        *self.saved.lock() = None;
+    }
+
     /// Whether the thread still runs, as it should until [`Agent::leave`].
     pub(crate) fn is_alive(&self) -> bool {
         self.thread.as_ref().is_some_and(|t| !t.is_finished())

@@ -322,6 +322,8 @@ impl Node {
         let for_media = self.media.as_ref().map(|_| self.ssd_drain_timeout);
         let deadline = begun + self.move_drain_timeout.max(for_media.unwrap_or_default());
         if let Some(agent) = self.agent.read().as_ref() {
+            // The node may be out of service already, and have an answer of that time.
+            agent.forget_saved();
             agent.drain();
         }
         loop {
@@ -336,10 +338,15 @@ impl Node {
             let is_attached = self.media.as_ref().is_some_and(|media| media.is_attached());
             let can_be_saved = is_attached || !self.move_drain_timeout.is_zero();
             if saved.is_some() || !can_be_saved || !is_connected || Instant::now() >= deadline {
-                let waited = humantime::format_duration(begun.elapsed());
+                let took_ms = begun.elapsed().as_millis();
                 match saved {
-                    Some(left) => tracing::info!(left, %waited, "saved blocks before the end"),
-                    None => tracing::warn!(%waited, "stopped to save blocks before the end"),
+                    Some(left) => {
+                        tracing::info!(without_copy = left, took_ms, "blocks saved before the end");
+                    }
+                    None => tracing::warn!(
+                        took_ms,
+                        "saving blocks ended at its timeout: blocks without a copy are lost"
+                    ),
                 }
                 return;
             }
@@ -429,6 +436,7 @@ async fn allocate(config: &Config) -> Result<Vec<Box<dyn Segment>>, StartError> 
     let mut segments: Vec<Box<dyn Segment>> = Vec::with_capacity(config.segment.len());
     for (index, &size) in config.segment.iter().enumerate() {
         let hugepages = config.hugepages;
+        tracing::info!(segment = index, %size, "touching the segment's memory: the node serves when this ends");
         let allocated = tokio::task::spawn_blocking(move || {
             Dram::allocate(
                 Length(size.0),

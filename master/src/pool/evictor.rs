@@ -283,7 +283,7 @@ impl Pool {
                 .collect()
         };
         segments.sort_by_key(|segment| segment.shortfall(length));
-        let Some(segment) = segments.first().filter(|s| s.node.is_placeable()) else {
+        let Some(segment) = segments.first().filter(|s| s.node.is_readable()) else {
             return 0;
         };
         if segment.extents().largest_free() >= length {

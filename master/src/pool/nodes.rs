@@ -8,7 +8,7 @@ use crate::placement::Segment;
 use crate::placement::quarantine::Freed;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
-use kvpool_types::{Code, Epoch, Extent, GrantKey, Length};
+use kvpool_types::{Code, Extent, GrantKey, Length};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -57,7 +57,8 @@ impl Pool {
                 Err(refuse(
                     Code::InProgress,
                     format!(
-                        "the node name {} is reserved for incarnation {}, which may still return in this term",
+                        "the node name {} is reserved for incarnation {}, which may still return in this term; \
+                         the node registers again by itself",
                         node.name, node.incarnation
                     ),
                 ))
@@ -247,11 +248,12 @@ impl Pool {
     }
 
     /// Stops placing blocks on a node that shuts down. Its blocks go to its media, or else, if the node
-    /// waits for that, to other nodes.
+    /// waits for that, to other nodes. A task that takes the node out of service ends first.
     pub fn draining(self: &Arc<Self>, node: &Arc<StoreNode>, move_blocks: bool) {
         node.drain();
-        tracing::info!(node = %node.name, move_blocks, "node is draining");
-        if node.leaves() {
+        let is_moved = self.save_after_task_off(node);
+        tracing::info!(node = %node.name, move_blocks = move_blocks || is_moved, "node is draining");
+        if is_moved {
             return;
         }
         if move_blocks && !self.stores_on_media_of(node) {
@@ -338,10 +340,5 @@ impl Pool {
     /// The id of a namespace by name.
     pub fn namespace(&self, name: &str) -> Result<kvpool_types::ids::NamespaceId, Code> {
         self.namespaces.resolve(name)
-    }
-
-    /// The later epoch that ended this term, if known.
-    pub fn superseding_epoch(&self) -> Option<Epoch> {
-        *self.superseded.lock()
     }
 }

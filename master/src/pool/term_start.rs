@@ -139,7 +139,7 @@ impl Pool {
             directory,
             tier,
             tiering: super::tiering::Tiering::default(),
-            replicas: replicas::Replicas::default(),
+            replicas: replicas::Replicas::new(config.replica_bandwidth.0),
             seed,
             namespaces,
             namespace_creation: tokio::sync::Mutex::default(),

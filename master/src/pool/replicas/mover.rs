@@ -130,15 +130,20 @@ impl Pool {
             };
             let gone = found.replicas.iter().find(is_on).copied();
             let others = found.replicas.iter().filter(|r| Some(**r) != gone);
-            let readable = others
-                .filter(|r| self.is_reachable(&segments, r.segment) && !self.is_hidden(&hidden, r));
+            let stays = |r: &&Replica| {
+                let segment = segments.get(r.segment);
+                segment.is_some_and(|segment| !segment.node.leaves())
+            };
+            let readable = others.filter(stays).filter(|r| {
+                self.is_reachable(&segments, r.segment) && !self.is_hidden(&hidden, r)
+            });
             (gone, readable.count())
         };
         let Some(gone) = gone else {
             return Step::Ended(Outcome::Gone);
         };
         if others == 0 {
-            let message = "no other replica of the block can be read".to_owned();
+            let message = "this is the last replica of the block that can be read".to_owned();
             return Step::Ended(Outcome::Failed(Code::Leased, message));
         }
         let Moved {
@@ -213,6 +218,10 @@ impl Pool {
             Change::Move => Some(of_wish.copied().unwrap_or(source)),
             Change::Copy | Change::Drop => None,
         };
+        let is_other_live = |(replica, node): &(Replica, Arc<StoreNode>)| {
+            Some(*replica) != dropped && node.is_placeable()
+        };
+        let is_safe = wish.change == Change::Move && readable.iter().any(is_other_live);
         let holders: Vec<NodeName> = found
             .replicas
             .iter()
@@ -220,6 +229,10 @@ impl Pool {
             .collect();
         let targets = match self.targets(&segments, work.to.as_ref(), &holders) {
             Ok(targets) => targets,
+            // The block outlives the node that it was to leave.
+            Err(Step::Later(..)) if is_safe && work.failures + 1 >= MOST_FAILURES => {
+                return Step::Ended(Outcome::Gone);
+            }
             Err(step) => return step,
         };
         if !self

@@ -52,7 +52,7 @@ pub(super) struct Open {
     /// Bytes that sources may still send, by node.
     sources: HashMap<Incarnation, Allowance>,
     /// The bytes a second that one source may send; 0 without a limit.
-    pub(super) bandwidth: u64,
+    bandwidth: u64,
 }
 
 #[derive(Debug)]
@@ -76,6 +76,14 @@ struct Allowance {
 }
 
 impl Open {
+    /// No pulls; `bandwidth` is the bytes a second that one source may send, 0 without a limit.
+    pub(super) fn new(bandwidth: u64) -> Self {
+        Self {
+            bandwidth,
+            ..Self::default()
+        }
+    }
+
     /// Whether the target takes another block now.
     pub(super) fn takes(&self, target: &StoreNode, length: Length) -> bool {
         self.targets.get(&target.incarnation).is_none_or(|open| {

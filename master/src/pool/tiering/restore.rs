@@ -306,9 +306,40 @@ impl Pool {
         }
     }
 
+    /// Begins to load a hard-pinned block, whose zone is emptied, and asks for its room in memory.
+    pub(super) fn load_pinned(&self, namespace: NamespaceId, key: &Key) {
+        let keys = [key.as_ref()];
+        let mut wanted = self.on_media_only(namespace, &KeyBatch::from(&keys[..]));
+        let begun = self.begin_loads(&mut wanted, WINDOW);
+        for (one, begun) in wanted.iter().zip(begun) {
+            if begun == Begun::NoRoom {
+                self.want_room(one);
+                self.evictor_wake.wake();
+            }
+        }
+    }
+
+    /// Looks up again where the copies lie whose loads have not begun: a copy moves when its zone is
+    /// emptied. A copy that has left keeps its place, and its load then fails.
+    fn find_again(&self, wanted: &mut [Wanted]) {
+        for one in wanted.iter_mut().filter(|one| !one.is_begun) {
+            let copies = self.tier.directory();
+            let keys = [one.block.key.as_ref()];
+            copies.visit(one.block.namespace, &keys, |_, block| {
+                let block = block.filter(|block| block.version() == one.block.version);
+                if let Some(block) = block
+                    && let Some(at) = block.view().replicas().first()
+                {
+                    (one.copy, one.at) = (block.view().id(), *at);
+                }
+            });
+        }
+    }
+
     /// Begins loads, unless their medium has `window` bytes in progress. The orders for one node
     /// travel in one message.
     fn begin_loads(&self, wanted: &mut [Wanted], window: u64) -> Vec<Begun> {
+        self.find_again(wanted);
         // The table of segments is locked before the traffic, as in every other place.
         let segments = self.placement.segments();
         let mut traffic = self.tiering.traffic.lock();
@@ -361,10 +392,8 @@ impl Pool {
         if used.in_flight >= window {
             return Begun::Queued;
         }
+        // A draining node serves its blocks until it stops.
         let (node, session) = (Arc::clone(&used.node), used.session);
-        if !node.is_placeable() {
-            return Begun::Unreadable;
-        }
         let Some(to) = segments.allocate_on(&node, block.length) else {
             return Begun::NoRoom;
         };
