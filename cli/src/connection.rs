@@ -3,7 +3,7 @@
 use crate::exit;
 use clap::Args;
 use kvpool_client::{
-    Client, ConnectError, ControlError, GetError, Options, PutError, RemoveError, Timeouts,
+    Client, ConnectError, ControlError, GetError, NodeStats, Options, PutError, RemoveError, Timeouts,
     TransportChoice,
 };
 use kvpool_types::Code;
@@ -228,12 +228,20 @@ pub fn put_error(error: PutError) -> anyhow::Error {
     error.into()
 }
 
-/// The message about a pool without nodes: the cause and the remedy.
-pub(crate) fn no_node(connection: &Connection) -> String {
+/// The message about a pool without live nodes: the cause and the remedy. `nodes` are those that the leader
+/// knows.
+pub(crate) fn no_node(connection: &Connection, nodes: &[NodeStats]) -> String {
     let master = connection.master();
+    if !nodes.is_empty() {
+        let states: Vec<String> = nodes
+            .iter()
+            .map(|node| format!("{} is {}", node.name, node.state))
+            .collect();
+        return format!("no store node takes blocks: {}", states.join(", "));
+    }
     format!(
-        "no store node has registered with {master}, or none is live: start one with \
-         `kvstore-node --master {master} --segment SIZE`"
+        "no store node has registered with {master}: start one with `kvstore-node --master {master} \
+         --segment SIZE`, or wait until it has touched its memory"
     )
 }
 

@@ -33,8 +33,8 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 const DISCOVERY: Duration = Duration::from_millis(500);
 /// How often it is asked.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
-/// The least time between two searches while a read-only leader is what there is.
-const CALM: Duration = Duration::from_millis(100);
+/// The least time between two searches while only a read-only leader is known.
+const SEARCH_PAUSE: Duration = Duration::from_millis(100);
 
 /// Where calls go.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub(super) struct Route {
     pub(super) leader: Option<Arc<Master>>,
     /// The leader answers only what changes nothing.
     pub(super) read_only: bool,
-    /// Which route it is: every one that is found has another number.
+    /// The number of the route; each new route gets the next.
     number: u64,
 }
 
@@ -276,8 +276,8 @@ impl Masters {
         master.ok()
     }
 
-    /// Takes note of the masters that the one at `by` names. Those that were learned before and that it
-    /// does not name are forgotten; one that names nobody knows nothing of the others.
+    /// Takes note of the masters that the one at `by` names. Masters that were learned
+    /// before and that it does not name are forgotten. An empty list changes nothing.
     pub(super) fn learn(&self, by: &str, addresses: &[&str]) {
         if addresses.is_empty() {
             return;
@@ -378,7 +378,7 @@ impl Masters {
         state.seeking = true;
         let now = Instant::now();
         let rest = state.searched_at.filter(|_| state.usable).map(|then| {
-            let next = then + CALM;
+            let next = then + SEARCH_PAUSE;
             next.saturating_duration_since(now)
         });
         state.searched_at = Some(now);

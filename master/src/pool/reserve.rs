@@ -363,5 +363,9 @@ async fn any_end(writers: &[Arc<End>]) {
 
 /// True while an outcome may still change.
 fn is_open(outcome: &Result<Granted, Code>) -> bool {
-    matches!(outcome, Err(Code::Full | Code::NoNodes | Code::InProgress))
+    // `StoreFailed`: no version is reserved durably at the moment.
+    matches!(
+        outcome,
+        Err(Code::Full | Code::NoNodes | Code::InProgress | Code::StoreFailed)
+    )
 }

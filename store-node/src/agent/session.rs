@@ -58,7 +58,7 @@ pub(super) enum End {
 pub(super) enum Failure {
     #[error("cannot connect: {}", innermost(.0))]
     Connect(#[from] tonic::transport::Error),
-    #[error("the stream broke: {0}")]
+    #[error("the connection to the master broke: {}", .0.message())]
     Broken(#[from] tonic::Status),
     #[error("the master ended the stream")]
     Ended,
@@ -474,8 +474,8 @@ fn refused(refusal: proto::Refusal) -> End {
     let code = u16::try_from(refusal.code).ok().and_then(Code::from_wire);
     match code {
         Some(Code::IncarnationDropped | Code::WrongCluster) => End::NewLife {
-            // A pool under the same address that knows another cluster id was made anew; this
-            // node's blocks are of the one before it, which is gone.
+            // A different cluster id means that the pool was made anew. This node's blocks belong to the
+            // pool before it.
             keep_cluster: code == Some(Code::IncarnationDropped),
             why: refusal.message,
         },
