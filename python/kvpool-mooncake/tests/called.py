@@ -23,7 +23,9 @@ def methods() -> dict[str, tuple[type, str]]:
     for module in MODULES:
         for name, members in recorded[module].items():
             known = getattr(importlib.import_module(module), name, None)
-            for member in members or () if inspect.isclass(known) else ():
+            # A protocol is what others implement.
+            is_there = inspect.isclass(known) and not getattr(known, "_is_protocol", False)
+            for member in members or () if is_there else ():
                 here = inspect.getattr_static(known, member, None)
                 if inspect.isfunction(here) or isinstance(here, (staticmethod, classmethod)):
                     found[f"{name}.{member}"] = (known, member)
