@@ -120,6 +120,15 @@ const MECHANISMS: &[Mechanism] = &[
     },
     Mechanism {
         invariant: 5,
+        what: "two pulls never bring a block to one node, or drop one replica twice",
+        file: "master/src/pool/replicas/mover.rs",
+        on: "pulls.takes(target, length) && !pulls.changes(work.block, target, dropped)",
+        off: "pulls.takes(target, length) | pulls.changes(work.block, target, dropped)",
+        package: "kvpool-master",
+        test: "two_tasks_never_bring_a_block_to_one_node_or_drop_one_replica_twice",
+    },
+    Mechanism {
+        invariant: 5,
         what: "a standby adds the replicas that the log adds",
         file: "master/src/standby/apply.rs",
         on: "            Record::ReplicaAdded(added) => self.add_replica(&added),",

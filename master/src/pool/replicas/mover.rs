@@ -2,9 +2,9 @@
 
 use super::super::tiering::{Moved, WantedRoom};
 use super::super::{FreedReplicas, Pool};
-use super::Work;
 use super::pulls::Pull;
 use super::tasks::{Change, Outcome, Task};
+use super::{Wish, Work};
 use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
 use crate::membership::StoreNode;
@@ -220,6 +220,11 @@ impl Pool {
             .collect();
         let targets = match self.targets(&segments, work.to.as_ref(), &holders) {
             Ok(targets) => targets,
+            Err(Step::Later(..))
+                if work.to.is_none() && self.needs_none(wish, &readable, &holders) =>
+            {
+                return Step::Ended(Outcome::Gone);
+            }
             Err(step) => return step,
         };
         if !self
@@ -233,7 +238,11 @@ impl Pool {
         let mut is_busy = false;
         let mut placed = None;
         for target in &targets {
-            if !self.replicas.pulls.lock().takes(target, length) {
+            let is_taken = {
+                let pulls = self.replicas.pulls.lock();
+                pulls.takes(target, length) && !pulls.changes(work.block, target, dropped)
+            };
+            if !is_taken {
                 is_busy = true;
             } else if let Some(to) = segments.allocate_on(target, length) {
                 placed = Some((Arc::clone(target), to));
@@ -269,6 +278,24 @@ impl Pool {
             grant: GrantId(self.next_version.fetch_add(1, Ordering::Relaxed)),
         };
         self.begin_pull(pull)
+    }
+
+    /// Whether a block without a target needs no further replica: every node has one, or the replica
+    /// that leaves is not the only one that can be read.
+    fn needs_none(
+        &self,
+        wish: &Wish,
+        readable: &[(Replica, Arc<StoreNode>)],
+        holders: &[NodeName],
+    ) -> bool {
+        match (wish.change, &wish.from) {
+            (Change::Move, Some(from)) => readable.iter().any(|(_, node)| node.name != *from),
+            (Change::Move, None) => readable.len() > 1,
+            (Change::Copy | Change::Drop, _) => {
+                let members = self.members.all();
+                members.iter().all(|node| holders.contains(&node.name))
+            }
+        }
     }
 
     /// The nodes that may take a replica, the emptiest first.
