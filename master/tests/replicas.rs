@@ -4,14 +4,14 @@ mod support;
 
 use kvpool_master::Config;
 use kvpool_master::membership::{Reported, StoreNode};
-use kvpool_master::pool::{Blocks, Change, Pool, TaskState, TaskView, Wish};
+use kvpool_master::pool::{Blocks, Change, Pool, ReserveOptions, TaskState, TaskView, Wish};
 use kvpool_proto::master_message::Body;
 use kvpool_proto::{self as proto};
 use kvpool_types::{Code, Key, NodeName};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{SPACE, commit, pool, registration, reserve};
+use support::{SPACE, commit, pool, registration, reserve, reserve_with};
 
 const BLOCK: u64 = 64 << 10;
 const MIB: u64 = 1 << 20;
@@ -170,6 +170,42 @@ async fn a_block_that_changes_meanwhile_gets_no_replica() {
         wait_used(&pool, left).await;
         drop(a);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_is_logged_before_the_replica_does_not_get_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        lease_ttl: Duration::from_millis(10),
+        ..Config::default()
+    };
+    let (pool, store) = pool(directory.path(), config).await;
+    let a = join(&pool, "a", 1).await;
+    put(&pool, &key(1)).await;
+    let b = join(&pool, "b", 2).await;
+    let task = begin(&pool, Change::Copy, None, &key(1)).await;
+    let pull = b.next().await;
+    // The next version goes to `a` alone.
+    pool.draining(&b.node, false);
+    let upsert = ReserveOptions {
+        upsert: true,
+        timeout: Duration::from_secs(10),
+        ..ReserveOptions::default()
+    };
+    let granted = reserve_with(&pool, &key(1), BLOCK, &upsert).await.unwrap();
+    // The log takes both records, and none of them is durable yet: the old version is still the block.
+    let shut = store.gate.lock().await;
+    let committed = tokio::spawn(commit(&pool, &key(1), BLOCK, granted));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    pool.pulled(&b.node, &[(pull.ticket, Code::Ok)]);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(shut);
+    assert_eq!(committed.await.unwrap(), [Code::Ok]);
+    let ended = end(&pool, &task).await;
+    assert_eq!((ended.changed, ended.gone), (0, 1), "{ended:?}");
+    assert_eq!(holders(&pool, &key(1)), ["a"]);
+    wait_used(&pool, BLOCK).await;
+    drop(a);
 }
 
 #[tokio::test(flavor = "multi_thread")]

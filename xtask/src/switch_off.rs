@@ -98,7 +98,7 @@ const MECHANISMS: &[Mechanism] = &[
         on: "let copied = found.filter(|slot| stripe.entries.rest(*slot).version == version);",
         off: "let copied = found;",
         package: "kvpool-master",
-        test: "a_block_that_changes_meanwhile_gets_no_replica",
+        test: "a_version_that_is_logged_before_the_replica_does_not_get_it",
     },
     Mechanism {
         invariant: 3,
