@@ -264,12 +264,12 @@ pub(crate) fn default_socket(name: &str) -> PathBuf {
 
 /// Names go into file names, labels and log lines.
 fn check_name(name: &str) -> Result<(), InvalidSetting> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
     if name.len() > 64 || name.starts_with('.') || !name.chars().all(fits) {
         return invalid(
             "name",
             format!(
-                "`{name}`: a name has 1 to 64 letters, digits, `-`, `_` or `.`, and does not start with `.`"
+                "`{name}`: a name has 1 to 64 letters, digits, `-`, `_`, `.` or `:`, and does not start with `.`"
             ),
         );
     }
@@ -348,6 +348,8 @@ mod tests {
                 "{master}"
             );
         }
+        let name = "10.0.0.1:4000".to_owned();
+        Config { name, ..good() }.validate().unwrap();
         for name in ["a b", "../x", ".x", "a/b"] {
             assert_eq!(complaint(|c| c.name = name.into()).0, "name", "{name}");
         }

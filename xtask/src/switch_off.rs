@@ -98,7 +98,7 @@ const MECHANISMS: &[Mechanism] = &[
         on: "let copied = found.filter(|slot| stripe.entries.rest(*slot).version == version);",
         off: "let copied = found;",
         package: "kvpool-master",
-        test: "a_block_that_changes_meanwhile_gets_no_replica",
+        test: "a_version_that_is_logged_before_the_replica_does_not_get_it",
     },
     Mechanism {
         invariant: 3,
@@ -117,6 +117,15 @@ const MECHANISMS: &[Mechanism] = &[
         off: "        if others > usize::MAX - 1 {",
         package: "kvpool-tests",
         test: "a_replica_stays_while_no_other_one_can_be_read",
+    },
+    Mechanism {
+        invariant: 5,
+        what: "two pulls never bring a block to one node, or drop one replica twice",
+        file: "master/src/pool/replicas/mover.rs",
+        on: "pulls.takes(target, length) && !pulls.changes(work.block, target, dropped)",
+        off: "pulls.takes(target, length) | pulls.changes(work.block, target, dropped)",
+        package: "kvpool-master",
+        test: "two_tasks_never_bring_a_block_to_one_node_or_drop_one_replica_twice",
     },
     Mechanism {
         invariant: 5,

@@ -2,9 +2,9 @@
 
 use super::super::tiering::{Moved, WantedRoom};
 use super::super::{FreedReplicas, Pool};
-use super::Work;
 use super::pulls::Pull;
 use super::tasks::{Change, Outcome, Task};
+use super::{Wish, Work};
 use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
 use crate::membership::StoreNode;
@@ -218,10 +218,6 @@ impl Pool {
             Change::Move => Some(of_wish.copied().unwrap_or(source)),
             Change::Copy | Change::Drop => None,
         };
-        let is_other_live = |(replica, node): &(Replica, Arc<StoreNode>)| {
-            Some(*replica) != dropped && node.is_placeable()
-        };
-        let is_safe = wish.change == Change::Move && readable.iter().any(is_other_live);
         let holders: Vec<NodeName> = found
             .replicas
             .iter()
@@ -230,7 +226,9 @@ impl Pool {
         let targets = match self.targets(&segments, work.to.as_ref(), &holders) {
             Ok(targets) => targets,
             // The block outlives the node that it was to leave.
-            Err(Step::Later(..)) if is_safe && work.failures + 1 >= MOST_FAILURES => {
+            Err(Step::Later(..))
+                if work.to.is_none() && self.needs_none(wish, &readable, &holders) =>
+            {
                 return Step::Ended(Outcome::Gone);
             }
             Err(step) => return step,
@@ -246,7 +244,11 @@ impl Pool {
         let mut is_busy = false;
         let mut placed = None;
         for target in &targets {
-            if !self.replicas.pulls.lock().takes(target, length) {
+            let is_taken = {
+                let pulls = self.replicas.pulls.lock();
+                pulls.takes(target, length) && !pulls.changes(work.block, target, dropped)
+            };
+            if !is_taken {
                 is_busy = true;
             } else if let Some(to) = segments.allocate_on(target, length) {
                 placed = Some((Arc::clone(target), to));
@@ -282,6 +284,27 @@ impl Pool {
             grant: GrantId(self.next_version.fetch_add(1, Ordering::Relaxed)),
         };
         self.begin_pull(pull)
+    }
+
+    /// Whether a block without a target needs no further replica: every node has one, or the replica
+    /// that leaves is not the only one that can be read.
+    fn needs_none(
+        &self,
+        wish: &Wish,
+        readable: &[(Replica, Arc<StoreNode>)],
+        holders: &[NodeName],
+    ) -> bool {
+        match (wish.change, &wish.from) {
+            (Change::Move, Some(from)) => {
+                let stays = |(_, node): &(Replica, Arc<StoreNode>)| node.name != *from && !node.leaves();
+                readable.iter().any(stays)
+            }
+            (Change::Move, None) => readable.len() > 1,
+            (Change::Copy | Change::Drop, _) => {
+                let members = self.members.all();
+                members.iter().all(|node| holders.contains(&node.name))
+            }
+        }
     }
 
     /// The nodes that may take a replica, the emptiest first.
