@@ -1,4 +1,6 @@
-//! `kvctl node`: store nodes taken out of service.
+//! `kvctl node`: store nodes taken out of service, and directories made for them.
+
+mod directory;
 
 use crate::connection::control_error;
 use crate::context::Context;
@@ -11,12 +13,13 @@ use std::time::{Duration, Instant};
 /// How often the progress of a drain is looked at.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Take a store node out of service
+/// Take a store node out of service, or make directories for one
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   kvctl node drain node-2
-  kvctl node drain node-2 --timeout 2m")]
+  kvctl node drain node-2 --timeout 2m
+  kvctl node directory /run/kvpool --owner 65532:65532")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -25,6 +28,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     Drain(Drain),
+    Directory(directory::Args),
 }
 
 /// Move the blocks of a store node to other nodes, and give it no new ones
@@ -56,7 +60,10 @@ struct Outcome {
 
 /// Runs it.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
-    let Command::Drain(Drain { name, timeout }) = args.command;
+    let Drain { name, timeout } = match args.command {
+        Command::Drain(drain) => drain,
+        Command::Directory(args) => return directory::run(&args, context),
+    };
     let client = context.connection.connect().await?;
     let begun = Instant::now();
     let (mut moved, mut bytes) = (0, 0);
