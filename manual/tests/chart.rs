@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-const BEGIN: &str = "<!-- The table is made from values.schema.json: KVPOOL_GENERATE=1 cargo test -p kvpool-manual -->\n";
+const BEGIN: &str =
+    "<!-- Made from values.schema.json: KVPOOL_GENERATE=1 cargo test -p kvpool-manual -->\n";
 const END: &str = "<!-- End of the table -->";
 
 fn repository() -> PathBuf {

@@ -148,7 +148,8 @@ def scale(pool):
     keys = [f"block/{number}" for number in range(160)]
     put_blocks(pool, keys, MIB)
     on_node = pool.shell(
-        f"for key in {' '.join(keys)}; do kvctl --output json describe $key | grep -q kvpool-node-2 && echo $key; done; true"
+        f"for key in {' '.join(keys)}; do "
+        "if kvctl --output json describe $key | grep -q kvpool-node-2; then echo $key; fi; done"
     ).stdout.split()
     hot = [key for key in keys if int(key.split("/")[1]) % 2 == 0]
     assert present(pool, hot, MIB) == hot

@@ -161,7 +161,8 @@ class Pool:
 
     def start_shell(self, script):
         """The same in the background."""
-        command = [KUBECTL, "--namespace", NAMESPACE, "exec", "worker", "--", "/bin/busybox", "sh", "-ec", SHELL + script]
+        shell = ["/bin/busybox", "sh", "-ec", SHELL + script]
+        command = [KUBECTL, "--namespace", NAMESPACE, "exec", "worker", "--", *shell]
         return subprocess.Popen(
             [*self.prefix, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "KUBECONFIG": str(self.config)},

@@ -136,12 +136,12 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* A claim template: {name, storage, labels}. */}}
+{{/* A claim template: {name, storage, about}. */}}
 {{- define "kvpool.claim" -}}
 metadata:
   name: {{ .name }}
   labels:
-    {{- .labels | nindent 4 }}
+    {{- include "kvpool.selector" .about | nindent 4 }}
 spec:
   accessModes: [ReadWriteOnce]
   {{- with .storage.storageClass }}

@@ -68,12 +68,12 @@ Sets of values that cannot work together, although each value alone could. A mes
   {{- fail "node.ports.http: the same port as node.ports.data" -}}
 {{- end -}}
 {{- if and $node.hostNetwork $v.networkPolicy.enabled (not $v.networkPolicy.hostCIDRs) -}}
-  {{- fail "networkPolicy.hostCIDRs: with node.hostNetwork, name the addresses of the hosts, or disable networkPolicy" -}}
+  {{- fail "networkPolicy.hostCIDRs: with node.hostNetwork, name the hosts, or disable networkPolicy" -}}
 {{- end -}}
 {{- range $component := list "master" "node" -}}
   {{- $account := (get $v $component).serviceAccount -}}
   {{- if and (not $account.create) $account.annotations -}}
-    {{- fail (printf "%s.serviceAccount.annotations: the chart makes no account: set create, or annotate it yourself" $component) -}}
+    {{- fail (printf "%s.serviceAccount.annotations: set create, or annotate your account" $component) -}}
   {{- end -}}
 {{- end -}}
 {{- end }}

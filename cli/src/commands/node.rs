@@ -1,6 +1,7 @@
-//! `kvctl node`: store nodes taken out of service, and directories made for them.
+//! `kvctl node`: store nodes taken out of service, directories made for them, and waiting for them.
 
 mod directory;
+mod wait;
 
 use crate::connection::control_error;
 use crate::context::Context;
@@ -29,6 +30,7 @@ pub(crate) struct Args {
 enum Command {
     Drain(Drain),
     Directory(directory::Args),
+    Wait(wait::Args),
 }
 
 /// Move the blocks of a store node to other nodes, and give it no new ones
@@ -63,6 +65,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let Drain { name, timeout } = match args.command {
         Command::Drain(drain) => drain,
         Command::Directory(args) => return directory::run(&args, context),
+        Command::Wait(args) => return wait::run(&args, context).await,
     };
     let client = context.connection.connect().await?;
     let begun = Instant::now();
