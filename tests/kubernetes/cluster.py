@@ -324,7 +324,7 @@ def up():
         f"--container-runtime-endpoint=unix://{STATE}/containerd.sock", f"--root-dir={STATE}/kubelet",
         f"--cert-dir={STATE}/kubelet-certificates", "--cgroup-driver=cgroupfs", "--fail-swap-on=false",
         "--oom-score-adj=0", f"--node-ip={NODE}", "--hostname-override=node1", "--authorization-mode=AlwaysAllow",
-        "--anonymous-auth=true", "--eviction-hard=nodefs.available<1%", f"--cluster-dns={NODE}",
+        "--anonymous-auth=true", "--eviction-hard=nodefs.available<1%", "--image-gc-high-threshold=100", f"--cluster-dns={NODE}",
         "--cluster-domain=cluster.local",
     )
     parts.kubernetes(
