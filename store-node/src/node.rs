@@ -29,6 +29,8 @@ use tokio::task::JoinHandle;
 
 /// How often a drain looks whether work is still in progress.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
+/// How long a node that drains waits for a master. An upgrade restarts masters and nodes at once.
+const MASTER_RETURNS: Duration = Duration::from_secs(15);
 /// How long connections may finish their last answers once the node has left the pool.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
@@ -321,6 +323,7 @@ impl Node {
         let begun = Instant::now();
         let for_media = self.media.as_ref().map(|_| self.ssd_drain_timeout);
         let deadline = begun + self.move_drain_timeout.max(for_media.unwrap_or_default());
+        let mut heard = begun;
         if let Some(agent) = self.agent.read().as_ref() {
             // The node may be out of service already, and have an answer of that time.
             agent.forget_saved();
@@ -337,7 +340,16 @@ impl Node {
             };
             let is_attached = self.media.as_ref().is_some_and(|media| media.is_attached());
             let can_be_saved = is_attached || !self.move_drain_timeout.is_zero();
-            if saved.is_some() || !can_be_saved || !is_connected || Instant::now() >= deadline {
+            let now = Instant::now();
+            if is_connected {
+                heard = now;
+            }
+            // A medium is attached to a master: without one, nothing is known of what can be saved.
+            let is_hopeless = match is_connected {
+                true => !can_be_saved,
+                false => now >= heard + MASTER_RETURNS,
+            };
+            if saved.is_some() || is_hopeless || now >= deadline {
                 let took_ms = begun.elapsed().as_millis();
                 match saved {
                     Some(left) => {

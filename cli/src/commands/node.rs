@@ -1,4 +1,7 @@
-//! `kvctl node`: store nodes taken out of service.
+//! `kvctl node`: store nodes taken out of service, directories made for them, and waiting for them.
+
+mod directory;
+mod wait;
 
 use crate::connection::control_error;
 use crate::context::Context;
@@ -12,12 +15,13 @@ use std::time::{Duration, Instant};
 /// How often the progress of a drain is looked at.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Take a store node out of service
+/// Take a store node out of service, or make directories for one
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   kvctl node drain node-2
-  kvctl node drain node-2 --timeout 2m")]
+  kvctl node drain node-2 --timeout 2m
+  kvctl node directory /run/kvpool --owner 65532:65532")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -26,6 +30,8 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     Drain(Drain),
+    Directory(directory::Args),
+    Wait(wait::Args),
 }
 
 /// Move the blocks of a store node to other nodes, and give it no new ones
@@ -59,7 +65,11 @@ struct Outcome {
 
 /// Runs it.
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
-    let Command::Drain(Drain { name, timeout }) = args.command;
+    let Drain { name, timeout } = match args.command {
+        Command::Drain(drain) => drain,
+        Command::Directory(args) => return directory::run(&args, context),
+        Command::Wait(args) => return wait::run(&args, context).await,
+    };
     let client = context.connection.connect().await?;
     let begun = Instant::now();
     let (mut moved, mut bytes) = (0, 0);
