@@ -690,6 +690,15 @@ const MECHANISMS: &[Mechanism] = &[
         package: "kvpool-handoff",
         test: "a_wrong_page_fails_the_pull_and_pages_go_back_after_the_last_read",
     },
+    Mechanism {
+        invariant: 3,
+        what: "a room of peer memory is closed when nothing writes into it",
+        file: "transport/src/peer/rooms.rs",
+        on: "let is_fenced = fence(&drained, &receives, patience);",
+        off: "let is_fenced = Arc::ptr_eq(&drained, &drained) || fence(&drained, &receives, patience);",
+        package: "kvpool-transport",
+        test: "after_a_room_is_closed_a_stalled_writer_changes_nothing",
+    },
 ];
 
 /// Switches the mechanisms off one by one; true when every test noticed. `only` names an invariant.
