@@ -145,7 +145,9 @@ impl PinLedger {
         if let Some(until) = self.breaker(now, receiver) {
             return PinOutcome::BackOff(until);
         }
-        if !self.waiting.is_empty() || self.is_over_limit() {
+        // Requests whose breaker has closed meanwhile come first.
+        self.admit(now);
+        if self.is_over_limit() {
             self.waiting.push_back(WaitingPin {
                 pull,
                 receiver,
@@ -217,12 +219,18 @@ impl PinLedger {
     /// Frees the pins whose receivers never said done (P7), and forgets breakers that have closed.
     pub fn sweep(&mut self, now: Moment) -> Vec<FreedPin> {
         self.breakers.retain(|_, until| *until > now);
-        self.free_where(now, |pin| pin.until <= now)
+        let freed = self.free_where(now, |pin| pin.until <= now);
+        self.admit(now);
+        freed
     }
 
     /// When the next sweep has work.
     pub fn next_sweep(&self) -> Option<Moment> {
-        self.pins.values().map(|pin| pin.until).min()
+        let pins = self.pins.values().map(|pin| pin.until);
+        // A request that waits for a breaker alone.
+        let waits = |request: &WaitingPin| self.breakers.get(&request.receiver).copied();
+        let breakers = self.waiting.iter().filter_map(waits);
+        pins.chain(breakers).min()
     }
 
     fn free_where(&mut self, now: Moment, ends: impl Fn(&Pin) -> bool) -> Vec<FreedPin> {
@@ -263,9 +271,17 @@ impl PinLedger {
 
     fn free(&mut self, now: Moment, pages: u64) {
         self.pinned -= pages;
-        while !self.is_over_limit()
-            && let Some(next) = self.waiting.pop_front()
-        {
+        self.admit(now);
+    }
+
+    /// Pins for the requests that wait, oldest first, but not for a receiver whose breaker is open.
+    fn admit(&mut self, now: Moment) {
+        while !self.is_over_limit() {
+            let can_go = |request: &WaitingPin| self.breaker(now, request.receiver).is_none();
+            let first = self.waiting.iter().position(can_go);
+            let Some(next) = first.and_then(|first| self.waiting.remove(first)) else {
+                break;
+            };
             self.take(now, next.pull, next.receiver, next.pages);
             self.admitted.push(next.pull);
         }

@@ -53,6 +53,23 @@ fn p6_the_breaker_of_a_receiver_is_silent_for_two_seconds() {
 }
 
 #[test]
+fn p6_a_request_that_waited_is_silent_too() {
+    let mut pins = ledger();
+    pins.pin(at(0.0), PullId(1), Incarnation(2), 99);
+    assert_eq!(pins.pin(at(0.0), PullId(2), R, 1), PinOutcome::Waits);
+    pins.trip(at(1.0), R);
+    pins.done(at(1.5), PullId(1));
+    assert!(pins.admitted().is_empty(), "the breaker is open");
+    assert_eq!(
+        pins.pin(at(1.6), PullId(3), Incarnation(2), 1),
+        PinOutcome::Pinned
+    );
+    assert_eq!(pins.next_sweep(), Some(at(3.0)));
+    pins.sweep(at(3.0));
+    assert_eq!(pins.admitted(), [PullId(2)]);
+}
+
+#[test]
 fn p7_the_sweep_frees_what_nobody_said_done_for() {
     let mut pins = ledger();
     pins.pin(at(0.0), PullId(1), R, 5);
@@ -120,7 +137,7 @@ fn a_lost_receiver_frees_its_pins_at_once() {
 proptest! {
     #[test]
     fn the_count_is_the_sum_of_the_pins_and_returns_to_zero(
-        calls in prop::collection::vec((0u8..6, 0u128..12, 0u128..3, 0u64..60), 1..80),
+        calls in prop::collection::vec((0u8..7, 0u128..12, 0u128..3, 0u64..60), 1..80),
     ) {
         let mut pins = ledger();
         let mut now = at(0.0);
@@ -132,11 +149,15 @@ proptest! {
                 2 => drop(pins.done(now, pull)),
                 3 => drop(pins.unpin(now, pull, pages)),
                 4 => drop(pins.lost(now, receiver)),
+                5 => pins.trip(now, receiver),
                 _ => drop(pins.sweep(now)),
             }
             let sum: u64 = pins.pins.values().map(|pin| pin.pages).sum();
             prop_assert_eq!(pins.pinned, sum);
-            prop_assert!(pins.waiting.is_empty() || pins.is_over_limit());
+            let is_shut = |of: &WaitingPin| pins.breaker(now, of.receiver).is_some();
+            let none_can_go = pins.is_over_limit() || pins.waiting.iter().all(is_shut);
+            // Time alone closes a breaker, and the next sweep notices.
+            prop_assert!(none_can_go || call != 6);
         }
         for _ in 0..20 {
             now = now + Duration::from_secs(361);

@@ -83,6 +83,7 @@ impl PullDesk {
         if outcome == PinOutcome::Pinned {
             self.announce(pull, out);
         }
+        self.announce_admitted(out);
         Ok(outcome)
     }
 
