@@ -6,9 +6,12 @@
 //! KVPOOL_HANDOFF_SEED=4711 cargo test -p kvpool-handoff --test network one_seed -- --nocapture
 //! ```
 //!
-//! After every step the world checks: Success implies right bytes; no write lands in a page that
-//! its room no longer has; pages and pins are given back exactly once; every room ends by its
-//! deadline at every process that lives.
+//! The world checks after every step:
+//!
+//! - Success implies right bytes.
+//! - No write lands in a page that its room no longer has.
+//! - Pages and pins are given back exactly once.
+//! - Every room ends by its deadline at every process that lives.
 
 mod checks;
 mod effects;

@@ -80,7 +80,7 @@ pub enum ReceiverEvent {
         /// The reason.
         code: Code,
     },
-    /// Time has passed: see [`RoomReceiver::next_wake`].
+    /// Time has passed: see [`super::RoomReceiver::next_wake`].
     Tick,
 }
 

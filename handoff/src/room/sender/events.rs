@@ -69,7 +69,7 @@ pub enum SenderEvent {
         /// The reason.
         code: Code,
     },
-    /// Time has passed: see [`RoomSender::next_wake`].
+    /// Time has passed: see [`super::RoomSender::next_wake`].
     Tick,
 }
 
