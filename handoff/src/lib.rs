@@ -1,7 +1,7 @@
 //! Direct transfer of KV from a prefill process to a decode process, beside the pool.
 //!
 //! ```text
-//!  registry ◄──HTTP── prefill, decode        who is where (pure; the server is elsewhere)
+//!  registry ◄──HTTP── prefill, decode        who is where (`bootstrap` serves it)
 //!
 //!  prefill: RoomSender ──messages (wire)──► RoomReceiver :decode      push: a room
 //!           PullSender ◄─messages (wire)──► PullReceiver              pull: eager or delayed
@@ -18,8 +18,9 @@
 //! - [`registration`]: what one end tells the other once: layout and regions
 //! - [`registry`]: the bootstrap registry, and the HTTP dialects that engines speak to it
 //! - [`wire`]: the messages as bytes
+//! - [`bootstrap`]: the HTTP server of the registry
 //!
-//! Everything here is pure: no I/O, no clock, no randomness. Time comes in as a [`Moment`]. A state
+//! Everything but [`bootstrap`] is pure: no I/O, no clock, no randomness. Time comes in as a [`Moment`]. A state
 //! machine takes an event and returns actions, which the caller performs.
 //! `tests/network.rs` runs the machines over a network that loses, repeats and delays messages.
 //!
@@ -29,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aux;
+pub mod bootstrap;
 mod moment;
 pub mod pins;
 pub mod plan;
