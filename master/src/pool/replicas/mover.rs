@@ -8,7 +8,7 @@ use super::tasks::{Change, Outcome, Task};
 use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
 use crate::membership::StoreNode;
-use crate::placement::Segments;
+use crate::placement::{Extents, Segments};
 use crate::replica::Replica;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
@@ -230,12 +230,18 @@ impl Pool {
         {
             return Step::Busy;
         }
+        if let Err(code) = self.judge_quota(found.moved.namespace, Extents::rounded(length).0)
+            && wish.change != Change::Move
+        {
+            let reason = "the namespace is at its hard quota of memory".to_owned();
+            return Step::Ended(Outcome::Failed(code, reason));
+        }
         let mut is_busy = false;
         let mut placed = None;
         for target in &targets {
             if !self.replicas.pulls.lock().takes(target, length) {
                 is_busy = true;
-            } else if let Some(to) = segments.allocate_on(target, length) {
+            } else if let Some(to) = segments.allocate_on(target, length, found.moved.namespace) {
                 placed = Some((Arc::clone(target), to));
                 break;
             }

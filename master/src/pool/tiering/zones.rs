@@ -187,6 +187,7 @@ impl Pool {
             block,
             place: at(offset),
             direction: Direction::Forward { from: at(from) },
+            _hold: None,
         };
         self.tiering.traffic.lock().begin(medium, transfer, order);
         true
