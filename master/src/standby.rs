@@ -173,16 +173,13 @@ impl Standby {
     /// Takes changed settings over into the accounts.
     fn set_accounts(&self, record: &Record) {
         let accounts = self.directory.accounts();
-        match record {
-            Record::NamespaceSet(set) => {
-                if accounts.set(set.id, &set.settings) {
-                    self.directory.reorder();
-                }
-            }
-            Record::NamespaceGone(gone) => {
-                accounts.set(gone.id, &NamespaceSettings::default());
-            }
-            _ => {}
+        let is_new = match record {
+            Record::NamespaceSet(set) => accounts.set(set.id, &set.settings),
+            Record::NamespaceGone(gone) => accounts.set(gone.id, &NamespaceSettings::default()),
+            _ => false,
+        };
+        if is_new {
+            self.directory.reorder();
         }
     }
 
