@@ -3,8 +3,8 @@
 use crate::exit;
 use clap::Args;
 use kvpool_client::{
-    Client, ConnectError, ControlError, GetError, NodeStats, Options, PutError, RemoveError, Timeouts,
-    TransportChoice,
+    Client, ConnectError, ControlError, GetError, NodeStats, Options, PutError, RemoveError,
+    Timeouts, TransportChoice,
 };
 use kvpool_types::Code;
 use kvpool_types::namespace::Namespace;

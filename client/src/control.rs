@@ -224,6 +224,7 @@ impl Control {
                 parallel_rank: options.namespace.parallel_rank.clone(),
                 salt: options.namespace.salt.clone(),
             }),
+            settings: Vec::new(),
         };
         control.tell(create, call).await.map_err(refused)?;
         Ok(control)

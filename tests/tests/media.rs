@@ -159,7 +159,11 @@ async fn a_node_out_of_service_copies_the_blocks_that_stayed_and_stops_before_it
     // The timeout for copies is 30 s.
     let asked = Instant::now();
     assert!(cluster.nodes[0].terminate().unwrap().success());
-    assert!(asked.elapsed() < Duration::from_secs(25), "{:?}", asked.elapsed());
+    assert!(
+        asked.elapsed() < Duration::from_secs(25),
+        "{:?}",
+        asked.elapsed()
+    );
     assert_eq!(counter(&cluster, "blocks_lost_total"), 0);
     cluster.restart_node(0).unwrap();
     cluster.wait_live(1).unwrap();

@@ -68,7 +68,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let put = client.batch_put(vec![block], &options).await.pop();
     let put = match put.context("the client returned no outcome for this put")? {
         Err(error) if error.code() == Code::NoNodes => {
-            let nodes = client.stats().await.map_or_else(|_| Vec::new(), |stats| stats.nodes);
+            let nodes = client
+                .stats()
+                .await
+                .map_or_else(|_| Vec::new(), |stats| stats.nodes);
             let why = no_node(&context.connection, &nodes);
             return Err(exit::Unreachable(format!("the block was not put: {why}")).into());
         }
@@ -88,7 +91,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         if outcome.stored {
             let (length, replicas) = (output::bytes(outcome.length), outcome.replicas);
             match wanted > replicas {
-                true => format!("stored {length} on {replicas} of {wanted} nodes: no other node took it"),
+                true => format!(
+                    "stored {length} on {replicas} of {wanted} nodes: no other node took it"
+                ),
                 false => format!("stored {length}, {replicas} replica(s)"),
             }
         } else {

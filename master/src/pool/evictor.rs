@@ -63,6 +63,7 @@ fn run(pool: &Arc<Pool>) {
         };
         pool.evictor_wake.wait(patience);
         if !pool.is_stopping() && pool.leads() {
+            pool.make_quota_room();
             pool.evict_round(&mut runs);
         }
     }
@@ -361,7 +362,7 @@ impl Pool {
             .evict(&self.directory, goal, now, gives_room)
     }
 
-    fn submit_victims(self: &Arc<Self>, victims: Vec<Removed>) {
+    pub(super) fn submit_victims(self: &Arc<Self>, victims: Vec<Removed>) {
         if !victims.is_empty() {
             let bytes = victims.iter().map(Removed::footprint).sum();
             self.metrics.evicted(victims.len(), bytes);

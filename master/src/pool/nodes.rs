@@ -135,12 +135,10 @@ impl Pool {
         self.log(records, move || {
             for (id, size) in added {
                 welcomed.add_segment(id);
-                pool.placement.insert(Arc::new(Segment::new(
-                    id,
-                    Arc::clone(&welcomed),
-                    size,
-                    pool.config.eviction_high_watermark_ratio,
-                )));
+                let high = pool.config.eviction_high_watermark_ratio;
+                let segment = Segment::new(id, Arc::clone(&welcomed), size, high);
+                let accounts = pool.directory.accounts();
+                pool.placement.insert(Arc::new(segment.charging(accounts)));
             }
             pool.members.insert(welcomed);
         })
@@ -206,8 +204,7 @@ impl Pool {
             let Some(segment) = segments.get(extent.segment) else {
                 continue;
             };
-            if let Some(index) = segment.allocate_at(extent.offset, extent.length) {
-                segment.quarantine([index]);
+            if let Some(index) = segment.quarantine_at(extent.offset, extent.length) {
                 freed.push(Freed {
                     segment: Arc::clone(segment),
                     index,
@@ -307,38 +304,5 @@ impl Pool {
         self.quarantine.forget(node);
         self.changed.notify_waiters();
         tracing::warn!(node = %node.name, incarnation = %node.incarnation, "node dropped");
-    }
-
-    /// Creates a valid namespace; true when it is new. Fails when the name exists with other
-    /// fields.
-    pub async fn create_namespace(
-        self: &Arc<Self>,
-        namespace: kvpool_types::namespace::Namespace,
-    ) -> Result<bool, Code> {
-        let _one_at_a_time = self.namespace_creation.lock().await;
-        let (id, is_new) = self.namespaces.find_or_number(&namespace)?;
-        if is_new {
-            if self.namespaces.count() > self.config.max_namespaces as usize {
-                return Err(Code::TooManyHeld);
-            }
-            if !self.leads() {
-                return Err(Code::NotLeader);
-            }
-            let record = record::Namespace {
-                id,
-                namespace: namespace.clone(),
-            };
-            let pool = Arc::clone(self);
-            self.log(vec![Record::Namespace(record)], move || {
-                pool.namespaces.insert(id, namespace);
-            })
-            .await?;
-        }
-        Ok(is_new)
-    }
-
-    /// The id of a namespace by name.
-    pub fn namespace(&self, name: &str) -> Result<kvpool_types::ids::NamespaceId, Code> {
-        self.namespaces.resolve(name)
     }
 }

@@ -265,9 +265,7 @@ impl Pool {
                 let stores = &mut traffic.stores;
                 stores.left_memory(block.namespace, &block.key, block.version)
             };
-            let is_kept = || {
-                self.has_kept_copy(block.namespace, &block.key, block.version, None)
-            };
+            let is_kept = || self.has_kept_copy(block.namespace, &block.key, block.version, None);
             let has_copy = (self.tier.left_memory(block) && is_kept()) || is_stored();
             self.evicted_beside_media(block, has_copy);
             if !has_copy {

@@ -118,6 +118,34 @@ impl proto::pool_server::Pool for PoolService {
         })
     }
 
+    async fn change_namespace(
+        &self,
+        request: Request<proto::ChangeNamespaceRequest>,
+    ) -> Result<Response<proto::NamespaceReply>, Status> {
+        answer!(self, request, change_namespace, |calls, message| {
+            let _permit = self.permit(&message)?;
+            calls.change_namespace(message).await
+        })
+    }
+
+    async fn delete_namespace(
+        &self,
+        request: Request<proto::DeleteNamespaceRequest>,
+    ) -> Result<Response<proto::DeleteNamespaceReply>, Status> {
+        answer!(self, request, delete_namespace, |calls, message| {
+            let _permit = self.permit(&message)?;
+            calls.delete_namespace(message).await
+        })
+    }
+
+    async fn list_namespaces(
+        &self,
+        request: Request<proto::ListNamespacesRequest>,
+    ) -> Result<Response<proto::ListNamespacesReply>, Status> {
+        answer!(self, request, list_namespaces, |calls, message| calls
+            .list_namespaces(message))
+    }
+
     async fn reserve(
         &self,
         request: Request<proto::ReserveRequest>,

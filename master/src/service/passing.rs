@@ -49,6 +49,7 @@ called! {
     ExistRequest MatchPrefixRequest RenewRequest ReleaseRequest RemoveRequest ListRequest
     DescribeRequest ReportReplicasRequest StatsRequest DetachMediumRequest
     ChangeReplicasRequest ReplicaTasksRequest DrainNodeRequest
+    ChangeNamespaceRequest DeleteNamespaceRequest ListNamespacesRequest
 }
 
 /// The connection to the leader, opened on first use.

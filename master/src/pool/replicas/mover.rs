@@ -8,7 +8,7 @@ use super::{Wish, Work};
 use crate::clock::BootInstant;
 use crate::directory::{Spared, Tick};
 use crate::membership::StoreNode;
-use crate::placement::Segments;
+use crate::placement::{Extents, Segments};
 use crate::replica::Replica;
 use crate::store::journal::Ack;
 use crate::store::record::{self, Record};
@@ -134,9 +134,9 @@ impl Pool {
                 let segment = segments.get(r.segment);
                 segment.is_some_and(|segment| !segment.node.leaves())
             };
-            let readable = others.filter(stays).filter(|r| {
-                self.is_reachable(&segments, r.segment) && !self.is_hidden(&hidden, r)
-            });
+            let readable = others
+                .filter(stays)
+                .filter(|r| self.is_reachable(&segments, r.segment) && !self.is_hidden(&hidden, r));
             (gone, readable.count())
         };
         let Some(gone) = gone else {
@@ -241,6 +241,12 @@ impl Pool {
         {
             return Step::Busy;
         }
+        if let Err(code) = self.judge_quota(found.moved.namespace, Extents::rounded(length).0)
+            && wish.change != Change::Move
+        {
+            let reason = "the namespace is at its hard quota of memory".to_owned();
+            return Step::Ended(Outcome::Failed(code, reason));
+        }
         let mut is_busy = false;
         let mut placed = None;
         for target in &targets {
@@ -250,7 +256,7 @@ impl Pool {
             };
             if !is_taken {
                 is_busy = true;
-            } else if let Some(to) = segments.allocate_on(target, length) {
+            } else if let Some(to) = segments.allocate_on(target, length, found.moved.namespace) {
                 placed = Some((Arc::clone(target), to));
                 break;
             }
@@ -296,7 +302,8 @@ impl Pool {
     ) -> bool {
         match (wish.change, &wish.from) {
             (Change::Move, Some(from)) => {
-                let stays = |(_, node): &(Replica, Arc<StoreNode>)| node.name != *from && !node.leaves();
+                let stays =
+                    |(_, node): &(Replica, Arc<StoreNode>)| node.name != *from && !node.leaves();
                 readable.iter().any(stays)
             }
             (Change::Move, None) => readable.len() > 1,

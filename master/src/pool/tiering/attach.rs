@@ -338,7 +338,9 @@ impl Pool {
         id: SegmentId,
     ) -> oneshot::Receiver<Result<(), Code>> {
         let used = self.tiering.traffic.lock().uses.remove(&id);
-        let node = used.map(|used| used.node.name.to_string()).unwrap_or_default();
+        let node = used
+            .map(|used| used.node.name.to_string())
+            .unwrap_or_default();
         let _until_submitted = self.evicting.read();
         let copies = self.tier.drop_medium(id);
         self.tiering.has_lost_copies.store(true, Ordering::Release);

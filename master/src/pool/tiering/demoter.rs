@@ -468,6 +468,11 @@ impl Pool {
                 turn = Turn::NotNow;
                 continue;
             }
+            // Older copies go with their zones, and then there is room again.
+            let Ok(hold) = self.hold_media_quota(block.namespace, block.length) else {
+                self.metrics.copy_refused();
+                continue;
+            };
             if drains.is_none() && !self.is_admitted(medium, waiting, &block) {
                 self.metrics.copy_refused();
                 continue;
@@ -494,6 +499,7 @@ impl Pool {
                         block,
                         place,
                         direction: Direction::Store,
+                        _hold: hold,
                     };
                     let mut traffic = self.tiering.traffic.lock();
                     traffic.begin(medium, transfer, order);

@@ -9,7 +9,7 @@ use super::transfers::{Direction, Moved, Orders, Transfer, on_medium, range};
 use super::{Place, Traffic, WINDOW};
 use crate::clock::BootInstant;
 use crate::membership::StoreNode;
-use crate::placement::Segments;
+use crate::placement::{Extents, Segments};
 use crate::replica::{BlockId, Replica};
 use kvpool_proto as proto;
 use kvpool_types::ids::NamespaceId;
@@ -394,7 +394,13 @@ impl Pool {
         }
         // A draining node serves its blocks until it stops.
         let (node, session) = (Arc::clone(&used.node), used.session);
-        let Some(to) = segments.allocate_on(&node, block.length) else {
+        // The namespace's own blocks make room, not those of others.
+        let bytes = Extents::rounded(block.length).0;
+        if self.judge_quota(block.namespace, bytes).is_err() {
+            self.wait_for_load_below_quota(block.namespace, bytes);
+            return Begun::Queued;
+        }
+        let Some(to) = segments.allocate_on(&node, block.length, block.namespace) else {
             return Begun::NoRoom;
         };
         if !self.has_versions() {
@@ -433,6 +439,7 @@ impl Pool {
                 to,
                 grant,
             },
+            _hold: None,
         };
         let order = traffic.enter(&medium, transfer, order);
         orders.push(&node, order);

@@ -3,6 +3,7 @@
 use super::super::{FreedReplicas, Pool};
 use super::stores::Meanwhile;
 use super::{Place, Put, Traffic, Use};
+use crate::accounts::Hold;
 use crate::clock::BootInstant;
 use crate::directory::{BlockRef, NewBlock};
 use crate::membership::StoreNode;
@@ -87,6 +88,8 @@ pub(super) struct Transfer {
     pub(super) block: Moved,
     pub(super) place: Place,
     pub(super) direction: Direction,
+    /// What a store counts below its namespace's quota of media, until it is recorded.
+    pub(super) _hold: Option<Arc<Hold>>,
 }
 
 impl Transfer {

@@ -212,6 +212,7 @@ impl Pool {
             block,
             place: at(offset),
             direction: Direction::Forward { from: at(from) },
+            _hold: None,
         };
         self.tiering.traffic.lock().begin(medium, transfer, order);
         true
@@ -231,7 +232,12 @@ impl Pool {
             };
             let read = |block: BlockRef<'_>| {
                 let is_pinned = block.is_hard_pinned();
-                (block.namespace(), block.key(), block.lease_until(), is_pinned)
+                (
+                    block.namespace(),
+                    block.key(),
+                    block.lease_until(),
+                    is_pinned,
+                )
             };
             let Some((namespace, key, until, is_pinned)) =
                 self.tier.directory().read_block(copy, version, read)

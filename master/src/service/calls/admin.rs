@@ -1,7 +1,8 @@
 //! Rare calls: namespaces, removals, listings, reports, counters.
 
+use super::tenancy::read_settings;
 use super::{Calls, millis, wire};
-use crate::pool::{Detached, Removal};
+use crate::pool::{Detached, NamespaceRefused, Removal};
 use crate::service::refused::{Refused, refused};
 use crate::service::request::{check_lengths, check_term, unpack};
 use kvpool_proto as proto;
@@ -34,15 +35,23 @@ impl Calls {
             .validate()
             .map_err(|error| refused(Code::InvalidArgument, error.to_string()))?;
         let name = namespace.name.clone();
+        let settings = read_settings(&request.settings)?;
         let created = self
             .pool
-            .create_namespace(namespace)
+            .create_namespace(namespace, settings)
             .await
-            .map_err(|code| {
+            .map_err(|error| {
+                let code = match error {
+                    NamespaceRefused::Code(code) => code,
+                    NamespaceRefused::Settings(error) => {
+                        return refused(Code::InvalidArgument, error.to_string());
+                    }
+                };
                 let why = match code {
                     Code::NotLeader => "cannot be created now: this master is read-only",
                     Code::StoreFailed => "could not be made durable",
                     Code::TooManyHeld => "exceeds max_namespaces, the limit of this pool",
+                    Code::InProgress => "is being deleted",
                     _ => "exists with other fields",
                 };
                 refused(code, format!("namespace {name:?} {why}"))
