@@ -169,7 +169,7 @@ pub use kvpool_transport::{Region, Slice};
 pub use kvpool_types::namespace::Namespace;
 pub use kvpool_types::{Code, Key, KeyRef, Length, Offset, Version, chain};
 pub use lease::Lease;
-pub use options::{Options, Timeouts, TransportChoice, masters};
+pub use options::{ClientFiles, Options, Timeouts, TransportChoice, masters};
 pub use packed::PackedKeys;
 pub use replica_tasks::{ReplicaBlocks, ReplicaChange, ReplicaTask, ReplicaTaskState, ReplicaWish};
 pub use view::View;

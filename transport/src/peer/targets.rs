@@ -270,7 +270,7 @@ fn with_queue_pairs(
         Ok(fabric) => fabric,
         Err(why) => return Ok((Err(why), false)),
     };
-    match rdma::open(&fabric, address, hello, deadline) {
+    match rdma::open(&fabric, address, hello, deadline, None) {
         Ok((link, _)) => Ok((Ok(Arc::new(link)), true)),
         // The peer has started a new session, or is too slow: the whole attempt fails.
         Err(error) if matches!(error.code, Code::WrongIncarnation | Code::DeadlineExceeded) => {

@@ -40,7 +40,7 @@ impl Connection {
     }
 
     pub(super) fn with_hello(to: &Endpoint, hello: &Hello) -> Result<Self, TransferError> {
-        let (socket, reply) = tcp::open(to.local_addr(), hello, soon())?;
+        let (socket, reply) = tcp::open(to.local_addr(), hello, soon(), None)?;
         Ok(Self {
             socket,
             session: reply.incarnation,
