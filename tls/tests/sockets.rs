@@ -79,7 +79,7 @@ fn open() -> Ends {
 
 fn pattern(length: usize) -> Vec<u8> {
     (0..length)
-        .map(|at| ((at * 7 + at / 251) & 0xff) as u8)
+        .map(|at| (at * 7 + at / 251).to_le_bytes()[0])
         .collect()
 }
 
