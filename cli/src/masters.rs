@@ -9,7 +9,7 @@ pub(crate) async fn status(
     connection: &Connection,
     timeout: Duration,
 ) -> anyhow::Result<ClusterStatus> {
-    let status = cluster_status(&connection.masters(), timeout).await;
+    let status = cluster_status(&connection.masters(), &connection.tls(), timeout).await;
     Ok(with_addresses(status.map_err(connect_error)?))
 }
 

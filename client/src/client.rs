@@ -66,6 +66,7 @@ impl Client {
                 options.token.clone(),
                 ports,
                 options.tcp_connections_per_node,
+                control.tls(),
             ))
         })
         .await

@@ -24,6 +24,7 @@ use crate::latencies::Measured;
 use crate::options::Options;
 use known::Known;
 use kvpool_proto::{Caller, CreateNamespaceRequest, HelloRequest, MIN_VERSION, VERSION};
+use kvpool_tls::ClientTls;
 use kvpool_types::{ChecksumAlgorithm, ClientId, ClusterId, Code, Epoch, HostId, Length};
 use master::{Sending, Unanswered};
 use masters::{Masters, Route};
@@ -183,6 +184,7 @@ impl Control {
         let masters = Masters::new(
             &options.masters,
             options.spin,
+            ClientTls::open(&options.tls).map_err(|error| ConnectError::Tls(error.to_string()))?,
             Arc::clone(&known),
             background.clone(),
         )?;
@@ -244,6 +246,11 @@ impl Control {
             told => told,
         };
         told.map(|_| ())
+    }
+
+    /// How addresses that ask for TLS are called.
+    pub(crate) fn tls(&self) -> Option<ClientTls> {
+        self.masters.tls().cloned()
     }
 
     /// Which life of which client this is.

@@ -175,7 +175,7 @@ pub use kvpool_types::{
 pub use latencies::Latency;
 pub use lease::Lease;
 pub use namespaces::NamespaceInfo;
-pub use options::{Options, Timeouts, TransportChoice, masters};
+pub use options::{ClientFiles, Options, Timeouts, TransportChoice, masters};
 pub use packed::PackedKeys;
 pub use replica_tasks::{ReplicaBlocks, ReplicaChange, ReplicaTask, ReplicaTaskState, ReplicaWish};
 pub use view::View;

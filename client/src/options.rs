@@ -2,6 +2,7 @@
 
 /// The masters in a list with commas, for [`Options::masters`].
 pub use kvpool_etcd::discover::split_list as masters;
+pub use kvpool_tls::ClientFiles;
 use kvpool_transport::rdma::RdmaOptions;
 use kvpool_types::namespace::Namespace;
 use kvpool_types::{Length, Token};
@@ -10,7 +11,7 @@ use std::time::Duration;
 /// How a client reaches the pool, and its timeouts and limits.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The masters, as `http://host:port`; or where they are announced, as
+    /// The masters, as `http://host:port`, or `https://host:port` for TLS; or where they are announced, as
     /// `etcd://host:port[,host:port...]/cluster`. Any of them will do: the one that leads is found
     /// from there, and followed when another takes its place.
     pub masters: Vec<String>,
@@ -41,6 +42,8 @@ pub struct Options {
     pub spin: Duration,
     /// What is to prove to nodes that the client may connect. It is sent, and no pool checks it yet.
     pub token: Token,
+    /// Whom to trust, and what to present, where an address asks for TLS.
+    pub tls: ClientFiles,
 }
 
 impl Default for Options {
@@ -59,6 +62,7 @@ impl Default for Options {
             gpu_staging: Length(256 << 20),
             spin: Duration::ZERO,
             token: Token::default(),
+            tls: ClientFiles::default(),
         }
     }
 }

@@ -56,7 +56,9 @@ impl BootstrapServer {
             // A dropped sender stops the server, too.
             drop(stopped.await);
         };
-        let task = tokio::spawn(kvpool_daemon::probe::serve(listener, router, shutdown));
+        let task = tokio::spawn(kvpool_daemon::probe::serve(
+            listener, router, None, shutdown,
+        ));
         Ok(Self {
             address,
             stop: Some(stop),

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict
@@ -78,6 +79,10 @@ class Pool:
         get_timeout: float | None = None,
         control_timeout: float | None = None,
         spin: float = 0.0,
+        tls_ca: str | os.PathLike[str] | None = None,
+        tls_cert: str | os.PathLike[str] | None = None,
+        tls_key: str | os.PathLike[str] | None = None,
+        tls_server_name: str | None = None,
     ) -> Pool: ...
     def batch_put(
         self,

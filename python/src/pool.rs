@@ -26,8 +26,8 @@ pub(crate) use answers::{Description, Limits, Listed, Node, Replica, Segment, St
 use buffers::{Block, Buffers, Unwritten, Use};
 use kvpool_client::blocking::Client;
 use kvpool_client::{
-    GetBlock, GetOptions, GetOutcome, Leasing, PackedKeys, PutBlock, PutOutcome, Remove, Slice,
-    ViewOptions,
+    ClientFiles, GetBlock, GetOptions, GetOutcome, Leasing, PackedKeys, PutBlock, PutOutcome,
+    Remove, Slice, ViewOptions,
 };
 use kvpool_types::{Code, Key, Length, Offset};
 pub(crate) use lease::{Lease, Prefix};
@@ -40,6 +40,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 pub(crate) use registration::Registration;
 pub(crate) use replicas::{ReplicaTask, change_name, state_name};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A connection to the pool. All threads of a process can share it.
@@ -180,11 +181,17 @@ impl Pool {
     /// argument. Defaults: put 10, get 5, all other calls 3.
     /// `spin`: seconds for which a call polls for the master's answer before it sleeps. Polling takes a
     /// whole core, so use it only where cores are idle.
+    /// `tls_ca`, `tls_cert`, `tls_key`: PEM files. The authority verifies masters and nodes at https:// and
+    /// tls:// addresses. The certificate and its key are presented to them. Defaults: the environment
+    /// variables KVPOOL_TLS_CA, KVPOOL_TLS_CERT, KVPOOL_TLS_KEY.
+    /// `tls_server_name`: the name that every certificate must have, instead of the called host. Default:
+    /// KVPOOL_TLS_SERVER_NAME.
     ///
     /// Raises ConnectError when no master accepts the client, ValueError for an address that is malformed.
     #[staticmethod]
     #[pyo3(signature = (master=None, *, namespace=None, transport="auto", token=String::new(),
-        timeout=5.0, put_timeout=None, get_timeout=None, control_timeout=None, spin=0.0))]
+        timeout=5.0, put_timeout=None, get_timeout=None, control_timeout=None, spin=0.0, tls_ca=None,
+        tls_cert=None, tls_key=None, tls_server_name=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn connect(
         py: Python<'_>,
@@ -197,6 +204,10 @@ impl Pool {
         get_timeout: Option<f64>,
         control_timeout: Option<f64>,
         spin: f64,
+        tls_ca: Option<PathBuf>,
+        tls_cert: Option<PathBuf>,
+        tls_key: Option<PathBuf>,
+        tls_server_name: Option<String>,
     ) -> PyResult<Self> {
         let times = ConnectTimes {
             connect: timeout,
@@ -205,7 +216,15 @@ impl Pool {
             control: control_timeout,
             spin,
         };
-        let options = connect_options(master, namespace, transport, token, &times)?;
+        let named = ClientFiles::from_environment();
+        let tls = ClientFiles {
+            ca: tls_ca.or(named.ca),
+            cert: tls_cert.or(named.cert),
+            key: tls_key.or(named.key),
+            server_name: tls_server_name.or(named.server_name),
+            min_version: named.min_version,
+        };
+        let options = connect_options(master, namespace, transport, token, tls, &times)?;
         let masters = options.masters.join(",");
         let resident = Resident::new()?;
         let client = py.detach(|| {

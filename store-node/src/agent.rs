@@ -21,6 +21,7 @@ use crate::media::Media;
 use crate::pulls::Pulls;
 use crate::serve::Store;
 use backoff::Backoff;
+use kvpool_tls::ClientTls;
 use master_discovery::{Before, GONE, MasterDiscovery};
 use message::Seen;
 use parking_lot::Mutex;
@@ -40,6 +41,8 @@ const VERIFIERS: usize = 2;
 pub(crate) struct Options {
     /// Where masters may be, `http://host:port` each; at least one.
     pub(crate) masters: Vec<String>,
+    /// For masters whose address asks for TLS.
+    pub(crate) tls: Option<ClientTls>,
     /// Where clients reach the data port.
     pub(crate) data_address: String,
     /// The Unix socket; empty for none.

@@ -12,8 +12,9 @@ use crate::serve::{Identity, Store};
 use bytesize::ByteSize;
 use kvpool_daemon::advertise::{self, AdvertiseError};
 use kvpool_daemon::probe::Elsewhere;
-use kvpool_daemon::{BindError, Health, bind, probe, warn_if_exposed};
+use kvpool_daemon::{BindError, Exposed, Guards, Health, bind, probe, refuse_if_exposed};
 use kvpool_proto::CODE_METADATA;
+use kvpool_tls::ServerTls;
 use kvpool_transport::machine::host_id;
 use kvpool_transport::rdma::{Fabric, Serving};
 use kvpool_transport::{shm, tcp};
@@ -51,6 +52,12 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// A file of TLS cannot be used.
+    #[error(transparent)]
+    Tls(#[from] kvpool_tls::TlsError),
+    /// A port is open to other hosts, and nothing guards it.
+    #[error(transparent)]
+    Exposed(#[from] Exposed),
     /// A port cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -60,8 +67,8 @@ pub enum StartError {
     /// Only this host reaches the node, and a master is on another.
     #[error(
         "{advertised} is reachable from this host only, and the master {master} is on another: pass --listen \
-         0.0.0.0:{port} and --advertise HOST, the name or address by which others reach this host; \
-         or --advertise {advertised} if all workers are on this host"
+         0.0.0.0:{port} and --advertise HOST, the name or address by which others reach this host, with \
+         TLS or --insecure; or --advertise {advertised} if all workers are on this host"
     )]
     OutOfReach {
         /// What others would be told to connect to.
@@ -126,6 +133,7 @@ impl Node {
     /// wait for a welcome: see [`Node::is_ready`].
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.validate()?;
+        let tls = config.tls().open()?;
         let data = bind(&config.listen, "the data port").await?;
         let http = bind(&config.http_listen, "the HTTP port").await?;
         let data_address = data.local_addr().map_err(system("the data port"))?;
@@ -150,7 +158,15 @@ impl Node {
                 "the advertised address is loopback: only workers on this host can use this node"
             );
         }
-        warn_if_exposed(data_address, false);
+        let ports = [
+            ("the data port", data_address),
+            ("the HTTP port", http_address),
+        ];
+        let guards = Guards {
+            tls: tls.server.is_some(),
+            tokens: tls.knows_callers(),
+        };
+        refuse_if_exposed(&ports, guards, config.insecure)?;
 
         let name = match config.name.as_str() {
             "" => config::default_name(data_address.port()),
@@ -172,7 +188,8 @@ impl Node {
         let media = open_media(&config, &store).await?;
         let host = Arc::new(store.clone());
         let rdma = serve_rdma(&store, &config).await?;
-        let tcp = serve_tcp(data, host.clone(), rdma, &config).map_err(system("the data port"))?;
+        let tcp = serve_tcp(data, host.clone(), rdma, tls.server.clone(), &config)
+            .map_err(system("the data port"))?;
         let tcp = Arc::new(tcp);
         let shm = match config.no_shm {
             true => None,
@@ -182,12 +199,16 @@ impl Node {
             store.clone(),
             Options {
                 masters: config.master.clone(),
-                data_address: advertised.address.clone(),
+                tls: tls.client.clone(),
+                data_address: match tls.server {
+                    Some(_) => format!("{}{}", kvpool_tls::DATA_SCHEME, advertised.address),
+                    None => advertised.address.clone(),
+                },
                 shm_path: shm
                     .as_ref()
                     .map_or_else(String::new, |shm| shm.path().to_string_lossy().into_owned()),
                 media: media.clone(),
-                pulls: Pulls::new(store.clone()),
+                pulls: Pulls::new(store.clone(), tls.client.clone()),
                 moves_blocks: !config.move_drain_timeout.is_zero(),
                 connections: {
                     let tcp = Arc::clone(&tcp);
@@ -213,6 +234,7 @@ impl Node {
         let http_task = tokio::spawn(probe::serve(
             http,
             probe::redirect_grpc(router, elsewhere),
+            tls.server.clone(),
             async move {
                 // An error means that the node is gone, which is the same.
                 let _ = stopped.wait_for(|stopped| *stopped).await;
@@ -473,6 +495,7 @@ fn serve_tcp(
     listener: tokio::net::TcpListener,
     host: Arc<Store>,
     rdma: Option<Arc<Serving>>,
+    tls: Option<ServerTls>,
     config: &Config,
 ) -> io::Result<tcp::ServerHandle> {
     let listener = listener.into_std()?;
@@ -480,6 +503,7 @@ fn serve_tcp(
     let options = tcp::ServerOptions {
         max_connections: config.max_connections,
         rdma,
+        tls,
         ..tcp::ServerOptions::default()
     };
     tcp::Server::start(listener, host, options)

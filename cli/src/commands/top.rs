@@ -80,7 +80,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<()> {
 async fn ask(context: &Context) -> anyhow::Result<Value> {
     let connection = &context.connection;
     let timeout = TIMEOUT.min(connection.timeout);
-    let (told_by, json) = cluster_overview(&connection.masters(), timeout)
+    let (told_by, json) = cluster_overview(&connection.masters(), &connection.tls(), timeout)
         .await
         .map_err(connect_error)?;
     let mut snapshot: Value = serde_json::from_slice(&json)?;

@@ -8,6 +8,7 @@ use crate::addresses;
 use crate::clock::Deadline;
 use crate::errors::ControlError;
 use kvpool_proto::{HelloReply, HelloRequest};
+use kvpool_tls::ClientTls;
 use kvpool_transport::channel::Reply;
 use kvpool_transport::{Channel, TransferError};
 use kvpool_types::wire::features::Features;
@@ -31,6 +32,8 @@ pub(super) struct Framed {
     /// `host:port`.
     address: String,
     spin: Duration,
+    /// `None` for a plain connection.
+    tls: Option<ClientTls>,
     channel: RwLock<Option<Arc<Channel>>>,
     /// Whether a call was not answered in its time: the master, or the way to it, may be gone.
     doubtful: AtomicBool,
@@ -42,10 +45,16 @@ pub(super) struct Framed {
 
 impl Framed {
     /// A connection to be opened to `address` when it is first needed.
-    pub(super) fn new(address: String, spin: Duration, told: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(
+        address: String,
+        spin: Duration,
+        tls: Option<ClientTls>,
+        told: Arc<AtomicBool>,
+    ) -> Self {
         Self {
             address,
             spin,
+            tls,
             channel: RwLock::new(None),
             doubtful: AtomicBool::new(false),
             opening: tokio::sync::Mutex::new(None),
@@ -147,9 +156,11 @@ impl Framed {
             ..greeting
         };
         let opened = addresses::first_of(found, async |address| {
-            let channel = Channel::connect(address, self.spin)
-                .await
-                .map_err(|error| failed(&format!("{address}: {error}")))?;
+            let connected = match &self.tls {
+                None => Channel::connect(address, self.spin).await,
+                Some(tls) => Channel::connect_tls(address, self.spin, tls, &self.address).await,
+            };
+            let channel = connected.map_err(|error| failed(&format!("{address}: {error}")))?;
             greet(&channel, &greeting, deadline).await?;
             Ok(Arc::new(channel))
         });
@@ -280,7 +291,7 @@ mod tests {
             }
             drop(silent);
         });
-        let framed = Framed::new(address, Duration::ZERO, Arc::default());
+        let framed = Framed::new(address, Duration::ZERO, None, Arc::default());
         let deadline = || Deadline::after(Duration::from_millis(1500));
         let mut answers = Vec::new();
         for _ in 0..2 {

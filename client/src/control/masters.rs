@@ -15,6 +15,7 @@ use super::search;
 use crate::clock::Deadline;
 use crate::errors::{ConnectError, ControlError};
 use kvpool_etcd::discover::Location;
+use kvpool_tls::ClientTls;
 use kvpool_types::{Code, Epoch};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -82,6 +83,7 @@ pub(super) struct Masters {
     /// Where masters are announced, besides those that were given by address.
     announced: Vec<Location>,
     spin: Duration,
+    tls: Option<ClientTls>,
     background: Handle,
     state: Mutex<State>,
     /// Raised whenever a search came to something: to a route, or to nobody.
@@ -132,6 +134,7 @@ impl Masters {
     pub(super) fn new(
         addresses: &[String],
         spin: Duration,
+        tls: Option<ClientTls>,
         known: Arc<Known>,
         background: Handle,
     ) -> Result<Arc<Self>, ConnectError> {
@@ -147,7 +150,7 @@ impl Masters {
         let announced = announced.collect::<Result<Vec<_>, _>>()?;
         let masters = direct
             .into_iter()
-            .map(|address| Master::new(address, spin, &background).map(Arc::new))
+            .map(|address| Master::new(address, spin, tls.as_ref(), &background).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?;
         if addresses.is_empty() {
             return Err(ConnectError::NoMasters);
@@ -160,6 +163,7 @@ impl Masters {
             known,
             announced,
             spin,
+            tls,
             background,
             heard,
             state: Mutex::new(State {
@@ -179,6 +183,11 @@ impl Masters {
                 turn: 0,
             }),
         }))
+    }
+
+    /// How addresses that ask for TLS are called.
+    pub(super) const fn tls(&self) -> Option<&ClientTls> {
+        self.tls.as_ref()
     }
 
     /// Where calls go now, after the search for it when there is one.
@@ -268,7 +277,7 @@ impl Masters {
         if state.masters.len() >= state.given + MOST_LEARNED {
             return None;
         }
-        let master = Master::new(address, self.spin, &self.background);
+        let master = Master::new(address, self.spin, self.tls.as_ref(), &self.background);
         let master = master.map(Arc::new);
         let master =
             master.inspect_err(|error| tracing::warn!(%error, "invalid master address, ignored"));

@@ -8,6 +8,7 @@ use crate::leadership::Seat;
 use crate::overview::Watch;
 use crate::wait_budget::WaitPermit;
 use kvpool_proto as proto;
+use kvpool_tls::ClientTls;
 use kvpool_types::Code;
 use prost::Message;
 use proto::pool_client::PoolClient;
@@ -33,6 +34,15 @@ impl PoolService {
             seat,
             watch,
             passing: Passing::default(),
+        }
+    }
+
+    /// The same, calling a leader whose address asks for TLS with `tls`.
+    #[must_use]
+    pub fn calling_with(self, tls: Option<ClientTls>) -> Self {
+        Self {
+            passing: Passing::with_tls(tls),
+            ..self
         }
     }
 

@@ -3,12 +3,14 @@
 use super::refused::{Refused, refused};
 use kvpool_proto as proto;
 use kvpool_proto::pool_client::PoolClient;
+use kvpool_tls::ClientTls;
+use kvpool_tls::grpc::GrpcWay;
 use kvpool_types::Code;
 use parking_lot::Mutex;
 use proto::MAX_MESSAGE_BYTES;
 use std::time::Duration;
 use tonic::metadata::{AsciiMetadataKey, MetadataMap, MetadataValue};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Request, Status};
 use tracing::Span;
 
@@ -54,9 +56,20 @@ called! {
 
 /// The connection to the leader, opened on first use.
 #[derive(Debug, Default)]
-pub(super) struct Passing(Mutex<Option<(String, PoolClient<Channel>)>>);
+pub(super) struct Passing {
+    kept: Mutex<Option<(String, PoolClient<Channel>)>>,
+    /// For a leader whose address asks for TLS.
+    tls: Option<ClientTls>,
+}
 
 impl Passing {
+    pub(super) fn with_tls(tls: Option<ClientTls>) -> Self {
+        Self {
+            kept: Mutex::default(),
+            tls,
+        }
+    }
+
     /// True when the client asks for forwarding and the call was not forwarded yet.
     pub(super) fn is_wanted<M: Called>(request: &Request<M>) -> bool {
         let asks = |caller: &proto::Caller| caller.forward;
@@ -65,24 +78,27 @@ impl Passing {
 
     /// The client for the leader at `address`.
     pub(super) fn client(&self, address: &str) -> Result<PoolClient<Channel>, Refused> {
-        let mut kept = self.0.lock();
+        let mut kept = self.kept.lock();
         if let Some((known, client)) = &*kept
             && known == address
         {
             return Ok(client.clone());
         }
-        let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|error| {
+        let way = GrpcWay::to(address, self.tls.as_ref()).map_err(|error| {
             refused(
                 Code::Unreachable,
                 format!("the leader's address {address:?}: {error}"),
             )
         })?;
-        let channel = endpoint
-            .connect_timeout(CONNECT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(PING)
-            .keep_alive_timeout(PING)
-            .connect_lazy();
+        let channel = way
+            .with(|endpoint| {
+                endpoint
+                    .connect_timeout(CONNECT)
+                    .tcp_nodelay(true)
+                    .http2_keep_alive_interval(PING)
+                    .keep_alive_timeout(PING)
+            })
+            .lazy();
         let client = PoolClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);

@@ -2,7 +2,7 @@
 
 use crate::errors::Fault;
 use crate::keys::Namespace;
-use kvpool_client::{Options, PutOptions, Timeouts, TransportChoice, masters};
+use kvpool_client::{ClientFiles, Options, PutOptions, Timeouts, TransportChoice, masters};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -74,6 +74,7 @@ pub(crate) fn connect_options(
     namespace: Option<&Namespace>,
     transport: &str,
     token: String,
+    tls: ClientFiles,
     times: &ConnectTimes,
 ) -> PyResult<Options> {
     let defaults = Timeouts::default();
@@ -93,6 +94,7 @@ pub(crate) fn connect_options(
         },
         spin: seconds("spin", times.spin)?,
         token: token.into(),
+        tls,
         ..Options::default()
     })
 }

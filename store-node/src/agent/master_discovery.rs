@@ -137,8 +137,9 @@ impl MasterDiscovery {
                 master.attempted = Some(now);
                 let introduction = context.introduction();
                 let address = master.address.clone();
+                let tls = context.options.tls.clone();
                 attempts.push(async move {
-                    let answer = session::introduce(&address, introduction).await;
+                    let answer = session::introduce(&address, tls.as_ref(), introduction).await;
                     (address, answer)
                 });
             }

@@ -6,6 +6,8 @@ use crate::fence::TermError;
 use crate::media::{Answers, Media};
 use crate::pulls;
 use kvpool_proto as proto;
+use kvpool_tls::ClientTls;
+use kvpool_tls::grpc::{GrpcAddressError, GrpcWay};
 use kvpool_types::{Checksum, ClusterId, Code, Epoch, Incarnation};
 use proto::master_message::Body as FromMaster;
 use proto::node_message::Body as ToMaster;
@@ -16,7 +18,6 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
-use tonic::transport::Endpoint;
 
 /// How long a connection to a master may take.
 const CONNECT: Duration = Duration::from_secs(1);
@@ -58,6 +59,8 @@ pub(super) enum End {
 pub(super) enum Failure {
     #[error("cannot connect: {}", innermost(.0))]
     Connect(#[from] tonic::transport::Error),
+    #[error("cannot call it: {}", innermost(.0))]
+    Address(#[from] GrpcAddressError),
     #[error("the connection to the master broke: {}", .0.message())]
     Broken(#[from] tonic::Status),
     #[error("the master ended the stream")]
@@ -135,11 +138,15 @@ pub(super) struct Welcomed {
 }
 
 /// Connects to a master and registers there.
-pub(super) async fn introduce(master: &str, introduction: Introduction) -> Result<Welcomed, End> {
-    let endpoint = Endpoint::from_shared(master.to_owned())?;
-    let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);
-    let mut client = NodesClient::new(endpoint.connect().await?)
-        .max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
+pub(super) async fn introduce(
+    master: &str,
+    tls: Option<&ClientTls>,
+    introduction: Introduction,
+) -> Result<Welcomed, End> {
+    let way = GrpcWay::to(master, tls)?;
+    let way = way.with(|endpoint| endpoint.connect_timeout(CONNECT).tcp_nodelay(true));
+    let mut client =
+        NodesClient::new(way.connect().await?).max_decoding_message_size(proto::MAX_MESSAGE_BYTES);
     let (outbox, outgoing) = mpsc::channel(OUTBOX);
     // Cannot fail: the channel is empty and its other end is here.
     let _ = outbox.try_send(envelope(ToMaster::Register(introduction.register.clone())));

@@ -224,8 +224,8 @@ impl Targets {
         let limit = deadline.min(Instant::now() + CONNECT);
         let mut last = invalid(format!("{target} resolves to no address"));
         for address in resolve(target, limit)? {
-            match tcp::open(address, &self.hello(), limit) {
-                Ok((socket, reply)) => return Ok((socket, reply.incarnation)),
+            match tcp::open(address, &self.hello(), limit, None) {
+                Ok((wire, reply)) => return Ok((wire.into_parts().0, reply.incarnation)),
                 Err(error) => last = error,
             }
         }
@@ -292,7 +292,7 @@ fn with_queue_pairs(
         Ok(fabric) => fabric,
         Err(why) => return Ok((Err(why), false)),
     };
-    match rdma::open(&fabric, address, hello, deadline) {
+    match rdma::open(&fabric, address, hello, deadline, None) {
         Ok((link, _)) => Ok((Ok(Arc::new(link)), true)),
         // The peer has started a new session, or is too slow: the whole attempt fails.
         Err(error) if matches!(error.code, Code::WrongIncarnation | Code::DeadlineExceeded) => {
